@@ -1,0 +1,40 @@
+"""One step's worth of work, as host integers: what the scheduler hands the decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray: TypeAlias = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive new entries of one KV file."""
+
+    tokens: IntArray
+    """[n] token ids, n >= 1."""
+    positions: IntArray
+    """[n] RoPE positions; causality is entry order, positions only rotate."""
+    pages: IntArray
+    """Page table that covers every entry below `start + n`."""
+    start: int
+    """Entry index of tokens[0]: attention sees entries 0 .. start + i for row i."""
+    rows: tuple[memoryview, ...]
+    """Where logits go, one float32 [vocab] buffer each: none, one (the last row) or n (every row)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What one forward pass computes. Copies happen before anything is computed."""
+
+    chunks: tuple[Chunk, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+    """(source, target) pages to copy whole: copy-on-write of tails."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(chunk.tokens) for chunk in self.chunks)

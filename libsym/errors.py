@@ -1,0 +1,161 @@
+"""Every error that Symphony raises on purpose: one small tree, each class with its errno.
+
+`SymError` is an `OSError`, so a program that treats Symphony's files like files need not learn new
+exceptions, and `error.errno` is what a C program would see. The message names the thing, the value
+and what to do; it is one line.
+"""
+
+from __future__ import annotations
+
+import errno
+
+
+class SymError(OSError):
+    """A system call failed; `errno` says how, the message says why and what to do."""
+
+    code = errno.EIO
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(self.code if code is None else code, message)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+    def __reduce__(self) -> tuple[type[SymError], tuple[str, int | None]]:
+        return type(self), (str(self), self.errno)
+
+
+class NotFound(SymError):
+    """No file has this name: look at the spelling, or create it first."""
+
+    code = errno.ENOENT
+
+
+class Exists(SymError):
+    """The name is taken: remove it first, or choose another."""
+
+    code = errno.EEXIST
+
+
+class NoAccess(SymError):
+    """The mode bits of the file, or of a directory on the way, forbid this to the caller."""
+
+    code = errno.EACCES
+
+
+class NotPermitted(SymError):
+    """Only the owner (or root) may do this."""
+
+    code = errno.EPERM
+
+
+class BadHandle(SymError):
+    """The handle is not one that this connection has open."""
+
+    code = errno.EBADF
+
+
+class Invalid(SymError):
+    """An argument is out of range, or an image is not one of this model's."""
+
+    code = errno.EINVAL
+
+
+class NoSpace(SymError):
+    """The page pool is full: remove files or forks, or start the daemon with more KV memory."""
+
+    code = errno.ENOSPC
+
+
+class OverQuota(SymError):
+    """The owner has used up its quota of pages or files."""
+
+    code = errno.EDQUOT
+
+
+class TooLarge(SymError):
+    """The message or its result does not fit the connection's shared region."""
+
+    code = errno.EMSGSIZE
+
+
+class NoBuffers(SymError):
+    """Every result slot is held by a live `Dist`: drop some before asking for more."""
+
+    code = errno.ENOBUFS
+
+
+class NotSupported(SymError):
+    """This operation has no meaning for this kind of file."""
+
+    code = errno.EOPNOTSUPP
+
+
+class NotDirectory(SymError):
+    """A component of the path is a file where a directory was needed."""
+
+    code = errno.ENOTDIR
+
+
+class IsDirectory(SymError):
+    """The path names a directory where a file was needed."""
+
+    code = errno.EISDIR
+
+
+class NotEmpty(SymError):
+    """The directory still holds names."""
+
+    code = errno.ENOTEMPTY
+
+
+class NameTooLong(SymError):
+    """A name may have 255 bytes, a path 4095."""
+
+    code = errno.ENAMETOOLONG
+
+
+class TooManyLinks(SymError):
+    """Too many symbolic links on the way (a loop?)."""
+
+    code = errno.ELOOP
+
+
+class CrossDevice(SymError):
+    """The path leaves the mount."""
+
+    code = errno.EXDEV
+
+
+class Busy(SymError):
+    """Another call is using the file in a way that excludes this one."""
+
+    code = errno.EBUSY
+
+
+class NotConnected(SymError):
+    """The daemon is not there, or went away: start it with `symphony serve`, then connect again."""
+
+    code = errno.ENOTCONN
+
+
+class ProtocolError(SymError):
+    """The two sides of a channel speak different versions, or a frame was malformed."""
+
+    code = errno.EPROTO
+
+
+class StepFailed(SymError):
+    """The decoder failed while it ran this call; nothing was appended."""
+
+    code = errno.EIO
+
+
+_BY_ERRNO: dict[int, type[SymError]] = {
+    cls.code: cls for cls in SymError.__subclasses__() if cls is not StepFailed
+}
+
+
+def error_for(code: int, message: str) -> SymError:
+    """The exception of an errno, as the other side of a channel named it."""
+    return _BY_ERRNO.get(code, SymError)(message, code)

@@ -1,0 +1,55 @@
+"""Builds Symphony and its three C extensions with cffi and the system compiler."""
+
+from setuptools import setup
+
+setup(
+    name="symphony-os",
+    version="0.1.0",
+    description="An operating system for LLM inference programs",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=[
+        "libsym",
+        "kvfs",
+        "decoder",
+        "decoder.cpu",
+        "triton_kernels",
+        "scheduler",
+        "symphony",
+        "lips",
+    ],
+    package_data={"libsym": ["abi.h", "*.c", "py.typed"], "kvfs": ["*.c"], "decoder.cpu": ["*.c"]},
+    setup_requires=["cffi>=1.17,<3"],
+    cffi_modules=[
+        "libsym/channel_build.py:ffi",
+        "kvfs/shim_build.py:ffi",
+        "decoder/cpu/step_build.py:ffi",
+    ],
+    install_requires=[
+        "cffi>=1.17,<3",
+        "jinja2>=3.1,<4",
+        "numpy>=2.0,<3",
+        "pyfuse3>=3.4,<4",
+        "tokenizers>=0.21,<1",
+        "torch>=2.6,<3",
+        "trio>=0.27,<1",
+    ],
+    extras_require={
+        "gpu": ["triton>=3.6,<4"],
+        "test": [
+            "gguf>=0.17",
+            "hypothesis>=6.100",
+            "import-linter>=2.1,<3",
+            "mypy>=1.14,<3",
+            "pytest>=8.3,<10",
+            "pytest-timeout>=2.3,<3",
+            "ruff>=0.9,<1",
+            "safetensors>=0.5,<1",
+            "transformers>=4.57,<6",
+            "triton>=3.6,<4",
+        ],
+    },
+    entry_points={"console_scripts": ["symphony = symphony.cli:main"]},
+)
