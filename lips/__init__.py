@@ -1,1 +1,1 @@
-
+"""Programs that ship with Symphony, one file each, written against libsym alone."""

@@ -1,1 +1,1 @@
-
+"""Configuration, the daemon (the composition root) and the command line."""

@@ -1,0 +1,297 @@
+"""The batch scheduler: `pred()` calls of many LIPs become steps.
+
+The life of a call: *queued* behind earlier work on the same file, *ready* once its entries are reserved,
+*running* while a step computes some of them, *finished* when all are committed or all are given back. A call
+is atomic: a failure in any of its chunks leaves the file as it was.
+
+Everything here runs on the trio thread; only `decoder.step` runs elsewhere. The running step may touch
+pages, so whatever frees pages of a file with work in flight goes through `exclusive`.
+
+When to launch: at once, unless callers of the last step are about to return. A LIP's think time (from a
+completion to its next call) is measured; those that usually come back within a tenth of a step are waited
+for, that long at most, so that the batch does not fall apart into two half-empty ones that take turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from decoder.batch import Chunk, IntArray, StepBatch
+from kvfs.fs import FileSystem, OpenKv
+from kvfs.table import PageTable, Reservation
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import StepFailed, SymError
+from scheduler.policy import Limits, plan_step
+from scheduler.step_thread import StepThread
+
+log = logging.getLogger(__name__)
+
+LAUNCH_WAIT_SHARE = 0.1
+"""Share of a step's time that a launch may wait for callers that are about to return."""
+LAUNCH_WAIT_MIN_S = 0.001
+"""Shorter waits are not worth a timer: the kernel's poll rounds up to a millisecond."""
+THINK_WEIGHT = 0.2
+"""Weight of the newest sample in a LIP's average think time."""
+
+
+class StepRunner(Protocol):
+    """What the scheduler needs of a decoder."""
+
+    def step(self, batch: StepBatch) -> None: ...
+
+
+class Caller(Protocol):
+    """What the scheduler knows of a LIP."""
+
+    @property
+    def pid(self) -> int: ...
+
+
+@dataclass(slots=True, eq=False)
+class PredCall:
+    """One `pred()`: entries to append, and where the wanted rows go."""
+
+    caller: Caller
+    file: OpenKv
+    tokens: IntArray
+    positions: IntArray | None
+    rows: tuple[memoryview, ...]
+    """None, one (the last row's) or one for each token."""
+    finished: Callable[[SymError | None], None]
+    """Called once, on the trio thread."""
+    reservation: Reservation | None = None
+    num_done: int = 0
+    cancelled: bool = False
+    is_running: bool = False
+
+    @property
+    def num_left(self) -> int:
+        return len(self.tokens) - self.num_done
+
+    def chunk(self, num_now: int) -> Chunk:
+        """The next `num_now` entries, with the page table up to their end."""
+        reservation = self.reservation
+        assert reservation is not None
+        first, end = self.num_done, self.num_done + num_now
+        if len(self.rows) == len(self.tokens):
+            rows = self.rows[first:end]
+        else:
+            rows = self.rows if end == len(self.tokens) else ()
+        num_pages = -(-(reservation.start + end) // PAGE_ENTRIES)
+        return Chunk(
+            tokens=reservation.tokens[first:end],
+            positions=reservation.positions[first:end],
+            pages=reservation.pages[:num_pages],
+            start=reservation.start + first,
+            rows=rows,
+        )
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counters since the daemon started; times in seconds."""
+
+    num_steps: int = 0
+    num_calls: int = 0
+    num_failed_calls: int = 0
+    num_tokens: int = 0
+    num_prefill_tokens: int = 0
+    max_calls_in_step: int = 0
+    max_lips_in_step: int = 0
+    step_s: float = 0.0
+    last_step_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Returning:
+    """How soon a LIP comes back with its next call."""
+
+    think_s: float = 0.0
+    finished_s: float | None = None
+    """When its last call was answered; None once it has called again, or is no longer waited for."""
+
+    def miss(self) -> None:
+        """It was waited for in vain: it is thinking longer than it used to."""
+        assert self.finished_s is not None
+        self.think_s = time.perf_counter() - self.finished_s
+        self.finished_s = None
+
+
+@dataclass(slots=True)
+class BatchScheduler:
+    """Owns the queues; `run` is its loop."""
+
+    fs: FileSystem
+    decoder: StepRunner
+    max_positions: int
+    limits: Limits = field(default_factory=Limits)
+    statistics: Statistics = field(default_factory=Statistics)
+    _files: dict[PageTable, deque[PredCall | Callable[[], None]]] = field(default_factory=dict)
+    _ready: dict[PredCall, None] = field(default_factory=dict)
+    _returning: dict[Caller, _Returning] = field(default_factory=dict)
+    _arrival: trio.Event = field(default_factory=trio.Event)
+
+    # ---- what the gate calls
+
+    def submit(self, call: PredCall) -> None:
+        """Queue a call; it runs after everything submitted before it for the same file."""
+        self._note_return(call.caller)
+        self._enqueue(call.file.table, call)
+
+    def exclusive(self, file: OpenKv, action: Callable[[], None]) -> None:
+        """Run `action` when no earlier call on the file is in flight: at once if it is idle."""
+        self._enqueue(file.table, action)
+
+    def drop(self, caller: Caller) -> None:
+        """A LIP has gone: forget its calls; what a step is computing is given back when the step ends."""
+        self._returning.pop(caller, None)
+        for jobs in self._files.values():
+            for job in jobs:
+                if isinstance(job, PredCall) and job.caller is caller:
+                    job.cancelled = True
+        for call in [call for call in self._ready if call.cancelled and not call.is_running]:
+            self._finish(call, None)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(jobs) for jobs in self._files.values())
+
+    # ---- one file's queue; its head is the job in flight
+
+    def _enqueue(self, table: PageTable, job: PredCall | Callable[[], None]) -> None:
+        jobs = self._files.setdefault(table, deque())
+        jobs.append(job)
+        if len(jobs) == 1:
+            self._start_jobs(table)
+
+    def _start_jobs(self, table: PageTable) -> None:
+        """Start the head of the queue; actions and calls that fail at once are over when this returns."""
+        jobs = self._files[table]
+        while jobs:
+            job = jobs[0]
+            if not isinstance(job, PredCall):
+                job()
+            elif not job.cancelled:
+                try:
+                    job.reservation = self.fs.reserve(job.file, job.tokens, job.positions)
+                except SymError as error:
+                    self._report(job, error)
+                else:
+                    self._ready[job] = None
+                    self._arrival.set()
+                    return
+            jobs.popleft()
+        del self._files[table]
+
+    # ---- the loop
+
+    async def run(self) -> None:
+        """Run steps for ever."""
+        thread = StepThread()
+        try:
+            while True:
+                await self._wait_for_work()
+                plan = plan_step(self._ready, self.limits)
+                await self._run_step(thread, plan)
+                await trio.lowlevel.checkpoint()
+        finally:
+            thread.close()
+
+    async def _wait_for_work(self) -> None:
+        while not self._ready:
+            self._arrival = trio.Event()
+            await self._arrival.wait()
+        wait_s = self.statistics.last_step_s * LAUNCH_WAIT_SHARE
+        if wait_s < LAUNCH_WAIT_MIN_S:
+            return
+        with trio.move_on_after(wait_s) as scope:
+            while self._expected(wait_s):
+                self._arrival = trio.Event()
+                await self._arrival.wait()
+        if scope.cancelled_caught:
+            for record in self._expected(wait_s):
+                record.miss()
+
+    async def _run_step(self, thread: StepThread, plan: list[tuple[PredCall, int]]) -> None:
+        copies = []
+        for call, _ in plan:
+            call.is_running = True
+            assert call.reservation is not None
+            if call.num_done == 0:
+                copies += call.reservation.copies
+        batch = StepBatch(tuple(call.chunk(num_now) for call, num_now in plan), tuple(copies))
+        error: SymError | None = None
+        began_s = time.perf_counter()
+        try:
+            await thread.run(lambda: self.decoder.step(batch))
+        except Exception as failure:
+            log.exception("step %d failed: %d calls aborted", self.statistics.num_steps, len(plan))
+            error = StepFailed(f"the decoder failed: {failure}; nothing was appended")
+        self._count(plan, time.perf_counter() - began_s)
+        self._settle(plan, error)
+
+    def _count(self, plan: list[tuple[PredCall, int]], step_s: float) -> None:
+        numbers = self.statistics
+        numbers.num_steps += 1
+        numbers.step_s += step_s
+        numbers.last_step_s = step_s
+        numbers.num_tokens += sum(num_now for _, num_now in plan)
+        numbers.num_prefill_tokens += sum(num_now for call, num_now in plan if len(call.tokens) > 1)
+        numbers.max_calls_in_step = max(numbers.max_calls_in_step, len(plan))
+        numbers.max_lips_in_step = max(numbers.max_lips_in_step, len({call.caller.pid for call, _ in plan}))
+
+    def _settle(self, plan: list[tuple[PredCall, int]], error: SymError | None) -> None:
+        for call, num_now in plan:
+            call.is_running = False
+            call.num_done += num_now
+            if error is not None:
+                self._finish(call, error)
+            elif call.cancelled or call.num_left == 0:
+                self._finish(call, None)
+
+    def _finish(self, call: PredCall, error: SymError | None) -> None:
+        """Commit or give back a call's entries, answer it, and start the file's next job."""
+        del self._ready[call]
+        assert call.reservation is not None
+        if error is None and not call.cancelled:
+            call.reservation.commit()
+            self.fs.committed(call.file)
+        else:
+            call.reservation.abort()
+        table = call.file.table
+        jobs = self._files[table]
+        assert jobs[0] is call
+        self._report(call, error)
+        jobs.popleft()
+        if jobs:
+            self._start_jobs(table)
+        else:
+            del self._files[table]
+
+    def _report(self, call: PredCall, error: SymError | None) -> None:
+        self.statistics.num_calls += 1
+        self.statistics.num_failed_calls += error is not None
+        if not call.cancelled:
+            if error is None:
+                self._returning.setdefault(call.caller, _Returning()).finished_s = time.perf_counter()
+            call.finished(error)
+
+    # ---- who is about to return
+
+    def _note_return(self, caller: Caller) -> None:
+        record = self._returning.get(caller)
+        if record is not None and record.finished_s is not None:
+            think_s = time.perf_counter() - record.finished_s
+            record.think_s += THINK_WEIGHT * (think_s - record.think_s)
+            record.finished_s = None
+            self._arrival.set()
+
+    def _expected(self, wait_s: float) -> list[_Returning]:
+        return [r for r in self._returning.values() if r.finished_s is not None and r.think_s < wait_s]

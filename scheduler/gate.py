@@ -1,0 +1,322 @@
+"""The gate: takes system calls from the rings, answers them, and turns `pred()` into work for the batch scheduler.
+
+What arrives was copied out of shared memory before anyone looked at it; here every field is checked once, and
+what passes is a plain value from then on. Each operation is one short function that never awaits, so it is
+atomic with respect to every other LIP and to the mount. The exceptions are the operations on long texts: those go
+to a worker thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import trio
+
+from decoder.batch import IntArray
+from kvfs.fs import FileSystem
+from libsym.abi import OPEN_WRITE, ROWS_ALL, ROWS_LAST, ROWS_NONE, TOKENIZE_SPECIAL, Op
+from libsym.channel import Request
+from libsym.errors import Invalid, NoAccess, SymError
+from scheduler.batch import BatchScheduler, PredCall
+from scheduler.lip import Lip
+
+log = logging.getLogger(__name__)
+
+SHORT_TEXT_BYTES = 2048
+"""Texts up to here are tokenized at once (about 0.2 ms); longer ones in a worker thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an operation answers when it did not fail."""
+
+    args: tuple[int, ...] = ()
+    payload: bytes = b""
+
+
+class TextModel(Protocol):
+    """What the gate asks of the model: its text side and its limits."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_positions(self) -> int: ...
+
+    def encode(self, text: str, *, special: bool) -> list[int]: ...
+
+    def decode(self, tokens: list[int]) -> str: ...
+
+    def chat_template(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, *, add_generation_prompt: bool
+    ) -> str: ...
+
+    def info(self) -> dict[str, Any]:
+        """What `model_info()` says."""
+        ...
+
+
+class Gate:
+    """Answers the system calls of every LIP."""
+
+    def __init__(
+        self, fs: FileSystem, batches: BatchScheduler, text: TextModel, daemon_info: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._fs = fs
+        self._batches = batches
+        self._text = text
+        self._daemon_info = daemon_info
+        self._now: dict[Op, Callable[[Lip, Request], Reply]] = {
+            Op.PING: lambda _lip, _request: Reply(),
+            Op.KV_CREATE: self._kv_create,
+            Op.KV_OPEN: self._kv_open,
+            Op.KV_FORK: self._kv_fork,
+            Op.KV_STAT: self._kv_stat,
+            Op.KV_LIST: self._kv_list,
+            Op.KV_RENAME: self._kv_rename,
+            Op.KV_CHMOD: self._kv_chmod,
+            Op.KV_READ: self._kv_read,
+            Op.KV_REMOVE: self._kv_remove,
+            Op.KV_DU: self._kv_du,
+            Op.MODEL_INFO: lambda _lip, _request: _json(self._text.info()),
+            Op.STAT: lambda _lip, _request: _json(self._daemon_info()),
+        }
+        self._in_turn: dict[Op, Callable[[Lip, Request], None]] = {
+            Op.PRED: self._pred,
+            Op.KV_CLOSE: self._kv_close,
+            Op.KV_TRUNCATE: self._kv_truncate,
+        }
+        self._texts: dict[Op, Callable[[Request], Reply]] = {
+            Op.TOKENIZE: self._tokenize,
+            Op.DETOKENIZE: self._detokenize,
+            Op.CHAT_TEMPLATE: self._chat_template,
+        }
+
+    def handle(self, lip: Lip, request: Request, nursery: trio.Nursery) -> None:
+        """Take one system call: answer it now, or see to it that it will be answered."""
+        op = request.op
+        if op in self._in_turn:
+            self._answer(lip, request, self._in_turn[op])
+        elif op in self._now:
+            self._answer(lip, request, self._now[op])
+        elif len(request.payload) <= SHORT_TEXT_BYTES:
+            self._answer(lip, request, lambda _lip, request: self._texts[op](request))
+        else:
+            nursery.start_soon(self._answer_long_text, lip, request)
+
+    def hang_up(self, lip: Lip) -> None:
+        """The program has gone: its calls are forgotten and its files closed, once no step uses them."""
+        lip.is_connected = False
+        self._batches.drop(lip)
+        for file in lip.take_all():
+            self._batches.exclusive(file, lambda file=file: self._fs.kv_close(file))  # type: ignore[misc]
+        lip.channel.close()
+
+    def _answer(self, lip: Lip, request: Request, operation: Callable[[Lip, Request], Reply | None]) -> None:
+        try:
+            reply = operation(lip, request)
+        except SymError as error:
+            lip.channel.reply(request.id, error=error)
+        except Exception as failure:
+            log.exception("%s of program %d failed", request.op.name, lip.pid)
+            lip.channel.reply(request.id, error=SymError(f"{request.op.name} failed inside the daemon: {failure!r}"))
+        else:
+            if reply is not None:
+                lip.channel.reply(request.id, reply.args, reply.payload)
+
+    async def _answer_long_text(self, lip: Lip, request: Request) -> None:
+        outcome: Reply | Exception
+        try:
+            outcome = await trio.to_thread.run_sync(self._texts[request.op], request)
+        except Exception as failure:  # noqa: BLE001 - reported by _answer, which knows every kind
+            outcome = failure
+
+        def result(_lip: Lip, _request: Request) -> Reply:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        if lip.is_connected:
+            self._answer(lip, request, result)
+
+    # ---- files
+
+    def _kv_create(self, lip: Lip, request: Request) -> Reply:
+        file = self._fs.kv_create(lip.credentials, _text(request) or None, _mode(request))
+        return Reply((lip.add(file),))
+
+    def _kv_open(self, lip: Lip, request: Request) -> Reply:
+        file = self._fs.kv_open(lip.credentials, _text(request), write=bool(request.flags & OPEN_WRITE))
+        return Reply((lip.add(file),))
+
+    def _kv_fork(self, lip: Lip, request: Request) -> Reply:
+        source = lip.file(request.handle)
+        file = self._fs.kv_fork(lip.credentials, source, _text(request) or None, _mode(request))
+        return Reply((lip.add(file),))
+
+    def _kv_stat(self, lip: Lip, request: Request) -> Reply:
+        if request.handle:
+            return _json(asdict(self._fs.kv_stat_open(lip.file(request.handle))))
+        return _json(asdict(self._fs.kv_stat(lip.credentials, _text(request))))
+
+    def _kv_list(self, lip: Lip, request: Request) -> Reply:
+        return _json([asdict(entry) for entry in self._fs.kv_list(lip.credentials, _text(request))])
+
+    def _kv_rename(self, lip: Lip, request: Request) -> Reply:
+        names = _parse_json(request)
+        if not (isinstance(names, list) and len(names) == 2 and all(isinstance(name, str) for name in names)):
+            raise Invalid("rename takes two paths")
+        self._fs.kv_rename(lip.credentials, names[0], names[1])
+        return Reply()
+
+    def _kv_chmod(self, lip: Lip, request: Request) -> Reply:
+        self._fs.kv_chmod(lip.credentials, _text(request), _mode(request))
+        return Reply()
+
+    def _kv_read(self, lip: Lip, request: Request) -> Reply:
+        tokens, positions = lip.file(request.handle).table.read()
+        return Reply((len(tokens),), tokens.tobytes() + positions.tobytes())
+
+    def _kv_remove(self, lip: Lip, request: Request) -> Reply:
+        if request.handle:
+            self._fs.kv_remove_open(lip.credentials, lip.file(request.handle))
+        else:
+            self._fs.kv_remove(lip.credentials, _text(request))
+        return Reply()
+
+    def _kv_du(self, lip: Lip, request: Request) -> Reply:
+        return _json(asdict(self._fs.du(lip.credentials, _text(request))))
+
+    # ---- what waits for earlier calls on the same file
+
+    def _kv_close(self, lip: Lip, request: Request) -> None:
+        file = lip.remove(request.handle)
+
+        def close(_lip: Lip, _request: Request) -> Reply:
+            self._fs.kv_close(file)
+            return Reply()
+
+        self._batches.exclusive(file, lambda: self._answer(lip, request, close))
+
+    def _kv_truncate(self, lip: Lip, request: Request) -> None:
+        file = lip.file(request.handle)
+        length = request.args[0]
+
+        def truncate(_lip: Lip, _request: Request) -> Reply:
+            self._fs.truncate(file, length)
+            return Reply((length,))
+
+        self._batches.exclusive(file, lambda: self._answer(lip, request, truncate))
+
+    def _pred(self, lip: Lip, request: Request) -> None:
+        file = lip.file(request.handle)
+        if not file.writable:
+            raise NoAccess("the file is open for reading only: open it with flags 'rw', or fork it")
+        tokens, positions = self._entries(request)
+        num_rows = _num_rows(request, len(tokens))
+        first_row = lip.channel.take_rows(num_rows) if num_rows else 0
+
+        def finished(error: SymError | None) -> None:
+            if error is None:
+                lip.channel.reply(request.id, (first_row, num_rows, file.table.length))
+                return
+            if num_rows:
+                lip.channel.free_rows(first_row, num_rows)
+            lip.channel.reply(request.id, error=error)
+
+        rows = tuple(lip.channel.row(first_row + index) for index in range(num_rows))
+        self._batches.submit(PredCall(lip, file, tokens, positions, rows, finished))
+
+    def _entries(self, request: Request) -> tuple[IntArray, IntArray | None]:
+        num_tokens, num_positions = request.args[:2]
+        if num_tokens == 0:
+            raise Invalid("pred() needs at least one token")
+        if len(request.payload) != 4 * (num_tokens + num_positions):
+            raise Invalid(
+                f"pred() announced {num_tokens} tokens and {num_positions} positions, and sent "
+                f"{len(request.payload)} bytes"
+            )
+        numbers = np.frombuffer(request.payload, np.int32)
+        tokens, positions = numbers[:num_tokens], numbers[num_tokens:]
+        _check_range("token", tokens, self._text.vocab_size, "the vocabulary")
+        if num_positions == 0:
+            return tokens, None
+        if num_positions == 1 and num_tokens > 1:
+            first = int(positions[0])
+            if first + num_tokens > np.iinfo(np.int32).max:
+                raise Invalid(f"position {first} is out of range")
+            positions = np.arange(first, first + num_tokens, dtype=np.int32)
+        elif num_positions != num_tokens:
+            raise Invalid(f"{num_tokens} tokens need {num_tokens} positions (or only the first), not {num_positions}")
+        _check_range("position", positions, self._text.max_positions, "the model's context")
+        return tokens, positions
+
+    # ---- text
+
+    def _tokenize(self, request: Request) -> Reply:
+        tokens = self._text.encode(_text(request), special=bool(request.flags & TOKENIZE_SPECIAL))
+        return Reply((len(tokens),), np.asarray(tokens, np.int32).tobytes())
+
+    def _detokenize(self, request: Request) -> Reply:
+        if len(request.payload) % 4:
+            raise Invalid("detokenize() takes 32-bit token ids")
+        tokens = np.frombuffer(request.payload, np.int32)
+        _check_range("token", tokens, self._text.vocab_size, "the vocabulary")
+        return Reply((), self._text.decode(tokens.tolist()).encode())
+
+    def _chat_template(self, request: Request) -> Reply:
+        form = _parse_json(request)
+        if not isinstance(form, dict) or not isinstance(form.get("messages"), list):
+            raise Invalid("chat_template() takes a list of messages")
+        text = self._text.chat_template(
+            form["messages"], form.get("tools"), add_generation_prompt=bool(form.get("add_generation_prompt", True))
+        )
+        return Reply((), text.encode())
+
+
+def _text(request: Request) -> str:
+    try:
+        return request.payload.decode("utf-8", "surrogateescape")
+    except UnicodeDecodeError:
+        raise Invalid(f"{request.op.name} takes UTF-8 text") from None
+
+
+def _parse_json(request: Request) -> Any:
+    try:
+        return json.loads(request.payload)
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"{request.op.name} takes JSON: {error}") from None
+
+
+def _json(value: Any) -> Reply:
+    return Reply((), json.dumps(value).encode())
+
+
+def _mode(request: Request) -> int:
+    mode = request.args[0]
+    if mode & ~0o7777:
+        raise Invalid(f"mode {mode:#o} has more than permission bits")
+    return mode
+
+
+def _num_rows(request: Request, num_tokens: int) -> int:
+    match request.flags & (ROWS_NONE | ROWS_LAST | ROWS_ALL):
+        case value if value == ROWS_NONE:
+            return 0
+        case value if value == ROWS_LAST:
+            return 1
+        case value if value == ROWS_ALL:
+            return num_tokens
+        case _:
+            raise Invalid("pred() wants no row, the last row or all rows")
+
+
+def _check_range(what: str, numbers: IntArray, limit: int, of: str) -> None:
+    if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= limit):
+        wrong = int(numbers.min()) if int(numbers.min()) < 0 else int(numbers.max())
+        raise Invalid(f"{what} {wrong} is out of range: {of} has 0 to {limit - 1}")

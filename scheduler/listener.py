@@ -1,0 +1,129 @@
+"""The daemon's socket: who connects is told by the kernel, and gets one shared region and one doorbell."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import struct
+from array import array
+from pathlib import Path
+
+import trio
+
+from kvfs.tree import Credentials
+from libsym.channel import ServerChannel
+from libsym.errors import ProtocolError, SymError
+from libsym.handshake import GREETING_BYTES, check_greeting, refusal
+from scheduler.gate import Gate
+from scheduler.lip import Lip
+
+log = logging.getLogger(__name__)
+
+MAX_LIPS = 1024
+GREETING_TIMEOUT_S = 5.0
+_SO_PEERGROUPS = 59
+
+
+class Listener:
+    """Accepts connections and serves each until either side goes."""
+
+    def __init__(self, gate: Gate, vocab_size: int) -> None:
+        self._gate = gate
+        self._vocab_size = vocab_size
+        self.lips: set[Lip] = set()
+
+    async def run(self, listening: trio.socket.SocketType) -> None:
+        """Accept for ever; leaving closes every connection."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                connection, _ = await listening.accept()
+                nursery.start_soon(self._serve, connection)
+
+    async def _serve(self, connection: trio.socket.SocketType) -> None:
+        with connection:
+            lip = await self._greet(connection)
+            if lip is None:
+                return
+            self.lips.add(lip)
+            log.debug("program %d connected (uid %d)", lip.pid, lip.credentials.uid)
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_wait_for_hangup, connection, nursery.cancel_scope)
+                    await self._take_calls(lip, nursery)
+            except* ProtocolError as errors:
+                log.warning("program %d dropped: %s", lip.pid, errors.exceptions[0])
+            finally:
+                self.lips.remove(lip)
+                self._gate.hang_up(lip)
+                log.debug("program %d gone", lip.pid)
+
+    async def _greet(self, connection: trio.socket.SocketType) -> Lip | None:
+        """The handshake; None when the other side is no client of this version, or there are too many."""
+        greeting = b""
+        with trio.move_on_after(GREETING_TIMEOUT_S):
+            while len(greeting) < GREETING_BYTES:
+                data = await connection.recv(GREETING_BYTES - len(greeting))
+                if not data:
+                    return None
+                greeting += data
+        try:
+            check_greeting(greeting)
+            if len(self.lips) >= MAX_LIPS:
+                raise SymError(f"the daemon serves {MAX_LIPS} programs already: try again later", errno.EAGAIN)
+            channel = ServerChannel.create(self._vocab_size)
+        except SymError as error:
+            log.warning("connection refused: %s", error)
+            await connection.send(refusal(error))
+            return None
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", channel.fds))
+        await connection.sendmsg([channel.hello], [rights])
+        return Lip(*peer_credentials(connection), channel)
+
+    async def _take_calls(self, lip: Lip, nursery: trio.Nursery) -> None:
+        channel = lip.channel
+        while True:
+            requests = channel.receive()
+            for request in requests:
+                self._gate.handle(lip, request, nursery)
+            if requests:
+                await trio.lowlevel.checkpoint()
+            elif channel.arm():
+                await trio.lowlevel.wait_readable(channel.doorbell)
+                channel.clear_doorbell()
+
+
+async def _wait_for_hangup(connection: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+    """Nothing more is ever sent on the socket: when it is readable, the program has gone (or breaks the protocol)."""
+    try:
+        await connection.recv(1)
+    except ConnectionError:
+        log.debug("connection reset")
+    scope.cancel()
+
+
+def peer_credentials(connection: trio.socket.SocketType) -> tuple[int, Credentials]:
+    """The pid and the identity of the process at the other end, as it was when it connected."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", peer)
+    raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * 65536)
+    groups = struct.unpack(f"{len(raw) // 4}I", raw)
+    return pid, Credentials(uid, gid, frozenset(groups))
+
+
+def bind(path: Path) -> socket.socket:
+    """A listening socket at `path`; a leftover of a dead daemon is replaced, a live one refused."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except FileNotFoundError:
+            pass
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise SymError(f"a daemon already listens on {path}: stop it, or choose another --socket", errno.EADDRINUSE)
+    listening.bind(str(path))
+    path.chmod(0o666)  # permission is per file: whoever may reach the socket may own KV files
+    listening.listen(128)
+    return listening

@@ -1,0 +1,7 @@
+"""`python -m symphony`."""
+
+import sys
+
+from symphony.cli import main
+
+sys.exit(main())

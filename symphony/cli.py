@@ -1,0 +1,148 @@
+"""The command line: `symphony serve | run | stat | du | doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import libsym
+from libsym.errors import SymError
+from symphony.doctor import checks, print_report
+from symphony.reports import du_lines, stat_lines
+from symphony.run import run_program
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `symphony` command."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    action: Callable[[argparse.Namespace], int] = args.action
+    try:
+        return action(args)
+    except SymError as error:
+        print(f"symphony: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `symphony du | head` is no error
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole grammar of the command line."""
+    parser = argparse.ArgumentParser(prog="symphony", description="An operating system for LLM inference programs.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run the daemon: load the model, mount the KV file system")
+    serve.add_argument("--model", help="smollm2 (default), tiny, a .gguf file, or a checkpoint directory")
+    serve.add_argument("--mount", metavar="DIR", help="where the KV file system appears (default: /kv, or ~/kv)")
+    serve.add_argument("--state", metavar="DIR", help="where the daemon keeps plain files and its lock")
+    serve.add_argument("--kv-memory", metavar="SIZE", help="size of the page pool, like 4G (default: 25%% of memory)")
+    serve.add_argument("--threads", type=int, help="threads of the decoder (default: the cores given)")
+    serve.add_argument(
+        "--allow-other",
+        action=argparse.BooleanOptionalAction,
+        help="let other users use the mount (default: when root starts the daemon)",
+    )
+    serve.add_argument("--config", type=Path, metavar="FILE", help="a symphony.toml with the same names as keys")
+    serve.add_argument("-v", "--verbose", action="store_true", help="log connections and files, too")
+    _add_socket(serve)
+    serve.set_defaults(action=_serve)
+
+    run = commands.add_parser("run", help="run a Python program beside the model")
+    _add_socket(run)
+    run.add_argument("program", metavar="PROG")
+    run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+    run.set_defaults(action=lambda args: run_program(args.program, args.arguments, _socket(args)))
+
+    stat = commands.add_parser("stat", help="what the daemon is doing")
+    _add_socket(stat)
+    _add_json(stat)
+    stat.set_defaults(action=_stat)
+
+    du = commands.add_parser("du", help="what files own alone and what they share")
+    _add_socket(du)
+    _add_json(du)
+    du.add_argument("path", nargs="?", default="", help="a file or directory of the mount (default: all of it)")
+    du.set_defaults(action=_du)
+
+    doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
+    _add_socket(doctor)
+    _add_json(doctor)
+    doctor.set_defaults(action=_doctor)
+    return parser
+
+
+def _add_socket(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--socket", metavar="PATH", help="the daemon's socket (default: SYMPHONY_SOCKET, or the user's)"
+    )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON for scripts")
+
+
+def _socket(args: argparse.Namespace) -> Path | None:
+    return Path(args.socket).absolute() if args.socket else None
+
+
+def _serve(args: argparse.Namespace) -> int:
+    # The other commands start in a tenth of a second because only this one brings the daemon.
+    import trio  # noqa: PLC0415
+
+    from symphony.config import load  # noqa: PLC0415
+    from symphony.daemon import serve  # noqa: PLC0415
+
+    logging.basicConfig(
+        level=logging.DEBUG if args.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    names = ("model", "mount", "socket", "state", "kv_memory", "threads", "allow_other")
+    config = load(args.config, {name: getattr(args, name) for name in names})
+    try:
+        trio.run(serve, config)
+    except* SymError as errors:
+        raise _first(errors) from None
+    return 0
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _connect(args: argparse.Namespace) -> None:
+    socket = _socket(args)
+    libsym.connect(str(socket) if socket else None)
+
+
+def _stat(args: argparse.Namespace) -> int:
+    _connect(args)
+    info = libsym.daemon_stat()
+    print(json.dumps(info, indent=2) if args.json else "\n".join(stat_lines(info)))
+    return 0
+
+
+def _du(args: argparse.Namespace) -> int:
+    _connect(args)
+    usage = libsym.kv_du(args.path)
+    page_bytes = libsym.daemon_stat()["page_bytes"]
+    print(json.dumps(usage, indent=2) if args.json else "\n".join(du_lines(usage, page_bytes)))
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    if args.socket:
+        os.environ["SYMPHONY_SOCKET"] = str(_socket(args))
+    return print_report(checks(), as_json=args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What a daemon is told: defaults, then the configuration file, then the command line; checked once, frozen after."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from libsym.errors import Invalid, NotFound
+from libsym.paths import default_socket
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+KV_MEMORY_SHARE = 0.25
+"""Share of the memory that is free at start that the page pool may grow to, when nothing was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that `symphony serve` can be told; the keys of symphony.toml are these names."""
+
+    model: str = "smollm2"
+    mount: Path = Path("/kv")
+    socket: Path = Path("/run/symphony/symphony.sock")
+    state: Path = Path("/var/lib/symphony")
+    kv_memory: int = 1 << 30
+    """Bytes of the page pool; committed as pages are used."""
+    threads: int | None = None
+    """Of the CPU decoder; None: the cores that this process is given."""
+    allow_other: bool | None = None
+    """Other users may use the mount (the mode bits decide about what); None: when root starts the daemon."""
+
+
+def defaults() -> Config:
+    """The defaults of this user."""
+    kv_memory = int(available_memory_bytes() * KV_MEMORY_SHARE)
+    if os.geteuid() == 0:
+        return Config(socket=default_socket(), kv_memory=kv_memory)
+    home = Path.home()
+    state = Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "symphony"
+    return Config(mount=home / "kv", socket=default_socket(), state=state, kv_memory=kv_memory)
+
+
+def load(path: Path | None, overrides: dict[str, Any]) -> Config:
+    """The configuration of `path` with the command line's words (those that are not None) over it."""
+    config = defaults()
+    if path is not None:
+        config = replace(config, **_read(path))
+    config = replace(config, **{key: _value(key, value) for key, value in overrides.items() if value is not None})
+    if config.threads is not None and config.threads < 1:
+        raise Invalid(f"threads is {config.threads}: at least 1 is needed")
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NotFound(f"no configuration file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Invalid(f"{path}: {error}") from None
+    known = {field.name for field in fields(Config)}
+    for key in table:
+        if key not in known:
+            raise Invalid(f"{path}: unknown key {key!r} (known: {', '.join(sorted(known))})")
+    return {key: _value(key, value) for key, value in table.items()}
+
+
+def _value(key: str, value: Any) -> Any:
+    if key in ("mount", "socket", "state"):
+        return Path(value).expanduser().absolute()
+    if key == "kv_memory":
+        return parse_bytes(str(value))
+    expected = {"model": str, "threads": int, "allow_other": bool}[key]
+    if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+        raise Invalid(f"{key} is {value!r}: {expected.__name__} needed")
+    return value
+
+
+def parse_bytes(text: str) -> int:
+    """`4G`, `512M`, `1048576`: a size in bytes, units are powers of 1024."""
+    number, unit = text.strip(), ""
+    upper = number.upper().removesuffix("IB").removesuffix("B")
+    if upper and upper[-1] in _UNITS:
+        number, unit = upper[:-1], upper[-1]
+    else:
+        number = upper
+    try:
+        size = int(float(number) * _UNITS[unit])
+    except (ValueError, OverflowError):
+        raise Invalid(f"{text!r} is no size: write 4G, 512M or a number of bytes") from None
+    if size <= 0:
+        raise Invalid(f"{text!r} is no size: it has to be more than nothing")
+    return size
+
+
+def available_memory_bytes() -> int:
+    """MemAvailable, as the kernel estimates it."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise NotFound("/proc/meminfo has no MemAvailable: say --kv-memory")

@@ -1,0 +1,44 @@
+"""What `symphony stat` and `symphony du` print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def human_bytes(size: float) -> str:
+    """`1.5M`: as `ls -h` writes it."""
+    for unit in ("", "K", "M", "G"):
+        if size < 1024:  # noqa: PLR2004 - the step between units
+            return f"{size:.0f}{unit}" if not unit or size >= 10 else f"{size:.1f}{unit}"  # noqa: PLR2004 - two digits
+        size /= 1024
+    return f"{size:.1f}T"
+
+
+def stat_lines(info: dict[str, Any]) -> list[str]:
+    """The state of a daemon for people."""
+    used = info["total_bytes"] - info["free_bytes"]
+    steps = max(info["num_steps"], 1)
+    return [
+        f"model    {info['model']}",
+        f"daemon   pid {info['pid']}, up {info['uptime_s']:.0f} s, mount {info['mount']}, socket {info['socket']}",
+        f"pool     {human_bytes(used)} of {human_bytes(info['total_bytes'])} used, "
+        f"pages of {human_bytes(info['page_bytes'])}",
+        f"lips     {info['lips']} connected, {info['waiting_calls']} calls in flight",
+        f"steps    {info['num_steps']} ({1000 * info['step_s'] / steps:.1f} ms each), {info['num_tokens']} tokens, "
+        f"{info['num_prefill_tokens']} of them prefill",
+        f"calls    {info['num_calls']} answered, {info['num_failed_calls']} failed; at most "
+        f"{info['max_calls_in_step']} calls of {info['max_lips_in_step']} programs in one step",
+    ]
+
+
+def du_lines(usage: dict[str, Any], page_bytes: int) -> list[str]:
+    """Who owns what: EXCLUSIVE is what `rm` of that file alone would free."""
+    lines = [f"{'EXCLUSIVE':>9} {'SHARED':>7} {'TOKENS':>8}  PATH"]
+    lines += [_du_line(row["path"], row, page_bytes) for row in usage["rows"]]
+    lines.append(_du_line("total", usage["total"], page_bytes))
+    return lines
+
+
+def _du_line(name: str, row: dict[str, Any], page_bytes: int) -> str:
+    exclusive, shared = row["exclusive_pages"] * page_bytes, row["shared_pages"] * page_bytes
+    return f"{human_bytes(exclusive):>9} {human_bytes(shared):>7} {row['tokens']:>8}  {name}"

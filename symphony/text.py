@@ -1,0 +1,56 @@
+"""The model as the gate sees it: its tokenizer, its template, its limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decoder.arena import Arena
+from decoder.model import Model
+from libsym.abi import PAGE_ENTRIES
+
+
+class LoadedText:
+    """Satisfies the gate's `TextModel` over a loaded model."""
+
+    def __init__(self, model: Model, arena: Arena, backend: str, mount: str) -> None:
+        self._model = model
+        self._arena = arena
+        self._backend = backend
+        self._mount = mount
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self._model.config.max_positions
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        return self._model.tokenizer.encode(text, special=special)
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._model.tokenizer.decode(tokens)
+
+    def chat_template(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, *, add_generation_prompt: bool
+    ) -> str:
+        return self._model.tokenizer.chat_template(messages, tools, add_generation_prompt=add_generation_prompt)
+
+    def info(self) -> dict[str, Any]:
+        config, tokenizer = self._model.config, self._model.tokenizer
+        return {
+            "name": self._model.name,
+            "architecture": config.architecture,
+            "vocab_size": config.vocab_size,
+            "max_positions": config.max_positions,
+            "num_layers": config.num_layers,
+            "hidden_size": config.hidden_size,
+            "eos_ids": sorted(tokenizer.eos_ids),
+            "bos_id": tokenizer.bos_id,
+            "dtype": self._arena.dtype,
+            "page_entries": PAGE_ENTRIES,
+            "entry_bytes": self._arena.page_bytes // PAGE_ENTRIES,
+            "backend": self._backend,
+            "mount": self._mount,
+        }
