@@ -1,0 +1,297 @@
+"""The batch scheduler over a real file system, a real arena and a real decoder of a tiny model."""
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import trio
+
+from decoder.arena import Arena
+from decoder.cpu.backend import CpuDecoder
+from decoder.facts import Facts
+from decoder.model import load_model
+from kvfs.fs import FileSystem
+from kvfs.pages import PagePool
+from kvfs.tree import Credentials
+from libsym.errors import Invalid, NoSpace, StepFailed
+from scheduler.batch import BatchScheduler, PredCall
+from scheduler.policy import Limits
+
+NUM_PAGES = 64
+ME = Credentials(0, 0, frozenset())
+
+
+@dataclass(eq=False)
+class Program:
+    pid: int = 1
+
+
+class Steps:
+    """A decoder that can be held at the start of a step, or told to fail one."""
+
+    def __init__(self, decoder):
+        self.decoder = decoder
+        self.batches = []
+        self.failure = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Semaphore(0)
+
+    def step(self, batch):
+        self.batches.append([(chunk.start, len(chunk.tokens)) for chunk in batch.chunks])
+        self.entered.release()
+        assert self.gate.wait(20)
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        self.decoder.step(batch)
+
+    async def wait_entered(self):
+        """Wait until a step has begun."""
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(self.entered.acquire)
+
+
+class Bench:
+    """Everything below the gate, with calls that can be awaited."""
+
+    def __init__(self, tmp_path, limits=None):
+        self.model = load_model("tiny")
+        arena = Arena(self.model.config, NUM_PAGES)
+        self.steps = Steps(CpuDecoder(self.model.config, self.model.weights, arena, 1))
+        self.fs = FileSystem(PagePool(arena), Facts(self.model, arena), tmp_path / "files", 0, 0)
+        self.batches = BatchScheduler(
+            self.fs,
+            self.steps,
+            self.model.config.max_positions,
+            limits or Limits(max_tokens=64, max_tokens_beside_decodes=16),
+        )
+
+    def file(self):
+        return self.fs.kv_create(ME, None, 0o600)
+
+    def submit(self, file, tokens, *, program=None, positions=None, rows="last"):
+        """Submit a call; the result is filled in when it ends."""
+        num_rows = {"none": 0, "last": 1, "all": len(tokens)}[rows]
+        buffers = [np.full(self.model.config.vocab_size, np.nan, np.float32) for _ in range(num_rows)]
+        result = Result(buffers)
+        tokens = np.asarray(tokens, np.int32)
+        positions = None if positions is None else np.asarray(positions, np.int32)
+        views = tuple(memoryview(buffer) for buffer in buffers)
+        self.batches.submit(PredCall(program or Program(), file, tokens, positions, views, result.finish))
+        return result
+
+    def run(self, scenario):
+        """Run `scenario` beside the scheduler, then check the books."""
+
+        async def main():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.batches.run)
+                with trio.fail_after(30):
+                    await scenario()
+                self.fs.check()
+                nursery.cancel_scope.cancel()
+
+        trio.run(main)
+
+
+class Result:
+    def __init__(self, rows):
+        self.rows = rows
+        self.error = None
+        self._over = trio.Event()
+
+    @property
+    def is_over(self):
+        return self._over.is_set()
+
+    def finish(self, error):
+        assert not self._over.is_set(), "answered twice"
+        self.error = error
+        self._over.set()
+
+    async def wait(self):
+        await self._over.wait()
+        if self.error is not None:
+            raise self.error
+        return self.rows
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def test_calls_that_wait_together_share_one_step(bench):
+    async def scenario():
+        bench.steps.gate.clear()
+        first = bench.submit(bench.file(), [1, 2, 3])
+        await bench.steps.wait_entered()
+        others = [bench.submit(bench.file(), [7], program=Program(pid)) for pid in (2, 3, 4)]
+        bench.steps.gate.set()
+        for result in (first, *others):
+            await result.wait()
+        assert bench.steps.batches == [[(0, 3)], [(0, 1), (0, 1), (0, 1)]]
+        assert bench.batches.statistics.max_lips_in_step == 3
+
+    bench.run(scenario)
+
+
+def test_a_call_has_the_same_bits_alone_in_a_batch_and_in_chunks(bench):
+    prompt = list(range(5, 105))
+
+    async def scenario():
+        alone = (await bench.submit(bench.file(), prompt).wait())[0]  # in chunks of 64 and 36
+        bench.steps.gate.clear()
+        held = bench.submit(bench.file(), [9])
+        await bench.steps.wait_entered()
+        crowd = [bench.submit(bench.file(), [token]) for token in range(30)]
+        again = bench.submit(bench.file(), prompt)  # in chunks of 16 at first
+        bench.steps.gate.set()
+        assert ((await again.wait())[0] == alone).all()
+        for result in (held, *crowd):
+            await result.wait()
+        file = bench.file()
+        for token in prompt:
+            (row,) = await bench.submit(file, [token]).wait()
+        assert (row == alone).all()
+
+    bench.run(scenario)
+
+
+def test_all_rows_of_a_chunked_prefill_equal_the_rows_of_single_steps(bench):
+    prompt = list(range(1, 71))
+
+    async def scenario():
+        rows = await bench.submit(bench.file(), prompt, rows="all").wait()
+        assert len(rows) == 70
+        file = bench.file()
+        for token, row in zip(prompt, rows, strict=True):
+            (single,) = await bench.submit(file, [token]).wait()
+            assert (single == row).all()
+
+    bench.run(scenario)
+
+
+def test_calls_on_one_file_run_in_the_order_of_their_arrival(bench):
+    async def scenario():
+        file = bench.file()
+        results = [bench.submit(file, [token], program=Program(token)) for token in range(1, 9)]
+        for result in results:
+            await result.wait()
+        tokens, positions = file.table.read()
+        assert tokens.tolist() == list(range(1, 9))
+        assert positions.tolist() == list(range(8))
+
+    bench.run(scenario)
+
+
+def test_a_failed_step_gives_everything_back_and_the_next_one_works(bench):
+    async def scenario():
+        file = bench.file()
+        await bench.submit(file, [1, 2]).wait()
+        free = bench.fs.statfs().num_free_pages
+        bench.steps.failure = RuntimeError("out of luck")
+        with pytest.raises(StepFailed, match="out of luck"):
+            await bench.submit(file, list(range(50))).wait()
+        assert file.table.length == 2
+        assert bench.fs.statfs().num_free_pages == free
+        await bench.submit(file, [3]).wait()
+        assert file.table.read()[0].tolist() == [1, 2, 3]
+
+    bench.run(scenario)
+
+
+def test_a_full_pool_refuses_the_call_at_once_and_loses_nothing(bench):
+    async def scenario():
+        file = bench.file()
+        await bench.submit(file, [1] * (NUM_PAGES - 1) * 32, rows="none").wait()
+        other = bench.file()
+        with pytest.raises(NoSpace):
+            await bench.submit(other, [2] * 33).wait()
+        await bench.submit(other, [2] * 32).wait()
+        with pytest.raises(NoSpace):
+            await bench.submit(file, [3]).wait()
+        assert file.table.length == (NUM_PAGES - 1) * 32
+        bench.fs.kv_close(file)
+        await bench.submit(other, [4]).wait()
+
+    bench.run(scenario)
+
+
+def test_a_program_that_goes_away_takes_its_calls_with_it(bench):
+    gone, stays = Program(1), Program(2)
+
+    async def scenario():
+        free = bench.fs.statfs().num_free_pages
+        bench.steps.gate.clear()
+        running, other = bench.file(), bench.file()
+        in_step = bench.submit(running, [1] * 40, program=gone)
+        await bench.steps.wait_entered()
+        queued = bench.submit(running, [2], program=gone)
+        ready = bench.submit(bench.file(), [3] * 40, program=gone)
+        survivor = bench.submit(other, [4], program=stays)
+        bench.batches.drop(gone)
+        closed = []
+        bench.batches.exclusive(running, lambda: closed.append(bench.fs.kv_close(running)))
+        assert not closed, "its pages belong to the running step"
+        bench.steps.gate.set()
+        await survivor.wait()
+        assert closed
+        assert not (in_step.is_over or queued.is_over or ready.is_over)
+        bench.fs.kv_close(other)
+        assert bench.fs.statfs().num_free_pages == free
+
+    bench.run(scenario)
+
+
+def test_actions_wait_for_the_calls_before_them(bench):
+    async def scenario():
+        file = bench.file()
+        bench.steps.gate.clear()
+        before = bench.submit(file, [1, 2, 3])
+        await bench.steps.wait_entered()
+        bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 1))
+        after = bench.submit(file, [9])
+        assert file.table.length == 0
+        bench.steps.gate.set()
+        await before.wait()
+        await after.wait()
+        assert file.table.read()[0].tolist() == [1, 9]
+
+    bench.run(scenario)
+
+
+def test_a_fork_taken_during_a_step_has_the_committed_entries_only(bench):
+    async def scenario():
+        file = bench.file()
+        await bench.submit(file, [1, 2]).wait()
+        bench.steps.gate.clear()
+        running = bench.submit(file, [3] * 40)
+        await bench.steps.wait_entered()
+        await bench.steps.wait_entered()
+        fork = bench.fs.kv_fork(ME, file, None)
+        bench.steps.gate.set()
+        await running.wait()
+        (row,) = await bench.submit(fork, [3]).wait()
+        assert fork.table.read()[0].tolist() == [1, 2, 3]
+        (alone,) = await bench.submit(bench.file(), [1, 2, 3]).wait()
+        assert (row == alone).all()
+
+    bench.run(scenario)
+
+
+def test_positions_continue_after_the_last_entry_and_may_be_given(bench):
+    async def scenario():
+        file = bench.file()
+        await bench.submit(file, [1, 2], positions=[10, 20]).wait()
+        await bench.submit(file, [3]).wait()
+        assert file.table.read()[1].tolist() == [10, 20, 21]
+        last = bench.model.config.max_positions - 1
+        await bench.submit(file, [4], positions=[last]).wait()
+        with pytest.raises(Invalid, match="context"):
+            await bench.submit(file, [5]).wait()
+        assert file.table.length == 4
+
+    bench.run(scenario)
