@@ -21,13 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import trio
 
 from decoder.batch import Chunk, IntArray, StepBatch
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.table import PageTable, Reservation
 from libsym.abi import PAGE_ENTRIES
-from libsym.errors import StepFailed, SymError
+from libsym.errors import Invalid, StepFailed, SymError
 from scheduler.policy import Limits, plan_step
 from scheduler.step_thread import StepThread
 
@@ -180,7 +181,7 @@ class BatchScheduler:
                 job()
             elif not job.cancelled:
                 try:
-                    job.reservation = self.fs.reserve(job.file, job.tokens, job.positions)
+                    job.reservation = self.fs.reserve(job.file, job.tokens, self._positions(job))
                 except SymError as error:
                     self._report(job, error)
                 else:
@@ -189,6 +190,19 @@ class BatchScheduler:
                     return
             jobs.popleft()
         del self._files[table]
+
+    def _positions(self, call: PredCall) -> IntArray:
+        """Those that were given; else they go on after the last entry's."""
+        if call.positions is not None:
+            return call.positions
+        first = call.file.table.next_position
+        end = first + len(call.tokens)
+        if end > self.max_positions:
+            raise Invalid(
+                f"{len(call.tokens)} tokens from position {first} on end at {end}, "
+                f"beyond the model's context of {self.max_positions}: truncate the file, or give positions"
+            )
+        return np.arange(first, end, dtype=np.int32)
 
     # ---- the loop
 

@@ -208,7 +208,7 @@ class Gate:
         length = request.args[0]
 
         def truncate(_lip: Lip, _request: Request) -> Reply:
-            self._fs.truncate(file, length)
+            self._fs.kv_truncate(file, length)
             return Reply((length,))
 
         self._batches.exclusive(file, lambda: self._answer(lip, request, truncate))

@@ -69,9 +69,7 @@ class Listener:
                 greeting += data
         try:
             check_greeting(greeting)
-            if len(self.lips) >= MAX_LIPS:
-                raise SymError(f"the daemon serves {MAX_LIPS} programs already: try again later", errno.EAGAIN)
-            channel = ServerChannel.create(self._vocab_size)
+            channel = self._new_channel()
         except SymError as error:
             log.warning("connection refused: %s", error)
             await connection.send(refusal(error))
@@ -79,6 +77,11 @@ class Listener:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", channel.fds))
         await connection.sendmsg([channel.hello], [rights])
         return Lip(*peer_credentials(connection), channel)
+
+    def _new_channel(self) -> ServerChannel:
+        if len(self.lips) >= MAX_LIPS:
+            raise SymError(f"the daemon serves {MAX_LIPS} programs already: try again later", errno.EAGAIN)
+        return ServerChannel.create(self._vocab_size)
 
     async def _take_calls(self, lip: Lip, nursery: trio.Nursery) -> None:
         channel = lip.channel

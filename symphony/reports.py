@@ -8,26 +8,26 @@ from typing import Any
 def human_bytes(size: float) -> str:
     """`1.5M`: as `ls -h` writes it."""
     for unit in ("", "K", "M", "G"):
-        if size < 1024:  # noqa: PLR2004 - the step between units
-            return f"{size:.0f}{unit}" if not unit or size >= 10 else f"{size:.1f}{unit}"  # noqa: PLR2004 - two digits
+        if size < 1024:
+            return f"{size:.0f}{unit}" if not unit or size >= 10 else f"{size:.1f}{unit}"
         size /= 1024
     return f"{size:.1f}T"
 
 
 def stat_lines(info: dict[str, Any]) -> list[str]:
     """The state of a daemon for people."""
-    used = info["total_bytes"] - info["free_bytes"]
+    page_bytes = info["page_bytes"]
+    used = (info["num_pages"] - info["num_free_pages"]) * page_bytes
     steps = max(info["num_steps"], 1)
     return [
         f"model    {info['model']}",
         f"daemon   pid {info['pid']}, up {info['uptime_s']:.0f} s, mount {info['mount']}, socket {info['socket']}",
-        f"pool     {human_bytes(used)} of {human_bytes(info['total_bytes'])} used, "
-        f"pages of {human_bytes(info['page_bytes'])}",
+        f"pool     {human_bytes(used)} of {human_bytes(info['num_pages'] * page_bytes)} used, {info['num_files']} files",
         f"lips     {info['lips']} connected, {info['waiting_calls']} calls in flight",
-        f"steps    {info['num_steps']} ({1000 * info['step_s'] / steps:.1f} ms each), {info['num_tokens']} tokens, "
-        f"{info['num_prefill_tokens']} of them prefill",
-        f"calls    {info['num_calls']} answered, {info['num_failed_calls']} failed; at most "
-        f"{info['max_calls_in_step']} calls of {info['max_lips_in_step']} programs in one step",
+        f"steps    {info['num_steps']}, {1000 * info['step_s'] / steps:.1f} ms each",
+        f"tokens   {info['num_tokens']}, {info['num_prefill_tokens']} of them prefill",
+        f"calls    {info['num_calls']} answered, {info['num_failed_calls']} failed",
+        f"batches  at most {info['max_calls_in_step']} calls of {info['max_lips_in_step']} programs in one step",
     ]
 
 

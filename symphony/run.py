@@ -1,4 +1,4 @@
-"""`symphony run PROG [ARGS]`: start a program beside the model, in this user's own name, with its output streamed here."""
+"""`symphony run PROG [ARGS]`: a program beside the model, in this user's own name, its output streamed here."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def test_a_program_that_goes_away_takes_its_calls_with_it(bench):
         bench.steps.gate.set()
         await survivor.wait()
         assert closed
-        assert not (in_step.is_over or queued.is_over or ready.is_over)
+        assert not any(result.is_over for result in (in_step, queued, ready))
         bench.fs.kv_close(other)
         assert bench.fs.statfs().num_free_pages == free
 

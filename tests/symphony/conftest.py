@@ -1,0 +1,17 @@
+"""One daemon with a tiny model for the tests of a module."""
+
+import os
+
+import pytest
+from daemons import Daemon
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
+    daemon = Daemon(tmp_path_factory.mktemp("daemon"), "--model", "tiny", "--kv-memory", "64M")
+    yield daemon
+    assert daemon.stop() == 0, daemon.log.read_text()
+    assert not os.path.ismount(daemon.mount)
+    assert "Traceback" not in daemon.log.read_text()

@@ -1,0 +1,81 @@
+"""Real daemons for tests: a process, a mount, a socket, in a directory of the test's own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+SYMPHONY = [sys.executable, "-m", "symphony"]
+READY_TIMEOUT_S = 60
+
+
+class Daemon:
+    """One `symphony serve`, started and ready."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.mount = directory / "kv"
+        self.socket = directory / "symphony.sock"
+        self.log = directory / "daemon.log"
+        self.environment = {**os.environ, "SYMPHONY_SOCKET": str(self.socket)}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*SYMPHONY, "serve", "--mount", self.mount, "--state", directory / "state", *options],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self.environment,
+            )
+        line = self.process.stdout.readline()  # printed when everything is up; empty when it ended instead
+        assert line.startswith("symphony: "), self.log.read_text()
+
+    def symphony(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A `symphony` command that talks to this daemon."""
+        return self.shell([*SYMPHONY, *words], check=check)
+
+    def shell(self, command: str | list[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A command in the mount's directory's sight; its output is text."""
+        done = subprocess.run(
+            command,
+            shell=isinstance(command, str),
+            check=False,
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            cwd=self.mount.parent,
+            timeout=100,
+        )
+        assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done
+
+    def stat(self) -> dict:
+        return json.loads(self.symphony("stat", "--json").stdout)
+
+    def program(self, source: str, *arguments: str) -> subprocess.Popen[str]:
+        """Start a LIP given as text; it has libsym as `sym`."""
+        head = "import sys, os, time, threading\nimport libsym as sym\n"
+        return subprocess.Popen(
+            [sys.executable, "-c", head + textwrap.dedent(source), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+        )
+
+    def run(self, source: str, *arguments: str) -> str:
+        """Run a LIP given as text to its end; what it printed."""
+        process = self.program(source, *arguments)
+        out, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+        return out
+
+    def stop(self) -> int:
+        """End the daemon as a service manager would; its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(30)
+        self.process.stdout.close()
+        return status

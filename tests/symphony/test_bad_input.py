@@ -1,0 +1,194 @@
+"""Wrong input: each a clear one-line error with its errno, and nothing lost."""
+
+import errno
+import socket
+import struct
+
+import pytest
+
+import libsym as sym
+
+
+@pytest.fixture
+def connected(daemon):
+    sym.connect(str(daemon.socket))
+    free = sym.daemon_stat()["num_free_pages"]
+    yield daemon
+    assert sym.daemon_stat()["num_free_pages"] == free, "an error leaked pages"
+    sym.close()
+
+
+def error_of(function, *arguments, **options):
+    """The error that a call raises; its message must be one line that says something."""
+    with pytest.raises(sym.SymError) as caught:
+        function(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) > 10
+    return caught.value
+
+
+def test_an_unknown_path(connected):
+    error = error_of(sym.kv_open, "no/such.kv")
+    assert error.errno == errno.ENOENT
+    assert "no/such.kv" in str(error)
+
+
+def test_a_path_outside_the_mount(connected):
+    assert error_of(sym.kv_open, "/etc/passwd").errno == errno.EXDEV
+
+
+def test_a_plain_file_is_no_kv_file(connected):
+    (connected.mount / "note.txt").write_text("hello")
+    assert error_of(sym.kv_open, "note.txt").errno == errno.EINVAL
+    (connected.mount / "note.txt").unlink()
+
+
+@pytest.mark.parametrize("token", [-1, 100_000, 2**31 - 1])
+def test_a_token_out_of_range(connected, token):
+    with sym.kv_create() as kv:
+        error = error_of(sym.pred, kv, [1, token])
+        assert error.errno == errno.EINVAL
+        assert str(token) in str(error)
+        assert kv.len() == 0
+
+
+@pytest.mark.parametrize("positions", [[0, -1], [0, 10**6], 10**6, -5])
+def test_a_position_out_of_range(connected, positions):
+    with sym.kv_create() as kv:
+        assert error_of(sym.pred, kv, [1, 2], positions).errno == errno.EINVAL
+        assert kv.len() == 0
+
+
+def test_positions_that_do_not_match_the_tokens(connected):
+    with sym.kv_create() as kv:
+        assert error_of(sym.pred, kv, [1, 2, 3], [0, 1]).errno == errno.EINVAL
+
+
+def test_no_tokens(connected):
+    with sym.kv_create() as kv:
+        assert error_of(sym.pred, kv, []).errno == errno.EINVAL
+
+
+def test_more_context_than_the_model_has(connected):
+    limit = sym.model_info().max_positions
+    with sym.kv_create() as kv:
+        sym.kv_write(kv, [1], limit - 1)
+        assert error_of(sym.pred, kv, [2]).errno == errno.EINVAL
+        assert kv.len() == 1
+
+
+def test_a_handle_that_is_closed(connected):
+    kv = sym.kv_create()
+    kv.close()
+    assert error_of(sym.pred, kv, [1]).errno == errno.EBADF
+
+
+def test_a_handle_of_another_process(connected):
+    with sym.kv_create() as kv:
+        sym.kv_write(kv, [1, 2, 3])
+        out = connected.run(
+            """
+            import libsym.client
+            mine = sym.kv_create()
+            stolen = int(sys.argv[1])
+            for handle in {stolen, stolen + 1, stolen + 100} - {mine.handle}:
+                mine.handle = handle
+                try:
+                    print(sym.kv_read(mine))
+                except sym.SymError as error:
+                    print(error.errno)
+            """,
+            str(kv.handle),
+        )
+        assert set(out.split()) == {str(errno.EBADF)}
+        assert kv.len() == 3
+
+
+def test_writing_through_a_handle_for_reading(connected):
+    with sym.kv_create("ro.kv") as kv:
+        sym.kv_write(kv, [1])
+    with sym.kv_open("ro.kv") as kv:
+        assert error_of(sym.pred, kv, [2]).errno in (errno.EACCES, errno.EBADF)
+        assert kv.len() == 1
+    sym.kv_remove("ro.kv")
+
+
+def test_a_name_that_is_taken(connected):
+    with sym.kv_create("taken.kv"):
+        assert error_of(sym.kv_create, "taken.kv").errno == errno.EEXIST
+    sym.kv_remove("taken.kv")
+
+
+def test_a_truncation_beyond_the_end(connected):
+    with sym.kv_create() as kv:
+        sym.kv_write(kv, [1, 2])
+        assert error_of(sym.kv_truncate, kv, 3).errno == errno.EINVAL
+
+
+def test_a_full_pool_refuses_and_keeps_what_is_there(connected):
+    files = []
+    with pytest.raises(sym.NoSpace) as caught:  # noqa: PT012 - how many it takes is the pool's business
+        while True:
+            files.append(sym.kv_create())
+            sym.kv_write(files[-1], [1] * 1000)
+    assert caught.value.errno == errno.ENOSPC
+    assert [kv.len() for kv in files] == [1000] * (len(files) - 1) + [0]
+    files[0].close()
+    sym.pred(files[-1], [1] * 500)
+    for kv in files[1:]:
+        kv.close()
+
+
+def test_more_rows_than_the_region_holds(connected):
+    with sym.kv_create() as kv:
+        assert error_of(sym.pred, kv, [1] * 3000, rows="all").errno == errno.EMSGSIZE
+        assert kv.len() == 0
+
+
+def test_a_daemon_that_is_not_there(connected, tmp_path):
+    error = error_of(sym.connect, str(tmp_path / "nobody.sock"))
+    assert error.errno == errno.ENOTCONN
+    assert "symphony serve" in str(error)
+    sym.connect(str(connected.socket))
+
+
+def other_model(image):
+    """The image with one digit of the model's fingerprint changed."""
+    header, data = image[:4096], image[4096:]
+    at = header.index(b'"model":') + len('"model":"') + 3
+    return header[:at] + (b"0" if header[at : at + 1] != b"0" else b"1") + header[at + 1 :] + data
+
+
+def test_an_image_that_is_cut_off_or_of_another_model(connected, tmp_path):
+    with sym.kv_create("good.kv") as kv:
+        sym.kv_write(kv, list(range(100)))
+    image = (connected.mount / "good.kv").read_bytes()
+    sym.kv_remove("good.kv")
+    bad = {
+        "cut.kv": image[:-1],
+        "bits.kv": image[:8192] + bytes([image[8192] ^ 1]) + image[8193:],
+        "model.kv": other_model(image),
+    }
+    for name, data in bad.items():
+        source = tmp_path / name
+        source.write_bytes(data)
+        done = connected.shell(f"cp {source} {connected.mount}/{name}", check=False)
+        assert done.returncode != 0, name
+        assert "Invalid argument" in done.stderr
+        assert error_of(sym.kv_open, name).errno == errno.EINVAL
+        (connected.mount / name).unlink()
+    (tmp_path / "good.kv").write_bytes(image)
+    connected.shell(f"cp {tmp_path}/good.kv {connected.mount}/again.kv")
+    with sym.kv_open("again.kv") as kv:
+        assert sym.kv_read(kv)[0] == list(range(100))
+    sym.kv_remove("again.kv")
+
+
+def test_strangers_at_the_socket_are_turned_away(connected):
+    for greeting in (b"GET / HTTP/1.1\r\n\r\n", struct.pack("=IIQ", 0x314D5953, 999, 0)):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(connected.socket))
+            stranger.sendall(greeting[:16])
+            stranger.settimeout(10)
+            assert b"version" in stranger.recv(1000) or greeting.startswith(b"GET")
+    assert sym.daemon_stat()["lips"] == 1

@@ -1,0 +1,135 @@
+"""Starting and stopping: what is refused, and what is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from daemons import SYMPHONY, Daemon
+
+TINY = ("--model", "tiny", "--kv-memory", "8M")
+
+pytestmark = pytest.mark.skipif(
+    not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user"
+)
+
+
+def serve(directory, *options):
+    """A daemon that is expected to refuse: its exit status and what it said."""
+    done = subprocess.run(
+        [
+            *SYMPHONY,
+            "serve",
+            "--mount",
+            directory / "kv",
+            "--state",
+            directory / "state",
+            "--socket",
+            directory / "s",
+            *options,
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_stopped_daemon_leaves_no_mount_no_socket_and_no_error(tmp_path):
+    daemon = Daemon(tmp_path, *TINY)
+    assert os.path.ismount(daemon.mount)
+    assert daemon.stop() == 0
+    assert not os.path.ismount(daemon.mount)
+    assert not daemon.socket.exists()
+
+
+def test_ctrl_c_stops_it_as_well_while_a_program_waits(tmp_path):
+    daemon = Daemon(tmp_path, *TINY)
+    program = daemon.program("""
+        kv = sym.kv_create()
+        try:
+            print("ready", flush=True)
+            while True:
+                sym.pred(kv, [1])
+                sym.kv_truncate(kv, 0)
+        except sym.NotConnected as error:
+            print(error)
+    """)
+    assert program.stdout.readline() == "ready\n"
+    daemon.process.send_signal(signal.SIGINT)
+    assert daemon.stop() == 0
+    out, err = program.communicate(timeout=20)
+    assert "gone" in out, err
+    assert not os.path.ismount(daemon.mount)
+
+
+def test_a_second_daemon_on_the_same_state_or_socket_is_refused(tmp_path):
+    daemon = Daemon(tmp_path, *TINY)
+    try:
+        status, said = serve(tmp_path, *TINY)
+        assert status == 1
+        assert "another daemon" in said
+        other = tmp_path / "other"
+        other.mkdir()
+        status, said = serve(other, *TINY, "--socket", str(daemon.socket))
+        assert status == 1
+        assert "already listens" in said
+        assert daemon.stat()["model"]
+    finally:
+        daemon.stop()
+
+
+def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(tmp_path):
+    daemon = Daemon(tmp_path, *TINY)
+    daemon.process.kill()
+    daemon.process.wait()
+    daemon.process.stdout.close()
+    again = Daemon(tmp_path, *TINY)
+    assert again.shell(f"ls {again.mount}").stdout == ""
+    assert again.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model", "/no/such/model.gguf"), "/no/such/model.gguf"),
+        (("--model", "tiny", "--kv-memory", "lots"), "lots"),
+        (("--model", "tiny", "--kv-memory", "1K"), "page"),
+        (("--model", "tiny", "--threads", "0"), "threads"),
+        (("--model", "tiny", "--config", "/no/such.toml"), "/no/such.toml"),
+    ],
+)
+def test_wrong_options_are_one_line_and_leave_nothing(tmp_path, options, message):
+    status, said = serve(tmp_path, *options)
+    assert status == 1
+    assert message in said
+    assert len(said.strip().splitlines()) == 1, said
+    assert not (tmp_path / "s").exists()
+    assert not os.path.ismount(tmp_path / "kv")
+
+
+def test_a_configuration_file_says_what_the_options_say(tmp_path):
+    config = tmp_path / "symphony.toml"
+    config.write_text('model = "tiny"\nkv_memory = "8M"\nthreads = 1\n')
+    daemon = Daemon(tmp_path, "--config", str(config))
+    assert daemon.stat()["model"].startswith("tiny")
+    assert daemon.stop() == 0
+    config.write_text('modle = "tiny"\n')
+    status, said = serve(tmp_path, "--config", str(config))
+    assert (status, "modle" in said) == (1, True)
+
+
+@pytest.mark.parametrize("command", [["stat"], ["du"], ["run", sys.argv[0]]])
+def test_commands_without_a_daemon_say_so_in_one_line(tmp_path, command):
+    done = subprocess.run(
+        [*SYMPHONY, command[0], "--socket", tmp_path / "nobody", *command[1:]],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "symphony serve" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
