@@ -234,7 +234,7 @@ class BatchScheduler:
                 record.miss()
 
     async def _run_step(self, thread: StepThread, plan: list[tuple[PredCall, int]]) -> None:
-        copies = []
+        copies: list[tuple[int, int]] = []
         for call, _ in plan:
             call.is_running = True
             assert call.reservation is not None

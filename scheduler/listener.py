@@ -14,7 +14,7 @@ import trio
 from kvfs.tree import Credentials
 from libsym.channel import ServerChannel
 from libsym.errors import ProtocolError, SymError
-from libsym.handshake import GREETING_BYTES, check_greeting, refusal
+from libsym.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
 from scheduler.gate import Gate
 from scheduler.lip import Lip
 
@@ -75,7 +75,7 @@ class Listener:
             await connection.send(refusal(error))
             return None
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", channel.fds))
-        await connection.sendmsg([channel.hello], [rights])
+        await connection.sendmsg([WELCOME], [rights])
         return Lip(*peer_credentials(connection), channel)
 
     def _new_channel(self) -> ServerChannel:

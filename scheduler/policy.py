@@ -6,7 +6,7 @@ What is left of the token budget goes to prefills in order of arrival, in chunks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -36,7 +36,7 @@ class Limits:
         assert self.max_calls > 0
 
 
-def plan_step(waiting: Iterable[CallT], limits: Limits) -> Sequence[tuple[CallT, int]]:
+def plan_step(waiting: Iterable[CallT], limits: Limits) -> list[tuple[CallT, int]]:
     """`(call, entries to compute now)` for each call of the next step; `waiting` is in order of arrival."""
     waiting = list(waiting)
     plan = [(call, 1) for call in waiting if call.num_left == 1][: limits.max_calls]
