@@ -1,6 +1,55 @@
-"""Numbers that both sides of the system-call boundary share."""
+"""Numbers that both sides of the system-call boundary share; `abi.h` is the same in C, and a test compares them."""
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 PAGE_ENTRIES = 32
 """Entries in a page. One number for every tier, file and kernel: changing it changes the image format."""
+
+MAGIC = 0x314D5953
+ABI_VERSION = 1
+
+RING_BYTES = 2 << 20
+MAX_FRAME_BYTES = 1 << 20
+FRAME_ALIGN = 64
+HEADER_BYTES = 64
+"""Of a request and of a reply, in front of the payload."""
+
+
+class Op(IntEnum):
+    """What a request asks for."""
+
+    KV_CREATE = 1
+    KV_OPEN = 2
+    KV_CLOSE = 3
+    KV_FORK = 4
+    KV_REMOVE = 5
+    KV_TRUNCATE = 6
+    KV_STAT = 7
+    KV_LIST = 8
+    KV_RENAME = 9
+    KV_CHMOD = 10
+    KV_READ = 11
+    KV_DU = 12
+    PRED = 13
+    TOKENIZE = 14
+    DETOKENIZE = 15
+    CHAT_TEMPLATE = 16
+    MODEL_INFO = 17
+    STAT = 18
+    PING = 19
+
+
+ROWS_NONE = 1
+"""PRED: append without asking for a distribution."""
+ROWS_LAST = 2
+"""PRED: the distribution after the last token."""
+ROWS_ALL = 4
+"""PRED: one distribution after every token."""
+
+OPEN_WRITE = 1
+"""KV_OPEN: for appending and truncating, not only for reading and forking."""
+
+TOKENIZE_SPECIAL = 1
+"""TOKENIZE: special tokens that are spelled out in the text become one token each."""

@@ -4,6 +4,7 @@
 exceptions, and `error.errno` is what a C program would see. The message names the thing, the value
 and what to do; it is one line.
 """
+# ruff: noqa: N818  # `except sym.NotFound` reads well, and every one of them is a SymError
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ class NoBuffers(SymError):
 
 
 class NotSupported(SymError):
-    """This operation has no meaning for this kind of file."""
+    """The operation has no meaning for files of this kind."""
 
     code = errno.EOPNOTSUPP
 
@@ -151,9 +152,7 @@ class StepFailed(SymError):
     code = errno.EIO
 
 
-_BY_ERRNO: dict[int, type[SymError]] = {
-    cls.code: cls for cls in SymError.__subclasses__() if cls is not StepFailed
-}
+_BY_ERRNO: dict[int, type[SymError]] = {cls.code: cls for cls in SymError.__subclasses__() if cls is not StepFailed}
 
 
 def error_for(code: int, message: str) -> SymError:

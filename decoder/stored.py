@@ -1,0 +1,65 @@
+"""Tensors where they lie in a checkpoint's file, not yet decoded."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from decoder.quants import Encoding, dequantize
+from decoder.weights import FloatArray
+from libsym.errors import Invalid, NoAccess, NotFound, SymError
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a checkpoint: its name there, its shape `[out, in]` and its bytes."""
+
+    name: str
+    file: Path
+    encoding: Encoding
+    shape: tuple[int, ...]
+    data: memoryview
+
+    @property
+    def num_values(self) -> int:
+        return math.prod(self.shape)
+
+    def read_into(self, out: FloatArray) -> None:
+        """Decode to float32."""
+        assert out.shape == self.shape, (out.shape, self.shape)
+        if not dequantize(self.encoding, self.data, out):
+            raise Invalid(f"{self.file}: tensor {self.name} holds values that are not finite: the file is damaged")
+
+
+def map_file(path: Path) -> memoryview:
+    """The bytes of a file, mapped: a checkpoint larger than memory can still be looked into.
+
+    The file must not be cut while it is mapped (its loader would die of SIGBUS): loaders decode everything
+    at once and let the mapping go, so replacing a checkpoint by rename under a running daemon is harmless.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # opening a FIFO would wait for its other end
+            raise Invalid(f"{path}: is a {_kind(mode)}, not a file")
+        if path.stat().st_size == 0:
+            raise Invalid(f"{path}: the file is empty: copy or download it again")
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except SymError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: the file was emptied in between
+        raise file_error(path, error) from error
+
+
+def _kind(mode: int) -> str:
+    return "directory" if stat.S_ISDIR(mode) else "device, socket or pipe"
+
+
+def file_error(path: Path, error: Exception) -> SymError:
+    """The error of the tree that says why a checkpoint's file cannot be read."""
+    kinds: dict[type[Exception], type[SymError]] = {FileNotFoundError: NotFound, PermissionError: NoAccess}
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return kinds.get(type(error), Invalid)(f"{path}: cannot be read: {reason}")

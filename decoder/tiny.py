@@ -1,0 +1,69 @@
+"""Random models of any shape: a tiny one for tests, a real one's shape for measurements."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from decoder.config import ModelConfig
+from decoder.weights import FloatArray, LayerWeights, Weights
+
+_TINY = ModelConfig(
+    name="tiny",
+    architecture="llama",
+    vocab_size=259,  # 256 bytes, then bos, eos, pad
+    hidden_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    ffn_size=128,
+    rope_theta=10_000.0,
+    rms_eps=1e-5,
+    max_positions=4096,
+    tie_embeddings=True,
+)
+
+
+def tiny_config(**overrides: Any) -> ModelConfig:
+    """A model whose step takes microseconds; any field of `ModelConfig` can be overridden."""
+    return dataclasses.replace(_TINY, **overrides)
+
+
+def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
+    """Gaussian weights, scaled so that activations keep their size through the layers; the same for a seed."""
+    rng = np.random.default_rng(seed)
+    hidden, ffn = config.hidden_size, config.ffn_size
+    heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> FloatArray:
+        out = rng.standard_normal((rows, columns), dtype=np.float32)
+        out *= np.float32(gain / np.sqrt(columns))
+        return out
+
+    def norm() -> FloatArray:
+        return (1 + 0.1 * rng.standard_normal(hidden, dtype=np.float32)).astype(np.float32)
+
+    def layer() -> LayerWeights:
+        return LayerWeights(
+            attn_norm=norm(),
+            # A gain on Q and K makes attention look at a few entries rather than average over all.
+            q=matrix(heads, hidden, 1.5),
+            k=matrix(kv, hidden, 1.5),
+            v=matrix(kv, hidden),
+            o=matrix(hidden, heads),
+            ffn_norm=norm(),
+            gate=matrix(ffn, hidden),
+            up=matrix(ffn, hidden),
+            down=matrix(hidden, ffn),
+        )
+
+    return Weights(
+        # Rows of about unit elements, so that residual branches neither vanish nor dominate.
+        embed=matrix(config.vocab_size, hidden, float(np.sqrt(hidden))),
+        layers=tuple(layer() for _ in range(config.num_layers)),
+        final_norm=norm(),
+        head=None if config.tie_embeddings else matrix(config.vocab_size, hidden),
+    )

@@ -1,0 +1,244 @@
+"""Tokenizers as checkpoints carry them: in GGUF metadata, in `tokenizer.json`, or none at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.pre_tokenizers import PreTokenizer
+
+from decoder.bpe import ByteLevelCodec, PieceCodec
+from decoder.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate, default_template, special_token_text
+from decoder.gguf import GgufFile
+from decoder.jsonfile import read_json_object
+from decoder.stored import map_file
+from decoder.tokenizer import ByteCodec, Tokenizer, fingerprint
+from libsym.errors import Invalid
+
+Json: TypeAlias = dict[str, Any]
+
+_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>")
+"""Special tokens that end an answer wherever they exist, whatever the checkpoint forgot to declare."""
+
+_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+
+_LLAMA_3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _smollm() -> PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _gpt2() -> PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _llama_3() -> PreTokenizer:
+    split = pre_tokenizers.Split(Regex(_LLAMA_3_PATTERN), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Splitter:
+    """What a `tokenizer.ggml.pre` name stands for."""
+
+    build: Callable[[], PreTokenizer]
+    whole_words: bool = False
+    """A word that is in the vocabulary is taken whole, merges or not."""
+
+
+# Only those whose equality with transformers' tokenizers the tests show. The name "default" is not one:
+# converters write it when they did not recognise the tokenizer.
+_SPLITTERS = {
+    "smollm": _Splitter(_smollm),
+    "gpt-2": _Splitter(_gpt2),
+    "llama-bpe": _Splitter(_llama_3, whole_words=True),
+}
+
+
+def byte_tokenizer(vocab_size: int) -> Tokenizer:
+    """The tiny model's: a token for each byte."""
+    if vocab_size < ByteCodec.VOCAB_SIZE:
+        raise Invalid(f"a byte tokenizer needs a vocabulary of at least {ByteCodec.VOCAB_SIZE}, not {vocab_size}")
+    return Tokenizer(
+        ByteCodec(),
+        vocab_size=vocab_size,
+        bos_id=ByteCodec.BOS,
+        eos_ids=frozenset({ByteCodec.EOS}),
+        chat=ChatTemplate(DEFAULT_CHAT_TEMPLATE, {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}),
+        fingerprint=fingerprint(["bytes", "<bos>", "<eos>", "<pad>"]),
+    )
+
+
+def gguf_tokenizer(file: GgufFile, vocab_size: int) -> Tokenizer:
+    """The tokenizer in a GGUF file's metadata."""
+    if (model := file.text("tokenizer.ggml.model")) != "gpt2":
+        raise Invalid(f"{file.path}: the tokenizer model {model[:40]!r} is not supported: byte-level BPE ('gpt2') is")
+    name = file.text("tokenizer.ggml.pre", "default")
+    splitter = _SPLITTERS.get(name)
+    if splitter is None:
+        known = ", ".join(_SPLITTERS)
+        raise Invalid(f"{file.path}: the pre-tokenizer {name[:40]!r} is not supported: {known} are")
+    tokens, types = file.texts("tokenizer.ggml.tokens"), file.integers("tokenizer.ggml.token_type")
+    merges = file.texts("tokenizer.ggml.merges")
+    _check_vocabulary(tokens, vocab_size, str(file.path))
+    if len(types) != len(tokens):
+        raise Invalid(f"{file.path}: {len(tokens)} tokens have {len(types)} types: the file is damaged")
+    added = {i: tokens[i] for i, kind in enumerate(types) if kind in {_CONTROL, _USER_DEFINED} and tokens[i]}
+    library = _gguf_library(file.path, tokens, merges, splitter)
+    for special, kind in ((True, _CONTROL), (False, _USER_DEFINED)):
+        texts = [text for i, text in added.items() if types[i] == kind]
+        library.add_tokens([AddedToken(text, special=special, normalized=False) for text in texts])
+    ids = {key: _gguf_token(file, key, len(tokens)) for key in ("bos", "eos", "eot", "eom", "unknown", "padding")}
+    words = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    ends = {ids["eos"], ids["eot"], ids["eom"]} - {None}
+    template = file.text("tokenizer.chat_template", "")
+    return Tokenizer(
+        ByteLevelCodec(library, tokens, added, str(file.path)),
+        vocab_size=vocab_size,
+        bos_id=ids["bos"],
+        eos_ids=frozenset(i for i in ends if i is not None) | _named_ends(added),
+        chat=ChatTemplate(
+            template or None, {word: tokens[i] for key, word in words.items() if (i := ids[key]) is not None}
+        ),
+        fingerprint=fingerprint(tokens, merges, [f"{i}={text}" for i, text in added.items()]),
+    )
+
+
+def huggingface_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer of a checkpoint's directory: `tokenizer.json`, its configuration and its chat template."""
+    path = directory / "tokenizer.json"
+    description = read_json_object(path)
+    kind = _codec_kind(description, path)
+    try:
+        library = LibraryTokenizer.from_buffer(bytes(map_file(path)))
+    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+        raise Invalid(f"{path}: the tokenizers library cannot read it: {' '.join(str(error).split())[:200]}") from error
+    # A checkpoint's file may say that texts are cut or padded; a system call must do neither.
+    library.no_truncation()
+    library.no_padding()
+    vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=True)
+    tokens: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+    if len(tokens) > vocab_size:
+        raise Invalid(f"{path}: has token {len(tokens) - 1}, the model's vocabulary ends at {vocab_size - 1}")
+    for text, token in vocabulary.items():
+        tokens[token] = text
+    added = {token: entry.content for token, entry in library.get_added_tokens_decoder().items()}
+    special = {token: text for token, text in added.items() if library.get_added_tokens_decoder()[token].special}
+    codec = (
+        PieceCodec(library, tokens, added) if kind == "pieces" else ByteLevelCodec(library, tokens, added, str(path))
+    )
+    texts = _special_texts(directory)
+    merges = description["model"].get("merges", [])
+    return Tokenizer(
+        codec,
+        vocab_size=vocab_size,
+        bos_id=_declared_bos(directory, texts, vocabulary),
+        eos_ids=_declared_ends(directory, texts, vocabulary) | _named_ends(special),
+        chat=ChatTemplate(_template_of(directory), texts),
+        fingerprint=fingerprint(
+            [text or "" for text in tokens],
+            [pair if isinstance(pair, str) else " ".join(pair) for pair in merges],
+            [f"{token}={text}" for token, text in added.items()],
+        ),
+    )
+
+
+def _gguf_library(path: Path, tokens: Sequence[str], merges: Sequence[str], splitter: _Splitter) -> LibraryTokenizer:
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    vocabulary = {text: i for i, text in enumerate(tokens)}
+    try:
+        model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=splitter.whole_words)
+    except Exception as error:  # the library raises bare Exception, for a merge of unknown tokens
+        raise Invalid(f"{path}: the merges do not fit the vocabulary: {' '.join(str(error).split())[:200]}") from error
+    library = LibraryTokenizer(model)
+    library.pre_tokenizer = splitter.build()
+    library.decoder = decoders.ByteLevel()
+    return library
+
+
+def _check_vocabulary(tokens: Sequence[str], vocab_size: int, where: str) -> None:
+    if len(tokens) > vocab_size:
+        raise Invalid(f"{where}: the tokenizer has {len(tokens)} tokens, the model only {vocab_size}")
+    if len(set(tokens)) != len(tokens):
+        raise Invalid(f"{where}: the vocabulary has a token twice: the file is damaged")
+
+
+def _gguf_token(file: GgufFile, key: str, num_tokens: int) -> int | None:
+    name = f"tokenizer.ggml.{key}_token_id"
+    if name not in file.metadata:
+        return None
+    token = file.integer(name)
+    if not 0 <= token < num_tokens:
+        raise Invalid(f"{file.path}: {name} = {token} is not in the vocabulary of {num_tokens}")
+    return token
+
+
+def _named_ends(special: Mapping[int, str]) -> frozenset[int]:
+    return frozenset(token for token, text in special.items() if text in _END_TOKENS)
+
+
+def _codec_kind(description: Json, path: Path) -> str:
+    """`bytes` or `pieces`, by the steps of the decoder in a `tokenizer.json`; anything else is refused."""
+    model, decoder = description.get("model"), description.get("decoder")
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or not isinstance(decoder, dict):
+        raise Invalid(f"{path}: is not a BPE tokenizer with a decoder, which is what this release supports")
+    steps = decoder.get("decoders") if decoder.get("type") == "Sequence" else [decoder]
+    kinds = [step.get("type") for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
+    if kinds == ["ByteLevel"]:
+        return "bytes"
+    if "ByteFallback" in kinds and model.get("byte_fallback") is True:
+        return "pieces"
+    raise Invalid(f"{path}: the decoder {json.dumps(kinds)} is not supported: ByteLevel and ByteFallback are")
+
+
+def _optional(path: Path) -> Json:
+    return read_json_object(path) if path.exists() else {}
+
+
+def _special_texts(directory: Path) -> dict[str, str]:
+    """`bos_token` and its kind, by name."""
+    texts = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):  # the latter wins
+        for name, value in _optional(directory / file).items():
+            if name.endswith("_token") and (text := special_token_text(value)) is not None:
+                texts[name] = text
+    return texts
+
+
+def _declared_ids(directory: Path, key: str, vocabulary: Mapping[str, int]) -> Iterable[int]:
+    """Token ids that the configuration files declare under a key: one number or a list."""
+    for file in ("generation_config.json", "config.json"):
+        value = _optional(directory / file).get(key)
+        for token in value if isinstance(value, list) else [] if value is None else [value]:
+            if type(token) is not int or not 0 <= token <= max(vocabulary.values(), default=-1):
+                raise Invalid(f"{directory / file}: {key} = {str(value)[:80]} is not in the vocabulary")
+            yield token
+
+
+def _declared_bos(directory: Path, texts: Mapping[str, str], vocabulary: Mapping[str, int]) -> int | None:
+    named = vocabulary.get(texts.get("bos_token", ""))
+    return named if named is not None else next(iter(_declared_ids(directory, "bos_token_id", vocabulary)), None)
+
+
+def _declared_ends(directory: Path, texts: Mapping[str, str], vocabulary: Mapping[str, int]) -> frozenset[int]:
+    named = vocabulary.get(texts.get("eos_token", ""))
+    return frozenset(_declared_ids(directory, "eos_token_id", vocabulary)) | ({named} if named is not None else set())
+
+
+def _template_of(directory: Path) -> str | None:
+    path = directory / "chat_template.jinja"
+    if not path.exists():
+        return default_template(_optional(directory / "tokenizer_config.json").get("chat_template"))
+    try:
+        return str(map_file(path), "utf-8")
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{path}: is not UTF-8") from error

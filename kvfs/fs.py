@@ -1,0 +1,317 @@
+"""The KV file system as the gate sees it: paths and handles of LIPs.
+
+Every call is synchronous, atomic and runs on the daemon's trio thread. It checks what the kernel would check on the
+mount, with the credentials that the kernel gave for the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+import numpy.typing as npt
+
+from kvfs.content import KvFile
+from kvfs.du import DuReport, disk_usage
+from kvfs.pages import PagePool
+from kvfs.paths import Paths, Place
+from kvfs.protocols import ModelFacts
+from kvfs.table import PageTable, Reservation
+from kvfs.tree import (
+    READ,
+    SEARCH,
+    WRITE,
+    Credentials,
+    Inode,
+    require,
+    require_owner,
+    require_removable,
+)
+from kvfs.volume import Volume, VolumeStatistics
+from libsym.errors import BadHandle, Busy, Exists, Invalid, IsDirectory, NotDirectory, NotFound
+
+
+@dataclass(slots=True, eq=False)
+class OpenKv:
+    """A LIP's handle on one version of a KV file: what happens to the name later does not touch it."""
+
+    inode: Inode
+    content: KvFile
+    writable: bool
+    origin: tuple[int, bytes] | None
+    """(number of the directory, name) that it was opened by; None for an anonymous file."""
+    closed: bool = False
+
+    @property
+    def table(self) -> PageTable:
+        return self.content.table
+
+
+@dataclass(frozen=True, slots=True)
+class KvStat:
+    """What there is to know about a file without reading it."""
+
+    ino: int
+    kind: str
+    """kv, file, dir, link, fifo or socket."""
+    mode: int
+    uid: int
+    gid: int
+    nlink: int
+    size: int
+    """Bytes of the image, for a KV file."""
+    tokens: int
+    pages: int
+    exclusive_pages: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name in a directory."""
+
+    name: str
+    kind: str
+    size: int
+    tokens: int
+
+
+class FileSystem:
+    """KV files by path and by handle. `volume` is the same thing by inode, for the mount."""
+
+    def __init__(self, pool: PagePool, model: ModelFacts, backing_dir: Path, uid: int, gid: int) -> None:
+        self.volume = Volume(pool, model, backing_dir, uid, gid)
+        self._tree = self.volume.tree
+        self._paths = Paths(self._tree)
+
+    @property
+    def pool(self) -> PagePool:
+        return self.volume.pool
+
+    @property
+    def mountpoint(self) -> PurePath | None:
+        """Where absolute paths must lie; None while there is no mount."""
+        return self._paths.mountpoint
+
+    @mountpoint.setter
+    def mountpoint(self, value: PurePath | None) -> None:
+        self._paths.mountpoint = value
+
+    # Handles
+
+    def kv_create(self, creds: Credentials, path: str | None, mode: int = 0o600) -> OpenKv:
+        """A new, empty KV file, open for writing. Without a path it is anonymous: gone when it is closed."""
+        _check_mode(mode)
+        place = self._free_place(creds, path)
+        return self._create(creds, place, mode, PageTable(self.pool, creds.uid))
+
+    def kv_open(self, creds: Credentials, path: str, *, write: bool) -> OpenKv:
+        """A handle on an existing KV file; `write` needs read permission too, for an append attends to what it has."""
+        inode = self._paths.resolve(creds, path)
+        require(inode, creds, READ, path)
+        if write:
+            require(inode, creds, WRITE, path)
+        if inode.is_directory:
+            raise IsDirectory(f"{path} is a directory")
+        if not isinstance(inode.content, KvFile):
+            raise Invalid(f"{path} is not a KV file: its bytes are no image of this model")
+        return self._open(inode, inode.content, self._origin(creds, path, inode), writable=write)
+
+    def kv_fork(self, creds: Credentials, source: OpenKv, path: str | None, mode: int = 0o600) -> OpenKv:
+        """A copy of the source's entries as they are now, open for writing: page numbers are copied, never pages."""
+        self._require_open(source)
+        _check_mode(mode)
+        place = self._free_place(creds, path)
+        return self._create(creds, place, mode, source.table.fork(creds.uid))
+
+    def kv_close(self, handle: OpenKv) -> None:
+        """Give a handle back; not while one of its reservations is open."""
+        self._require_open(handle)
+        handle.closed = True
+        self.volume.release_kv(handle.content)
+        self._tree.closed(handle.inode)
+
+    def reserve(self, handle: OpenKv, tokens: npt.ArrayLike, positions: npt.ArrayLike) -> Reservation:
+        """Room for new entries; end it with its `commit` and then `committed(handle)`, or with its `abort`."""
+        self._require_writable(handle)
+        if handle.table.reservation is not None:
+            raise Busy(f"{self._name_of(handle)}: another call is appending to it")
+        return handle.table.reserve(tokens, positions)
+
+    def committed(self, handle: OpenKv) -> None:
+        """Say that a reservation of this handle was committed: the file has changed."""
+        self._changed(handle)
+        handle.content.changes += 1
+
+    def kv_truncate(self, handle: OpenKv, num_entries: int) -> None:
+        """Keep the first entries."""
+        self._require_writable(handle)
+        self.volume.truncate_kv(handle.content, num_entries, self._name_of(handle))
+        self._changed(handle)
+
+    def kv_remove_open(self, creds: Credentials, handle: OpenKv) -> None:
+        """Remove the name that the handle was opened by; the handle stays good until it is closed."""
+        self._require_open(handle)
+        if handle.origin is None:
+            return  # anonymous: there is no name, and closing it removes it
+        directory, name = self._current_name(handle, handle.origin)
+        require_removable(directory, handle.inode, creds, os.fsdecode(name))
+        self._tree.unlink(directory, name)
+
+    # Names
+
+    def kv_remove(self, creds: Credentials, path: str) -> None:
+        """Remove a name, as `unlink(2)`."""
+        place = self._paths.place(creds, path)
+        inode = place.existing()
+        require_removable(place.directory, inode, creds, path)
+        if inode.is_directory:
+            raise IsDirectory(f"{path} is a directory")
+        self._tree.unlink(place.directory, place.name)
+
+    def kv_rename(self, creds: Credentials, old: str, new: str) -> None:
+        """Move a name, over an existing one if there is one, as `rename(2)`."""
+        source, target = self._paths.place(creds, old), self._paths.place(creds, new)
+        moved, replaced = source.existing(), target.inode
+        require_removable(source.directory, moved, creds, old)
+        require(target.directory, creds, WRITE | SEARCH, f"directory of {new}")
+        if replaced is not None:
+            require_removable(target.directory, replaced, creds, new)
+        if target.must_be_directory and not moved.is_directory:
+            raise NotDirectory(f"{new}: {old} is not a directory")
+        if moved.is_directory and source.directory is not target.directory:
+            require(moved, creds, WRITE, old)  # its `..` changes
+        self._tree.rename(source.directory, source.name, target.directory, target.name)
+
+    def kv_chmod(self, creds: Credentials, path: str, mode: int) -> None:
+        """Set the permission bits, as `chmod(2)`."""
+        inode = self._paths.resolve(creds, path)
+        require_owner(inode, creds, path)
+        _check_mode(mode)
+        if creds.uid != 0 and not creds.in_group(inode.gid):
+            mode &= ~stat.S_ISGID
+        inode.mode = mode
+        inode.changed()
+
+    def kv_list(self, creds: Credentials, path: str) -> list[Entry]:
+        """What a directory holds, by name; the empty path is the root."""
+        directory = self._paths.resolve(creds, path or ".")
+        if not directory.is_directory:
+            raise NotDirectory(f"{path} is not a directory")
+        require(directory, creds, READ, path)
+        require(directory, creds, SEARCH, path)
+        return [
+            Entry(os.fsdecode(name), inode.kind, self.volume.size_of(inode), _num_tokens(inode))
+            for name, inode in sorted(directory.entries.items())
+        ]
+
+    def kv_stat(self, creds: Credentials, path: str) -> KvStat:
+        """As `stat(2)`: symbolic links are followed."""
+        inode = self._paths.resolve(creds, path)
+        return self._stat(inode, inode.content if isinstance(inode.content, KvFile) else None)
+
+    def kv_stat_open(self, handle: OpenKv) -> KvStat:
+        """As `fstat(2)`: of the version that the handle has."""
+        self._require_open(handle)
+        return self._stat(handle.inode, handle.content)
+
+    def du(self, creds: Credentials, path: str) -> DuReport:
+        """Pages by file below a path, and their sum; the empty path is the root."""
+        return disk_usage(self.pool, self._paths.resolve(creds, path or "."), path or ".", creds)
+
+    # The books
+
+    def statfs(self) -> VolumeStatistics:
+        return self.volume.statistics()
+
+    def check(self) -> None:
+        """Raise AssertionError unless names, versions and pages account for each other."""
+        self.volume.check()
+
+    # Parts
+
+    def _free_place(self, creds: Credentials, path: str | None) -> Place | None:
+        if path is None:
+            return None
+        place = self._paths.place(creds, path)
+        if place.inode is not None:
+            raise Exists(f"{path}: the name is taken; remove it first, or choose another")
+        if place.must_be_directory:
+            raise IsDirectory(f"{path} ends in a slash: a KV file is no directory")
+        require(place.directory, creds, WRITE | SEARCH, f"directory of {path}")
+        return place
+
+    def _create(self, creds: Credentials, place: Place | None, mode: int, table: PageTable) -> OpenKv:
+        if place is None:
+            inode = self._tree.new_inode(stat.S_IFREG, mode, creds.uid, creds.gid)
+        else:
+            inode = self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
+        inode.content = content = self.volume.new_kv(table)
+        origin = None if place is None else (place.directory.number, place.name)
+        return self._open(inode, content, origin, writable=True)
+
+    def _open(self, inode: Inode, content: KvFile, origin: tuple[int, bytes] | None, *, writable: bool) -> OpenKv:
+        content.retain()
+        self._tree.opened(inode)
+        return OpenKv(inode, content, writable, origin)
+
+    def _origin(self, creds: Credentials, path: str, inode: Inode) -> tuple[int, bytes]:
+        """The name that an existing path ends in; behind a symbolic link, any name of the file."""
+        place = self._paths.place(creds, path)
+        if place.inode is inode:
+            return place.directory.number, place.name
+        return min(inode.names)
+
+    def _current_name(self, handle: OpenKv, origin: tuple[int, bytes]) -> tuple[Inode, bytes]:
+        names = handle.inode.names
+        if origin not in names:  # renamed or removed meanwhile
+            if len(names) != 1:
+                left = f"it has {len(names)} other names" if names else "it was removed"
+                raise NotFound(f"{os.fsdecode(origin[1])}: the file no longer has this name: {left}")
+            (origin,) = names
+        return self._tree.get(origin[0]), origin[1]
+
+    def _stat(self, inode: Inode, content: KvFile | None) -> KvStat:
+        table = None if content is None else content.table
+        return KvStat(
+            ino=inode.number,
+            kind="kv" if table is not None else inode.kind,
+            mode=inode.mode,
+            uid=inode.uid,
+            gid=inode.gid,
+            nlink=inode.nlink,
+            size=self.volume.size_of(inode) if table is None else self.volume.image_format.image_bytes(table.length),
+            tokens=0 if table is None else table.length,
+            pages=0 if table is None else len(table.pages),
+            exclusive_pages=0 if table is None else table.exclusive_pages,
+            mtime_ns=inode.mtime_ns,
+            ctime_ns=inode.ctime_ns,
+        )
+
+    def _changed(self, handle: OpenKv) -> None:
+        if handle.inode.content is handle.content:
+            handle.inode.modified()
+
+    def _name_of(self, handle: OpenKv) -> str:
+        return self._tree.path_of(handle.inode)
+
+    def _require_writable(self, handle: OpenKv) -> None:
+        self._require_open(handle)
+        if not handle.writable:
+            raise BadHandle(f"{self._name_of(handle)}: the handle was opened for reading only; open it for writing")
+
+    def _require_open(self, handle: OpenKv) -> None:
+        if handle.closed:
+            raise BadHandle(f"{self._name_of(handle)}: the handle was closed")
+
+
+def _check_mode(mode: int) -> None:
+    if not 0 <= mode <= 0o7777:
+        raise Invalid(f"mode {mode:o} is not between 0 and 7777")
+
+
+def _num_tokens(inode: Inode) -> int:
+    return inode.content.table.length if isinstance(inode.content, KvFile) else 0

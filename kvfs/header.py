@@ -1,0 +1,164 @@
+"""Reads the header of an image that anybody may have written, and believes none of it.
+
+The header must say what this model's own header would say for the number of entries that it claims. So there is
+nothing to interpret: the claim is taken from one place (the shape of `tokens`), everything else is computed from it
+and compared. The checks come in the order in which their messages help: an image of another model says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvfs.image import FORMAT_NAME, FORMAT_VERSION, LENGTH_BYTES, MAX_HEADER_BYTES, TENSORS, ImageFormat, ImageLayout
+from libsym.errors import Invalid
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SHOWN_CHARACTERS = 12
+"""Enough of a fingerprint to tell two apart in a message."""
+
+
+class ByteSource(Protocol):
+    """A file to import from; its content may change under the reader's hands."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """As `pread(2)`: fewer bytes only at the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """What a valid header promises: the shape of the import, and the digest the content must have."""
+
+    image_format: ImageFormat
+    layout: ImageLayout
+    digest: str
+
+    @property
+    def num_entries(self) -> int:
+        return self.layout.num_entries
+
+    @property
+    def num_pages(self) -> int:
+        return self.layout.num_pages
+
+
+def parse_header(image_format: ImageFormat, source: ByteSource) -> ImagePlan:
+    """Check everything that a header can show, against this model and the source's size; raise Invalid if it is off.
+
+    Reads at most 64 KiB and takes well under a millisecond on a header of ours.
+    """
+    size = source.size
+    text = _read_text(source, size)
+    header = _parse_json(text)
+    digest = _check_metadata(image_format, header.pop("__metadata__", None))
+    if LENGTH_BYTES + len(text) != image_format.data_start:
+        raise Invalid(f"image's data begins at {LENGTH_BYTES + len(text)}, not at {image_format.data_start}")
+    if tuple(header) != TENSORS:
+        raise Invalid(f"image holds tensors {_shown(', '.join(header), 60)} instead of {', '.join(TENSORS)}")
+    num_entries = _claimed_entries(header["tokens"], size)
+    for name, wanted in image_format.tensor_table(num_entries).items():
+        if not _same(header[name], wanted):
+            raise Invalid(f"image's tensor {name} is not as {num_entries} entries of this model need it")
+    layout = image_format.layout(num_entries)
+    if size != layout.size:
+        wrong = "cut short" if size < layout.size else "too long"
+        raise Invalid(f"image is {wrong}: {size} bytes, {num_entries} entries need {layout.size}")
+    return ImagePlan(image_format, layout, digest)
+
+
+def read_exactly(source: ByteSource, offset: int, size: int) -> bytes:
+    """The bytes at `offset`, or Invalid if the source has shrunk meanwhile."""
+    data = source.read_at(offset, size)
+    if len(data) != size:
+        raise Invalid(f"image is cut short: {len(data)} of {size} bytes at offset {offset}")
+    return data
+
+
+def _read_text(source: ByteSource, size: int) -> bytes:
+    if size < LENGTH_BYTES:
+        raise Invalid(f"image is cut short: {size} bytes can't hold a header")
+    length = int.from_bytes(read_exactly(source, 0, LENGTH_BYTES), "little")
+    if length > MAX_HEADER_BYTES:
+        raise Invalid(f"image has a header of {length} bytes; {MAX_HEADER_BYTES} is the most there may be")
+    if size < LENGTH_BYTES + length:
+        raise Invalid(f"image is cut short: {size} bytes, its header alone has {LENGTH_BYTES + length}")
+    return read_exactly(source, LENGTH_BYTES, length)
+
+
+def _parse_json(text: bytes) -> dict[str, object]:
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested by the thousand
+        raise Invalid(f"image's header is no JSON: {_shown(str(error), 60)}") from None
+    if type(header) is not dict or not text.startswith(b"{"):
+        raise Invalid("image's header is no JSON object")
+    return header
+
+
+def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return result
+
+
+def _no_constants(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _check_metadata(image_format: ImageFormat, metadata: object) -> str:
+    """Compare the metadata with this daemon's; give the digest."""
+    if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
+        raise Invalid("image has no metadata: it was not written by Symphony")
+    theirs: dict[str, str] = dict(metadata)
+    name, version = theirs.pop("format", ""), theirs.pop("version", "")
+    if name != FORMAT_NAME:
+        raise Invalid(f"image is of format {_shown(name)}, not {FORMAT_NAME}")
+    if version != FORMAT_VERSION:
+        raise Invalid(f"image is of format version {_shown(version)} (this daemon reads version {FORMAT_VERSION})")
+    digest = theirs.pop("digest", "")
+    if not _DIGEST.fullmatch(digest):
+        raise Invalid("image has no digest")
+    for key, ours in image_format.identity.items():
+        if theirs.get(key) != ours:
+            raise Invalid(
+                f"image is of {key} {_shown(theirs.get(key, 'unknown'))} (this daemon runs {_shown(ours)}): "
+                "it can't be used here"
+            )
+    unknown = theirs.keys() - image_format.identity.keys()
+    if unknown:
+        raise Invalid(f"image's metadata has an unknown key {_shown(min(unknown))}")
+    return digest
+
+
+def _claimed_entries(tokens: object, size: int) -> int:
+    shape = tokens.get("shape") if type(tokens) is dict else None
+    if type(shape) is not list or len(shape) != 1 or type(shape[0]) is not int or shape[0] < 0:
+        raise Invalid("image's tensor tokens has no shape [n]")
+    num_entries: int = shape[0]
+    if num_entries > size:  # before arithmetic on, or a message of, a number of thousands of digits
+        raise Invalid(f"image is cut short: {size} bytes can't hold the entries it claims")
+    return num_entries
+
+
+def _same(theirs: object, ours: object) -> bool:
+    """Equality that takes neither 1.0 nor true for 1."""
+    if type(theirs) is not type(ours):
+        return False
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return theirs.keys() == ours.keys() and all(_same(theirs[key], value) for key, value in ours.items())
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(theirs) == len(ours) and all(map(_same, theirs, ours))
+    return theirs == ours
+
+
+def _shown(text: str, characters: int = _SHOWN_CHARACTERS) -> str:
+    """The beginning of a stranger's text, fit for one line of a message."""
+    cut = text if len(text) <= characters else text[:characters] + "…"
+    return "".join(character if character.isprintable() else "?" for character in cut)

@@ -1,0 +1,135 @@
+"""The image of a KV file: the bytes that `read(2)` gives, a safetensors file whose layout is fixed.
+
+    offset              bytes            what
+    0                   8                header length, little-endian
+    8                   data_start - 8   header: JSON, padded with spaces
+    data_start          P * page_bytes   tensor `pages` [P, layers, 2, kv_heads, 32 * head_dim], P = ceil(n / 32)
+    ...                 4 * n            tensor `tokens` [n], I32 little-endian
+    ...                 4 * n            tensor `positions` [n], I32 little-endian
+
+`data_start` is a multiple of 4096 and depends on the model alone, not on the number of entries n: so the size of an
+image is arithmetic, and a page of the image is the page of the pool, byte for byte. Slots of the last page past n
+read as zero.
+
+`__metadata__` holds the format's name and version, the model's identity, and a digest: BLAKE2b-256 over the pages'
+own BLAKE2b-256 digests one after the other, then the bytes of `tokens`, then those of `positions`. It finds damage;
+it does not say who made the image.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+
+from kvfs.pages import pages_for
+from kvfs.protocols import ModelFacts
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import Invalid
+
+FORMAT_NAME = "symphony.kv"
+FORMAT_VERSION = "1"
+TENSORS = ("pages", "tokens", "positions")
+
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+"""Bytes of an element, by the names that safetensors gives to types."""
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 1 << 16
+"""No image's header is longer: sixteen times what it takes today. Bounds what a hostile file can make us parse."""
+
+CLAIM_BYTES = 4096
+"""How much of a file's start `claims_to_be_image` wants to see."""
+
+_ALIGNMENT = 4096
+_CLAIM = re.compile(rb'"format"\s*:\s*"' + re.escape(FORMAT_NAME.encode()) + rb'"')
+_MANY_ENTRIES = 1 << 48
+"""More than any file will have: what room for numbers in the header is kept for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayout:
+    """Where the parts of one image are: absolute byte offsets."""
+
+    num_entries: int
+    num_pages: int
+    pages: int
+    tokens: int
+    positions: int
+    size: int
+
+
+class ImageFormat:
+    """The images of one model: sizes, offsets and headers."""
+
+    __slots__ = ("data_start", "dtype", "facts", "identity", "page_bytes", "page_shape")
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self.facts = facts
+        self.identity = dict(facts.identity)
+        assert not self.identity.keys() & {"format", "version", "digest"}
+        self.dtype = facts.dtype
+        self.page_shape = facts.page_shape
+        self.page_bytes = math.prod(facts.page_shape) * ITEM_BYTES[facts.dtype]
+        self.data_start = 0  # until the longest header is known
+        longest = LENGTH_BYTES + len(self._json(_MANY_ENTRIES, "0" * 64))
+        self.data_start = -(-longest // _ALIGNMENT) * _ALIGNMENT
+        assert self.data_start - LENGTH_BYTES <= MAX_HEADER_BYTES, f"a header of {longest} bytes: identity too long"
+
+    def layout(self, num_entries: int) -> ImageLayout:
+        num_pages = pages_for(num_entries)
+        tokens = self.data_start + num_pages * self.page_bytes
+        positions = tokens + 4 * num_entries
+        return ImageLayout(num_entries, num_pages, self.data_start, tokens, positions, positions + 4 * num_entries)
+
+    def image_bytes(self, num_entries: int) -> int:
+        """The size of an image of so many entries."""
+        return self.layout(num_entries).size
+
+    def entries_for(self, size: int) -> int:
+        """The largest number of entries whose image is no longer than `size`: what `truncate(2)` keeps."""
+        room = size - self.data_start
+        if room < 0:
+            raise Invalid(
+                f"can't truncate a KV file to {size} bytes: its header alone has {self.data_start}; 0 empties the file"
+            )
+        full_pages, rest = divmod(room, self.page_bytes + 8 * PAGE_ENTRIES)
+        return full_pages * PAGE_ENTRIES + max(0, rest - self.page_bytes) // 8
+
+    def header(self, num_entries: int, digest: str) -> bytes:
+        """The first `data_start` bytes of an image."""
+        text = self._json(num_entries, digest)
+        length = self.data_start - LENGTH_BYTES
+        assert len(text) <= length
+        return length.to_bytes(LENGTH_BYTES, "little") + text.ljust(length)
+
+    def tensor_table(self, num_entries: int) -> dict[str, dict[str, object]]:
+        """What the header says about each tensor; offsets count from `data_start`."""
+        at = self.layout(num_entries)
+        return {
+            "pages": self._tensor(self.dtype, [at.num_pages, *self.page_shape], at.pages, at.tokens),
+            "tokens": self._tensor("I32", [num_entries], at.tokens, at.positions),
+            "positions": self._tensor("I32", [num_entries], at.positions, at.size),
+        }
+
+    def _tensor(self, dtype: str, shape: list[int], begin: int, end: int) -> dict[str, object]:
+        return {"dtype": dtype, "shape": shape, "data_offsets": [begin - self.data_start, end - self.data_start]}
+
+    def _json(self, num_entries: int, digest: str) -> bytes:
+        metadata = {"format": FORMAT_NAME, "version": FORMAT_VERSION, **self.identity, "digest": digest}
+        header = {"__metadata__": metadata, **self.tensor_table(num_entries)}
+        return json.dumps(header, separators=(",", ":")).encode()
+
+
+def claims_to_be_image(head: bytes, size: int) -> bool:
+    """Whether a file of `size` bytes that begins with `head` (give CLAIM_BYTES) says it is an image of ours.
+
+    A claim is not a proof: the file may be cut short or wrong. What claims nothing is a plain file, including the
+    safetensors files of others.
+    """
+    if size <= LENGTH_BYTES or len(head) <= LENGTH_BYTES:
+        return False
+    length = int.from_bytes(head[:LENGTH_BYTES], "little")
+    header = head[LENGTH_BYTES : LENGTH_BYTES + length]
+    return length <= MAX_HEADER_BYTES and header.startswith(b"{") and _CLAIM.search(header) is not None

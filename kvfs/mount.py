@@ -1,0 +1,136 @@
+"""Mounts a KV file system, serves it, and unmounts it: whatever happens, nothing stale is left behind.
+
+The daemon must never touch its own mount from the trio thread: it would wait for itself. What is looked at here, is
+looked at before mounting, in a worker.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+from pathlib import Path
+
+import trio
+
+from kvfs.fuse import KvOperations, pyfuse3, shim
+from kvfs.fs import FileSystem
+from libsym.errors import Busy, NoAccess, NotConnected, NotDirectory, NotEmpty, NotFound, NotPermitted, SymError
+
+log = logging.getLogger(__name__)
+
+MAX_REQUESTS = 10_000
+"""Requests served at once. One that waits holds its slot, and pyfuse3 reads no more when all are taken."""
+
+_MAX_IO_BYTES = 1 << 20
+"""The most that the kernel passes in one read or write."""
+
+_FUSE_CONF = Path("/etc/fuse.conf")
+_FUSE_DEVICE = Path("/dev/fuse")
+
+
+async def serve_mount(
+    fs: FileSystem,
+    mountpoint: Path,
+    *,
+    allow_other: bool,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Mount `fs`, report that it is, serve until cancelled, unmount. One mount a process at a time.
+
+    `allow_other`: every user may enter, and modes decide; without it only the daemon's own user may, not even root.
+    """
+    where = mountpoint.absolute()
+    await trio.to_thread.run_sync(_make_ready, where, allow_other)
+    async with trio.open_nursery() as copies:
+        operations = KvOperations(fs.volume, copies)
+        shim.attach(operations.copy_file_range)
+        _mount(operations, where, allow_other=allow_other)
+        try:
+            shim.verify()
+            fs.mountpoint = where
+            log.info("mounted at %s", where)
+            task_status.started()
+            await pyfuse3.main(max_tasks=MAX_REQUESTS)
+        finally:
+            copies.cancel_scope.cancel()
+            _unmount(operations, where)
+            fs.mountpoint = None
+    raise NotConnected(f"{where} was unmounted by somebody else; restart to mount it again")
+
+
+def _mount(operations: KvOperations, where: Path, *, allow_other: bool) -> None:
+    options = {"default_permissions", "fsname=symphony", "subtype=kv", f"max_read={_MAX_IO_BYTES}"}
+    if allow_other:
+        options.add("allow_other")
+    try:
+        pyfuse3.init(operations, str(where), options)
+    except RuntimeError as error:
+        raise SymError(f"can't mount at {where}: {error}; the line before this one says why") from error
+
+
+def _unmount(operations: KvOperations, where: Path) -> None:
+    if operations.num_handles:
+        log.warning(
+            "unmounting %s with %d files and directories open: their users get errors", where, operations.num_handles
+        )
+    pyfuse3.close(unmount=True)  # lazy: succeeds with files open
+    operations.dispose()
+    log.info("unmounted %s", where)
+
+
+def _make_ready(where: Path, allow_other: bool) -> None:  # noqa: FBT001 - called through run_sync
+    """See to it that `where` is an empty directory that may be mounted on, or say why it can't be."""
+    _require_fuse(allow_other=allow_other)
+    try:
+        where.stat()
+    except FileNotFoundError:
+        _make_directory(where)
+    except OSError as error:
+        if error.errno not in {errno.ENOTCONN, errno.ECONNABORTED}:
+            raise SymError(f"can't mount at {where}: {error.strerror}", error.errno) from error
+        _clear_stale(where)
+    if not where.is_dir():
+        raise NotDirectory(f"can't mount at {where}: it is not a directory")
+    if os.path.ismount(where):  # noqa: PTH114 - pathlib's is the same
+        raise Busy(f"can't mount at {where}: something is mounted there; is another daemon running? (umount {where})")
+    try:
+        if next(where.iterdir(), None) is not None:
+            raise NotEmpty(f"can't mount at {where}: the directory is not empty; choose an empty or a new one")
+        if not os.access(where, os.W_OK):
+            raise NoAccess(f"can't mount at {where}: it belongs to somebody else; choose a directory of your own")
+    except PermissionError:
+        raise NoAccess(f"can't mount at {where}: it can't be read; choose a directory of your own") from None
+
+
+def _require_fuse(*, allow_other: bool) -> None:
+    if not _FUSE_DEVICE.exists():
+        raise NotFound(f"there is no {_FUSE_DEVICE}: load the module (modprobe fuse), or give it to the container")
+    if not os.access(_FUSE_DEVICE, os.R_OK | os.W_OK):
+        raise NoAccess(f"{_FUSE_DEVICE} may not be opened by uid {os.getuid()}: chmod 0666 {_FUSE_DEVICE}")
+    if allow_other and os.geteuid() != 0 and not _user_allow_other():
+        raise NotPermitted(f"allow_other needs root, or a line user_allow_other in {_FUSE_CONF}")
+
+
+def _user_allow_other() -> bool:
+    try:
+        lines = _FUSE_CONF.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.strip() == "user_allow_other" for line in lines)
+
+
+def _make_directory(where: Path) -> None:
+    try:
+        where.mkdir(mode=0o755)
+    except OSError as error:
+        raise SymError(f"can't make the mount point {where}: {error.strerror}", error.errno) from error
+
+
+def _clear_stale(where: Path) -> None:
+    """Take away the mount of a daemon that was killed."""
+    log.warning("%s is the mount of a daemon that is gone: unmounting it", where)
+    done = subprocess.run(["fusermount3", "-uz", str(where)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Busy(f"can't unmount the stale mount at {where}: {done.stderr.strip()}")

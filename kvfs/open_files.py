@@ -1,0 +1,309 @@
+"""Regular files that are open on the mount, and what changes under their handles.
+
+Everything runs on the trio thread; slow parts run in workers. A file's lock is held by whatever opens it or changes
+its content: so an open during an import waits, and sees the KV file.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import trio
+
+from kvfs.content import KvFile
+from kvfs.incoming import Refusal, take_in
+from kvfs.plain import PlainFile
+from kvfs.tree import Inode
+from kvfs.views import Reader, Version, View, version_of
+from kvfs.volume import Volume
+from libsym.errors import NotSupported, SymError
+
+log = logging.getLogger(__name__)
+
+_INLINE_BYTES = 64 << 10
+"""Plain reads and writes up to this size are done at once: a hop to a worker costs more (0.1 ms)."""
+
+_COPY_BYTES = 1 << 20
+"""The most that one copy_file_range copies byte by byte; the caller loops. Bounds how long it holds the file."""
+
+_KERNEL_CUT = 0xFFFFF000
+"""No copy_file_range that reaches us is longer: the kernel cuts it here."""
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """One open of a regular file."""
+
+    file: OpenFile
+    readable: bool
+    writable: bool
+    wrote: bool = False
+    """Something was changed through it: its FLUSH tests the content."""
+    own: Reader | None = None
+    """A version newer than the cached one, read past the page cache."""
+    keep_cache: bool = False
+    """At open, the page cache holds what the handle is to see."""
+
+
+@dataclass(slots=True)
+class Fork:
+    """A copy_file_range that made its target a fork at once, and answers for the rest piece by piece."""
+
+    source: Handle
+    size: int
+    answered: int
+
+
+@dataclass(slots=True, eq=False)
+class OpenFile:
+    """What the handles of one inode share."""
+
+    inode: Inode
+    lock: trio.Lock = field(default_factory=trio.Lock)
+    handles: set[Handle] = field(default_factory=set)
+    view: View | None = None
+    fork: Fork | None = None
+    refusal: Refusal | None = None
+    """Why the bytes as they are now are no image: not tested twice."""
+
+
+class OpenFiles:
+    """Every open regular file of one mount."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._files: dict[int, OpenFile] = {}
+        self._cached: dict[int, Version | None] = {}  # what the kernel's page cache holds, by inode number
+
+    @property
+    def num_handles(self) -> int:
+        return sum(len(file.handles) for file in self._files.values())
+
+    # Opening and closing
+
+    async def open(self, inode: Inode, *, readable: bool, writable: bool, truncate: bool = False) -> Handle:
+        """A new handle. A reader sees the file as it is now, until it closes it."""
+        file = self._files.setdefault(inode.number, OpenFile(inode))
+        handle = Handle(file, readable, writable)
+        file.handles.add(handle)
+        self._volume.tree.opened(inode)
+        try:
+            async with file.lock:
+                if truncate:
+                    self._truncate(file, 0)
+                    handle.wrote = True
+                self._see(handle)
+        except BaseException:
+            self._drop(handle)
+            raise
+        return handle
+
+    async def flush(self, handle: Handle) -> None:
+        """A descriptor of the handle was closed: raise if what was written is a broken image."""
+        if handle.wrote:
+            async with handle.file.lock:
+                await self._settle(handle.file)
+
+    async def release(self, handle: Handle) -> None:
+        """The handle's last descriptor was closed. If it was the last one that had written, this test is for good."""
+        file = handle.file
+        self._unsee(handle)  # before any await: the next open must not find a view that nobody uses
+        try:
+            if handle.wrote and file.inode.names and not any(other.wrote for other in file.handles - {handle}):
+                async with file.lock:
+                    await self._settle(file)
+        except SymError as error:  # take_in has logged why; nobody is left to be told
+            log.debug("inode %d stays a plain file: %s", file.inode.number, error)
+        finally:
+            self._drop(handle)
+
+    def release_all(self) -> None:
+        """The mount is gone, and with it every handle."""
+        for file in tuple(self._files.values()):
+            for handle in tuple(file.handles):
+                self._drop(handle)
+        self._cached.clear()
+
+    def forget(self, number: int) -> None:
+        """The kernel no longer knows the inode, so it caches nothing of it."""
+        self._cached.pop(number, None)
+
+    def _drop(self, handle: Handle) -> None:
+        file = handle.file
+        self._unsee(handle)
+        file.handles.remove(handle)
+        if not file.handles:
+            del self._files[file.inode.number]
+            if isinstance(file.inode.content, PlainFile):
+                file.inode.content.close()
+        self._volume.tree.closed(file.inode)
+
+    # Reading
+
+    async def read(self, handle: Handle, offset: int, size: int) -> bytes | memoryview:
+        """As `pread(2)`; use the result before the next await."""
+        reader = self._reader(handle)
+        if reader is not None:
+            return await reader.read(offset, size)
+        content = handle.file.inode.content
+        assert isinstance(content, PlainFile), "a KV file is read through a view"
+        if size <= _INLINE_BYTES:
+            return content.read_at(offset, size)
+        return await trio.to_thread.run_sync(content.read_at, offset, size)
+
+    def shown_size(self, inode: Inode) -> int:
+        """The size for `stat`: while the page cache is in use, that of what it holds."""
+        view = self._view(inode)
+        return self._volume.size_of(inode) if view is None else view.reader.size
+
+    def shown_mtime_ns(self, inode: Inode) -> int:
+        """The time for `stat`; a new one would make the kernel drop its page cache."""
+        view = self._view(inode)
+        return inode.mtime_ns if view is None else view.mtime_ns
+
+    def set_mtime_ns(self, inode: Inode, mtime_ns: int) -> None:
+        """Somebody set the time: that is shown in any case."""
+        view = self._view(inode)
+        if view is not None:
+            view.mtime_ns = mtime_ns
+        inode.mtime_ns = mtime_ns
+
+    # Changing
+
+    async def write(self, handle: Handle, offset: int, data: bytes) -> None:
+        """All of `data`, into a plain file."""
+        inode = handle.file.inode
+        async with handle.file.lock:
+            await self._write(handle, offset, data)
+        inode.modified()
+
+    async def truncate(self, inode: Inode, size: int, handle: Handle | None) -> None:
+        """As `truncate(2)`, or `ftruncate(2)` with a handle."""
+        file = self._files.get(inode.number)
+        if file is None:
+            self._volume.truncate(inode, size)
+            return
+        async with file.lock:
+            self._truncate(file, size)
+        if handle is not None:
+            handle.wrote = True
+
+    async def copy(self, source: Handle, source_offset: int, target: Handle, target_offset: int, size: int) -> int:
+        """As `copy_file_range(2)`: a whole KV file becomes a fork at once, anything else is copied by the piece."""
+        file = target.file
+        async with file.lock:
+            if isinstance(file.inode.content, KvFile):
+                return self._continue_fork(file, source, source_offset, target_offset, size)
+            assert isinstance(file.inode.content, PlainFile)
+            reader = self._reader(source)
+            at_start = source_offset == target_offset == file.inode.content.size == 0
+            if reader is not None and at_start and (size >= reader.size or size == _KERNEL_CUT):
+                reader.fork_into(file.inode)
+                self._see_all(file)
+                file.fork = Fork(source, reader.size, min(size, reader.size))
+                return file.fork.answered
+            data = await self.read(source, source_offset, min(size, _COPY_BYTES))
+            await self._write(target, target_offset, bytes(data))
+            file.inode.modified()
+            return len(data)
+
+    def _continue_fork(self, file: OpenFile, source: Handle, source_offset: int, target_offset: int, size: int) -> int:
+        fork = file.fork
+        if fork is None or fork.source is not source or not source_offset == target_offset == fork.answered:
+            raise self._unwritable(file.inode)
+        count = min(size, fork.size - fork.answered)
+        fork.answered += count
+        return count
+
+    async def _write(self, handle: Handle, offset: int, data: bytes) -> None:
+        content = handle.file.inode.content
+        if not isinstance(content, PlainFile):
+            raise self._unwritable(handle.file.inode)
+        handle.wrote = True
+        if len(data) <= _INLINE_BYTES:
+            content.write_at(offset, data)
+        else:
+            await trio.to_thread.run_sync(content.write_at, offset, data)
+
+    def _truncate(self, file: OpenFile, size: int) -> None:
+        self._volume.truncate(file.inode, size)
+        file.fork = None
+        view = file.view
+        if view is not None and (
+            size == 0 or all(handle.writable for handle in view.users if isinstance(handle, Handle))
+        ):
+            # Emptied: as on any file system, readers see that. Else readers keep what they opened, but whoever could
+            # have truncated it himself sees what he did.
+            self._close_view(file)
+            self._see_all(file)
+
+    async def _settle(self, file: OpenFile) -> None:
+        """Make a plain file whose bytes are an image a KV file. The caller holds the lock."""
+        if file.refusal is not None and file.refusal.still_holds(file.inode):
+            raise file.refusal.again()
+        try:
+            if await take_in(self._volume, file.inode):
+                self._see_all(file)
+        except SymError as error:
+            file.refusal = Refusal.of(file.inode, error)
+            raise
+
+    def _unwritable(self, inode: Inode) -> NotSupported:
+        path = self._volume.tree.path_of(inode)
+        return NotSupported(f"{path} is a KV file: it can be truncated or replaced, but not written into")
+
+    # Views
+
+    def _view(self, inode: Inode) -> View | None:
+        file = self._files.get(inode.number)
+        return None if file is None else file.view
+
+    def _reader(self, handle: Handle) -> Reader | None:
+        if handle.own is not None:
+            return handle.own
+        view = handle.file.view
+        return None if view is None else view.reader
+
+    def _see(self, handle: Handle) -> None:
+        """Give a handle that is being opened its view."""
+        file = handle.file
+        content = file.inode.content
+        if not handle.readable or content is None:
+            return
+        now = version_of(file.inode)
+        if isinstance(content, KvFile) and file.view is not None and file.view.reader.version != now:
+            handle.own = Reader(self._volume, content)
+            return
+        self._join_view(handle)
+        handle.keep_cache = self._cached.get(file.inode.number) == now
+        self._cached[file.inode.number] = now
+
+    def _see_all(self, file: OpenFile) -> None:
+        """The content was replaced: handles that are open go on with the new one."""
+        for handle in file.handles:
+            if handle.readable and handle.own is None:
+                self._join_view(handle)
+
+    def _join_view(self, handle: Handle) -> None:
+        file = handle.file
+        if isinstance(file.inode.content, KvFile):
+            if file.view is None:
+                file.view = View(Reader(self._volume, file.inode.content), file.inode.mtime_ns)
+            file.view.users.add(handle)
+
+    def _unsee(self, handle: Handle) -> None:
+        """Take a handle's view away; the last user of a view closes it."""
+        if handle.own is not None:
+            handle.own.close()
+            handle.own = None
+        view = handle.file.view
+        if view is not None:
+            view.users.discard(handle)
+            if not view.users:
+                self._close_view(handle.file)
+
+    def _close_view(self, file: OpenFile) -> None:
+        assert file.view is not None
+        file.view.reader.close()
+        file.view = None

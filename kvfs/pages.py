@@ -1,0 +1,226 @@
+"""The pool: every page's reference count, fill, owner, entries and digest.
+
+A page is shared by any number of tables and snapshots; it is free when nobody refers to it. Two rules make the
+sharing safe, and everything else follows from them:
+
+- *A slot below `fill` never changes while its page has more than one reference.* Tables append at or above `fill`
+  (see `kvfs.table`), so whoever refers to the first n slots may read them at any time, from any thread.
+- *A page's bytes never cross owners.* Each page remembers whose bytes it holds; it is zeroed before it is given to
+  anybody else.
+
+One thread (the daemon's trio thread) owns the pool: it alone calls anything that changes a reference count or a
+fill. Worker threads may call `digests_of` for full pages, and read the entries below the fill of pages, to which they
+(through a snapshot) hold a reference; nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kvfs.free_list import FreeList, IntArray
+from kvfs.protocols import PageStore
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import NoSpace
+
+DIGEST_BYTES = 32
+
+_ONE = np.int32(1)
+"""Of the counts' own type: 32,768 pages take 50 µs; with a Python int, numpy falls back to a cast of each, 1.8 ms."""
+
+_ZEROS = -1
+"""Owner of a page that was never given out: its bytes are zeros, whoever gets it."""
+_SEVERAL = -2
+"""Owner of a page that holds bytes of more than one owner, or of one unknown: zeroed whoever gets it."""
+
+
+def digest(data: bytes | memoryview) -> bytes:
+    """The digest that images and the pool use."""
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def pages_for(num_entries: int) -> int:
+    """How many pages hold so many entries."""
+    return -(-num_entries // PAGE_ENTRIES)
+
+
+class PageHolder(Protocol):
+    """Whoever holds references on pages: a table, a snapshot, an import under way."""
+
+    def held_pages(self) -> IntArray:
+        """Every page held, once for each reference."""
+        ...
+
+    def check(self) -> None:
+        """Raise AssertionError if the holder contradicts itself or its pool."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """How full the pool is."""
+
+    num_pages: int
+    num_free: int
+    num_shared: int
+    """Pages with more than one reference."""
+    page_bytes: int
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - self.num_free
+
+
+class PagePool:
+    """All pages of one store. Tables, snapshots and imports take and give back references here."""
+
+    def __init__(self, store: PageStore) -> None:
+        num_pages = store.num_pages
+        self.store = store
+        self.num_pages = num_pages
+        self.page_bytes = store.page_bytes
+        self.refcount = np.zeros(num_pages, np.int32)
+        self.fill = np.zeros(num_pages, np.int8)
+        """Slots that hold an entry of some table, or are reserved for one; the frontier of in-place appends."""
+        self.tokens = np.zeros((num_pages, PAGE_ENTRIES), np.int32)
+        self.positions = np.zeros((num_pages, PAGE_ENTRIES), np.int32)
+        self._free = FreeList(num_pages)
+        self._owner = np.full(num_pages, _ZEROS, np.int64)
+        self._digests = np.zeros((num_pages, DIGEST_BYTES), np.uint8)
+        self._has_digest = np.zeros(num_pages, np.bool_)
+
+    @property
+    def num_free(self) -> int:
+        return self._free.count
+
+    def statistics(self) -> PoolStatistics:
+        num_shared = int(np.count_nonzero(self.refcount > 1))
+        return PoolStatistics(self.num_pages, self.num_free, num_shared, self.page_bytes)
+
+    # References
+
+    def allocate(self, count: int, owner: int, *, overwritten: bool = False) -> IntArray:
+        """Give out `count` pages with one reference each, or raise NoSpace and change nothing.
+
+        The pages read as zeros or hold bytes of `owner` alone. `overwritten`: the caller promises to overwrite every
+        byte, so stale bytes stay until it calls `claim`; a page freed before that still counts as dirty.
+        """
+        if count > self.num_free:
+            raise NoSpace(
+                f"the page pool is full: {count} pages wanted, {self.num_free} of {self.num_pages} free; "
+                "remove files or forks, or start the daemon with more KV memory"
+            )
+        pages = self._free.take(count)
+        self.refcount[pages] = 1
+        if overwritten:
+            self._owner[pages] = _SEVERAL
+        else:
+            self._make_room_for(owner, pages)
+        return pages
+
+    def claim(self, pages: IntArray, owner: int) -> None:
+        """Say that every byte of these pages was overwritten with bytes of `owner`."""
+        self._owner[pages] = owner
+
+    def retain(self, pages: IntArray) -> None:
+        """Add a reference for each mention of a page."""
+        np.add.at(self.refcount, pages, _ONE)  # a plain += would count a page named twice only once
+
+    def release(self, pages: IntArray) -> None:
+        """Take back a reference for each mention of a page; pages without any are free."""
+        np.subtract.at(self.refcount, pages, _ONE)
+        unused = pages[self.refcount[pages] <= 0]
+        if unused.size:
+            assert not self.refcount[unused].any(), f"pages {unused[self.refcount[unused] < 0]} released too often"
+            self.fill[unused] = 0
+            self._has_digest[unused] = False
+            self._free.give(unused)
+
+    def _make_room_for(self, owner: int, pages: IntArray) -> None:
+        before = self._owner[pages]
+        foreign = pages[(before != owner) & (before != _ZEROS)]
+        for page in foreign.tolist():
+            self.store.zero(page)
+            self.tokens[page] = 0
+            self.positions[page] = 0
+        self._owner[pages] = owner
+
+    # Appending (for tables)
+
+    def may_append(self, page: int, num_entries: int) -> bool:
+        """Whether a table that ends after `num_entries` slots of this page may append in place."""
+        return bool(self.fill[page] == num_entries or self.refcount[page] == 1)
+
+    def set_fill(self, page: int, fill: int, owner: int) -> None:
+        """Move the frontier of a page that `owner` appends to, or whose append it takes back."""
+        self.fill[page] = fill
+        self._has_digest[page] = False
+        if self._owner[page] != owner:
+            self._owner[page] = _SEVERAL
+
+    def copy_entries(self, source: int, target: int, num_entries: int) -> None:
+        """Copy tokens and positions of a tail; its KV bytes are the decoder's to copy, at the start of the step."""
+        self.tokens[target, :num_entries] = self.tokens[source, :num_entries]
+        self.positions[target, :num_entries] = self.positions[source, :num_entries]
+        if self._owner[source] != self._owner[target]:
+            self._owner[target] = _SEVERAL  # the decoder copies whole pages, slots of the source's owner included
+
+    # Digests
+
+    def digests_of(self, pages: IntArray) -> bytes:
+        """The digests of full pages, one after the other; what is missing is computed and kept until it is freed.
+
+        For worker threads that hold references on the pages: two that meet write the same digest twice.
+        """
+        for page in pages[~self._has_digest[pages]].tolist():
+            self.keep_digest(page, digest(self.store.view(page)))
+        return self._digests[pages].tobytes()
+
+    def keep_digest(self, page: int, value: bytes) -> None:
+        """Note the digest of a full page."""
+        self._digests[page] = np.frombuffer(value, np.uint8)
+        self._has_digest[page] = True  # last: whoever sees it may read the digest
+
+    # The books
+
+    def check_fill(self, pages: IntArray, num_entries: int) -> None:
+        """Raise AssertionError unless these pages hold so many entries, all of them below the pages' fills."""
+        if len(pages) != pages_for(num_entries):
+            raise AssertionError(f"{num_entries} entries are said to be in {len(pages)} pages")
+        full, tail = divmod(num_entries, PAGE_ENTRIES)
+        fill = self.fill[pages]
+        if (fill[:full] != PAGE_ENTRIES).any() or (fill[full:] < tail).any():
+            raise AssertionError(f"{num_entries} entries are said to be in pages {pages} filled to {fill}")
+
+    def check(self, *holders: Iterable[PageHolder]) -> None:
+        """Raise AssertionError, with the facts, unless exactly these holders account for every reference.
+
+        Takes a few microseconds a holder. `raise` rather than `assert`: it is for production too, `python -O` or not.
+        """
+        counted = np.zeros(self.num_pages, np.int64)
+        for holder in (holder for group in holders for holder in group):
+            holder.check()
+            np.add.at(counted, holder.held_pages(), 1)
+        wrong = np.flatnonzero(counted != self.refcount)
+        if wrong.size:
+            some = wrong[:8]
+            raise AssertionError(f"pages {some} have {self.refcount[some]} references, {counted[some]} are held")
+        free = self._free.bitmap()
+        wrong = np.flatnonzero(free != (counted == 0))
+        if wrong.size:
+            some = wrong[:8]
+            raise AssertionError(f"pages {some} are in the free list: {free[some]}; references held: {counted[some]}")
+        num_used = int(np.count_nonzero(counted))
+        if self.num_free + num_used != self.num_pages:
+            raise AssertionError(f"{self.num_free} free + {num_used} used != {self.num_pages} pages")
+        strange = (self.fill < 0) | (self.fill > PAGE_ENTRIES) | (free & (self.fill != 0))
+        strange |= self._has_digest & (self.fill != PAGE_ENTRIES)
+        wrong = np.flatnonzero(strange)
+        if wrong.size:
+            some = wrong[:8]
+            facts = f"fill {self.fill[some]}, free {free[some]}, digest {self._has_digest[some]}"
+            raise AssertionError(f"pages {some} contradict themselves: {facts}")

@@ -1,0 +1,136 @@
+"""Walks a path for a LIP, by the rules that the kernel follows on the mount.
+
+A relative path begins at the root of the mount; an absolute one must lie below the mount, and so must every symbolic
+link on the way and every `..`: KV files are nowhere else. Each directory passed needs its search bit.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from kvfs.tree import MAX_NAME_BYTES, SEARCH, Credentials, Inode, Tree, require
+from libsym.errors import CrossDevice, Invalid, NameTooLong, NotDirectory, NotFound, TooManyLinks
+
+MAX_PATH_BYTES = 4095
+MAX_LINKS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A name in a directory, whether or not anything has that name."""
+
+    directory: Inode
+    name: bytes
+    path: str
+    """As the caller wrote it."""
+    must_be_directory: bool
+    """The path ends in a slash."""
+
+    @property
+    def inode(self) -> Inode | None:
+        return self.directory.entries.get(self.name)
+
+    def existing(self) -> Inode:
+        """What has the name, or NotFound."""
+        inode = self.inode
+        if inode is None:
+            raise NotFound(f"{self.path}: no such file")
+        if self.must_be_directory and not inode.is_directory:
+            raise NotDirectory(f"{self.path}: not a directory")
+        return inode
+
+
+class Paths:
+    """The paths of one tree, mounted at `mountpoint`."""
+
+    def __init__(self, tree: Tree, mountpoint: PurePath | None = None) -> None:
+        self._tree = tree
+        self.mountpoint = mountpoint
+
+    def resolve(self, creds: Credentials, path: str) -> Inode:
+        """The inode of a path, symbolic links followed to the end."""
+        return self._walk(creds, self._encoded(path), path)
+
+    def place(self, creds: Credentials, path: str) -> Place:
+        """Where a path's last component is, or would be; if it is a symbolic link, it is not followed."""
+        encoded = self._encoded(path)
+        bare = encoded.rstrip(b"/")
+        head, _, name = bare.rpartition(b"/")
+        if name in {b"", b".", b".."} or bare == self._mount_bytes():
+            raise Invalid(f"{path or repr(path)}: names a directory on the way, where the name of a file is needed")
+        if len(name) > MAX_NAME_BYTES:
+            raise _name_too_long(path)
+        absolute = encoded.startswith(b"/")
+        directory = self._walk(creds, head or (b"/" if absolute else b"."), path)
+        if not directory.is_directory:
+            raise NotDirectory(f"{path}: {os.fsdecode(head)} is not a directory")
+        require(directory, creds, SEARCH, f"directory of {path}")
+        return Place(directory, name, path, must_be_directory=bare != encoded)
+
+    def _walk(self, creds: Credentials, encoded: bytes, path: str) -> Inode:
+        current = self._tree.root
+        pending = self._components(encoded, path)
+        links_left = MAX_LINKS
+        while pending:
+            name = pending.pop()
+            if not current.is_directory:
+                raise NotDirectory(f"{path}: what comes before {os.fsdecode(name)} is not a directory")
+            require(current, creds, SEARCH, f"a directory on the way of {path}")
+            if name == b".":
+                continue
+            if name == b"..":
+                if current is self._tree.root:
+                    raise CrossDevice(f"{path} leaves the mount")
+                current = current.parent or current
+                continue
+            if len(name) > MAX_NAME_BYTES:
+                raise _name_too_long(path)
+            inode = current.entries.get(name)
+            if inode is None:
+                raise NotFound(f"{path}: no such file")
+            if not inode.is_symlink:
+                current = inode
+                continue
+            if not links_left:
+                raise TooManyLinks(f"{path}: more than {MAX_LINKS} symbolic links on the way (a loop?)")
+            links_left -= 1
+            pending += self._components(inode.target, path)
+            if inode.target.startswith(b"/"):
+                current = self._tree.root
+        return current
+
+    def _components(self, encoded: bytes, path: str) -> list[bytes]:
+        """Names from last to first; a slash at the end counts as a `.`, which demands a directory."""
+        if encoded.startswith(b"/"):
+            mount = self._mount_bytes()
+            if mount is None or not (encoded + b"/").startswith(mount.rstrip(b"/") + b"/"):
+                where = f"; it is mounted at {self.mountpoint}" if mount else ""
+                raise CrossDevice(f"{path} does not lie in the KV file system{where}")
+            encoded = encoded[len(mount) :]
+        names = [name for name in encoded.split(b"/") if name]
+        if names and encoded.endswith(b"/"):
+            names.append(b".")
+        return names[::-1]
+
+    def _mount_bytes(self) -> bytes | None:
+        return None if self.mountpoint is None else os.fsencode(self.mountpoint)
+
+    @staticmethod
+    def _encoded(path: str) -> bytes:
+        try:
+            encoded = os.fsencode(path)
+        except UnicodeEncodeError:
+            raise Invalid(f"{path!r} can't be a file name") from None
+        if not encoded:
+            raise NotFound("the empty path names no file")
+        if b"\0" in encoded:
+            raise Invalid(f"{path!r} holds a zero byte")
+        if len(encoded) > MAX_PATH_BYTES:
+            raise NameTooLong(f"{path[:20]}…: a path may have {MAX_PATH_BYTES} bytes, this has {len(encoded)}")
+        return encoded
+
+
+def _name_too_long(path: str) -> NameTooLong:
+    return NameTooLong(f"{path[:40]}…: a name may have {MAX_NAME_BYTES} bytes")

@@ -1,0 +1,107 @@
+"""A plain file's bytes: a backing file, made when the first byte is written.
+
+The size is kept here, so that `stat` asks nobody. The kernel serialises writes and truncations of one inode, so the
+owner's thread and its workers never change one file at the same time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from libsym.errors import SymError
+
+
+class _Descriptor:
+    """An open file, closed when the last user lets go of it: perhaps a worker in the middle of a read."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
+class PlainFile:
+    """The content of a plain file; satisfies `ByteSource`, so an image in it can be imported."""
+
+    __slots__ = ("_file", "_lock", "changes", "path", "size")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self.changes = 0
+        """Counts writes and truncations: equal counts mean equal bytes."""
+        self._file: _Descriptor | None = None
+        self._lock = threading.Lock()
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """As `pread(2)`: fewer bytes only at the end."""
+        wanted = min(size, self.size - offset)
+        if wanted <= 0:
+            return b""
+        try:
+            file = self._opened()
+            data = os.pread(file.number, wanted, offset)
+        except OSError as error:
+            raise self._failed("read", error) from error
+        if len(data) != wanted:
+            raise SymError(f"backing file {self.path} gave {len(data)} of {wanted} bytes at offset {offset}")
+        return data
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        """Write all of `data`, or raise."""
+        view = memoryview(data)
+        self.changes += 1
+        try:
+            file = self._opened()
+            while view:
+                written = os.pwrite(file.number, view, offset)
+                offset += written
+                self.size = max(self.size, offset)
+                view = view[written:]
+        except OSError as error:
+            raise self._failed("write", error) from error
+
+    def resize(self, size: int) -> None:
+        """As `ftruncate(2)`."""
+        self.changes += 1
+        if size or self.size:
+            try:
+                file = self._opened()
+                os.ftruncate(file.number, size)
+            except OSError as error:
+                raise self._failed("resize", error) from error
+        self.size = size
+
+    def sync(self) -> None:
+        """Wait until the bytes are on the disk below."""
+        file = self._file
+        if file is not None:
+            try:
+                os.fsync(file.number)
+            except OSError as error:
+                raise self._failed("sync", error) from error
+
+    def close(self) -> None:
+        """Give the descriptor back; the next access opens the file again."""
+        self._file = None
+
+    def discard(self) -> None:
+        """Remove the bytes for good."""
+        self.size = 0
+        self.close()
+        self.path.unlink(missing_ok=True)  # missing: nothing was ever written
+
+    def _opened(self) -> _Descriptor:
+        with self._lock:
+            if self._file is None:
+                self._file = _Descriptor(self.path)
+            return self._file
+
+    def _failed(self, verb: str, error: OSError) -> SymError:
+        return SymError(f"can't {verb} backing file {self.path}: {error.strerror}", error.errno)

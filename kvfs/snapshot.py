@@ -1,0 +1,145 @@
+"""A reader's view of a KV file: the image as it was at open, whatever happens to the file afterwards.
+
+A snapshot holds a reference on each page, so no page is freed or rewritten below the snapshot's end; slots past its
+end, where another table may be appending, are masked. Nothing is copied at open but page numbers, and the bytes of
+full pages are given out as they lie in the store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from kvfs.free_list import IntArray
+from kvfs.image import ImageFormat
+from kvfs.pages import PagePool, digest
+from kvfs.table import PageTable
+from libsym.abi import PAGE_ENTRIES
+
+Bytes: TypeAlias = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """The parts of an image that are not pages of the store."""
+
+    header: bytes
+    tail: bytes
+    """The last page with zeros past the end; empty when the last page is full."""
+    entries: bytes
+    """Tokens, then positions."""
+
+
+class Snapshot:
+    """The image of a table's committed entries. Made and closed by the thread that owns the pool.
+
+    `prepare` and `read` may be called from worker threads, several at once; all of them, and all use of the views
+    that `read` gave out, must be over before `close`.
+    """
+
+    __slots__ = ("_computed", "_lock", "_num_full", "_pages", "closed", "image_format", "layout", "pool")
+
+    def __init__(self, table: PageTable, image_format: ImageFormat) -> None:
+        assert not table.closed
+        assert image_format.page_bytes == table.pool.page_bytes
+        self.pool: PagePool = table.pool
+        self.image_format = image_format
+        self.layout = image_format.layout(table.length)
+        self.closed = False
+        self._pages: IntArray = table.pages.copy()
+        self._num_full = table.length // PAGE_ENTRIES
+        self._computed: _Computed | None = None
+        self._lock = threading.Lock()
+        self.pool.retain(self._pages)
+
+    @property
+    def size(self) -> int:
+        return self.layout.size
+
+    def prepare(self) -> None:
+        """Compute the digests and the header once: at about 1 GB/s for pages that nobody has hashed before.
+
+        The first `read` does it unasked. Call it from a worker thread, before reads that must be quick.
+        """
+        self._compute()
+
+    def read(self, offset: int, size: int) -> Bytes:
+        """Up to `size` bytes of the image; empty past its end.
+
+        A view into the store, without a copy, when the range lies in consecutive full pages.
+        """
+        assert not self.closed
+        assert min(offset, size) >= 0
+        parts = list(self._parts(offset, min(offset + size, self.size)))
+        if len(parts) == 1:
+            return parts[0]
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Give the pages back."""
+        assert not self.closed
+        assert not self._lock.locked(), "closed while a worker was preparing it"
+        self.closed = True
+        self.pool.release(self._pages)
+
+    # Reading
+
+    def _parts(self, begin: int, end: int) -> Iterator[Bytes]:
+        """The bytes from `begin` to `end`, in the largest pieces that lie together."""
+        computed = self._compute()
+        pages_at, tokens_at = self.layout.pages, self.layout.tokens
+        tail_at = pages_at + self._num_full * self.pool.page_bytes
+        if begin < min(end, pages_at):
+            yield computed.header[begin:end]
+        if max(begin, pages_at) < min(end, tail_at):
+            yield from self._full_pages(max(begin, pages_at) - pages_at, min(end, tail_at) - pages_at)
+        if max(begin, tail_at) < min(end, tokens_at):
+            yield memoryview(computed.tail)[max(begin - tail_at, 0) : end - tail_at]
+        if max(begin, tokens_at) < end:
+            yield memoryview(computed.entries)[max(begin - tokens_at, 0) : end - tokens_at]
+
+    def _full_pages(self, begin: int, end: int) -> Iterator[memoryview]:
+        """Bytes of full pages, offsets counted from the first page's; consecutive pages come as one view."""
+        page_bytes = self.pool.page_bytes
+        first, stop = begin // page_bytes, -(-end // page_bytes)
+        pages = self._pages[first:stop]
+        cuts = (np.flatnonzero(np.diff(pages) != 1) + 1).tolist()
+        for run_first, run_stop in zip([0, *cuts], [*cuts, len(pages)], strict=True):
+            view = self.pool.store.view(int(pages[run_first]), run_stop - run_first).toreadonly()
+            run_begin = (first + run_first) * page_bytes
+            yield view[max(begin - run_begin, 0) : end - run_begin]
+
+    def _compute(self) -> _Computed:
+        if self._computed is None:
+            with self._lock:
+                if self._computed is None:  # another worker may have been first
+                    self._computed = self._computed_parts()
+        return self._computed
+
+    def _computed_parts(self) -> _Computed:
+        num_entries = self.layout.num_entries
+        tail_entries = num_entries % PAGE_ENTRIES
+        digests = self.pool.digests_of(self._pages[: self._num_full])
+        tail = b""
+        if tail_entries:
+            tail = self.pool.store.head(int(self._pages[-1]), tail_entries)
+            digests += digest(tail)
+        tokens = self.pool.tokens[self._pages].reshape(-1)[:num_entries]
+        positions = self.pool.positions[self._pages].reshape(-1)[:num_entries]
+        entries = tokens.astype("<i4").tobytes() + positions.astype("<i4").tobytes()
+        header = self.image_format.header(num_entries, digest(digests + entries).hex())
+        return _Computed(header, tail, entries)
+
+    # The books
+
+    def held_pages(self) -> IntArray:
+        return self._pages[:0] if self.closed else self._pages
+
+    def check(self) -> None:
+        """Raise AssertionError if the pages can't hold what was there at open."""
+        if not self.closed:
+            self.pool.check_fill(self._pages, self.layout.num_entries)

@@ -1,0 +1,259 @@
+"""A KV file is a page table: which pages hold its entries, and how many entries there are.
+
+**The tail rule.** Several tables may end in one page, at different slots. A table may append in place iff it ends
+exactly at the page's fill (it is at the frontier; nobody can be using the slots beyond) or it is the only one that
+refers to the page (then slots beyond its end are leftovers). Every other table gets a copy of the page first.
+
+**A reservation** is the room for one call of a step. Nobody sees its entries before `commit`, and `abort` takes it
+back without trace. The page that a copy is made from stays referenced until then: the decoder copies the bytes when
+the step starts, and until it has, nobody may free the source or append over it.
+
+Owned by the daemon's trio thread; nothing here awaits or blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from kvfs.free_list import IntArray
+from kvfs.pages import PagePool, pages_for
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import Invalid
+
+
+class PageTable:
+    """The entries of one KV file. `close` it when nobody needs it any more."""
+
+    __slots__ = ("_num_pages", "_slots", "closed", "length", "owner", "pool", "reservation")
+
+    def __init__(self, pool: PagePool, owner: int) -> None:
+        self.pool = pool
+        self.owner = owner
+        """The uid that new pages belong to."""
+        self.length = 0
+        """Committed entries."""
+        self.reservation: Reservation | None = None
+        self.closed = False
+        self._slots = np.empty(0, np.int32)  # page numbers, with room to grow
+        self._num_pages = 0
+
+    @classmethod
+    def adopt(cls, pool: PagePool, owner: int, pages: IntArray, length: int) -> Self:
+        """A table over pages that already hold entries; it takes over the caller's references."""
+        assert len(pages) == pages_for(length)
+        table = cls(pool, owner)
+        table._slots = pages
+        table._num_pages = len(pages)
+        table.length = length
+        return table
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def pages(self) -> IntArray:
+        """The page numbers, in order: a view, good until the table changes."""
+        return self._slots[: self._num_pages]
+
+    @property
+    def next_position(self) -> int:
+        """The position after the last entry's; 0 for an empty table."""
+        if self.length == 0:
+            return 0
+        last = self.length - 1
+        return int(self.pool.positions[self._slots[last // PAGE_ENTRIES], last % PAGE_ENTRIES]) + 1
+
+    @property
+    def exclusive_pages(self) -> int:
+        """Pages that nobody else refers to: what closing this table would free."""
+        return int(np.count_nonzero(self.pool.refcount[self.pages] == 1))
+
+    @property
+    def shared_pages(self) -> int:
+        """Pages that another table or a reader refers to as well."""
+        return self._num_pages - self.exclusive_pages
+
+    def read(self) -> tuple[IntArray, IntArray]:
+        """Token ids and positions of every entry, as arrays of the caller's own."""
+        pages = self.pages
+        tokens = self.pool.tokens[pages].reshape(-1)[: self.length]
+        positions = self.pool.positions[pages].reshape(-1)[: self.length]
+        return tokens, positions
+
+    def fork(self, owner: int | None = None) -> PageTable:
+        """A second table over the same pages, for `owner` (default: the same): integers are copied, never KV.
+
+        While a reservation is open, the fork has the committed entries only.
+        """
+        assert not self.closed
+        pages = self.pages.copy()
+        self.pool.retain(pages)
+        return PageTable.adopt(self.pool, self.owner if owner is None else owner, pages, self.length)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` entries. Pages that others share keep all of theirs."""
+        assert not self.closed
+        assert self.reservation is None
+        if not 0 <= length <= self.length:
+            raise Invalid(f"can't truncate to {length} entries: the file has {self.length}")
+        num_pages = pages_for(length)
+        self.pool.release(self._slots[num_pages : self._num_pages])
+        self._num_pages = num_pages
+        self.length = length
+
+    def close(self) -> None:
+        """Give every page back. Not while a reservation is open."""
+        assert not self.closed
+        assert self.reservation is None
+        self.pool.release(self.pages)
+        self._num_pages = 0
+        self.length = 0
+        self.closed = True
+
+    def reserve(self, tokens: npt.ArrayLike, positions: npt.ArrayLike) -> Reservation:
+        """Make room for new entries after the last, or raise NoSpace and change nothing."""
+        assert not self.closed
+        assert self.reservation is None
+        tokens, positions = np.asarray(tokens, np.int32), np.asarray(positions, np.int32)
+        assert 0 < tokens.size == len(tokens) == len(positions) == positions.size
+        tail = self.length % PAGE_ENTRIES
+        source = int(self._slots[self._num_pages - 1]) if tail else None
+        if source is not None and not self.pool.may_append(source, tail):
+            self.reservation = self._reserve_copying(source, tokens, positions)
+        else:
+            self.reservation = self._reserve_in_place(source, tokens, positions)
+        return self.reservation
+
+    def _reserve_in_place(self, tail_page: int | None, tokens: IntArray, positions: IntArray) -> Reservation:
+        num_pages = pages_for(self.length + tokens.size)
+        added = num_pages - self._num_pages
+        if added:
+            new_pages = self.pool.allocate(added, self.owner)
+            self._grow(num_pages)
+            self._slots[self._num_pages : num_pages] = new_pages
+        else:
+            new_pages = _NO_PAGES
+        pages = self._slots[:num_pages]
+        reservation = Reservation(
+            self, tokens=tokens, positions=positions, pages=pages, new_pages=new_pages, tail_page=tail_page
+        )
+        reservation.write_entries()
+        return reservation
+
+    def _reserve_copying(self, source: int, tokens: IntArray, positions: IntArray) -> Reservation:
+        num_pages = pages_for(self.length + tokens.size)
+        new_pages = self.pool.allocate(num_pages - self._num_pages + 1, self.owner)
+        pages = np.concatenate((self._slots[: self._num_pages - 1], new_pages))
+        target = int(new_pages[0])
+        self.pool.copy_entries(source, target, self.length % PAGE_ENTRIES)
+        reservation = Reservation(
+            self,
+            tokens=tokens,
+            positions=positions,
+            pages=pages,
+            new_pages=new_pages,
+            tail_page=target,
+            copies=((source, target),),
+        )
+        reservation.write_entries()
+        return reservation
+
+    def _grow(self, num_pages: int) -> None:
+        if num_pages > self._slots.size:
+            slots = np.empty(max(num_pages, 2 * self._slots.size), np.int32)
+            slots[: self._num_pages] = self.pages
+            self._slots = slots
+
+    def _close_reservation(self, reservation: Reservation) -> None:
+        assert self.reservation is reservation, "this reservation was committed or aborted before"
+        self.reservation = None
+
+    def _commit(self, reservation: Reservation) -> None:
+        self._close_reservation(reservation)
+        self._num_pages = len(reservation.pages)
+        self.length += reservation.tokens.size
+        if reservation.copies:
+            self._slots = reservation.pages
+            self.pool.release(np.array([reservation.copies[0][0]], np.int32))
+
+    # The books
+
+    def held_pages(self) -> IntArray:
+        """Every page referred to, those of an open reservation included."""
+        if self.reservation is None:
+            return self.pages
+        return np.concatenate((self.pages, self.reservation.new_pages))
+
+    def check(self) -> None:
+        """Raise AssertionError if length, pages and fills contradict each other."""
+        self.pool.check_fill(self.pages, self.length)
+
+
+class Reservation:
+    """Room for new entries of one table: what a step needs to compute them. End it with `commit` or `abort`."""
+
+    __slots__ = ("_tail_page", "copies", "new_pages", "pages", "positions", "start", "table", "tokens")
+
+    def __init__(
+        self,
+        table: PageTable,
+        *,
+        tokens: IntArray,
+        positions: IntArray,
+        pages: IntArray,
+        new_pages: IntArray,
+        tail_page: int | None,
+        copies: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        self.table = table
+        self.start = table.length
+        """Entry index of tokens[0]."""
+        self.tokens = tokens
+        self.positions = positions
+        self.pages = pages
+        """Page table that covers every entry below `start + len(tokens)`; good until commit or abort."""
+        self.copies = copies
+        """(source, target) pages whose KV bytes must be copied before anything is computed."""
+        self.new_pages = new_pages
+        self._tail_page = tail_page  # the page that holds entry start - 1 and has room left: the copy, if there is one
+
+    def write_entries(self) -> None:
+        """Put tokens and positions into the pages and move their fills. Called once, by `reserve`."""
+        pool, owner = self.table.pool, self.table.owner
+        first, end = self.start, self.start + self.tokens.size
+        slot = first % PAGE_ENTRIES
+        last_page = (end - 1) // PAGE_ENTRIES
+        if first // PAGE_ENTRIES == last_page:  # one page: the decode path
+            page = self.pages[last_page]
+            stop = slot + self.tokens.size
+            pool.tokens[page, slot:stop] = self.tokens
+            pool.positions[page, slot:stop] = self.positions
+            pool.set_fill(page, stop, owner)
+            return
+        touched = self.pages[first // PAGE_ENTRIES :]
+        slots = np.arange(slot, slot + self.tokens.size)
+        where = touched[slots // PAGE_ENTRIES], slots % PAGE_ENTRIES
+        pool.tokens[where] = self.tokens
+        pool.positions[where] = self.positions
+        if self._tail_page is not None:
+            pool.set_fill(self._tail_page, PAGE_ENTRIES, owner)
+        pool.fill[self.new_pages] = PAGE_ENTRIES
+        pool.fill[self.pages[last_page]] = end - last_page * PAGE_ENTRIES
+
+    def commit(self) -> None:
+        """The step is done: the entries are part of the file."""
+        self.table._commit(self)  # noqa: SLF001 - the two classes are one mechanism
+
+    def abort(self) -> None:
+        """The step failed: give the room back, as if nothing had been reserved."""
+        self.table._close_reservation(self)  # noqa: SLF001 - the two classes are one mechanism
+        pool = self.table.pool
+        if self._tail_page is not None and not self.copies:
+            pool.set_fill(self._tail_page, self.start % PAGE_ENTRIES, self.table.owner)
+        pool.release(self.new_pages)
+
+
+_NO_PAGES = np.empty(0, np.int32)

@@ -1,0 +1,81 @@
+"""What a reader of a KV file on the mount sees.
+
+The kernel's page cache belongs to an inode, not to an open. So all cached opens of a KV file share one view, a
+snapshot; its size and time stay put until the last of them is closed, whatever LIPs append meanwhile. An open that
+must see a newer version gets a snapshot of its own, read past the cache (direct I/O, where MAP_SHARED is refused).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import trio
+
+from kvfs.content import Content, KvFile
+from kvfs.tree import Inode
+from kvfs.volume import Volume
+
+Version: TypeAlias = tuple[Content, int]
+"""Equal versions have equal bytes. A plain file has one version: the kernel itself writes its page cache."""
+
+
+def version_of(inode: Inode) -> Version | None:
+    """The version that a regular file has now."""
+    content = inode.content
+    if content is None:
+        return None
+    return content, content.changes if isinstance(content, KvFile) else 0
+
+
+class Reader:
+    """A snapshot for asynchronous reading: a worker makes it ready before its first byte is given out."""
+
+    __slots__ = ("_closing", "_num_reading", "_prepared", "_snapshot", "_volume", "version")
+
+    def __init__(self, volume: Volume, kv: KvFile) -> None:
+        self.version: Version = (kv, kv.changes)
+        self._volume = volume
+        self._snapshot = volume.open_snapshot(kv)
+        self._prepared = False
+        self._num_reading = 0
+        self._closing = False
+
+    @property
+    def size(self) -> int:
+        return self._snapshot.size
+
+    async def read(self, offset: int, size: int) -> bytes | memoryview:
+        """As `pread(2)`. The result may be a view of pages: use it before the next await."""
+        self._num_reading += 1
+        try:
+            if not self._prepared:  # hashes what was never hashed: at about 1 GB/s
+                await trio.to_thread.run_sync(self._snapshot.prepare)
+                self._prepared = True
+            return self._snapshot.read(offset, size)
+        finally:
+            self._num_reading -= 1
+            if self._closing and not self._num_reading:
+                self._volume.close_snapshot(self._snapshot)
+
+    def fork_into(self, inode: Inode) -> None:
+        """Make an empty plain file a KV file with what this reader sees."""
+        assert not self._closing
+        self._volume.fork_into(self._snapshot, inode)
+
+    def close(self) -> None:
+        """Give the pages back, as soon as nobody is reading."""
+        assert not self._closing
+        self._closing = True
+        if not self._num_reading:
+            self._volume.close_snapshot(self._snapshot)
+
+
+class View:
+    """The reader that all cached opens of one inode share, and the attributes that must not move meanwhile."""
+
+    __slots__ = ("mtime_ns", "reader", "users")
+
+    def __init__(self, reader: Reader, mtime_ns: int) -> None:
+        self.reader = reader
+        self.mtime_ns = mtime_ns
+        self.users: set[object] = set()

@@ -1,0 +1,194 @@
+"""Names and pages together: what every inode's content is, and how it changes.
+
+The gate's calls (`kvfs.fs`) and the mount (`kvfs.fuse`) both stand on this. A regular file is plain or KV and can
+become the other: a plain file whose bytes are a whole image becomes a KV file (`finish_import`), an empty plain file
+becomes a fork (`fork_into`), and a KV file that is truncated to nothing becomes an empty plain file.
+
+Owned by the daemon's trio thread; nothing here awaits.
+"""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvfs.content import KvFile
+from kvfs.header import ImagePlan
+from kvfs.image import ImageFormat
+from kvfs.importer import ImageImport
+from kvfs.pages import PagePool
+from kvfs.plain import PlainFile
+from kvfs.protocols import ModelFacts
+from kvfs.snapshot import Snapshot
+from kvfs.table import PageTable
+from kvfs.tree import Inode, Tree
+from libsym.errors import Busy, Invalid, IsDirectory
+
+DIRECTORY_BYTES = 4096
+"""What `stat` says of a directory's size; it means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeStatistics:
+    """The pool's room and the tree's population: what `df` shows."""
+
+    page_bytes: int
+    num_pages: int
+    num_free_pages: int
+    num_files: int
+    """Inodes of any kind, the root included."""
+    num_names: int
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.num_pages * self.page_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        return self.num_free_pages * self.page_bytes
+
+
+class Volume:
+    """One tree over one pool. Backing files of plain files lie in `backing_dir`, which nobody else may use."""
+
+    def __init__(self, pool: PagePool, model: ModelFacts, backing_dir: Path, uid: int, gid: int) -> None:
+        self.pool = pool
+        self.model = model
+        self.image_format = ImageFormat(model)
+        self.tree = Tree(uid, gid, self._discard)
+        self._backing_dir = backing_dir
+        self._kv_files: set[KvFile] = set()
+        self._snapshots: set[Snapshot] = set()
+        self._imports: set[ImageImport] = set()
+        backing_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for leftover in backing_dir.glob("*.plain"):  # of a daemon that was killed; its names died with it
+            leftover.unlink()
+
+    # Content
+
+    def make_plain(self, directory: Inode, name: bytes, mode: int, uid: int, gid: int) -> Inode:
+        """An empty plain file under a new name."""
+        inode = self.tree.make(directory, name, stat.S_IFREG, mode=mode, uid=uid, gid=gid)
+        inode.content = self._plain(inode)
+        return inode
+
+    def new_kv(self, table: PageTable) -> KvFile:
+        """A KV file's first version, with one user."""
+        kv = KvFile(table)
+        self._kv_files.add(kv)
+        return kv
+
+    def release_kv(self, kv: KvFile) -> None:
+        """One user of a version less; the last one frees its pages."""
+        if kv.release():
+            self._kv_files.remove(kv)
+
+    def size_of(self, inode: Inode) -> int:
+        """What `stat` says: an image's size for a KV file."""
+        if isinstance(inode.content, KvFile):
+            return self.image_format.image_bytes(inode.content.table.length)
+        if isinstance(inode.content, PlainFile):
+            return inode.content.size
+        return DIRECTORY_BYTES if inode.is_directory else len(inode.target)
+
+    def truncate(self, inode: Inode, size: int) -> None:
+        """As `truncate(2)`. A KV file keeps the entries whose image fits; at 0 it becomes an empty plain file."""
+        content = inode.content
+        if inode.is_directory:
+            raise IsDirectory(f"{self.tree.path_of(inode)} is a directory")
+        if content is None:
+            raise Invalid(f"{self.tree.path_of(inode)} is not a regular file")
+        if isinstance(content, PlainFile):
+            content.resize(size)
+        elif size == 0:
+            self._replace(inode, self._plain(inode))
+        else:
+            num_entries = self.image_format.entries_for(size)
+            self.truncate_kv(content, min(num_entries, content.table.length), self.tree.path_of(inode))
+        inode.modified()
+
+    def truncate_kv(self, kv: KvFile, num_entries: int, what: str) -> None:
+        """Keep the first entries of one version."""
+        if kv.table.reservation is not None:
+            raise Busy(f"{what}: a step is appending to it; try again when it is over")
+        if num_entries != kv.table.length:
+            kv.table.truncate(num_entries)
+            kv.changes += 1
+
+    def fork_into(self, snapshot: Snapshot, inode: Inode) -> None:
+        """Make a plain file, which must be empty, a fork of what a reader sees."""
+        assert isinstance(inode.content, PlainFile)
+        assert inode.content.size == 0
+        pages = snapshot.held_pages().copy()
+        self.pool.retain(pages)
+        table = PageTable.adopt(self.pool, inode.uid, pages, snapshot.layout.num_entries)
+        self._replace(inode, self.new_kv(table))
+        inode.modified()
+
+    def _plain(self, inode: Inode) -> PlainFile:
+        return PlainFile(self._backing_dir / f"{inode.number}.plain")
+
+    def _replace(self, inode: Inode, content: PlainFile | KvFile) -> None:
+        old, inode.content = inode.content, content
+        if isinstance(old, KvFile):
+            self.release_kv(old)
+        elif isinstance(old, PlainFile):
+            old.discard()
+
+    def _discard(self, inode: Inode) -> None:
+        """Nothing refers to the inode any more."""
+        if isinstance(inode.content, KvFile):
+            self.release_kv(inode.content)
+        elif isinstance(inode.content, PlainFile):
+            inode.content.discard()
+
+    # Images
+
+    def open_snapshot(self, kv: KvFile) -> Snapshot:
+        """A reader's view of the image as it is now."""
+        snapshot = Snapshot(kv.table, self.image_format)
+        self._snapshots.add(snapshot)
+        return snapshot
+
+    def close_snapshot(self, snapshot: Snapshot) -> None:
+        self._snapshots.remove(snapshot)
+        snapshot.close()
+
+    def begin_import(self, plan: ImagePlan, inode: Inode) -> ImageImport:
+        """Take the pages that an image needs, or NoSpace."""
+        incoming = ImageImport(self.pool, plan, inode.uid)
+        self._imports.add(incoming)
+        return incoming
+
+    def abandon_import(self, incoming: ImageImport) -> None:
+        self._imports.remove(incoming)
+        incoming.abandon()
+
+    def finish_import(self, incoming: ImageImport, inode: Inode) -> None:
+        """Make the plain file that was imported a KV file. Its times stay: its bytes are the same."""
+        self._imports.remove(incoming)
+        self._replace(inode, self.new_kv(incoming.finish()))
+
+    # The books
+
+    def statistics(self) -> VolumeStatistics:
+        return VolumeStatistics(
+            page_bytes=self.pool.page_bytes,
+            num_pages=self.pool.num_pages,
+            num_free_pages=self.pool.num_free,
+            num_files=len(self.tree),
+            num_names=sum(len(inode.names) for inode in self.tree),
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError unless names, versions and pages account for each other."""
+        self.tree.check()
+        shown = {inode.content for inode in self.tree if isinstance(inode.content, KvFile)}
+        assert shown <= self._kv_files, "an inode shows a version that was given back"
+        self.pool.check((kv.table for kv in self._kv_files), self._snapshots, self._imports)
+
+    @property
+    def num_kv_versions(self) -> int:
+        """Versions of KV files that have a user, named or not."""
+        return len(self._kv_files)

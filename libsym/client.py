@@ -1,0 +1,59 @@
+"""The connection of this process: made with the first call, shared by all threads, never by two processes.
+
+When the daemon dies, every call fails with NotConnected until the program says `connect()`. A new connection behind its
+back would be worse: handles are the old daemon's, and anonymous files went with it; the program has to know. A daemon
+that was never reached is another matter: then each call tries again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from libsym.client_channel import ClientChannel
+from libsym.handshake import dial
+from libsym.paths import default_socket
+
+
+class Process:
+    """The one connection that the calls of this process use, and what a fork does to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._channel: ClientChannel | None = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    def channel(self) -> ClientChannel:
+        """The connection, made if there is none yet."""
+        found = self._channel
+        return found if found is not None else self.connect(None)
+
+    def connect(self, socket: str | None) -> ClientChannel:
+        """Connects to `socket` or the default one. A live connection to the same daemon stays; another is closed."""
+        with self._lock:
+            old = self._channel
+            if old is not None and old.alive and socket in (None, old.name):
+                return old
+            path = str(default_socket()) if socket is None else socket
+            new = ClientChannel(*dial(path), path)
+            self._channel = new
+        if old is not None:
+            old.close()
+        return new
+
+    def close(self) -> None:
+        with self._lock:
+            old, self._channel = self._channel, None
+        if old is not None:
+            old.close()
+
+    def _forget(self) -> None:
+        """In the child of a fork. The lock may have been held by a thread that does not exist here."""
+        self._lock = threading.Lock()
+        if self._channel is not None:
+            self._channel.disown()
+            self._channel = None
+
+
+process = Process()
+"""Module state, and the only one of the library: a connection belongs to a process, as its identity does."""

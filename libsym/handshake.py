@@ -1,0 +1,101 @@
+"""How a LIP and the daemon meet: one message each way on a Unix socket, and the region comes with the answer.
+
+Client: {magic, ABI version, 0}. Daemon: {magic, ABI version, errno, text length, text}, and with errno 0 two
+descriptors, the region's memfd and the doorbell. Who the client is the kernel tells the daemon; no message could.
+The socket stays open and silent: its closing is how each side sees the other end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+
+from libsym.abi import ABI_VERSION, MAGIC
+from libsym.errors import Invalid, NoAccess, NotConnected, ProtocolError, SymError, error_for
+
+_GREETING = struct.Struct("=IIQ")
+_WELCOME = struct.Struct("=IIiI")
+
+GREETING_BYTES = _GREETING.size
+GREETING = _GREETING.pack(MAGIC, ABI_VERSION, 0)
+"""What a client sends first."""
+
+WELCOME = _WELCOME.pack(MAGIC, ABI_VERSION, 0, 0)
+"""The daemon's answer to a client that it lets in."""
+
+_MAX_TEXT_BYTES = 4096
+_ANSWER_TIMEOUT_S = 30.0
+
+
+def check_greeting(raw: bytes) -> None:
+    """Raises ProtocolError unless `raw` is the greeting of a client that speaks this version."""
+    if len(raw) != GREETING_BYTES:
+        raise ProtocolError(f"the client's greeting has {len(raw)} bytes instead of {GREETING_BYTES}")
+    magic, version, _ = _GREETING.unpack(raw)
+    _check_version(magic, version, "client")
+
+
+def refusal(error: SymError) -> bytes:
+    """The daemon's answer to a greeting when it does not let the client in."""
+    text = str(error).encode()[:_MAX_TEXT_BYTES]
+    return _WELCOME.pack(MAGIC, ABI_VERSION, error.errno or errno.EIO, len(text)) + text
+
+
+def dial(path: str) -> tuple[socket.socket, int, int]:
+    """Connects to the daemon at `path`: the socket, the region's memfd, the doorbell."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    fds: list[int] = []
+    try:
+        connection.settimeout(_ANSWER_TIMEOUT_S)
+        _connect(connection, path)
+        connection.sendall(GREETING)
+        size = _WELCOME.size + _MAX_TEXT_BYTES
+        raw, fds, _, _ = socket.recv_fds(connection, size, 2, socket.MSG_CMSG_CLOEXEC)
+        _check_welcome(raw, len(fds), path)
+        return connection, fds[0], fds[1]
+    except BaseException as error:
+        connection.close()
+        for fd in fds:
+            os.close(fd)
+        if isinstance(error, TimeoutError):
+            raise NotConnected(f"the daemon at {path} does not answer: is it stopped or overloaded?") from error
+        if isinstance(error, ConnectionError):
+            raise NotConnected(f"the daemon at {path} hung up during the handshake: see its log") from error
+        raise
+
+
+def _connect(connection: socket.socket, path: str) -> None:
+    try:
+        connection.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise NotConnected(
+            f"no daemon listens at {path}: start it with `symphony serve`, or set SYMPHONY_SOCKET to its socket"
+        ) from error
+    except PermissionError as error:
+        raise NoAccess(f"the socket {path} may not be opened by this user: ask who runs the daemon") from error
+    except (ConnectionError, TimeoutError):
+        raise
+    except (OSError, ValueError) as error:
+        raise Invalid(f"{path} cannot be a daemon's socket ({error}): set SYMPHONY_SOCKET to its socket") from error
+
+
+def _check_welcome(raw: bytes, num_fds: int, path: str) -> None:
+    if len(raw) < _WELCOME.size:
+        raise NotConnected(f"whoever listens at {path} hung up instead of answering: see the daemon's log")
+    magic, version, code, text_bytes = _WELCOME.unpack_from(raw)
+    _check_version(magic, version, f"daemon at {path}")
+    if code != 0:
+        raise error_for(code, raw[_WELCOME.size : _WELCOME.size + text_bytes].decode(errors="replace"))
+    if num_fds != 2:
+        raise ProtocolError(f"the daemon at {path} sent {num_fds} descriptors instead of 2")
+
+
+def _check_version(magic: int, version: int, who: str) -> None:
+    if magic != MAGIC:
+        raise ProtocolError(f"the {who} does not speak Symphony's protocol (it began with {magic:#010x})")
+    if version != ABI_VERSION:
+        raise ProtocolError(
+            f"the {who} speaks ABI version {version}, this side {ABI_VERSION}: use one release for both"
+        )

@@ -1,0 +1,99 @@
+"""What the daemon tells about the model and about files: JSON on the wire, frozen dataclasses here.
+
+A newer daemon may say more than this library knows: what has no field is kept in `extra`, or left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from libsym.errors import ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model that the daemon serves."""
+
+    name: str
+    vocab_size: int
+    architecture: str = ""
+    max_positions: int = 0
+    eos_ids: frozenset[int] = frozenset()
+    """Tokens that end a text or a turn."""
+    bos_id: int | None = None
+    dtype: str = ""
+    """Of the KV cache, as safetensors writes it."""
+    page_entries: int = 0
+    entry_bytes: int = 0
+    """KV bytes that one token costs."""
+    backend: str = ""
+    mount: str = ""
+    """Where the KV files are mounted."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What a newer daemon says beyond this."""
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        known, extra = split_known(cls, text)
+        known["eos_ids"] = frozenset(known.get("eos_ids", ()))
+        return cls(**known, extra=extra)
+
+
+@dataclass(frozen=True, slots=True)
+class KvStat:
+    """What is known of a file without reading it."""
+
+    kind: str
+    """kv, file, dir, link, or as the daemon names it."""
+    tokens: int = 0
+    size: int = 0
+    """Bytes of the image, for a KV file."""
+    pages: int = 0
+    exclusive_pages: int = 0
+    """Pages that no other file shares: what removing it would free."""
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    ino: int = 0
+    nlink: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        return cls(**split_known(cls, text)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class KvEntry:
+    """One name in a directory."""
+
+    name: str
+    kind: str
+    size: int = 0
+    tokens: int = 0
+
+
+def split_known(cls: type[Any], text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A JSON object as (what `cls` has fields for, the rest). The names it cannot do without must be there."""
+    return split_object(cls, parse(text))
+
+
+def split_object(cls: type[Any], found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    if not isinstance(found, dict):
+        raise ProtocolError(
+            f"the daemon described a {cls.__name__} as {type(found).__name__}: use one release for both"
+        )
+    names = {each.name for each in fields(cls)} - {"extra"}
+    return {k: v for k, v in found.items() if k in names}, {k: v for k, v in found.items() if k not in names}
+
+
+def parse(text: bytes) -> Any:
+    """The daemon's JSON."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ProtocolError(f"the daemon answered with something that is not JSON: {error}") from error

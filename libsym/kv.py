@@ -1,0 +1,194 @@
+"""KV files as Python objects: a handle at the daemon, closed when the object is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Literal, Self
+
+from libsym.abi import OPEN_WRITE, ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
+from libsym.client_channel import ClientChannel, Reply
+from libsym.dist import Dist
+from libsym.errors import BadHandle, Invalid
+from libsym.info import KvStat
+
+Path = str | os.PathLike[str]
+Flags = Literal["r", "rw"]
+Rows = Literal["last", "all"]
+
+_ROWS = {"last": ROWS_LAST, "all": ROWS_ALL}
+
+
+class KV:
+    """An open KV file. Any number of threads may use it; appends take effect one after the other.
+
+    It is closed by `close()`, by the end of a `with` block, or with the next call after the object is gone. An
+    anonymous file (`path` is None) is gone with its last handle.
+    """
+
+    __slots__ = ("__weakref__", "_channel", "_handle", "path", "writable")
+
+    def __init__(self, channel: ClientChannel, handle: int, path: str | None, *, writable: bool) -> None:
+        self._channel = channel
+        self._handle = handle
+        self.path = path
+        self.writable = writable
+
+    @property
+    def handle(self) -> int:
+        """The number that the daemon knows the file by, on this connection."""
+        if self._handle == 0:
+            raise BadHandle(f"{self._name} is closed: open it again")
+        return self._handle
+
+    @property
+    def _name(self) -> str:
+        return "this anonymous KV file" if self.path is None else self.path
+
+    def __repr__(self) -> str:
+        state = f"handle {self._handle}" if self._handle else "closed"
+        return f"<KV {self.path or 'anonymous'}, {state}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Must not wait and must not fail: the channel sends the close with the next call.
+        if getattr(self, "_handle", 0):
+            self._channel.close_later(self._handle)
+            self._handle = 0
+
+    def close(self) -> None:
+        """Closes the handle; a second time does nothing."""
+        handle, self._handle = self._handle, 0
+        if handle and self._channel.alive:  # a dead daemon has closed it already, a fork's parent has to do it itself
+            self._channel.call(Op.KV_CLOSE, handle=handle)
+
+    def fork(self, path: Path | None = None, *, mode: int = 0o600) -> KV:
+        """A copy-on-write copy of what is in the file now, open for writing, in constant time."""
+        name = None if path is None else path_text(path)
+        reply = self._channel.call(
+            Op.KV_FORK, handle=self.handle, args=(mode, 0, 0, 0), payload=b"" if name is None else path_bytes(name)
+        )
+        return opened(self._channel, reply, name, writable=True)
+
+    def remove(self) -> None:
+        """Removes the name that the file was opened by, and closes it. Other handles and forks keep what they have."""
+        if self.path is not None:
+            self._channel.call(Op.KV_REMOVE, handle=self.handle)
+        self.close()
+
+    def truncate(self, num_tokens: int) -> None:
+        """Cuts the file to its first `num_tokens` entries."""
+        if num_tokens < 0:
+            raise Invalid(f"cannot cut {self._name} to {num_tokens} entries: 0 is the least")
+        self._channel.call(Op.KV_TRUNCATE, handle=self.handle, args=(num_tokens, 0, 0, 0))
+
+    def stat(self) -> KvStat:
+        return KvStat.from_json(self._channel.call(Op.KV_STAT, handle=self.handle).payload)
+
+    def len(self) -> int:
+        """Entries in the file now."""
+        return self.stat().tokens
+
+    def __len__(self) -> int:
+        return self.len()
+
+    def __bool__(self) -> bool:
+        return True  # an empty file is a file
+
+    def read(self) -> tuple[list[int], list[int]]:
+        """The tokens and the positions of all entries."""
+        reply = self._channel.call(Op.KV_READ, handle=self.handle)
+        numbers = array("i", reply.payload)
+        return numbers[: reply.args[0]].tolist(), numbers[reply.args[0] :].tolist()
+
+    def pred(self, tokens: Iterable[int], positions: int | Sequence[int] | None = None, *, rows: Rows = "last") -> Dist:
+        """Appends tokens and gives the distribution of what follows: see `libsym.pred`."""
+        if rows not in _ROWS:
+            raise Invalid(f"rows={rows!r}: 'last' for the distribution after the last token, 'all' for one after each")
+        reply = self._append(tokens, positions, _ROWS[rows])
+        return Dist(reply.rows(), reply.args[1], self._channel.slot_bytes, self._channel.vocab_size)
+
+    def write(self, tokens: Iterable[int], positions: int | Sequence[int] | None = None) -> int:
+        """Appends tokens without asking for a distribution; gives the new length."""
+        return self._append(tokens, positions, ROWS_NONE).args[2]
+
+    def _append(self, tokens: Iterable[int], positions: int | Sequence[int] | None, flags: int) -> Reply:
+        ids = int32(tokens, "token")
+        places = array("i")
+        if isinstance(positions, int):
+            places = int32((positions,), "position")
+        elif positions is not None:
+            places = int32(positions, "position")
+            if len(places) != len(ids):
+                raise Invalid(
+                    f"{len(ids)} tokens and {len(places)} positions: give one for each, or the first as a number"
+                )
+        return self._channel.call(
+            Op.PRED,
+            flags=flags,
+            handle=self.handle,
+            args=(len(ids), len(places), 0, 0),
+            payload=ids.tobytes() + places.tobytes(),
+        )
+
+
+def create(channel: ClientChannel, path: Path | None, mode: int) -> KV:
+    name = None if path is None else path_text(path)
+    payload = b"" if name is None else path_bytes(name)
+    return opened(channel, channel.call(Op.KV_CREATE, args=(mode, 0, 0, 0), payload=payload), name, writable=True)
+
+
+def open_file(channel: ClientChannel, path: Path, flags: Flags) -> KV:
+    if flags not in ("r", "rw"):
+        raise Invalid(f"flags={flags!r}: 'r' to read and fork, 'rw' to append and cut as well")
+    name = path_text(path)
+    writable = flags == "rw"
+    reply = channel.call(Op.KV_OPEN, flags=OPEN_WRITE if writable else 0, payload=path_bytes(name))
+    return opened(channel, reply, name, writable=writable)
+
+
+def opened(channel: ClientChannel, reply: Reply, path: str | None, *, writable: bool) -> KV:
+    return KV(channel, reply.claim(), path, writable=writable)
+
+
+def path_text(path: Path) -> str:
+    """A path as the daemon takes it."""
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise Invalid(f"a path must be text, not {type(path).__name__}")
+    if not text or "\0" in text:
+        raise Invalid(f"{text!r} is no path: it is empty or has a NUL in it")
+    return text
+
+
+def path_bytes(path: str) -> bytes:
+    """Names are bytes to the kernel; what was no UTF-8 there comes back as it was."""
+    return utf8(path, "a path", "surrogateescape")
+
+
+def utf8(text: str, what: str, errors: str = "strict") -> bytes:
+    if not isinstance(text, str):
+        raise Invalid(f"{what} must be text, not {type(text).__name__}")
+    try:
+        return text.encode("utf-8", errors)
+    except UnicodeEncodeError as error:
+        raise Invalid(f"{what} has half a surrogate pair at character {error.start}, no Unicode text") from error
+
+
+def int32(numbers: Iterable[int], what: str) -> array[int]:
+    """Token ids or positions as they go over the wire."""
+    if isinstance(numbers, (str, bytes, bytearray)):
+        raise Invalid(f"{what}s must be a list of whole numbers, not {type(numbers).__name__}: use tokenize()")
+    try:
+        return array("i", numbers)
+    except OverflowError as error:
+        raise Invalid(f"a {what} does not fit 32 bits") from error
+    except TypeError as error:
+        raise Invalid(f"{what}s must be a list of whole numbers ({error})", errno.EINVAL) from error

@@ -1,0 +1,96 @@
+"""Text and tokens, by the model's own tokenizer; also text that arrives token by token."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from libsym.abi import TOKENIZE_SPECIAL, Op
+from libsym.client import process
+from libsym.errors import Invalid
+from libsym.kv import int32, utf8
+
+_REPLACEMENT = "\ufffd"
+_MAX_HELD_CHARS = 64
+"""So many replacement characters at the end are no unfinished character any more, but what the model says."""
+_WINDOW_TOKENS = 32
+_CONTEXT_TOKENS = 8
+_LONGEST_CHAR_BYTES = 4
+
+
+def tokenize(text: str, *, special: bool = True) -> list[int]:
+    """The tokens of a text. `special`: special tokens spelled out in it (`<|im_end|>`) become what they stand for.
+
+    Text of somebody else's that goes into a prompt should be tokenized with `special=False`: it cannot end a turn then.
+    """
+    payload = utf8(text, "the text")
+    reply = process.channel().call(Op.TOKENIZE, flags=TOKENIZE_SPECIAL if special else 0, payload=payload)
+    return array("i", reply.payload).tolist()
+
+
+def detokenize(tokens: Iterable[int]) -> str:
+    """The text of tokens. For tokens that come one by one, see `Detokenizer`."""
+    reply = process.channel().call(Op.DETOKENIZE, payload=int32(tokens, "token").tobytes())
+    return reply.payload.decode("utf-8")
+
+
+def chat_template(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """A conversation as the model was trained to see it: `[{"role": "user", "content": "Hello"}]` and the like."""
+    form = {"messages": list(messages), "tools": tools, "add_generation_prompt": add_generation_prompt}
+    try:
+        payload = json.dumps(form).encode()
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"messages and tools must be what JSON can say: {error}") from error
+    return process.channel().call(Op.CHAT_TEMPLATE, payload=payload).payload.decode("utf-8")
+
+
+class Detokenizer:
+    """Turns tokens into text as they come; what may be the beginning of a character is kept back until it is whole.
+
+    A token's text can depend on those before it (a leading space, the bytes of a character), so a window of the last
+    tokens is detokenized each time and what is new at its end is given out. The pieces together are the text of all
+    tokens. One Detokenizer is for one text and one thread.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str] = detokenize) -> None:
+        """`decode` turns a list of tokens into text; without it the daemon does."""
+        self._decode = decode
+        self._window: list[int] = []
+        self._text = ""  # of the window
+        self._num_given_chars = 0  # of that text
+
+    def add(self, tokens: int | Iterable[int]) -> str:
+        """The text that one more token, or several, make certain; often a word, sometimes nothing."""
+        self._window += [tokens] if isinstance(tokens, int) else [int(token) for token in tokens]
+        self._text = self._decode(self._window)
+        num_certain = len(self._text.rstrip(_REPLACEMENT))
+        if len(self._text) - num_certain > _MAX_HELD_CHARS:
+            num_certain = len(self._text)
+        piece = self._text[self._num_given_chars : num_certain]
+        self._num_given_chars = max(self._num_given_chars, num_certain)
+        if self._num_given_chars == len(self._text) and len(self._window) > _WINDOW_TOKENS:
+            self._shorten_window()
+        return piece
+
+    def flush(self) -> str:
+        """What was kept back; then the Detokenizer is ready for a new text."""
+        piece = self._text[self._num_given_chars :]
+        self._window, self._text, self._num_given_chars = [], "", 0
+        return piece
+
+    def _shorten_window(self) -> None:
+        """Forgets all but the last few tokens, beginning with a whole character if there is such a place."""
+        for num_tokens in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _LONGEST_CHAR_BYTES):
+            context = self._window[-num_tokens:]
+            self._text = self._decode(context)
+            if not self._text.startswith(_REPLACEMENT):
+                break
+        self._window = context
+        self._num_given_chars = len(self._text)

@@ -1,0 +1,135 @@
+"""Small checkpoints of both kinds, written by the libraries that others write theirs with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from decoder.arena import Arena
+from decoder.batch import Chunk, StepBatch
+from decoder.bpe import BYTE_ALPHABET
+from decoder.cpu.backend import CpuDecoder
+from decoder.model import Model
+from decoder.tiny import random_weights, tiny_config
+from decoder.weights import Weights
+
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld", "1 2", "Ġ 1", "Ġ Ġ"]
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def small_vocabulary() -> list[str]:
+    """Special tokens, the 256 bytes, and what a few merges make."""
+    return [*SPECIALS, *BYTE_ALPHABET.values(), *(merge.replace(" ", "") for merge in MERGES)]
+
+
+VOCAB_SIZE = len(small_vocabulary())
+CONFIG = tiny_config(vocab_size=VOCAB_SIZE, tie_embeddings=False)
+
+
+def interleave(matrix: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows in llama.cpp's order, as its converter writes Q and K."""
+    halves = matrix.reshape(num_heads, 2, -1, matrix.shape[1])
+    return halves.swapaxes(1, 2).reshape(matrix.shape)
+
+
+def gguf_tensors(config: Any = CONFIG, weights: Weights | None = None) -> dict[str, np.ndarray]:
+    weights = random_weights(config) if weights is None else weights
+    tensors = {"token_embd.weight": weights.embed, "output_norm.weight": weights.final_norm}
+    if weights.head is not None:
+        tensors["output.weight"] = weights.head
+    for i, layer in enumerate(weights.layers):
+        tensors |= {
+            f"blk.{i}.attn_norm.weight": layer.attn_norm,
+            f"blk.{i}.attn_q.weight": interleave(layer.q, config.num_heads),
+            f"blk.{i}.attn_k.weight": interleave(layer.k, config.num_kv_heads),
+            f"blk.{i}.attn_v.weight": layer.v,
+            f"blk.{i}.attn_output.weight": layer.o,
+            f"blk.{i}.ffn_norm.weight": layer.ffn_norm,
+            f"blk.{i}.ffn_gate.weight": layer.gate,
+            f"blk.{i}.ffn_up.weight": layer.up,
+            f"blk.{i}.ffn_down.weight": layer.down,
+        }
+    return tensors
+
+
+def gguf_metadata(config: Any = CONFIG) -> dict[str, Any]:
+    tokens = small_vocabulary()
+    return {
+        "general.name": "small",
+        "llama.block_count": config.num_layers,
+        "llama.context_length": config.max_positions,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.ffn_size,
+        "llama.attention.head_count": config.num_heads,
+        "llama.attention.head_count_kv": config.num_kv_heads,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_eps,
+        "llama.rope.freq_base": config.rope_theta,
+        "llama.vocab_size": config.vocab_size,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * len(SPECIALS) + [1] * (len(tokens) - len(SPECIALS)),
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+def write_gguf(
+    path: Path,
+    metadata: dict[str, Any] | None = None,
+    tensors: dict[str, np.ndarray] | None = None,
+    encoding: str = "F32",
+    architecture: str = "llama",
+) -> Path:
+    """A GGUF file; matrices are quantised to `encoding`, vectors stay float32."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in (gguf_metadata() if metadata is None else metadata).items():
+        match value:
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case str():
+                writer.add_string(key, value)
+            case list():
+                writer.add_array(key, value)
+    kind = gguf.GGMLQuantizationType[encoding]
+    for name, array in (gguf_tensors() if tensors is None else tensors).items():
+        if array.ndim == 1 or encoding == "F32":
+            writer.add_tensor(name, array)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def logits_of(model: Model, tokens: list[int]) -> np.ndarray:
+    """Every row's logits of one prompt, by the CPU decoder."""
+    config = model.config
+    num_pages = -(-len(tokens) // 32)
+    decoder = CpuDecoder(config, model.weights, Arena(config, num_pages), 2)
+    out = np.empty((len(tokens), config.vocab_size), np.float32)
+    chunk = Chunk(
+        tokens=np.array(tokens, np.int32),
+        positions=np.arange(len(tokens), dtype=np.int32),
+        pages=np.arange(num_pages, dtype=np.int32),
+        start=0,
+        rows=tuple(memoryview(row) for row in out),
+    )
+    decoder.step(StepBatch((chunk,)))
+    decoder.close()
+    return out

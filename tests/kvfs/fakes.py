@@ -1,0 +1,144 @@
+"""A small real page store and a made-up model: what `kvfs` needs from a decoder, without one."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvfs.free_list import IntArray
+from kvfs.pages import pages_for
+from kvfs.table import PageTable, Reservation
+from libsym.abi import PAGE_ENTRIES
+
+
+def fingerprint(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def fake_identity(name: str = "fake") -> dict[str, str]:
+    return {
+        "model": fingerprint(name),
+        "tokenizer": fingerprint("tokenizer of " + name),
+        "rope": "theta=10000",
+        "precision": "F32",
+        "layout": "k=entry,dim v=entry,dim",
+    }
+
+
+@dataclass(frozen=True)
+class FakeFacts:
+    """A model whose page is 4 KiB. `head_dim` and the rest make it larger."""
+
+    layers: int = 2
+    kv_heads: int = 2
+    head_dim: int = 4
+    vocab_size: int = 1000
+    max_positions: int = 100_000
+    dtype: str = "F32"
+    name: str = "fake"
+    identity: dict[str, str] = field(default_factory=fake_identity)
+
+    @property
+    def page_shape(self) -> tuple[int, int, int, int]:
+        return (self.layers, 2, self.kv_heads, PAGE_ENTRIES * self.head_dim)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return " ".join(str(token) for token in tokens)
+
+
+class FakeStore:
+    """Pages of float32 in one lazily committed array, entry after entry within a head: the natural layout."""
+
+    def __init__(self, facts: FakeFacts, num_pages: int) -> None:
+        self.pages = np.zeros((num_pages, *facts.page_shape), np.float32)
+        self.num_pages = num_pages
+        self.page_bytes = math.prod(facts.page_shape) * 4
+        self._bytes = memoryview(self.pages).cast("B")
+        # [page, layer, k or v, head, entry, dim]
+        self.entries = self.pages.reshape(num_pages, facts.layers, 2, facts.kv_heads, PAGE_ENTRIES, facts.head_dim)
+        self.num_zeroed = 0
+
+    def view(self, page: int, count: int = 1) -> memoryview:
+        assert 0 <= page <= self.num_pages - count
+        return self._bytes[page * self.page_bytes : (page + count) * self.page_bytes]
+
+    def copy(self, source: int, target: int) -> None:
+        self.pages[target] = self.pages[source]
+
+    def zero(self, page: int) -> None:
+        self.pages[page] = 0
+        self.num_zeroed += 1
+
+    def head(self, page: int, num_entries: int) -> bytes:
+        entries = self.entries[page].copy()
+        entries[:, :, :, num_entries:] = 0
+        return entries.tobytes()
+
+
+def entry_value(previous: float, token: int, position: int) -> float:
+    """What the fake decoder makes of an entry: through the entry before, it depends on all before, as KV does."""
+    mixed = hashlib.blake2b(f"{previous} {token} {position}".encode(), digest_size=3)
+    return float(1 + int.from_bytes(mixed.digest(), "little") // 2)  # exact in float32, with room for the ramp
+
+
+def entry_values(entries: Sequence[tuple[int, int]]) -> list[float]:
+    """What `FakeDecoder` leaves in the pages of a file with these (token, position) entries."""
+    values = [0.0]
+    for token, position in entries:
+        values.append(entry_value(values[-1], token, position))
+    return values[1:]
+
+
+class FakeDecoder:
+    """Fills reserved entries as a decoder would: copies first, then entry by entry, from what the pages hold."""
+
+    def __init__(self, store: FakeStore) -> None:
+        self.store = store
+        shape = store.entries.shape
+        width = shape[1] * shape[2] * shape[3] * shape[5]
+        # [layer, k or v, head, dim]: no two numbers of an entry are alike
+        self.ramp = np.arange(width, dtype=np.float32).reshape(shape[1], shape[2], shape[3], shape[5])
+
+    def step(self, reservation: Reservation) -> None:
+        for source, target in reservation.copies:
+            self.store.copy(source, target)
+        pages, start = reservation.pages, reservation.start
+        previous = float(self.entries(pages[: pages_for(start)], start)[-1]) if start else 0.0
+        new = zip(reservation.tokens.tolist(), reservation.positions.tolist(), strict=True)
+        for index, (token, position) in enumerate(new, start):
+            previous = entry_value(previous, token, position)
+            self.store.entries[pages[index // PAGE_ENTRIES], :, :, :, index % PAGE_ENTRIES] = previous + self.ramp
+
+    def entries(self, pages: IntArray, num_entries: int) -> npt.NDArray[np.float32]:
+        """The value of each entry, as it lies in the pages; every number of it is looked at."""
+        data = self.store.entries[pages].transpose(0, 4, 1, 2, 3, 5)  # [page, entry, layer, k or v, head, dim]
+        data = data.reshape(-1, *self.ramp.shape)[:num_entries] - self.ramp
+        values = data[:, 0, 0, 0, 0]
+        assert (data == values[:, None, None, None, None]).all(), "an entry was written in part"
+        return values
+
+    def append(self, table: PageTable, tokens: Sequence[int], position: int | None = None) -> None:
+        """One whole call: reserve, run, commit."""
+        first = table.next_position if position is None else position
+        reservation = table.reserve(tokens, range(first, first + len(tokens)))
+        self.step(reservation)
+        reservation.commit()
+
+
+class BytesSource:
+    """An image to import that lies in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return self.data[offset : offset + size]

@@ -1,0 +1,229 @@
+"""The pool's books: who holds a page, which one is given out next, and whose bytes it may carry."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import pytest
+
+from kvfs.free_list import FreeList
+from kvfs.pages import PagePool, digest
+from kvfs.table import PageTable
+from libsym.errors import NoSpace
+from tests.kvfs.fakes import FakeDecoder, FakeStore
+
+ANN, BOB = 1001, 1002
+MARKER = b"the secret of ann"
+
+
+class Held:
+    """Somebody who holds pages, for the check of the books."""
+
+    def __init__(self, *pages: int) -> None:
+        self.pages = np.array(pages, np.int32)
+
+    def held_pages(self):
+        return self.pages
+
+    def check(self) -> None:
+        pass
+
+
+def write_marker(store: FakeStore, page: int) -> None:
+    store.view(page)[100 : 100 + len(MARKER)] = MARKER
+
+
+def test_a_fresh_free_list_gives_pages_from_the_bottom():
+    free = FreeList(8)
+    assert free.take(3).tolist() == [0, 1, 2]
+    assert free.take(1).tolist() == [3]
+    assert free.take(0).tolist() == []
+    assert free.count == 4
+
+
+def test_the_lowest_run_that_fits_is_preferred_to_lower_pieces():
+    free = FreeList(12)
+    free.take(12)
+    free.give(np.array([1, 4, 5, 8, 9, 10], np.int32))
+    assert free.take(2).tolist() == [4, 5]
+    assert free.take(3).tolist() == [8, 9, 10]
+    assert free.take(1).tolist() == [1]
+    assert free.count == 0
+
+
+def test_pieces_are_given_where_no_run_fits():
+    free = FreeList(10)
+    free.take(10)
+    free.give(np.array([9, 1, 3, 4, 7], np.int32))
+    assert free.take(4).tolist() == [1, 3, 4, 7]
+
+
+def test_a_page_given_back_twice_in_one_call_counts_once():
+    free = FreeList(4)
+    free.take(4)
+    free.give(np.array([2, 2], np.int32))
+    assert free.count == 1
+
+
+def test_a_free_list_agrees_with_a_set_over_many_random_moves():
+    rng = random.Random(7)
+    free, model = FreeList(200), set(range(200))
+    taken: list[int] = []
+    for _ in range(2000):
+        count = min(rng.choice([1, 1, 2, 3, 7, 40]), len(model))
+        if rng.random() < 0.5 and count:
+            runs = [start for start in range(201 - count) if model.issuperset(range(start, start + count))]
+            expected = list(range(runs[0], runs[0] + count)) if runs else sorted(model)[:count]
+            assert free.take(count).tolist() == expected
+            model.difference_update(expected)
+            taken += expected
+        elif taken:
+            rng.shuffle(taken)
+            back, taken = taken[:count], taken[count:]
+            if back:
+                free.give(np.array(back, np.int32))
+                model.update(back)
+        assert free.count == len(model)
+    assert set(np.flatnonzero(free.bitmap()).tolist()) == model
+
+
+def test_allocated_pages_belong_to_the_caller_until_released(pool: PagePool):
+    pages = pool.allocate(3, ANN)
+    assert pool.statistics().num_used == 3
+    pool.check([Held(*pages)])
+    pool.release(pages)
+    pool.check()
+    assert pool.num_free == pool.num_pages
+
+
+def test_more_pages_than_are_free_raise_no_space_and_change_nothing(pool: PagePool):
+    pages = pool.allocate(10, ANN)
+    with pytest.raises(NoSpace, match="7 pages wanted, 6 of 16 free"):
+        pool.allocate(7, ANN)
+    pool.check([Held(*pages)])
+    assert len(pool.allocate(6, ANN)) == 6
+
+
+def test_a_page_with_several_references_is_free_after_the_last_is_gone(pool: PagePool):
+    pages = pool.allocate(2, ANN)
+    pool.retain(pages)
+    assert pool.statistics().num_shared == 2
+    pool.release(pages)
+    pool.check([Held(*pages)])
+    pool.release(pages)
+    pool.check()
+
+
+def test_a_page_named_twice_counts_twice(pool: PagePool):
+    (page,) = pool.allocate(1, ANN).tolist()
+    twice = np.array([page, page], np.int32)
+    pool.retain(twice)
+    assert pool.refcount[page] == 3
+    pool.check([Held(page, page, page)])
+    pool.release(np.array([page, page, page], np.int32))
+    pool.check()
+
+
+def test_releasing_a_free_page_is_caught(pool: PagePool):
+    pages = pool.allocate(1, ANN)
+    pool.release(pages)
+    with pytest.raises(AssertionError, match="released too often"):
+        pool.release(pages)
+
+
+def test_freed_pages_show_zeros_to_another_owner(pool: PagePool, store: FakeStore):
+    pages = pool.allocate(4, ANN)
+    for page in pages.tolist():
+        write_marker(store, page)
+        pool.tokens[page] = 77
+        pool.positions[page] = 78
+    pool.release(pages)
+    assert set(pool.allocate(4, BOB).tolist()) == set(pages.tolist())
+    assert MARKER not in bytes(store.view(0, store.num_pages))
+    assert not pool.tokens[pages].any()
+    assert not pool.positions[pages].any()
+
+
+def test_pages_that_stay_with_their_owner_or_were_never_used_are_not_zeroed_again(pool: PagePool, store: FakeStore):
+    pool.release(pool.allocate(4, ANN))
+    pool.allocate(4, ANN)
+    pool.allocate(4, BOB)
+    assert store.num_zeroed == 0
+
+
+def test_a_page_into_which_two_owners_wrote_is_zeroed_for_both(
+    pool: PagePool, store: FakeStore, decoder: FakeDecoder
+):
+    anns = PageTable(pool, ANN)
+    decoder.append(anns, [1, 2, 3])
+    bobs = anns.fork(BOB)
+    decoder.append(bobs, [4, 5])  # in place: the fork is at the frontier of ann's page
+    assert bobs.pages.tolist() == anns.pages.tolist()
+    page = int(bobs.pages[0])
+    bobs.close()
+    anns.close()
+    assert pool.allocate(1, ANN).tolist() == [page]
+    assert not any(store.view(page))
+
+
+def test_a_copied_tail_counts_as_bytes_of_both_owners(pool: PagePool, store: FakeStore, decoder: FakeDecoder):
+    anns = PageTable(pool, ANN)
+    decoder.append(anns, [1, 2, 3])
+    bobs = anns.fork(BOB)
+    decoder.append(anns, [6])
+    decoder.append(bobs, [4, 5])  # behind the frontier: a copy, in which ann's fourth entry lay
+    page = int(bobs.pages[0])
+    assert page != int(anns.pages[0])
+    bobs.close()
+    pool.allocate(1, BOB)
+    assert store.num_zeroed == 1
+    assert not any(store.view(page))
+
+
+def test_pages_taken_to_be_overwritten_are_dirty_until_claimed(pool: PagePool, store: FakeStore):
+    pages = pool.allocate(1, ANN)
+    write_marker(store, int(pages[0]))
+    pool.release(pages)
+    pool.release(pool.allocate(1, BOB, overwritten=True))  # given up before anything was overwritten
+    pool.allocate(1, BOB)
+    assert MARKER not in bytes(store.view(0, store.num_pages))
+
+
+def test_claimed_pages_need_no_zeroing_for_their_owner(pool: PagePool, store: FakeStore):
+    pages = pool.allocate(1, ANN, overwritten=True)
+    pool.claim(pages, ANN)
+    pool.release(pages)
+    pool.allocate(1, ANN)
+    assert store.num_zeroed == 0
+    pool.release(pages)
+    pool.allocate(1, BOB)
+    assert store.num_zeroed == 1
+
+
+def test_a_digest_is_that_of_the_bytes_and_lives_until_the_page_is_freed(pool: PagePool, store: FakeStore):
+    pages = pool.allocate(2, ANN)
+    pool.fill[pages] = 32
+    write_marker(store, int(pages[1]))
+    expected = b"".join(hashlib.blake2b(store.view(page), digest_size=32).digest() for page in pages.tolist())
+    assert pool.digests_of(pages) == expected
+    store.view(int(pages[0]))[:] = bytes([9]) * store.page_bytes  # nobody does this to a full page: it shows the cache
+    assert pool.digests_of(pages) == expected
+    pool.release(pages)
+    again = pool.allocate(2, ANN)
+    assert pool.digests_of(again)[:32] == digest(bytes([9]) * store.page_bytes)
+
+
+@pytest.mark.parametrize("held", [(), (0,), (0, 1, 2), (0, 0, 1)])
+def test_the_check_finds_references_that_nobody_accounts_for(pool: PagePool, held: tuple[int, ...]):
+    assert pool.allocate(2, ANN).tolist() == [0, 1]
+    pool.check([Held(0)], [Held(1)])
+    with pytest.raises(AssertionError, match="references"):
+        pool.check([Held(*held)])
+
+
+def test_the_check_finds_a_page_that_contradicts_itself(pool: PagePool):
+    pool.fill[3] = 5
+    with pytest.raises(AssertionError, match=r"\[3\] contradict themselves"):
+        pool.check()

@@ -1,0 +1,49 @@
+"""Daemons of the tests are processes of their own; a client in the test meets them over a real socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from echo_client import VOCAB_SIZE, Daemon, start
+
+import libsym as sym
+from libsym.client_channel import ClientChannel
+
+
+@pytest.fixture
+def start_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    started: list[Daemon] = []
+
+    def start_one(vocab_size: int = VOCAB_SIZE) -> Daemon:
+        started.append(start(tmp_path / f"{len(started)}.sock", vocab_size))
+        return started[-1]
+
+    yield start_one
+    for each in started:
+        each.kill()
+
+
+@pytest.fixture(scope="session")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One that nobody kills."""
+    found = start(tmp_path_factory.mktemp("libsym") / "daemon.sock")
+    yield found
+    found.kill()
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[ClientChannel]:
+    channel = daemon.client()
+    yield channel
+    channel.close()
+
+
+@pytest.fixture
+def connected(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    """The functions of libsym reach the daemon by the environment, as in any program."""
+    sym.close()
+    monkeypatch.setenv("SYMPHONY_SOCKET", daemon.path)
+    yield daemon
+    sym.close()

@@ -1,0 +1,186 @@
+"""A small real daemon over ServerChannel: `python echo_daemon.py FD VOCAB_SIZE` serves the listening socket FD.
+
+It knows no model. PING gives back what it got; its flags make it hold replies or send big ones. PRED gives rows in
+which the token before is the likeliest, text is bytes, and files are lists of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import sys
+from array import array
+
+from libsym.abi import ROWS_ALL, ROWS_LAST, Op
+from libsym.channel import Request, ServerChannel
+from libsym.errors import BadHandle, ProtocolError, SymError
+
+HOLD = 0x100
+"""Do not answer before somebody pings with RELEASE."""
+RELEASE = 0x200
+BIG = 0x400
+"""Answer with as many bytes as args[0] says."""
+FAIL = 0x800
+"""Answer with the error whose errno is args[0]."""
+BEST_LOGIT = 5.0
+
+
+class Lip:
+    def __init__(self, connection: socket.socket, vocab_size: int) -> None:
+        self.connection = connection
+        self.channel = ServerChannel.create(vocab_size)
+        self.files: dict[int, list[int]] = {}
+        self.next_handle = 1
+        self.closed: list[int] = []
+        self.held: list[tuple[Request, tuple[int, ...]]] = []
+
+    def open(self, tokens: list[int]) -> int:
+        handle, self.next_handle = self.next_handle, self.next_handle + 1
+        self.files[handle] = tokens
+        return handle
+
+
+class EchoDaemon:
+    def __init__(self, listening: socket.socket, vocab_size: int) -> None:
+        self.listening = listening
+        self.vocab_size = vocab_size
+        self.selector = selectors.DefaultSelector()
+        self.lips: list[Lip] = []
+
+    def serve(self) -> None:
+        self.selector.register(self.listening, selectors.EVENT_READ, self.accept)
+        while True:
+            for key, _ in self.selector.select():
+                key.data()
+
+    def accept(self) -> None:
+        connection, _ = self.listening.accept()
+        greeting = connection.recv(ServerChannel.HELLO_BYTES, socket.MSG_WAITALL)
+        try:
+            ServerChannel.check_hello(greeting)
+        except SymError as error:
+            connection.sendall(ServerChannel.refusal(error))
+            connection.close()
+            return
+        lip = Lip(connection, self.vocab_size)
+        socket.send_fds(connection, [lip.channel.welcome], lip.channel.fds)
+        self.lips.append(lip)
+        self.selector.register(connection, selectors.EVENT_READ, lambda: self.hang_up(lip))
+        self.selector.register(lip.channel.doorbell, selectors.EVENT_READ, lambda: self.rung(lip))
+        self.take(lip)
+
+    def hang_up(self, lip: Lip) -> None:
+        if lip in self.lips:
+            self.lips.remove(lip)
+            self.selector.unregister(lip.connection)
+            self.selector.unregister(lip.channel.doorbell)
+            lip.channel.close()
+            lip.connection.close()
+
+    def rung(self, lip: Lip) -> None:
+        if lip in self.lips:
+            lip.channel.clear_doorbell()
+            self.take(lip)
+
+    def take(self, lip: Lip) -> None:
+        try:
+            while not lip.channel.arm():
+                for request in lip.channel.receive():
+                    self.answer(lip, request)
+        except ProtocolError:
+            self.hang_up(lip)
+
+    def answer(self, lip: Lip, request: Request) -> None:
+        try:
+            args, payload = self.operate(lip, request)
+        except SymError as error:
+            lip.channel.reply(request.id, error=error)
+            return
+        if request.flags & HOLD:
+            lip.held.append((request, args))
+        else:
+            lip.channel.reply(request.id, args, payload)
+
+    def operate(self, lip: Lip, request: Request) -> tuple[tuple[int, ...], bytes]:
+        match request.op:
+            case Op.PING:
+                return self.ping(lip, request)
+            case Op.PRED:
+                return self.pred(lip, request), b""
+            case Op.KV_CREATE | Op.KV_OPEN:
+                return (lip.open([]),), b""
+            case Op.KV_FORK:
+                return (lip.open(list(self.file(lip, request))),), b""
+            case Op.KV_CLOSE:
+                self.file(lip, request)
+                del lip.files[request.handle]
+                lip.closed.append(request.handle)
+                return (), b""
+            case Op.KV_TRUNCATE:
+                del self.file(lip, request)[request.args[0] :]
+                return (), b""
+            case Op.KV_READ:
+                tokens = self.file(lip, request)
+                return (len(tokens),), array("i", [*tokens, *range(len(tokens))]).tobytes()
+            case Op.KV_STAT:
+                tokens = self.file(lip, request) if request.handle else []
+                return (), json.dumps({"kind": "kv", "tokens": len(tokens), "not_known_here": 1}).encode()
+            case Op.KV_LIST:
+                return (), json.dumps([{"name": "a.kv", "kind": "kv", "size": 4096, "tokens": 3, "new": 1}]).encode()
+            case Op.KV_RENAME | Op.CHAT_TEMPLATE | Op.KV_DU:
+                return (), json.dumps({"echo": request.payload.decode()}).encode()
+            case Op.TOKENIZE:
+                return (), array("i", request.payload).tobytes()
+            case Op.DETOKENIZE:
+                return (), bytes(array("i", request.payload)).decode("utf-8", "replace").encode()
+            case Op.MODEL_INFO:
+                info = {"name": "echo", "vocab_size": self.vocab_size, "eos_ids": [0, 2], "bos_id": 1, "colour": "red"}
+                return (), json.dumps(info).encode()
+            case Op.STAT:
+                return (), json.dumps(self.statistics(lip)).encode()
+            case _:
+                return (), b""
+
+    def ping(self, lip: Lip, request: Request) -> tuple[tuple[int, ...], bytes]:
+        if request.flags & RELEASE:
+            for each in self.lips:
+                for held, args in each.held:
+                    each.channel.reply(held.id, args, held.payload)
+                each.held.clear()
+        if request.flags & FAIL:
+            raise SymError(request.payload.decode(), request.args[0])
+        if request.flags & BIG:
+            return request.args, bytes([request.args[1]]) * request.args[0]
+        return request.args, request.payload
+
+    def pred(self, lip: Lip, request: Request) -> tuple[int, ...]:
+        tokens = array("i", request.payload[: 4 * request.args[0]]).tolist()
+        file = self.file(lip, request)
+        num_rows = len(tokens) if request.flags & ROWS_ALL else 1 if request.flags & ROWS_LAST else 0
+        first = lip.channel.take_rows(num_rows) if num_rows else 0
+        for index, token in enumerate(tokens[len(tokens) - num_rows :]):
+            row = lip.channel.row(first + index)
+            row[:] = memoryview(array("f", bytes(4 * self.vocab_size)))
+            row[token] = BEST_LOGIT
+        file.extend(tokens)
+        return first, num_rows, len(file)
+
+    def file(self, lip: Lip, request: Request) -> list[int]:
+        if request.handle not in lip.files:
+            raise BadHandle(f"handle {request.handle} is not open in this program")
+        return lip.files[request.handle]
+
+    def statistics(self, lip: Lip) -> dict[str, object]:
+        return {
+            "connections": len(self.lips),
+            "held_calls": sum(len(each.held) for each in self.lips),
+            "held_slots": lip.channel.num_held_slots,
+            "waiting_replies": max(each.channel.num_waiting_replies for each in self.lips),
+            "closed": lip.closed,
+            "open": sorted(lip.files),
+        }
+
+
+if __name__ == "__main__":
+    EchoDaemon(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).serve()

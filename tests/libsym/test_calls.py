@@ -1,0 +1,285 @@
+"""Calls between real processes: who gets which reply, and what happens when something goes away."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from echo_client import ENVIRONMENT, Daemon, statistics, wait_until
+from echo_daemon import BIG, FAIL, HOLD, RELEASE
+
+from libsym.abi import MAX_FRAME_BYTES, RING_BYTES, ROWS_LAST, Op
+from libsym.client_channel import ClientChannel
+from libsym.errors import BadHandle, NotConnected, SymError, TooLarge
+
+
+def test_a_reply_carries_what_the_request_carried(client: ClientChannel) -> None:
+    reply = client.call(Op.PING, args=(1, -2, 2**63 - 1, -(2**63)), payload=b"hello")
+    assert reply.args == [1, -2, 2**63 - 1, -(2**63)]
+    assert reply.payload == b"hello"
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, MAX_FRAME_BYTES - 64])
+def test_payloads_of_every_size_come_back_whole(client: ClientChannel, size: int) -> None:
+    payload = os.urandom(size)
+    assert client.call(Op.PING, payload=payload).payload == payload
+
+
+def test_a_message_beyond_a_frame_is_refused_by_this_side(client: ClientChannel) -> None:
+    with pytest.raises(TooLarge, match="1048513 bytes"):
+        client.call(Op.PING, payload=bytes(MAX_FRAME_BYTES - 63))
+    assert client.call(Op.PING, payload=b"still here").payload == b"still here"
+
+
+def test_an_answer_beyond_a_frame_arrives_as_an_error(client: ClientChannel) -> None:
+    with pytest.raises(TooLarge, match="ask for less"):
+        client.call(Op.PING, flags=BIG, args=(MAX_FRAME_BYTES, 0, 0, 0))
+
+
+def test_frames_wrap_around_the_end_of_both_rings(client: ClientChannel) -> None:
+    sent = 0
+    for size in range(1, 2 * RING_BYTES, 40_961):
+        payload = bytes([size % 251]) * (size % 200_000)
+        assert client.call(Op.PING, payload=payload).payload == payload
+        sent += len(payload)
+    assert sent > 2 * RING_BYTES
+
+
+def test_errors_arrive_with_their_class_number_and_words(client: ClientChannel) -> None:
+    with pytest.raises(BadHandle, match="handle 77 is not open"):
+        client.call(Op.KV_CLOSE, handle=77)
+    with pytest.raises(SymError, match="strange") as caught:
+        client.call(Op.PING, flags=FAIL, args=(errno.EXFULL, 0, 0, 0), payload=b"strange")
+    assert caught.value.errno == errno.EXFULL
+
+
+def test_every_thread_gets_its_own_replies(client: ClientChannel) -> None:
+    mismatches: list[object] = []
+
+    def talk(thread: int) -> None:
+        for number in range(400):
+            payload = b"%d.%d " % (thread, number) * (number % 7)
+            reply = client.call(Op.PING, args=(thread, number, 0, 0), payload=payload)
+            if reply.args[:2] != [thread, number] or reply.payload != payload:
+                mismatches.append((thread, number, reply.args))
+
+    run_threads(talk, 8)
+    assert mismatches == []
+
+
+def test_a_held_call_does_not_hold_up_other_threads(client: ClientChannel) -> None:
+    """The thread that waits longest is the leader at first; it must hand on what is not its own."""
+    answers: list[bytes] = []
+    waiting = threading.Thread(target=lambda: answers.append(client.call(Op.PING, flags=HOLD, payload=b"late").payload))
+    waiting.start()
+    wait_until(client, "held_calls", 1)
+    run_threads(lambda n: [client.call(Op.PING, args=(n, i, 0, 0)) for i in range(50)], 3)
+    assert answers == []
+    client.call(Op.PING, flags=RELEASE)
+    waiting.join()
+    assert answers == [b"late"]
+
+
+def test_several_processes_talk_at_once(daemon: Daemon) -> None:
+    script = """
+import sys
+from libsym.abi import Op
+from libsym.client_channel import ClientChannel
+from libsym.handshake import dial
+channel = ClientChannel(*dial(sys.argv[1]), sys.argv[1])
+for number in range(300):
+    payload = b"%s %d" % (sys.argv[2].encode(), number)
+    assert channel.call(Op.PING, payload=payload).payload == payload
+"""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script, daemon.path, str(n)], env=ENVIRONMENT) for n in range(4)
+    ]
+    assert [process.wait() for process in processes] == [0, 0, 0, 0]
+
+
+def test_a_full_ring_of_requests_makes_callers_wait_and_loses_nothing(daemon: Daemon) -> None:
+    """The daemon is stopped while more is submitted than the ring holds."""
+    client = daemon.client()
+    payload = bytes(MAX_FRAME_BYTES // 2)
+    sizes: list[int] = []
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    try:
+        threads = [
+            threading.Thread(target=lambda: sizes.append(len(client.call(Op.PING, payload=payload).payload)))
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.25)  # nothing can be awaited here: the daemon does not run
+        assert sizes == []
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
+    for thread in threads:
+        thread.join()
+    assert sizes == [len(payload)] * 8
+    client.close()
+
+
+def test_replies_beyond_the_ring_wait_at_the_daemon_and_arrive_in_the_end(daemon: Daemon) -> None:
+    """Held calls whose answers are 6 MiB together are released at once; nobody reads while the client is stopped."""
+    script = f"""
+import sys, threading
+from libsym.abi import Op
+from libsym.client_channel import ClientChannel
+from libsym.handshake import dial
+channel = ClientChannel(*dial(sys.argv[1]), sys.argv[1])
+sizes = []
+call = lambda n: sizes.append(len(channel.call(Op.PING, flags={HOLD}, payload=bytes(500_000 + n)).payload))
+threads = [threading.Thread(target=call, args=(n,)) for n in range(12)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert sorted(sizes) == list(range(500_000, 500_012)), sizes
+"""
+    observer = daemon.client()
+    program = subprocess.Popen([sys.executable, "-c", script, daemon.path], env=ENVIRONMENT)
+    wait_until(observer, "held_calls", 12)
+    os.kill(program.pid, signal.SIGSTOP)
+    observer.call(Op.PING, flags=RELEASE)
+    assert statistics(observer)["waiting_replies"] == 8  # four of half a MiB fit the ring, or three and a bit
+    os.kill(program.pid, signal.SIGCONT)
+    assert program.wait() == 0
+    observer.close()
+
+
+def test_a_killed_daemon_ends_every_wait_within_a_second(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon()
+    client, observer = daemon.client(), daemon.client()
+    errors: list[SymError] = []
+    ended_at: list[float] = []
+
+    def wait() -> None:
+        try:
+            client.call(Op.PING, flags=HOLD)
+        except SymError as error:
+            errors.append(error)
+            ended_at.append(time.monotonic())
+
+    threads = [threading.Thread(target=wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(observer, "held_calls", 4)
+    killed_at = time.monotonic()
+    daemon.kill()
+    for thread in threads:
+        thread.join()
+    assert [type(error) for error in errors] == [NotConnected] * 4
+    assert max(ended_at) - killed_at < 1.0
+    assert daemon.path in str(errors[0])
+    assert "symphony serve" in str(errors[0])
+    with pytest.raises(NotConnected):
+        client.call(Op.PING)
+
+
+def test_closing_wakes_the_threads_that_wait(daemon: Daemon, client: ClientChannel) -> None:
+    doomed = daemon.client()
+    errors: list[SymError] = []
+
+    def wait() -> None:
+        try:
+            doomed.call(Op.PING, flags=HOLD)
+        except SymError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_until(client, "held_calls", 3)
+    doomed.close()
+    for thread in threads:
+        thread.join()
+    assert [type(error) for error in errors] == [NotConnected] * 3
+    wait_until(client, "held_calls", 0)
+
+
+def interrupt_when_held(observer: ClientChannel) -> threading.Thread:
+    """Sends this process a Ctrl-C as soon as the daemon holds a call."""
+
+    def interrupt() -> None:
+        wait_until(observer, "held_calls", 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    return thread
+
+
+def test_ctrl_c_ends_a_wait_and_the_late_reply_leaves_nothing_behind(daemon: Daemon, client: ClientChannel) -> None:
+    observer = daemon.client()
+    handle = client.call(Op.KV_CREATE).claim()
+    interrupter = interrupt_when_held(observer)
+    with pytest.raises(KeyboardInterrupt):
+        client.call(Op.PRED, flags=ROWS_LAST | HOLD, handle=handle, args=(1, 0, 0, 0), payload=b"\1\0\0\0")
+    interrupter.join()
+    assert statistics(client)["held_slots"] == 1
+    observer.call(Op.PING, flags=RELEASE)
+    wait_until(client, "held_slots", 0)
+    observer.close()
+
+
+def test_a_file_that_an_interrupted_call_opened_is_closed_again(daemon: Daemon, client: ClientChannel) -> None:
+    observer = daemon.client()
+    interrupter = interrupt_when_held(observer)
+    with pytest.raises(KeyboardInterrupt):
+        client.call(Op.KV_CREATE, flags=HOLD)
+    interrupter.join()
+    observer.call(Op.PING, flags=RELEASE)
+    wait_until(client, "open", [])
+    assert statistics(client)["closed"] == [1]
+    observer.close()
+
+
+def test_a_signal_whose_handler_returns_does_not_disturb_the_call(daemon: Daemon, client: ClientChannel) -> None:
+    observer = daemon.client()
+    seen: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        seen.append(number)
+        observer.call(Op.PING, flags=RELEASE)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        interrupter = interrupt_when_held(daemon.client())
+        assert client.call(Op.PING, flags=HOLD, payload=b"patience").payload == b"patience"
+        interrupter.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIGINT]
+
+
+def test_a_forked_child_cannot_use_or_harm_its_parents_connection(daemon: Daemon, client: ClientChannel) -> None:
+    handle = client.call(Op.KV_CREATE).claim()
+    pred = client.call(Op.PRED, flags=ROWS_LAST, handle=handle, args=(1, 0, 0, 0), payload=b"\7\0\0\0")
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            client.call(Op.PING)
+        except BadHandle as error:
+            status = 0 if str(os.getppid()) in str(error) else 2
+        del pred
+        gc.collect()
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert statistics(client)["held_slots"] == 1
+    assert client.call(Op.PING, payload=b"mine").payload == b"mine"
+
+
+def run_threads(target: Callable[[int], object], count: int) -> None:
+    threads = [threading.Thread(target=target, args=(n,)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,264 @@
+"""The daemon's half against clients that break every rule, and the ABI's numbers in their three places."""
+
+from __future__ import annotations
+
+import mmap
+import random
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import libsym
+from libsym import abi
+from libsym._channel import lib
+from libsym.channel import ServerChannel
+from libsym.errors import Invalid, NoBuffers, ProtocolError, SymError, TooLarge
+
+# Offsets in struct sym_region, as a client in another language would use them.
+SUBMIT_TAIL, COMPLETE_HEAD, COMPLETE_TAIL, BACKLOG = 128, 192, 320, 388
+SUBMIT_RING = 8192
+COMPLETE_RING = SUBMIT_RING + abi.RING_BYTES
+
+
+class Client:
+    """A client without manners: it writes what it likes where it likes."""
+
+    def __init__(self, vocab_size: int = 16) -> None:
+        self.server = ServerChannel.create(vocab_size)
+        self.region = mmap.mmap(self.server.fds[0], 0)
+
+    def write(self, offset: int, value: int) -> None:
+        struct.pack_into("=Q", self.region, offset, value)
+
+    def submit(self, raw: bytes, tail: int | None = None) -> None:
+        self.region[SUBMIT_RING : SUBMIT_RING + len(raw)] = raw
+        self.write(SUBMIT_TAIL, len(raw) if tail is None else tail)
+
+    def close(self) -> None:
+        self.server.close()
+        self.region.close()
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    found = Client()
+    yield found
+    found.close()
+
+
+def frame(payload: bytes = b"", *, op: int = abi.Op.PING, size: int | None = None, zero: int = 0) -> bytes:
+    header = struct.pack("=IHHIIQQ4q", 64 + len(payload) if size is None else size, op, zero, 0, 0, 7, 0, 1, 2, 3, 4)
+    return header + payload + bytes(-len(payload) % 64)
+
+
+def test_abi_h_and_abi_py_say_the_same() -> None:
+    text = (Path(libsym.__file__).parent / "abi.h").read_text()
+    ops = dict(re.findall(r"SYM_(\w+) = (\d+),", text.partition("enum sym_op {")[2].partition("}")[0]))
+    assert {name: int(value) for name, value in ops.items()} == {op.name: op.value for op in abi.Op}
+    flags = dict(re.findall(r"SYM_(\w+) = (\d+),", text.partition("enum sym_flag {")[2].partition("}")[0]))
+    assert {name: getattr(abi, name) for name in flags} == {name: int(value) for name, value in flags.items()}
+    assert (lib.SYM_MAGIC, lib.SYM_ABI_VERSION) == (abi.MAGIC, abi.ABI_VERSION)
+    assert (lib.SYM_RING_BYTES, lib.SYM_MAX_FRAME_BYTES) == (abi.RING_BYTES, abi.MAX_FRAME_BYTES)
+
+
+def test_a_region_stays_near_its_limit_and_holds_a_useful_number_of_rows() -> None:
+    for vocab_size, num_slots in [(256, 1024), (49152, 319), (262_144, 64)]:
+        channel = ServerChannel.create(vocab_size)
+        assert channel.num_slots == num_slots
+        assert len(channel.row(num_slots - 1)) == vocab_size
+        channel.close()
+    with pytest.raises(Invalid):
+        ServerChannel.create(0)
+
+
+def test_requests_come_out_as_they_were_written(client: Client) -> None:
+    client.submit(frame(b"abc") + frame(op=abi.Op.STAT))
+    assert not client.server.arm()
+    first, second = client.server.receive()
+    assert (first.op, first.id, first.args, first.payload) == (abi.Op.PING, 7, (1, 2, 3, 4), b"abc")
+    assert second.op is abi.Op.STAT
+    assert client.server.receive() == []
+    assert client.server.arm()
+
+
+def test_a_bounded_receive_leaves_the_rest_for_the_next(client: Client) -> None:
+    client.submit(frame(b"1") + frame(b"2") + frame(b"3"))
+    assert [request.payload for request in client.server.receive(2)] == [b"1", b"2"]
+    assert not client.server.arm()
+    assert [request.payload for request in client.server.receive(2)] == [b"3"]
+    assert client.server.arm()
+
+
+def test_a_request_cannot_be_changed_after_it_was_received(client: Client) -> None:
+    client.submit(frame(b"good") + frame(b"fine"))
+    requests = client.server.receive(1)
+    client.submit(frame(b"evil") + frame(b"evil"), tail=256)
+    assert [request.payload for request in [*requests, *client.server.receive()]] == [b"good", b"fine"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        frame(size=0),
+        frame(size=63),
+        frame(size=128),
+        frame(size=abi.MAX_FRAME_BYTES + 1),
+        frame(size=2**32 - 1),
+        frame(op=0),
+        frame(op=999),
+        frame(zero=1),
+    ],
+    ids=["empty", "short", "beyond the tail", "too long", "wild length", "no operation", "unknown", "reserved"],
+)
+def test_a_malformed_frame_is_refused_for_good(client: Client, raw: bytes) -> None:
+    client.submit(raw)
+    for _ in range(2):
+        with pytest.raises(ProtocolError):
+            client.server.receive()
+    client.server.reply(1, payload=b"nobody reads this")  # the gate may still answer earlier calls
+    with pytest.raises(ProtocolError):
+        client.server.arm()
+
+
+@pytest.mark.parametrize("tail", [1, 63, abi.RING_BYTES + 64, 2**63, 2**64 - 64])
+def test_a_tail_outside_the_ring_is_refused(client: Client, tail: int) -> None:
+    client.submit(frame(), tail=tail)
+    with pytest.raises(ProtocolError):
+        client.server.receive()
+
+
+@pytest.mark.parametrize("head", [64, abi.RING_BYTES + 64, 2**63, 2**64 - 64 - abi.RING_BYTES])
+def test_a_wild_head_of_the_replies_ends_the_connection_but_no_reply_raises(client: Client, head: int) -> None:
+    client.write(COMPLETE_HEAD, head)
+    client.server.reply(1)
+    with pytest.raises(ProtocolError):
+        client.server.receive()
+
+
+def test_twenty_thousand_random_submissions_give_requests_or_protocol_errors() -> None:
+    """What is received is what lies between head and tail, byte for byte, or nothing at all."""
+    rng = random.Random(2026)
+    outcomes = {"requests": 0, "refused": 0}
+    for case in range(20_000):
+        if case % 20 == 0:
+            client = Client()
+            written = 0
+        raw = random_submission(rng)
+        client.region[SUBMIT_RING + written : SUBMIT_RING + written + len(raw)] = raw
+        tail = written + len(raw) if rng.random() < 0.8 else rng.choice([rng.getrandbits(64), rng.getrandbits(20), 64])
+        client.write(SUBMIT_TAIL, tail)
+        try:
+            requests = client.server.receive()
+        except ProtocolError:
+            outcomes["refused"] += 1
+            client.close()
+            client = Client()
+            written = 0
+            continue
+        outcomes["requests"] += len(requests)
+        payloads = b"".join(request.payload for request in requests)
+        assert len(payloads) <= tail - written
+        assert all(request.payload in raw for request in requests)
+        written = tail
+        if written > abi.RING_BYTES // 2 or case % 20 == 19:
+            client.close()
+            client = Client()
+            written = 0
+    assert outcomes["requests"] > 5_000
+    assert outcomes["refused"] > 5_000
+
+
+def random_submission(rng: random.Random) -> bytes:
+    match rng.randrange(4):
+        case 0:
+            return rng.randbytes(64 * rng.randrange(1, 8))
+        case 1:
+            return frame(rng.randbytes(rng.randrange(200)), op=rng.choice([0, 13, 19, 20, 65535]))
+        case 2:
+            return frame(rng.randbytes(64), size=rng.choice([0, 64, 65, 128, 129, rng.getrandbits(32)]))
+        case _:
+            return b"".join(frame(rng.randbytes(rng.randrange(100))) for _ in range(rng.randrange(1, 4)))
+
+
+def test_replies_that_find_no_room_wait_in_order(client: Client) -> None:
+    for number in range(10):
+        client.server.reply(number, payload=bytes(500_000))
+    assert client.server.num_waiting_replies == 6
+    assert client.region[BACKLOG] == 1
+    (tail,) = struct.unpack_from("=Q", client.region, COMPLETE_TAIL)
+    client.write(COMPLETE_HEAD, tail)
+    client.server.receive()
+    assert client.server.num_waiting_replies == 2
+    ids = [
+        struct.unpack_from("=Q", client.region, COMPLETE_RING + (tail + i * 500_096) % abi.RING_BYTES + 8)[0]
+        for i in range(4)
+    ]
+    assert ids == [4, 5, 6, 7]
+
+
+def test_a_client_that_never_reads_is_not_served_without_end(client: Client) -> None:
+    for number in range(20):
+        client.server.reply(number, payload=bytes(500_000))
+    client.submit(frame())
+    assert client.server.receive() == []
+    assert client.server.arm()  # and the daemon sleeps meanwhile, it does not spin
+    (tail,) = struct.unpack_from("=Q", client.region, COMPLETE_TAIL)
+    for _ in range(5):
+        client.write(COMPLETE_HEAD, tail)
+        received = client.server.receive()
+        (tail,) = struct.unpack_from("=Q", client.region, COMPLETE_TAIL)
+        if received:
+            break
+    assert [request.id for request in received] == [7]
+
+
+def test_rows_are_taken_lowest_first_and_given_back(client: Client) -> None:
+    server = client.server
+    assert [server.take_rows(2), server.take_rows(3), server.take_rows(1)] == [0, 2, 5]
+    server.free_rows(2, 3)
+    assert [server.take_rows(4), server.take_rows(1), server.take_rows(2)] == [6, 2, 3]
+    assert server.num_held_slots == 2 + 1 + 4 + 1 + 2
+    with pytest.raises(TooLarge, match="1025 rows"):
+        server.take_rows(server.num_slots + 1)
+    with pytest.raises(NoBuffers):
+        server.take_rows(server.num_slots)
+
+
+def test_a_row_stays_mapped_after_the_channel_was_closed() -> None:
+    """A step may still write into it when the client has hung up."""
+    server = ServerChannel.create(16)
+    row = server.row(server.take_rows(1))
+    server.close()
+    server.reply(1, payload=b"too late")
+    del server
+    row[:] = memoryview(struct.pack("16f", *range(16))).cast("f")
+    assert row[15] == 15.0
+
+
+def test_the_doorbell_is_emptied_even_if_the_client_made_it_blocking(client: Client) -> None:
+    import os
+
+    doorbell = client.server.doorbell
+    os.set_blocking(doorbell, True)
+    client.server.clear_doorbell()
+    os.eventfd_write(doorbell, 3)
+    client.server.clear_doorbell()
+    os.set_blocking(doorbell, False)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(doorbell)
+
+
+def test_the_greeting_is_checked() -> None:
+    good = struct.pack("=IIQ", abi.MAGIC, abi.ABI_VERSION, 0)
+    ServerChannel.check_hello(good)
+    for bad, why in [
+        (b"", "0 bytes"),
+        (struct.pack("=IIQ", 1, abi.ABI_VERSION, 0), "does not speak"),
+        (struct.pack("=IIQ", abi.MAGIC, 99, 0), "version 99"),
+    ]:
+        with pytest.raises(ProtocolError, match=why):
+            ServerChannel.check_hello(bad)
+    assert b"no room" in ServerChannel.refusal(SymError("no room"))

@@ -1,0 +1,27 @@
+import os
+
+import pytest
+import torch
+import triton
+from interpreter import mend_bfloat16
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+assert triton.knobs.runtime.interpret == INTERPRETED, "TRITON_INTERPRET changed after the process started"
+
+
+@pytest.fixture
+def device(monkeypatch) -> str:
+    """The CPU under Triton's interpreter; a GPU with TRITON_INTERPRET=0."""
+    if not INTERPRETED:
+        return "cuda"
+    mend_bfloat16(monkeypatch)
+    return "cpu"
+
+
+@pytest.fixture
+def poisoned_memory():
+    """Every torch.empty comes filled with NaN, so that a value that nobody wrote shows."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)

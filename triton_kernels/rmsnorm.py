@@ -1,0 +1,113 @@
+"""RMSNorm, alone or fused with the residual addition before it."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_HIDDEN_SIZE = 16384
+"""One program holds a whole row in registers: 16,384 float32 values are 128 a thread at 4 warps."""
+
+
+@triton.jit
+def _rmsnorm_kernel(
+    x_ptr: tl.tensor,  # [rows, hidden_size]
+    residual_ptr: tl.tensor,  # [rows, hidden_size], read when ADD_RESIDUAL
+    weight_ptr: tl.tensor,  # [hidden_size]
+    out_ptr: tl.tensor,  # [rows, hidden_size], contiguous
+    new_residual_ptr: tl.tensor,  # [rows, hidden_size], contiguous, written when ADD_RESIDUAL
+    x_row_stride: tl.tensor,
+    residual_row_stride: tl.tensor,
+    hidden_size: tl.tensor,
+    eps: tl.tensor,
+    ADD_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < hidden_size
+    x = tl.load(x_ptr + row * x_row_stride + columns, mask=inside, other=0.0)
+    if ADD_RESIDUAL:
+        residual = tl.load(residual_ptr + row * residual_row_stride + columns, mask=inside, other=0.0)
+        # Rounded to the stored type before it is normed, so that fused and separate give the same bits.
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(new_residual_ptr + row * hidden_size + columns, x, mask=inside)
+    wide = x.to(tl.float32)
+    mean_square = tl.sum(wide * wide, axis=0) / hidden_size
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    normed = wide * tl.rsqrt(mean_square + eps) * weight
+    tl.store(out_ptr + row * hidden_size + columns, normed.to(x.dtype), mask=inside)
+
+
+def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """`x / rms(x) * weight` over the last axis of `x [rows, hidden_size]`, computed in float32."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    _launch(x, x, weight, eps, out, out, add_residual=False)
+    return out
+
+
+def add_rmsnorm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    out: torch.Tensor | None = None,
+    new_residual: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`(rmsnorm(x + residual), x + residual)` in one pass over `[rows, hidden_size]`.
+
+    `new_residual` may be `residual` itself: each row is read before it is written.
+    """
+    assert residual.shape == x.shape, (residual.shape, x.shape)
+    assert residual.dtype == x.dtype, (residual.dtype, x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    new_residual = torch.empty(x.shape, dtype=x.dtype, device=x.device) if new_residual is None else new_residual
+    _launch(x, residual, weight, eps, out, new_residual, add_residual=True)
+    return out, new_residual
+
+
+def block_size(hidden_size: int) -> int:
+    """Lanes that one program uses for a row: the power of two that Triton needs."""
+    assert 0 < hidden_size <= MAX_HIDDEN_SIZE, hidden_size
+    return int(triton.next_power_of_2(hidden_size))
+
+
+def num_warps(hidden_size: int) -> int:
+    """Warps for one row: about 16 values a thread, between 1 warp and 16."""
+    return min(16, max(1, block_size(hidden_size) // 512))
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    new_residual: torch.Tensor,
+    *,
+    add_residual: bool,
+) -> None:
+    rows, hidden_size = x.shape
+    assert x.stride(1) == residual.stride(1) == weight.stride(0) == 1
+    assert weight.shape == (hidden_size,), weight.shape
+    assert out.shape == new_residual.shape == x.shape
+    assert out.dtype == new_residual.dtype == x.dtype
+    assert out.is_contiguous()
+    assert new_residual.is_contiguous()
+    _rmsnorm_kernel[(rows,)](
+        x,
+        residual,
+        weight,
+        out,
+        new_residual,
+        x.stride(0),
+        residual.stride(0),
+        hidden_size,
+        eps,
+        ADD_RESIDUAL=add_residual,
+        BLOCK=block_size(hidden_size),
+        enable_fp_fusion=True,
+        num_warps=num_warps(hidden_size),
+    )
