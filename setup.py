@@ -20,7 +20,7 @@ setup(
         "symphony",
         "lips",
     ],
-    package_data={"libsym": ["abi.h", "*.c", "py.typed"], "kvfs": ["*.c"], "decoder.cpu": ["*.c"]},
+    package_data={"libsym": ["*.h", "*.c", "py.typed"], "kvfs": ["*.c"], "decoder.cpu": ["*.h", "*.c"]},
     setup_requires=["cffi>=1.17,<3"],
     cffi_modules=[
         "libsym/channel_build.py:ffi",
@@ -31,6 +31,7 @@ setup(
         "cffi>=1.17,<3",
         "jinja2>=3.1,<4",
         "numpy>=2.0,<3",
+        "outcome>=1.3,<2",
         "pyfuse3>=3.4,<4",
         "tokenizers>=0.21,<1",
         "torch>=2.6,<3",

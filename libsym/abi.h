@@ -118,6 +118,7 @@ struct sym_region {
     _Alignas(64) _Atomic uint32_t daemon_asleep; /* daemon sets before it sleeps; whoever clears it rings */
     _Atomic uint32_t backlog;                    /* daemon: replies wait for room, ring when you made some */
     _Atomic uint32_t gone;                       /* daemon: nothing will come any more */
+    _Atomic uint32_t daemon_cpu;                 /* a hint: where it ran when it last took requests */
 
     _Alignas(64) _Atomic uint32_t complete_seq; /* futex: the daemon adds one with every reply */
     _Atomic uint32_t complete_waiters;          /* client: somebody sleeps on complete_seq */

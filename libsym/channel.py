@@ -1,4 +1,4 @@
-"""The daemon's half of a channel: what the C in `channel.c` moves, as requests, replies and errors.
+"""The daemon's half of a channel: what the C in `server.c` moves, as requests, replies and errors.
 
 Nothing in it blocks, and its owner decides when to look:
 
@@ -19,12 +19,11 @@ import os
 import struct
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from libsym._channel import ffi, lib
 from libsym.abi import FRAME_ALIGN, HEADER_BYTES, MAX_FRAME_BYTES, RING_BYTES, Op
 from libsym.errors import Invalid, NoBuffers, ProtocolError, SymError, TooLarge
-from libsym.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
 
 REGION_BYTES = 64 << 20
 """Aim for the size of a region. It is committed as it is touched: an idle LIP costs a few pages."""
@@ -57,12 +56,6 @@ class ServerChannel:
     All methods belong to one thread, except that the memory behind `row()` may be written by any, and stays mapped as
     long as a view of it lives. Nothing blocks. After `close()` replies are dropped: the client is gone.
     """
-
-    HELLO_BYTES: ClassVar[int] = GREETING_BYTES
-    """Length of what a client sends first."""
-
-    check_hello = staticmethod(check_greeting)
-    refusal = staticmethod(refusal)
 
     def __init__(self, memfd: int, doorbell: int, region: mmap.mmap, plan: Any) -> None:
         self._memfd = memfd
@@ -98,18 +91,13 @@ class ServerChannel:
 
     @property
     def fds(self) -> tuple[int, int]:
-        """The region's memfd and the doorbell, to be sent with `welcome`."""
+        """The region's memfd and the doorbell, to be sent with `handshake.WELCOME` as SCM_RIGHTS."""
         return self._memfd, self._doorbell
 
     @property
     def doorbell(self) -> int:
         """Readable when the client has rung."""
         return self._doorbell
-
-    @property
-    def welcome(self) -> bytes:
-        """The answer to the client's hello, to be sent with `fds` as SCM_RIGHTS."""
-        return WELCOME
 
     @property
     def vocab_size(self) -> int:

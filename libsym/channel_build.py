@@ -8,6 +8,8 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 
+SOURCES = ("abi.h", "ring.h", "server.c", "client.c", "rows.c")
+
 # What Python sees. Structs stay opaque except for the fields that it reads; cffi lets go of the GIL in every call.
 DECLARATIONS = """
 #define SYM_MAGIC ...
@@ -72,7 +74,7 @@ double sym_uniform(uint64_t seed);
 
 def source() -> str:
     """The C files as one text, each line still known to the compiler by its own file and number."""
-    parts = [f'#line 1 "libsym/{name}"\n{(HERE / name).read_text()}' for name in ("abi.h", "channel.c", "rows.c")]
+    parts = [f'#line 1 "libsym/{name}"\n{(HERE / name).read_text()}' for name in SOURCES]
     return "\n".join(parts)
 
 

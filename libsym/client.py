@@ -12,7 +12,7 @@ import threading
 
 from libsym.client_channel import ClientChannel
 from libsym.handshake import dial
-from libsym.paths import default_socket
+from libsym.paths import find_socket
 
 
 class Process:
@@ -34,7 +34,7 @@ class Process:
             old = self._channel
             if old is not None and old.alive and socket in (None, old.name):
                 return old
-            path = str(default_socket()) if socket is None else socket
+            path = str(find_socket()) if socket is None else socket
             new = ClientChannel(*dial(path), path)
             self._channel = new
         if old is not None:

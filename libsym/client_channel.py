@@ -1,4 +1,4 @@
-"""The LIP's half of a channel: any number of threads may be inside `call()` at once. The waiting is in `channel.c`."""
+"""The LIP's half of a channel: any number of threads may be inside `call()` at once. The waiting is in `client.c`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ class ClientChannel:
         payload: bytes = b"",
     ) -> Reply:
         """Sends a request and waits for its reply. An exception from a signal handler (Ctrl-C) ends the wait."""
-        call = ffi.gc(lib.sym_call_new(self._client, op, flags, handle, *args), lib.sym_call_drop)
+        new = lib.sym_call_new(self._client, op, flags, handle, *args)
+        if new == ffi.NULL:
+            raise self._failure(-errno.ENOTCONN, 0)
+        call = ffi.gc(new, lib.sym_call_drop)
         try:
             rc = lib.sym_call_run(call, payload, len(payload))
             while rc == -errno.EINTR:  # at least every 100 ms: here Python runs its signal handlers

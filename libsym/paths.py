@@ -1,4 +1,4 @@
-"""Where the daemon's socket is when nobody says so."""
+"""Where the daemon's socket is when nobody says so: where a daemon makes it, and where a program looks for it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ from pathlib import Path
 from libsym.errors import NoAccess
 
 
+_SYSTEM_SOCKET = Path("/run/symphony/symphony.sock")
+
+
+def find_socket() -> Path:
+    """Where a program looks: `default_socket()`; for an ordinary user without a daemon there, the system's daemon."""
+    own = default_socket()
+    if "SYMPHONY_SOCKET" not in os.environ and not own.exists() and _SYSTEM_SOCKET.exists():
+        return _SYSTEM_SOCKET
+    return own
+
+
 def default_socket() -> Path:
-    """$SYMPHONY_SOCKET; else root's /run/symphony/symphony.sock; else symphony.sock in the user's runtime directory.
+    """Where this user's daemon listens: $SYMPHONY_SOCKET; else root's /run/symphony/symphony.sock; else symphony.sock in the user's runtime directory.
 
     Without $XDG_RUNTIME_DIR that directory is /tmp/symphony-<uid>. Anybody could have made it, so it counts only if it
     is a real directory of the user's own that nobody else may enter.
@@ -19,7 +30,7 @@ def default_socket() -> Path:
         return Path(named)
     uid = os.getuid()
     if uid == 0:
-        return Path("/run/symphony/symphony.sock")
+        return _SYSTEM_SOCKET
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "symphony.sock"
     directory = Path(f"/tmp/symphony-{uid}")  # noqa: S108  # checked below to be the user's own

@@ -22,7 +22,11 @@ log = logging.getLogger(__name__)
 
 MAX_LIPS = 1024
 GREETING_TIMEOUT_S = 5.0
+_CALLS_AT_ONCE = 64
+"""A LIP that floods its ring lets the others in after this many."""
 _SO_PEERGROUPS = 59
+_MAX_GROUPS = 256
+"""Supplementary groups of a peer: Python's getsockopt takes a buffer of 1,024 bytes at most."""
 
 
 class Listener:
@@ -41,22 +45,28 @@ class Listener:
                 nursery.start_soon(self._serve, connection)
 
     async def _serve(self, connection: trio.socket.SocketType) -> None:
+        """One connection, from the handshake to the end; nothing that happens to it reaches the others."""
         with connection:
-            lip = await self._greet(connection)
-            if lip is None:
-                return
-            self.lips.add(lip)
-            log.debug("program %d connected (uid %d)", lip.pid, lip.credentials.uid)
             try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_wait_for_hangup, connection, nursery.cancel_scope)
-                    await self._take_calls(lip, nursery)
-            except* ProtocolError as errors:
-                log.warning("program %d dropped: %s", lip.pid, errors.exceptions[0])
-            finally:
-                self.lips.remove(lip)
-                self._gate.hang_up(lip)
-                log.debug("program %d gone", lip.pid)
+                lip = await self._greet(connection)
+                if lip is not None:
+                    await self._serve_lip(connection, lip)
+            except* (ConnectionError, ProtocolError) as errors:
+                log.warning("connection dropped: %s", _first(errors))
+            except* Exception:
+                log.exception("connection dropped")
+
+    async def _serve_lip(self, connection: trio.socket.SocketType, lip: Lip) -> None:
+        self.lips.add(lip)
+        log.debug("program %d connected (uid %d)", lip.pid, lip.credentials.uid)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_wait_for_hangup, connection, nursery.cancel_scope)
+                await self._take_calls(lip, nursery)
+        finally:
+            self.lips.remove(lip)
+            self._gate.hang_up(lip)
+            log.debug("program %d gone", lip.pid)
 
     async def _greet(self, connection: trio.socket.SocketType) -> Lip | None:
         """The handshake; None when the other side is no client of this version, or there are too many."""
@@ -69,6 +79,7 @@ class Listener:
                 greeting += data
         try:
             check_greeting(greeting)
+            peer = peer_credentials(connection)
             channel = self._new_channel()
         except SymError as error:
             log.warning("connection refused: %s", error)
@@ -76,7 +87,7 @@ class Listener:
             return None
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", channel.fds))
         await connection.sendmsg([WELCOME], [rights])
-        return Lip(*peer_credentials(connection), channel)
+        return Lip(*peer, channel)
 
     def _new_channel(self) -> ServerChannel:
         if len(self.lips) >= MAX_LIPS:
@@ -86,7 +97,7 @@ class Listener:
     async def _take_calls(self, lip: Lip, nursery: trio.Nursery) -> None:
         channel = lip.channel
         while True:
-            requests = channel.receive()
+            requests = channel.receive(_CALLS_AT_ONCE)
             for request in requests:
                 self._gate.handle(lip, request, nursery)
             if requests:
@@ -105,11 +116,20 @@ async def _wait_for_hangup(connection: trio.socket.SocketType, scope: trio.Cance
     scope.cancel()
 
 
+def _first(errors: BaseException) -> BaseException:
+    while isinstance(errors, BaseExceptionGroup):
+        errors = errors.exceptions[0]
+    return errors
+
+
 def peer_credentials(connection: trio.socket.SocketType) -> tuple[int, Credentials]:
     """The pid and the identity of the process at the other end, as it was when it connected."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3i", peer)
-    raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * 65536)
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MAX_GROUPS)
+    except OSError as error:
+        raise SymError(f"the groups of process {pid} can't be read: {error.strerror}", error.errno) from error
     groups = struct.unpack(f"{len(raw) // 4}I", raw)
     return pid, Credentials(uid, gid, frozenset(groups))
 

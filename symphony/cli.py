@@ -69,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     du = commands.add_parser("du", help="what files own alone and what they share")
     _add_socket(du)
     _add_json(du)
-    du.add_argument("path", nargs="?", default="", help="a file or directory of the mount (default: all of it)")
+    du.add_argument("path", nargs="?", default=".", help="a file or directory of the mount (default: all of it)")
     du.set_defaults(action=_du)
 
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")

@@ -96,14 +96,20 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
 async def serve(config: Config) -> None:
     """Run a daemon until SIGINT or SIGTERM; then unmount and leave nothing behind."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    with _lock(config.state), _listening_socket(config.socket) as listening:
+    # Open to the very end: an impatient second Ctrl-C must not cut the unmounting short.
+    with (
+        trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
+        _lock(config.state),
+        _listening_socket(config.socket) as listening,
+    ):
         house = await trio.to_thread.run_sync(build, config)
         try:
             async with _mounted(house), trio.open_nursery() as nursery:
                 nursery.start_soon(house.batches.run)
                 nursery.start_soon(house.listener.run, listening)
                 print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
-                await _wait_for_signal()
+                number = await anext(signals)
+                log.info("%s: closing", signal.Signals(number).name)
                 nursery.cancel_scope.cancel()
         finally:
             house.decoder.close()
@@ -122,13 +128,6 @@ async def _mounted(house: House) -> AsyncIterator[None]:
         )
         yield
         nursery.cancel_scope.cancel()
-
-
-async def _wait_for_signal() -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for number in signals:
-            log.info("%s: closing", signal.Signals(number).name)
-            return
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from array import array
 from libsym.abi import ROWS_ALL, ROWS_LAST, Op
 from libsym.channel import Request, ServerChannel
 from libsym.errors import BadHandle, ProtocolError, SymError
+from libsym.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
 
 HOLD = 0x100
 """Do not answer before somebody pings with RELEASE."""
@@ -56,15 +57,15 @@ class EchoDaemon:
 
     def accept(self) -> None:
         connection, _ = self.listening.accept()
-        greeting = connection.recv(ServerChannel.HELLO_BYTES, socket.MSG_WAITALL)
+        greeting = connection.recv(GREETING_BYTES, socket.MSG_WAITALL)
         try:
-            ServerChannel.check_hello(greeting)
+            check_greeting(greeting)
         except SymError as error:
-            connection.sendall(ServerChannel.refusal(error))
+            connection.sendall(refusal(error))
             connection.close()
             return
         lip = Lip(connection, self.vocab_size)
-        socket.send_fds(connection, [lip.channel.welcome], lip.channel.fds)
+        socket.send_fds(connection, [WELCOME], lip.channel.fds)
         self.lips.append(lip)
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.hang_up(lip))
         self.selector.register(lip.channel.doorbell, selectors.EVENT_READ, lambda: self.rung(lip))
@@ -131,9 +132,9 @@ class EchoDaemon:
             case Op.KV_RENAME | Op.CHAT_TEMPLATE | Op.KV_DU:
                 return (), json.dumps({"echo": request.payload.decode()}).encode()
             case Op.TOKENIZE:
-                return (), array("i", request.payload).tobytes()
+                return (), array("i", list(request.payload)).tobytes()
             case Op.DETOKENIZE:
-                return (), bytes(array("i", request.payload)).decode("utf-8", "replace").encode()
+                return (), bytes(array("i", request.payload).tolist()).decode("utf-8", "replace").encode()
             case Op.MODEL_INFO:
                 info = {"name": "echo", "vocab_size": self.vocab_size, "eos_ids": [0, 2], "bos_id": 1, "colour": "red"}
                 return (), json.dumps(info).encode()

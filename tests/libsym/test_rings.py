@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import random
 import re
 import struct
@@ -16,6 +17,7 @@ from libsym import abi
 from libsym._channel import lib
 from libsym.channel import ServerChannel
 from libsym.errors import Invalid, NoBuffers, ProtocolError, SymError, TooLarge
+from libsym.handshake import check_greeting, refusal
 
 # Offsets in struct sym_region, as a client in another language would use them.
 SUBMIT_TAIL, COMPLETE_HEAD, COMPLETE_TAIL, BACKLOG = 128, 192, 320, 388
@@ -72,6 +74,18 @@ def test_a_region_stays_near_its_limit_and_holds_a_useful_number_of_rows() -> No
         channel.close()
     with pytest.raises(Invalid):
         ServerChannel.create(0)
+
+
+def test_an_idle_connection_costs_little_memory() -> None:
+    """The region is 64 MiB of addresses; only what was touched is there."""
+    channel = ServerChannel.create(49_152)
+    row = channel.row(channel.take_rows(1))
+    row[:] = memoryview(bytes(4 * 49_152)).cast("f")
+    channel.reply(1, payload=b"x")
+    found = os.fstat(channel.fds[0])
+    assert found.st_size > 60 << 20
+    assert found.st_blocks * 512 < 512 << 10
+    channel.close()
 
 
 def test_requests_come_out_as_they_were_written(client: Client) -> None:
@@ -239,8 +253,6 @@ def test_a_row_stays_mapped_after_the_channel_was_closed() -> None:
 
 
 def test_the_doorbell_is_emptied_even_if_the_client_made_it_blocking(client: Client) -> None:
-    import os
-
     doorbell = client.server.doorbell
     os.set_blocking(doorbell, True)
     client.server.clear_doorbell()
@@ -253,12 +265,12 @@ def test_the_doorbell_is_emptied_even_if_the_client_made_it_blocking(client: Cli
 
 def test_the_greeting_is_checked() -> None:
     good = struct.pack("=IIQ", abi.MAGIC, abi.ABI_VERSION, 0)
-    ServerChannel.check_hello(good)
+    check_greeting(good)
     for bad, why in [
         (b"", "0 bytes"),
         (struct.pack("=IIQ", 1, abi.ABI_VERSION, 0), "does not speak"),
         (struct.pack("=IIQ", abi.MAGIC, 99, 0), "version 99"),
     ]:
         with pytest.raises(ProtocolError, match=why):
-            ServerChannel.check_hello(bad)
-    assert b"no room" in ServerChannel.refusal(SymError("no room"))
+            check_greeting(bad)
+    assert b"no room" in refusal(SymError("no room"))

@@ -11,7 +11,24 @@ def daemon(tmp_path_factory):
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
     daemon = Daemon(tmp_path_factory.mktemp("daemon"), "--model", "tiny", "--kv-memory", "64M")
-    yield daemon
-    assert daemon.stop() == 0, daemon.log.read_text()
-    assert not os.path.ismount(daemon.mount)
-    assert "Traceback" not in daemon.log.read_text()
+    try:
+        yield daemon
+        assert daemon.stop() == 0, daemon.log.read_text()
+        assert not os.path.ismount(daemon.mount)
+        assert "Traceback" not in daemon.log.read_text()
+    finally:
+        daemon.clean_up()
+
+
+@pytest.fixture
+def start_daemon(tmp_path):
+    """Starts daemons in the test's directory; none outlives the test."""
+    daemons = []
+
+    def start(*options):
+        daemons.append(Daemon(tmp_path, *options))
+        return daemons[-1]
+
+    yield start
+    for daemon in daemons:
+        daemon.clean_up()

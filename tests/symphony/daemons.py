@@ -72,10 +72,19 @@ class Daemon:
         assert process.returncode == 0, err
         return out
 
-    def stop(self) -> int:
-        """End the daemon as a service manager would; its exit status."""
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End the daemon as a service manager (or Ctrl-C) would; its exit status."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(number)
         status = self.process.wait(30)
         self.process.stdout.close()
         return status
+
+    def clean_up(self) -> None:
+        """Whatever a test did to it: leave neither a process nor a mount."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        if f" {self.mount} " in Path("/proc/mounts").read_text():
+            subprocess.run(["fusermount3", "-uzq", self.mount], check=False)

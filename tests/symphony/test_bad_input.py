@@ -88,13 +88,13 @@ def test_a_handle_of_another_process(connected):
         sym.kv_write(kv, [1, 2, 3])
         out = connected.run(
             """
-            import libsym.client
+            from libsym.abi import Op
+            from libsym.client import process
             mine = sym.kv_create()
             stolen = int(sys.argv[1])
-            for handle in {stolen, stolen + 1, stolen + 100} - {mine.handle}:
-                mine.handle = handle
+            for handle in {0, stolen, stolen + 1, stolen + 100, 2**63} - {mine.handle}:
                 try:
-                    print(sym.kv_read(mine))
+                    print(process.channel().call(Op.KV_READ, handle=handle))
                 except sym.SymError as error:
                     print(error.errno)
             """,

@@ -1,6 +1,6 @@
-/* The two halves of a channel. See abi.h for what they share.
+/* The LIP's half of a channel.
  *
- * Client half: many threads of one process share one connection. A request is written under a mutex. Replies
+ * Many threads of one process share one connection. A request is written under a mutex. Replies
  * are taken by whichever waiting thread holds the drain lock (the leader): it hands each reply to the thread
  * that waits for it, and when its own has come it leaves and wakes one of the others to lead. A thread of its own
  * for this would cost every reply one more switch; a lock around "wait" would make a short call wait for a long
@@ -14,35 +14,23 @@
  * Where one side sleeps and the other must see it, both use the store-fence-load pattern: publish, fence, look
  * at the other's flag. Either the sleeper sees what was published, or the publisher sees the sleeper.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#include "abi.h"
+#include "ring.h"
 
-#include <errno.h>
 #include <limits.h>
-#include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <time.h>
-#include <unistd.h>
 
 #define PARK_NS 100000000L /* 100 ms: the longest a Ctrl-C or a dead daemon goes unnoticed */
-#define SPIN_PAUSES 300    /* about 10-20 us: a reply that needs no step is here by then, a step is not */
-#define MAX_CALLS 4096u    /* under way at once in one process: more wait, as for a full ring */
-#define CALL_INDEX_BITS 12
+/* A short call's reply from another CPU is here after some 10 us; being woken takes 60 (two vCPUs of one machine). */
+#define SPIN_PAUSES 1000
+#define MAX_CALLS 1024u    /* under way at once in one process: more wait, as for a full ring */
+#define CALL_INDEX_BITS 10
 
 _Static_assert(MAX_CALLS == 1u << CALL_INDEX_BITS, "an id is a generation and an index");
-
-static long futex_op(_Atomic uint32_t *word, int op, uint32_t value, const struct timespec *timeout) {
-    return syscall(SYS_futex, (uint32_t *)word, op, value, timeout, NULL, 0);
-}
 
 /* 0: woken or the word had changed; -ETIMEDOUT; -EINTR */
 static int futex_park(_Atomic uint32_t *word, uint32_t seen, int private_flag) {
@@ -59,212 +47,6 @@ static void cpu_pause(void) {
     __asm__ volatile("yield");
 #endif
 }
-
-static uint64_t padded(uint64_t frame_bytes) {
-    return (frame_bytes + SYM_FRAME_ALIGN - 1) & ~(uint64_t)(SYM_FRAME_ALIGN - 1);
-}
-
-static void ring_write(char *ring, uint64_t ring_bytes, uint64_t position, const void *data, uint64_t bytes) {
-    const uint64_t at = position & (ring_bytes - 1);
-    const uint64_t first = bytes < ring_bytes - at ? bytes : ring_bytes - at;
-    memcpy(ring + at, data, first);
-    memcpy(ring, (const char *)data + first, bytes - first);
-}
-
-static void ring_read(const char *ring, uint64_t ring_bytes, uint64_t position, void *data, uint64_t bytes) {
-    const uint64_t at = position & (ring_bytes - 1);
-    const uint64_t first = bytes < ring_bytes - at ? bytes : ring_bytes - at;
-    memcpy(data, ring + at, first);
-    memcpy((char *)data + first, ring, bytes - first);
-}
-
-/* ---- geometry ---------------------------------------------------------------------------------------- */
-
-typedef struct sym_plan {
-    uint64_t region_bytes, states_offset, submit_offset, complete_offset, slots_offset, slot_bytes;
-    uint32_t slot_count, vocab_size;
-} sym_plan;
-
-/* -EINVAL: no region can hold rows of this size. Memory is committed as it is touched, not here. */
-int sym_region_plan(uint32_t vocab_size, uint64_t limit_bytes, sym_plan *plan) {
-    if (vocab_size == 0 || vocab_size > 1u << 24)
-        return -EINVAL;
-    const uint64_t row_bytes = (uint64_t)vocab_size * sizeof(float);
-    const uint64_t align = row_bytes < 4096 ? 64 : 4096;
-    const uint64_t fixed = 2 * SYM_HEADER_BYTES + 2 * (uint64_t)SYM_RING_BYTES;
-    plan->vocab_size = vocab_size;
-    plan->slot_bytes = (row_bytes + align - 1) / align * align;
-    uint64_t count = limit_bytes > fixed ? (limit_bytes - fixed) / plan->slot_bytes : 0;
-    if (count < SYM_MIN_SLOTS)
-        count = SYM_MIN_SLOTS;
-    if (count > SYM_MAX_SLOTS)
-        count = SYM_MAX_SLOTS;
-    plan->slot_count = (uint32_t)count;
-    plan->states_offset = SYM_HEADER_BYTES; /* SYM_MAX_SLOTS states of 4 bytes: one page */
-    plan->submit_offset = 2 * SYM_HEADER_BYTES;
-    plan->complete_offset = plan->submit_offset + SYM_RING_BYTES;
-    plan->slots_offset = plan->complete_offset + SYM_RING_BYTES;
-    plan->region_bytes = (plan->slots_offset + count * plan->slot_bytes + 4095) / 4096 * 4096;
-    return 0;
-}
-
-/* ---- the daemon's half ------------------------------------------------------------------------------- */
-
-typedef struct sym_server {
-    struct sym_region *region; /* mapped and unmapped by the owner of this struct */
-    char *base;
-    sym_plan plan;
-    uint64_t submit_head, complete_tail; /* ours; the copies in the region are for the client to read */
-    char inbox[SYM_RING_BYTES];          /* frames are copied here before anybody looks at them */
-} sym_server;
-
-/* `base` is `plan->region_bytes` of zeroes. */
-sym_server *sym_server_new(char *base, const sym_plan *plan) {
-    sym_server *server = malloc(sizeof *server); /* inbox pages are committed as they are used */
-    if (server == NULL)
-        return NULL;
-    server->base = base;
-    server->region = (struct sym_region *)(void *)base;
-    server->plan = *plan;
-    server->submit_head = server->complete_tail = 0;
-    struct sym_region *region = server->region;
-    region->magic = SYM_MAGIC;
-    region->version = SYM_ABI_VERSION;
-    region->region_bytes = plan->region_bytes;
-    region->states_offset = plan->states_offset;
-    region->submit_offset = plan->submit_offset;
-    region->submit_bytes = SYM_RING_BYTES;
-    region->complete_offset = plan->complete_offset;
-    region->complete_bytes = SYM_RING_BYTES;
-    region->slots_offset = plan->slots_offset;
-    region->slot_bytes = plan->slot_bytes;
-    region->slot_count = plan->slot_count;
-    region->vocab_size = plan->vocab_size;
-    return server;
-}
-
-void sym_server_free(sym_server *server) { free(server); }
-
-char *sym_server_inbox(sym_server *server) { return server->inbox; }
-
-/* Moves everything submitted into the inbox and makes room for more: the bytes moved, or -EPROTO. */
-int64_t sym_server_receive(sym_server *server) {
-    struct sym_region *region = server->region;
-    atomic_store_explicit(&region->daemon_asleep, 0, memory_order_relaxed);
-    const uint64_t tail = atomic_load_explicit(&region->submit_tail, memory_order_acquire);
-    const uint64_t bytes = tail - server->submit_head;
-    if (bytes > SYM_RING_BYTES || bytes % SYM_FRAME_ALIGN != 0)
-        return -EPROTO;
-    if (bytes == 0)
-        return 0;
-    ring_read(server->base + server->plan.submit_offset, SYM_RING_BYTES, server->submit_head, server->inbox, bytes);
-    server->submit_head = tail;
-    atomic_store_explicit(&region->submit_head, tail, memory_order_release);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&region->space_waiters, memory_order_relaxed) != 0) {
-        atomic_fetch_add_explicit(&region->space_seq, 1, memory_order_seq_cst);
-        futex_op(&region->space_seq, FUTEX_WAKE, INT_MAX, NULL);
-    }
-    return (int64_t)bytes;
-}
-
-/* Announces that the daemon is about to sleep on the doorbell. 0: there is work, do not sleep; 1: sleep. */
-int sym_server_arm(sym_server *server, int ignore_requests) {
-    struct sym_region *region = server->region;
-    atomic_store_explicit(&region->daemon_asleep, 1, memory_order_seq_cst);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (ignore_requests)
-        return 1;
-    if (atomic_load_explicit(&region->submit_tail, memory_order_acquire) == server->submit_head)
-        return 1;
-    atomic_store_explicit(&region->daemon_asleep, 0, memory_order_relaxed);
-    return 0;
-}
-
-/* Empties the doorbell. The client shares its file description and may have made it blocking: RWF_NOWAIT. */
-int sym_server_clear_doorbell(int doorbell_fd) {
-    uint64_t count;
-    struct iovec iov = {.iov_base = &count, .iov_len = sizeof count};
-    if (preadv2(doorbell_fd, &iov, 1, -1, RWF_NOWAIT) >= 0 || errno == EAGAIN || errno == EINTR)
-        return 0;
-    return -errno;
-}
-
-/* 0: sent; 1: no room now; -EPROTO: the client's head is not in the ring. */
-int sym_server_push(sym_server *server, uint64_t id, int32_t err, int64_t a0, int64_t a1, int64_t a2, int64_t a3,
-                    const char *payload, uint32_t payload_bytes) {
-    struct sym_region *region = server->region;
-    const struct sym_reply reply = {.frame_bytes = (uint32_t)sizeof(struct sym_reply) + payload_bytes,
-                                    .err = err,
-                                    .id = id,
-                                    .args = {a0, a1, a2, a3}};
-    const uint64_t used = server->complete_tail - atomic_load_explicit(&region->complete_head, memory_order_acquire);
-    if (used > SYM_RING_BYTES)
-        return -EPROTO;
-    if (padded(reply.frame_bytes) > SYM_RING_BYTES - used)
-        return 1;
-    char *ring = server->base + server->plan.complete_offset;
-    ring_write(ring, SYM_RING_BYTES, server->complete_tail, &reply, sizeof reply);
-    ring_write(ring, SYM_RING_BYTES, server->complete_tail + sizeof reply, payload, payload_bytes);
-    server->complete_tail += padded(reply.frame_bytes);
-    atomic_store_explicit(&region->complete_tail, server->complete_tail, memory_order_release);
-    atomic_fetch_add_explicit(&region->complete_seq, 1, memory_order_seq_cst);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&region->complete_waiters, memory_order_relaxed) != 0)
-        futex_op(&region->complete_seq, FUTEX_WAKE, INT_MAX, NULL);
-    return 0;
-}
-
-/* After raising it the caller tries once more to send: the client may have made room just before. */
-void sym_server_set_backlog(sym_server *server, int waiting) {
-    atomic_store_explicit(&server->region->backlog, waiting != 0, memory_order_seq_cst);
-    atomic_thread_fence(memory_order_seq_cst);
-}
-
-static _Atomic uint32_t *slot_states(sym_server *server) {
-    return (_Atomic uint32_t *)(void *)(server->base + server->plan.states_offset);
-}
-
-/* The lowest run of free slots, so that little of the region is ever touched; -ENOBUFS: none now. */
-int64_t sym_server_take_rows(sym_server *server, uint32_t num_rows) {
-    _Atomic uint32_t *states = slot_states(server);
-    uint32_t run = 0;
-    for (uint32_t slot = 0; slot < server->plan.slot_count; slot++) {
-        const uint32_t state = atomic_load_explicit(&states[slot], memory_order_acquire);
-        run = state == SYM_SLOT_FREE ? run + 1 : 0;
-        if (run == num_rows) {
-            const uint32_t first = slot + 1 - run;
-            for (uint32_t taken = first; taken <= slot; taken++)
-                atomic_store_explicit(&states[taken], SYM_SLOT_HELD, memory_order_relaxed);
-            return first;
-        }
-    }
-    return -ENOBUFS;
-}
-
-void sym_server_free_rows(sym_server *server, uint32_t first, uint32_t num_rows) {
-    for (uint32_t slot = first; slot < first + num_rows && slot < server->plan.slot_count; slot++)
-        atomic_store_explicit(&slot_states(server)[slot], SYM_SLOT_FREE, memory_order_release);
-}
-
-uint32_t sym_server_held_rows(sym_server *server) {
-    uint32_t held = 0;
-    for (uint32_t slot = 0; slot < server->plan.slot_count; slot++)
-        held += atomic_load_explicit(&slot_states(server)[slot], memory_order_relaxed) != SYM_SLOT_FREE;
-    return held;
-}
-
-/* Tells every waiter that nothing will come any more. */
-void sym_server_close(sym_server *server) {
-    struct sym_region *region = server->region;
-    atomic_store_explicit(&region->gone, 1, memory_order_seq_cst);
-    atomic_fetch_add_explicit(&region->complete_seq, 1, memory_order_seq_cst);
-    atomic_fetch_add_explicit(&region->space_seq, 1, memory_order_seq_cst);
-    futex_op(&region->complete_seq, FUTEX_WAKE, INT_MAX, NULL);
-    futex_op(&region->space_seq, FUTEX_WAKE, INT_MAX, NULL);
-}
-
-/* ---- the client's half ------------------------------------------------------------------------------- */
 
 struct sym_client;
 
@@ -319,18 +101,33 @@ static int disowned(const sym_client *client) { return getpid() != client->owner
 
 static int gives_handle(uint16_t op) { return op == SYM_KV_CREATE || op == SYM_KV_OPEN || op == SYM_KV_FORK; }
 
-static void client_unref(sym_client *client) {
-    if (atomic_fetch_sub(&client->refs, 1) != 1)
-        return;
-    munmap(client->base, client->plan.region_bytes);
+static void close_descriptors(sym_client *client) {
     if (client->socket_fd >= 0)
         close(client->socket_fd);
     if (client->doorbell_fd >= 0)
         close(client->doorbell_fd);
-    pthread_mutex_destroy(&client->submit_lock);
-    pthread_mutex_destroy(&client->table_lock);
+    client->socket_fd = client->doorbell_fd = -1;
+}
+
+/* 0: everything was given back already. */
+static int client_ref(sym_client *client) {
+    int refs = atomic_load(&client->refs);
+    while (refs > 0 && !atomic_compare_exchange_weak(&client->refs, &refs, refs + 1))
+        continue;
+    return refs > 0;
+}
+
+/* Gives everything back but the struct, which stays for ever (40 KB for each connection that a process ever makes):
+ * Python finalizes the objects of a garbage cycle in any order, so a file's finalizer may still come and ask. */
+static void client_unref(sym_client *client) {
+    if (atomic_fetch_sub(&client->refs, 1) != 1)
+        return;
+    munmap(client->base, client->plan.region_bytes);
+    close_descriptors(client);
     free(client->closes);
-    free(client);
+    client->closes = NULL;
+    client->base = NULL;
+    client->region = NULL;
 }
 
 static int region_is_sane(const struct sym_region *region, uint64_t region_bytes) {
@@ -468,8 +265,8 @@ static void queue_close(sym_client *client, uint64_t handle) {
 
 /* Closes `handle` with the next call. Never waits: for finalizers. */
 void sym_client_close_later(sym_client *client, uint64_t handle) {
-    if (disowned(client))
-        return;
+    if (disowned(client) || atomic_load(&client->dead) != 0)
+        return; /* the daemon closes everything itself when it sees our end */
     pthread_mutex_lock(&client->table_lock);
     queue_close(client, handle);
     pthread_mutex_unlock(&client->table_lock);
@@ -505,8 +302,7 @@ static int try_submit(sym_client *client, sym_call *call, const char *payload, u
     pthread_mutex_lock(&client->submit_lock);
     int rc = submit_room(client) >= needed ? enter_table(client, call) : -EAGAIN;
     if (rc == 0) {
-        if (client->num_closes > 0) /* a stale look only delays a close to the next call */
-            write_closes(client, needed);
+        write_closes(client, needed);
         request.id = call->id;
         write_frame(client, &request, payload);
         publish(client);
@@ -640,14 +436,28 @@ static void check_alive(sym_client *client, int leading) {
     declare_dead(client, ENOTCONN);
 }
 
+/* Spinning pays for a lone short call to a daemon on another CPU. A step takes milliseconds, and may need this very
+ * CPU; several callers keep each other busy. */
+static int pauses_to_spin(sym_client *client, const sym_call *call) {
+    if (call->op == SYM_PRED)
+        return 0;
+    if (atomic_load_explicit(&client->region->daemon_cpu, memory_order_relaxed) == (uint32_t)sched_getcpu())
+        return 0;
+    pthread_mutex_lock(&client->table_lock);
+    const int alone = client->num_free == MAX_CALLS - 1;
+    pthread_mutex_unlock(&client->table_lock);
+    return alone ? SPIN_PAUSES : 0;
+}
+
 /* Under the drain lock: 0 when `call` is done or the connection dead, -EINTR to let Python look around. */
 static int lead(sym_client *client, sym_call *call) {
     struct sym_region *region = client->region;
+    int pauses = pauses_to_spin(client, call);
     for (;;) {
         drain(client);
         if (atomic_load(&call->state) == CALL_DONE || atomic_load(&client->dead) != 0)
             return 0;
-        for (int i = 0; i < SPIN_PAUSES && !replies_wait(client); i++)
+        for (; pauses > 0 && !replies_wait(client); pauses--)
             cpu_pause();
         if (replies_wait(client))
             continue;
@@ -734,28 +544,22 @@ static int run_call(sym_client *client, sym_call *call, const char *payload, uin
     return wait_reply(client, call);
 }
 
-static void close_descriptors(sym_client *client) {
-    if (client->socket_fd >= 0)
-        close(client->socket_fd);
-    if (client->doorbell_fd >= 0)
-        close(client->doorbell_fd);
-    client->socket_fd = client->doorbell_fd = -1;
-}
-
 /* -- what Python calls -- */
 
+/* NULL: the connection was closed, or there is no memory. */
 sym_call *sym_call_new(sym_client *client, uint16_t op, uint32_t flags, uint64_t handle, int64_t a0, int64_t a1,
                        int64_t a2, int64_t a3) {
     sym_call *call = calloc(1, sizeof *call);
-    if (call == NULL)
+    if (call == NULL || !client_ref(client)) {
+        free(call);
         return NULL;
+    }
     const int64_t args[4] = {a0, a1, a2, a3};
     memcpy(call->request_args, args, sizeof args);
     call->client = client;
     call->op = op;
     call->flags = flags;
     call->handle = handle;
-    atomic_fetch_add(&client->refs, 1);
     return call;
 }
 
@@ -811,7 +615,7 @@ uint64_t sym_client_slot_bytes(sym_client *client) { return client->plan.slot_by
 
 /* Ends the connection: the daemon sees the socket close, waiters wake with an error, rows stay readable. */
 void sym_client_close(sym_client *client) {
-    if (disowned(client))
+    if (disowned(client) || !client_ref(client))
         return;
     declare_dead(client, ESHUTDOWN);
     atomic_store(&client->dead, ESHUTDOWN);
@@ -824,6 +628,7 @@ void sym_client_close(sym_client *client) {
     if (client->users == 0)
         close_descriptors(client);
     pthread_mutex_unlock(&client->table_lock);
+    client_unref(client);
 }
 
 /* In the child of a fork: lets go of the socket, or the daemon would not see the parent's end. */

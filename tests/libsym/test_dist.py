@@ -1,0 +1,217 @@
+"""The arithmetic over distributions, against numpy in double precision."""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+import numpy as np
+import pytest
+
+from libsym.dist import Dist, uniform
+from libsym.errors import Invalid
+
+SIZES = [1, 2, 3, 5, 64, 511, 512, 513, 1025, 49_152]
+
+
+def random_logits(size: int, seed: int = 0, scale: float = 4.0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(size) * scale).astype(np.float32)
+
+
+def dist_of(logits: np.ndarray) -> Dist:
+    return Dist.of(logits.astype(np.float32).tolist())
+
+
+def reference_probs(logits: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(logits.astype(np.float64) - float(logits.max()))
+    return exponentials / exponentials.sum()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scale", [0.0, 0.1, 4.0, 60.0])
+def test_everything_agrees_with_numpy(size: int, scale: float) -> None:
+    logits = random_logits(size, seed=size, scale=scale)
+    dist, probs = dist_of(logits), reference_probs(logits)
+    assert dist.argmax() == int(logits.argmax())
+    np.testing.assert_allclose(np.asarray(dist.probs()), probs, rtol=2e-5, atol=1e-37)
+    positive = probs[probs > 0]
+    assert dist.entropy() == pytest.approx(-(positive * np.log(positive)).sum(), rel=1e-6, abs=1e-6)
+    for token in {0, size // 2, size - 1}:
+        expected = float(logits[token]) - float(logits.max()) + math.log(probs.max())
+        assert dist.logprob(token) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("k", [1, 2, 50, 1024, 1025, 49_152])
+def test_topk_is_sorted_and_breaks_ties_by_number(size: int, k: int) -> None:
+    k = min(k, size)
+    logits = np.round(random_logits(size, seed=k), 1)  # many equals, also 0.0 and -0.0
+    dist = dist_of(logits)
+    order = np.lexsort((np.arange(size), -logits))[:k]
+    found = dist.topk(k)
+    assert [token for token, _ in found] == order.tolist()
+    sample = range(0, k, k // 50 + 1)
+    assert [found[i][1] for i in sample] == pytest.approx([dist.logprob(int(order[i])) for i in sample])
+
+
+def test_the_lowest_of_equals_is_the_argmax() -> None:
+    for size in (1, 7, 8, 9, 1000):
+        assert Dist.of([1.5] * size).argmax() == 0
+    assert Dist.of([0.0, 3.0, 1.0, 3.0, 3.0]).argmax() == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 3, 8])
+def test_rows_without_meaning_are_refused(bad: float, place: int) -> None:
+    dist = Dist.of([bad if index == place else 1.0 for index in range(9)])
+    for ask in (dist.argmax, dist.sample, dist.entropy, dist.probs, lambda: dist.topk(1), lambda: dist.logprob(1)):
+        with pytest.raises(Invalid, match="NaN"):
+            ask()
+
+
+def test_impossible_tokens_are_never_drawn_and_all_impossible_is_an_error() -> None:
+    logits = [-math.inf] * 600
+    with pytest.raises(Invalid, match="every logit is -inf"):
+        Dist.of(logits).sample()
+    logits[590] = logits[3] = -1.0
+    dist = Dist.of(logits)
+    for u in (0.0, 0.25, 0.4999, 0.5001, 0.75, 1 - 2**-53):
+        expected = 3 if u < 0.5 else 590
+        assert dist.sample(u=u) == expected
+        assert dist.sample(u=u, top_k=500) == expected
+        assert dist.sample(u=u, top_p=0.99) == expected
+        assert dist.sample(u=u, min_p=0.5) == expected
+    assert dist.entropy() == pytest.approx(math.log(2))
+    assert dist.topk(3)[2] == (0, -math.inf)
+    assert dist.probs()[0] == 0.0
+
+
+def test_a_uniform_number_walks_through_the_vocabulary_in_order() -> None:
+    dist = Dist.of([math.log(weight) for weight in (1, 2, 3, 4)])
+    drawn = [dist.sample(u=u) for u in (0.0, 0.09, 0.11, 0.29, 0.31, 0.59, 0.61, 0.99)]
+    assert drawn == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.3}, {"temperature": 2.0}])
+def test_draws_have_the_frequencies_that_were_asked_for(settings: dict[str, float]) -> None:
+    logits = random_logits(12, seed=4, scale=1.5)
+    expected = truncated(logits, **settings)
+    dist = dist_of(logits)
+    num_draws = 20_000
+    counts = np.bincount([dist.sample(seed=seed, **settings) for seed in range(num_draws)], minlength=12)
+    assert (counts[expected == 0] == 0).all()
+    chi_square = (((counts - num_draws * expected) ** 2)[expected > 0] / (num_draws * expected[expected > 0])).sum()
+    assert chi_square < 40  # 11 degrees of freedom: above 40 once in 30,000 times, and the seeds are fixed
+
+
+def truncated(
+    logits: np.ndarray, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0, min_p: float = 0.0
+) -> np.ndarray:
+    """The same definition, written the slow way."""
+    probs = reference_probs(logits / temperature)
+    order = np.lexsort((np.arange(len(probs)), -probs))[:top_k]
+    kept = probs[order] / probs[order].sum()
+    size = min(int(np.searchsorted(np.cumsum(kept), top_p)) + 1, len(kept))
+    order = order[:size]
+    order = order[probs[order] >= min_p * probs[order[0]]]
+    result = np.zeros_like(probs)
+    result[order] = probs[order] / probs[order].sum()
+    return result
+
+
+@pytest.mark.parametrize("size", [100, 2000, 49_152])
+@pytest.mark.parametrize("scale", [0.01, 2.0, 8.0])
+@pytest.mark.parametrize(
+    "settings",
+    [{"top_p": 0.3}, {"top_p": 0.95}, {"top_k": 40, "top_p": 0.9}, {"top_k": 1500}, {"top_p": 0.999, "min_p": 0.02}],
+)
+def test_truncation_keeps_exactly_what_its_definition_says(size: int, scale: float, settings: dict[str, float]) -> None:
+    if "top_k" in settings:
+        settings = {**settings, "top_k": min(settings["top_k"], size - 1)}  # with all kept, nothing is ranked
+    logits = random_logits(size, seed=9, scale=scale)
+    kept = np.flatnonzero(truncated(logits, **settings))
+    ranked = kept[np.lexsort((kept, -logits[kept]))]
+    dist = dist_of(logits)
+    assert dist.sample(u=0.0, **settings) == ranked[0]
+    # The least likely one; a nucleus may end one rank apart, where float32 and float64 sum differently.
+    last = dist.sample(u=1 - 2**-53, **settings)
+    order = np.lexsort((np.arange(size), -logits))
+    assert abs(int(np.flatnonzero(order == last)[0]) - (len(ranked) - 1)) <= len(ranked) // 5000 + (
+        1 if "top_p" in settings else 0
+    )
+
+
+def test_the_same_seed_gives_the_same_token_and_seeds_are_unrelated() -> None:
+    dist = dist_of(random_logits(1000, scale=0.5))
+    first = [dist.sample(seed=seed) for seed in range(200)]
+    assert first == [dist.sample(seed=seed) for seed in range(200)]
+    assert len(set(first)) > 100
+    assert [uniform(seed) for seed in range(1000)] == [splitmix(seed) for seed in range(1000)]
+    assert uniform(-1) == uniform(2**64 - 1) == splitmix(2**64 - 1)
+
+
+def splitmix(seed: int) -> float:
+    """What other builds and other languages must draw as well."""
+    mask = 2**64 - 1
+    z = (seed + 0x9E3779B97F4A7C15) & mask
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+    return float((z ^ z >> 31) >> 11) / 2**53
+
+
+def test_no_seed_draws_anew() -> None:
+    dist = Dist.of([0.0] * 1000)
+    assert len({dist.sample() for _ in range(50)}) > 25
+
+
+def test_temperature_zero_is_the_argmax_and_a_tiny_one_nearly() -> None:
+    dist = dist_of(random_logits(1000))
+    assert {dist.sample(temperature=t, u=0.999) for t in (0.0, 1e-40, 1e-3)} == {dist.argmax()}
+    assert Dist.of([0.0, 9.0]).sample(temperature=math.inf, u=0.4) == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"u": 1.0},
+        {"u": 0.5, "seed": 1},
+    ],
+)
+def test_settings_out_of_range_are_named(settings: dict[str, float]) -> None:
+    with pytest.raises(Invalid, match=next(iter(settings))):
+        Dist.of([1.0, 2.0]).sample(**settings)
+
+
+def test_tokens_and_counts_out_of_range_are_named() -> None:
+    dist = Dist.of([1.0, 2.0])
+    for ask in (lambda: dist.logprob(2), lambda: dist.logprob(-1), lambda: dist.topk(0), lambda: dist.topk(3)):
+        with pytest.raises(Invalid, match="vocabulary"):
+            ask()
+
+
+def test_several_rows_are_a_sequence_and_the_last_one_speaks() -> None:
+    rows = memoryview(array("f", [0, 9, 0, 0, 5, 0, 0, 0, 0, 0, 7, 0])).cast("B").toreadonly()
+    dist = Dist(rows, 3, 16, 3)  # rows of 3 logits, 4 apart
+    assert len(dist) == 3
+    assert [row.argmax() for row in dist] == [1, 0, 2]
+    assert dist.argmax() == 2
+    assert dist[-3].argmax() == 1
+    with pytest.raises(IndexError):
+        dist[3]
+
+
+def test_logits_are_read_only_and_a_closed_dist_says_so() -> None:
+    with Dist.of([1.0, 2.0]) as dist:
+        logits = dist.logits
+        with pytest.raises(TypeError):
+            logits[0] = 3.0
+    assert logits.tolist() == [1.0, 2.0]
+    for ask in (dist.argmax, lambda: dist.logits, lambda: dist[0]):
+        with pytest.raises(Invalid, match="closed"):
+            ask()

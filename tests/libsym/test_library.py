@@ -1,0 +1,101 @@
+"""The library as a whole: what importing it costs, its errors, its paths, its C."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from echo_client import ENVIRONMENT
+
+import libsym as sym
+from libsym.errors import error_for
+from libsym.paths import check_private, default_socket
+
+HOUSE = Path(sym.__file__).parent
+
+
+def test_importing_it_brings_no_torch_trio_or_numpy_and_is_quick() -> None:
+    """The whole process with the interpreter's start; the best of five, since the machine is shared."""
+    script = (
+        "import time; start = time.perf_counter(); import libsym, sys;"
+        "print(time.perf_counter() - start, *({'torch', 'trio', 'numpy'} & set(sys.modules)))"
+    )
+    outputs = [
+        subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, check=True).stdout.split()
+        for _ in range(5)
+    ]
+    assert all(len(output) == 1 for output in outputs), outputs
+    assert min(float(output[0]) for output in outputs) < 0.080
+
+
+def test_what_the_package_promises_is_there() -> None:
+    assert sorted(sym.__all__, key=str.lower) == sorted(set(sym.__all__), key=str.lower)
+    for name in sym.__all__:
+        assert getattr(sym, name) is not None
+    assert (HOUSE / "py.typed").exists()
+
+
+@pytest.mark.parametrize("cls", sorted(sym.SymError.__subclasses__(), key=lambda cls: cls.__name__))
+def test_errors_survive_pickling_and_print_as_one_line(cls: type[sym.SymError]) -> None:
+    error = cls("what.kv is not there: create it first")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.errno) == (cls, str(error), cls.code)
+    assert isinstance(error, OSError)
+    assert str(error) == "what.kv is not there: create it first"
+    assert type(error_for(cls.code, "x")).code == cls.code
+
+
+def test_the_default_socket_is_where_it_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYMPHONY_SOCKET", "/named/by.sock")
+    assert default_socket() == Path("/named/by.sock")
+    monkeypatch.delenv("SYMPHONY_SOCKET")
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert default_socket() == Path("/run/symphony/symphony.sock")
+    monkeypatch.setattr(os, "getuid", lambda: 54_321)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/54321")
+    assert default_socket() == Path("/run/user/54321/symphony.sock")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert default_socket() == Path("/tmp/symphony-54321/symphony.sock")
+
+
+def test_a_directory_that_others_can_enter_is_no_place_for_a_socket(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    check_private(mine, os.getuid())  # not there yet
+    mine.mkdir(mode=0o700)
+    check_private(mine, os.getuid())
+    (tmp_path / "link").symlink_to(mine)
+    for path, uid in [(mine, os.getuid() + 1), (tmp_path / "link", os.getuid())]:
+        with pytest.raises(sym.NoAccess):
+            check_private(path, uid)
+    mine.chmod(stat.S_IRWXU | stat.S_IRGRP)
+    with pytest.raises(sym.NoAccess, match="SYMPHONY_SOCKET"):
+        check_private(mine, os.getuid())
+
+
+def test_the_c_files_compile_without_a_warning(tmp_path: Path) -> None:
+    for name in ("server.c", "client.c", "rows.c"):
+        command = ["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Wno-psabi", "-c", "-o", "/dev/null"]
+        done = subprocess.run([*command, str(HOUSE / name)], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_both_halves_survive_eight_threads_under_sanitizers(tmp_path: Path) -> None:
+    program = tmp_path / "stress"
+    flags = ["-std=gnu11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{HOUSE}"]
+    source = Path(__file__).with_name("stress.c")
+    subprocess.run(["cc", *flags, "-o", str(program), str(source), "-lpthread"], check=True)
+    # What a connection keeps for ever is no leak: see client_unref().
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run([str(program)], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_public_functions_say_what_they_do() -> None:
+    undocumented = [name for name in sym.__all__ if not re.match(r"\S", getattr(sym, name).__doc__ or "")]
+    assert undocumented == []
