@@ -8,7 +8,6 @@ from pathlib import Path
 
 from libsym.errors import NoAccess
 
-
 _SYSTEM_SOCKET = Path("/run/symphony/symphony.sock")
 
 
@@ -21,8 +20,9 @@ def find_socket() -> Path:
 
 
 def default_socket() -> Path:
-    """Where this user's daemon listens: $SYMPHONY_SOCKET; else root's /run/symphony/symphony.sock; else symphony.sock in the user's runtime directory.
+    """Where this user's daemon listens.
 
+    $SYMPHONY_SOCKET; else root's /run/symphony/symphony.sock; else symphony.sock in the user's runtime directory.
     Without $XDG_RUNTIME_DIR that directory is /tmp/symphony-<uid>. Anybody could have made it, so it counts only if it
     is a real directory of the user's own that nobody else may enter.
     """

@@ -27,6 +27,7 @@ from kvfs.mount import serve_mount
 from kvfs.pages import PagePool
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoAccess, SymError
+from libsym.paths import make_socket_directory
 from scheduler.batch import BatchScheduler
 from scheduler.gate import Gate
 from scheduler.listener import Listener, bind
@@ -153,7 +154,7 @@ def _lock(state: Path) -> Iterator[None]:
 @contextmanager
 def _listening_socket(path: Path) -> Iterator[trio.socket.SocketType]:
     try:
-        path.parent.mkdir(mode=0o755 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+        make_socket_directory(path)
         listening: socket.socket = bind(path)
     except PermissionError as error:
         raise NoAccess(f"can't listen on {path}: {error.strerror}; choose another --socket") from None

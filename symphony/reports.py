@@ -17,12 +17,13 @@ def human_bytes(size: float) -> str:
 def stat_lines(info: dict[str, Any]) -> list[str]:
     """The state of a daemon for people."""
     page_bytes = info["page_bytes"]
-    used = (info["num_pages"] - info["num_free_pages"]) * page_bytes
+    used = human_bytes((info["num_pages"] - info["num_free_pages"]) * page_bytes)
+    total = human_bytes(info["num_pages"] * page_bytes)
     steps = max(info["num_steps"], 1)
     return [
         f"model    {info['model']}",
         f"daemon   pid {info['pid']}, up {info['uptime_s']:.0f} s, mount {info['mount']}, socket {info['socket']}",
-        f"pool     {human_bytes(used)} of {human_bytes(info['num_pages'] * page_bytes)} used, {info['num_files']} files",
+        f"pool     {used} of {total} used, {info['num_files']} files",
         f"lips     {info['lips']} connected, {info['waiting_calls']} calls in flight",
         f"steps    {info['num_steps']}, {1000 * info['step_s'] / steps:.1f} ms each",
         f"tokens   {info['num_tokens']}, {info['num_prefill_tokens']} of them prefill",

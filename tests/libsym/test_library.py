@@ -14,8 +14,9 @@ import pytest
 from echo_client import ENVIRONMENT
 
 import libsym as sym
+from libsym import paths
 from libsym.errors import error_for
-from libsym.paths import check_private, default_socket
+from libsym.paths import check_private, default_socket, find_socket
 
 HOUSE = Path(sym.__file__).parent
 
@@ -62,6 +63,19 @@ def test_the_default_socket_is_where_it_is_documented(monkeypatch: pytest.Monkey
     assert default_socket() == Path("/run/user/54321/symphony.sock")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert default_socket() == Path("/tmp/symphony-54321/symphony.sock")
+
+
+def test_a_user_without_a_daemon_finds_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own, system = tmp_path / "symphony.sock", tmp_path / "system.sock"
+    monkeypatch.delenv("SYMPHONY_SOCKET", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54_321)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(paths, "_SYSTEM_SOCKET", system)
+    assert find_socket() == own
+    system.touch()
+    assert find_socket() == system
+    own.touch()
+    assert find_socket() == own
 
 
 def test_a_directory_that_others_can_enter_is_no_place_for_a_socket(tmp_path: Path) -> None:
