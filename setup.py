@@ -1,12 +1,14 @@
 """Builds Symphony and its three C extensions with cffi and the system compiler."""
 
+from pathlib import Path
+
 from setuptools import setup
 
 setup(
     name="symphony-os",
     version="0.1.0",
     description="An operating system for LLM inference programs",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",

@@ -10,8 +10,8 @@ import numpy as np
 
 from kvfs.content import KvFile
 from kvfs.free_list import IntArray
+from kvfs.inode import READ, SEARCH, Credentials, Inode, allows
 from kvfs.pages import PagePool
-from kvfs.tree import READ, SEARCH, Credentials, Inode, allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +68,4 @@ def _walk(inode: Inode, path: str, creds: Credentials, denied: list[str]) -> Ite
             denied.append(path)
         else:
             below = sorted(inode.entries.items(), reverse=True)
-            pending += [(os.path.join(path, os.fsdecode(name)), child) for name, child in below]  # noqa: PTH118 - names below the mount, which the daemon must not touch
+            pending += [(os.path.join(path, os.fsdecode(name)), child) for name, child in below]  # noqa: PTH118 - no path of the daemon

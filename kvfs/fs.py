@@ -15,20 +15,11 @@ import numpy.typing as npt
 
 from kvfs.content import KvFile
 from kvfs.du import DuReport, disk_usage
+from kvfs.inode import READ, SEARCH, WRITE, Credentials, Inode, require, require_owner, require_removable
 from kvfs.pages import PagePool
 from kvfs.paths import Paths, Place
 from kvfs.protocols import ModelFacts
 from kvfs.table import PageTable, Reservation
-from kvfs.tree import (
-    READ,
-    SEARCH,
-    WRITE,
-    Credentials,
-    Inode,
-    require,
-    require_owner,
-    require_removable,
-)
 from kvfs.volume import Volume, VolumeStatistics
 from libsym.errors import BadHandle, Busy, Exists, Invalid, IsDirectory, NotDirectory, NotFound
 
@@ -221,6 +212,10 @@ class FileSystem:
     def du(self, creds: Credentials, path: str) -> DuReport:
         """Pages by file below a path, and their sum; the empty path is the root."""
         return disk_usage(self.pool, self._paths.resolve(creds, path or "."), path or ".", creds)
+
+    def close(self) -> None:
+        """The daemon ends: remove what would outlive it. Not while there is a mount."""
+        self.volume.close()
 
     # The books
 

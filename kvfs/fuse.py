@@ -1,8 +1,8 @@
+# ruff: noqa: ARG002 - pyfuse3 calls the handlers with arguments that some have no use for
 """The mount's face: each request of the kernel, translated.
 
-The only file that raises FUSEError, and the only one that imports pyfuse3 (after `kvfs.shim`). The kernel checks
-permissions (`default_permissions`); what LIPs change behind its back it must not remember, so names and attributes
-are valid for no time at all.
+The only file that raises FUSEError. The kernel checks permissions (`default_permissions`). What LIPs change behind its
+back it must not remember: names and attributes are valid for no time at all.
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ import functools
 import logging
 import os
 import stat
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import trio
 
-import kvfs.shim  # isort: split - before pyfuse3: it asserts that
-
-import pyfuse3
-
 from kvfs import xattrs
 from kvfs.content import KvFile
+from kvfs.inode import Inode
 from kvfs.open_files import Handle, OpenFiles
-from kvfs.shim import CopyRequest
-from kvfs.tree import MAX_NAME_BYTES, Inode, check_name
+from kvfs.shim import CopyRequest, pyfuse3
+from kvfs.tree import MAX_NAME_BYTES
 from kvfs.volume import Volume
 from libsym.errors import BadHandle, NotPermitted, NotSupported, SymError
 
@@ -51,15 +48,15 @@ def _errno_of(error: Exception, request: str, arguments: Sequence[object]) -> in
 
 
 def _request(
-    handler: Callable[Concatenate[KvOperations, _Arguments], Awaitable[_Result]],
-) -> Callable[Concatenate[KvOperations, _Arguments], Awaitable[_Result]]:
+    handler: Callable[Concatenate[KvOperations, _Arguments], Coroutine[Any, Any, _Result]],
+) -> Callable[Concatenate[KvOperations, _Arguments], Coroutine[Any, Any, _Result]]:
     """Turn whatever a handler raises into the one exception that pyfuse3 survives."""
 
     @functools.wraps(handler)
-    async def guarded(self: KvOperations, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    async def guarded(self: KvOperations, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         try:
             return await handler(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - nothing may end pyfuse3's loop
+        except Exception as error:  # nothing may end pyfuse3's loop
             raise pyfuse3.FUSEError(_errno_of(error, handler.__name__, args)) from error
 
     return guarded
@@ -79,18 +76,24 @@ class KvOperations(pyfuse3.Operations):
     supports_dot_lookup = True
     enable_writeback_cache = False  # LIPs read and change the same files: bytes must not wait in the kernel
 
-    def __init__(self, volume: Volume, nursery: trio.Nursery) -> None:
+    def __init__(self, volume: Volume) -> None:
         super().__init__()
         self._volume = volume
         self._tree = volume.tree
         self._files = OpenFiles(volume)
-        self._nursery = nursery
+        self._copies: trio.Nursery | None = None
         self._handles: dict[int, Handle | _Listing] = {}
         self._next_handle = 1
 
     @property
     def num_handles(self) -> int:
         return len(self._handles)
+
+    async def serve(self, max_requests: int) -> None:
+        """Answer requests until the file system is unmounted."""
+        async with trio.open_nursery() as self._copies:
+            await pyfuse3.main(max_tasks=max_requests)
+            self._copies.cancel_scope.cancel()
 
     def dispose(self) -> None:
         """Give up what the kernel held: it will not tell any more."""
@@ -281,7 +284,8 @@ class KvOperations(pyfuse3.Operations):
 
     def copy_file_range(self, request: CopyRequest) -> None:
         """From the shim, in the middle of pyfuse3's loop: answered by a task."""
-        self._nursery.start_soon(self._copy_file_range, request)
+        assert self._copies is not None
+        self._copies.start_soon(self._copy_file_range, request)
 
     async def _copy_file_range(self, request: CopyRequest) -> None:
         try:

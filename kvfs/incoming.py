@@ -15,8 +15,8 @@ import trio
 
 from kvfs.header import parse_header
 from kvfs.image import CLAIM_BYTES, claims_to_be_image
+from kvfs.inode import Inode
 from kvfs.plain import PlainFile
-from kvfs.tree import Inode
 from kvfs.volume import Volume
 from libsym.errors import Invalid, SymError
 

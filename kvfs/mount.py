@@ -14,17 +14,16 @@ from pathlib import Path
 
 import trio
 
-from kvfs.fuse import KvOperations, pyfuse3, shim
+from kvfs import shim
 from kvfs.fs import FileSystem
+from kvfs.fuse import KvOperations
+from kvfs.shim import pyfuse3
 from libsym.errors import Busy, NoAccess, NotConnected, NotDirectory, NotEmpty, NotFound, NotPermitted, SymError
 
 log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 10_000
 """Requests served at once. One that waits holds its slot, and pyfuse3 reads no more when all are taken."""
-
-_MAX_IO_BYTES = 1 << 20
-"""The most that the kernel passes in one read or write."""
 
 _FUSE_CONF = Path("/etc/fuse.conf")
 _FUSE_DEVICE = Path("/dev/fuse")
@@ -41,27 +40,24 @@ async def serve_mount(
 
     `allow_other`: every user may enter, and modes decide; without it only the daemon's own user may, not even root.
     """
-    where = mountpoint.absolute()
-    await trio.to_thread.run_sync(_make_ready, where, allow_other)
-    async with trio.open_nursery() as copies:
-        operations = KvOperations(fs.volume, copies)
-        shim.attach(operations.copy_file_range)
-        _mount(operations, where, allow_other=allow_other)
-        try:
-            shim.verify()
-            fs.mountpoint = where
-            log.info("mounted at %s", where)
-            task_status.started()
-            await pyfuse3.main(max_tasks=MAX_REQUESTS)
-        finally:
-            copies.cancel_scope.cancel()
-            _unmount(operations, where)
-            fs.mountpoint = None
+    where = await trio.to_thread.run_sync(_make_ready, mountpoint, allow_other)
+    operations = KvOperations(fs.volume)
+    shim.attach(operations.copy_file_range)
+    _mount(operations, where, allow_other=allow_other)
+    try:
+        shim.verify()
+        fs.mountpoint = mountpoint.absolute()  # noqa: ASYNC240 - asks no file system
+        log.info("mounted at %s", where)
+        task_status.started()
+        await operations.serve(MAX_REQUESTS)
+    finally:
+        fs.mountpoint = None
+        _unmount(operations, where)
     raise NotConnected(f"{where} was unmounted by somebody else; restart to mount it again")
 
 
 def _mount(operations: KvOperations, where: Path, *, allow_other: bool) -> None:
-    options = {"default_permissions", "fsname=symphony", "subtype=kv", f"max_read={_MAX_IO_BYTES}"}
+    options = {"default_permissions", "fsname=symphony", "subtype=kv"}
     if allow_other:
         options.add("allow_other")
     try:
@@ -80,8 +76,9 @@ def _unmount(operations: KvOperations, where: Path) -> None:
     log.info("unmounted %s", where)
 
 
-def _make_ready(where: Path, allow_other: bool) -> None:  # noqa: FBT001 - called through run_sync
-    """See to it that `where` is an empty directory that may be mounted on, or say why it can't be."""
+def _make_ready(mountpoint: Path, allow_other: bool) -> Path:
+    """See to it that there is an empty directory that may be mounted on, or say why it can't be; give its real path."""
+    where = Path(os.path.realpath(mountpoint))  # Path.resolve fails on a stale mount
     _require_fuse(allow_other=allow_other)
     try:
         where.stat()
@@ -93,7 +90,7 @@ def _make_ready(where: Path, allow_other: bool) -> None:  # noqa: FBT001 - calle
         _clear_stale(where)
     if not where.is_dir():
         raise NotDirectory(f"can't mount at {where}: it is not a directory")
-    if os.path.ismount(where):  # noqa: PTH114 - pathlib's is the same
+    if os.path.ismount(where):
         raise Busy(f"can't mount at {where}: something is mounted there; is another daemon running? (umount {where})")
     try:
         if next(where.iterdir(), None) is not None:
@@ -102,6 +99,7 @@ def _make_ready(where: Path, allow_other: bool) -> None:  # noqa: FBT001 - calle
             raise NoAccess(f"can't mount at {where}: it belongs to somebody else; choose a directory of your own")
     except PermissionError:
         raise NoAccess(f"can't mount at {where}: it can't be read; choose a directory of your own") from None
+    return where
 
 
 def _require_fuse(*, allow_other: bool) -> None:

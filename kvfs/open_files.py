@@ -13,8 +13,8 @@ import trio
 
 from kvfs.content import KvFile
 from kvfs.incoming import Refusal, take_in
+from kvfs.inode import Inode
 from kvfs.plain import PlainFile
-from kvfs.tree import Inode
 from kvfs.views import Reader, Version, View, version_of
 from kvfs.volume import Volume
 from libsym.errors import NotSupported, SymError
@@ -198,7 +198,7 @@ class OpenFiles:
             assert isinstance(file.inode.content, PlainFile)
             reader = self._reader(source)
             at_start = source_offset == target_offset == file.inode.content.size == 0
-            if reader is not None and at_start and (size >= reader.size or size == _KERNEL_CUT):
+            if reader is not None and at_start and self._is_whole(source, size):
                 reader.fork_into(file.inode)
                 self._see_all(file)
                 file.fork = Fork(source, reader.size, min(size, reader.size))
@@ -207,6 +207,10 @@ class OpenFiles:
             await self._write(target, target_offset, bytes(data))
             file.inode.modified()
             return len(data)
+
+    def _is_whole(self, source: Handle, size: int) -> bool:
+        """Whether a copy from the start means the whole file: the kernel cuts it at the size that it was shown."""
+        return size >= self.shown_size(source.file.inode) or size == _KERNEL_CUT
 
     def _continue_fork(self, file: OpenFile, source: Handle, source_offset: int, target_offset: int, size: int) -> int:
         fork = file.fork

@@ -10,7 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from kvfs.tree import MAX_NAME_BYTES, SEARCH, Credentials, Inode, Tree, require
+from kvfs.inode import SEARCH, Credentials, Inode, require
+from kvfs.tree import MAX_NAME_BYTES, Tree
 from libsym.errors import CrossDevice, Invalid, NameTooLong, NotDirectory, NotFound, TooManyLinks
 
 MAX_PATH_BYTES = 4095

@@ -6,11 +6,14 @@ owner's thread and its workers never change one file at the same time.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from pathlib import Path
 
 from libsym.errors import SymError
+
+log = logging.getLogger(__name__)
 
 
 class _Descriptor:
@@ -104,4 +107,6 @@ class PlainFile:
             return self._file
 
     def _failed(self, verb: str, error: OSError) -> SymError:
-        return SymError(f"can't {verb} backing file {self.path}: {error.strerror}", error.errno)
+        message = f"can't {verb} backing file {self.path}: {error.strerror}"
+        log.error("%s", message)  # whoever made the request gets no more than the number
+        return SymError(message, error.errno)

@@ -1,7 +1,7 @@
-"""Gives the mount copy_file_range, which pyfuse3 has no handler for. Must be imported before pyfuse3.
+"""Gives the mount copy_file_range, which pyfuse3 has no handler for; pyfuse3 itself is imported from here.
 
 `shim.c` says how. Order matters because the dynamic linker binds pyfuse3's `fuse_session_new` when pyfuse3 is loaded,
-to the first library that offers one.
+to the first library that offers one: so one module loads both, and the rest says `from kvfs.shim import pyfuse3`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-assert "pyfuse3" not in sys.modules, "kvfs.shim must be imported before pyfuse3: import kvfs.fuse instead of pyfuse3"
+assert "pyfuse3" not in sys.modules, "pyfuse3 was imported before kvfs.shim: say `from kvfs.shim import pyfuse3`"
 
 _flags = sys.getdlopenflags()
 sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)
@@ -20,6 +20,8 @@ try:
     from kvfs._shim import ffi, lib
 finally:
     sys.setdlopenflags(_flags)
+
+import pyfuse3 as pyfuse3  # noqa: E402, PLC0414 - only now; and `as` says that it is exported
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def verify() -> None:
     if not lib.kvfs_session_captured():
         raise RuntimeError(
             "the FUSE session was made past kvfs._shim: libfuse was bound before it was loaded; "
-            "import kvfs.fuse before anything else that loads libfuse3"
+            "import kvfs.shim before anything else that loads libfuse3"
         )
 
 

@@ -1,8 +1,7 @@
-"""Inodes and names: directories, hard links, renames, and who may do what.
+"""Names: directories, hard links, renames, and how long an inode lives.
 
-The tree knows neither pages nor paths: a file's content is opaque to it, and a path is walked by `kvfs.paths`.
-Permission checks are separate functions, for the gate's calls; on the mount the kernel has checked already
-(`default_permissions`) when a request comes in.
+The tree knows neither pages nor paths: a file's content is opaque to it, and a path is walked by `kvfs.paths`. It
+checks no permissions: `kvfs.inode` has the rules.
 
 An inode lives while anything refers to it: a name, an open handle (of the mount or of a LIP), or the kernel's memory
 of it (a lookup). Its number is never used again while the daemon lives, so a stale one can't reach another file.
@@ -13,17 +12,15 @@ Owned by the daemon's trio thread. No call awaits: each change is atomic.
 from __future__ import annotations
 
 import stat
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from kvfs.content import Content, KvFile
+from kvfs.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
+from kvfs.inode import Inode, shown
 from libsym.errors import (
     Exists,
     Invalid,
     IsDirectory,
     NameTooLong,
-    NoAccess,
     NotDirectory,
     NotEmpty,
     NotFound,
@@ -33,106 +30,8 @@ from libsym.errors import (
 ROOT_NUMBER = 1
 MAX_NAME_BYTES = 255
 
-READ, WRITE, SEARCH = 4, 2, 1
-"""The bits of one class of a mode."""
-
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 """Flags of renameat2(2)."""
-
-_KINDS = {
-    stat.S_IFDIR: "dir",
-    stat.S_IFREG: "file",
-    stat.S_IFLNK: "link",
-    stat.S_IFIFO: "fifo",
-    stat.S_IFSOCK: "socket",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """Who asks: as the kernel told, never as the caller claims."""
-
-    uid: int
-    gid: int
-    groups: frozenset[int] = frozenset()
-    """Supplementary groups."""
-
-    def in_group(self, gid: int) -> bool:
-        return gid == self.gid or gid in self.groups
-
-
-class Inode:
-    """A file, directory, symbolic link, fifo or socket, apart from its names."""
-
-    __slots__ = (
-        "atime_ns",
-        "content",
-        "ctime_ns",
-        "entries",
-        "file_type",
-        "gid",
-        "lookups",
-        "mode",
-        "mtime_ns",
-        "names",
-        "num_subdirectories",
-        "number",
-        "opens",
-        "parent",
-        "target",
-        "uid",
-        "xattrs",
-    )
-
-    def __init__(self, number: int, file_type: int, mode: int, uid: int, gid: int) -> None:
-        self.number = number
-        self.file_type = file_type
-        """One of stat.S_IFREG, S_IFDIR, …"""
-        self.mode = mode
-        """Permission bits, with setuid, setgid and sticky."""
-        self.uid = uid
-        self.gid = gid
-        self.atime_ns = self.mtime_ns = self.ctime_ns = time.time_ns()
-        self.xattrs: dict[bytes, bytes] = {}
-        self.names: set[tuple[int, bytes]] = set()
-        """(number of the directory, name) of each hard link."""
-        self.opens = 0
-        self.lookups = 0
-        self.content: Content | None = None
-        """Of a regular file."""
-        self.entries: dict[bytes, Inode] = {}
-        """Of a directory."""
-        self.parent: Inode | None = None
-        """Of a directory that has a name; the root is its own."""
-        self.num_subdirectories = 0
-        self.target = b""
-        """Of a symbolic link."""
-
-    @property
-    def is_directory(self) -> bool:
-        return self.file_type == stat.S_IFDIR
-
-    @property
-    def is_symlink(self) -> bool:
-        return self.file_type == stat.S_IFLNK
-
-    @property
-    def kind(self) -> str:
-        return "kv" if isinstance(self.content, KvFile) else _KINDS[self.file_type]
-
-    @property
-    def nlink(self) -> int:
-        if self.is_directory:
-            return 0 if self.parent is None else 2 + self.num_subdirectories
-        return len(self.names)
-
-    def modified(self) -> None:
-        """The content has changed just now."""
-        self.mtime_ns = self.ctime_ns = time.time_ns()
-
-    def changed(self) -> None:
-        """Something other than the content has changed just now."""
-        self.ctime_ns = time.time_ns()
 
 
 class Tree:
@@ -144,6 +43,7 @@ class Tree:
         self.root = Inode(ROOT_NUMBER, stat.S_IFDIR, mode, uid, gid)
         self.root.parent = self.root
         self._inodes = {ROOT_NUMBER: self.root}
+        self.num_names = 0
 
     def __len__(self) -> int:
         return len(self._inodes)
@@ -300,6 +200,7 @@ class Tree:
 
     def _attach(self, directory: Inode, name: bytes, inode: Inode) -> None:
         directory.entries[name] = inode
+        self.num_names += 1
         inode.names.add((directory.number, name))
         if inode.is_directory:
             inode.parent = directory
@@ -309,6 +210,7 @@ class Tree:
 
     def _detach(self, directory: Inode, name: bytes) -> None:
         inode = directory.entries.pop(name)
+        self.num_names -= 1
         inode.names.remove((directory.number, name))
         if inode.is_directory:
             inode.parent = None
@@ -354,41 +256,8 @@ class Tree:
             used = inode.names or inode.opens or inode.lookups or inode is self.root
             _expect(bool(used), f"inode {inode.number} has no use")
             _expect(not inode.is_directory or len(inode.names) <= 1, f"directory {inode.number} has several names")
-
-
-# Who may do what: the rules of path_resolution(7), as the kernel applies them on the mount
-
-
-def allows(inode: Inode, creds: Credentials, wanted: int) -> bool:
-    """Whether the mode bits give `creds` all of the `wanted` ones."""
-    if creds.uid == 0:
-        return not wanted & SEARCH or inode.is_directory or bool(inode.mode & 0o111)
-    if creds.uid == inode.uid:
-        granted = inode.mode >> 6
-    elif creds.in_group(inode.gid):
-        granted = inode.mode >> 3
-    else:
-        granted = inode.mode
-    return granted & wanted == wanted
-
-
-def require(inode: Inode, creds: Credentials, wanted: int, what: str) -> None:
-    """Raise NoAccess unless the mode bits allow it."""
-    if not allows(inode, creds, wanted):
-        verb = {READ: "read", WRITE: "write", SEARCH: "search"}.get(wanted, "change")
-        raise NoAccess(f"{what}: mode {inode.mode:04o} of uid {inode.uid} lets uid {creds.uid} not {verb} it")
-
-
-def require_removable(directory: Inode, inode: Inode, creds: Credentials, what: str) -> None:
-    """Raise unless `creds` may take a name of the inode out of the directory."""
-    require(directory, creds, WRITE | SEARCH, f"directory of {what}")
-    if directory.mode & stat.S_ISVTX and creds.uid not in {0, inode.uid, directory.uid}:
-        raise NotPermitted(f"{what}: its directory is sticky, and uid {creds.uid} owns neither of them")
-
-
-def require_owner(inode: Inode, creds: Credentials, what: str) -> None:
-    if creds.uid not in {0, inode.uid}:
-        raise NotPermitted(f"{what}: only its owner, uid {inode.uid}, may do this")
+        num_names = sum(len(names) for names in found.values())
+        _expect(self.num_names == num_names, f"{num_names} names, counted as {self.num_names}")
 
 
 def require_directory(inode: Inode, name: bytes) -> None:
@@ -401,12 +270,6 @@ def check_name(name: bytes) -> None:
         raise NameTooLong(f"{shown(name[:20])}…: a name may have {MAX_NAME_BYTES} bytes, this has {len(name)}")
     if not name or b"/" in name or b"\0" in name:
         raise Invalid(f"{shown(name)!r} is no file name")
-
-
-def shown(name: bytes) -> str:
-    """A name fit for one line of a message."""
-    text = name.decode(errors="replace")
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _expect(condition: bool, facts: str) -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import trio
 
 from kvfs.content import Content, KvFile
-from kvfs.tree import Inode
+from kvfs.inode import Inode
 from kvfs.volume import Volume
 
 Version: TypeAlias = tuple[Content, int]

@@ -17,12 +17,13 @@ from kvfs.content import KvFile
 from kvfs.header import ImagePlan
 from kvfs.image import ImageFormat
 from kvfs.importer import ImageImport
+from kvfs.inode import Inode
 from kvfs.pages import PagePool
 from kvfs.plain import PlainFile
 from kvfs.protocols import ModelFacts
 from kvfs.snapshot import Snapshot
 from kvfs.table import PageTable
-from kvfs.tree import Inode, Tree
+from kvfs.tree import Tree
 from libsym.errors import Busy, Invalid, IsDirectory
 
 DIRECTORY_BYTES = 4096
@@ -170,6 +171,12 @@ class Volume:
         self._imports.remove(incoming)
         self._replace(inode, self.new_kv(incoming.finish()))
 
+    def close(self) -> None:
+        """The daemon ends, and with it every name: remove the backing files."""
+        for inode in self.tree:
+            if isinstance(inode.content, PlainFile):
+                inode.content.discard()
+
     # The books
 
     def statistics(self) -> VolumeStatistics:
@@ -178,7 +185,7 @@ class Volume:
             num_pages=self.pool.num_pages,
             num_free_pages=self.pool.num_free,
             num_files=len(self.tree),
-            num_names=sum(len(inode.names) for inode in self.tree),
+            num_names=self.tree.num_names,
         )
 
     def check(self) -> None:

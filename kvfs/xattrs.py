@@ -6,9 +6,9 @@ import errno
 from collections.abc import Callable
 
 from kvfs.content import KvFile
+from kvfs.inode import Inode, shown
 from kvfs.protocols import ModelFacts
 from kvfs.table import PageTable
-from kvfs.tree import Inode, shown
 from libsym.errors import NotSupported, SymError
 
 MAX_VALUE_BYTES = 64 << 10

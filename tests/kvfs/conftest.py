@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from kvfs.image import ImageFormat
 from kvfs.pages import PagePool
 from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore
+from tests.kvfs.mounted import Mount, mounted
 
 
 @pytest.fixture
@@ -30,3 +33,20 @@ def image_format(facts: FakeFacts) -> ImageFormat:
 @pytest.fixture
 def decoder(store: FakeStore) -> FakeDecoder:
     return FakeDecoder(store)
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+    base = tmp_path_factory.mktemp("mount")
+    for directory in (base, *base.parents[:2]):  # other users come in too; only the mount's modes are to stop them
+        directory.chmod(0o755)
+    with mounted(base) as mount:
+        yield mount
+
+
+@pytest.fixture
+def mount(served: Mount) -> Iterator[Mount]:
+    """An empty mount; after the test it must be possible to empty it, and every page must be free again."""
+    yield served
+    served.empty()
+    assert served.all_free(), "the test leaks pages"

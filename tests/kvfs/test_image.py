@@ -227,12 +227,11 @@ def test_equal_content_gives_equal_bytes(pool: PagePool, decoder: FakeDecoder, i
 
 
 def test_many_threads_may_prepare_and_read_one_snapshot(
-    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
+    facts: FakeFacts, pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
 ):
-    table = make_table(pool, decoder, 300)
-    expected = image_of(table, image_format)
-    again = import_image(pool, image_format, BytesSource(expected), ANN) if pool.num_free >= 10 else table
-    snapshot = Snapshot(again, image_format)
+    other_store = FakeStore(facts, num_pages=16)
+    expected = image_of(make_table(PagePool(other_store), FakeDecoder(other_store), 300), image_format)
+    snapshot = Snapshot(make_table(pool, decoder, 300), image_format)  # nothing of it was hashed before
     start = threading.Barrier(8)
 
     def read(worker: int) -> bytes:

@@ -153,9 +153,7 @@ def test_pages_that_stay_with_their_owner_or_were_never_used_are_not_zeroed_agai
     assert store.num_zeroed == 0
 
 
-def test_a_page_into_which_two_owners_wrote_is_zeroed_for_both(
-    pool: PagePool, store: FakeStore, decoder: FakeDecoder
-):
+def test_a_page_into_which_two_owners_wrote_is_zeroed_for_both(pool: PagePool, store: FakeStore, decoder: FakeDecoder):
     anns = PageTable(pool, ANN)
     decoder.append(anns, [1, 2, 3])
     bobs = anns.fork(BOB)

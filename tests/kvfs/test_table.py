@@ -47,9 +47,7 @@ def test_entries_appended_at_once_read_back(table: PageTable, decoder: FakeDecod
     pool.check([table])
 
 
-def test_entries_appended_one_by_one_across_page_ends_read_back(
-    table: PageTable, decoder: FakeDecoder, pool: PagePool
-):
+def test_entries_appended_one_by_one_across_page_ends_read_back(table: PageTable, decoder: FakeDecoder, pool: PagePool):
     tokens = tokens_for(70)
     for length, token in enumerate(tokens, 1):
         decoder.append(table, [token])
@@ -109,9 +107,7 @@ def test_nobody_sees_a_reservation_before_its_commit(table: PageTable, decoder: 
 
 @pytest.mark.parametrize("length", [0, 1, 31, 32, 33])
 @pytest.mark.parametrize("count", [1, 31, 32, 33])
-def test_an_abort_restores_everything(
-    table: PageTable, decoder: FakeDecoder, pool: PagePool, length: int, count: int
-):
+def test_an_abort_restores_everything(table: PageTable, decoder: FakeDecoder, pool: PagePool, length: int, count: int):
     if length:
         decoder.append(table, tokens_for(length))
     before = books(pool)
@@ -260,9 +256,7 @@ def test_the_source_of_a_copy_outlives_its_other_users_until_the_step_is_over(
     assert pool.statistics().num_used == 15
 
 
-def test_a_fork_during_a_reservation_has_the_committed_entries(
-    table: PageTable, decoder: FakeDecoder, pool: PagePool
-):
+def test_a_fork_during_a_reservation_has_the_committed_entries(table: PageTable, decoder: FakeDecoder, pool: PagePool):
     decoder.append(table, [1, 2])
     reservation = table.reserve([3, 4], [2, 3])
     fork = table.fork()

@@ -1,0 +1,150 @@
+"""An inode: a file, directory or link apart from its names; and who may do what with it.
+
+The rules are those of path_resolution(7), for the gate's calls; on the mount the kernel has applied them already
+(`default_permissions`) when a request comes in.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+from dataclasses import dataclass
+
+from kvfs.content import Content, KvFile
+from libsym.errors import NoAccess, NotPermitted
+
+READ, WRITE, SEARCH = 4, 2, 1
+"""The bits of one class of a mode."""
+
+_KINDS = {
+    stat.S_IFDIR: "dir",
+    stat.S_IFREG: "file",
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who asks: as the kernel told, never as the caller claims."""
+
+    uid: int
+    gid: int
+    groups: frozenset[int] = frozenset()
+    """Supplementary groups."""
+
+    def in_group(self, gid: int) -> bool:
+        return gid == self.gid or gid in self.groups
+
+
+class Inode:
+    """A file, directory, symbolic link, fifo or socket, apart from its names."""
+
+    __slots__ = (
+        "atime_ns",
+        "content",
+        "ctime_ns",
+        "entries",
+        "file_type",
+        "gid",
+        "lookups",
+        "mode",
+        "mtime_ns",
+        "names",
+        "num_subdirectories",
+        "number",
+        "opens",
+        "parent",
+        "target",
+        "uid",
+        "xattrs",
+    )
+
+    def __init__(self, number: int, file_type: int, mode: int, uid: int, gid: int) -> None:
+        self.number = number
+        self.file_type = file_type
+        """One of stat.S_IFREG, S_IFDIR, …"""
+        self.mode = mode
+        """Permission bits, with setuid, setgid and sticky."""
+        self.uid = uid
+        self.gid = gid
+        self.atime_ns = self.mtime_ns = self.ctime_ns = time.time_ns()
+        self.xattrs: dict[bytes, bytes] = {}
+        self.names: set[tuple[int, bytes]] = set()
+        """(number of the directory, name) of each hard link."""
+        self.opens = 0
+        self.lookups = 0
+        self.content: Content | None = None
+        """Of a regular file."""
+        self.entries: dict[bytes, Inode] = {}
+        """Of a directory."""
+        self.parent: Inode | None = None
+        """Of a directory that has a name; the root is its own."""
+        self.num_subdirectories = 0
+        self.target = b""
+        """Of a symbolic link."""
+
+    @property
+    def is_directory(self) -> bool:
+        return self.file_type == stat.S_IFDIR
+
+    @property
+    def is_symlink(self) -> bool:
+        return self.file_type == stat.S_IFLNK
+
+    @property
+    def kind(self) -> str:
+        return "kv" if isinstance(self.content, KvFile) else _KINDS[self.file_type]
+
+    @property
+    def nlink(self) -> int:
+        if self.is_directory:
+            return 0 if self.parent is None else 2 + self.num_subdirectories
+        return len(self.names)
+
+    def modified(self) -> None:
+        """The content has changed just now."""
+        self.mtime_ns = self.ctime_ns = time.time_ns()
+
+    def changed(self) -> None:
+        """Something other than the content has changed just now."""
+        self.ctime_ns = time.time_ns()
+
+
+def allows(inode: Inode, creds: Credentials, wanted: int) -> bool:
+    """Whether the mode bits give `creds` all of the `wanted` ones."""
+    if creds.uid == 0:
+        return not wanted & SEARCH or inode.is_directory or bool(inode.mode & 0o111)
+    if creds.uid == inode.uid:
+        granted = inode.mode >> 6
+    elif creds.in_group(inode.gid):
+        granted = inode.mode >> 3
+    else:
+        granted = inode.mode
+    return granted & wanted == wanted
+
+
+def require(inode: Inode, creds: Credentials, wanted: int, what: str) -> None:
+    """Raise NoAccess unless the mode bits allow it."""
+    if not allows(inode, creds, wanted):
+        verb = {READ: "read", WRITE: "write", SEARCH: "search"}.get(wanted, "change")
+        raise NoAccess(f"{what}: mode {inode.mode:04o} of uid {inode.uid} lets uid {creds.uid} not {verb} it")
+
+
+def require_removable(directory: Inode, inode: Inode, creds: Credentials, what: str) -> None:
+    """Raise unless `creds` may take a name of the inode out of the directory."""
+    require(directory, creds, WRITE | SEARCH, f"directory of {what}")
+    if directory.mode & stat.S_ISVTX and creds.uid not in {0, inode.uid, directory.uid}:
+        raise NotPermitted(f"{what}: its directory is sticky, and uid {creds.uid} owns neither of them")
+
+
+def require_owner(inode: Inode, creds: Credentials, what: str) -> None:
+    if creds.uid not in {0, inode.uid}:
+        raise NotPermitted(f"{what}: only its owner, uid {inode.uid}, may do this")
+
+
+def shown(name: bytes) -> str:
+    """A name fit for one line of a message."""
+    text = name.decode(errors="replace")
+    return "".join(character if character.isprintable() else "?" for character in text)

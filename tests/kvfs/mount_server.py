@@ -1,0 +1,210 @@
+"""A process of its own that serves a mount, see `main` for its arguments.
+
+Commands come as JSON lines on standard input and are answered on standard output: what a LIP would do through the
+gate, done here by hand. The file system's own log goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from kvfs.fs import FileSystem, OpenKv
+from kvfs.mount import serve_mount
+from kvfs.pages import PagePool
+from kvfs.tree import Credentials
+from libsym.errors import SymError
+from tests.kvfs.fakes import FakeFacts, FakeStore
+
+log = logging.getLogger(__name__)
+
+
+def facts_for(page_bytes: int) -> FakeFacts:
+    """A model whose page is that large: 2 layers, 2 heads, float32."""
+    return FakeFacts(head_dim=page_bytes // (2 * 2 * 2 * 32 * 4))
+
+
+class Server:
+    """The file system, and handles by number for the commands."""
+
+    def __init__(self, backing_dir: Path, num_pages: int, page_bytes: int) -> None:
+        facts = facts_for(page_bytes)
+        self.store = FakeStore(facts, num_pages)
+        self.fs = FileSystem(PagePool(self.store), facts, backing_dir, os.getuid(), os.getgid())
+        self.creds = Credentials(os.getuid(), os.getgid())
+        self.handles: dict[int, OpenKv] = {}
+
+    def _keep(self, handle: OpenKv) -> int:
+        number = len(self.handles) + 1
+        self.handles[number] = handle
+        return number
+
+    def create(self, path: str | None, mode: int = 0o600) -> int:
+        return self._keep(self.fs.kv_create(self.creds, path, mode))
+
+    def open(self, path: str) -> int:
+        return self._keep(self.fs.kv_open(self.creds, path, write=True))
+
+    def may_open(self, uid: int, gid: int, groups: list[int], path: str, write: bool) -> int:
+        """The errno that a LIP of that user gets, 0 if none."""
+        try:
+            self.fs.kv_close(self.fs.kv_open(Credentials(uid, gid, frozenset(groups)), path, write=write))
+        except SymError as error:
+            return error.errno or 0
+        return 0
+
+    def close(self, handle: int) -> None:
+        self.fs.kv_close(self.handles[handle])
+
+    def append(self, handle: int, count: int, first: int = 1) -> int:
+        """As a step would: entries with tokens first, first + 1, …; their KV holds the token id."""
+        opened = self.handles[handle]
+        tokens = [(first + i) % 1000 for i in range(count)]
+        reservation = self.fs.reserve(
+            opened, tokens, range(opened.table.next_position, opened.table.next_position + count)
+        )
+        for source, target in reservation.copies:
+            self.store.copy(source, target)
+        for i, token in enumerate(tokens):
+            page, slot = divmod(reservation.start + i, 32)
+            self.store.entries[reservation.pages[page], :, :, :, slot] = token
+        reservation.commit()
+        self.fs.committed(opened)
+        return opened.table.length
+
+    def grow(self, handle: int, count: int) -> int:
+        """Append without touching the KV bytes: pages stay uncommitted memory."""
+        opened = self.handles[handle]
+        start = opened.table.length
+        reservation = self.fs.reserve(opened, [1] * count, range(start, start + count))
+        reservation.commit()
+        self.fs.committed(opened)
+        return opened.table.length
+
+    def tokens(self, handle: int) -> list[int]:
+        return self.handles[handle].table.read()[0].tolist()
+
+    def tokens_of(self, path: str) -> list[int]:
+        handle = self.fs.kv_open(self.creds, path, write=False)
+        try:
+            return handle.table.read()[0].tolist()
+        finally:
+            self.fs.kv_close(handle)
+
+    def fork(self, handle: int, path: str | None) -> int:
+        return self._keep(self.fs.kv_fork(self.creds, self.handles[handle], path))
+
+    def pages_of(self, path: str) -> list[int]:
+        handle = self.fs.kv_open(self.creds, path, write=False)
+        try:
+            return handle.table.pages.tolist()
+        finally:
+            self.fs.kv_close(handle)
+
+    def truncate(self, handle: int, count: int) -> None:
+        self.fs.kv_truncate(self.handles[handle], count)
+
+    def remove(self, path: str) -> None:
+        self.fs.kv_remove(self.creds, path)
+
+    def make_many(self, path: str, count: int) -> None:
+        directory = self.fs.volume.tree.child(self.fs.volume.tree.root, path.encode())
+        for i in range(count):
+            self.fs.volume.make_plain(directory, f"n{i:05}".encode(), 0o644, 0, 0)
+
+    def unmake_many(self, path: str) -> None:
+        tree = self.fs.volume.tree
+        directory = tree.child(tree.root, path.encode())
+        for name in tuple(directory.entries):
+            tree.unlink(directory, name)
+
+    def reset(self) -> None:
+        for handle in self.handles.values():
+            if not handle.closed:
+                self.fs.kv_close(handle)
+
+    def all_free(self) -> bool:
+        return self.fs.pool.num_free == self.fs.pool.num_pages
+
+    def free(self) -> int:
+        return self.fs.pool.num_free
+
+    def check(self) -> None:
+        self.fs.check()
+
+    def stat(self, path: str) -> dict[str, Any]:
+        found = self.fs.kv_stat(self.creds, path)
+        return {
+            "kind": found.kind,
+            "tokens": found.tokens,
+            "size": found.size,
+            "mode": found.mode,
+            "nlink": found.nlink,
+        }
+
+    def break_model(self) -> None:
+        """Plant a defect: from now on asking for the model's name hits an exception that nobody foresaw."""
+        self._model, self.fs.volume.model = self.fs.volume.model, Defect()
+
+    def mend_model(self) -> None:
+        self.fs.volume.model = self._model
+
+
+class Defect:
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"planted for {name}")
+
+
+async def _commands(server: Server, cancel: trio.CancelScope) -> None:
+    lines = trio.lowlevel.FdStream(0)
+    rest = b""
+    async for data in lines:
+        *complete, rest = (rest + data).split(b"\n")
+        for line in complete:
+            name, *arguments = json.loads(line)
+            try:
+                answer = {"result": getattr(server, name)(*arguments)}
+            except SymError as error:
+                answer = {"error": str(error), "errno": error.errno}
+            except Exception as error:
+                log.exception("command %s", name)
+                answer = {"error": repr(error), "errno": 0}
+            print(json.dumps(answer), flush=True)
+    cancel.cancel()  # standard input is closed: the end
+
+
+async def main(mountpoint: str, backing_dir: str, num_pages: str, page_bytes: str, allow_other: str) -> None:
+    """Serve until standard input is closed."""
+    server = Server(Path(backing_dir), int(num_pages), int(page_bytes))
+    async with trio.open_nursery() as nursery:
+
+        async def serve(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+            await serve_mount(server.fs, Path(mountpoint), allow_other=allow_other == "1", task_status=task_status)
+
+        try:
+            await nursery.start(serve)
+        except SymError as error:
+            print(json.dumps({"error": str(error), "errno": error.errno}), flush=True)
+            nursery.cancel_scope.cancel()
+            return
+        print(json.dumps({"result": "mounted"}), flush=True)
+        await _commands(server, nursery.cancel_scope)
+    server.fs.close()
+    server.fs.check()  # everything the mount held was given back
+    print(json.dumps({"result": "unmounted"}), flush=True)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    *arguments, uid = sys.argv[1:]
+    if int(uid) != os.getuid():  # only now: the interpreter may lie where that user can't read
+        os.setgroups([])
+        os.setgid(int(uid))
+        os.setuid(int(uid))
+    trio.run(main, *arguments)

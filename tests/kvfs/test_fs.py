@@ -1,0 +1,248 @@
+"""The file system as the gate uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+import pytest
+
+from kvfs.fs import FileSystem, OpenKv
+from kvfs.pages import PagePool
+from kvfs.tree import Credentials
+from libsym.errors import (
+    BadHandle,
+    Busy,
+    Exists,
+    Invalid,
+    IsDirectory,
+    NoAccess,
+    NoSpace,
+    NotDirectory,
+    NotFound,
+    NotPermitted,
+)
+from tests.kvfs.fakes import FakeFacts
+
+ROOT = Credentials(0, 0)
+ANN = Credentials(1000, 1000)
+BOB = Credentials(1001, 1001, frozenset({1000}))
+
+
+@pytest.fixture
+def fs(pool: PagePool, facts: FakeFacts, tmp_path: Path) -> Iterator[FileSystem]:
+    fs = FileSystem(pool, facts, tmp_path / "backing", 0, 0)
+    fs.volume.tree.root.mode = 0o777
+    yield fs
+    fs.check()
+
+
+def append(fs: FileSystem, handle: OpenKv, count: int) -> None:
+    start = handle.table.next_position
+    fs.reserve(handle, range(1, count + 1), range(start, start + count)).commit()
+    fs.committed(handle)
+
+
+def test_a_created_file_is_private_and_grows(fs: FileSystem) -> None:
+    handle = fs.kv_create(ANN, "a.kv")
+    before = fs.kv_stat(ANN, "a.kv")
+    append(fs, handle, 40)
+    after = fs.kv_stat_open(handle)
+    assert (before.mode, before.uid, before.kind, before.tokens) == (0o600, 1000, "kv", 0)
+    assert (after.tokens, after.pages, after.exclusive_pages) == (40, 2, 2)
+    assert after.size > before.size
+    assert after.mtime_ns > before.mtime_ns
+    with pytest.raises(Exists):
+        fs.kv_create(ANN, "a.kv")
+
+
+def test_an_anonymous_file_goes_with_its_last_handle(fs: FileSystem) -> None:
+    handle = fs.kv_create(ANN, None)
+    append(fs, handle, 1)
+    assert fs.kv_stat_open(handle).nlink == 0
+    assert fs.kv_list(ROOT, "") == []
+    fs.kv_remove_open(ANN, handle)
+    assert handle.table.length == 1
+    fs.kv_close(handle)
+    assert fs.pool.num_free == fs.pool.num_pages
+    with pytest.raises(BadHandle):
+        fs.kv_close(handle)
+
+
+def test_a_removed_file_serves_its_handles(fs: FileSystem) -> None:
+    handle = fs.kv_create(ANN, "a.kv")
+    other = fs.kv_open(ANN, "a.kv", write=True)
+    append(fs, handle, 1)
+    fs.kv_remove(ANN, "a.kv")
+    fs.kv_close(handle)
+    append(fs, other, 1)
+    assert other.table.length == 2
+    with pytest.raises(NotFound):
+        fs.kv_open(ANN, "a.kv", write=False)
+    fs.kv_close(other)
+    assert fs.pool.num_free == fs.pool.num_pages
+
+
+def test_a_fork_belongs_to_whoever_forked(fs: FileSystem) -> None:
+    base = fs.kv_create(ANN, "base.kv", 0o640)
+    append(fs, base, 40)
+    free = fs.pool.num_free
+    fork = fs.kv_fork(BOB, fs.kv_open(BOB, "base.kv", write=False), "fork.kv")
+    assert fs.pool.num_free == free
+    found = fs.kv_stat(ROOT, "fork.kv")
+    assert (found.uid, found.mode, found.tokens, found.exclusive_pages) == (1001, 0o600, 40, 0)
+    append(fs, fork, 1)
+    assert base.table.length == 40
+
+
+def test_a_fork_during_a_step_has_what_was_committed(fs: FileSystem) -> None:
+    base = fs.kv_create(ANN, "base.kv")
+    append(fs, base, 5)
+    reservation = fs.reserve(base, [1, 2], [5, 6])
+    fork = fs.kv_fork(ANN, base, None)
+    assert fork.table.length == 5
+    for action in (lambda: fs.reserve(base, [1], [9]), lambda: fs.kv_truncate(base, 0)):
+        with pytest.raises(Busy, match="appending"):
+            action()
+    reservation.abort()
+    assert base.table.length == 5
+
+
+def test_who_may_open_what(fs: FileSystem) -> None:
+    fs.kv_create(ANN, "a.kv", 0o640)
+    fs.kv_open(BOB, "a.kv", write=False)
+    with pytest.raises(NoAccess, match="write"):
+        fs.kv_open(BOB, "a.kv", write=True)
+    with pytest.raises(NoAccess, match="read"):
+        fs.kv_open(Credentials(5, 5), "a.kv", write=False)
+    fs.kv_open(ROOT, "a.kv", write=True)
+    with pytest.raises(NotPermitted):
+        fs.kv_chmod(BOB, "a.kv", 0o666)
+    fs.kv_chmod(ANN, "a.kv", 0o200)
+    with pytest.raises(NoAccess):
+        fs.kv_open(ANN, "a.kv", write=True)
+    with pytest.raises(Invalid):
+        fs.kv_chmod(ANN, "a.kv", 0o10000)
+
+
+def test_a_read_only_handle_can_not_change_the_file(fs: FileSystem) -> None:
+    fs.kv_create(ANN, "a.kv")
+    handle = fs.kv_open(ANN, "a.kv", write=False)
+    for action in (lambda: fs.reserve(handle, [1], [0]), lambda: fs.kv_truncate(handle, 0)):
+        with pytest.raises(BadHandle, match="reading only"):
+            action()
+
+
+def test_only_kv_files_open_as_kv(fs: FileSystem) -> None:
+    root = fs.volume.tree.root
+    fs.volume.make_plain(root, b"plain", 0o644, 1000, 1000)
+    fs.volume.tree.make(root, b"d", 0o040000, mode=0o755, uid=1000, gid=1000)
+    with pytest.raises(Invalid, match="plain is not a KV file"):
+        fs.kv_open(ANN, "plain", write=False)
+    with pytest.raises(IsDirectory):
+        fs.kv_open(ANN, "d", write=False)
+    with pytest.raises(IsDirectory):
+        fs.kv_remove(ANN, "d")
+    with pytest.raises(NotDirectory):
+        fs.kv_list(ANN, "plain")
+    assert fs.kv_stat(ANN, "plain").kind == "file"
+    with pytest.raises(IsDirectory):
+        fs.kv_create(ANN, "new/")
+
+
+def test_directories_must_be_writable(fs: FileSystem) -> None:
+    fs.volume.tree.make(fs.volume.tree.root, b"d", 0o040000, mode=0o755, uid=1000, gid=1000)
+    fs.kv_create(ANN, "d/a.kv")
+    for action in (
+        lambda: fs.kv_create(BOB, "d/b.kv"),
+        lambda: fs.kv_remove(BOB, "d/a.kv"),
+        lambda: fs.kv_rename(BOB, "d/a.kv", "b.kv"),
+        lambda: fs.kv_fork(BOB, fs.kv_create(BOB, None), "d/b.kv"),
+    ):
+        with pytest.raises(NoAccess):
+            action()
+    with pytest.raises(Exists):
+        fs.kv_create(BOB, "d/a.kv")
+
+
+def test_rename_and_list(fs: FileSystem) -> None:
+    fs.mountpoint = PurePath("/kv")
+    a, b = fs.kv_create(ANN, "a.kv"), fs.kv_create(ANN, "/kv/b.kv")
+    append(fs, a, 3)
+    fs.kv_rename(ANN, "a.kv", "/kv/c.kv")
+    assert [(entry.name, entry.kind, entry.tokens) for entry in fs.kv_list(ANN, "/kv")] == [
+        ("b.kv", "kv", 0),
+        ("c.kv", "kv", 3),
+    ]
+    fs.kv_close(b)
+    fs.kv_rename(ANN, "c.kv", "b.kv")
+    assert fs.kv_stat(ANN, "b.kv").tokens == 3
+    with pytest.raises(NotDirectory):
+        fs.kv_rename(ANN, "b.kv", "x/")
+
+
+def test_removing_by_handle_follows_a_rename(fs: FileSystem) -> None:
+    handle = fs.kv_create(ANN, "a.kv")
+    fs.kv_rename(ANN, "a.kv", "b.kv")
+    fs.kv_create(ANN, "a.kv")
+    fs.kv_remove_open(ANN, handle)
+    assert [entry.name for entry in fs.kv_list(ANN, "")] == ["a.kv"]
+    with pytest.raises(NotFound, match="it was removed"):
+        fs.kv_remove_open(ANN, handle)
+    append(fs, handle, 1)
+
+
+def test_emptying_a_name_leaves_handles_their_version(fs: FileSystem) -> None:
+    handle = fs.kv_create(ANN, "a.kv")
+    append(fs, handle, 40)
+    fs.volume.truncate(handle.inode, 0)
+    append(fs, handle, 1)
+    assert handle.table.length == 41
+    assert fs.kv_stat(ANN, "a.kv").kind == "file"
+    assert fs.kv_stat_open(handle).tokens == 41
+    fs.kv_close(handle)
+    assert fs.pool.num_free == fs.pool.num_pages
+
+
+def test_a_full_pool_changes_nothing(fs: FileSystem) -> None:
+    handle = fs.kv_create(ANN, "a.kv")
+    append(fs, handle, 32 * 15)
+    with pytest.raises(NoSpace):
+        append(fs, handle, 33)
+    assert handle.table.length == 32 * 15
+    append(fs, handle, 32)
+    assert fs.statfs().free_bytes == 0
+    fs.kv_truncate(handle, 1)
+    assert fs.statfs().free_bytes == fs.statfs().capacity_bytes * 15 // 16
+
+
+def test_du_counts_each_page_once(fs: FileSystem) -> None:
+    tree = fs.volume.tree
+    tree.make(tree.root, b"d", 0o040000, mode=0o755, uid=1000, gid=1000)
+    tree.make(tree.root, b"private", 0o040000, mode=0o700, uid=0, gid=0)
+    base = fs.kv_create(ANN, "d/base.kv")
+    append(fs, base, 64)
+    fork = fs.kv_fork(ANN, base, "d/fork.kv")
+    append(fs, fork, 32)
+    fs.kv_fork(ANN, base, "outside.kv")
+    tree.link(base.inode, tree.root, b"hard.kv")
+    report = fs.du(ANN, "d")
+    assert [(row.path, row.tokens, row.pages, row.exclusive_pages, row.shared_pages) for row in report.rows] == [
+        ("d/base.kv", 64, 2, 0, 2),
+        ("d/fork.kv", 96, 3, 1, 2),
+    ]
+    assert (report.total.pages, report.total.exclusive_pages) == (3, 1)
+    whole = fs.du(ANN, "")
+    assert (whole.total.pages, whole.total.exclusive_pages) == (3, 3)
+    assert whole.denied == ("./private",)
+
+
+def test_a_killed_daemons_backing_files_are_cleared(fs: FileSystem, pool: PagePool, facts: FakeFacts) -> None:
+    inode = fs.volume.make_plain(fs.volume.tree.root, b"plain", 0o644, 0, 0)
+    assert inode.content is not None
+    path = inode.content.path
+    assert not path.exists(), "made with the first byte"
+    inode.content.write_at(0, b"x")
+    assert path.exists()
+    FileSystem(pool, facts, path.parent, 0, 0)
+    assert not path.exists()

@@ -1,0 +1,278 @@
+"""Images that somebody made to hurt: each gives one clear error, and takes no page."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from kvfs.header import parse_header
+from kvfs.image import ImageFormat
+from kvfs.importer import import_image
+from kvfs.pages import PagePool, digest
+from kvfs.snapshot import Snapshot
+from kvfs.table import PageTable
+from libsym.errors import Invalid, SymError
+from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts
+
+ANN = 1001
+
+
+def forge(
+    image_format: ImageFormat,
+    tokens: list[int],
+    positions: list[int] | None = None,
+    pages: bytes | None = None,
+) -> bytes:
+    """An image with a right digest over whatever content is asked for."""
+    positions = list(range(len(tokens))) if positions is None else positions
+    layout = image_format.layout(len(tokens))
+    pages = bytes(layout.num_pages * image_format.page_bytes) if pages is None else pages
+    size = image_format.page_bytes
+    digests = b"".join(digest(pages[start : start + size]) for start in range(0, len(pages), size))
+    entries = np.array([tokens, positions], "<i4").tobytes()
+    return image_format.header(len(tokens), digest(digests + entries).hex()) + pages + entries
+
+
+def with_header(image_format: ImageFormat, data: bytes, text: bytes) -> bytes:
+    """The image with another header text, padded as ours is."""
+    return data[:8] + text.ljust(image_format.data_start - 8)[: image_format.data_start - 8] + data[4096:]
+
+
+@pytest.fixture
+def image(pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat) -> bytes:
+    table = PageTable(pool, ANN)
+    decoder.append(table, list(range(40)))
+    snapshot = Snapshot(table, image_format)
+    data = bytes(snapshot.read(0, snapshot.size))
+    snapshot.close()
+    table.close()
+    return data
+
+
+@pytest.fixture
+def refused(pool: PagePool, image_format: ImageFormat) -> Callable[[bytes], str]:
+    """Import what must be refused; give the message."""
+
+    def attempt(data: bytes) -> str:
+        with pytest.raises(Invalid) as caught:
+            import_image(pool, image_format, BytesSource(data), ANN)
+        pool.check()
+        message = str(caught.value)
+        assert message.startswith("image")
+        assert message.isprintable()  # one line, whatever the image says
+        assert len(message) < 200
+        return message
+
+    return attempt
+
+
+def test_a_forged_image_with_proper_content_is_fine(pool: PagePool, image_format: ImageFormat):
+    table = import_image(pool, image_format, BytesSource(forge(image_format, [0, 999], [0, 99_999])), ANN)
+    assert [array.tolist() for array in table.read()] == [[0, 999], [0, 99_999]]
+
+
+@pytest.mark.parametrize("token", [-1, 1000, 2**31 - 1, -(2**31)])
+def test_token_ids_out_of_range_are_named(image_format: ImageFormat, refused: Callable[[bytes], str], token: int):
+    assert f"entry 2 has token id {token}, out of 0..999" in refused(forge(image_format, [1, 2, token, -5]))
+
+
+@pytest.mark.parametrize("position", [-1, 100_000])
+def test_positions_out_of_range_are_named(image_format: ImageFormat, refused: Callable[[bytes], str], position: int):
+    assert f"entry 1 has position {position}, out of 0..99999" in refused(forge(image_format, [1, 2], [0, position]))
+
+
+@pytest.mark.parametrize("length", [1, 31, 33])
+def test_bytes_hidden_past_the_last_entry_are_refused(
+    image_format: ImageFormat, refused: Callable[[bytes], str], length: int
+):
+    pages = bytearray(-(-length // 32) * image_format.page_bytes)
+    pages[-1] = 1
+    message = refused(forge(image_format, [1] * length, pages=bytes(pages)))
+    assert f"its last page holds bytes past entry {length}" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "no JSON"),
+        (b"[]", "no JSON object"),
+        (b"null", "no JSON object"),
+        (b"{}", "no metadata"),
+        (b'{"__metadata__":[]}', "no metadata"),
+        (b'{"__metadata__":{"format":1}}', "no metadata"),
+        (b'{"__metadata__":{"format":"a\\nb\\u0007\\ud800c"}}', r"format a?b??c"),
+        (b'{"a":1,"a":1}', "a key occurs twice"),
+        (b'{"a":{"b":1,"b":1}}', "a key occurs twice"),
+        (b'{"a":NaN}', "NaN is no JSON"),
+        (b'{"a":' + b"1" * 4000 + b"}", "no metadata"),
+        (b"{" * 4000, "no JSON"),
+        (b"[" * 4000, "no JSON"),
+        (b'{"a":' * 800, "no JSON"),
+        (b"\xff\xfe{}", "no JSON"),
+        (b' {"__metadata__":{}}', "no JSON object"),
+    ],
+)
+def test_a_header_that_is_not_one_is_refused(
+    image: bytes, image_format: ImageFormat, refused: Callable[[bytes], str], text: bytes, message: str
+):
+    assert message in refused(with_header(image_format, image, text))
+
+
+def test_a_header_nested_by_the_thousand_is_refused(refused: Callable[[bytes], str]):
+    text = b'{"a":' + b"[" * 65_000
+    assert "no JSON" in refused(len(text).to_bytes(8, "little") + text)
+
+
+@pytest.mark.parametrize("length", [65_537, 2**32, 2**63, 2**64 - 1])
+def test_a_header_longer_than_any_is_refused_unread(image: bytes, refused: Callable[[bytes], str], length: int):
+    assert f"a header of {length} bytes; 65536 is the most" in refused(length.to_bytes(8, "little") + image[8:])
+
+
+def edited(image: bytes, image_format: ImageFormat, edit: Callable[[dict], object]) -> bytes:
+    header = json.loads(image[8:4096])
+    edit(header)
+    return with_header(image_format, image, json.dumps(header).encode())
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda h: h["__metadata__"].update(format="other.kv"), "of format other.kv, not symphony.kv"),
+        (lambda h: h["__metadata__"].update(version="2"), "version 2 (this daemon reads version 1)"),
+        (lambda h: h["__metadata__"].update(digest="0" * 64), "another digest"),
+        (lambda h: h["__metadata__"].update(digest="0" * 63), "no digest"),
+        (lambda h: h["__metadata__"].update(digest="0" * 64 + "\n"), "no digest"),
+        (lambda h: h["__metadata__"].pop("digest"), "no digest"),
+        (lambda h: h["__metadata__"].pop("rope"), "of rope unknown (this daemon runs theta=10000)"),
+        (lambda h: h["__metadata__"].update(more="1"), "unknown key more"),
+        (lambda h: h.update(more={}), "holds tensors pages, tokens, positions, more instead of"),
+        (lambda h: h.pop("positions"), "holds tensors pages, tokens instead of"),
+        (lambda h: h.update(pages=h.pop("pages")), "holds tensors tokens, positions, pages instead of"),
+        (lambda h: h["pages"].update(dtype="BF16"), "tensor pages is not"),
+        (lambda h: h["pages"]["shape"].append(1), "tensor pages is not"),
+        (lambda h: h["pages"]["shape"].__setitem__(0, 2.0), "tensor pages is not"),
+        (lambda h: h["pages"].update(more=1), "tensor pages is not"),
+        (lambda h: h["pages"]["data_offsets"].__setitem__(0, False), "tensor pages is not"),
+        (lambda h: h["pages"]["data_offsets"].__setitem__(1, 2**64), "tensor pages is not"),
+        (lambda h: h["tokens"].update(dtype="U32"), "tensor tokens is not"),
+        (lambda h: h["tokens"].update(shape=[-1]), "no shape [n]"),
+        (lambda h: h["tokens"].update(shape=[True]), "no shape [n]"),
+        (lambda h: h["tokens"].update(shape=[40, 1]), "no shape [n]"),
+        (lambda h: h["tokens"].update(shape=40), "no shape [n]"),
+        (lambda h: h.update(tokens=[]), "no shape [n]"),
+        (lambda h: h["tokens"].update(shape=[10**2000]), "can't hold the entries it claims"),
+        (lambda h: h["tokens"].update(shape=[39]), "39 entries of this model"),
+        (lambda h: h["positions"].update(shape=[41]), "tensor positions is not"),
+        (lambda h: h["positions"].update(data_offsets=[0, 160]), "tensor positions is not"),
+    ],
+)
+def test_a_header_that_contradicts_the_format_is_refused(
+    image: bytes, image_format: ImageFormat, refused: Callable[[bytes], str], edit: Callable[[dict], object], message
+):
+    assert message in refused(edited(image, image_format, edit))
+
+
+def test_a_header_of_another_length_is_refused(
+    image: bytes, image_format: ImageFormat, refused: Callable[[bytes], str]
+):
+    text = image[8:4096].ljust(8192 - 8)
+    assert "begins at 8192, not at 4096" in refused(len(text).to_bytes(8, "little") + text + image[4096:])
+
+
+def test_a_small_file_that_claims_a_huge_image_takes_no_memory(image_format: ImageFormat, pool: PagePool):
+    header = image_format.header(10**12, "0" * 64)
+    with pytest.raises(Invalid, match="can't hold the entries it claims"):
+        import_image(pool, image_format, BytesSource(header), ANN)
+
+    class Sparse(BytesSource):
+        """A file of terabytes that occupies one block."""
+
+        size = image_format.image_bytes(10**9)
+
+    with pytest.raises(SymError, match="the page pool is full: 31250000 pages wanted"):
+        import_image(pool, image_format, Sparse(image_format.header(10**9, "0" * 64)), ANN)
+    pool.check()
+
+
+STRANGE = [0, 1, -1, 2, 40, 41, 2**31, 2**63, 10**30, 1.0, True, None, "", "F32", "I32", "F64", [], [0], {}, [[40]]]
+
+
+def edit_at_random(rng: random.Random, image: bytes) -> bytes:
+    """Valid JSON in which one value, name or order is another."""
+    header = json.loads(image[8:4096])
+    node = header
+    while True:
+        key = rng.choice(list(node) if isinstance(node, dict) else range(len(node)))
+        if not isinstance(node[key], dict | list) or not node[key] or rng.random() < 0.2:
+            break
+        node = node[key]
+    match rng.randrange(5):
+        case 0:
+            del node[key]
+        case 1 if isinstance(node, dict):
+            node[key] = node.pop(key)  # last
+        case 2 if isinstance(node[key], int):
+            node[key] += rng.choice([-4096, -32, -4, -1, 1, 4, 32, 4096])
+        case _:
+            node[key] = rng.choice(STRANGE)
+    return image[:8] + json.dumps(header).encode().ljust(4088) + image[4096:]
+
+
+def mutate(rng: random.Random, image: bytes) -> bytes:
+    data = bytearray(image)
+    end = image.index(b" ", 8)  # where the header's padding begins
+    for _ in range(rng.choice([1, 1, 1, 2, 5])):
+        at = rng.randrange(end)
+        match rng.randrange(6):
+            case 0:
+                data[at] = rng.randrange(256)
+            case 1:
+                data[at] ^= 1 << rng.randrange(8)
+            case 2:
+                data[at : at + rng.randrange(1, 9)] = b""
+            case 3:
+                data[at:at] = rng.choice([b"[", b"{", b'"', b",", b"0", b"9" * 50, b"-", b"1e9", b"\\u0000", b"null"])
+            case 4:
+                stop = at + rng.randrange(1, 60)
+                data[stop:stop] = data[at:stop]
+            case _:
+                other = rng.randrange(end)
+                data[at], data[other] = data[other], data[at]
+    if rng.random() < 0.7:  # keep the length, so that it gets past the first check
+        header = bytes(data[8 : 8 + len(data) - len(image) + 4088])
+        data[:] = image[:8] + header.rstrip()[:4088].ljust(4088) + image[4096:]
+    return bytes(data)
+
+
+def test_five_thousand_mutations_of_a_header_raise_only_our_errors(
+    image: bytes, image_format: ImageFormat, pool: PagePool
+):
+    rng = random.Random(2)
+    reasons = set()
+    for _ in range(5000):
+        data = rng.choice([mutate, edit_at_random])(rng, image)
+        try:
+            table = import_image(pool, image_format, BytesSource(data), ANN)
+        except SymError as error:
+            reasons.add(str(error)[:30])
+            assert str(error).isprintable()
+        else:
+            assert table.read()[0].tolist() == list(range(40))  # the mutation was in the padding, or undid itself
+            table.close()
+        assert pool.num_free == pool.num_pages
+    pool.check()
+    deepest = {"image's header is no JSON: Expe"[:30], "image is damaged: its content h"[:30]}
+    for tensor in ("pages", "tokens", "positions"):
+        deepest.add(f"image's tensor {tensor} is not as 40"[:30])
+    assert deepest <= reasons, "the mutations no longer get to every check"
+
+
+def test_a_header_of_ours_is_parsed_in_no_time_for_any_model(facts: FakeFacts):
+    image_format = ImageFormat(FakeFacts(identity={**facts.identity, "layout": "x" * 5000}))
+    assert image_format.data_start == 8192
+    plan = parse_header(image_format, BytesSource(forge(image_format, [1, 2])))
+    assert (plan.num_entries, plan.num_pages) == (2, 1)

@@ -1,0 +1,93 @@
+"""Bytes that come in and are an image, or are none."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.kvfs.mount_server import facts_for
+from tests.kvfs.mounted import (
+    PAGE_BYTES,
+    CommandFailed,
+    Mount,
+    a_kv_file,
+    header_of,
+    needs_mount,
+    opened,
+)
+
+pytestmark = needs_mount
+
+
+def test_a_broken_image_is_refused_and_stays_a_plain_file(mount: Mount) -> None:
+    a_kv_file(mount)
+    whole = (mount.path / "a.kv").read_bytes()
+    free = mount.call("free")
+    header = header_of(whole)
+    other = facts_for(PAGE_BYTES).identity["model"].encode()
+    for name, data, reason in (
+        ("short", whole[:-1], "cut short"),
+        ("long", whole + b"\0", "too long"),
+        ("model", whole.replace(other, b"0" * len(other), 1), "image is of model 000000000000… (this daemon runs"),
+        ("bytes", whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:], "another digest"),
+        (
+            "header",
+            whole[:8] + header.replace(b'"version":"1"', b'"version":"2"') + whole[8 + len(header) :],
+            "version",
+        ),
+    ):
+        (mount.outside / name).write_bytes(data)
+        done = mount.run(f"cp $OUT/{name} {name}.kv")
+        assert done.returncode == 1
+        assert "Invalid argument" in done.stderr, name
+        assert reason in mount.log().splitlines()[-1], name
+        assert f"/{name}.kv stays a plain file" in mount.log().splitlines()[-1]
+        assert (mount.path / f"{name}.kv").read_bytes() == data, "the bytes stay"
+        assert mount.call("stat", f"{name}.kv")["kind"] == "file"
+    assert mount.call("free") == free
+    with pytest.raises(CommandFailed, match="not a KV file"):
+        mount.call("open", "short.kv")
+    with opened(mount.path / "short.kv", os.O_WRONLY | os.O_APPEND) as fd:
+        os.write(fd, whole[-1:])
+    assert mount.call("stat", "short.kv")["kind"] == "kv", "writing may go on"
+
+
+def test_each_close_tests_and_the_last_one_decides(mount: Mount) -> None:
+    a_kv_file(mount)
+    whole = (mount.path / "a.kv").read_bytes()
+    fd = os.open(mount.path / "b.kv", os.O_CREAT | os.O_WRONLY)
+    os.close(os.dup(fd))  # nothing written yet: fine
+    os.write(fd, whole[:5000])
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.close(os.dup(fd))
+    os.write(fd, whole[5000:])
+    os.close(fd)
+    assert mount.call("stat", "b.kv")["kind"] == "kv"
+    mount.sh("touch a.kv b.kv; cmp a.kv b.kv")
+
+
+def test_what_does_not_claim_to_be_an_image_is_a_plain_file(mount: Mount) -> None:
+    mount.sh(
+        "head -c 3000000 /dev/urandom > $OUT/r; cp $OUT/r r; cmp $OUT/r r; sed -i 's/a/b/' r; : > empty; echo > nl"
+    )
+    mount.sh(
+        "truncate -s 10M sparse; [ $(stat -c %s sparse) = 10485760 ]; cmp -n 10485760 sparse /dev/zero; cp r s; cmp r s"
+    )
+    assert {mount.call("stat", name)["kind"] for name in ("r", "empty", "nl", "sparse", "s")} == {"file"}
+
+
+def test_a_full_pool_says_so_and_loses_nothing(mount: Mount) -> None:
+    a_kv_file(mount, count=32 * 100)
+    mount.sh("cp a.kv $OUT/x; cp $OUT/x b.kv")
+    done = mount.run("cp $OUT/x c.kv")
+    assert "No space left on device" in done.stderr
+    assert "the page pool is full: 100 pages wanted, 56 of 256 free" in mount.log().splitlines()[-1]
+    mount.sh("cmp $OUT/x c.kv; rm b.kv; cp $OUT/x c.kv")
+    assert mount.call("stat", "c.kv")["kind"] == "kv"
+
+
+def test_an_import_leaves_the_rest_of_the_mount_alone(mount: Mount) -> None:
+    a_kv_file(mount, count=32 * 100)
+    mount.sh("cp a.kv $OUT/x; for i in 1 2 3 4 5 6; do cp $OUT/x b.kv & ls -l > /dev/null; done; wait; cmp $OUT/x b.kv")
+    assert mount.call("stat", "b.kv")["kind"] == "kv"

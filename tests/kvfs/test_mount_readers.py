@@ -1,0 +1,101 @@
+# ruff: noqa: PTH110, PTH116 - the system calls themselves are what is tested here
+"""What readers on the mount see while LIPs append."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import threading
+
+import pytest
+from safetensors import safe_open
+
+from tests.kvfs.mounted import (
+    Mount,
+    a_kv_file,
+    check_image,
+    header_of,
+    needs_mount,
+    opened,
+)
+
+pytestmark = needs_mount
+
+
+def test_a_reader_keeps_what_it_opened_while_a_lip_appends(mount: Mount) -> None:
+    handle = a_kv_file(mount)
+    path = mount.path / "a.kv"
+    with opened(path) as old:
+        size = os.fstat(old).st_size
+        first = os.pread(old, 4096, 0)
+        mount.call("append", handle, 50, 200)
+        assert os.fstat(old).st_size == size, "attributes stay while the page cache is in use"
+        with opened(path) as new, opened(path) as again:
+            data = first + os.pread(old, 1 << 20, 4096)
+            check_image(data, 100)
+            check_image(os.pread(new, 1 << 20, 0), 150)
+            with pytest.raises(OSError, match="No such device"):
+                mmap.mmap(new, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+            mount.call("append", handle, 1, 300)
+            check_image(os.pread(again, 1 << 20, 0), 150)
+            check_image(os.pread(old, 1 << 20, 0), 100)
+        mount.sh("cp a.kv fork.kv; cat a.kv > $OUT/x")
+        assert mount.call("stat", "fork.kv")["tokens"] == 151, "a fork is of the newest, whatever size is shown"
+        check_image((mount.outside / "x").read_bytes(), 151)
+    assert os.stat(path).st_size > size
+    check_image(path.read_bytes(), 151)
+    with safe_open(path, framework="numpy") as image:
+        assert image.get_tensor("tokens")[-1] == 300
+
+
+def test_a_mapping_does_not_change_while_a_lip_appends(mount: Mount) -> None:
+    handle = a_kv_file(mount)
+    with opened(mount.path / "a.kv") as fd, mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapping:
+        mount.call("append", handle, 28 + 32, 200)
+        check_image(mapping[:], 100)
+    check_image((mount.path / "a.kv").read_bytes(), 160)
+
+
+def test_readers_beside_an_appending_lip_always_see_a_whole_image(mount: Mount) -> None:
+    handle = a_kv_file(mount, count=1)
+    lengths: list[int] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            data = (mount.path / "a.kv").read_bytes()
+            num_entries = json.loads(header_of(data))["tokens"]["shape"][0]
+            check_image(data, num_entries)
+            lengths.append(num_entries)
+
+    failures: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            read()
+        except BaseException as error:  # noqa: BLE001 - of a thread: raised in the test below
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for i in range(150):
+        mount.call("append", handle, 1, i)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert lengths
+    assert len(set(lengths)) > 1, "the readers saw the file grow"
+
+
+def test_what_lips_do_shows_at_once(mount: Mount) -> None:
+    handle = a_kv_file(mount)
+    size = os.stat(mount.path / "a.kv").st_size
+    mount.call("append", handle, 1)
+    assert os.stat(mount.path / "a.kv").st_size > size
+    mount.call("create", "late.kv")
+    assert os.path.exists(mount.path / "late.kv")
+    mount.call("remove", "late.kv")
+    assert not os.path.exists(mount.path / "late.kv")

@@ -1,0 +1,118 @@
+# ruff: noqa: PTH116, PTH208 - the system calls themselves are what is tested here
+"""When things go wrong: defects, kills, mounts that make no sense."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kvfs.mounted import (
+    PAGE_BYTES,
+    CommandFailed,
+    Mount,
+    a_kv_file,
+    mounted,
+    needs_mount,
+    opened,
+)
+
+pytestmark = needs_mount
+
+
+def test_a_defect_in_a_handler_is_an_io_error_and_the_mount_goes_on(mount: Mount) -> None:
+    a_kv_file(mount)
+    mount.call("break_model")
+    try:
+        with pytest.raises(OSError, match="Input/output error"):
+            os.getxattr(mount.path / "a.kv", "user.kv.model")
+    finally:
+        mount.call("mend_model")
+    assert "ERROR kvfs.fuse: request getxattr(" in mount.log()
+    assert "AttributeError: planted" in mount.log()
+    assert os.getxattr(mount.path / "a.kv", "user.kv.model") == b"fake"
+
+
+def test_unknown_controls_and_seeks(mount: Mount) -> None:
+    a_kv_file(mount)
+    with opened(mount.path / "a.kv") as fd:
+        with pytest.raises(OSError, match="Inappropriate ioctl"):
+            fcntl.ioctl(fd, 0x5401, bytes(64))
+        size = os.fstat(fd).st_size
+        assert os.lseek(fd, 0, os.SEEK_DATA) == 0
+        assert os.lseek(fd, 0, os.SEEK_HOLE) == size
+        assert os.lseek(fd, -10, os.SEEK_END) == size - 10
+
+
+def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(tmp_path: Path) -> None:
+    mount = Mount(tmp_path, 16, PAGE_BYTES)
+    try:
+        mount.wait_mounted()
+        mount.sh("echo x > f")
+        mount.process.send_signal(signal.SIGKILL)
+        mount.process.wait()
+        with pytest.raises(OSError, match="not connected"):
+            os.stat(mount.path)
+        with mounted(tmp_path, num_pages=16) as again:
+            assert again.sh("ls") == ""
+            assert "daemon that is gone" in again.log()
+            assert not list((tmp_path / "backing").iterdir())
+    finally:
+        mount.dismiss()
+
+
+def test_unmounting_with_files_open_is_clean(tmp_path: Path) -> None:
+    with mounted(tmp_path, num_pages=16) as mount:
+        a_kv_file(mount)
+        mount.call("reset")
+        fd = os.open(mount.path / "a.kv", os.O_RDONLY)
+        os.pread(fd, 10, 0)
+    with pytest.raises(OSError, match="Errno"):
+        os.pread(fd, 100, 5000)
+    with pytest.raises(OSError, match="not connected"):
+        os.close(fd)
+    assert "unmounting" in mount.log()
+    assert os.listdir(mount.path) == []
+
+
+def test_mounting_where_it_makes_no_sense_says_why(tmp_path: Path) -> None:
+    def refusal(base: Path) -> str:
+        mount = Mount(base, 16, PAGE_BYTES)
+        try:
+            with pytest.raises(CommandFailed) as caught:
+                mount.wait_mounted()
+        finally:
+            mount.dismiss()
+        return str(caught.value)
+
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "kv" / "x").touch()
+    assert "not empty" in refusal(tmp_path)
+    (tmp_path / "kv" / "x").unlink()
+    with mounted(tmp_path, num_pages=16):
+        second = tmp_path / "second"
+        second.mkdir()
+        (second / "kv").symlink_to(tmp_path / "kv")
+        assert "something is mounted there" in refusal(second)
+    (tmp_path / "kv").rmdir()
+    (tmp_path / "kv").touch()
+    assert "not a directory" in refusal(tmp_path)
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    (deep / "kv").symlink_to(tmp_path / "no" / "where")
+    assert "can't make the mount point" in refusal(deep)
+
+
+def test_a_mount_that_somebody_else_takes_away_ends_the_daemon_with_a_reason(tmp_path: Path) -> None:
+    mount = Mount(tmp_path, 16, PAGE_BYTES)
+    try:
+        mount.wait_mounted()
+        subprocess.run(["umount", mount.path], check=True)
+        assert mount.process.wait(timeout=20) == 1
+        assert "was unmounted by somebody else" in mount.log()
+    finally:
+        mount.dismiss()

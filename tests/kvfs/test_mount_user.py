@@ -1,0 +1,85 @@
+"""The mount of an ordinary user, made through fusermount3."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kvfs.mounted import CommandFailed, Mount, mounted
+
+NOBODY = 65534
+
+
+def _why_not() -> str | None:
+    if shutil.which("fusermount3") is None:
+        return "there is no fusermount3"
+    try:
+        mode = stat.S_IMODE(Path("/dev/fuse").stat().st_mode)
+    except FileNotFoundError:
+        return "there is no /dev/fuse"
+    if mode & 0o666 != 0o666:
+        return f"/dev/fuse has mode {mode:04o}: an ordinary user can't open it (chmod 0666 /dev/fuse)"
+    return None
+
+
+def _user() -> int | None:
+    """Whom to be: root becomes nobody, others stay who they are."""
+    return NOBODY if os.geteuid() == 0 else None
+
+
+needs_user_mount = pytest.mark.skipif(_why_not() is not None, reason=f"NO USER MOUNT TESTED: {_why_not()}")
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    if os.geteuid() == 0:
+        os.chown(tmp_path, NOBODY, NOBODY)
+        for parent in tmp_path.parents:
+            if parent.stat().st_uid == 0 and parent != Path("/tmp") and Path("/tmp") in parent.parents:
+                parent.chmod(0o755)
+    return tmp_path
+
+
+@needs_user_mount
+def test_a_user_mounts_without_root(base: Path) -> None:
+    with mounted(base, num_pages=16, user=_user(), allow_other=False) as mount:
+        mount.call("append", mount.call("create", "a.kv"), 10)
+        done = subprocess.run(
+            ["bash", "-c", f"cd {mount.path} && cp a.kv b.kv && cmp a.kv b.kv && ls"],
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            user=_user(),
+            group=_user(),
+        )
+        assert done.stdout.split() == ["a.kv", "b.kv"], done.stderr
+        mount.call("check")
+
+
+@needs_user_mount
+def test_allow_other_needs_the_administrators_word(base: Path) -> None:
+    if "\nuser_allow_other" in Path("/etc/fuse.conf").read_text(encoding="utf-8"):
+        pytest.skip("user_allow_other is set here")
+    _expect_refusal(base, "user_allow_other")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody to whom /dev/fuse is closed")
+def test_a_closed_device_is_named(base: Path) -> None:
+    if stat.S_IMODE(Path("/dev/fuse").stat().st_mode) & 0o666 == 0o666:
+        pytest.skip("/dev/fuse is open to everybody here")
+    _expect_refusal(base, "/dev/fuse may not be opened by uid 65534")
+
+
+def _expect_refusal(base: Path, reason: str) -> None:
+    mount = Mount(base, 16, 4096, user=_user(), allow_other=True)
+    try:
+        with pytest.raises(CommandFailed, match=reason):
+            mount.wait_mounted()
+    finally:
+        mount.dismiss()

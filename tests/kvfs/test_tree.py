@@ -1,0 +1,274 @@
+"""Names, links and permissions, without pages and without a mount."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import PurePath
+
+import pytest
+
+from kvfs.inode import READ, SEARCH, WRITE, Credentials, Inode, allows, require_removable
+from kvfs.paths import Paths
+from kvfs.tree import RENAME_EXCHANGE, RENAME_NOREPLACE, Tree
+from libsym.errors import (
+    CrossDevice,
+    Exists,
+    Invalid,
+    IsDirectory,
+    NameTooLong,
+    NoAccess,
+    NotDirectory,
+    NotEmpty,
+    NotFound,
+    NotPermitted,
+    TooManyLinks,
+)
+
+ROOT = Credentials(0, 0)
+ANN = Credentials(1000, 100, frozenset({200}))
+
+
+class Forest:
+    """A tree, what it discarded, and a short way to make things."""
+
+    def __init__(self) -> None:
+        self.discarded: list[int] = []
+        self.tree = Tree(0, 0, lambda inode: self.discarded.append(inode.number))
+        self.paths = Paths(self.tree, PurePath("/kv"))
+
+    def make(self, path: str, file_type: int = stat.S_IFREG, mode: int = 0o644, uid: int = 0, gid: int = 0) -> Inode:
+        head, _, name = path.rpartition("/")
+        directory = self.paths.resolve(ROOT, head or ".")
+        return self.tree.make(directory, name.encode(), file_type, mode=mode, uid=uid, gid=gid)
+
+    def directory(self, path: str, mode: int = 0o755, uid: int = 0, gid: int = 0) -> Inode:
+        return self.make(path, stat.S_IFDIR, mode, uid, gid)
+
+    def symlink(self, path: str, target: str) -> Inode:
+        inode = self.make(path, stat.S_IFLNK, 0o777)
+        inode.target = os.fsencode(target)
+        return inode
+
+    def names(self, path: str = ".") -> list[str]:
+        return sorted(os.fsdecode(name) for name in self.paths.resolve(ROOT, path).entries)
+
+
+@pytest.fixture
+def forest() -> Forest:
+    forest = Forest()
+    yield forest
+    forest.tree.check()
+
+
+def test_an_inode_lives_while_anything_refers_to_it(forest: Forest) -> None:
+    root, tree = forest.tree.root, forest.tree
+    inode = forest.make("f")
+    tree.link(inode, root, b"g")
+    tree.opened(inode)
+    inode.lookups += 2
+    assert inode.nlink == 2
+    tree.unlink(root, b"f")
+    tree.unlink(root, b"g")
+    tree.forget(inode, 1)
+    tree.closed(inode)
+    assert not forest.discarded
+    assert tree.get(inode.number) is inode
+    tree.forget(inode, 1)
+    assert forest.discarded == [inode.number]
+    with pytest.raises(NotFound):
+        tree.get(inode.number)
+    assert forest.make("new").number != inode.number, "numbers are never used again"
+
+
+def test_directories_count_their_links(forest: Forest) -> None:
+    root = forest.tree.root
+    forest.directory("a")
+    forest.directory("a/b")
+    forest.make("a/f")
+    assert (root.nlink, forest.paths.resolve(ROOT, "a").nlink) == (3, 3)
+    forest.tree.rename(forest.paths.resolve(ROOT, "a"), b"b", root, b"b")
+    assert (root.nlink, forest.paths.resolve(ROOT, "a").nlink) == (4, 2)
+    assert forest.tree.child(forest.paths.resolve(ROOT, "b"), b"..") is root
+    with pytest.raises(NotEmpty):
+        forest.tree.rmdir(root, b"a")
+    forest.tree.rmdir(root, b"b")
+    assert root.nlink == 3
+
+
+def test_a_removed_directory_takes_no_new_names(forest: Forest) -> None:
+    directory = forest.directory("d")
+    forest.tree.opened(directory)
+    forest.tree.rmdir(forest.tree.root, b"d")
+    with pytest.raises(NotFound, match="removed"):
+        forest.tree.make(directory, b"f", stat.S_IFREG, mode=0o644, uid=0, gid=0)
+    forest.tree.closed(directory)
+
+
+def test_setgid_directories_pass_on_their_group(forest: Forest) -> None:
+    forest.directory("d", 0o2775, gid=7)
+    assert forest.make("d/f", gid=1).gid == 7
+    below = forest.directory("d/d", gid=1)
+    assert (below.gid, below.mode) == (7, 0o2755)
+
+
+def test_rename_over_a_file_frees_it(forest: Forest) -> None:
+    old, new = forest.make("old"), forest.make("new")
+    forest.tree.rename(forest.tree.root, b"new", forest.tree.root, b"old")
+    assert forest.discarded == [old.number]
+    assert forest.paths.resolve(ROOT, "old") is new
+    assert forest.names() == ["old"]
+
+
+def test_rename_between_two_names_of_one_file_does_nothing(forest: Forest) -> None:
+    inode = forest.make("a")
+    forest.tree.link(inode, forest.tree.root, b"b")
+    forest.tree.rename(forest.tree.root, b"a", forest.tree.root, b"b")
+    assert forest.names() == ["a", "b"]
+
+
+def test_rename_refuses_what_makes_no_sense(forest: Forest) -> None:
+    root = forest.tree.root
+    a, b = forest.directory("a"), forest.directory("a/b")
+    forest.make("f")
+    forest.make("a/b/f")
+    for source, name, target, new_name, error in (
+        (root, b"a", b, b"c", Invalid),
+        (root, b"a", a, b"c", Invalid),
+        (root, b"f", root, b"a", IsDirectory),
+        (root, b"a", root, b"f", NotDirectory),
+        (a, b"b", root, b"a", NotEmpty),
+        (root, b"none", root, b"x", NotFound),
+        (root, b".", root, b"x", Invalid),
+        (root, b"f", root, b"x" * 256, NameTooLong),
+    ):
+        with pytest.raises(error):
+            forest.tree.rename(source, name, target, new_name)
+    with pytest.raises(Exists):
+        forest.tree.rename(root, b"f", b, b"f", RENAME_NOREPLACE)
+    assert forest.names() == ["a", "f"]
+
+
+def test_exchange_swaps_files_and_directories(forest: Forest) -> None:
+    root = forest.tree.root
+    directory, inode = forest.directory("d"), forest.make("d/f")
+    other = forest.directory("o")
+    forest.tree.rename(directory, b"f", root, b"o", RENAME_EXCHANGE)
+    assert forest.paths.resolve(ROOT, "d/f") is other
+    assert forest.paths.resolve(ROOT, "o") is inode
+    with pytest.raises(Invalid):
+        forest.tree.rename(root, b"d", directory, b"f", RENAME_EXCHANGE)
+    with pytest.raises(NotFound):
+        forest.tree.rename(root, b"d", root, b"none", RENAME_EXCHANGE)
+
+
+def test_the_right_class_of_bits_decides_and_root_passes(forest: Forest) -> None:
+    inode = forest.make("f", mode=0o640, uid=1000, gid=200)
+    group, other = Credentials(1, 100, frozenset({200})), Credentials(2, 2)
+    assert allows(inode, ANN, READ | WRITE)
+    assert allows(inode, group, READ)
+    assert not allows(inode, group, WRITE)
+    assert not allows(inode, other, READ)
+    inode.mode = 0o077
+    assert not allows(inode, ANN, READ), "the owner's bits count for the owner, even if others may more"
+    inode.mode = 0
+    assert allows(inode, ROOT, READ | WRITE)
+    assert not allows(inode, ROOT, SEARCH)
+    assert allows(forest.directory("d", 0), ROOT, SEARCH)
+
+
+def test_sticky_directories_protect_the_names_of_others(forest: Forest) -> None:
+    shared = forest.directory("tmp", 0o1777)
+    mine, theirs = forest.make("tmp/mine", uid=1000), forest.make("tmp/theirs", uid=1001)
+    require_removable(shared, mine, ANN, "mine")
+    with pytest.raises(NotPermitted, match="sticky"):
+        require_removable(shared, theirs, ANN, "theirs")
+    require_removable(shared, theirs, ROOT, "theirs")
+    shared.mode = 0o1755
+    with pytest.raises(NoAccess):
+        require_removable(shared, mine, ANN, "mine")
+
+
+def test_paths_are_relative_to_the_mount_or_lie_below_it(forest: Forest) -> None:
+    forest.directory("d")
+    inode = forest.make("d/f")
+    for path in ("d/f", "/kv/d/f", "./d//f", "d/../d/f", "/kv//d/./f"):
+        assert forest.paths.resolve(ROOT, path) is inode, path
+    for path in ("/etc/passwd", "/", "/kvd/f", "..", "/kv/..", "d/../../kv/d/f"):
+        with pytest.raises(CrossDevice):
+            forest.paths.resolve(ROOT, path)
+    for path, error in (
+        ("d/f/", NotDirectory),
+        ("d/f/x", NotDirectory),
+        ("d/none", NotFound),
+        ("", NotFound),
+        ("x" * 256, NameTooLong),
+        ("d/" * 2100, NameTooLong),
+        ("d\0f", Invalid),
+        ("\ud800", Invalid),
+    ):
+        with pytest.raises(error):
+            forest.paths.resolve(ROOT, path)
+
+
+def test_symbolic_links_are_followed_but_not_out_of_the_mount(forest: Forest) -> None:
+    forest.directory("d")
+    inode = forest.make("d/f")
+    forest.symlink("relative", "d/f")
+    forest.symlink("absolute", "/kv/d/f")
+    forest.symlink("d/up", "../relative")
+    forest.symlink("directory", "d/")
+    for path in ("relative", "absolute", "d/up", "directory/f", "/kv/directory/up"):
+        assert forest.paths.resolve(ROOT, path) is inode, path
+    forest.symlink("out", "/etc/passwd")
+    forest.symlink("above", "../etc")
+    for path in ("out", "above/passwd"):
+        with pytest.raises(CrossDevice):
+            forest.paths.resolve(ROOT, path)
+    forest.symlink("loop", "loop")
+    with pytest.raises(TooManyLinks):
+        forest.paths.resolve(ROOT, "loop")
+    previous = "d/f"
+    for i in range(41):
+        forest.symlink(f"chain{i}", previous)
+        previous = f"chain{i}"
+    assert forest.paths.resolve(ROOT, "chain39") is inode
+    with pytest.raises(TooManyLinks):
+        forest.paths.resolve(ROOT, "chain40")
+    assert forest.paths.place(ROOT, "loop").inode is not None, "the last name itself is not followed"
+
+
+def test_every_directory_on_the_way_needs_its_search_bit(forest: Forest) -> None:
+    forest.directory("open", 0o711)
+    forest.directory("closed", 0o744)
+    forest.make("open/f")
+    forest.make("closed/f")
+    forest.symlink("open/link", "../closed/f")
+    assert forest.paths.resolve(ANN, "open/f")
+    for path in ("closed/f", "closed/.", "closed/../open/f", "open/link"):
+        with pytest.raises(NoAccess):
+            forest.paths.resolve(ANN, path)
+    with pytest.raises(NoAccess):
+        forest.paths.place(ANN, "closed/new")
+
+
+def test_a_place_is_a_name_that_may_not_exist_yet(forest: Forest) -> None:
+    forest.directory("d")
+    place = forest.paths.place(ROOT, "/kv/d/new")
+    assert (place.name, place.inode, place.must_be_directory) == (b"new", None, False)
+    assert forest.paths.place(ROOT, "d/").must_be_directory
+    for path in (".", "d/..", "/kv", "/kv/", "/"):
+        with pytest.raises((Invalid, CrossDevice)):
+            forest.paths.place(ROOT, path)
+    with pytest.raises(NotFound):
+        forest.paths.place(ROOT, "none/new")
+
+
+def test_the_path_of_an_inode_is_for_people(forest: Forest) -> None:
+    forest.directory("d")
+    inode = forest.make("d/f\n")
+    assert forest.tree.path_of(inode) == "/d/f?"
+    forest.tree.opened(inode)
+    forest.tree.unlink(forest.paths.resolve(ROOT, "d"), b"f\n")
+    assert "unnamed" in forest.tree.path_of(inode)
+    forest.tree.closed(inode)

@@ -1,0 +1,94 @@
+"""The house rules that imports can show: arrows point one way, and every package is the tree's own."""
+
+import importlib
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ["libsym", "kvfs", "decoder", "triton_kernels", "scheduler", "symphony", "lips"]
+
+
+def run_python(source: str, *, directory: Path = ROOT) -> str:
+    command = [sys.executable, "-c", source]
+    return subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def lint_imports(directory: Path) -> tuple[int, str]:
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    command = [sys.executable, "-c", program, "--no-cache", "--no-logo"]
+    done = subprocess.run(command, cwd=directory, check=False, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_import_contract_is_kept():
+    status, report = lint_imports(ROOT)
+    assert status == 0, report
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("libsym/errors.py", "numpy"),
+        ("kvfs/pages.py", "decoder.arena"),
+        ("kvfs/pages.py", "torch"),
+        ("decoder/batch.py", "kvfs.protocols"),
+        ("decoder/batch.py", "torch"),
+        ("decoder/batch.py", "triton"),
+        ("decoder/batch.py", "transformers"),
+        ("scheduler/policy.py", "symphony.config"),
+        ("lips/ask.py", "kvfs.table"),
+    ],
+)
+def test_the_import_contract_catches_a_forbidden_import(tmp_path, module, forbidden):
+    """On a copy of the tree, so that a contract that has lost its teeth shows."""
+    for package in PACKAGES:
+        for source in (ROOT / package).rglob("*.py"):
+            copy = tmp_path / source.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(source.read_bytes())
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    with (tmp_path / module).open("a", encoding="utf-8") as target:
+        target.write(f"\nimport {forbidden}\n")
+    status, report = lint_imports(tmp_path)
+    assert status == 1, report
+    assert "BROKEN" in report
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_package_imported_is_the_trees_own(package):
+    """`triton_kernels` and `scheduler` also exist on PyPI."""
+    assert Path(importlib.import_module(package).__file__) == ROOT / package / "__init__.py"
+
+
+def test_the_contract_names_every_package_of_the_tree():
+    in_tree = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    with (ROOT / "pyproject.toml").open("rb") as settings:
+        tools = tomllib.load(settings)["tool"]
+    assert in_tree == set(PACKAGES) == set(tools["importlinter"]["root_packages"]) == set(tools["mypy"]["packages"])
+
+
+def test_a_program_that_imports_libsym_loads_nothing_heavy():
+    source = "import json, sys, libsym; print(json.dumps(sorted(name.partition('.')[0] for name in sys.modules)))"
+    loaded = set(json.loads(run_python(source)))
+    assert "libsym" in loaded
+    assert (
+        loaded & {"torch", "trio", "numpy", "tokenizers", "triton", "kvfs", "decoder", "scheduler", "symphony"} == set()
+    )
+
+
+def test_the_command_line_starts_without_the_daemons_libraries():
+    source = "import json, sys, symphony.cli; print(json.dumps(sorted(sys.modules)))"
+    loaded = set(json.loads(run_python(source)))
+    assert "symphony.cli" in loaded
+    assert loaded & {"torch", "trio", "numpy", "decoder.model"} == set()
+
+
+def test_the_daemon_runs_without_torch_and_triton():
+    loaded = set(json.loads(run_python("import json, sys, symphony.daemon; print(json.dumps(sorted(sys.modules)))")))
+    assert "symphony.daemon" in loaded
+    assert loaded & {"torch", "triton", "transformers"} == set()
