@@ -364,6 +364,8 @@ class KvOperations(pyfuse3.Operations):
 
     async def _open(self, inode: Inode, flags: int) -> pyfuse3.FileInfo:
         if inode.content is None:
+            if not inode.names:  # a LIP removed it since the kernel looked: ESTALE makes the kernel look again
+                raise SymError(f"inode {inode.number} was removed meanwhile", errno.ESTALE)
             raise NotSupported(f"inode {inode.number} is not a regular file")
         access = flags & os.O_ACCMODE
         handle = await self._files.open(

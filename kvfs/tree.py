@@ -235,10 +235,15 @@ class Tree:
         self.drop_if_unused(inode)
 
     def drop_if_unused(self, inode: Inode) -> None:
-        if inode.opens or inode.lookups or inode.names or inode is self.root:
+        """Give up the content when no name and no handle leads to it, and the inode when the kernel forgot it as well.
+
+        What a LIP removes the kernel may remember for hours: that must not keep the pages.
+        """
+        if inode.opens or inode.names or inode is self.root:
             return
-        del self._inodes[inode.number]
         self._discard(inode)
+        if not inode.lookups:
+            del self._inodes[inode.number]
 
     # The books
 

@@ -138,11 +138,12 @@ class Volume:
             old.discard()
 
     def _discard(self, inode: Inode) -> None:
-        """Nothing refers to the inode any more."""
-        if isinstance(inode.content, KvFile):
-            self.release_kv(inode.content)
-        elif isinstance(inode.content, PlainFile):
-            inode.content.discard()
+        """Nothing leads to the inode's content any more."""
+        content, inode.content = inode.content, None
+        if isinstance(content, KvFile):
+            self.release_kv(content)
+        elif isinstance(content, PlainFile):
+            content.discard()
 
     # Images
 

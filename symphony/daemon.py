@@ -113,6 +113,7 @@ async def serve(config: Config) -> None:
                 log.info("%s: closing", signal.Signals(number).name)
                 nursery.cancel_scope.cancel()
         finally:
+            house.fs.close()
             house.decoder.close()
 
 

@@ -84,9 +84,7 @@ def cpu_bench() -> Iterator[Callable[..., Bench]]:
     """Makes benches with a CPU decoder each; keyword arguments other than these are the config's."""
     decoders: list[CpuDecoder] = []
 
-    def make(
-        *, threads: int = 2, isa: str | None = None, num_pages: int = 64, seed: int = 0, **shape: Any
-    ) -> Bench:
+    def make(*, threads: int = 2, isa: str | None = None, num_pages: int = 64, seed: int = 0, **shape: Any) -> Bench:
         config = tiny_config(**shape)
         arena = Arena(config, num_pages)
         # solo_work=0: even the smallest step meets its other threads.

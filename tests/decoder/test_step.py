@@ -42,7 +42,9 @@ def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, 700])
-def test_a_prefill_and_the_tokens_after_it_give_the_references_logits(cpu_bench, reference_bench, new_call, shape, length):
+def test_a_prefill_and_the_tokens_after_it_give_the_references_logits(
+    cpu_bench, reference_bench, new_call, shape, length
+):
     cpu, reference = cpu_bench(**shape), reference_bench(seed=5, **shape)
     prompt, rest = (tokens_of(n, vocab=cpu.config.vocab_size) for n in (length, 3))
     (file, got), (other, expected) = cpu.prefill(prompt, reserve=3), reference.prefill(prompt, reserve=3)
@@ -114,7 +116,9 @@ def test_explicit_positions_rotate_and_nothing_more(cpu_bench, reference_bench, 
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("shape", [SHAPES["gqa 2, head 16"], SHAPES["gqa 3, head 64"], SHAPES["gqa 3, head 80, untied"]])
+@pytest.mark.parametrize(
+    "shape", [SHAPES["gqa 2, head 16"], SHAPES["gqa 3, head 64"], SHAPES["gqa 3, head 80, untied"]]
+)
 def test_bits_do_not_depend_on_how_a_prefill_was_chunked(cpu_bench, isa, shape):
     require(isa)
     prompt = tokens_of(600)
@@ -128,7 +132,9 @@ def test_bits_do_not_depend_on_how_a_prefill_was_chunked(cpu_bench, isa, shape):
 def test_bits_do_not_depend_on_the_number_of_threads(cpu_bench, new_call, threads):
     two, other = cpu_bench(num_pages=256), cpu_bench(num_pages=256, threads=threads)
     assert other.decoder.num_threads == threads
-    for a, b in zip(two.step(*mixed_calls(two, new_call, 20)), other.step(*mixed_calls(other, new_call, 20)), strict=True):
+    for a, b in zip(
+        two.step(*mixed_calls(two, new_call, 20)), other.step(*mixed_calls(other, new_call, 20)), strict=True
+    ):
         assert np.array_equal(a, b)
     (file, a), (file_too, b) = two.prefill(tokens_of(900), reserve=1), other.prefill(tokens_of(900), 300, reserve=1)
     assert np.array_equal(a, b)
@@ -230,7 +236,10 @@ def chunk(**changes) -> Chunk:
         (chunk(pages=[-1, 1]), "page -1 is outside"),
         (chunk(start=63), "entries 63 to 65 do not fit a table of 2 pages"),
         (chunk(start=-1), "entries -1 to 1 do not fit"),
-        (chunk(tokens=[1] * 3, positions=[1] * 3, rows=(memoryview(np.zeros(259, np.float32)),) * 2), "3 tokens has 2 rows"),
+        (
+            chunk(tokens=[1] * 3, positions=[1] * 3, rows=(memoryview(np.zeros(259, np.float32)),) * 2),
+            "3 tokens has 2 rows",
+        ),
         (chunk(rows=(memoryview(np.zeros(258, np.float32)),)), "1032 bytes of format 'f'"),
         (chunk(rows=(memoryview(np.zeros(259, np.int32)),)), "of format 'i'"),
     ],

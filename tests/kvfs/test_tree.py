@@ -61,7 +61,9 @@ def forest() -> Forest:
     forest.tree.check()
 
 
-def test_an_inode_lives_while_anything_refers_to_it(forest: Forest) -> None:
+def test_content_lives_while_a_name_or_handle_leads_to_it_and_the_inode_while_the_kernel_knows_it(
+    forest: Forest,
+) -> None:
     root, tree = forest.tree.root, forest.tree
     inode = forest.make("f")
     tree.link(inode, root, b"g")
@@ -71,11 +73,11 @@ def test_an_inode_lives_while_anything_refers_to_it(forest: Forest) -> None:
     tree.unlink(root, b"f")
     tree.unlink(root, b"g")
     tree.forget(inode, 1)
-    tree.closed(inode)
     assert not forest.discarded
+    tree.closed(inode)
+    assert forest.discarded == [inode.number]
     assert tree.get(inode.number) is inode
     tree.forget(inode, 1)
-    assert forest.discarded == [inode.number]
     with pytest.raises(NotFound):
         tree.get(inode.number)
     assert forest.make("new").number != inode.number, "numbers are never used again"

@@ -1,6 +1,7 @@
 """Programs on a real daemon: what a LIP can do, alone and beside others."""
 
 import json
+import os
 import signal
 
 import numpy as np
@@ -160,6 +161,20 @@ def test_a_program_that_is_killed_in_the_middle_leaves_nothing(daemon):
             break
     assert after["num_free_pages"] == before["num_free_pages"]
     assert after["lips"] == 1, "only the one that asks"
+
+
+def test_what_a_program_removes_is_free_at_once_though_the_kernel_still_knows_it(connected):
+    free = connected.stat()["num_free_pages"]
+    with sym.kv_create("known.kv") as kv:
+        sym.kv_write(kv, [1] * 320)
+    held = os.open(connected.mount / "known.kv", os.O_PATH)
+    try:
+        sym.kv_remove("known.kv")
+        assert sym.daemon_stat()["num_free_pages"] == free
+        with pytest.raises(OSError, match="Stale|No such"):
+            os.open(f"/proc/self/fd/{held}", os.O_RDONLY)
+    finally:
+        os.close(held)
 
 
 PREFIX_BY_HAND = """

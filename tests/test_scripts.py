@@ -1,0 +1,93 @@
+"""scripts/run as a user meets it: the demonstration, Ctrl-C, a clean end (with the tiny model, whose words are noise)."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+pytestmark = [
+    pytest.mark.skipif(
+        not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed"
+    ),
+    pytest.mark.skipif(
+        not (ROOT / ".venv/.symphony-installed").exists(), reason="scripts/test has not installed .venv: this would"
+    ),
+]
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Where a daemon of the test's own lives: the environment that names it, and its options."""
+    environment = os.environ | {"SYMPHONY_SOCKET": str(tmp_path / "socket"), "TMPDIR": str(tmp_path)}
+    options = ["--model", "tiny", "--kv-memory", "64M", "--mount", tmp_path / "kv", "--state", tmp_path / "state"]
+    return environment, options
+
+
+def test_the_demonstration_forks_continues_and_removes_a_conversation(place, tmp_path):
+    environment, options = place
+    command = [ROOT / "scripts/run", "--once", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    typed = [line[2:] for line in done.stdout.splitlines() if line.startswith("$ ")]
+    assert [command.split()[0] for command in typed] == [
+        ".venv/bin/symphony", "ls", "cp", ".venv/bin/symphony", "ls", ".venv/bin/symphony", "df", "rm", "ls",
+    ]  # fmt: skip
+    assert "--resume" in typed[3]
+    assert done.stdout.endswith(f"symphony: stopped; {tmp_path}/kv is unmounted\n")
+    assert not os.path.ismount(tmp_path / "kv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kv", "state"]
+
+
+def test_the_mount_stays_until_ctrl_c_and_then_goes_cleanly(place, tmp_path):
+    environment, options = place
+    with subprocess.Popen(
+        [ROOT / "scripts/run", *options],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    ) as script:  # fmt: skip
+        lines = iter(script.stdout.readline, "")
+        stays = f"symphony: {tmp_path}/kv stays mounted; Ctrl-C ends the daemon and unmounts it\n"
+        before = list(iter(lines.__next__, stays))
+        assert os.path.ismount(tmp_path / "kv"), before
+        assert [path.name for path in (tmp_path / "kv").iterdir()] == ["france.kv"]
+        second = subprocess.run(
+            [ROOT / "scripts/run", *options], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert second.returncode == 1
+        assert "already runs" in second.stderr
+        os.killpg(script.pid, signal.SIGINT)  # as a terminal does
+        assert list(lines) == ["\n", f"symphony: stopped; {tmp_path}/kv is unmounted\n"]
+    assert script.returncode == 0
+    assert not os.path.ismount(tmp_path / "kv")
+
+
+def test_a_daemon_that_cannot_start_says_why_in_one_line(place, tmp_path):
+    environment, _ = place
+    options = ["--model", tmp_path / "nowhere", "--mount", tmp_path / "kv", "--state", tmp_path / "state"]
+    command = [ROOT / "scripts/run", "--once", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"{tmp_path}/nowhere" in done.stderr
+    assert "doctor" in done.stderr
+
+
+def test_a_missing_package_is_named_with_the_command_that_brings_it(tmp_path):
+    """As a user who is not root and has no sudo: `id` and `sudo` are replaced, the look at the machine is real."""
+    for name, text in (("id", "echo 1000"), ("sudo", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    for name in ("bash", "gcc"):
+        (tmp_path / name).symlink_to(Path("/usr/bin") / name)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    source = "set -euo pipefail; . scripts/lib.sh; install_packages python3"
+    done = subprocess.run(
+        ["bash", "-c", source], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "fuse3" in done.stderr
+    assert "sudo apt-get install fuse3" in done.stderr
