@@ -108,12 +108,15 @@ def _serve(args: argparse.Namespace) -> int:
     config = load(args.config, {name: getattr(args, name) for name in names})
     try:
         trio.run(serve, config)
-    except* SymError as errors:
-        raise _first(errors) from None
+    except BaseExceptionGroup as group:
+        ours, others = group.split(SymError)
+        if ours is None or others is not None:
+            raise
+        raise _first(ours) from None
     return 0
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first(group: BaseExceptionGroup[SymError]) -> SymError:
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 

@@ -95,6 +95,8 @@ def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(start_daemon):
         (("--model", "tiny", "--kv-memory", "1K"), "page"),
         (("--model", "tiny", "--threads", "0"), "threads"),
         (("--model", "tiny", "--config", "/no/such.toml"), "/no/such.toml"),
+        (("--model", "tiny", "--mount", "/etc"), "not empty"),
+        (("--model", "tiny", "--mount", "/etc/passwd/kv"), "/etc/passwd/kv"),
     ],
 )
 def test_wrong_options_are_one_line_and_leave_nothing(tmp_path, options, message):

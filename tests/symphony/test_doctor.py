@@ -164,13 +164,14 @@ def test_gpus_are_named_when_the_driver_shows_them(tmp_path):
     assert "no NVIDIA GPU" in doctor.check_gpu(tmp_path / "none").detail
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root needs no user_allow_other")
 def test_without_root_user_allow_other_has_to_be_a_line_of_its_own(tmp_path):
     conf = tmp_path / "fuse.conf"
     conf.write_text("#user_allow_other\n")
-    assert doctor.check_allow_other(conf).ok is None
+    assert doctor.check_allow_other(conf, uid=1000).ok is None
     conf.write_text("mount_max = 10\nuser_allow_other\n")
-    assert doctor.check_allow_other(conf).ok
+    assert doctor.check_allow_other(conf, uid=1000).ok
+    assert doctor.check_allow_other(tmp_path / "missing", uid=1000).ok is None
+    assert doctor.check_allow_other(tmp_path / "missing", uid=0).ok
 
 
 def test_the_exit_status_tells_whether_something_needed_failed(capsys):
