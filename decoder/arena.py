@@ -78,4 +78,5 @@ class Arena:
         values = copied[:, 1].reshape(config.num_layers, config.num_kv_heads, PAGE_ENTRIES, config.head_dim)
         keys[..., num_entries:] = 0.0
         values[..., num_entries:, :] = 0.0
-        return copied.tobytes()
+        head: bytes = copied.tobytes()
+        return head

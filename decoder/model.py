@@ -58,7 +58,7 @@ def load_model(spec: str | None) -> Model:
     """Load the model that `spec` names (see above); every failure is a `SymError` that says what to do."""
     started = time.monotonic()
     if spec is None or spec == "smollm2":
-        model = _load_gguf(_packaged_gguf(), "SmolLM2-135M-Instruct")
+        model = _load_gguf(packaged_gguf(), "SmolLM2-135M-Instruct")
     elif spec == "tiny" or spec.startswith("tiny:"):
         model = _load_tiny(spec)
     else:
@@ -127,7 +127,7 @@ def _identity(config: ModelConfig, model: str, tokenizer: Tokenizer) -> dict[str
     return {"model": model, "tokenizer": tokenizer.fingerprint, "rope": rope_identity(config)}
 
 
-def _packaged_gguf() -> Path:
+def packaged_gguf() -> Path:
     """The GGUF file in the model's package, found by its list of files: nothing of it is imported."""
     try:
         package = importlib.metadata.distribution(_PACKAGE)

@@ -29,8 +29,8 @@ class ReferenceDecoder:
         self._head = self._embed if weights.head is None else _tensor(weights.head)
         pages = torch.from_numpy(arena.pages)  # shares the arena's memory
         layers, kv_heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
-        self._keys = pages[:, :, 0].unflatten(-1, (dim, PAGE_ENTRIES))
-        self._values = pages[:, :, 1].unflatten(-1, (PAGE_ENTRIES, dim))
+        self._keys = pages[:, :, 0].view(-1, layers, kv_heads, dim, PAGE_ENTRIES)
+        self._values = pages[:, :, 1].view(-1, layers, kv_heads, PAGE_ENTRIES, dim)
         assert self._keys.shape == (arena.num_pages, layers, kv_heads, dim, PAGE_ENTRIES)
 
     @torch.inference_mode()
@@ -65,7 +65,7 @@ class ReferenceDecoder:
 
     def _split(self, x: Tensor) -> Tensor:
         """[rows, heads * dim] as [heads, rows, dim]."""
-        return x.unflatten(-1, (-1, self.config.head_dim)).transpose(0, 1)
+        return x.view(len(x), -1, self.config.head_dim).transpose(0, 1)
 
     def _rope(self, positions: np.ndarray[tuple[int], np.dtype[np.int32]]) -> tuple[Tensor, Tensor]:
         """Cosines and sines of both halves, [rows, dim]."""
@@ -104,7 +104,8 @@ class _LayerTensors:
 
 def _tensor(array: FloatArray) -> Tensor:
     """The array's own memory; torch wants it writable, which a mapped checkpoint is not."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    tensor: Tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return tensor
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -44,7 +44,8 @@ missing_packages() {
 
 install_packages() {
     local python=$1 missing sudo=()
-    missing=$(missing_packages "$python" | xargs)
+    missing=$(missing_packages "$python")
+    missing=${missing//$'\n'/ }
     [ -n "$missing" ] || return 0
     if [ "$(id -u)" != 0 ]; then
         sudo=(sudo -n)
@@ -56,8 +57,8 @@ install_packages() {
     # shellcheck disable=SC2086  # a list of words
     long "installing $missing" "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
         apt-get install -q -y --no-install-recommends $missing
-    missing=$(missing_packages "$python" | xargs)
-    [ -z "$missing" ] || fail "still missing after apt-get: $missing"
+    missing=$(missing_packages "$python")
+    [ -z "$missing" ] || fail "still missing after apt-get: ${missing//$'\n'/ }"
 }
 
 # What an installation depends on: another Python or any of these files changed, and it is made anew.

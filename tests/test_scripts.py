@@ -1,4 +1,4 @@
-"""scripts/run as a user meets it: the demonstration, Ctrl-C, a clean end (with the tiny model, whose words are noise)."""
+"""scripts/run as a user meets it: the demonstration, Ctrl-C, a clean end (the tiny model's words are noise)."""
 
 import os
 import signal

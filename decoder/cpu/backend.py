@@ -69,7 +69,9 @@ class CpuDecoder:
         model.arena = pointer(arena.pages)
         self._decoder = lib.sym_decoder_new(model, self.num_threads, self.isa.encode(), solo_work)
         if self._decoder == ffi.NULL:
-            raise OSError(ffi.errno, f"the CPU decoder cannot start {self.num_threads} threads: {os.strerror(ffi.errno)}")
+            raise OSError(
+                ffi.errno, f"the CPU decoder cannot start {self.num_threads} threads: {os.strerror(ffi.errno)}"
+            )
 
     @property
     def weight_bytes(self) -> int:
@@ -193,12 +195,18 @@ def _pages_used(chunk: Chunk) -> int:
     """Pages that hold the entries below the chunk's end; the chunk's own shape is checked on the way."""
     length = len(chunk.tokens)
     if length < 1 or len(chunk.positions) != length:
-        raise ValueError(f"a chunk has {length} tokens and {len(chunk.positions)} positions: give one for each, at least one")
+        raise ValueError(
+            f"a chunk has {length} tokens and {len(chunk.positions)} positions: give one for each, at least one"
+        )
     if len(chunk.rows) not in {0, 1, length}:
-        raise ValueError(f"a chunk of {length} tokens has {len(chunk.rows)} rows: give none, one, or one for each token")
+        raise ValueError(
+            f"a chunk of {length} tokens has {len(chunk.rows)} rows: give none, one, or one for each token"
+        )
     count = -(-(chunk.start + length) // PAGE_ENTRIES)
     if chunk.start < 0 or count > len(chunk.pages):
-        raise ValueError(f"entries {chunk.start} to {chunk.start + length} do not fit a table of {len(chunk.pages)} pages")
+        raise ValueError(
+            f"entries {chunk.start} to {chunk.start + length} do not fit a table of {len(chunk.pages)} pages"
+        )
     return count
 
 

@@ -9,13 +9,9 @@
 
 /* acc[rows][vectors] += a[rows, k] . b[k, 16 * vectors]; everything but k is known at compile time. */
 OP void FN(tile)(VEC acc[][2], const int rows, const int vectors, long k, const float *a, long a_stride,
-                 const float *b, long b_stride, const long ahead)
+                 const float *b, long b_stride)
 {
     for (long i = 0; i < k; i++, a++, b += b_stride) {
-        if (ahead) {
-            __builtin_prefetch(b + ahead);
-            __builtin_prefetch(b + ahead + 16);
-        }
         VEC b0 = FN(load)(b), b1 = b0;
         if (vectors == 2) b1 = FN(load)(b + 16);
 #pragma GCC unroll 16
@@ -105,7 +101,7 @@ static void FN(product)(const struct product *p, long panel, long first, long la
         FOR_ROWS(rows, {
             VEC acc[ROWS][2];
             for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = FN(splat)(0.0f);
-            FN(tile)(acc, ROWS, 2, p->k, a, p->a_stride, b, PANEL, 2048);
+            FN(tile)(acc, ROWS, 2, p->k, a, p->a_stride, b, PANEL);
             for (int r = 0; r < ROWS; r++) FN(epilogue)(p, panel, first + r, acc[r][0], acc[r][1]);
         })
         first += rows;
@@ -134,7 +130,7 @@ static void FN(scores)(const float *q, long vectors, long head_dim, const float 
         FOR_ROWS(rows, {
             VEC acc[ROWS][2];
             for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = FN(splat)(0.0f);
-            FN(tile)(acc, ROWS, 2, head_dim, a, head_dim, k, PAGE, 0);
+            FN(tile)(acc, ROWS, 2, head_dim, a, head_dim, k, PAGE);
             for (int r = 0; r < ROWS; r++) {
                 FN(store)(out + r * PAGE, acc[r][0]);
                 FN(store)(out + r * PAGE + 16, acc[r][1]);
@@ -161,8 +157,8 @@ static void FN(values)(float *value, const float *decay, const float *p, long ve
                     acc[r][0] = FN(mul)(FN(load)(out + r * head_dim), factor);
                     acc[r][1] = pair ? FN(mul)(FN(load)(out + r * head_dim + 16), factor) : factor;
                 }
-                if (pair) FN(tile)(acc, ROWS, 2, entries, a, PAGE, v + d, head_dim, 0);
-                else FN(tile)(acc, ROWS, 1, entries, a, PAGE, v + d, head_dim, 0);
+                if (pair) FN(tile)(acc, ROWS, 2, entries, a, PAGE, v + d, head_dim);
+                else FN(tile)(acc, ROWS, 1, entries, a, PAGE, v + d, head_dim);
                 for (int r = 0; r < ROWS; r++) {
                     FN(store)(out + r * head_dim, acc[r][0]);
                     if (pair) FN(store)(out + r * head_dim + 16, acc[r][1]);

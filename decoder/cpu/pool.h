@@ -68,17 +68,19 @@ static void event_signal(struct event *e)
     if (atomic_load(&e->sleepers)) syscall(SYS_futex, &e->value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* All active threads meet; the last one to come also rewinds the units of the next phase. */
-static void pool_meet(struct pool *p)
+/* All active threads meet; the last one to come also rewinds the units of the next phase. `active` is a copy that the
+ * thread took when the job began: behind the job's last meeting the caller may have begun another one already, so from
+ * there on a worker may read nothing that the job shares. */
+static void pool_meet(struct pool *p, int active)
 {
     unsigned old = atomic_load(&p->barrier.value);
-    if (atomic_fetch_add(&p->arrived, 1) + 1 < (unsigned)p->active) {
+    if (atomic_fetch_add(&p->arrived, 1) + 1 < (unsigned)active) {
         event_wait(&p->barrier, old);
         return;
     }
     atomic_store(&p->arrived, 0);
     atomic_store(&p->next_unit, 0);
-    if (p->active > 1) event_signal(&p->barrier);
+    if (active > 1) event_signal(&p->barrier);
 }
 
 /* The next unit of this phase, for whoever asks first. Which thread computes a unit never shows in its bits. */
@@ -99,7 +101,7 @@ static void *pool_worker(void *argument)
     }
 }
 
-/* Runs run(context, 0 .. threads - 1), here as thread 0. It must end with a pool_meet. */
+/* Runs run(context, 0 .. threads - 1), here as thread 0. It must end with a pool_meet, and read nothing shared after. */
 static void pool_run(struct pool *p, int threads, void (*run)(void *, int), void *context)
 {
     p->run = run;

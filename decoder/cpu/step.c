@@ -195,7 +195,7 @@ static void attend_block(struct sym_decoder *d, long layer, const struct block *
 
 struct walker {
     struct sym_decoder *d;
-    int thread;
+    int thread, active;
     int64_t since_ns;
 };
 
@@ -208,7 +208,7 @@ static int64_t now_ns(void)
 
 static void end_phase(struct walker *w, enum phase phase)
 {
-    pool_meet(&w->d->pool);
+    pool_meet(&w->d->pool, w->active);
     if (w->thread) return;
     int64_t now = now_ns();
     w->d->phase_ns[phase] += now - w->since_ns;
@@ -270,15 +270,16 @@ static void phase_attend(struct walker *w, const struct plan *plan, long layer)
 static void walk(void *context, int thread)
 {
     struct sym_decoder *d = context;
-    struct walker walker = {d, thread, thread ? 0 : now_ns()}, *w = &walker;
+    struct walker walker = {d, thread, d->pool.active, thread ? 0 : now_ns()}, *w = &walker;
     const sym_shape *s = &d->model.shape;
+    const long all = d->batch->num_rows, wanted = d->batch->num_wanted; /* read before the last meeting, see pool_meet */
     long hidden = stride(s->hidden), width = (long)s->heads * s->head_dim;
     phase_copy_and_embed(w);
-    if (!d->batch->num_rows) return; /* copies alone */
+    if (!all) return; /* copies alone */
     for (long i = 0; i < s->layers; i++) {
         const sym_layer *layer = &d->model.layers[i];
         int last = i + 1 == s->layers;
-        long rows = d->batch->num_rows;
+        long rows = all;
         float **live = d->all_rows;
 
         struct product qkv = {.a = d->h, .a_stride = hidden, .packed = layer->qkv, .k = s->hidden, .n = qkv_width(s),
@@ -287,7 +288,7 @@ static void walk(void *context, int thread)
         FOR_ROW_UNITS(d, rows, first, past) store_rows(d, i, first, past);
         end_phase(w, STORE);
         if (last) {
-            rows = d->batch->num_wanted;
+            rows = wanted;
             live = d->wanted_rows;
             if (!rows) return;
         }
@@ -306,7 +307,7 @@ static void walk(void *context, int thread)
     }
     struct product head = {.a = d->h, .a_stride = hidden, .packed = d->model.head, .k = s->hidden, .n = s->vocab,
                            .out_rows = d->batch->out, .epilogue = PUT};
-    phase_product(w, &head, d->batch->num_wanted, HEAD);
+    phase_product(w, &head, wanted, HEAD);
 }
 
 /* ---- before the walk: memory, and who attends what ---- */

@@ -7,6 +7,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
@@ -31,6 +32,16 @@ def small_vocabulary() -> list[str]:
 
 VOCAB_SIZE = len(small_vocabulary())
 CONFIG = tiny_config(vocab_size=VOCAB_SIZE, tie_embeddings=False)
+
+
+def small_library() -> Tokenizer:
+    """The small vocabulary as a tokenizer.json would have it."""
+    vocabulary = {token: i for i, token in enumerate(small_vocabulary())}
+    library = Tokenizer(models.BPE(vocabulary, [tuple(merge.split(" ")) for merge in MERGES]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIALS])
+    return library
 
 
 def interleave(matrix: np.ndarray, num_heads: int) -> np.ndarray:

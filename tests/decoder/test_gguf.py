@@ -78,7 +78,15 @@ def test_metadata_of_every_type_is_read_back(tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "number"),
-    [("uint8", 200), ("int8", -3), ("uint16", 60_000), ("int16", -9), ("int32", -70_000), ("uint64", 1 << 40), ("int64", -1)],
+    [
+        ("uint8", 200),
+        ("int8", -3),
+        ("uint16", 60_000),
+        ("int16", -9),
+        ("int32", -70_000),
+        ("uint64", 1 << 40),
+        ("int64", -1),
+    ],
 )
 def test_numbers_of_every_width_are_read_back(tmp_path, method, number):
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
@@ -145,20 +153,32 @@ DAMAGED = {
     "key not UTF-8": (header(metadata=1, rest=text(b"\xff\xfe") + bytes(20)), "not UTF-8"),
     "unknown type": (header(metadata=1, rest=text(b"k") + struct.pack("<I", 99) + bytes(9)), "unknown type 99"),
     "key twice": (header(metadata=2, rest=FLAG * 2), "'k' twice"),
-    "array of arrays": (header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 9, 1) + bytes(99)), "elements of type 9"),
-    "absurd array": (header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 4, HUGE) + bytes(9)), "more than it can"),
-    "absurd strings": (header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 8, HUGE) + bytes(9)), "more than it can"),
+    "array of arrays": (
+        header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 9, 1) + bytes(99)),
+        "elements of type 9",
+    ),
+    "absurd array": (
+        header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 4, HUGE) + bytes(9)),
+        "more than it can",
+    ),
+    "absurd strings": (
+        header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 8, HUGE) + bytes(9)),
+        "more than it can",
+    ),
     "string past the end": (
         header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 8, 2) + text(b"a") + struct.pack("<Q", HUGE)),
         "ends within metadata 'k'",
     ),
     "text not UTF-8": (header(metadata=1, rest=text(b"k") + struct.pack("<IIQ", 9, 8, 1) + text(b"\xff")), "not UTF-8"),
-    "no dimensions": (header(tensors=1, rest=tensor(b"t", [])+ bytes(8)), "0 dimensions"),
+    "no dimensions": (header(tensors=1, rest=tensor(b"t", []) + bytes(8)), "0 dimensions"),
     "five dimensions": (header(tensors=1, rest=tensor(b"t", [1] * 5)), "5 dimensions"),
     "absurd sizes": (header(tensors=1, rest=tensor(b"t", [HUGE] * 4)), "ends within the tensor 't'"),
     "empty tensor": (header(tensors=1, rest=tensor(b"t", [0, 4])), "impossible for F32"),
     "half a block": (header(tensors=1, rest=tensor(b"t", [33, 2], kind=3)), "impossible for Q4_1"),
-    "type without a decoder": (header(tensors=1, rest=tensor(b"t", [32], kind=10)), "ggml type 10, which is not supported"),
+    "type without a decoder": (
+        header(tensors=1, rest=tensor(b"t", [32], kind=10)),
+        "ggml type 10, which is not supported",
+    ),
     "tensor past the end": (header(tensors=1, rest=tensor(b"t", [4], offset=HUGE)), "ends within the tensor 't'"),
     "tensor twice": (header(tensors=2, rest=tensor(b"t", [4]) * 2 + bytes(99)), "'t' twice"),
     "alignment zero": (
@@ -182,7 +202,7 @@ def test_a_damaged_header_is_refused_with_the_file_and_the_reason(tmp_path, data
 def test_a_file_cut_anywhere_is_refused(tmp_path):
     whole = write_gguf(tmp_path / "whole.gguf").read_bytes()
     path = tmp_path / "cut.gguf"
-    for length in [*range(0, 600), *range(600, len(whole), 1009), len(whole) - 33]:
+    for length in [*range(600), *range(600, len(whole), 1009), len(whole) - 33]:
         path.write_bytes(whole[:length])
         with pytest.raises(Invalid, match=r"cut\.gguf"):
             load_model(str(path))

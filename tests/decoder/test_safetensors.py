@@ -56,7 +56,11 @@ def test_the_index_finds_each_tensor_in_its_file(tmp_path):
     weight_map = {name: file for file, tensors in shards.items() for name in tensors}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     read = read_checkpoint_tensors(tmp_path)
-    assert {name: values_of(stored).tolist() for name, stored in read.items()} == {"a": [1, 1, 1], "b": [0, 0], "c": [1]}
+    assert {name: values_of(stored).tolist() for name, stored in read.items()} == {
+        "a": [1, 1, 1],
+        "b": [0, 0],
+        "c": [1],
+    }
     assert read["b"].file == tmp_path / "two.safetensors"
 
 

@@ -4,11 +4,12 @@ import dataclasses
 import json
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import regex
-from checkpoints import MERGES, SPECIALS, TEMPLATE, VOCAB_SIZE, gguf_metadata, small_vocabulary, write_gguf
+from checkpoints import MERGES, TEMPLATE, VOCAB_SIZE, gguf_metadata, small_library, small_vocabulary, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -29,9 +30,9 @@ NASTY = [
     "it's they're I'LL don't 'Tis",
     "pi is 3.14159, year 2024! 1234567890 a  1   22    333",
     "def f(x):\n    return x**2\n\n\n\t# tab\r\nCRLF\r\n\r\n   \n  end",
-    "ünïcödé 你好，世界 こんにちは 안녕 עברית العربية हिन्दी",
+    "ünïcödé 你好，世界 こんにちは 안녕 עברית العربية हिन्दी",  # noqa: RUF001 - other scripts on purpose
     "🎉👩‍👩‍👧‍👦🇩🇪 \u200d\u200b\u00a0\u2028\ufeff",
-    "e\u0301 vs \u00e9, ﬁ ligature, ½ ² Ⅷ ٣ ৪",
+    "e\u0301 vs \u00e9, ﬁ ligature, ½ ² Ⅷ ٣ ৪",  # noqa: RUF001 - other digits on purpose
     "a\x00b\x01c\x7fd\x85e\xa0f\xad",
     "!!!???...---___***###@@@$$$%%%^^^&&&",
     "<|im_start|>user\nhi<|im_end|>\n<|endoftext|><|im_start",
@@ -59,7 +60,9 @@ class Textbook:
         self.ids = {token: i for i, token in enumerate(file.texts("tokenizer.ggml.tokens"))}
         self.ranks = {tuple(merge.split(" ")): i for i, merge in enumerate(file.texts("tokenizer.ggml.merges"))}
         types = file.integers("tokenizer.ggml.token_type")
-        self.special = regex.compile("(" + "|".join(regex.escape(t) for t, i in self.ids.items() if types[i] == 3) + ")")
+        self.special = regex.compile(
+            "(" + "|".join(regex.escape(t) for t, i in self.ids.items() if types[i] == 3) + ")"
+        )
         self.split = split
 
     def encode(self, text: str) -> list[int]:
@@ -74,7 +77,7 @@ class Textbook:
 
     def _merge(self, pieces: list[str]) -> list[str]:
         while True:
-            ranked = [(self.ranks.get(pair, 1 << 60), i) for i, pair in enumerate(zip(pieces, pieces[1:], strict=False))]
+            ranked = [(self.ranks.get(pair, 1 << 60), i) for i, pair in enumerate(pairwise(pieces))]
             rank, i = min(ranked, default=(1 << 60, 0))
             if rank == 1 << 60:
                 return pieces
@@ -102,7 +105,7 @@ def spellable(text: str) -> bool:
 
 @pytest.mark.parametrize("text", NASTY)
 def test_smollm_splits_and_merges_as_the_textbook_does(text):
-    assert smollm().encode(text) == Textbook(smollm_file(), split_smollm).encode(text)
+    assert smollm().encode(text) == textbook().encode(text)
 
 
 @settings(max_examples=300, deadline=None)
@@ -154,21 +157,28 @@ def transformers_smollm():
     return fast
 
 
-@pytest.mark.parametrize("text", NASTY)
-def test_the_gpt_2_pre_tokenizer_equals_transformers_gpt_2(text):
+@cache
+def gpt_2_three_ways():
+    """Ours, transformers' and the textbook's."""
     from transformers import GPT2Tokenizer
 
     file = with_pre_tokenizer("gpt-2")
-    tokens = file.texts("tokenizer.ggml.tokens")
+    vocabulary = {token: i for i, token in enumerate(file.texts("tokenizer.ggml.tokens"))}
     merges = [tuple(merge.split(" ")) for merge in file.texts("tokenizer.ggml.merges")]
-    theirs = GPT2Tokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
-    plain = text.replace("<|", "< |")  # special tokens are compared elsewhere
-    ours = gguf_tokenizer(file, 49152)
-    assert ours.encode(plain) == theirs(plain).input_ids == Textbook(file, split_gpt2).encode(plain)
+    theirs = GPT2Tokenizer(vocab=vocabulary, merges=merges)
+    return gguf_tokenizer(file, 49152), theirs, Textbook(file, split_gpt2)
 
 
 @pytest.mark.parametrize("text", NASTY)
-def test_the_llama_3_pre_tokenizer_equals_transformers_converter(text):
+def test_the_gpt_2_pre_tokenizer_equals_transformers_gpt_2(text):
+    plain = text.replace("<|", "< |")  # special tokens are compared elsewhere
+    ours, theirs, textbook = gpt_2_three_ways()
+    assert ours.encode(plain) == theirs(plain).input_ids == textbook.encode(plain)
+
+
+@cache
+def llama_3_both_ways():
+    """Ours and transformers'."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     file = with_pre_tokenizer("llama-bpe")
@@ -179,8 +189,13 @@ def test_the_llama_3_pre_tokenizer_equals_transformers_converter(text):
             merges = [tuple(merge.split(" ")) for merge in file.texts("tokenizer.ggml.merges")]
             return LibraryTokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, merges, ignore_merges=True))
 
-    theirs = FromLists(extra_special_tokens=tokens[:17]).converted()
-    assert gguf_tokenizer(file, 49152).encode(text) == theirs.encode(text, add_special_tokens=False).ids
+    return gguf_tokenizer(file, 49152), FromLists(extra_special_tokens=tokens[:17]).converted()
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_the_llama_3_pre_tokenizer_equals_transformers_converter(text):
+    ours, theirs = llama_3_both_ways()
+    assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("name", ["default", "qwen2", ""])
@@ -291,7 +306,11 @@ def test_an_elaborate_template_gives_transformers_prompt(tmp_path, tools):
     theirs = PreTrainedTokenizerFast(
         tokenizer_object=small_library(), bos_token="<|im_start|>", eos_token="<|im_end|>", chat_template=ELABORATE
     )
-    messages = [{"role": "user", "content": " x "}, {"role": "tool", "content": "-"}, {"role": "assistant", "content": "y"}]
+    messages = [
+        {"role": "user", "content": " x "},
+        {"role": "tool", "content": "-"},
+        {"role": "assistant", "content": "y"},
+    ]
     expected = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
     assert small_tokenizer(tmp_path, ELABORATE).chat_template(messages, tools) == expected
 
@@ -363,15 +382,6 @@ def test_the_fingerprint_tells_vocabularies_apart(tmp_path):
         fingerprints.add(gguf_tokenizer(file, VOCAB_SIZE).fingerprint)
         assert gguf_tokenizer(file, VOCAB_SIZE).fingerprint in fingerprints
     assert len(fingerprints) == 3
-
-
-def small_library() -> LibraryTokenizer:
-    vocabulary = {token: i for i, token in enumerate(small_vocabulary())}
-    library = LibraryTokenizer(models.BPE(vocabulary, [tuple(merge.split(" ")) for merge in MERGES]))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIALS])
-    return library
 
 
 def piece_library() -> LibraryTokenizer:
@@ -464,8 +474,10 @@ def test_the_template_file_goes_before_the_configuration(tmp_path):
         (b'{"model": {"type": "BPE"}, "decoder": {"type": "Metaspace"}}', "Metaspace.* is not supported"),
         (b'{"model": {"type": "BPE", "vocab": 7}, "decoder": {"type": "ByteLevel"}}', "library cannot read it"),
         (
-            b'{"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},'
-            b' "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}}',
+            (
+                b'{"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "decoder": '
+                b'{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}}'
+            ),
             "242 bytes have no token",
         ),
     ],

@@ -224,7 +224,7 @@ def edit_at_random(rng: random.Random, image: bytes) -> bytes:
 
 def mutate(rng: random.Random, image: bytes) -> bytes:
     data = bytearray(image)
-    end = image.index(b" ", 8)  # where the header's padding begins
+    end = len(image[:4096].rstrip())  # where the header's padding begins
     for _ in range(rng.choice([1, 1, 1, 2, 5])):
         at = rng.randrange(end)
         match rng.randrange(6):
@@ -252,23 +252,22 @@ def test_five_thousand_mutations_of_a_header_raise_only_our_errors(
     image: bytes, image_format: ImageFormat, pool: PagePool
 ):
     rng = random.Random(2)
-    reasons = set()
+    messages: list[str] = []
     for _ in range(5000):
         data = rng.choice([mutate, edit_at_random])(rng, image)
         try:
             table = import_image(pool, image_format, BytesSource(data), ANN)
         except SymError as error:
-            reasons.add(str(error)[:30])
-            assert str(error).isprintable()
+            messages.append(str(error))
         else:
             assert table.read()[0].tolist() == list(range(40))  # the mutation was in the padding, or undid itself
             table.close()
         assert pool.num_free == pool.num_pages
     pool.check()
-    deepest = {"image's header is no JSON: Expe"[:30], "image is damaged: its content h"[:30]}
-    for tensor in ("pages", "tokens", "positions"):
-        deepest.add(f"image's tensor {tensor} is not as 40"[:30])
-    assert deepest <= reasons, "the mutations no longer get to every check"
+    assert all(message.isprintable() for message in messages)
+    deepest = [f"image's tensor {name} is not as 40" for name in ("pages", "tokens", "positions")]
+    for reason in [*deepest, "image's header is no JSON", "image is damaged: its content has another digest"]:
+        assert any(message.startswith(reason) for message in messages), f"no mutation got to {reason!r}"
 
 
 def test_a_header_of_ours_is_parsed_in_no_time_for_any_model(facts: FakeFacts):
