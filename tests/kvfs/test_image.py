@@ -191,6 +191,18 @@ def test_a_reader_that_reads_nothing_before_the_file_changes_sees_the_same(
     assert bytes(snapshot.read(0, snapshot.size)) == expected
 
 
+def test_a_reader_keeps_its_pages_when_the_file_is_cut_and_grows_again(
+    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
+):
+    table = make_table(pool, decoder, 70)
+    expected = image_of(table, image_format)
+    snapshot = Snapshot(table, image_format)
+    table.truncate(32)
+    decoder.append(table, tokens_for(38, seed=5))  # as many pages as before, in the same places of the table
+    pool.check([table], [snapshot])
+    assert bytes(snapshot.read(0, snapshot.size)) == expected
+
+
 def test_a_reader_of_a_file_with_an_open_reservation_sees_committed_entries(
     pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
 ):
@@ -292,6 +304,27 @@ def test_what_an_abandoned_import_read_is_not_shown_to_another_owner(
     incoming.abandon()
     pool.allocate(16, BOB)
     assert not store.pages.any()
+
+
+def test_an_imported_tail_is_at_its_frontier(pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat):
+    data = image_of(make_table(pool, decoder, 35), image_format)
+    table = import_image(pool, image_format, BytesSource(data), ANN)
+    fork = table.fork()
+    reservation = fork.reserve([1], [0])
+    assert reservation.copies == ()
+    assert reservation.pages.tolist() == table.pages.tolist()
+    reservation.abort()
+
+
+def test_imported_pages_are_their_owners_and_need_no_zeroing_for_it(
+    pool: PagePool, store: FakeStore, decoder: FakeDecoder, image_format: ImageFormat
+):
+    table = make_table(pool, decoder, 40)
+    source = BytesSource(image_of(table, image_format))
+    table.close()
+    import_image(pool, image_format, source, ANN).close()
+    pool.allocate(16, ANN)
+    assert store.num_zeroed == 0
 
 
 def test_an_imported_page_needs_no_second_hash(

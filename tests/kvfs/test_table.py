@@ -181,6 +181,18 @@ def test_a_fork_shares_every_page_and_owns_none(table: PageTable, decoder: FakeD
     pool.check([table, fork])
 
 
+@pytest.mark.parametrize("kept", [0, 32])
+def test_a_fork_keeps_its_pages_when_its_source_is_cut_and_grows_again(
+    table: PageTable, decoder: FakeDecoder, pool: PagePool, kept: int
+):
+    decoder.append(table, tokens_for(70))
+    fork = table.fork()
+    table.truncate(kept)  # at a page's end: nothing to copy, the new pages take the old ones' places in the table
+    decoder.append(table, tokens_for(70, seed=4))
+    assert_holds(decoder, fork, tokens_for(70))
+    pool.check([table, fork])
+
+
 def test_closed_forks_give_back_what_they_alone_had(table: PageTable, decoder: FakeDecoder, pool: PagePool):
     decoder.append(table, tokens_for(40))
     free = pool.num_free
@@ -367,12 +379,12 @@ def test_the_check_finds_a_table_longer_than_its_pages(table: PageTable, decoder
 
 
 def best_s(action, times: int = 20) -> float:
-    """The quickest of some runs: the machine's other work only ever adds."""
+    """Processor seconds of the quickest of some runs: a busy machine must not fail a test."""
     best = float("inf")
     for _ in range(times):
-        begin = time.perf_counter()
+        begin = time.process_time()
         action()
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, time.process_time() - begin)
     return best
 
 
@@ -391,13 +403,17 @@ def test_forking_a_gibibyte_takes_well_under_a_millisecond():
 def test_appending_costs_microseconds_in_a_pool_of_100_000_pages():
     pool = PagePool(FakeStore(FakeFacts(), num_pages=100_000))
     token, position = np.array([5], np.int32), np.array([0], np.int32)
-    tables = [PageTable(pool, ANN) for _ in range(2000)]
+    tables: list[PageTable] = []
 
-    def append_to_all() -> None:
-        for table in tables:
+    def append_to_new_tables() -> None:
+        for _ in range(1000):
+            table = PageTable(pool, ANN)
+            table.reserve(token, position).commit()
+            tables.append(table)
+
+    def append_to_old_tables() -> None:
+        for table in tables[:1000]:
             table.reserve(token, position).commit()
 
-    first = best_s(append_to_all, times=1)  # takes a page each
-    later = best_s(append_to_all, times=10)  # stays within the page
-    assert first / len(tables) < 100e-6  # 13 µs where nothing else runs
-    assert later / len(tables) < 30e-6  # 3 µs
+    assert best_s(append_to_new_tables) / 1000 < 100e-6  # takes a page each: 13 µs where nothing else runs
+    assert best_s(append_to_old_tables) / 1000 < 30e-6  # stays within the page: 3 µs
