@@ -31,7 +31,7 @@ setup(
     ],
     install_requires=[
         "cffi>=1.17,<3",
-        "jinja2>=3.1,<4",
+        "jinja2>=3.1.6,<4",
         "numpy>=2.0,<3",
         "outcome>=1.3,<2",
         "pyfuse3>=3.4,<4",

@@ -92,7 +92,8 @@ class ReferenceDecoder:
         scores = q @ k.transpose(1, 2) / self.config.head_dim**0.5
         unseen = torch.ones(rows, end, dtype=torch.bool).triu(chunk.start + 1)
         weights = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1)
-        return (weights @ v).transpose(0, 1).flatten(1)
+        attended: Tensor = (weights @ v).transpose(0, 1).flatten(1)
+        return attended
 
 
 class _LayerTensors:

@@ -171,7 +171,7 @@ def test_what_a_program_removes_is_free_at_once_though_the_kernel_still_knows_it
     try:
         sym.kv_remove("known.kv")
         assert sym.daemon_stat()["num_free_pages"] == free
-        with pytest.raises(OSError, match="Stale|No such"):
+        with pytest.raises(OSError, match=r"Stale|No such"):
             os.open(f"/proc/self/fd/{held}", os.O_RDONLY)
     finally:
         os.close(held)
