@@ -165,6 +165,18 @@ def test_long_decodes_and_prefills_in_one_batch_give_the_bits_that_each_gives_al
         assert np.array_equal(got, alone.step(call)[0])
 
 
+def test_a_decode_over_several_splits_is_right_in_every_layer(cpu_bench, new_call):
+    outs = []
+    for piece in (1, 9):  # both are spread over their splits; the whole prefill below is not
+        bench = cpu_bench(num_layers=5, **SHAPES["gqa 3, head 64"])
+        file, _ = bench.prefill(tokens_of(760), reserve=9)
+        tokens = tokens_of(9, seed=8)
+        outs.append(np.concatenate([bench.step(new_call(file, tokens[i : i + piece]))[0] for i in range(0, 9, piece)]))
+    whole = cpu_bench(num_layers=5, **SHAPES["gqa 3, head 64"]).prefill(tokens_of(760) + tokens)[1][760:]
+    assert np.array_equal(outs[0], whole)
+    assert np.array_equal(outs[1], whole)
+
+
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 300])
 def test_a_fork_whose_tail_was_copied_goes_on_with_the_same_bits(cpu_bench, new_call, length):
     bench = cpu_bench()
