@@ -91,6 +91,10 @@ class FileSystem:
     def mountpoint(self, value: PurePath | None) -> None:
         self._paths.mountpoint = value
 
+    def alias_mountpoint(self, *aliases: PurePath) -> None:
+        """Absolute paths may begin with these as well: other paths of the mount, as through a symbolic link."""
+        self._paths.mount_aliases = aliases
+
     # Handles
 
     def kv_create(self, creds: Credentials, path: str | None, mode: int = 0o600) -> OpenKv:

@@ -359,7 +359,7 @@ class KvOperations(pyfuse3.Operations):
             entry.st_blksize = _KV_BLOCK_BYTES
         entry.st_atime_ns = inode.atime_ns
         entry.st_mtime_ns = self._files.shown_mtime_ns(inode)
-        entry.st_ctime_ns = inode.ctime_ns
+        entry.st_ctime_ns = self._files.shown_ctime_ns(inode)
         return entry
 
     async def _open(self, inode: Inode, flags: int) -> pyfuse3.FileInfo:
@@ -374,9 +374,7 @@ class KvOperations(pyfuse3.Operations):
             writable=access != os.O_RDONLY,
             truncate=bool(flags & os.O_TRUNC),
         )
-        return pyfuse3.FileInfo(
-            fh=self._new_handle(handle), direct_io=handle.own is not None, keep_cache=handle.keep_cache
-        )
+        return pyfuse3.FileInfo(fh=self._new_handle(handle), direct_io=handle.direct, keep_cache=handle.keep_cache)
 
     def _new_handle(self, handle: Handle | _Listing) -> int:
         number = self._next_handle

@@ -41,17 +41,20 @@ async def serve_mount(
     `allow_other`: every user may enter, and modes decide; without it only the daemon's own user may, not even root.
     """
     where = await trio.to_thread.run_sync(_make_ready, mountpoint, allow_other)
+    aliases = await trio.to_thread.run_sync(_aliases, mountpoint, where)
     operations = KvOperations(fs.volume)
     shim.attach(operations.copy_file_range)
     _mount(operations, where, allow_other=allow_other)
     try:
         shim.verify()
-        fs.mountpoint = mountpoint.absolute()  # noqa: ASYNC240 - asks no file system
+        fs.mountpoint = where
+        fs.alias_mountpoint(*aliases)
         log.info("mounted at %s", where)
         task_status.started()
         await operations.serve(MAX_REQUESTS)
     finally:
         fs.mountpoint = None
+        fs.alias_mountpoint()
         _unmount(operations, where)
     raise NotConnected(f"{where} was unmounted by somebody else; restart to mount it again")
 
@@ -100,6 +103,12 @@ def _make_ready(mountpoint: Path, allow_other: bool) -> Path:
     except PermissionError:
         raise NoAccess(f"can't mount at {where}: it can't be read; choose a directory of your own") from None
     return where
+
+
+def _aliases(mountpoint: Path, where: Path) -> list[Path]:
+    """The path as it was given, with and without `..`: if it leads through a link, people will write it like that."""
+    given = {mountpoint.absolute(), Path(os.path.abspath(mountpoint))} - {where}  # noqa: PTH100 - keeps no `..`
+    return [path for path in given if Path(os.path.realpath(path)) == where]
 
 
 def _require_fuse(*, allow_other: bool) -> None:

@@ -40,8 +40,10 @@ class Handle:
     writable: bool
     wrote: bool = False
     """Something was changed through it: its FLUSH tests the content."""
+    direct: bool = False
+    """It goes past the page cache, and so it can't be mapped for sharing."""
     own: Reader | None = None
-    """A version newer than the cached one, read past the page cache."""
+    """What a direct handle reads, of a KV file."""
     keep_cache: bool = False
     """At open, the page cache holds what the handle is to see."""
 
@@ -162,6 +164,15 @@ class OpenFiles:
         view = self._view(inode)
         return inode.mtime_ns if view is None else view.mtime_ns
 
+    def shown_ctime_ns(self, inode: Inode) -> int:
+        """The time of the last change for `stat`: appends do not show before the view is closed, anything else does."""
+        view = self._view(inode)
+        if view is None:
+            return inode.ctime_ns
+        if inode.ctime_ns != inode.mtime_ns:  # not the content was changed last
+            view.ctime_ns = inode.ctime_ns
+        return view.ctime_ns
+
     def set_mtime_ns(self, inode: Inode, mtime_ns: int) -> None:
         """Somebody set the time: that is shown in any case."""
         view = self._view(inode)
@@ -240,7 +251,7 @@ class OpenFiles:
             # Emptied: as on any file system, readers see that. Else readers keep what they opened, but whoever could
             # have truncated it himself sees what he did.
             self._close_view(file)
-            self._see_all(file)
+        self._see_all(file)
 
     async def _settle(self, file: OpenFile) -> None:
         """Make a plain file whose bytes are an image a KV file. The caller holds the lock."""
@@ -270,34 +281,52 @@ class OpenFiles:
         return None if view is None else view.reader
 
     def _see(self, handle: Handle) -> None:
-        """Give a handle that is being opened its view."""
+        """Give a handle that is being opened its view.
+
+        One that may write to a KV file is direct: its writes are refused, but those to a shared mapping would be in
+        the page cache by then, for everybody to read.
+        """
         file = handle.file
         content = file.inode.content
+        now = version_of(file.inode)
+        if isinstance(content, KvFile):
+            newer = file.view is not None and file.view.reader.version != now
+            handle.direct = handle.writable or (handle.readable and newer)
         if not handle.readable or content is None:
             return
-        now = version_of(file.inode)
-        if isinstance(content, KvFile) and file.view is not None and file.view.reader.version != now:
-            handle.own = Reader(self._volume, content)
-            return
-        self._join_view(handle)
-        handle.keep_cache = self._cached.get(file.inode.number) == now
-        self._cached[file.inode.number] = now
+        self._see_now(handle)
+        if not handle.direct:
+            handle.keep_cache = self._cached.get(file.inode.number) == now
+            self._cached[file.inode.number] = now
 
     def _see_all(self, file: OpenFile) -> None:
-        """The content was replaced: handles that are open go on with the new one."""
+        """The content was replaced: open handles go on with the new one, except readers past the cache."""
         for handle in file.handles:
-            if handle.readable and handle.own is None:
-                self._join_view(handle)
+            if handle.readable and (handle.writable or not handle.direct):
+                self._see_now(handle)
+
+    def _see_now(self, handle: Handle) -> None:
+        """Let a handle read the content as it is now, or what its fellows in the page cache do."""
+        if not handle.direct:
+            self._join_view(handle)
+            return
+        if handle.own is not None:
+            handle.own.close()
+        content = handle.file.inode.content
+        handle.own = Reader(self._volume, content) if isinstance(content, KvFile) else None
 
     def _join_view(self, handle: Handle) -> None:
         file = handle.file
         if isinstance(file.inode.content, KvFile):
             if file.view is None:
-                file.view = View(Reader(self._volume, file.inode.content), file.inode.mtime_ns)
+                file.view = View(Reader(self._volume, file.inode.content), file.inode.mtime_ns, file.inode.ctime_ns)
             file.view.users.add(handle)
 
     def _unsee(self, handle: Handle) -> None:
         """Take a handle's view away; the last user of a view closes it."""
+        if handle.writable and not handle.direct and isinstance(handle.file.inode.content, KvFile):
+            # It was opened when the file was plain: what it wrote since, into a mapping, may be in the page cache.
+            self._cached.pop(handle.file.inode.number, None)
         if handle.own is not None:
             handle.own.close()
             handle.own = None

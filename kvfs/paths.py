@@ -49,6 +49,8 @@ class Paths:
     def __init__(self, tree: Tree, mountpoint: PurePath | None = None) -> None:
         self._tree = tree
         self.mountpoint = mountpoint
+        self.mount_aliases: tuple[PurePath, ...] = ()
+        """Other paths of the same directory, as through a symbolic link outside."""
 
     def resolve(self, creds: Credentials, path: str) -> Inode:
         """The inode of a path, symbolic links followed to the end."""
@@ -59,7 +61,7 @@ class Paths:
         encoded = self._encoded(path)
         bare = encoded.rstrip(b"/")
         head, _, name = bare.rpartition(b"/")
-        if name in {b"", b".", b".."} or bare == self._mount_bytes():
+        if name in {b"", b".", b".."} or bare in self._mounts():
             raise Invalid(f"{path or repr(path)}: names a directory on the way, where the name of a file is needed")
         if len(name) > MAX_NAME_BYTES:
             raise _name_too_long(path)
@@ -105,9 +107,9 @@ class Paths:
     def _components(self, encoded: bytes, path: str) -> list[bytes]:
         """Names from last to first; a slash at the end counts as a `.`, which demands a directory."""
         if encoded.startswith(b"/"):
-            mount = self._mount_bytes()
-            if mount is None or not (encoded + b"/").startswith(mount.rstrip(b"/") + b"/"):
-                where = f"; it is mounted at {self.mountpoint}" if mount else ""
+            mount = next((mount for mount in self._mounts() if _lies_in(encoded, mount)), None)
+            if mount is None:
+                where = f"; it is mounted at {self.mountpoint}" if self.mountpoint else ""
                 raise CrossDevice(f"{path} does not lie in the KV file system{where}")
             encoded = encoded[len(mount) :]
         names = [name for name in encoded.split(b"/") if name]
@@ -115,8 +117,10 @@ class Paths:
             names.append(b".")
         return names[::-1]
 
-    def _mount_bytes(self) -> bytes | None:
-        return None if self.mountpoint is None else os.fsencode(self.mountpoint)
+    def _mounts(self) -> list[bytes]:
+        if self.mountpoint is None:
+            return []
+        return [os.fsencode(mount) for mount in (self.mountpoint, *self.mount_aliases)]
 
     @staticmethod
     def _encoded(path: str) -> bytes:
@@ -131,6 +135,10 @@ class Paths:
         if len(encoded) > MAX_PATH_BYTES:
             raise NameTooLong(f"{path[:20]}…: a path may have {MAX_PATH_BYTES} bytes, this has {len(encoded)}")
         return encoded
+
+
+def _lies_in(encoded: bytes, mount: bytes) -> bool:
+    return (encoded + b"/").startswith(mount.rstrip(b"/") + b"/")
 
 
 def _name_too_long(path: str) -> NameTooLong:

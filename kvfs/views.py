@@ -1,8 +1,9 @@
 """What a reader of a KV file on the mount sees.
 
 The kernel's page cache belongs to an inode, not to an open. So all cached opens of a KV file share one view, a
-snapshot; its size and time stay put until the last of them is closed, whatever LIPs append meanwhile. An open that
-must see a newer version gets a snapshot of its own, read past the cache (direct I/O, where MAP_SHARED is refused).
+snapshot; its size and times stay put until the last of them is closed, whatever LIPs append meanwhile. An open that
+must see a newer version, or that may write, gets a snapshot of its own, read past the cache (direct I/O, where
+MAP_SHARED is refused).
 """
 
 from __future__ import annotations
@@ -73,9 +74,10 @@ class Reader:
 class View:
     """The reader that all cached opens of one inode share, and the attributes that must not move meanwhile."""
 
-    __slots__ = ("mtime_ns", "reader", "users")
+    __slots__ = ("ctime_ns", "mtime_ns", "reader", "users")
 
-    def __init__(self, reader: Reader, mtime_ns: int) -> None:
+    def __init__(self, reader: Reader, mtime_ns: int, ctime_ns: int) -> None:
         self.reader = reader
         self.mtime_ns = mtime_ns
+        self.ctime_ns = ctime_ns
         self.users: set[object] = set()

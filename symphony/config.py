@@ -68,7 +68,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _value(key: str, value: Any) -> Any:
-    if key in ("mount", "socket", "state"):
+    if key == "mount":
+        return Path(os.path.realpath(Path(value).expanduser()))  # Path.resolve fails on a stale mount
+    if key in ("socket", "state"):
         return Path(value).expanduser().absolute()
     if key == "kv_memory":
         return parse_bytes(str(value))

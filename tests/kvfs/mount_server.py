@@ -129,6 +129,9 @@ class Server:
             if not handle.closed:
                 self.fs.kv_close(handle)
 
+    def mountpoint(self) -> str:
+        return str(self.fs.mountpoint)
+
     def all_free(self) -> bool:
         return self.fs.pool.num_free == self.fs.pool.num_pages
 

@@ -107,6 +107,19 @@ def test_mounting_where_it_makes_no_sense_says_why(tmp_path: Path) -> None:
     assert "can't make the mount point" in refusal(deep)
 
 
+def test_a_mount_is_known_by_its_real_path_and_by_the_one_that_was_given(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "sub").mkdir()
+    with mounted(tmp_path / "link" / "sub" / "..", num_pages=16) as mount:
+        a_kv_file(mount)
+        assert mount.call("mountpoint") == str(tmp_path / "real" / "kv")
+        for path in (tmp_path / "real" / "kv", tmp_path / "link" / "kv", mount.path):
+            assert mount.call("stat", str(path / "a.kv"))["tokens"] == 100
+        with pytest.raises(CommandFailed, match="does not lie in"):
+            mount.call("stat", str(tmp_path / "other" / "kv" / "a.kv"))
+
+
 def test_a_mount_that_somebody_else_takes_away_ends_the_daemon_with_a_reason(tmp_path: Path) -> None:
     mount = Mount(tmp_path, 16, PAGE_BYTES)
     try:
