@@ -139,7 +139,7 @@ def send_to_user(x: Any) -> None:
     else:
         try:
             line = json.dumps(x, ensure_ascii=False)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise Invalid(f"send_to_user() takes text, bytes, or what JSON can say: {error}") from error
         sys.stdout.write(line + "\n")
     sys.stdout.flush()

@@ -9,7 +9,7 @@ from typing import Any
 
 from libsym._channel import ffi, lib
 from libsym.abi import HEADER_BYTES, MAX_FRAME_BYTES, Op
-from libsym.errors import BadHandle, NotConnected, ProtocolError, SymError, TooLarge, error_for
+from libsym.errors import BadHandle, Invalid, NotConnected, ProtocolError, SymError, TooLarge, error_for
 
 
 class Reply:
@@ -69,7 +69,10 @@ class ClientChannel:
         payload: bytes = b"",
     ) -> Reply:
         """Sends a request and waits for its reply. An exception from a signal handler (Ctrl-C) ends the wait."""
-        new = lib.sym_call_new(self._client, op, flags, handle, *args)
+        try:
+            new = lib.sym_call_new(self._client, op, flags, handle, *args)
+        except (OverflowError, TypeError) as error:
+            raise Invalid(f"{op.name.lower()}() takes a whole number of 64 bits, not {args[0]!r}") from error
         if new == ffi.NULL:
             raise self._failure(-errno.ENOTCONN, 0)
         call = ffi.gc(new, lib.sym_call_drop)

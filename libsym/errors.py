@@ -17,7 +17,7 @@ class SymError(OSError):
     code = errno.EIO
 
     def __init__(self, message: str, code: int | None = None) -> None:
-        super().__init__(self.code if code is None else code, message)
+        super().__init__(self.code if code is None else code, _one_line(message))
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -150,6 +150,13 @@ class StepFailed(SymError):
     """The decoder failed while it ran this call; nothing was appended."""
 
     code = errno.EIO
+
+
+def _one_line(message: str) -> str:
+    """A message often quotes a name, which may hold anything: line ends, terminal codes, bytes that are no UTF-8."""
+    if message.isprintable():
+        return message
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in message)
 
 
 _BY_ERRNO: dict[int, type[SymError]] = {cls.code: cls for cls in SymError.__subclasses__() if cls is not StepFailed}

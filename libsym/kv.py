@@ -6,7 +6,8 @@ import errno
 import os
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Literal, Self
+from numbers import Integral
+from typing import Literal, NoReturn, Self
 
 from libsym.abi import OPEN_WRITE, ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.client_channel import ClientChannel, Reply
@@ -56,6 +57,11 @@ class KV:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise Invalid(
+            f"{self._name} can't be copied or pickled: fork() copies it, kv_open() opens it in another process"
+        )
 
     def __del__(self) -> None:
         # Must not wait and must not fail: the channel sends the close with the next call.
@@ -110,7 +116,7 @@ class KV:
 
     def pred(self, tokens: Iterable[int], positions: int | Sequence[int] | None = None, *, rows: Rows = "last") -> Dist:
         """Appends tokens and gives the distribution of what follows: see `libsym.pred`."""
-        if rows not in _ROWS:
+        if rows not in ("last", "all"):
             raise Invalid(f"rows={rows!r}: 'last' for the distribution after the last token, 'all' for one after each")
         reply = self._append(tokens, positions, _ROWS[rows])
         return Dist(reply.rows(), reply.args[1], self._channel.slot_bytes, self._channel.vocab_size)
@@ -122,8 +128,8 @@ class KV:
     def _append(self, tokens: Iterable[int], positions: int | Sequence[int] | None, flags: int) -> Reply:
         ids = int32(tokens, "token")
         places = array("i")
-        if isinstance(positions, int):
-            places = int32((positions,), "position")
+        if isinstance(positions, (int, Integral)):
+            places = int32((int(positions),), "position")
         elif positions is not None:
             places = int32(positions, "position")
             if len(places) != len(ids):
@@ -160,7 +166,7 @@ def opened(channel: ClientChannel, reply: Reply, path: str | None, *, writable: 
 
 def path_text(path: Path) -> str:
     """A path as the daemon takes it."""
-    text = os.fspath(path)
+    text = path.__fspath__() if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         raise Invalid(f"a path must be text, not {type(path).__name__}")
     if not text or "\0" in text:
@@ -185,7 +191,7 @@ def utf8(text: str, what: str, errors: str = "strict") -> bytes:
 def int32(numbers: Iterable[int], what: str) -> array[int]:
     """Token ids or positions as they go over the wire."""
     if isinstance(numbers, (str, bytes, bytearray)):
-        raise Invalid(f"{what}s must be a list of whole numbers, not {type(numbers).__name__}: use tokenize()")
+        raise Invalid(f"{what}s must be a list of whole numbers, not {type(numbers).__name__} (see tokenize())")
     try:
         return array("i", numbers)
     except OverflowError as error:

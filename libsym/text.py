@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from libsym.abi import TOKENIZE_SPECIAL, Op
@@ -43,10 +44,10 @@ def chat_template(
     add_generation_prompt: bool = True,
 ) -> str:
     """A conversation as the model was trained to see it: `[{"role": "user", "content": "Hello"}]` and the like."""
-    form = {"messages": list(messages), "tools": tools, "add_generation_prompt": add_generation_prompt}
     try:
+        form = {"messages": list(messages), "tools": tools, "add_generation_prompt": add_generation_prompt}
         payload = json.dumps(form).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise Invalid(f"messages and tools must be what JSON can say: {error}") from error
     return process.channel().call(Op.CHAT_TEMPLATE, payload=payload).payload.decode("utf-8")
 
@@ -68,7 +69,7 @@ class Detokenizer:
 
     def add(self, tokens: int | Iterable[int]) -> str:
         """The text that one more token, or several, make certain; often a word, sometimes nothing."""
-        self._window += [tokens] if isinstance(tokens, int) else [int(token) for token in tokens]
+        self._window += int32((int(tokens),) if isinstance(tokens, (int, Integral)) else tokens, "token")
         self._text = self._decode(self._window)
         num_certain = len(self._text.rstrip(_REPLACEMENT))
         if len(self._text) - num_certain > _MAX_HELD_CHARS:

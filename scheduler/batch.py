@@ -176,20 +176,29 @@ class BatchScheduler:
         """Start the head of the queue; actions and calls that fail at once are over when this returns."""
         jobs = self._files[table]
         while jobs:
-            job = jobs[0]
+            if self._start(jobs[0]):
+                return
+            jobs.popleft()
+        del self._files[table]
+
+    def _start(self, job: PredCall | Callable[[], None]) -> bool:
+        """Start one job; False: it is over already. Whatever goes wrong, the file's other jobs must get their turn."""
+        try:
             if not isinstance(job, PredCall):
                 job()
             elif not job.cancelled:
-                try:
-                    job.reservation = self.fs.reserve(job.file, job.tokens, self._positions(job))
-                except SymError as error:
-                    self._report(job, error)
-                else:
-                    self._ready[job] = None
-                    self._arrival.set()
-                    return
-            jobs.popleft()
-        del self._files[table]
+                job.reservation = self.fs.reserve(job.file, job.tokens, self._positions(job))
+                self._ready[job] = None
+                self._arrival.set()
+                return True
+        except Exception as failure:
+            if isinstance(job, PredCall) and isinstance(failure, SymError):
+                self._report(job, failure)
+                return False
+            log.exception("a job failed before it began")
+            if isinstance(job, PredCall):
+                self._report(job, SymError(f"the daemon failed to take the call: {failure!r}"))
+        return False
 
     def _positions(self, call: PredCall) -> IntArray:
         """Those that were given; else they go on after the last entry's."""

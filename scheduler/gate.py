@@ -234,7 +234,7 @@ class Gate:
 
     def _entries(self, request: Request) -> tuple[IntArray, IntArray | None]:
         num_tokens, num_positions = request.args[:2]
-        if num_tokens == 0:
+        if num_tokens < 1:
             raise Invalid("pred() needs at least one token")
         if len(request.payload) != 4 * (num_tokens + num_positions):
             raise Invalid(
@@ -246,15 +246,12 @@ class Gate:
         _check_range("token", tokens, self._text.vocab_size, "the vocabulary")
         if num_positions == 0:
             return tokens, None
-        if num_positions == 1 and num_tokens > 1:
-            first = int(positions[0])
-            if first + num_tokens > np.iinfo(np.int32).max:
-                raise Invalid(f"position {first} is out of range")
-            positions = np.arange(first, first + num_tokens, dtype=np.int32)
+        if num_positions == 1:
+            positions = np.arange(positions[0], int(positions[0]) + num_tokens, dtype=np.int64)
         elif num_positions != num_tokens:
             raise Invalid(f"{num_tokens} tokens need {num_tokens} positions (or only the first), not {num_positions}")
         _check_range("position", positions, self._text.max_positions, "the model's context")
-        return tokens, positions
+        return tokens, positions.astype(np.int32)
 
     # ---- text
 
@@ -276,14 +273,15 @@ class Gate:
         text = self._text.chat_template(
             form["messages"], form.get("tools"), add_generation_prompt=bool(form.get("add_generation_prompt", True))
         )
-        return Reply((), text.encode())
+        try:
+            return Reply((), text.encode())
+        except UnicodeEncodeError:
+            raise Invalid("chat_template(): the messages have half a surrogate pair in them, no Unicode text") from None
 
 
 def _text(request: Request) -> str:
-    try:
-        return request.payload.decode("utf-8", "surrogateescape")
-    except UnicodeDecodeError:
-        raise Invalid(f"{request.op.name} takes UTF-8 text") from None
+    """A path or a text. What is no UTF-8 in it stays what it was: a file's name is bytes; `encode` refuses it."""
+    return request.payload.decode("utf-8", "surrogateescape")
 
 
 def _parse_json(request: Request) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 import struct
 from array import array
@@ -13,7 +14,7 @@ import trio
 
 from kvfs.tree import Credentials
 from libsym.channel import ServerChannel
-from libsym.errors import ProtocolError, SymError
+from libsym.errors import Exists, ProtocolError, SymError
 from libsym.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
 from scheduler.gate import Gate
 from scheduler.lip import Lip
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 
 MAX_LIPS = 1024
 GREETING_TIMEOUT_S = 5.0
+ACCEPT_AGAIN_S = 0.1
+"""Without descriptors or memory for one more connection: so long until the next try."""
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _CALLS_AT_ONCE = 64
 """A LIP that floods its ring lets the others in after this many."""
 _SO_PEERGROUPS = 59
@@ -41,8 +45,15 @@ class Listener:
         """Accept for ever; leaving closes every connection."""
         async with trio.open_nursery() as nursery:
             while True:
-                connection, _ = await listening.accept()
-                nursery.start_soon(self._serve, connection)
+                try:
+                    connection, _ = await listening.accept()
+                except OSError as error:
+                    if error.errno not in _NO_ROOM:
+                        raise
+                    log.warning("no connection can be accepted: %s", error.strerror)
+                    await trio.sleep(ACCEPT_AGAIN_S)
+                else:
+                    nursery.start_soon(self._serve, connection)
 
     async def _serve(self, connection: trio.socket.SocketType) -> None:
         """One connection, from the handshake to the end; nothing that happens to it reaches the others."""
@@ -86,13 +97,22 @@ class Listener:
             await connection.send(refusal(error))
             return None
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", channel.fds))
-        await connection.sendmsg([WELCOME], [rights])
+        try:
+            await connection.sendmsg([WELCOME], [rights])
+        except BaseException:
+            channel.close()
+            raise
         return Lip(*peer, channel)
 
     def _new_channel(self) -> ServerChannel:
         if len(self.lips) >= MAX_LIPS:
             raise SymError(f"the daemon serves {MAX_LIPS} programs already: try again later", errno.EAGAIN)
-        return ServerChannel.create(self._vocab_size)
+        try:
+            return ServerChannel.create(self._vocab_size)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise SymError(f"the daemon can take no more programs now: {error.strerror}", errno.EAGAIN) from error
 
     async def _take_calls(self, lip: Lip, nursery: trio.Nursery) -> None:
         channel = lip.channel
@@ -136,6 +156,8 @@ def peer_credentials(connection: trio.socket.SocketType) -> tuple[int, Credentia
 
 def bind(path: Path) -> socket.socket:
     """A listening socket at `path`; a leftover of a dead daemon is replaced, a live one refused."""
+    if os.path.lexists(path) and not path.is_socket():
+        raise Exists(f"{path} is there and is no socket: choose another --socket")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:

@@ -58,6 +58,8 @@ def _read(path: Path) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise NotFound(f"no configuration file {path}") from None
+    except OSError as error:
+        raise Invalid(f"the configuration file {path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"{path}: {error}") from None
     known = {field.name for field in fields(Config)}

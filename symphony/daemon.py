@@ -6,6 +6,7 @@ import errno
 import fcntl
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -26,7 +27,7 @@ from kvfs.fs import FileSystem
 from kvfs.mount import serve_mount
 from kvfs.pages import PagePool
 from libsym.abi import PAGE_ENTRIES
-from libsym.errors import Invalid, NoAccess, SymError
+from libsym.errors import Invalid, NoAccess, NoSpace, SymError
 from libsym.paths import make_socket_directory
 from scheduler.batch import BatchScheduler
 from scheduler.gate import Gate
@@ -61,7 +62,12 @@ def build(config: Config) -> House:
     num_pages = config.kv_memory // page_bytes
     if num_pages < 1:
         raise Invalid(f"--kv-memory {config.kv_memory} is less than one page of this model ({page_bytes} bytes)")
-    arena = Arena(model.config, num_pages)
+    try:
+        arena = Arena(model.config, num_pages)
+    except (OSError, OverflowError) as error:
+        raise NoSpace(
+            f"no page pool of {config.kv_memory} bytes can be had ({error}): say a smaller --kv-memory"
+        ) from error
     decoder = CpuDecoder(model.config, model.weights, arena, config.threads)
     fs = FileSystem(
         PagePool(arena),
@@ -97,6 +103,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
 async def serve(config: Config) -> None:
     """Run a daemon until SIGINT or SIGTERM; then unmount and leave nothing behind."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _allow_many_descriptors()
     # Open to the very end: an impatient second Ctrl-C must not cut the unmounting short.
     with (
         trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
@@ -115,6 +122,12 @@ async def serve(config: Config) -> None:
         finally:
             house.fs.close()
             house.decoder.close()
+
+
+def _allow_many_descriptors() -> None:
+    """A program costs four descriptors; the usual soft limit of 1,024 is for programs that use select(2)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @asynccontextmanager

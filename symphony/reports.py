@@ -23,7 +23,7 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
     return [
         f"model    {info['model']}",
         f"daemon   pid {info['pid']}, up {info['uptime_s']:.0f} s, mount {info['mount']}, socket {info['socket']}",
-        f"pool     {used} of {total} used, {info['num_files']} files",
+        f"pool     {used} of {total} used, {info['num_names']} names",
         f"lips     {info['lips']} connected, {info['waiting_calls']} calls in flight",
         f"steps    {info['num_steps']}, {1000 * info['step_s'] / steps:.1f} ms each",
         f"tokens   {info['num_tokens']}, {info['num_prefill_tokens']} of them prefill",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -228,6 +230,20 @@ def test_wrong_arguments_are_refused_before_they_are_sent() -> None:
             call()
         assert "\n" not in str(caught.value)
     assert len(kv) == 0
+
+
+def test_numbers_beyond_64_bits_are_refused() -> None:
+    for wrong in (2**63, 2**70, 1.5, "600"):
+        with pytest.raises(sym.Invalid, match="whole number"):
+            sym.kv_create(mode=wrong)  # type: ignore[arg-type]
+
+
+def test_a_file_is_neither_copied_nor_pickled_behind_its_back() -> None:
+    with sym.kv_create() as kv:
+        for duplicate in (copy.copy, pickle.dumps):
+            with pytest.raises(sym.Invalid, match="fork"):
+                duplicate(kv)
+        assert kv.len() == 0
 
 
 def test_numpy_tokens_and_positions_are_taken() -> None:

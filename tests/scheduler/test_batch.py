@@ -14,7 +14,7 @@ from decoder.model import load_model
 from kvfs.fs import FileSystem
 from kvfs.pages import PagePool
 from kvfs.tree import Credentials
-from libsym.errors import Invalid, NoSpace, StepFailed
+from libsym.errors import Invalid, NoSpace, StepFailed, SymError
 from scheduler.batch import BatchScheduler, PredCall
 from scheduler.policy import Limits
 
@@ -293,5 +293,24 @@ def test_positions_continue_after_the_last_entry_and_may_be_given(bench):
         with pytest.raises(Invalid, match="context"):
             await bench.submit(file, [5]).wait()
         assert file.table.length == 4
+
+    bench.run(scenario)
+
+
+def test_a_defect_in_one_job_does_not_keep_the_file_from_the_next(bench, monkeypatch, caplog):
+    def defect():
+        raise ZeroDivisionError
+
+    async def scenario():
+        file = bench.file()
+        reserve = bench.fs.reserve
+        monkeypatch.setattr(bench.fs, "reserve", lambda *_: defect())
+        with pytest.raises(SymError, match="ZeroDivisionError"):
+            await bench.submit(file, [1]).wait()
+        monkeypatch.setattr(bench.fs, "reserve", reserve)
+        bench.batches.exclusive(file, defect)
+        await bench.submit(file, [2]).wait()
+        assert file.table.read()[0].tolist() == [2]
+        assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 2
 
     bench.run(scenario)

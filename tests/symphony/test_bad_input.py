@@ -1,12 +1,18 @@
 """Wrong input: each a clear one-line error with its errno, and nothing lost."""
 
 import errno
+import resource
 import socket
 import struct
+import time
+from pathlib import Path
 
 import pytest
 
 import libsym as sym
+from libsym.abi import ROWS_LAST, Op
+from libsym.client import process
+from libsym.handshake import GREETING
 
 
 @pytest.fixture
@@ -192,3 +198,56 @@ def test_strangers_at_the_socket_are_turned_away(connected):
             stranger.settimeout(10)
             assert b"version" in stranger.recv(1000) or greeting.startswith(b"GET")
     assert sym.daemon_stat()["lips"] == 1
+
+
+@pytest.mark.parametrize("name", ["\udc80gone", "two\nlines", "\x1b[31mred"])
+def test_a_name_that_cannot_be_printed_is_quoted_on_one_line(connected, name):
+    with sym.kv_create() as kv:
+        error = error_of(sym.kv_open, name)
+        assert error.errno == errno.ENOENT
+        assert str(error).isprintable()
+        assert kv.len() == 0  # the connection lives
+
+
+def test_half_a_surrogate_pair_in_a_conversation(connected):
+    error = error_of(sym.chat_template, [{"role": "user", "content": "\ud800"}])
+    assert error.errno == errno.EINVAL
+
+
+@pytest.mark.parametrize("counts", [(-1, 1), (-1, 2), (2, -1), (3, -1), (2**62, -(2**62)), (-(2**63), 0)])
+def test_counts_that_no_library_sends(connected, counts):
+    with sym.kv_create() as kv:
+        payload = bytes(4 * max(0, sum(counts)))
+        call = process.channel().call
+        error = error_of(call, Op.PRED, flags=ROWS_LAST, handle=kv.handle, args=(*counts, 0, 0), payload=payload)
+        assert error.errno == errno.EINVAL
+        assert kv.len() == 0
+
+
+def test_clients_that_hang_up_in_the_handshake_leave_no_descriptors(connected):
+    descriptors = Path(f"/proc/{connected.process.pid}/fd")
+    sym.model_info()
+    before = len(list(descriptors.iterdir()))
+    for _ in range(50):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(connected.socket))
+            stranger.sendall(GREETING)
+    deadline_s = time.monotonic() + 10
+    while len(list(descriptors.iterdir())) > before and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert len(list(descriptors.iterdir())) <= before
+
+
+def test_more_connections_than_descriptors_do_not_end_the_daemon(start_daemon):
+    daemon = start_daemon("--model", "tiny")
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (40, 40))
+    strangers = [socket.socket(socket.AF_UNIX) for _ in range(60)]
+    for stranger in strangers:
+        stranger.connect(str(daemon.socket))
+    time.sleep(0.3)
+    assert daemon.process.poll() is None
+    for stranger in strangers:
+        stranger.close()
+    assert daemon.stat()["lips"] == 1
+    assert "no connection can be accepted" in daemon.log.read_text()
+    assert daemon.stop() == 0

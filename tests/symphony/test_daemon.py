@@ -77,6 +77,27 @@ def test_a_second_daemon_on_the_same_state_or_socket_is_refused(start_daemon, tm
     assert daemon.stat()["model"]
 
 
+def test_a_file_at_the_sockets_place_is_kept(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    words = [
+        "serve",
+        "--model",
+        "tiny",
+        "--socket",
+        precious,
+        "--state",
+        tmp_path / "state",
+        "--mount",
+        tmp_path / "kv",
+    ]
+    done = subprocess.run([*SYMPHONY, *words], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("symphony: ")
+    assert "no socket" in done.stderr
+    assert precious.read_text() == "mine"
+
+
 def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(start_daemon):
     daemon = start_daemon(*TINY)
     daemon.process.kill()
@@ -95,6 +116,8 @@ def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(start_daemon):
         (("--model", "tiny", "--kv-memory", "1K"), "page"),
         (("--model", "tiny", "--threads", "0"), "threads"),
         (("--model", "tiny", "--config", "/no/such.toml"), "/no/such.toml"),
+        (("--model", "tiny", "--config", "/etc"), "directory"),
+        (("--model", "tiny", "--kv-memory", "1e20"), "smaller --kv-memory"),
         (("--model", "tiny", "--mount", "/etc"), "not empty"),
         (("--model", "tiny", "--mount", "/etc/passwd/kv"), "/etc/passwd/kv"),
     ],
