@@ -41,6 +41,9 @@ LAUNCH_WAIT_MIN_S = 0.001
 THINK_WEIGHT = 0.2
 """Weight of the newest sample in a LIP's average think time."""
 
+MAX_REMEMBERED_ANSWERS = 256
+"""Of one LIP: as many calls as a step holds. Bounds what threads that have ended leave behind."""
+
 
 class StepRunner(Protocol):
     """What the scheduler needs of a decoder."""
@@ -112,17 +115,26 @@ class Statistics:
 
 @dataclass(slots=True)
 class _Returning:
-    """How soon a LIP comes back with its next call."""
+    """How soon a LIP comes back with its next call; one with several threads has several calls to come back with."""
 
     think_s: float = 0.0
-    finished_s: float | None = None
-    """When its last call was answered; None once it has called again, or is no longer waited for."""
+    answered_s: list[float] = field(default_factory=list)
+    """When the calls were answered that no new call has followed yet, oldest first. A thread that has ended leaves its
+    time here, until it has been waited for in vain: so a new call counts as the return of the newest."""
 
-    def miss(self) -> None:
+    def note_answer(self) -> None:
+        self.answered_s.append(time.perf_counter())
+        del self.answered_s[:-MAX_REMEMBERED_ANSWERS]
+
+    def note_call(self) -> None:
+        if self.answered_s:
+            think_s = time.perf_counter() - self.answered_s.pop()
+            self.think_s += THINK_WEIGHT * (think_s - self.think_s)
+
+    def note_miss(self) -> None:
         """It was waited for in vain: it is thinking longer than it used to."""
-        assert self.finished_s is not None
-        self.think_s = time.perf_counter() - self.finished_s
-        self.finished_s = None
+        self.think_s = time.perf_counter() - self.answered_s[-1]
+        self.answered_s.clear()
 
 
 @dataclass(slots=True)
@@ -240,7 +252,7 @@ class BatchScheduler:
                 await self._arrival.wait()
         if scope.cancelled_caught:
             for record in self._expected(wait_s):
-                record.miss()
+                record.note_miss()
 
     async def _run_step(self, thread: StepThread, plan: list[tuple[PredCall, int]]) -> None:
         copies: list[tuple[int, int]] = []
@@ -303,18 +315,16 @@ class BatchScheduler:
         self.statistics.num_failed_calls += error is not None
         if not call.cancelled:
             if error is None:
-                self._returning.setdefault(call.caller, _Returning()).finished_s = time.perf_counter()
+                self._returning.setdefault(call.caller, _Returning()).note_answer()
             call.finished(error)
 
     # ---- who is about to return
 
     def _note_return(self, caller: Caller) -> None:
         record = self._returning.get(caller)
-        if record is not None and record.finished_s is not None:
-            think_s = time.perf_counter() - record.finished_s
-            record.think_s += THINK_WEIGHT * (think_s - record.think_s)
-            record.finished_s = None
+        if record is not None:
+            record.note_call()
             self._arrival.set()
 
     def _expected(self, wait_s: float) -> list[_Returning]:
-        return [r for r in self._returning.values() if r.finished_s is not None and r.think_s < wait_s]
+        return [record for record in self._returning.values() if record.answered_s and record.think_s < wait_s]

@@ -28,6 +28,8 @@ from decoder.cpu.backend import CpuDecoder
 from decoder.llama import weights_by_name
 from decoder.model import Model, load_model, packaged_gguf
 
+pytestmark = pytest.mark.slow  # the real model beside transformers: most of a minute
+
 NUM_NEW = 200
 NUM_GENERATED = 60
 NUM_ALONE = 24

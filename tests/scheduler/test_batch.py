@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from decoder.arena import Arena
 from decoder.cpu.backend import CpuDecoder
@@ -312,5 +313,46 @@ def test_a_defect_in_one_job_does_not_keep_the_file_from_the_next(bench, monkeyp
         await bench.submit(file, [2]).wait()
         assert file.table.read()[0].tolist() == [2]
         assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 2
+
+    bench.run(scenario)
+
+
+def test_a_launch_waits_for_every_thread_that_is_about_to_return(bench):
+    program = Program()
+
+    async def scenario():
+        files = [bench.file() for _ in range(3)]
+        bench.steps.gate.clear()
+        results = [bench.submit(file, [1], program=program) for file in files]
+        await bench.steps.wait_entered()
+        bench.steps.gate.set()
+        for result in results:
+            await result.wait()
+        num_steps = len(bench.steps.batches)
+        bench.batches.statistics.last_step_s = 100.0  # a tenth of it is longer than this test may take
+        again = []
+        for file in files:
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(bench.steps.batches) == num_steps
+            again.append(bench.submit(file, [2], program=program))
+        for result in again:
+            await result.wait()
+        assert bench.steps.batches[num_steps:] == [[(1, 1), (1, 1), (1, 1)]]
+
+    bench.run(scenario)
+
+
+def test_a_program_that_stays_away_is_waited_for_once(bench):
+    stays_away, works = Program(1), Program(2)
+
+    async def scenario():
+        file = bench.file()
+        await bench.submit(bench.file(), [1], program=stays_away).wait()
+        for token in (1, 2, 3):
+            bench.batches.statistics.last_step_s = 0.5
+            began_s = trio.current_time()
+            await bench.submit(file, [token], program=works).wait()
+            waited_s = trio.current_time() - began_s
+            assert (waited_s >= 0.05) == (token == 1)
 
     bench.run(scenario)
