@@ -21,18 +21,10 @@ from libsym.paths import check_private, default_socket, find_socket
 HOUSE = Path(sym.__file__).parent
 
 
-def test_importing_it_brings_no_torch_trio_or_numpy_and_is_quick() -> None:
-    """The whole process with the interpreter's start; the best of five, since the machine is shared."""
-    script = (
-        "import time; start = time.perf_counter(); import libsym, sys;"
-        "print(time.perf_counter() - start, *({'torch', 'trio', 'numpy'} & set(sys.modules)))"
-    )
-    outputs = [
-        subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, check=True).stdout.split()
-        for _ in range(5)
-    ]
-    assert all(len(output) == 1 for output in outputs), outputs
-    assert min(float(output[0]) for output in outputs) < 0.080
+def test_importing_it_brings_no_torch_trio_or_numpy() -> None:
+    script = "import libsym, sys; print(*({'torch', 'trio', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_what_the_package_promises_is_there() -> None:
