@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,36 +16,39 @@ _MAP_NORESERVE = 0x4000
 """Linux's number; the mmap module of Python 3.11 does not have the name."""
 
 
-class Arena:
-    """`num_pages` pages of float32 KV, addressed by number.
+KV_DTYPE = {"float32": "F32", "bf16": "BF16", "int8": "BF16", "int4": "BF16"}
+"""What an arena holds, by the precision of the arithmetic."""
+_NUMBERS: dict[str, tuple[type[np.generic], int, str]] = {  # dtype -> element, entries side by side, layout
+    "F32": (np.float32, 1, "k=dim,entry v=entry,dim"),
+    "BF16": (np.uint16, 2, "k=dim/2,entry,2 v=entry/2,dim,2"),
+}
 
-    A page is `[layers, 2, kv_heads, 32 * head_dim]`. For each layer and KV head, the K block is
-    `[head_dim][32]` (so that a score of 32 entries is one chain of vector multiply-adds) and the V
-    block is `[32][head_dim]`. The memory is mapped without reservation: a large pool is free until
-    it is used.
+
+class Arena:
+    """`num_pages` pages of KV, addressed by number.
+
+    A page is `[layers, 2, kv_heads, 32 * head_dim]`. In float32, for each layer and KV head, the K block is
+    `[head_dim][32]` (so that a score of 32 entries is one chain of vector multiply-adds) and the V block is
+    `[32][head_dim]`. In bfloat16 (its bits, as uint16) the numbers that one instruction multiplies and adds lie
+    side by side: two dimensions of K, `[head_dim / 2][32][2]`, and two entries of V, `[16][head_dim][2]`. These are
+    also the tiles of AMX. The memory is mapped without reservation: a large pool is free until it is used.
     """
 
-    layout = "k=dim,entry v=entry,dim"
-
     def __init__(self, config: ModelConfig, num_pages: int, dtype: str = "F32") -> None:
-        if dtype != "F32":
-            raise Invalid(f"arena dtype {dtype!r} is not supported on the CPU: use 'F32'")
+        if dtype not in _NUMBERS:
+            raise Invalid(f"arena dtype {dtype!r} is not supported on the CPU: use {' or '.join(_NUMBERS)}")
         if num_pages < 1:
             raise Invalid(f"an arena of {num_pages} pages cannot hold anything: give it at least 1")
+        element, self._together, self.layout = _NUMBERS[dtype]
+        self.dtype = dtype
+        """The safetensors name of the element type."""
         self._config = config
         self._num_pages = num_pages
         self._page_bytes = PAGE_ENTRIES * config.entry_bytes(dtype)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._map = mmap.mmap(-1, num_pages * self._page_bytes, flags=flags)
         self._bytes = memoryview(self._map)
-        self.pages: npt.NDArray[np.float32] = np.frombuffer(self._map, dtype=np.float32).reshape(
-            num_pages, *config.page_shape
-        )
-
-    @property
-    def dtype(self) -> str:
-        """The safetensors name of the element type."""
-        return "F32"
+        self.pages: npt.NDArray[Any] = np.frombuffer(self._map, dtype=element).reshape(num_pages, *config.page_shape)
 
     @property
     def num_pages(self) -> int:
@@ -66,7 +70,7 @@ class Arena:
     def zero(self, page: int) -> None:
         """Fill one page with zeros."""
         assert 0 <= page < self._num_pages, (page, self._num_pages)
-        self.pages[page] = 0.0
+        self.pages[page] = 0
 
     def head(self, page: int, num_entries: int) -> bytes:
         """A copy of a page in which every slot from `num_entries` on reads as zero."""
@@ -74,9 +78,13 @@ class Arena:
         assert 0 <= num_entries <= PAGE_ENTRIES, num_entries
         config = self._config
         copied = self.pages[page].copy()
-        keys = copied[:, 0].reshape(config.num_layers, config.num_kv_heads, config.head_dim, PAGE_ENTRIES)
-        values = copied[:, 1].reshape(config.num_layers, config.num_kv_heads, PAGE_ENTRIES, config.head_dim)
-        keys[..., num_entries:] = 0.0
-        values[..., num_entries:, :] = 0.0
+        heads, dim, together = (config.num_layers, config.num_kv_heads), config.head_dim, self._together
+        keys = copied[:, 0].reshape(*heads, dim // together, PAGE_ENTRIES, together)
+        values = copied[:, 1].reshape(*heads, PAGE_ENTRIES // together, dim, together)
+        keys[..., num_entries:, :] = 0
+        whole, odd = divmod(num_entries, together)
+        values[..., whole + bool(odd) :, :, :] = 0
+        if odd:
+            values[..., whole, :, odd:] = 0
         head: bytes = copied.tobytes()
         return head

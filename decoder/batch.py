@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Chunk:
     """Entry index of tokens[0]: attention sees entries 0 .. start + i for row i."""
     rows: tuple[memoryview, ...]
     """Where logits go, one float32 [vocab] buffer each: none, one (the last row) or n (every row)."""
+    mask: BoolArray | None = None
+    """[n, start + n]: of the entries up to its own, row i sees those with mask[i, j]; its own must be among them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from libsym.errors import Invalid
 
-_SPACE = "\u2581"
+SPACE = "\u2581"
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 _MOST_MISSING_BYTES = 64  # rare control characters and lead bytes of unassigned planes: 8 in SmolLM2
 _NOT_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
@@ -84,7 +84,7 @@ class PieceCodec:
         piece = (self._tokens[token] if token < len(self._tokens) else None) or ""
         if byte := _BYTE_PIECE.fullmatch(piece):
             return bytes.fromhex(byte[1])
-        return piece.replace(_SPACE, " ").encode()
+        return piece.replace(SPACE, " ").encode()
 
 
 class _Library:

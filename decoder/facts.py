@@ -9,14 +9,14 @@ from decoder.model import Model
 
 
 class Facts:
-    """A model together with the arena that holds its KV: precision and inner layout are the arena's."""
+    """A model together with the arena that holds its KV and the precision that computed it."""
 
     __slots__ = ("_arena", "_model", "identity")
 
-    def __init__(self, model: Model, arena: Arena) -> None:
+    def __init__(self, model: Model, arena: Arena, precision: str) -> None:
         self._model = model
         self._arena = arena
-        self.identity = {**model.identity, "precision": "float32", "layout": arena.layout}
+        self.identity = {**model.identity, "precision": precision, "layout": arena.layout}
         """Strings that must all be equal for KV to be usable."""
 
     @property

@@ -5,35 +5,44 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
-from typing import TypeAlias
 
-from decoder.config import ModelConfig
+from decoder.config import ModelConfig, RopeScaling
+from decoder.weights import Weights
 
 _EDGE_BYTES = 64 << 10
 """Hashing all of a 16 GB checkpoint takes longer than loading it. Training moves every tensor, and all of it,
 so the ends of each tensor tell two fine-tunes apart."""
 
-TensorBytes: TypeAlias = tuple[str, str, tuple[int, ...], memoryview]
-"""Name, stored type, shape, data."""
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
 
 
-def model_fingerprint(config: ModelConfig, tensors: Iterable[TensorBytes]) -> str:
+def model_fingerprint(config: ModelConfig, weights: Weights) -> str:
     """A hash of the configuration and of each tensor's name, type, shape and first and last 64 KiB.
 
     The model's name for people is left out, and so is the order of the tensors: a renamed or re-sharded
-    checkpoint is the same model.
+    checkpoint is the same model. So are constants at their defaults: a model keeps its fingerprint when a
+    later release learns of constants that it does not have.
     """
-    shape = dataclasses.asdict(config)
+    shape = {key: value for key, value in dataclasses.asdict(config).items() if value != _DEFAULTS.get(key)}
     del shape["name"]
     digest = hashlib.blake2b(json.dumps(shape, sort_keys=True).encode(), digest_size=32)
-    for name, kind, sizes, data in sorted(tensors, key=lambda tensor: tensor[0]):
-        digest.update(f"\n{name} {kind} {sizes} ".encode())
-        digest.update(data[:_EDGE_BYTES])
-        digest.update(data[-_EDGE_BYTES:])
+    for name in sorted(weights.names()):
+        stored = weights.stored(name)
+        digest.update(f"\n{name} {stored.encoding.name} {stored.shape} ".encode())
+        digest.update(stored.data[:_EDGE_BYTES])
+        digest.update(stored.data[-_EDGE_BYTES:])
     return digest.hexdigest()
 
 
 def rope_identity(config: ModelConfig) -> str:
     """How positions rotate, in words: an error about a foreign image can show both."""
-    return f"theta={config.rope_theta:g} scaling=none positions={config.max_positions}"
+    theta = f"{config.rope_theta:g}" + (f"+{config.local_rope_theta:g}" if config.local_rope_theta else "")
+    return f"theta={theta} scaling={_scaling(config.rope_scaling)} positions={config.max_positions}"
+
+
+def _scaling(scaling: RopeScaling | None) -> str:
+    """`none`, or the kind and the numbers that are not usual: `linear(factor=8.0)`."""
+    if scaling is None:
+        return "none"
+    fields = [field for field in dataclasses.fields(scaling) if getattr(scaling, field.name) != field.default]
+    return f"{scaling.kind}({','.join(f'{f.name}={getattr(scaling, f.name)}' for f in fields if f.name != 'kind')})"

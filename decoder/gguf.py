@@ -100,6 +100,18 @@ class GgufFile:
             raise self._unusable(key, value, "a list of whole numbers")
         return [int(item) for item in value]
 
+    def numbers(self, key: str) -> list[float]:
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(type(item) in {int, float} for item in value):
+            raise self._unusable(key, value, "a list of numbers")
+        return [float(item) for item in value]
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self._unusable(key, value, "true or false")
+        return value
+
     def _get(self, key: str, default: Value | None) -> Value:
         value = self.metadata.get(key, default)
         if value is None:

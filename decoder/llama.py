@@ -1,47 +1,51 @@
-"""From a checkpoint's tensors to a model's weights: the Llama family's names and shapes, checked, then decoded.
+"""From a checkpoint's tensors to a model's weights: the Llama family's names and shapes, checked.
 
 Everything that could be wrong is found before the first byte is decoded: a missing tensor, a shape that
-the configuration does not give, a tensor that this release would have to leave out (a bias, a norm of Q),
-too little memory.
+the configuration does not give, a tensor that this release would have to leave out (a bias of the MLP, a sink).
+Values that are not finite are found when a tensor is read.
 """
 
 from __future__ import annotations
 
 import errno
 import math
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from decoder.config import ModelConfig
+from decoder.config import ModelConfig, RopeScaling
 from decoder.memory import available_memory_bytes
 from decoder.stored import StoredTensor
-from decoder.weights import FloatArray, LayerWeights, Weights
+from decoder.weights import Weights
 from libsym.errors import Invalid, SymError
 
 EMBED = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 
-LAYER_TENSORS = {  # field of LayerWeights -> name in a Hugging Face layer
-    "attn_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
+LAYER_TENSORS = {  # field -> name in a Hugging Face layer
+    "attn_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "o": "self_attn.o_proj.weight",
+    "ffn_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+    # Gemma 2 and 3 call this one post_attention_layernorm and the ffn_norm pre_feedforward_layernorm: in their
+    # checkpoints the two are renamed, so that a name means one thing.
+    "post_attn_norm": "post_attention_norm.weight",
+    "post_ffn_norm": "post_feedforward_layernorm.weight",
 }
-
 _MAX_SIZE = 1 << 31
 _MAX_LAYERS = 1 << 12
-_MAX_POSITIONS = 1 << 24  # decoders keep a table of rotations for every position
+_MAX_POSITIONS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class Checkpoint:
     tensors: dict[str, StoredTensor]
     interleaved_rope: bool
     """Q and K are in llama.cpp's row order, in which RoPE turns neighbours: (0, 1), (2, 3), …"""
+    norms_without_one: bool = False
+    """Norms are stored less one (Gemma from Hugging Face)."""
 
 
 def check_config(config: ModelConfig, where: Path) -> ModelConfig:
@@ -80,53 +86,43 @@ def check_config(config: ModelConfig, where: Path) -> ModelConfig:
         raise Invalid(f"{where}: the configuration says RoPE theta = {config.rope_theta}, which is impossible")
     if not 0 < config.rms_eps < 1:
         raise Invalid(f"{where}: the configuration says a norm epsilon of {config.rms_eps}, which is impossible")
+    if config.rope_scaling is not None:
+        _check_scaling(config, config.rope_scaling, where)
+    if not (config.local_rope_theta == 0 or 1 <= config.local_rope_theta < float("inf")):
+        raise Invalid(f"{where}: the configuration says a local RoPE theta of {config.local_rope_theta}")
+    assert len(config.sliding_layers) == (config.num_layers if config.window else 0), config.sliding_layers
     return config
 
 
-def read_weights(checkpoint: Checkpoint) -> Weights:
-    """Decode a checkpoint to float32, on every CPU this process may use."""
+def _check_scaling(config: ModelConfig, scaling: RopeScaling, where: Path) -> None:
+    limit = float("inf")
+    possible = 0 < scaling.factor < limit and 0 < scaling.attention_factor < limit
+    if scaling.kind in {"llama3", "yarn"}:
+        possible = possible and scaling.original_positions >= 1
+    if scaling.kind == "llama3":
+        possible = possible and 0 < scaling.low_freq_factor < scaling.high_freq_factor < limit
+    if scaling.kind == "yarn":
+        possible = possible and 0 < scaling.beta_slow <= scaling.beta_fast < limit and config.rope_theta > 1
+    if scaling.kind == "factors":
+        possible = possible and len(scaling.factors) == config.head_dim // 2 and min(scaling.factors) > 0
+    if not possible:
+        raise Invalid(f"{where}: the configuration says a RoPE scaling that is impossible: {str(scaling)[:120]}")
+
+
+def open_weights(checkpoint: Checkpoint) -> Weights:
+    """A checkpoint's tensors, all there and of the right shapes; none is decoded yet."""
     _check_tensors(checkpoint)
-    check_memory(str(checkpoint.path), checkpoint.config)
-    jobs: list[tuple[StoredTensor, Callable[[], None]]] = []
-
-    def read(name: str, num_interleaved_heads: int = 0) -> FloatArray:
-        stored = checkpoint.tensors[name]
-        out = np.empty(stored.shape, dtype=np.float32)
-        jobs.append((stored, lambda: _decode(stored, out, num_interleaved_heads)))
-        return out
-
-    config = checkpoint.config
-    interleaved = {"q": config.num_heads, "k": config.num_kv_heads} if checkpoint.interleaved_rope else {}
-    weights = Weights(
-        embed=read(EMBED),
-        layers=tuple(
-            LayerWeights(**{field: read(layer_name(i, field), interleaved.get(field, 0)) for field in LAYER_TENSORS})
-            for i in range(config.num_layers)
-        ),
-        final_norm=read(FINAL_NORM),
-        head=None if config.tie_embeddings else read(HEAD),
-    )
-    jobs.sort(key=lambda job: -job[0].num_values)  # the embedding first: it would be the last to finish
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="load") as pool:
-        for future in [pool.submit(decode) for _, decode in jobs]:
-            future.result()
-    return weights
+    config, interleaved = checkpoint.config, {}
+    if checkpoint.interleaved_rope:
+        for layer in range(config.num_layers):
+            interleaved[layer_name(layer, "q")] = config.num_heads
+            interleaved[layer_name(layer, "k")] = config.num_kv_heads
+    return Weights(checkpoint.tensors, interleaved=interleaved, norms_without_one=checkpoint.norms_without_one)
 
 
 def layer_name(layer: int, field: str) -> str:
-    """The Hugging Face name of a layer's tensor."""
-    return f"model.layers.{layer}.{LAYER_TENSORS[field]}.weight"
-
-
-def weights_by_name(weights: Weights) -> Iterator[tuple[str, FloatArray]]:
-    """Every tensor of a model in memory, by its Hugging Face name."""
-    yield EMBED, weights.embed
-    yield FINAL_NORM, weights.final_norm
-    if weights.head is not None:
-        yield HEAD, weights.head
-    for layer, layer_weights in enumerate(weights.layers):
-        for field in LAYER_TENSORS:
-            yield layer_name(layer, field), getattr(layer_weights, field)
+    """The name of a layer's tensor."""
+    return f"model.layers.{layer}.{LAYER_TENSORS[field]}"
 
 
 def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -144,6 +140,12 @@ def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         "up": (ffn, hidden),
         "down": (hidden, ffn),
     }
+    if config.qkv_bias:
+        shapes |= {"q_bias": (heads,), "k_bias": (kv_heads,), "v_bias": (kv_heads,)}
+    if config.qk_norm:
+        shapes |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
+    if config.post_norms:
+        shapes |= {"post_attn_norm": (hidden,), "post_ffn_norm": (hidden,)}
     yield EMBED, (config.vocab_size, hidden)
     yield FINAL_NORM, (hidden,)
     if not config.tie_embeddings:
@@ -167,7 +169,10 @@ def _check_tensors(checkpoint: Checkpoint) -> None:
         known.add(name)
     for name, stored in checkpoint.tensors.items():
         if name not in known:
-            raise Invalid(f"{stored.file}: tensor {stored.name[:80]!r} is not supported: a plain Llama has none of it")
+            family = checkpoint.config.architecture
+            raise Invalid(
+                f"{stored.file}: tensor {stored.name[:80]!r} is not supported: {family} models have none of it"
+            )
 
 
 def check_memory(name: str, config: ModelConfig) -> None:
@@ -180,15 +185,3 @@ def check_memory(name: str, config: ModelConfig) -> None:
             "are available: choose a smaller model, or free or add memory",
             errno.ENOMEM,
         )
-
-
-def _decode(stored: StoredTensor, out: FloatArray, num_interleaved_heads: int) -> None:
-    if not num_interleaved_heads:
-        stored.read_into(out)
-        return
-    interleaved = np.empty_like(out)
-    stored.read_into(interleaved)
-    # Rows of a head: [pair, half] there, [half, pair] for rotate-half.
-    head_shape = (num_interleaved_heads, -1, 2, out.shape[1])
-    halves = (num_interleaved_heads, 2, -1, out.shape[1])
-    np.copyto(out.reshape(halves), interleaved.reshape(head_shape).swapaxes(1, 2))

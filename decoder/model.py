@@ -20,7 +20,7 @@ from decoder.fingerprint import model_fingerprint, rope_identity
 from decoder.gguf import read_gguf
 from decoder.gguf_llama import read_gguf_llama
 from decoder.huggingface import read_huggingface
-from decoder.llama import Checkpoint, check_config, check_memory, read_weights, weights_by_name
+from decoder.llama import Checkpoint, check_config, check_memory, open_weights
 from decoder.tiny import random_weights, tiny_config
 from decoder.tokenizer import Tokenizer
 from decoder.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
@@ -90,16 +90,8 @@ def _load_gguf(path: Path, name: str | None) -> Model:
 
 
 def _loaded(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Model:
-    config = checkpoint.config
-    weights = read_weights(checkpoint)
-    tensors = ((name, t.encoding.name, t.shape, t.data) for name, t in checkpoint.tensors.items())
-    return Model(
-        config.name,
-        config,
-        weights,
-        tokenizer,
-        _identity(config, model_fingerprint(config, tensors), tokenizer),
-    )
+    config, weights = checkpoint.config, open_weights(checkpoint)
+    return Model(config.name, config, weights, tokenizer, _identity(config, weights, tokenizer))
 
 
 def _load_tiny(spec: str) -> Model:
@@ -108,8 +100,7 @@ def _load_tiny(spec: str) -> Model:
     check_memory(spec, config)
     tokenizer = byte_tokenizer(config.vocab_size)
     weights = random_weights(config)
-    tensors = ((name, "F32", array.shape, array.data.cast("B")) for name, array in weights_by_name(weights))
-    return Model(spec, config, weights, tokenizer, _identity(config, model_fingerprint(config, tensors), tokenizer))
+    return Model(spec, config, weights, tokenizer, _identity(config, weights, tokenizer))
 
 
 def _tiny_sizes(spec: str) -> dict[str, int]:
@@ -123,7 +114,8 @@ def _tiny_sizes(spec: str) -> dict[str, int]:
     return sizes
 
 
-def _identity(config: ModelConfig, model: str, tokenizer: Tokenizer) -> dict[str, str]:
+def _identity(config: ModelConfig, weights: Weights, tokenizer: Tokenizer) -> dict[str, str]:
+    model = model_fingerprint(config, weights)
     return {"model": model, "tokenizer": tokenizer.fingerprint, "rope": rope_identity(config)}
 
 

@@ -19,11 +19,37 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from decoder.weights import FloatArray
-
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
 
+GROUP_VALUES = 32
 _CHUNK_VALUES = 1 << 18  # 1 MiB of float32: a chunk and its temporaries fit a core's L2
+
+
+Parts: TypeAlias = tuple[ByteArray, FloatArray, FloatArray | None]
+"""Codes `[n, block_values]`, scales and perhaps mins `[n, block_values / 32]`: of n blocks, or of n rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How a quantised type keeps its numbers: a code for each, a scale for each 32 of them."""
+
+    bits: int
+    zero: int
+    """The code of 0 where there are no mins: a number is scale * (code - zero), else scale * code + min."""
+    split: Callable[[ByteArray], Parts]
+    """The parts of blocks `[n, block_bytes]`."""
+
+    def decode(self, blocks: ByteArray, out: FloatArray) -> None:
+        """As the format defines it, in its order."""
+        codes, scales, mins = self.split(blocks)
+        np.copyto(out, codes)
+        groups = out.reshape(len(out), -1, GROUP_VALUES)
+        if mins is None:
+            groups -= self.zero
+        groups *= scales[:, :, None]
+        if mins is not None:
+            groups += mins[:, :, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +61,21 @@ class Encoding:
     block_bytes: int
     decode: Callable[[ByteArray, FloatArray], None]
     """From blocks `[n, block_bytes]` into values `[n, block_values]`."""
+    coding: Coding | None = None
+    """None: the type has no codes with a scale for each 32."""
 
     def stored_bytes(self, num_values: int) -> int:
         """Bytes that `num_values` values take; they must fill whole blocks."""
         assert num_values % self.block_values == 0, (self.name, num_values)
         return num_values // self.block_values * self.block_bytes
+
+    def parts(self, stored: memoryview, num_rows: int) -> Parts:
+        """The codes, scales and mins of a matrix, by row."""
+        assert self.coding is not None, self.name
+        blocks = np.frombuffer(stored, dtype=np.uint8).reshape(-1, self.block_bytes)
+        codes, scales, mins = self.coding.split(blocks)
+        rows = codes.reshape(num_rows, -1), scales.reshape(num_rows, -1)
+        return (*rows, None if mins is None else mins.reshape(num_rows, -1))
 
 
 def dequantize(encoding: Encoding, stored: memoryview, out: FloatArray) -> bool:
@@ -102,33 +138,24 @@ def _bf16(blocks: ByteArray, out: FloatArray) -> None:
     np.left_shift(blocks.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
 
 
-def _q4_0(blocks: ByteArray, out: FloatArray) -> None:
-    np.copyto(out, _nibbles(blocks[:, 2:], 16))
-    out -= 8
-    out *= _half(blocks, 0)
+def _q4_0(blocks: ByteArray) -> Parts:
+    return _nibbles(blocks[:, 2:], 16), _half(blocks, 0), None
 
 
-def _q4_1(blocks: ByteArray, out: FloatArray) -> None:
-    np.copyto(out, _nibbles(blocks[:, 4:], 16))
-    out *= _half(blocks, 0)
-    out += _half(blocks, 2)
+def _q4_1(blocks: ByteArray) -> Parts:
+    return _nibbles(blocks[:, 4:], 16), _half(blocks, 0), _half(blocks, 2)
 
 
-def _q5_0(blocks: ByteArray, out: FloatArray) -> None:
-    np.copyto(out, _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks, 2))
-    out -= 16
-    out *= _half(blocks, 0)
+def _q5_0(blocks: ByteArray) -> Parts:
+    return _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks, 2), _half(blocks, 0), None
 
 
-def _q5_1(blocks: ByteArray, out: FloatArray) -> None:
-    np.copyto(out, _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks, 4))
-    out *= _half(blocks, 0)
-    out += _half(blocks, 2)
+def _q5_1(blocks: ByteArray) -> Parts:
+    return _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks, 4), _half(blocks, 0), _half(blocks, 2)
 
 
-def _q8_0(blocks: ByteArray, out: FloatArray) -> None:
-    np.copyto(out, blocks[:, 2:].view(np.int8))
-    out *= _half(blocks, 0)
+def _q8_0(blocks: ByteArray) -> Parts:
+    return blocks[:, 2:] ^ np.uint8(0x80), _half(blocks, 0), None  # signed there; here 128 is zero
 
 
 def _scales_and_mins(packed: ByteArray) -> tuple[ByteArray, ByteArray]:
@@ -143,24 +170,19 @@ def _scales_and_mins(packed: ByteArray) -> tuple[ByteArray, ByteArray]:
     return scales, mins
 
 
-def _k_scaled(blocks: ByteArray, out: FloatArray) -> None:
-    """Apply the scales and mins of Q4_K and Q5_K blocks to the small integers in `out`."""
+def _k_parts(blocks: ByteArray, codes: ByteArray) -> Parts:
     scales, mins = _scales_and_mins(blocks[:, 4:16])
-    groups = out.reshape(len(out), 8, 32)
-    groups *= (_half(blocks, 0) * scales)[:, :, None]
-    groups -= (_half(blocks, 2) * mins)[:, :, None]
+    return codes, _half(blocks, 0) * scales, -(_half(blocks, 2) * mins)
 
 
-def _q4_k(blocks: ByteArray, out: FloatArray) -> None:
-    np.copyto(out, _nibbles(blocks[:, 16:], 32))
-    _k_scaled(blocks, out)
+def _q4_k(blocks: ByteArray) -> Parts:
+    return _k_parts(blocks, _nibbles(blocks[:, 16:], 32))
 
 
-def _q5_k(blocks: ByteArray, out: FloatArray) -> None:
+def _q5_k(blocks: ByteArray) -> Parts:
     high = _bits(blocks[:, 16:48], 32, 1)
     high <<= 4
-    np.copyto(out, _nibbles(blocks[:, 48:], 32) | high)
-    _k_scaled(blocks, out)
+    return _k_parts(blocks, _nibbles(blocks[:, 48:], 32) | high)
 
 
 def _q6_k(blocks: ByteArray, out: FloatArray) -> None:
@@ -172,19 +194,23 @@ def _q6_k(blocks: ByteArray, out: FloatArray) -> None:
     groups *= (_half(blocks, 208) * blocks[:, 192:208].view(np.int8))[:, :, None]
 
 
+def _coded(name: str, block_values: int, block_bytes: int, coding: Coding) -> Encoding:
+    return Encoding(name, block_values, block_bytes, coding.decode, coding)
+
+
 ENCODINGS = {
     encoding.name: encoding
     for encoding in (
         Encoding("F32", 1, 4, _f32),
         Encoding("F16", 1, 2, _f16),
         Encoding("BF16", 1, 2, _bf16),
-        Encoding("Q4_0", 32, 18, _q4_0),
-        Encoding("Q4_1", 32, 20, _q4_1),
-        Encoding("Q5_0", 32, 22, _q5_0),
-        Encoding("Q5_1", 32, 24, _q5_1),
-        Encoding("Q8_0", 32, 34, _q8_0),
-        Encoding("Q4_K", 256, 144, _q4_k),
-        Encoding("Q5_K", 256, 176, _q5_k),
+        _coded("Q4_0", 32, 18, Coding(4, 8, _q4_0)),
+        _coded("Q4_1", 32, 20, Coding(4, 0, _q4_1)),
+        _coded("Q5_0", 32, 22, Coding(5, 16, _q5_0)),
+        _coded("Q5_1", 32, 24, Coding(5, 0, _q5_1)),
+        _coded("Q8_0", 32, 34, Coding(8, 128, _q8_0)),
+        _coded("Q4_K", 256, 144, Coding(4, 0, _q4_k)),
+        _coded("Q5_K", 256, 176, Coding(5, 0, _q5_k)),
         Encoding("Q6_K", 256, 210, _q6_k),
     )
 }

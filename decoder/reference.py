@@ -8,25 +8,29 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, gelu, linear, rms_norm, silu
 
 from decoder.arena import Arena
-from decoder.batch import Chunk, StepBatch
+from decoder.batch import Chunk, IntArray, StepBatch
 from decoder.config import ModelConfig
-from decoder.weights import FloatArray, LayerWeights, Weights
+from decoder.llama import EMBED, FINAL_NORM, HEAD, LAYER_TENSORS, layer_name
+from decoder.rope import inverse_frequencies, rotation_factor
+from decoder.weights import Weights
 from libsym.abi import PAGE_ENTRIES
+from libsym.errors import Invalid
 
 
 class ReferenceDecoder:
     """Runs a batch chunk by chunk: gathers a file's pages, attends with an explicit softmax."""
 
     def __init__(self, config: ModelConfig, weights: Weights, arena: Arena) -> None:
+        if arena.dtype != "F32":
+            raise Invalid(f"the reference decoder computes in float32: give it an arena of F32, not {arena.dtype}")
         self.config = config
         self.arena = arena
-        self._embed = _tensor(weights.embed)
-        self._layers = [_LayerTensors(layer) for layer in weights.layers]
-        self._final_norm = _tensor(weights.final_norm)
-        self._head = self._embed if weights.head is None else _tensor(weights.head)
+        self._embed, self._final_norm = _tensor(weights, EMBED), _tensor(weights, FINAL_NORM)
+        self._head = _tensor(weights, HEAD) if HEAD in weights else self._embed
+        self._layers = [_layer_tensors(weights, index) for index in range(config.num_layers)]
         pages = torch.from_numpy(arena.pages)  # shares the arena's memory
         layers, kv_heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
         self._keys = pages[:, :, 0].view(-1, layers, kv_heads, dim, PAGE_ENTRIES)
@@ -45,35 +49,44 @@ class ReferenceDecoder:
         """Nothing to stop: there are no threads of its own."""
 
     def _run(self, chunk: Chunk) -> None:
-        eps = self.config.rms_eps
-        cos, sin = self._rope(chunk.positions)
-        x = embedding(torch.from_numpy(np.asarray(chunk.tokens, dtype=np.int64)), self._embed)
+        config = self.config
+        x = embedding(torch.from_numpy(np.asarray(chunk.tokens, dtype=np.int64)), self._embed) * config.embed_scale
         for index, layer in enumerate(self._layers):
-            h = rms_norm(x, x.shape[-1:], layer.attn_norm, eps)
-            q = _rotate(self._split(linear(h, layer.q)), cos, sin)
-            k = _rotate(self._split(linear(h, layer.k)), cos, sin)
-            v = self._split(linear(h, layer.v))
-            self._store(chunk, index, k, v)
-            x = x + linear(self._attend(chunk, index, q), layer.o)
-            h = rms_norm(x, x.shape[-1:], layer.ffn_norm, eps)
-            x = x + linear(silu(linear(h, layer.gate)) * linear(h, layer.up), layer.down)
+            h = self._attention(chunk, index, self._normed(x, layer["attn_norm"]))
+            x = x + self._normed(h, layer.get("post_attn_norm"))
+            h = self._normed(x, layer["ffn_norm"])
+            gate = linear(h, layer["gate"])
+            gate = silu(gate) if config.activation == "silu" else gelu(gate, approximate="tanh")
+            x = x + self._normed(linear(gate * linear(h, layer["up"]), layer["down"]), layer.get("post_ffn_norm"))
         if chunk.rows:
             last = x[len(chunk.tokens) - len(chunk.rows) :]
-            logits = linear(rms_norm(last, x.shape[-1:], self._final_norm, eps), self._head)
+            logits = _capped(linear(self._normed(last, self._final_norm), self._head), config.final_softcap)
             for row, values in zip(chunk.rows, logits, strict=True):
                 row[:] = memoryview(values.numpy())
+
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """The RMS norm of the last dimension, where the model has that norm."""
+        return x if weight is None else rms_norm(x, x.shape[-1:], weight, self.config.rms_eps)
+
+    def _attention(self, chunk: Chunk, index: int, h: Tensor) -> Tensor:
+        """[rows, hidden] to the same; K and V of the rows are stored on the way."""
+        layer = self._layers[index]
+        q, k, v = (self._split(linear(h, layer[name], layer.get(f"{name}_bias"))) for name in "qkv")
+        cos, sin = self._rope(chunk.positions, self.config.slides(index))
+        q = _rotate(self._normed(q, layer.get("q_norm")), cos, sin)
+        k = _rotate(self._normed(k, layer.get("k_norm")), cos, sin)
+        self._store(chunk, index, k, v)
+        return linear(self._attend(chunk, index, q), layer["o"])
 
     def _split(self, x: Tensor) -> Tensor:
         """[rows, heads * dim] as [heads, rows, dim]."""
         return x.view(len(x), -1, self.config.head_dim).transpose(0, 1)
 
-    def _rope(self, positions: np.ndarray[tuple[int], np.dtype[np.int32]]) -> tuple[Tensor, Tensor]:
+    def _rope(self, positions: IntArray, local: bool) -> tuple[Tensor, Tensor]:
         """Cosines and sines of both halves, [rows, dim]."""
-        dim = self.config.head_dim
-        frequencies = self.config.rope_theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-        angles = torch.from_numpy(np.asarray(positions, dtype=np.float64))[:, None] * frequencies
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().float(), angles.sin().float()
+        angles = np.asarray(positions, dtype=np.float64)[:, None] * inverse_frequencies(self.config, local)
+        both, factor = torch.from_numpy(np.tile(angles, 2)), rotation_factor(self.config, local)
+        return (both.cos() * factor).float(), (both.sin() * factor).float()
 
     def _store(self, chunk: Chunk, layer: int, k: Tensor, v: Tensor) -> None:
         for row in range(len(chunk.tokens)):
@@ -82,31 +95,38 @@ class ReferenceDecoder:
             self._values[int(chunk.pages[page]), layer, :, slot] = v[:, row]
 
     def _attend(self, chunk: Chunk, layer: int, q: Tensor) -> Tensor:
-        """[heads, rows, dim] to [rows, heads * dim]: softmax over the entries up to each row's own."""
-        rows, end = len(chunk.tokens), chunk.start + len(chunk.tokens)
+        """[heads, rows, dim] to [rows, heads * dim]: softmax over the entries that each row sees."""
+        config, end = self.config, chunk.start + len(chunk.tokens)
         pages = torch.from_numpy(np.asarray(chunk.pages, dtype=np.int64))
         k = self._keys[pages, layer].permute(1, 0, 3, 2).flatten(1, 2)[:, :end]  # [kv_heads, entries, dim]
         v = self._values[pages, layer].transpose(0, 1).flatten(1, 2)[:, :end]
-        group = self.config.num_heads // self.config.num_kv_heads
+        group = config.num_heads // config.num_kv_heads
         k, v = k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
-        scores = q @ k.transpose(1, 2) / self.config.head_dim**0.5
-        unseen = torch.ones(rows, end, dtype=torch.bool).triu(chunk.start + 1)
-        weights = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1)
+        scores = _capped(q @ k.transpose(1, 2) * config.score_scale, config.attn_softcap)
+        weights = scores.masked_fill(~self._seen(chunk, layer), -torch.inf).softmax(dim=-1)
         attended: Tensor = (weights @ v).transpose(0, 1).flatten(1)
         return attended
 
+    def _seen(self, chunk: Chunk, layer: int) -> Tensor:
+        """[rows, entries]: none behind the row's own, in a sliding layer the last few, of these what the mask has."""
+        rows, end = len(chunk.tokens), chunk.start + len(chunk.tokens)
+        seen = torch.ones(rows, end, dtype=torch.bool).tril(chunk.start)
+        if self.config.slides(layer):
+            seen = seen.triu(chunk.start - self.config.window + 1)
+        return seen if chunk.mask is None else seen & torch.tensor(np.asarray(chunk.mask, dtype=np.bool_))
 
-class _LayerTensors:
-    def __init__(self, layer: LayerWeights) -> None:
-        self.attn_norm, self.ffn_norm = _tensor(layer.attn_norm), _tensor(layer.ffn_norm)
-        self.q, self.k, self.v, self.o = (_tensor(w) for w in (layer.q, layer.k, layer.v, layer.o))
-        self.gate, self.up, self.down = (_tensor(w) for w in (layer.gate, layer.up, layer.down))
+
+def _layer_tensors(weights: Weights, index: int) -> dict[str, Tensor]:
+    names = {field: layer_name(index, field) for field in LAYER_TENSORS}
+    return {field: _tensor(weights, name) for field, name in names.items() if name in weights}
 
 
-def _tensor(array: FloatArray) -> Tensor:
-    """The array's own memory; torch wants it writable, which a mapped checkpoint is not."""
-    tensor: Tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    return tensor
+def _tensor(weights: Weights, name: str) -> Tensor:
+    return torch.from_numpy(weights.read(name))
+
+
+def _capped(x: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(x / cap) if cap else x
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

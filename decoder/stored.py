@@ -8,8 +8,9 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from decoder.quants import Encoding, dequantize
-from decoder.weights import FloatArray
+import numpy as np
+
+from decoder.quants import ENCODINGS, Encoding, FloatArray, dequantize
 from libsym.errors import Invalid, NoAccess, NotFound, SymError
 
 
@@ -22,6 +23,12 @@ class StoredTensor:
     encoding: Encoding
     shape: tuple[int, ...]
     data: memoryview
+
+    @classmethod
+    def of_array(cls, name: str, array: FloatArray) -> StoredTensor:
+        """A float32 array in memory as if it lay in a file."""
+        data = np.ascontiguousarray(array, dtype=np.float32).data.cast("B")
+        return cls(name, Path("memory"), ENCODINGS["F32"], array.shape, data)
 
     @property
     def num_values(self) -> int:
@@ -37,8 +44,8 @@ class StoredTensor:
 def map_file(path: Path) -> memoryview:
     """The bytes of a file, mapped: a checkpoint larger than memory can still be looked into.
 
-    The file must not be cut while it is mapped (its loader would die of SIGBUS): loaders decode everything
-    at once and let the mapping go, so replacing a checkpoint by rename under a running daemon is harmless.
+    The file must not be cut while it is mapped and read (whoever reads would die of SIGBUS): replace a
+    checkpoint by rename, as installers do, and the mapping keeps the old file.
     """
     try:
         mode = path.stat().st_mode

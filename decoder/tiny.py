@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from decoder.config import ModelConfig
-from decoder.weights import FloatArray, LayerWeights, Weights
+from decoder.llama import EMBED, FINAL_NORM, HEAD, layer_name
+from decoder.weights import FloatArray, Weights
 
 _TINY = ModelConfig(
     name="tiny",
@@ -43,27 +44,35 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
         out *= np.float32(gain / np.sqrt(columns))
         return out
 
-    def norm() -> FloatArray:
-        return (1 + 0.1 * rng.standard_normal(hidden, dtype=np.float32)).astype(np.float32)
+    def vector(size: int, around: float) -> FloatArray:
+        return (around + 0.1 * rng.standard_normal(size, dtype=np.float32)).astype(np.float32)
 
-    def layer() -> LayerWeights:
-        return LayerWeights(
-            attn_norm=norm(),
+    def layer() -> dict[str, FloatArray]:
+        fields = {
+            "attn_norm": vector(hidden, 1),
             # A gain on Q and K makes attention look at a few entries rather than average over all.
-            q=matrix(heads, hidden, 1.5),
-            k=matrix(kv, hidden, 1.5),
-            v=matrix(kv, hidden),
-            o=matrix(hidden, heads),
-            ffn_norm=norm(),
-            gate=matrix(ffn, hidden),
-            up=matrix(ffn, hidden),
-            down=matrix(hidden, ffn),
-        )
+            "q": matrix(heads, hidden, 1.5),
+            "k": matrix(kv, hidden, 1.5),
+            "v": matrix(kv, hidden),
+            "o": matrix(hidden, heads),
+            "ffn_norm": vector(hidden, 1),
+            "gate": matrix(ffn, hidden),
+            "up": matrix(ffn, hidden),
+            "down": matrix(hidden, ffn),
+        }
+        if config.qkv_bias:
+            fields |= {"q_bias": vector(heads, 0), "k_bias": vector(kv, 0), "v_bias": vector(kv, 0)}
+        if config.qk_norm:
+            fields |= {"q_norm": vector(config.head_dim, 1), "k_norm": vector(config.head_dim, 1)}
+        if config.post_norms:
+            fields |= {"post_attn_norm": vector(hidden, 1), "post_ffn_norm": vector(hidden, 1)}
+        return fields
 
-    return Weights(
-        # Rows of about unit elements, so that residual branches neither vanish nor dominate.
-        embed=matrix(config.vocab_size, hidden, float(np.sqrt(hidden))),
-        layers=tuple(layer() for _ in range(config.num_layers)),
-        final_norm=norm(),
-        head=None if config.tie_embeddings else matrix(config.vocab_size, hidden),
-    )
+    # Rows of about unit elements, so that residual branches neither vanish nor dominate.
+    arrays = {EMBED: matrix(config.vocab_size, hidden, float(np.sqrt(hidden)) / config.embed_scale)}
+    for index in range(config.num_layers):
+        arrays |= {layer_name(index, field): array for field, array in layer().items()}
+    arrays[FINAL_NORM] = vector(hidden, 1)
+    if not config.tie_embeddings:
+        arrays[HEAD] = matrix(config.vocab_size, hidden)
+    return Weights.of_arrays(arrays)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from decoder.bpe import ByteLevelCodec, PieceCodec
+from decoder.bpe import SPACE, ByteLevelCodec, PieceCodec
 from decoder.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate, default_template, special_token_text
 from decoder.gguf import GgufFile
 from decoder.jsonfile import read_json_object
@@ -22,15 +23,16 @@ from libsym.errors import Invalid
 
 Json: TypeAlias = dict[str, Any]
 
-_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>")
+_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "</s>")
 """Special tokens that end an answer wherever they exist, whatever the checkpoint forgot to declare."""
 
-_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 
 _LLAMA_3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN_2_PATTERN = _LLAMA_3_PATTERN.replace("{1,3}", "")
 
 
 def _smollm() -> PreTokenizer:
@@ -42,7 +44,15 @@ def _gpt2() -> PreTokenizer:
 
 
 def _llama_3() -> PreTokenizer:
-    split = pre_tokenizers.Split(Regex(_LLAMA_3_PATTERN), behavior="isolated")
+    return _pattern(_LLAMA_3_PATTERN)
+
+
+def _qwen_2() -> PreTokenizer:
+    return _pattern(_QWEN_2_PATTERN)
+
+
+def _pattern(pattern: str) -> PreTokenizer:
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
@@ -53,6 +63,8 @@ class _Splitter:
     build: Callable[[], PreTokenizer]
     whole_words: bool = False
     """A word that is in the vocabulary is taken whole, merges or not."""
+    composed: bool = False
+    """Text is brought to its composed form (NFC) first, as in training."""
 
 
 # Only those whose equality with transformers' tokenizers the tests show. The name "default" is not one:
@@ -61,6 +73,7 @@ _SPLITTERS = {
     "smollm": _Splitter(_smollm),
     "gpt-2": _Splitter(_gpt2),
     "llama-bpe": _Splitter(_llama_3, whole_words=True),
+    "qwen2": _Splitter(_qwen_2, composed=True),
 }
 
 
@@ -80,20 +93,18 @@ def byte_tokenizer(vocab_size: int) -> Tokenizer:
 
 def gguf_tokenizer(file: GgufFile, vocab_size: int) -> Tokenizer:
     """The tokenizer in a GGUF file's metadata."""
-    if (model := file.text("tokenizer.ggml.model")) != "gpt2":
-        raise Invalid(f"{file.path}: the tokenizer model {model[:40]!r} is not supported: byte-level BPE ('gpt2') is")
-    name = file.text("tokenizer.ggml.pre", "default")
-    splitter = _SPLITTERS.get(name)
-    if splitter is None:
-        known = ", ".join(_SPLITTERS)
-        raise Invalid(f"{file.path}: the pre-tokenizer {name[:40]!r} is not supported: {known} are")
+    model = file.text("tokenizer.ggml.model")
+    if model not in {"gpt2", "llama"}:
+        raise Invalid(
+            f"{file.path}: the tokenizer model {model[:40]!r} is not supported: "
+            "byte-level BPE ('gpt2') and SentencePiece ('llama') are"
+        )
     tokens, types = file.texts("tokenizer.ggml.tokens"), file.integers("tokenizer.ggml.token_type")
-    merges = file.texts("tokenizer.ggml.merges")
     _check_vocabulary(tokens, vocab_size, str(file.path))
     if len(types) != len(tokens):
         raise Invalid(f"{file.path}: {len(tokens)} tokens have {len(types)} types: the file is damaged")
     added = {i: tokens[i] for i, kind in enumerate(types) if kind in {_CONTROL, _USER_DEFINED} and tokens[i]}
-    library = _gguf_library(file.path, tokens, merges, splitter)
+    library, order = _gguf_bytes(file, tokens) if model == "gpt2" else _gguf_pieces(file, tokens, types)
     for special, kind in ((True, _CONTROL), (False, _USER_DEFINED)):
         texts = [text for i, text in added.items() if types[i] == kind]
         library.add_tokens([AddedToken(text, special=special, normalized=False) for text in texts])
@@ -102,14 +113,16 @@ def gguf_tokenizer(file: GgufFile, vocab_size: int) -> Tokenizer:
     ends = {ids["eos"], ids["eot"], ids["eom"]} - {None}
     template = file.text("tokenizer.chat_template", "")
     return Tokenizer(
-        ByteLevelCodec(library, tokens, added, str(file.path)),
+        ByteLevelCodec(library, tokens, added, str(file.path))
+        if model == "gpt2"
+        else PieceCodec(library, tokens, added),
         vocab_size=vocab_size,
         bos_id=ids["bos"],
         eos_ids=frozenset(i for i in ends if i is not None) | _named_ends(added),
         chat=ChatTemplate(
             template or None, {word: tokens[i] for key, word in words.items() if (i := ids[key]) is not None}
         ),
-        fingerprint=fingerprint(tokens, merges, [f"{i}={text}" for i, text in added.items()]),
+        fingerprint=fingerprint(tokens, order, [f"{i}={text}" for i, text in added.items()]),
     )
 
 
@@ -152,17 +165,66 @@ def huggingface_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
     )
 
 
-def _gguf_library(path: Path, tokens: Sequence[str], merges: Sequence[str], splitter: _Splitter) -> LibraryTokenizer:
+def _gguf_bytes(file: GgufFile, tokens: Sequence[str]) -> tuple[LibraryTokenizer, Sequence[str]]:
+    """A byte-level tokenizer, and its merges as they are fingerprinted."""
+    name = file.text("tokenizer.ggml.pre", "default")
+    splitter = _SPLITTERS.get(name)
+    if splitter is None:
+        known = ", ".join(_SPLITTERS)
+        raise Invalid(f"{file.path}: the pre-tokenizer {name[:40]!r} is not supported: {known} are")
+    merges = file.texts("tokenizer.ggml.merges")
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    vocabulary = {text: i for i, text in enumerate(tokens)}
-    try:
-        model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=splitter.whole_words)
-    except Exception as error:  # the library raises bare Exception, for a merge of unknown tokens
-        raise Invalid(f"{path}: the merges do not fit the vocabulary: {' '.join(str(error).split())[:200]}") from error
-    library = LibraryTokenizer(model)
+    library = _library(file.path, tokens, pairs, ignore_merges=splitter.whole_words)
+    if splitter.composed:
+        library.normalizer = normalizers.NFC()
     library.pre_tokenizer = splitter.build()
     library.decoder = decoders.ByteLevel()
-    return library
+    return library, merges
+
+
+def _gguf_pieces(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> tuple[LibraryTokenizer, Sequence[str]]:
+    """A SentencePiece tokenizer, and its scores as they are fingerprinted."""
+    scores = file.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise Invalid(f"{file.path}: {len(tokens)} tokens have {len(scores)} scores: the file is damaged")
+    unknown = [token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN]
+    bytes_there = {token for token, kind in zip(tokens, types, strict=True) if kind == _BYTE}
+    if missing := [byte for byte in range(256) if f"<0x{byte:02X}>" not in bytes_there]:
+        raise Invalid(f"{file.path}: the vocabulary has no token for the byte {missing[0]}: this is not supported")
+    pieces = {token: score for token, score, kind in zip(tokens, scores, types, strict=True) if kind == _NORMAL}
+    library = _library(
+        file.path,
+        tokens,
+        piece_merges(pieces),
+        unk_token=unknown[0] if unknown else None,
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    spaces: list[Normalizer] = [normalizers.Replace(" ", SPACE)]
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if file.flag("tokenizer.ggml.add_space_prefix", default=True):
+        spaces.insert(0, normalizers.Prepend(SPACE))
+        steps.append(decoders.Strip(" ", 1, 0))
+    library.normalizer = normalizers.Sequence(spaces)
+    library.decoder = decoders.Sequence(steps)
+    return library, [f"{score:g}" for score in scores]
+
+
+def piece_merges(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
+    """SentencePiece merges the two neighbours that make the piece of the highest score: as a list of merges."""
+    merges = []
+    for piece in sorted(pieces, key=pieces.__getitem__, reverse=True):
+        halves = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+        merges += [(left, right) for left, right in halves if left in pieces and right in pieces]
+    return merges
+
+
+def _library(path: Path, tokens: Sequence[str], merges: list[tuple[str, str]], **settings: Any) -> LibraryTokenizer:
+    vocabulary = {text: i for i, text in enumerate(tokens)}
+    try:
+        return LibraryTokenizer(models.BPE(vocab=vocabulary, merges=merges, **settings))
+    except Exception as error:  # the library raises bare Exception, for a merge of unknown tokens
+        raise Invalid(f"{path}: the merges do not fit the vocabulary: {' '.join(str(error).split())[:200]}") from error
 
 
 def _check_vocabulary(tokens: Sequence[str], vocab_size: int, where: str) -> None:

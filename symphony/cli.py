@@ -44,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--mount", metavar="DIR", help="where the KV file system appears (default: /kv, or ~/kv)")
     serve.add_argument("--state", metavar="DIR", help="where the daemon keeps plain files and its lock")
     serve.add_argument("--kv-memory", metavar="SIZE", help="size of the page pool, like 4G (default: 25%% of memory)")
+    serve.add_argument("--precision", metavar="P", help="float32, bf16 (default), int8, or int4 for a 4-bit .gguf file")
     serve.add_argument("--threads", type=int, help="threads of the decoder (default: the cores given)")
     serve.add_argument(
         "--allow-other",
@@ -104,7 +105,7 @@ def _serve(args: argparse.Namespace) -> int:
         level=logging.DEBUG if args.verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    names = ("model", "mount", "socket", "state", "kv_memory", "threads", "allow_other")
+    names = ("model", "mount", "socket", "state", "kv_memory", "precision", "threads", "allow_other")
     config = load(args.config, {name: getattr(args, name) for name in names})
     try:
         trio.run(serve, config)

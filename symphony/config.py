@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from decoder.arena import KV_DTYPE
 from libsym.errors import Invalid, NotFound
 from libsym.paths import default_socket
 
@@ -26,6 +27,8 @@ class Config:
     state: Path = Path("/var/lib/symphony")
     kv_memory: int = 1 << 30
     """Bytes of the page pool; committed as pages are used."""
+    precision: str = "bf16"
+    """Of the arithmetic: float32, bf16, int8 or int4."""
     threads: int | None = None
     """Of the CPU decoder; None: the cores that this process is given."""
     allow_other: bool | None = None
@@ -48,6 +51,8 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
     if path is not None:
         config = replace(config, **_read(path))
     config = replace(config, **{key: _value(key, value) for key, value in overrides.items() if value is not None})
+    if config.precision not in KV_DTYPE:
+        raise Invalid(f"precision {config.precision!r} is not one of {', '.join(KV_DTYPE)}")
     if config.threads is not None and config.threads < 1:
         raise Invalid(f"threads is {config.threads}: at least 1 is needed")
     return config
@@ -76,7 +81,7 @@ def _value(key: str, value: Any) -> Any:
         return Path(value).expanduser().absolute()
     if key == "kv_memory":
         return parse_bytes(str(value))
-    expected = {"model": str, "threads": int, "allow_other": bool}[key]
+    expected = {"model": str, "precision": str, "threads": int, "allow_other": bool}[key]
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         raise Invalid(f"{key} is {value!r}: {expected.__name__} needed")
     return value

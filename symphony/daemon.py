@@ -19,7 +19,7 @@ from typing import Any
 
 import trio
 
-from decoder.arena import Arena
+from decoder.arena import KV_DTYPE, Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.facts import Facts
 from decoder.model import Model, load_model
@@ -58,26 +58,27 @@ class House:
 def build(config: Config) -> House:
     """Load the model and wire the rooms. Nothing is visible to others yet."""
     model = load_model(config.model)
-    page_bytes = PAGE_ENTRIES * model.config.entry_bytes("F32")
+    page_bytes = PAGE_ENTRIES * model.config.entry_bytes(KV_DTYPE[config.precision])
     num_pages = config.kv_memory // page_bytes
     if num_pages < 1:
         raise Invalid(f"--kv-memory {config.kv_memory} is less than one page of this model ({page_bytes} bytes)")
     try:
-        arena = Arena(model.config, num_pages)
+        arena = Arena(model.config, num_pages, KV_DTYPE[config.precision])
     except (OSError, OverflowError) as error:
         raise NoSpace(
             f"no page pool of {config.kv_memory} bytes can be had ({error}): say a smaller --kv-memory"
         ) from error
-    decoder = CpuDecoder(model.config, model.weights, arena, config.threads)
+    decoder = CpuDecoder(model.config, model.weights, arena, config.threads, precision=config.precision)
     fs = FileSystem(
         PagePool(arena),
-        Facts(model, arena),
+        Facts(model, arena, config.precision),
         backing_dir=config.state / "files",
         uid=os.geteuid(),
         gid=os.getegid(),
     )
     batches = BatchScheduler(fs, decoder, model.config.max_positions)
-    text = LoadedText(model, arena, f"cpu ({decoder.isa}, {decoder.num_threads} threads)", str(config.mount))
+    backend = f"cpu ({config.precision}, {decoder.isa}, {decoder.num_threads} threads)"
+    text = LoadedText(model, arena, backend, str(config.mount))
     began_s = time.monotonic()
     gate = Gate(fs, batches, text, lambda: daemon_info(house, time.monotonic() - began_s))
     house = House(config, model, arena, decoder, fs, batches, gate, Listener(gate, model.config.vocab_size))

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from decoder.arena import Arena
-from decoder.batch import Chunk, IntArray, StepBatch
+from decoder.arena import KV_DTYPE, Arena
+from decoder.batch import BoolArray, Chunk, IntArray, StepBatch
 from decoder.config import ModelConfig
 from decoder.cpu._step import ffi, lib
-from decoder.cpu.packing import pack_weights, pointer
-from decoder.weights import FloatArray, Weights
+from decoder.cpu.packing import pack_weights
+from decoder.rope import inverse_frequencies, rotation_factor
+from decoder.weights import Weights
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 
@@ -23,10 +24,11 @@ SOLO_WORK = 1 << 20
 """Multiply-adds below which a step stays on the caller's thread: waking another takes some 50 µs."""
 
 _MAX_HEAD_DIM = 256
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
 class CpuDecoder:
-    """Runs steps of one model in float32 over the pages of an arena.
+    """Runs steps of one model in one precision over the pages of an arena.
 
     The same call gives the same bits, alone or in any batch, however its prefill was chunked, with any number
     of threads. `step` is for one thread at a time; the threads of the pool belong to the decoder.
@@ -40,17 +42,23 @@ class CpuDecoder:
         num_threads: int | None = None,
         isa: str | None = None,
         *,
+        precision: str = "float32",
         solo_work: int = SOLO_WORK,
     ) -> None:
         _check_shape(config)
+        if precision not in KV_DTYPE:
+            raise Invalid(f"precision {precision!r} is not one of {', '.join(KV_DTYPE)}")
+        if arena.dtype != KV_DTYPE[precision]:
+            raise Invalid(f"precision {precision} needs an arena of {KV_DTYPE[precision]}, this one is {arena.dtype}")
         self.config = config
         self.arena = arena
         self.num_threads = available_cores() if num_threads is None else num_threads
         if self.num_threads < 1:
             raise Invalid(f"num_threads is {num_threads}: give at least 1")
         self.isa = _choose_isa(isa)
-        self._packed = pack_weights(config, weights)
-        self._cos, self._sin = rope_table(config)
+        self.precision = precision
+        self._packed = pack_weights(config, weights, precision)
+        self._frequencies = [inverse_frequencies(config, local) for local in (False, True)]
         model = ffi.new("sym_model *")
         model.shape = {
             "vocab": config.vocab_size,
@@ -60,13 +68,22 @@ class CpuDecoder:
             "kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
             "ffn": config.ffn_size,
+            "activation": _ACTIVATIONS[config.activation],
+            "window": config.window,
+            "kv_format": lib.SYM_FLOAT32 if arena.dtype == "F32" else lib.SYM_BFLOAT16,
             "rms_eps": config.rms_eps,
+            "embed_scale": config.embed_scale,
+            "attn_scale": config.score_scale,
+            "attn_softcap": config.attn_softcap,
+            "final_softcap": config.final_softcap,
         }
         model.layers = self._packed.layers
-        model.embed, model.head = pointer(self._packed.embed), pointer(self._packed.head)
-        model.final_norm = pointer(self._packed.final_norm)
-        model.cos, model.sin = pointer(self._cos), pointer(self._sin)
-        model.arena = pointer(arena.pages)
+        model.embed, model.head = self._packed.embed[0], self._packed.head[0]
+        model.final_norm = self._packed.final_norm
+        for local in (False, True):
+            model.frequencies[local] = ffi.cast("double *", self._frequencies[local].ctypes.data)
+            model.rotation_factors[local] = rotation_factor(config, local)
+        model.arena = ffi.cast("char *", arena.pages.ctypes.data)
         self._decoder = lib.sym_decoder_new(model, self.num_threads, self.isa.encode(), solo_work)
         if self._decoder == ffi.NULL:
             raise OSError(
@@ -116,6 +133,8 @@ class CpuDecoder:
         _check_range("page to copy", copies, self.arena.num_pages)
         vocab = self.config.vocab_size
         rows = [_row_pointer(row, vocab) for chunk in chunks for row in chunk.rows]
+        words = [None if chunk.mask is None else _mask_words(chunk, chunk.mask) for chunk in chunks]
+        masks = ffi.new("uint32_t *[]", [ffi.NULL if word is None else _address(word) for word in words])
         index: list[IntArray] = [
             np.array([0, *np.cumsum(lengths)], dtype=np.int32),
             np.array([chunk.start for chunk in chunks], dtype=np.int32),
@@ -138,11 +157,12 @@ class CpuDecoder:
                 "first_page": first_page,
                 "pages": _ints(pages),
                 "wanted": wanted,
+                "masks": masks,
                 "out": out,
                 "copies": _ints(copies),
             },
         )
-        return laid_out, (tokens, positions, pages, copies, index, rows, out)
+        return laid_out, (tokens, positions, pages, copies, index, words, masks, rows, out)
 
 
 def available_cores() -> int:
@@ -163,14 +183,6 @@ def _cgroup_quota() -> float | None:
     else:
         return None
     return None if quota in {"max", "-1"} else int(quota) / int(period)
-
-
-def rope_table(config: ModelConfig) -> tuple[FloatArray, FloatArray]:
-    """Cosines and sines, [max_positions, head_dim / 2] each, rounded to float32 only at the end."""
-    half = config.head_dim // 2
-    frequencies = config.rope_theta ** (-np.arange(half, dtype=np.float64) / half)
-    angles = np.arange(config.max_positions, dtype=np.float64)[:, None] * frequencies
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 def _check_shape(config: ModelConfig) -> None:
@@ -208,6 +220,22 @@ def _pages_used(chunk: Chunk) -> int:
             f"entries {chunk.start} to {chunk.start + length} do not fit a table of {len(chunk.pages)} pages"
         )
     return count
+
+
+def _mask_words(chunk: Chunk, mask: BoolArray) -> npt.NDArray[np.uint32]:
+    """A bit for each entry, a word for each page: [rows, pages]."""
+    rows, entries = len(chunk.tokens), chunk.start + len(chunk.tokens)
+    if mask.shape != (rows, entries):
+        raise ValueError(f"a mask of shape {mask.shape} for {rows} rows over {entries} entries")
+    if not mask[np.arange(rows), chunk.start + np.arange(rows)].all():
+        raise ValueError("a mask hides a row's own entry: every row must see itself")
+    padded = np.zeros((rows, -(-entries // PAGE_ENTRIES) * PAGE_ENTRIES), np.uint8)
+    padded[:, :entries] = mask
+    return np.packbits(padded, axis=1, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def _address(words: npt.NDArray[np.uint32]) -> Any:
+    return ffi.cast("uint32_t *", words.ctypes.data)
 
 
 def _joined(arrays: Sequence[IntArray]) -> IntArray:

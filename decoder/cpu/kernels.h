@@ -4,43 +4,66 @@
  * function; the simd_*.h file before this one defines VEC and its operations.
  *
  * Every result is one chain of operations whose order depends on the row's own data alone: an element of a
- * matrix product is one fused multiply-add after the other over k, whatever the tile it was computed in. So
- * the bits do not depend on what else is in the batch, how a prefill was chunked, or how many threads ran. */
+ * matrix product is one multiply-add after the other over k, whatever the tile it was computed in. So
+ * the bits do not depend on what else is in the batch, how a prefill was chunked, or how many threads ran.
+ *
+ * A step of a product takes four bytes of each row of a and four bytes of each feature of b: one float, two
+ * bfloat16 or four codes. Formats are known at compile time wherever a loop is inside. */
 
-/* acc[rows][vectors] += a[rows, k] . b[k, 16 * vectors]; everything but k is known at compile time. */
-OP void FN(tile)(VEC acc[][2], const int rows, const int vectors, long k, const float *a, long a_stride,
-                 const float *b, long b_stride)
+typedef float FN(word) __attribute__((may_alias, aligned(2))); /* four bytes of anything */
+#define WORD(p) (*(const FN(word) *)(p))
+
+OP VEC FN(dot)(const int format, VEC a, VEC b, VEC sum)
 {
-    for (long i = 0; i < k; i++, a++, b += b_stride) {
-        VEC b0 = FN(load)(b), b1 = b0;
-        if (vectors == 2) b1 = FN(load)(b + 16);
+    if (format == SYM_FLOAT32) return FN(fma)(a, b, sum);
+    if (format == SYM_BFLOAT16) return FN(dot_bfloat16)(a, b, sum);
+    return FN(dot_codes)(a, b, sum);
+}
+
+/* One step for `rows` rows and one or two vectors of b. */
+OP void FN(step)(const int format, VEC acc[][2], const int rows, const int vectors, const char *a, long a_stride,
+                 VEC b0, VEC b1)
+{
 #pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
-            VEC x = FN(splat)(a[r * a_stride]);
-            acc[r][0] = FN(fma)(x, b0, acc[r][0]);
-            if (vectors == 2) acc[r][1] = FN(fma)(x, b1, acc[r][1]);
-        }
+    for (int r = 0; r < rows; r++) {
+        VEC x = FN(splat)(WORD(a + r * a_stride));
+        acc[r][0] = FN(dot)(format, x, b0, acc[r][0]);
+        if (vectors == 2) acc[r][1] = FN(dot)(format, x, b1, acc[r][1]);
     }
 }
 
-/* Rows of a tile as a constant: body is expanded once for each, with ROWS in it. */
-#define CASE(n, body) case n: { enum { ROWS = n }; body } break;
-#if TILE_ROWS == 12
-#define FOR_ROWS(rows, body) switch (rows) { CASE(1, body) CASE(2, body) CASE(3, body) CASE(4, body) \
-    CASE(5, body) CASE(6, body) CASE(7, body) CASE(8, body) CASE(9, body) CASE(10, body) CASE(11, body) \
-    CASE(12, body) }
-#elif TILE_ROWS == 3
-#define FOR_ROWS(rows, body) switch (rows) { CASE(1, body) CASE(2, body) CASE(3, body) }
-#elif TILE_ROWS == 2
-#define FOR_ROWS(rows, body) switch (rows) { CASE(1, body) CASE(2, body) }
-#endif
+/* acc[rows][vectors] += a[rows, steps] . b[steps, 16 * vectors]; strides are in bytes. `ahead`, unless null, is what will
+ * be read next: it comes into the cache meanwhile, as fast as b is used up. */
+OP void FN(tile)(const int format, VEC acc[][2], const int rows, const int vectors, long steps, const char *a,
+                 long a_stride, const char *b, long b_stride, const char *ahead)
+{
+    for (long i = 0; i < steps; i++, a += 4, b += b_stride) {
+        VEC b0 = FN(load)((const float *)b), b1 = b0;
+        if (vectors == 2) b1 = FN(load)((const float *)(b + 64));
+        if (ahead) {
+            __builtin_prefetch(ahead + i * b_stride);
+            __builtin_prefetch(ahead + i * b_stride + 64);
+        }
+        FN(step)(format, acc, rows, vectors, a, a_stride, b0, b1);
+    }
+}
 
 /* Rows of the next tile when `left` are to do: as few tiles as can be, of as equal a height as can be. */
-OP long FN(tile_rows)(long left)
+OP long FN(tile_rows)(long left, long most)
 {
-    long tiles = (left + TILE_ROWS - 1) / TILE_ROWS;
+    long tiles = (left + most - 1) / most;
     return (left + tiles - 1) / tiles;
 }
+
+/* Rows of a tile as a constant: body is expanded once for each, with ROWS in it. */
+#define CASE(n, ...) case n: { enum { ROWS = n }; __VA_ARGS__ } break;
+#define UP_TO_1(...) CASE(1, __VA_ARGS__)
+#define UP_TO_2(...) UP_TO_1(__VA_ARGS__) CASE(2, __VA_ARGS__)
+#define UP_TO_3(...) UP_TO_2(__VA_ARGS__) CASE(3, __VA_ARGS__)
+#define UP_TO_6(...) UP_TO_3(__VA_ARGS__) CASE(4, __VA_ARGS__) CASE(5, __VA_ARGS__) CASE(6, __VA_ARGS__)
+#define PASTE(a, b) a##b
+#define UP_TO(n, ...) PASTE(UP_TO_, n)(__VA_ARGS__)
+#define FOR_ROWS(rows, most, ...) switch (rows) { UP_TO(most, __VA_ARGS__) }
 
 /* e^x, within 1.2e-7 relative; 0 below -87.3 (no denormals), at most e^88. e^0 is exactly 1. */
 OP VEC FN(exp)(VEC x)
@@ -73,38 +96,145 @@ OP void FN(put)(float *out, VEC x, long room)
     }
 }
 
+OP VEC FN(tanh)(VEC x)
+{
+    VEC one = FN(splat)(1.0f), e = FN(exp)(FN(add)(x, x));
+    return FN(sub)(one, FN(div)(FN(splat)(2.0f), FN(add)(e, one)));
+}
+
+OP VEC FN(capped)(VEC x, float cap) { return FN(mul)(FN(tanh)(FN(div)(x, FN(splat)(cap))), FN(splat)(cap)); }
+
+OP VEC FN(activate)(enum activation activation, VEC x)
+{
+    VEC one = FN(splat)(1.0f);
+    if (activation == SILU) return FN(div)(x, FN(add)(one, FN(exp)(FN(sub)(FN(splat)(0.0f), x))));
+    VEC cube = FN(mul)(FN(mul)(x, x), x);
+    VEC inner = FN(mul)(FN(fma)(cube, FN(splat)(0.044715f), x), FN(splat)(0.79788456f));
+    return FN(mul)(FN(mul)(FN(splat)(0.5f), x), FN(add)(one, FN(tanh)(inner)));
+}
+
 OP void FN(epilogue)(const struct product *p, long panel, long row, VEC a, VEC b)
 {
-    float *out = p->out ? p->out + row * p->out_stride : p->out_rows[row];
-    if (p->epilogue == SWIGLU) {
-        VEC one = FN(splat)(1.0f);
-        VEC silu = FN(div)(a, FN(add)(one, FN(exp)(FN(sub)(FN(splat)(0.0f), a))));
-        FN(store)(out + panel * (PANEL / 2), FN(mul)(silu, b));
+    char *out = p->out ? (char *)p->out + row * p->out_stride : (char *)p->out_rows[row];
+    if (p->epilogue == GATED) {
+        VEC gated = FN(mul)(FN(activate)(p->activation, a), b);
+        if (p->narrow_out) FN(store_bfloat16)((uint16_t *)out + panel * (PANEL / 2), gated);
+        else FN(store)((float *)out + panel * (PANEL / 2), gated);
         return;
     }
-    out += panel * PANEL;
-    long room = p->n - panel * PANEL;
-    if (p->epilogue == ADD) {
-        a = FN(add)(FN(load)(out), a);
-        if (room > 16) b = FN(add)(FN(load)(out + 16), b);
+    float *to = (float *)out + panel * PANEL;
+    long room = p->w->n - panel * PANEL;
+    if (p->bias) {
+        a = FN(add)(a, FN(load)(p->bias + panel * PANEL));
+        if (room > 16) b = FN(add)(b, FN(load)(p->bias + panel * PANEL + 16));
     }
-    FN(put)(out, a, room);
-    FN(put)(out + 16, b, room - 16);
+    if (p->softcap != 0) a = FN(capped)(a, p->softcap), b = FN(capped)(b, p->softcap);
+    if (p->epilogue == ADD) {
+        a = FN(add)(FN(load)(to), a);
+        if (room > 16) b = FN(add)(FN(load)(to + 16), b);
+    }
+    FN(put)(to, a, room);
+    FN(put)(to + 16, b, room - 16);
+}
+
+/* float32 and bfloat16. */
+OP void FN(product_numbers)(const int format, const struct product *p, long panel, long first, long last)
+{
+    long steps = format == SYM_FLOAT32 ? p->w->k : p->w->k / 2;
+    const char *b = p->w->data + panel * steps * STEP, *ahead = b + steps * STEP;
+    while (first < last) {
+        long rows = FN(tile_rows)(last - first, TILE_ROWS);
+        const char *a = p->a + first * p->a_stride;
+        FOR_ROWS(rows, TILE_ROWS, {
+            VEC acc[ROWS][2];
+            for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = FN(splat)(0.0f);
+            FN(tile)(format, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, ROWS > 1 ? ahead : NULL);
+            for (int r = 0; r < ROWS; r++) FN(epilogue)(p, panel, first + r, acc[r][0], acc[r][1]);
+        })
+        ahead = NULL; /* once is enough */
+        first += rows;
+    }
+}
+
+/* acc += a's codes . one group of b's. */
+OP void FN(group_tile)(const int format, VEC acc[][2], const int rows, long group, const char *a, long a_stride,
+                       const char *b)
+{
+    if (format == SYM_CODES8) {
+        FN(tile)(format, acc, rows, 2, group / 4, a, a_stride, b, STEP, NULL);
+        return;
+    }
+    for (long i = 0; i < group; i += 8, a += 8, b += STEP) {
+        VEC b0 = FN(load)((const float *)b), b1 = FN(load)((const float *)(b + 64));
+        FN(step)(format, acc, rows, 2, a, a_stride, FN(and_bits)(b0, 0x0f0f0f0fu), FN(and_bits)(b1, 0x0f0f0f0fu));
+        b0 = FN(and_bits)(FN(shift_right)(b0, 4), 0x0f0f0f0fu);
+        b1 = FN(and_bits)(FN(shift_right)(b1, 4), 0x0f0f0f0fu);
+        FN(step)(format, acc, rows, 2, a + 4, a_stride, b0, b1);
+    }
+}
+
+/* What the sums of codes of a group begin with. */
+OP VEC FN(group_start)(const int format, const int has_mins, const struct group_info *info)
+{
+    if (has_mins) return FN(splat)(0.0f);
+    return FN(splat)(WORD(format == SYM_CODES8 ? &info->offset8 : &info->offset4));
+}
+
+/* total += scale * the group's sum of codes (+ min * the group's sum). */
+OP VEC FN(add_group)(const int has_mins, const struct group_info *info, VEC codes, VEC scale, VEC min, VEC total)
+{
+    total = FN(fma)(FN(mul)(FN(from_int)(codes), scale), FN(splat)(info->scale), total);
+    return has_mins ? FN(fma)(min, FN(splat)(info->scaled_sum), total) : total;
+}
+
+OP void FN(product_codes)(const int format, const int has_mins, const struct product *p, long panel, long first, long last)
+{
+    const sym_matrix *w = p->w;
+    long groups = w->k / w->group, bytes = group_bytes(w), head = group_head(w);
+    const char *base = w->data + panel * groups * bytes;
+    VEC unit = FN(splat)(CODE_UNIT);
+    int fetch = last - first > 1;
+    while (first < last) {
+        long rows = FN(tile_rows)(last - first, CODE_ROWS);
+        const char *a = p->a + first * p->a_stride, *info = a + w->k, *b = base;
+        FOR_ROWS(rows, CODE_ROWS, {
+            VEC total[ROWS][2];
+            for (int r = 0; r < ROWS; r++) total[r][0] = total[r][1] = FN(splat)(0.0f);
+            for (long g = 0; g < groups; g++, b += bytes, info += sizeof(struct group_info)) {
+                VEC acc[ROWS][2];
+                VEC d0 = FN(load_halves)(b), d1 = FN(load_halves)(b + 32), m0 = d0, m1 = d1;
+                if (has_mins) m0 = FN(load_halves)(b + 64), m1 = FN(load_halves)(b + 96);
+                if (fetch)
+                    for (long i = 0; i < bytes; i += 64) __builtin_prefetch(b + groups * bytes + i);
+                for (int r = 0; r < ROWS; r++)
+                    acc[r][0] = acc[r][1] = FN(group_start)(format, has_mins, (const void *)(info + r * p->a_stride));
+                FN(group_tile)(format, acc, ROWS, w->group, a + g * w->group, p->a_stride, b + head);
+                for (int r = 0; r < ROWS; r++) {
+                    const struct group_info *of_row = (const void *)(info + r * p->a_stride);
+                    total[r][0] = FN(add_group)(has_mins, of_row, acc[r][0], d0, m0, total[r][0]);
+                    total[r][1] = FN(add_group)(has_mins, of_row, acc[r][1], d1, m1, total[r][1]);
+                }
+            }
+            for (int r = 0; r < ROWS; r++)
+                FN(epilogue)(p, panel, first + r, FN(mul)(total[r][0], unit), FN(mul)(total[r][1], unit));
+        })
+        fetch = 0;
+        first += rows;
+    }
 }
 
 static void FN(product)(const struct product *p, long panel, long first, long last)
 {
-    const float *b = p->packed + panel * p->k * PANEL;
-    while (first < last) {
-        long rows = FN(tile_rows)(last - first);
-        const float *a = p->a + first * p->a_stride;
-        FOR_ROWS(rows, {
-            VEC acc[ROWS][2];
-            for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = FN(splat)(0.0f);
-            FN(tile)(acc, ROWS, 2, p->k, a, p->a_stride, b, PANEL);
-            for (int r = 0; r < ROWS; r++) FN(epilogue)(p, panel, first + r, acc[r][0], acc[r][1]);
-        })
-        first += rows;
+    switch (p->w->format) {
+    case SYM_FLOAT32: FN(product_numbers)(SYM_FLOAT32, p, panel, first, last); break;
+    case SYM_BFLOAT16: FN(product_numbers)(SYM_BFLOAT16, p, panel, first, last); break;
+    case SYM_CODES8:
+        if (p->w->has_mins) FN(product_codes)(SYM_CODES8, 1, p, panel, first, last);
+        else FN(product_codes)(SYM_CODES8, 0, p, panel, first, last);
+        break;
+    default:
+        if (p->w->has_mins) FN(product_codes)(SYM_CODES4, 1, p, panel, first, last);
+        else FN(product_codes)(SYM_CODES4, 0, p, panel, first, last);
     }
 }
 
@@ -120,48 +250,148 @@ static void FN(rms_norm)(const float *x, const float *weight, float eps, long n,
         FN(store)(out + i, FN(mul)(FN(load)(weight + i), FN(mul)(FN(load)(x + i), scale)));
 }
 
-/* scores[vectors][PAGE] = q . K block ([head_dim][PAGE], lanes along entries). */
-static void FN(scores)(const float *q, long vectors, long head_dim, const float *k, float *scores)
+OP VEC FN(magnitude)(VEC x) { return FN(and_bits)(x, 0x7fffffffu); }
+
+/* Signed codes of a row, its largest magnitude in each group 127 of them. */
+static void FN(prepare_codes)(long group, const float *x, long n, char *to)
 {
+    long padded = (n + group - 1) / group * group;
+    struct group_info *info = (struct group_info *)(to + padded);
+    for (long first = 0; first < n; first += group, info++) {
+        long end = first + group < n ? first + group : n;
+        int8_t *codes = (int8_t *)to + first;
+        VEC largest = FN(splat)(0.0f);
+        for (long i = first; i < end; i += 16) largest = FN(max)(largest, FN(magnitude)(FN(load)(x + i)));
+        float top = FN(largest)(largest);
+        VEC inverse = FN(splat)(top > 0 ? 127 / top : 0);
+        for (long i = first; i < end; i += 16) FN(store_codes)((int8_t *)to + i, FN(mul)(FN(load)(x + i), inverse));
+        memset(codes + (end - first), 0, (size_t)(first + group - end));
+        int32_t sum = 0;
+        for (long i = 0; i < group; i++) sum += codes[i];
+        float scale = top / 127;
+        *info = (struct group_info){scale, scale * (float)sum, -8 * sum, -128 * sum};
+    }
+}
+
+static void FN(prepare)(int format, long group, const float *x, long n, void *to)
+{
+    switch (format) {
+    case SYM_FLOAT32: memcpy(to, x, (size_t)n * sizeof *x); break;
+    case SYM_BFLOAT16:
+        for (long i = 0; i < n; i += 16) FN(store_bfloat16)((uint16_t *)to + i, FN(load)(x + i));
+        break;
+    default: FN(prepare_codes)(group, x, n, to);
+    }
+}
+
+/* ---- attention: blocks of BLOCK entries, scores and weights [vectors][BLOCK] words apart ---- */
+
+/* Which of a page's entries a row sees. */
+OP uint32_t FN(seen)(const struct attention *a, long row, long page)
+{
+    uint32_t bits = 0xffffffffu;
+    long limit = a->limits[row] - page * PAGE, past = limit - a->window;
+    if (limit <= 0 || (a->window && past >= PAGE)) return 0;
+    if (limit < PAGE) bits = (1u << limit) - 1;
+    if (a->window && past > 0) bits &= 0xffffffffu << past;
+    return a->masks[row] ? bits & a->masks[row][page] : bits;
+}
+
+/* scores[vectors][BLOCK] = q . K block, whose lanes lie along entries. */
+OP void FN(scores)(const int format, const struct attention *a, const char *k, float *scores)
+{
+    long vectors = a->rows * a->heads, steps = format == SYM_FLOAT32 ? a->head_dim : a->head_dim / 2;
     for (long first = 0; first < vectors;) {
-        long rows = FN(tile_rows)(vectors - first);
-        const float *a = q + first * head_dim;
-        float *out = scores + first * PAGE;
-        FOR_ROWS(rows, {
+        long rows = FN(tile_rows)(vectors - first, TILE_ROWS);
+        const char *q = a->q + first * steps * 4;
+        float *out = scores + first * BLOCK;
+        FOR_ROWS(rows, TILE_ROWS, {
             VEC acc[ROWS][2];
             for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = FN(splat)(0.0f);
-            FN(tile)(acc, ROWS, 2, head_dim, a, head_dim, k, PAGE);
+            FN(tile)(format, acc, ROWS, 2, steps, q, steps * 4, k, STEP, NULL);
             for (int r = 0; r < ROWS; r++) {
-                FN(store)(out + r * PAGE, acc[r][0]);
-                FN(store)(out + r * PAGE + 16, acc[r][1]);
+                FN(store)(out + r * BLOCK, acc[r][0]);
+                FN(store)(out + r * BLOCK + 16, acc[r][1]);
             }
         })
         first += rows;
     }
 }
 
-/* value = value * decay + p . V block ([PAGE][head_dim], lanes along dimensions), its first `entries` alone. */
-static void FN(values)(float *value, const float *decay, const float *p, long vectors, long entries, long head_dim,
-                       const float *v)
+/* From a block's scores to its weights, in place, in the pages' format. Slots that a row does not see may hold
+ * anything: their score is replaced before it is looked at. */
+OP void FN(weigh)(const int format, const struct attention *a, long first_page, long pages, float *scores, float *decay,
+                  float *max, float *sums)
 {
+    const float nothing = -__builtin_inff();
+    VEC scale = FN(splat)(a->scale);
+    for (long row = 0; row < a->rows; row++) {
+        uint32_t seen[BLOCK_PAGES];
+        for (long j = 0; j < BLOCK_PAGES; j++) seen[j] = j < pages ? FN(seen)(a, row, first_page + j) : 0;
+        for (long i = row * a->heads; i < (row + 1) * a->heads; i++) {
+            float *s = scores + i * BLOCK;
+            VEC x[BLOCK / 16], top = FN(splat)(nothing);
+#pragma GCC unroll 8
+            for (int j = 0; j < BLOCK / 16; j++) {
+                x[j] = FN(mul)(FN(load)(s + 16 * j), scale);
+                if (a->softcap != 0) x[j] = FN(capped)(x[j], a->softcap);
+                if (seen[j / 2] != 0xffffffffu) x[j] = FN(pick)(x[j], seen[j / 2] >> (j % 2 * 16) & 0xffff, nothing);
+                top = FN(max)(top, x[j]);
+            }
+            float best = FN(largest)(top), factor = 1;
+            if (best > max[i]) {
+                float lanes[16];
+                FN(store)(lanes, FN(exp)(FN(splat)(max[i] - best)));
+                factor = lanes[0];
+                max[i] = best;
+            }
+            decay[i] = factor;
+            VEC base = FN(splat)(max[i] == nothing ? 0.0f : max[i]), sum[BLOCK / 16];
+#pragma GCC unroll 8
+            for (int j = 0; j < BLOCK / 16; j++) {
+                sum[j] = FN(exp)(FN(sub)(x[j], base));
+                if (format == SYM_FLOAT32) FN(store)(s + 16 * j, sum[j]);
+                else FN(store_bfloat16)((uint16_t *)s + 16 * j, sum[j]);
+            }
+            VEC all = FN(add)(FN(add)(sum[0], sum[1]), FN(add)(sum[2], sum[3]));
+            FN(store)(sums + i * 16, FN(fma)(FN(load)(sums + i * 16), FN(splat)(factor), all));
+        }
+    }
+}
+
+/* value = value * decay + weights . V of `entries` entries, whose lanes lie along dimensions. */
+OP void FN(values)(const int format, const struct attention *a, long first_page, long entries, const float *weights,
+                   const float *decay, float *value)
+{
+    long vectors = a->rows * a->heads, per_step = format == SYM_FLOAT32 ? 1 : 2, row_bytes = 4 * a->head_dim;
     for (long first = 0; first < vectors;) {
-        long rows = FN(tile_rows)(vectors - first);
-        const float *a = p + first * PAGE;
-        for (long d = 0; d < head_dim; d += 32) {
-            float *out = value + first * head_dim + d;
-            int pair = head_dim - d >= 32;
-            FOR_ROWS(rows, {
+        long rows = FN(tile_rows)(vectors - first, TILE_ROWS);
+        for (long d = 0; d < a->head_dim; d += 32) {
+            float *out = value + first * a->head_dim + d;
+            int pair = a->head_dim - d >= 32;
+            FOR_ROWS(rows, TILE_ROWS, {
                 VEC acc[ROWS][2];
                 for (int r = 0; r < ROWS; r++) {
                     VEC factor = FN(splat)(decay[first + r]);
-                    acc[r][0] = FN(mul)(FN(load)(out + r * head_dim), factor);
-                    acc[r][1] = pair ? FN(mul)(FN(load)(out + r * head_dim + 16), factor) : factor;
+                    acc[r][0] = FN(mul)(FN(load)(out + r * a->head_dim), factor);
+                    acc[r][1] = pair ? FN(mul)(FN(load)(out + r * a->head_dim + 16), factor) : factor;
                 }
-                if (pair) FN(tile)(acc, ROWS, 2, entries, a, PAGE, v + d, head_dim);
-                else FN(tile)(acc, ROWS, 1, entries, a, PAGE, v + d, head_dim);
+                for (long done = 0; done < entries; done += PAGE) {
+                    long count = entries - done < PAGE ? entries - done : PAGE, steps = count / per_step;
+                    const char *p = (const char *)(weights + first * BLOCK) + done / per_step * 4;
+                    const char *v = a->v + a->pages[first_page + done / PAGE] * a->page_bytes + 4 * d;
+                    if (pair) FN(tile)(format, acc, ROWS, 2, steps, p, 4 * BLOCK, v, row_bytes, NULL);
+                    else FN(tile)(format, acc, ROWS, 1, steps, p, 4 * BLOCK, v, row_bytes, NULL);
+                    if (count % per_step) { /* the pair's second entry may hold anything */
+                        const char *odd = v + steps * row_bytes;
+                        VEC b0 = FN(and_bits)(FN(load)((const float *)odd), 0xffffu), b1 = b0;
+                        if (pair) b1 = FN(and_bits)(FN(load)((const float *)(odd + 64)), 0xffffu);
+                        FN(step)(format, acc, ROWS, pair ? 2 : 1, p + 4 * steps, 4 * BLOCK, b0, b1);
+                    }
+                }
                 for (int r = 0; r < ROWS; r++) {
-                    FN(store)(out + r * head_dim, acc[r][0]);
-                    if (pair) FN(store)(out + r * head_dim + 16, acc[r][1]);
+                    FN(store)(out + r * a->head_dim, acc[r][0]);
+                    if (pair) FN(store)(out + r * a->head_dim + 16, acc[r][1]);
                 }
             })
         }
@@ -169,68 +399,53 @@ static void FN(values)(float *value, const float *decay, const float *p, long ve
     }
 }
 
-/* The softmax of one page's scores, in place; `sums` are the sixteen partial sums of each vector. Slots that a
- * row does not see may hold anything: their score is replaced before it is looked at. */
-static void FN(weigh)(const struct attention *a, long page, float *scores, float *decay, float *max, float *sums)
+OP void FN(attend_pages)(const int format, const struct attention *a, long split, struct softmax *into, float *room)
 {
-    const float nothing = -__builtin_inff();
     long vectors = a->rows * a->heads;
-    for (long i = 0; i < vectors; i++) {
-        float *s = scores + i * PAGE;
-        long seen = a->limit + i / a->heads - page * PAGE;
-        if (seen < PAGE) {
-            FN(store)(s, FN(first)(FN(load)(s), (int)(seen > 0 ? seen : 0), nothing));
-            FN(store)(s + 16, FN(first)(FN(load)(s + 16), (int)(seen > 16 ? seen - 16 : 0), nothing));
-        }
-        float best = FN(largest)(FN(max)(FN(load)(s), FN(load)(s + 16)));
-        best = best > max[i] ? best : max[i];
-        decay[i] = best == max[i] ? 0.0f : max[i] - best;
-        max[i] = best;
-    }
-    for (long i = 0; i < vectors; i += 16) FN(store)(decay + i, FN(exp)(FN(load)(decay + i)));
-    for (long i = 0; i < vectors; i++) {
-        float *s = scores + i * PAGE;
-        VEC best = FN(splat)(max[i] == nothing ? 0.0f : max[i]);
-        VEC p0 = FN(exp)(FN(sub)(FN(load)(s), best));
-        VEC p1 = FN(exp)(FN(sub)(FN(load)(s + 16), best));
-        FN(store)(s, p0);
-        FN(store)(s + 16, p1);
-        VEC sum = FN(fma)(FN(load)(sums + i * 16), FN(splat)(decay[i]), FN(add)(p0, p1));
-        FN(store)(sums + i * 16, sum);
-    }
-}
-
-static void FN(attend)(const struct attention *a, long split, struct softmax *into, float *room)
-{
-    long vectors = a->rows * a->heads, width = a->heads * a->head_dim;
-    float *q = room, *scores = q + vectors * a->head_dim, *sums = scores + vectors * PAGE;
-    float *decay = sums + vectors * 16; /* rounded up to 16: a vector's exp */
-    VEC scale = FN(splat)(a->scale), zero = FN(splat)(0.0f);
-    for (long r = 0; r < a->rows; r++)
-        for (long i = 0; i < width; i += 16)
-            FN(store)(q + r * width + i, FN(mul)(FN(load)(a->q + r * a->q_stride + i), scale));
+    float *scores = room, *sums = scores + vectors * BLOCK, *decay = sums + vectors * 16;
+    VEC zero = FN(splat)(0.0f);
     for (long i = 0; i < vectors; i++) {
         into->max[i] = -__builtin_inff();
         FN(store)(sums + i * 16, zero);
     }
-    for (long i = vectors; i < vectors + 15; i++) decay[i] = 0.0f;
     for (long i = 0; i < vectors * a->head_dim; i += 16) FN(store)(into->value + i, zero);
 
-    long last_limit = a->limit + a->rows - 1, end = (split + 1) * SPLIT;
-    if (end > last_limit) end = last_limit;
-    for (long page = split * (SPLIT / PAGE); page * PAGE < end; page++) {
-        long block = a->pages[page] * a->page_floats;
-        long entries = end - page * PAGE < PAGE ? end - page * PAGE : PAGE;
-        FN(scores)(q, vectors, a->head_dim, a->k + block, scores);
-        FN(weigh)(a, page, scores, decay, into->max, sums);
-        FN(values)(into->value, decay, scores, vectors, entries, a->head_dim, a->v + block);
+    long end = 0, begin = a->limits[0];
+    for (long r = 0; r < a->rows; r++) {
+        if (a->limits[r] > end) end = a->limits[r];
+        if (a->limits[r] < begin) begin = a->limits[r];
+    }
+    begin = a->window ? begin - a->window : 0; /* nothing before it is seen */
+    if (end > (split + 1) * SPLIT) end = (split + 1) * SPLIT;
+    for (long entry = split * SPLIT; entry < end; entry += BLOCK) {
+        if (entry + BLOCK <= begin) continue;
+        long page = entry / PAGE, entries = end - entry < BLOCK ? end - entry : BLOCK;
+        long pages = (entries + PAGE - 1) / PAGE;
+        for (long j = 0; j < pages; j++)
+            FN(scores)(format, a, a->k + a->pages[page + j] * a->page_bytes, scores + j * PAGE);
+        FN(weigh)(format, a, page, pages, scores, decay, into->max, sums);
+        FN(values)(format, a, page, entries, scores, decay, into->value);
     }
     for (long i = 0; i < vectors; i++) into->sum[i] = FN(sum)(FN(load)(sums + i * 16));
 }
 
-static void FN(merge)(struct softmax *into, const struct softmax *from, long first, long vectors, long head_dim)
+static void FN(attend)(const struct attention *a, long split, struct softmax *into, float *room)
 {
-    for (long i = first; i < vectors; i++) {
+    if (a->format == SYM_FLOAT32) FN(attend_pages)(SYM_FLOAT32, a, split, into, room);
+    else FN(attend_pages)(SYM_BFLOAT16, a, split, into, room);
+}
+
+static void FN(merge)(struct softmax *into, const struct softmax *from, long vectors, long head_dim)
+{
+    const float nothing = -__builtin_inff();
+    for (long i = 0; i < vectors; i++) {
+        if (from->max[i] == nothing) continue;
+        if (into->max[i] == nothing) {
+            into->max[i] = from->max[i];
+            into->sum[i] = from->sum[i];
+            memcpy(into->value + i * head_dim, from->value + i * head_dim, (size_t)head_dim * sizeof(float));
+            continue;
+        }
         float best = from->max[i] > into->max[i] ? from->max[i] : into->max[i];
         float pair[16] = {into->max[i] - best, from->max[i] - best};
         FN(store)(pair, FN(exp)(FN(load)(pair)));
@@ -244,28 +459,38 @@ static void FN(merge)(struct softmax *into, const struct softmax *from, long fir
     }
 }
 
-static void FN(finish)(const struct softmax *from, const struct attention *a, float *out, long out_stride)
+static void FN(finish)(const struct softmax *from, long first, long heads, long head_dim, void *out, int narrow)
 {
-    for (long r = 0; r < a->rows; r++)
-        for (long h = 0; h < a->heads; h++) {
-            long i = r * a->heads + h;
-            VEC share = FN(splat)(1.0f / from->sum[i]);
-            const float *value = from->value + i * a->head_dim;
-            float *to = out + r * out_stride + h * a->head_dim;
-            for (long d = 0; d < a->head_dim; d += 16) FN(store)(to + d, FN(mul)(FN(load)(value + d), share));
+    for (long h = 0; h < heads; h++) {
+        VEC share = FN(splat)(1.0f / from->sum[first + h]);
+        const float *value = from->value + (first + h) * head_dim;
+        for (long d = 0; d < head_dim; d += 16) {
+            VEC x = FN(mul)(FN(load)(value + d), share);
+            if (narrow) FN(store_bfloat16)((uint16_t *)out + h * head_dim + d, x);
+            else FN(store)((float *)out + h * head_dim + d, x);
         }
+    }
 }
 
 static const struct kernels FN(kernels) = {
     .name = ISA_NAME,
     .product = FN(product),
     .rms_norm = FN(rms_norm),
+    .prepare = FN(prepare),
     .attend = FN(attend),
     .merge = FN(merge),
     .finish = FN(finish),
 };
 
 #undef CASE
+#undef UP_TO_1
+#undef UP_TO_2
+#undef UP_TO_3
+#undef UP_TO_6
+#undef PASTE
+#undef UP_TO
 #undef FOR_ROWS
+#undef WORD
 #undef TILE_ROWS
+#undef CODE_ROWS
 #undef VEC

@@ -1,12 +1,23 @@
 """Weights as the CPU step reads them: panels of 32 output features side by side, in huge pages.
 
-A panel is `[in][32]`, so that a product's vector lanes run across output features and its sum over `in` is
-one chain in order. Another precision is another `PackedWeights`, with kernels of its own.
+A precision decides each matrix' format (`step.h` has them):
+
+float32, bf16   numbers
+int8            8-bit codes around zero, 32 inputs to a scale
+int4            what a GGUF file has: its 4-bit codes and their scales go into panels as they are; matrices that the
+                file keeps more bits of become 8-bit codes
+
+Matrices are decoded and packed a few thousand rows at a time on every core, so that loading takes little more
+memory than the packed weights.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +25,24 @@ import numpy as np
 
 from decoder.config import ModelConfig
 from decoder.cpu._step import ffi, lib
-from decoder.weights import FloatArray, Weights
+from decoder.llama import EMBED, FINAL_NORM, HEAD, layer_name
+from decoder.memory import available_memory_bytes
+from decoder.quants import GROUP_VALUES, ByteArray, FloatArray, Parts
+from decoder.stored import StoredTensor
+from decoder.weights import Weights
+from libsym.errors import Invalid, SymError
 
 _STRIP = 16
 """Features that are packed as one: half a panel."""
+_JOB_VALUES = 1 << 21
+"""Weights that one job decodes: 8 MiB of float32."""
+_PADDING = {lib.SYM_FLOAT32: 1, lib.SYM_BFLOAT16: 32, lib.SYM_CODES8: GROUP_VALUES, lib.SYM_CODES4: GROUP_VALUES}
+"""Of k: whole tiles of AMX, whole groups of codes."""
+_ZERO = {lib.SYM_CODES8: 128, lib.SYM_CODES4: 8}
+_MAX_SCALE = 250.0
+_READ_AHEAD = 1 << 12
+"""Bytes past the last matrix: prefetches may touch them."""
+_NUMBERS = {"float32": lib.SYM_FLOAT32, "bf16": lib.SYM_BFLOAT16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,69 +51,193 @@ class PackedWeights:
 
     layers: Any
     """`sym_layer[num_layers]`"""
-    embed: FloatArray
-    """[vocab, hidden], not packed: rows are looked up in it."""
-    final_norm: FloatArray
-    head: FloatArray
-    owned: tuple[FloatArray, ...]
+    embed: Any
+    head: Any
+    """`sym_matrix`, the same one where they are tied."""
+    final_norm: Any
+    owned: tuple[Any, ...]
     num_bytes: int
-    """What one row reads: everything but the embedding matrix."""
+    """What one row reads: everything but an embedding matrix of its own."""
 
 
-def pack_weights(config: ModelConfig, weights: Weights) -> PackedWeights:
-    """A packed copy; of `weights` it keeps the embedding and the norms."""
-    hidden, ffn = config.hidden_size, config.ffn_size
-    heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes = [(heads + 2 * kv, hidden), (hidden, heads), (2 * ffn, hidden), (hidden, ffn)] * config.num_layers
-    sizes = [lib.sym_packed_size(*shape) for shape in (*shapes, (config.vocab_size, hidden))]
-    blocks = _allocate(sizes)
-    head = blocks.pop()
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A tensor and the strips that its rows become: first, first + every, …"""
+
+    name: str
+    first: int = 0
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A `sym_matrix` to be filled."""
+
+    pieces: tuple[_Piece, ...]
+    struct: Any
+    as_stored: bool
+    """Codes of the file are kept, not made anew."""
+
+
+def pack_weights(config: ModelConfig, weights: Weights, precision: str) -> PackedWeights:
+    """A packed copy; nothing of `weights` is kept."""
+    if precision == "int4" and not any(_bits(weights.stored(name)) == 4 for name in weights.names()):
+        raise Invalid(
+            f"{config.name}: precision int4 runs 4-bit weights as a GGUF file has them, and this checkpoint has none: "
+            "give a Q4_0, Q4_1 or Q4_K file, or say int8"
+        )
+    matrices = [_new_matrix(weights, precision, pieces) for pieces in _all_pieces(config, weights)]
+    memory = _allocate(config.name, [int(lib.sym_packed_bytes(matrix.struct)) for matrix in matrices])
+    for matrix, block in zip(matrices, memory, strict=True):
+        matrix.struct.data = ffi.cast("char *", block.ctypes.data)
+    _run(_jobs(weights, matrices))
+    owned: list[Any] = [memory, [matrix.struct for matrix in matrices]]
+
+    def floats(*names: str) -> Any:
+        """One array of these vectors, or null where the model has none."""
+        if names[0] not in weights:
+            return ffi.NULL
+        owned.append(np.concatenate([weights.read(name) for name in names]))
+        return ffi.cast("float *", owned[-1].ctypes.data)
+
     layers = ffi.new("sym_layer[]", config.num_layers)
-    norms = []
-    for index, layer in enumerate(weights.layers):
-        qkv, o, gate_up, down = blocks[4 * index : 4 * index + 4]
-        _pack(layer.q, qkv)
-        _pack(layer.k, qkv, first=heads // _STRIP)
-        _pack(layer.v, qkv, first=(heads + kv) // _STRIP)
-        _pack(layer.o, o)
-        # Gate and up take turns: a panel has sixteen features of each, and multiplies them as it ends.
-        _pack(layer.gate, gate_up, every=2)
-        _pack(layer.up, gate_up, first=1, every=2)
-        _pack(layer.down, down)
-        attn_norm, ffn_norm = _floats(layer.attn_norm), _floats(layer.ffn_norm)
-        norms += [attn_norm, ffn_norm]
-        layers[index].attn_norm, layers[index].ffn_norm = pointer(attn_norm), pointer(ffn_norm)
-        layers[index].qkv, layers[index].o = pointer(qkv), pointer(o)
-        layers[index].gate_up, layers[index].down = pointer(gate_up), pointer(down)
-    _pack(weights.embed if weights.head is None else weights.head, head)
+    for index in range(config.num_layers):
+        layer = layers[index]
+        layer.qkv, layer.o, layer.gate_up, layer.down = (m.struct[0] for m in matrices[4 * index : 4 * index + 4])
+        for field in ("attn_norm", "post_attn_norm", "ffn_norm", "post_ffn_norm", "q_norm", "k_norm"):
+            setattr(layer, field, floats(layer_name(index, field)))
+        layer.qkv_bias = floats(*(layer_name(index, field) for field in ("q_bias", "k_bias", "v_bias")))
+        layer.sliding = config.slides(index)
+    head, embed = matrices[4 * config.num_layers], matrices[-1]
+    read = matrices[: 4 * config.num_layers + 1]
     return PackedWeights(
         layers=layers,
-        embed=_floats(weights.embed),
-        final_norm=_floats(weights.final_norm),
-        head=head,
-        owned=(*blocks, *norms),
-        num_bytes=4 * sum(sizes),
+        embed=embed.struct,
+        head=head.struct,
+        final_norm=floats(FINAL_NORM),
+        owned=tuple(owned),
+        num_bytes=sum(int(lib.sym_packed_bytes(matrix.struct)) for matrix in read),
     )
 
 
-def pointer(array: FloatArray) -> Any:
-    """The address of an array's first element; whoever keeps it keeps the array too."""
+def _all_pieces(config: ModelConfig, weights: Weights) -> Iterator[tuple[_Piece, ...]]:
+    """Four matrices a layer, the head, and the embedding if it is another."""
+    heads, kv = config.num_heads * config.head_dim // _STRIP, config.num_kv_heads * config.head_dim // _STRIP
+    for index in range(config.num_layers):
+        yield (
+            _Piece(layer_name(index, "q")),
+            _Piece(layer_name(index, "k"), heads),
+            _Piece(layer_name(index, "v"), heads + kv),
+        )
+        yield (_Piece(layer_name(index, "o")),)
+        # Gate and up take turns: a panel has sixteen features of each, and multiplies them as it ends.
+        yield (_Piece(layer_name(index, "gate"), 0, 2), _Piece(layer_name(index, "up"), 1, 2))
+        yield (_Piece(layer_name(index, "down")),)
+    if HEAD in weights:
+        yield (_Piece(HEAD),)
+    yield (_Piece(EMBED),)
+
+
+def _bits(stored: StoredTensor) -> int:
+    """Of a matrix' codes; 0 where it is numbers, or has no scale for each 32 of them."""
+    coding = stored.encoding.coding
+    return coding.bits if coding is not None and len(stored.shape) == 2 else 0
+
+
+def _new_matrix(weights: Weights, precision: str, pieces: tuple[_Piece, ...]) -> _Matrix:
+    tensors = [weights.stored(piece.name) for piece in pieces]
+    format_, has_mins = _NUMBERS.get(precision, lib.SYM_CODES8), False
+    if precision == "int4":
+        if all(_bits(tensor) == 4 for tensor in tensors):
+            format_ = lib.SYM_CODES4
+        codings = [tensor.encoding.coding for tensor in tensors]
+        has_mins = any(coding is not None and coding.zero == 0 for coding in codings)
+    num_inputs = tensors[0].shape[1]
+    struct = ffi.new("sym_matrix *")
+    struct.format, struct.group, struct.has_mins = format_, GROUP_VALUES, has_mins
+    struct.n = sum(tensor.shape[0] for tensor in tensors)
+    struct.k = -(-num_inputs // _PADDING[format_]) * _PADDING[format_]
+    return _Matrix(pieces, struct, as_stored=precision == "int4")
+
+
+def _jobs(weights: Weights, matrices: list[_Matrix]) -> Iterator[tuple[Any, ...]]:
+    """Calls of `_pack`, the embedding's first: they would be the last to finish."""
+    for matrix in reversed(matrices):
+        for piece in matrix.pieces:
+            rows, inputs = weights.shape(piece.name)
+            step = max(1, _JOB_VALUES // inputs // _STRIP) * _STRIP
+            for first in range(0, rows, step):
+                yield weights, matrix, piece, first, min(first + step, rows)
+
+
+def _pack(weights: Weights, matrix: _Matrix, piece: _Piece, first: int, end: int) -> None:
+    """Rows [first, end) of a tensor into their strips."""
+    stored, struct = weights.rows(piece.name, first, end), matrix.struct
+    place = (*stored.shape, piece.first + first // _STRIP * piece.every, piece.every)
+    if matrix.as_stored and _bits(stored):
+        codes, scales, mins = _fitted(stored, struct)
+        _check_scales(stored, scales, mins)
+        pointers = (
+            ffi.cast("uint8_t *", codes.ctypes.data),
+            _floats(scales),
+            ffi.NULL if mins is None else _floats(mins),
+        )
+        lib.sym_pack_codes(struct, *pointers, *place)
+        return
+    values = np.empty(stored.shape, np.float32)
+    stored.read_into(values)
+    if struct.format not in _NUMBERS.values():
+        _check_scales(stored, values, None)
+    lib.sym_pack(struct, _floats(values), *place)
+
+
+def _fitted(stored: StoredTensor, struct: Any) -> Parts:
+    """The stored codes as this matrix wants them: around its own zero, or all with mins."""
+    coding = stored.encoding.coding
+    assert coding is not None
+    codes, scales, mins = stored.encoding.parts(stored.data, stored.shape[0])
+    if mins is None and struct.has_mins:
+        mins = scales * np.float32(-coding.zero)
+    elif mins is None:
+        codes = codes + np.uint8(_ZERO[struct.format] - coding.zero)
+    return (
+        np.ascontiguousarray(codes),
+        np.ascontiguousarray(scales),
+        None if mins is None else np.ascontiguousarray(mins),
+    )
+
+
+def _check_scales(stored: StoredTensor, scales: FloatArray, mins: FloatArray | None) -> None:
+    """They become float16 in units of 2^-8, which no sane model exceeds."""
+    for values in (scales, scales if mins is None else mins):
+        if not np.abs(values).max() < _MAX_SCALE:
+            raise Invalid(
+                f"{stored.file}: tensor {stored.name} is not finite or too large for codes: the file is "
+                "damaged, or needs --precision bf16"
+            )
+
+
+def _floats(array: FloatArray) -> Any:
     return ffi.cast("float *", array.ctypes.data)
 
 
-def _floats(array: FloatArray) -> FloatArray:
-    return np.ascontiguousarray(array, dtype=np.float32)
+def _run(jobs: Iterator[tuple[Any, ...]]) -> None:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="load") as pool:
+        for future in [pool.submit(_pack, *job) for job in jobs]:
+            future.result()
 
 
-def _pack(matrix: FloatArray, packed: FloatArray, first: int = 0, every: int = 1) -> None:
-    source = _floats(matrix)
-    lib.sym_pack(pointer(source), source.shape[0], source.shape[1], pointer(packed), first, every)
-
-
-def _allocate(sizes: list[int]) -> list[FloatArray]:
-    """Zeroed arrays of that many floats in one anonymous mapping, each on a cache line's boundary."""
-    starts = np.cumsum([0, *(-(-size // 16) * 16 for size in sizes)])
-    mapping = mmap.mmap(-1, 4 * int(starts[-1]), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _allocate(name: str, sizes: list[int]) -> list[ByteArray]:
+    """Zeroed arrays of that many bytes in one anonymous mapping, each on a cache line's boundary."""
+    starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
+    needed, available = int(starts[-1]), available_memory_bytes()
+    if needed > available:
+        raise SymError(
+            f"{name}: the weights take {needed / 1e9:.1f} GB in this precision, {available / 1e9:.1f} GB of memory are "
+            "available: choose a smaller model or precision, or free or add memory",
+            errno.ENOMEM,
+        )
+    mapping = mmap.mmap(-1, needed + _READ_AHEAD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     mapping.madvise(mmap.MADV_HUGEPAGE)
-    floats = np.frombuffer(mapping, dtype=np.float32)
-    return [floats[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+    array = np.frombuffer(mapping, dtype=np.uint8)
+    return [array[start : start + size] for start, size in zip(starts, sizes, strict=False)]

@@ -5,12 +5,14 @@
 
 typedef float FN(quad) __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t FN(quad_bits) __attribute__((vector_size(16)));
+typedef uint32_t FN(quad_unsigned) __attribute__((vector_size(16)));
 typedef struct {
     FN(quad) q[4];
 } FN(vec);
 #define VEC FN(vec)
 
 #define TILE_ROWS 2
+#define CODE_ROWS 1
 
 #define EACH for (int i = 0; i < 4; i++)
 #define LANES for (int i = 0; i < 16; i++)
@@ -52,8 +54,8 @@ OP VEC FN(fma)(VEC x, VEC y, VEC z)
     return z;
 }
 
-/* Lane i of x where i < n, else fill. */
-OP VEC FN(first)(VEC x, int n, float fill) { LANES if (i >= n) LANE(x) = fill; return x; }
+/* Lane i of x where bit i is set, else fill. */
+OP VEC FN(pick)(VEC x, unsigned bits, float fill) { LANES if (!(bits >> i & 1)) LANE(x) = fill; return x; }
 
 /* a where x >= limit, else 0. */
 OP VEC FN(zero_below)(VEC a, VEC x, float limit)
@@ -84,6 +86,51 @@ OP float FN(largest)(VEC x)
     return best;
 }
 
+/* ---- lanes as integers, pairs of bfloat16 or four codes ---- */
+
+#define BITS(x) ((FN(quad_bits))(x))
+
+OP VEC FN(and_bits)(VEC x, uint32_t bits) { EACH x.q[i] = (FN(quad))(BITS(x.q[i]) & (int32_t)bits); return x; }
+OP VEC FN(shift_left)(VEC x, int n) { EACH x.q[i] = (FN(quad))(BITS(x.q[i]) << n); return x; }
+OP VEC FN(shift_right)(VEC x, int n)
+{
+    EACH x.q[i] = (FN(quad))((FN(quad_bits))((FN(quad_unsigned))x.q[i] >> (uint32_t)n));
+    return x;
+}
+
+OP VEC FN(from_int)(VEC x) { EACH x.q[i] = __builtin_convertvector(BITS(x.q[i]), FN(quad)); return x; }
+
+OP VEC FN(dot_bfloat16)(VEC x, VEC y, VEC sum)
+{
+    sum = FN(fma)(FN(shift_left)(x, 16), FN(shift_left)(y, 16), sum);
+    return FN(fma)(FN(and_bits)(x, 0xffff0000u), FN(and_bits)(y, 0xffff0000u), sum);
+}
+
+OP void FN(store_bfloat16)(uint16_t *p, VEC x) { LANES p[i] = to_bfloat16(LANE(x)); }
+
+/* Signed codes of x with unsigned ones of y; exact. */
+OP VEC FN(dot_codes)(VEC x, VEC y, VEC sum)
+{
+    for (int i = 0; i < 4; i++) {
+        FN(quad_bits) a = BITS(x.q[i]), b = BITS(y.q[i]), total = BITS(sum.q[i]);
+        for (int byte = 0; byte < 4; byte++) total += (a << (24 - 8 * byte) >> 24) * (b >> (8 * byte) & 255);
+        sum.q[i] = (FN(quad))total;
+    }
+    return sum;
+}
+
+OP VEC FN(load_halves)(const void *p)
+{
+    VEC x = {0};
+    const uint16_t *halves = p;
+    LANES LANE(x) = of_float16(halves[i]);
+    return x;
+}
+
+/* Lanes rounded to the nearest integer, ties to even, as signed bytes. */
+OP void FN(store_codes)(int8_t *p, VEC x) { LANES p[i] = (int8_t)fmaxf(-128, fminf(127, nearbyintf(LANE(x)))); }
+
+#undef BITS
 #undef EACH
 #undef LANES
 #undef LANE

@@ -8,26 +8,22 @@
 #include <time.h>
 
 #include "isa.h"
+#include "plan.h"
 #include "pool.h"
-#include "step.h"
 
-#define QUERIES 48   /* query vectors that one unit of attention takes through a page: 12 KiB of 64 floats */
+#define QUERIES 48   /* query vectors that one unit of attention takes through a page */
 #define ROW_BLOCK 96 /* rows of a product's unit: activations that stay in a core's L2 beside a panel */
 #define UNIT_WORK (1 << 17) /* multiply-adds that make taking a unit worth it */
+#define FEW_ROWS 4   /* rows that every thread normalises for itself: cheaper than a meeting */
+#define AMX_ROWS 32  /* a matrix tile reads whole sixteens of rows, twice: buffers reach as far past their last row */
 
 enum phase { EMBED, QKV, STORE, ATTEND, OUT, NORM, GATE_UP, DOWN, HEAD, NUM_PHASES };
-static const char *const phase_names[] = {"embed", "qkv", "rope+store", "attend", "o", "norm", "gate+up", "down", "head"};
+static const char *const phase_names[] = {"embed", "qkv", "store", "attend", "o", "norm", "gate+up", "down", "head"};
 
-/* Query rows of one chunk that are attended together, over splits [first_split, end_split). */
-struct block {
-    int32_t chunk, row, rows, out_row, first_split, end_split;
-    int32_t group; /* blocks that share a group are splits of the same rows; -1: the block has them all */
-    int32_t partial;
-};
-
-struct plan {
-    struct block *blocks;
-    long num_blocks, room_blocks;
+/* Rows of activations, `stride` bytes apart. */
+struct rows {
+    char *data;
+    long stride;
 };
 
 struct sym_decoder {
@@ -39,162 +35,256 @@ struct sym_decoder {
     int64_t phase_ns[NUM_PHASES];
 
     /* Regrown when a batch is larger than all before. */
-    long room_rows, room_wanted, room_groups, room_partials;
-    long num_groups, num_partials;      /* of both plans together */
-    float *x, *h, *qkv, *attended, *ff; /* [rows][stride of its width] */
-    float **all_rows, **wanted_rows;    /* into x */
-    struct plan plan, last_plan;        /* attention of all rows, and of the wanted ones in the last layer */
-    atomic_int *unfinished;             /* [groups][kv_heads] splits to come */
-    float *partials;                    /* [partials][kv_heads][a softmax] */
-    float *private;                     /* [threads] room for attend and two softmaxes */
+    long room_rows, room_wanted, room_partials;
+    struct rows x, qkv, attended, ff, added; /* floats, but attended and ff in bfloat16 where weights are */
+    struct rows operand;                     /* what prepare() makes of any of them */
+    float *rotations[2];                     /* [rows][2][head_dim / 2] cosines, sines; of full and of sliding layers */
+    float **all_rows, **wanted_rows;         /* into x */
+    struct plan plans[2][2];                 /* attention of [all, wanted in the last layer][full, sliding] */
+    struct planner planner;
+    float *partials;                         /* [partials][kv_heads] a row's softmax of one split */
+    char *private;                           /* [threads] see private_layout */
 };
 
 /* A row's stride: whole cache lines, and never a power of two, so that a tile's rows fall into different sets. */
-static long stride(long width) { return (width + 15) / 16 * 16 + 16; }
-static long at_most(long a, long b) { return a < b ? a : b; }
-static long divide_up(long a, long b) { return (a + b - 1) / b; }
+static long row_bytes(long bytes) { return (bytes + 63) / 64 * 64 + 64; }
 
 static long heads_per_kv(const sym_shape *s) { return s->heads / s->kv_heads; }
+static long attended_width(const sym_shape *s) { return (long)s->heads * s->head_dim; }
 static long qkv_width(const sym_shape *s) { return (s->heads + 2L * s->kv_heads) * s->head_dim; }
-static long rows_per_block(const sym_shape *s) { return QUERIES > heads_per_kv(s) ? QUERIES / heads_per_kv(s) : 1; }
-static long max_vectors(const sym_shape *s) { return rows_per_block(s) * heads_per_kv(s); }
-static long softmax_floats(const sym_shape *s) { return max_vectors(s) * (s->head_dim + 2L); }
-static long private_floats(const sym_shape *s)
-{
-    return stride(2 * softmax_floats(s) + ROOM(max_vectors(s), s->head_dim));
-}
-static long page_floats(const sym_shape *s) { return 2L * s->layers * s->kv_heads * PAGE * s->head_dim; }
+static long rows_per_unit(const sym_shape *s) { return QUERIES > heads_per_kv(s) ? QUERIES / heads_per_kv(s) : 1; }
+static long max_vectors(const sym_shape *s) { return rows_per_unit(s) * heads_per_kv(s); }
+static long number_bytes(int format) { return format == SYM_FLOAT32 ? 4 : 2; }
+static long block_bytes(const sym_shape *s) { return (long)PAGE * s->head_dim * number_bytes(s->kv_format); }
+static long page_bytes(const sym_shape *s) { return 2L * s->layers * s->kv_heads * block_bytes(s); }
+static long partial_floats(const sym_shape *s) { return heads_per_kv(s) * (s->head_dim + 2L); }
+static int weight_format(const sym_model *m) { return m->layers[0].qkv.format; }
+static int narrow(const struct sym_decoder *d) { return weight_format(&d->model) == SYM_BFLOAT16; }
 
-static struct softmax softmax_at(float *memory, const sym_shape *s)
+static long most(long a, long b) { return a > b ? a : b; }
+
+/* The widest row that a product reads, as prepare() makes it. */
+static long operand_bytes(const sym_model *m)
 {
-    long vectors = max_vectors(s);
+    const sym_layer *l = &m->layers[0];
+    long k = most(most(l->qkv.k, l->o.k), most(l->down.k, m->head.k)), codes = has_codes(weight_format(m));
+    return row_bytes(codes ? k + k / l->qkv.group * (long)sizeof(struct group_info) : 4 * k);
+}
+
+static struct softmax softmax_at(float *memory, long vectors)
+{
     return (struct softmax){memory, memory + vectors, memory + 2 * vectors};
 }
+
+/* What each thread has for itself. */
+struct private_layout {
+    long operand, floats, q, whole, part, room, bytes; /* offsets */
+};
+
+static struct private_layout private_layout(const sym_model *m)
+{
+    const sym_shape *s = &m->shape;
+    long vectors = max_vectors(s), softmax = row_bytes(vectors * (s->head_dim + 2L) * 4);
+    struct private_layout l;
+    l.operand = 0;
+    l.floats = l.operand + operand_bytes(m) * AMX_ROWS;
+    l.q = l.floats + row_bytes(4L * most(s->hidden, s->head_dim));
+    l.whole = l.q + row_bytes(vectors * s->head_dim * 4);
+    l.part = l.whole + softmax;
+    l.room = l.part + softmax;
+    l.bytes = l.room + row_bytes(ROOM(vectors) * 4);
+    return l;
+}
+
+static char *private_of(struct sym_decoder *d, int thread) { return d->private + thread * private_layout(&d->model).bytes; }
 
 /* ---- phases: each a function of one unit ---- */
 
 static void embed_rows(struct sym_decoder *d, long first, long last)
 {
     const sym_shape *s = &d->model.shape;
-    for (long r = first; r < last; r++)
-        memcpy(d->all_rows[r], d->model.embed + (long)d->batch->tokens[r] * s->hidden, (size_t)s->hidden * sizeof(float));
-}
-
-static void norm_rows(struct sym_decoder *d, float *const *rows, const float *weight, long first, long last)
-{
-    const sym_shape *s = &d->model.shape;
-    for (long r = first; r < last; r++)
-        d->kernels->rms_norm(rows[r], weight, s->rms_eps, s->hidden, d->h + r * stride(s->hidden));
+    const sym_batch *b = d->batch;
+    long half = s->head_dim / 2;
+    for (long r = first; r < last; r++) {
+        float *x = d->all_rows[r];
+        sym_unpack_row(&d->model.embed, b->tokens[r], s->hidden, x);
+        for (long i = 0; s->embed_scale != 1 && i < s->hidden; i++) x[i] *= s->embed_scale;
+        for (int kind = 0; kind < (s->window ? 2 : 1); kind++) {
+            float *cosines = d->rotations[kind] + r * 2 * half;
+            for (long i = 0; i < half; i++) {
+                double angle = b->positions[r] * d->model.frequencies[kind][i], sine, cosine;
+                sincos(angle, &sine, &cosine);
+                double factor = d->model.rotation_factors[kind];
+                cosines[i] = (float)(cosine * factor);
+                cosines[half + i] = (float)(sine * factor);
+            }
+        }
+    }
 }
 
 /* Pairs (i, i + half) turn by the position's angle: the rotate-half convention. */
-static void rotate(float *x, const float *cos, const float *sin, long half)
+static void rotate(float *x, const float *cosines, long half)
 {
+    const float *sines = cosines + half;
     for (long i = 0; i < half; i++) {
         float a = x[i], b = x[i + half];
-        x[i] = a * cos[i] - b * sin[i];
-        x[i + half] = b * cos[i] + a * sin[i];
+        x[i] = a * cosines[i] - b * sines[i];
+        x[i + half] = b * cosines[i] + a * sines[i];
     }
 }
 
-/* Rotates a row's Q and K, and stores its K and V into their slot. */
-static void store_row(struct sym_decoder *d, long layer, long chunk, long row)
+static const float *rotation(const struct sym_decoder *d, const sym_layer *layer, long row)
+{
+    return d->rotations[layer->sliding] + row * d->model.shape.head_dim;
+}
+
+static char *kv_block(const struct sym_decoder *d, long page, long layer, long part, long kv_head)
 {
     const sym_shape *s = &d->model.shape;
-    const sym_batch *b = d->batch;
-    long hd = s->head_dim, half = hd / 2, block = PAGE * hd;
-    const float *cos = d->model.cos + b->positions[row] * half, *sin = d->model.sin + b->positions[row] * half;
-    float *q = d->qkv + row * stride(qkv_width(s)), *k = q + s->heads * hd, *v = k + s->kv_heads * hd;
-    long entry = b->start[chunk] + row - b->first_row[chunk], slot = entry % PAGE;
-    float *page = d->model.arena + b->pages[b->first_page[chunk] + entry / PAGE] * page_floats(s);
-    float *k_block = page + layer * 2 * s->kv_heads * block, *v_block = k_block + s->kv_heads * block;
-
-    for (long h = 0; h < s->heads; h++) rotate(q + h * hd, cos, sin, half);
-    for (long h = 0; h < s->kv_heads; h++) {
-        rotate(k + h * hd, cos, sin, half);
-        for (long i = 0; i < hd; i++) k_block[h * block + i * PAGE + slot] = k[h * hd + i];
-        memcpy(v_block + h * block + slot * hd, v + h * hd, (size_t)hd * sizeof(float));
-    }
+    return d->model.arena + page * page_bytes(s) + ((layer * 2 + part) * s->kv_heads + kv_head) * block_bytes(s);
 }
 
-static void store_rows(struct sym_decoder *d, long layer, long first, long last)
-{
-    const sym_batch *b = d->batch;
-    long chunk = 0, past = b->num_chunks; /* the last chunk that begins at or before `first` */
-    while (past - chunk > 1) {
-        long middle = (chunk + past) / 2;
-        if (b->first_row[middle] <= first) chunk = middle;
-        else past = middle;
-    }
-    for (long r = first; r < last; r++) {
-        while (b->first_row[chunk + 1] <= r) chunk++;
-        store_row(d, layer, chunk, r);
-    }
-}
-
-/* Adds the splits of `from` that a block's rows see: a later split is seen by its last rows alone. */
-static void merge_split(struct sym_decoder *d, const struct attention *a, long split, struct softmax *into,
-                        const struct softmax *from)
-{
-    long blind = split * SPLIT - a->limit + 1; /* rows whose limit is at or before the split's first entry */
-    if (blind < 0) blind = 0;
-    d->kernels->merge(into, from, blind * a->heads, a->rows * a->heads, a->head_dim);
-}
-
-static void attend_block(struct sym_decoder *d, long layer, const struct block *block, long kv_head, int thread)
+/* Rotates one row's K of a head, and stores it and its V into their slot. */
+static void store_entry(struct sym_decoder *d, long layer_index, long chunk, long row, long kv_head, float *scratch)
 {
     const sym_shape *s = &d->model.shape;
+    const sym_layer *layer = &d->model.layers[layer_index];
     const sym_batch *b = d->batch;
-    long hd = s->head_dim, heads = heads_per_kv(s), kv_block = PAGE * hd;
-    float *k = d->model.arena + (layer * 2 * s->kv_heads + kv_head) * kv_block;
-    struct attention a = {
-        .q = d->qkv + block->row * stride(qkv_width(s)) + kv_head * heads * hd,
-        .q_stride = stride(qkv_width(s)),
-        .rows = block->rows,
-        .heads = heads,
-        .head_dim = hd,
-        .scale = 1.0f / sqrtf((float)hd),
-        .limit = b->start[block->chunk] + block->row - b->first_row[block->chunk] + 1,
-        .pages = b->pages + b->first_page[block->chunk],
-        .k = k,
-        .v = k + s->kv_heads * kv_block,
-        .page_floats = page_floats(s),
-    };
-    float *out = d->attended + block->out_row * stride(s->heads * hd) + kv_head * heads * hd;
-    float *memory = d->private + thread * private_floats(s), *room = memory + 2 * softmax_floats(s);
-    struct softmax whole = softmax_at(memory, s), part = softmax_at(memory + softmax_floats(s), s);
+    long hd = s->head_dim, entry = b->start[chunk] + row - b->first_row[chunk], slot = entry % PAGE;
+    long page = b->pages[b->first_page[chunk] + entry / PAGE];
+    const float *qkv = (const float *)(d->qkv.data + row * d->qkv.stride), *k = qkv + (s->heads + kv_head) * hd;
+    const float *v = k + s->kv_heads * hd;
+    char *k_block = kv_block(d, page, layer_index, 0, kv_head), *v_block = kv_block(d, page, layer_index, 1, kv_head);
 
-    if (block->group < 0) {
-        d->kernels->attend(&a, block->first_split, &whole, room);
-        for (long split = block->first_split + 1; split < block->end_split; split++) {
-            d->kernels->attend(&a, split, &part, room);
-            merge_split(d, &a, split, &whole, &part);
-        }
-        d->kernels->finish(&whole, &a, out, stride(s->heads * hd));
+    if (layer->k_norm) d->kernels->rms_norm(k, layer->k_norm, s->rms_eps, hd, scratch);
+    else memcpy(scratch, k, (size_t)hd * sizeof *k);
+    rotate(scratch, rotation(d, layer, row), hd / 2);
+    if (s->kv_format == SYM_FLOAT32) {
+        for (long i = 0; i < hd; i++) memcpy(k_block + i * STEP + slot * 4, scratch + i, 4);
+        memcpy(v_block + slot * hd * 4, v, (size_t)hd * 4);
         return;
     }
-    /* One of several blocks for these rows: whoever finishes last merges them all, in order. */
-    long first = block->partial;
-#define PARTIAL(i) softmax_at(d->partials + ((i) * s->kv_heads + kv_head) * softmax_floats(s), s)
-    struct softmax mine = PARTIAL(first + block->first_split);
-    d->kernels->attend(&a, block->first_split, &mine, room);
-    atomic_int *unfinished = &d->unfinished[block->group * s->kv_heads + kv_head];
-    if (atomic_fetch_sub(unfinished, 1) > 1) return;
-    long count = divide_up(a.limit + a.rows - 1, SPLIT);
-    atomic_store(unfinished, (int)count); /* for the next layer */
-    struct softmax total = PARTIAL(first);
-    for (long split = 1; split < count; split++) {
-        struct softmax next = PARTIAL(first + split);
-        merge_split(d, &a, split, &total, &next);
+    uint16_t *k_pairs = (uint16_t *)k_block + slot * 2, *v_pairs = (uint16_t *)v_block + slot / 2 * hd * 2 + slot % 2;
+    uint16_t numbers[256 + 16];
+    d->kernels->prepare(SYM_BFLOAT16, 0, scratch, hd, numbers);
+    for (long i = 0; i < hd; i += 2) memcpy(k_pairs + i / 2 * (STEP / 2), numbers + i, 4);
+    d->kernels->prepare(SYM_BFLOAT16, 0, v, hd, numbers);
+    for (long i = 0; i < hd; i++) v_pairs[2 * i] = numbers[i];
+}
+
+/* ---- attention ---- */
+
+/* The query heads of a row, normalised and rotated, in the pages' format. */
+static void gather_query(struct sym_decoder *d, const sym_layer *layer, long row, long kv_head, char *to, float *scratch)
+{
+    const sym_shape *s = &d->model.shape;
+    long hd = s->head_dim, heads = heads_per_kv(s);
+    const float *q = (const float *)(d->qkv.data + row * d->qkv.stride) + kv_head * heads * hd;
+    for (long h = 0; h < heads; h++, q += hd, to += hd * number_bytes(s->kv_format)) {
+        if (layer->q_norm) d->kernels->rms_norm(q, layer->q_norm, s->rms_eps, hd, scratch);
+        else memcpy(scratch, q, (size_t)hd * sizeof *q);
+        rotate(scratch, rotation(d, layer, row), hd / 2);
+        d->kernels->prepare(s->kv_format, 0, scratch, hd, to);
     }
-    d->kernels->finish(&total, &a, out, stride(s->heads * hd));
-#undef PARTIAL
+}
+
+static void finish_row(struct sym_decoder *d, const struct softmax *from, long first, const struct seat *seat, long kv_head)
+{
+    const sym_shape *s = &d->model.shape;
+    long heads = heads_per_kv(s), bytes = narrow(d) ? 2 : 4;
+    char *out = d->attended.data + seat->out_row * d->attended.stride + kv_head * heads * s->head_dim * bytes;
+    d->kernels->finish(from, first, heads, s->head_dim, out, narrow(d));
+}
+
+static struct softmax partial_of(struct sym_decoder *d, const struct seat *seat, long split, long kv_head)
+{
+    const sym_shape *s = &d->model.shape;
+    long index = (seat->partial + split - seat->first_split) * s->kv_heads + kv_head;
+    return softmax_at(d->partials + index * partial_floats(s), heads_per_kv(s));
+}
+
+/* Keeps a row's softmax of one split; whoever brings the last one adds them up, in order. */
+static void keep_partial(struct sym_decoder *d, struct plan *plan, long seat_index, const struct softmax *from, long first,
+                         long split, long kv_head)
+{
+    const sym_shape *s = &d->model.shape;
+    const struct seat *seat = &plan->seats[seat_index];
+    long heads = heads_per_kv(s), hd = s->head_dim, count = seat->end_split - seat->first_split;
+    struct softmax mine = partial_of(d, seat, split, kv_head);
+    memcpy(mine.max, from->max + first, (size_t)heads * sizeof(float));
+    memcpy(mine.sum, from->sum + first, (size_t)heads * sizeof(float));
+    memcpy(mine.value, from->value + first * hd, (size_t)(heads * hd) * sizeof(float));
+    atomic_int *unfinished = &plan->unfinished[seat_index * s->kv_heads + kv_head];
+    if (atomic_fetch_sub(unfinished, 1) > 1) return;
+    atomic_store(unfinished, (int)count); /* for the next layer */
+    struct softmax total = partial_of(d, seat, seat->first_split, kv_head);
+    for (long next = seat->first_split + 1; next < seat->end_split; next++) {
+        struct softmax part = partial_of(d, seat, next, kv_head);
+        d->kernels->merge(&total, &part, heads, hd);
+    }
+    finish_row(d, &total, 0, seat, kv_head);
+}
+
+/* `fused`: the unit also stores what its chunk adds within its splits; nobody else reads that before. */
+static void attend_unit(struct sym_decoder *d, struct plan *plan, long layer_index, const struct unit *unit, long kv_head,
+                        int fused, char *private)
+{
+    const sym_shape *s = &d->model.shape;
+    const sym_batch *b = d->batch;
+    const sym_layer *layer = &d->model.layers[layer_index];
+    const struct private_layout l = private_layout(&d->model);
+    const int32_t *members = plan->members + unit->first_member;
+    long heads = heads_per_kv(s), hd = s->head_dim, chunk = plan->seats[members[0]].chunk;
+    long limits[QUERIES];
+    const uint32_t *masks[QUERIES];
+    float *scratch = (float *)(private + l.floats), *room = (float *)(private + l.room);
+
+    for (long i = 0; i < unit->rows; i++) {
+        const struct seat *seat = &plan->seats[members[i]];
+        long c = seat->chunk, row = seat->row - b->first_row[c];
+        limits[i] = row_limit(b, c, seat->row);
+        masks[i] = b->masks[c] ? b->masks[c] + row * (b->first_page[c + 1] - b->first_page[c]) : NULL;
+        gather_query(d, layer, seat->row, kv_head, private + l.q + i * heads * hd * number_bytes(s->kv_format), scratch);
+    }
+    for (long row = b->first_row[chunk]; fused && row < b->first_row[chunk + 1]; row++) {
+        long split = (row_limit(b, chunk, row) - 1) / SPLIT;
+        if (unit->first_split <= split && split < unit->end_split) store_entry(d, layer_index, chunk, row, kv_head, scratch);
+    }
+    struct attention a = {
+        .format = s->kv_format,
+        .rows = unit->rows,
+        .heads = heads,
+        .head_dim = hd,
+        .q = private + l.q,
+        .limits = limits,
+        .window = layer->sliding ? s->window : 0,
+        .masks = masks,
+        .scale = s->attn_scale,
+        .softcap = s->attn_softcap,
+        .pages = b->pages + b->first_page[chunk],
+        .k = kv_block(d, 0, layer_index, 0, kv_head),
+        .v = kv_block(d, 0, layer_index, 1, kv_head),
+        .page_bytes = page_bytes(s),
+    };
+    struct softmax whole = softmax_at((float *)(private + l.whole), unit->rows * heads);
+    struct softmax part = softmax_at((float *)(private + l.part), unit->rows * heads);
+    d->kernels->attend(&a, unit->first_split, &whole, room);
+    for (long split = unit->first_split + 1; split < unit->end_split; split++) {
+        d->kernels->attend(&a, split, &part, room);
+        d->kernels->merge(&whole, &part, unit->rows * heads, hd);
+    }
+    for (long i = 0; i < unit->rows; i++) {
+        const struct seat *seat = &plan->seats[members[i]];
+        if (seat->partial < 0) finish_row(d, &whole, i * heads, seat, kv_head);
+        else keep_partial(d, plan, members[i], &whole, i * heads, unit->first_split, kv_head);
+    }
 }
 
 /* ---- the walk ---- */
 
 struct walker {
     struct sym_decoder *d;
+    char *private;
     int thread, active;
     int64_t since_ns;
 };
@@ -220,18 +310,60 @@ static void end_phase(struct walker *w, enum phase phase)
     for (long step_ = (count) > 64 ? 16 : 1, first, last; \
          (first = pool_take(&(d)->pool) * step_) < (count) && (last = at_most(first + step_, (count)), 1);)
 
-static void phase_product(struct walker *w, const struct product *p, long rows, enum phase phase)
+/* Where a product's rows come from: floats, normalised first if there is a weight to do it with. */
+struct source {
+    float *const *pointers; /* to each row, or null: then they lie in `rows` */
+    struct rows rows;
+    const float *norm;
+    long width;
+};
+
+static void make_operand(struct walker *w, const struct source *from, const sym_matrix *m, long first, long last, struct rows to)
+{
+    struct sym_decoder *d = w->d;
+    float *scratch = (float *)(w->private + private_layout(&d->model).floats);
+    for (long r = first; r < last; r++) {
+        const float *x = from->pointers ? from->pointers[r] : (const float *)(from->rows.data + r * from->rows.stride);
+        void *out = to.data + r * to.stride;
+        if (from->norm && m->format == SYM_FLOAT32) {
+            d->kernels->rms_norm(x, from->norm, d->model.shape.rms_eps, from->width, out);
+            continue;
+        }
+        if (from->norm) d->kernels->rms_norm(x, from->norm, d->model.shape.rms_eps, from->width, scratch), x = scratch;
+        d->kernels->prepare(m->format, m->group, x, from->width, out);
+    }
+}
+
+/* The rows as m reads them: made by each thread for itself when they are few, else by all together. */
+static struct rows operand_rows(struct walker *w, const struct source *from, const sym_matrix *m, long count)
+{
+    struct sym_decoder *d = w->d;
+    if (!from->norm && !has_codes(m->format)) return from->rows; /* they were written that way */
+    if (count <= FEW_ROWS) {
+        struct rows own = {w->private, d->operand.stride};
+        make_operand(w, from, m, 0, count, own);
+        return own;
+    }
+    FOR_ROW_UNITS(d, count, first, last) make_operand(w, from, m, first, last, d->operand);
+    end_phase(w, NORM);
+    return d->operand;
+}
+
+static void phase_product(struct walker *w, struct product p, const struct source *from, long rows, enum phase phase)
 {
     struct pool *pool = &w->d->pool;
-    long panels = divide_up(p->epilogue == SWIGLU ? 2 * p->n : p->n, PANEL);
-    long group = UNIT_WORK / (p->k * PANEL * at_most(rows, ROW_BLOCK));
+    struct rows operand = operand_rows(w, from, p.w, rows);
+    p.a = operand.data;
+    p.a_stride = operand.stride;
+    long panels = divide_up(p.w->n, PANEL);
+    long group = UNIT_WORK / (p.w->k * PANEL * at_most(rows, ROW_BLOCK));
     group = at_most(group, panels / (8 * pool->active));
     if (group < 1) group = 1;
     long groups = divide_up(panels, group), blocks = divide_up(rows, ROW_BLOCK);
     for (long unit; (unit = pool_take(pool)) < groups * blocks;) {
         long first = unit / groups * ROW_BLOCK, panel = unit % groups * group;
         long last = at_most(first + ROW_BLOCK, rows), end = at_most(panel + group, panels);
-        for (; panel < end; panel++) w->d->kernels->product(p, panel, first, last);
+        for (; panel < end; panel++) w->d->kernels->product(&p, panel, first, last);
     }
     end_phase(w, phase);
 }
@@ -240,40 +372,70 @@ static void phase_copy_and_embed(struct walker *w)
 {
     struct sym_decoder *d = w->d;
     const sym_batch *b = d->batch;
-    long page = page_floats(&d->model.shape);
+    long page = page_bytes(&d->model.shape);
     for (long unit; b->num_copies && (unit = pool_take(&d->pool)) < b->num_copies;)
-        memcpy(d->model.arena + b->copies[2 * unit + 1] * page, d->model.arena + b->copies[2 * unit] * page,
-               (size_t)page * sizeof(float));
+        memcpy(d->model.arena + b->copies[2 * unit + 1] * page, d->model.arena + b->copies[2 * unit] * page, (size_t)page);
     if (b->num_copies) end_phase(w, EMBED);
-    FOR_ROW_UNITS(d, b->num_rows, first, last) {
-        embed_rows(d, first, last);
-        norm_rows(d, d->all_rows, d->model.layers[0].attn_norm, first, last);
-    }
+    FOR_ROW_UNITS(d, b->num_rows, first, last) embed_rows(d, first, last);
     end_phase(w, EMBED);
 }
 
-static void phase_norm(struct walker *w, float *const *rows, long count, const float *weight)
+static void phase_store(struct walker *w, long layer)
 {
-    FOR_ROW_UNITS(w->d, count, first, last) norm_rows(w->d, rows, weight, first, last);
-    end_phase(w, NORM);
+    struct sym_decoder *d = w->d;
+    const sym_batch *b = d->batch;
+    float *scratch = (float *)(w->private + private_layout(&d->model).floats);
+    FOR_ROW_UNITS(d, b->num_rows, first, last) {
+        long chunk = 0, past = b->num_chunks; /* the last chunk that begins at or before `first` */
+        while (past - chunk > 1) {
+            long middle = (chunk + past) / 2;
+            if (b->first_row[middle] <= first) chunk = middle;
+            else past = middle;
+        }
+        for (long r = first; r < last; r++) {
+            while (b->first_row[chunk + 1] <= r) chunk++;
+            for (long h = 0; h < d->model.shape.kv_heads; h++) store_entry(d, layer, chunk, r, h, scratch);
+        }
+    }
+    end_phase(w, STORE);
 }
 
-static void phase_attend(struct walker *w, const struct plan *plan, long layer)
+static void phase_attend(struct walker *w, struct plan *plan, long layer, int fused)
 {
     struct sym_decoder *d = w->d;
     long kv_heads = d->model.shape.kv_heads;
-    for (long unit; (unit = pool_take(&d->pool)) < plan->num_blocks * kv_heads;)
-        attend_block(d, layer, &plan->blocks[unit / kv_heads], unit % kv_heads, w->thread);
+    for (long unit; (unit = pool_take(&d->pool)) < plan->num_units * kv_heads;)
+        attend_unit(d, plan, layer, &plan->units[unit / kv_heads], unit % kv_heads, fused, w->private);
     end_phase(w, ATTEND);
+}
+
+/* live += the product, normalised first where the model does that. */
+static void phase_add(struct walker *w, const sym_matrix *m, const struct source *from, const float *norm, float **live,
+                      long rows, enum phase phase)
+{
+    struct sym_decoder *d = w->d;
+    const sym_shape *s = &d->model.shape;
+    struct product p = {.w = m, .out_rows = live, .epilogue = ADD};
+    if (norm) p = (struct product){.w = m, .out = d->added.data, .out_stride = d->added.stride, .epilogue = PUT};
+    phase_product(w, p, from, rows, phase);
+    if (!norm) return;
+    FOR_ROW_UNITS(d, rows, first, last)
+        for (long r = first; r < last; r++) {
+            float *added = (float *)(d->added.data + r * d->added.stride);
+            d->kernels->rms_norm(added, norm, s->rms_eps, s->hidden, added);
+            for (long i = 0; i < s->hidden; i++) live[r][i] += added[i];
+        }
+    end_phase(w, NORM);
 }
 
 static void walk(void *context, int thread)
 {
     struct sym_decoder *d = context;
-    struct walker walker = {d, thread, d->pool.active, thread ? 0 : now_ns()}, *w = &walker;
+    struct walker walker = {d, private_of(d, thread), thread, d->pool.active, thread ? 0 : now_ns()}, *w = &walker;
     const sym_shape *s = &d->model.shape;
     const long all = d->batch->num_rows, wanted = d->batch->num_wanted; /* read before the last meeting, see pool_meet */
-    long hidden = stride(s->hidden), width = (long)s->heads * s->head_dim;
+    /* Rows that go through pages in one unit a chunk can be stored by it. */
+    const int decodes = all == d->batch->num_chunks;
     phase_copy_and_embed(w);
     if (!all) return; /* copies alone */
     for (long i = 0; i < s->layers; i++) {
@@ -282,46 +444,36 @@ static void walk(void *context, int thread)
         long rows = all;
         float **live = d->all_rows;
 
-        struct product qkv = {.a = d->h, .a_stride = hidden, .packed = layer->qkv, .k = s->hidden, .n = qkv_width(s),
-                              .out = d->qkv, .out_stride = stride(qkv_width(s)), .epilogue = PUT};
-        phase_product(w, &qkv, rows, QKV);
-        FOR_ROW_UNITS(d, rows, first, past) store_rows(d, i, first, past);
-        end_phase(w, STORE);
+        struct source x = {.pointers = live, .norm = layer->attn_norm, .width = s->hidden};
+        struct product qkv = {.w = &layer->qkv, .out = d->qkv.data, .out_stride = d->qkv.stride, .bias = layer->qkv_bias};
+        phase_product(w, qkv, &x, rows, QKV);
+        if (last || !decodes) phase_store(w, i);
         if (last) {
             rows = wanted;
-            live = d->wanted_rows;
+            x.pointers = live = d->wanted_rows;
             if (!rows) return;
         }
-        phase_attend(w, last ? &d->last_plan : &d->plan, i);
-        struct product o = {.a = d->attended, .a_stride = stride(width), .packed = layer->o, .k = width,
-                            .n = s->hidden, .out_rows = live, .epilogue = ADD};
-        phase_product(w, &o, rows, OUT);
-        phase_norm(w, live, rows, layer->ffn_norm);
-        struct product gate_up = {.a = d->h, .a_stride = hidden, .packed = layer->gate_up, .k = s->hidden,
-                                  .n = s->ffn, .out = d->ff, .out_stride = stride(s->ffn), .epilogue = SWIGLU};
-        phase_product(w, &gate_up, rows, GATE_UP);
-        struct product down = {.a = d->ff, .a_stride = stride(s->ffn), .packed = layer->down, .k = s->ffn,
-                               .n = s->hidden, .out_rows = live, .epilogue = ADD};
-        phase_product(w, &down, rows, DOWN);
-        phase_norm(w, live, rows, last ? d->model.final_norm : layer[1].attn_norm);
+        phase_attend(w, &d->plans[last][layer->sliding], i, !last && decodes);
+        struct source attended = {.rows = d->attended, .width = attended_width(s)};
+        phase_add(w, &layer->o, &attended, layer->post_attn_norm, live, rows, OUT);
+        x.norm = layer->ffn_norm;
+        struct product gate_up = {.w = &layer->gate_up, .out = d->ff.data, .out_stride = d->ff.stride, .epilogue = GATED,
+                                  .activation = s->activation, .narrow_out = narrow(d)};
+        phase_product(w, gate_up, &x, rows, GATE_UP);
+        struct source ff = {.rows = d->ff, .width = s->ffn};
+        phase_add(w, &layer->down, &ff, layer->post_ffn_norm, live, rows, DOWN);
     }
-    struct product head = {.a = d->h, .a_stride = hidden, .packed = d->model.head, .k = s->hidden, .n = s->vocab,
-                           .out_rows = d->batch->out, .epilogue = PUT};
-    phase_product(w, &head, wanted, HEAD);
+    struct source x = {.pointers = d->wanted_rows, .norm = d->model.final_norm, .width = s->hidden};
+    struct product head = {.w = &d->model.head, .out_rows = d->batch->out, .softcap = s->final_softcap};
+    phase_product(w, head, &x, wanted, HEAD);
 }
 
-/* ---- before the walk: memory, and who attends what ---- */
+/* ---- before the walk: memory ---- */
 
-/* Exchanges *memory for at least `bytes` bytes on a cache line's boundary; its contents are lost. */
-static int regrow(void *memory, size_t bytes)
+static int regrow_rows(struct rows *rows, long count, long bytes)
 {
-    void *old, *new = NULL;
-    memcpy(&old, memory, sizeof old);
-    free(old);
-    int error = posix_memalign(&new, 64, bytes ? bytes : 64);
-    if (error) new = NULL;
-    memcpy(memory, &new, sizeof new);
-    return error;
+    rows->stride = row_bytes(bytes);
+    return regrow(&rows->data, (size_t)(rows->stride * (count + AMX_ROWS)));
 }
 
 static int reserve_rows(struct sym_decoder *d, long rows, long wanted)
@@ -336,101 +488,43 @@ static int reserve_rows(struct sym_decoder *d, long rows, long wanted)
     }
     if (rows <= d->room_rows) return 0;
     d->room_rows = 0;
-    size_t row = (size_t)rows * sizeof(float);
-    if ((error = regrow(&d->x, row * stride(s->hidden))) || (error = regrow(&d->h, row * stride(s->hidden))) ||
-        (error = regrow(&d->qkv, row * stride(qkv_width(s)))) ||
-        (error = regrow(&d->attended, row * stride((long)s->heads * s->head_dim))) ||
-        (error = regrow(&d->ff, row * stride(s->ffn))) || (error = regrow(&d->all_rows, rows * sizeof *d->all_rows)))
+    long rotations = rows * s->head_dim * (long)sizeof(float), post_norms = d->model.layers[0].post_attn_norm != NULL;
+    if ((error = regrow_rows(&d->x, rows, 4L * s->hidden)) || (error = regrow_rows(&d->qkv, rows, 4 * qkv_width(s))) ||
+        (error = regrow_rows(&d->attended, rows, 4 * attended_width(s))) ||
+        (error = regrow_rows(&d->ff, rows, 4L * s->ffn + 128)) ||
+        (error = regrow_rows(&d->added, rows, post_norms ? 4L * s->hidden : 0)) ||
+        (error = regrow_rows(&d->operand, rows, operand_bytes(&d->model) - 64)) ||
+        (error = regrow(&d->rotations[0], (size_t)rotations)) ||
+        (error = regrow(&d->rotations[1], s->window ? (size_t)rotations : 0)) ||
+        (error = regrow(&d->all_rows, (size_t)rows * sizeof *d->all_rows)))
         return error;
     d->room_rows = rows;
-    for (long r = 0; r < rows; r++) d->all_rows[r] = d->x + r * stride(s->hidden);
+    for (long r = 0; r < rows; r++) d->all_rows[r] = (float *)(d->x.data + r * d->x.stride);
     return 0;
-}
-
-static int add_block(struct plan *plan, struct block block)
-{
-    if (plan->num_blocks == plan->room_blocks) {
-        long room = plan->room_blocks ? 2 * plan->room_blocks : 64;
-        struct block *blocks = realloc(plan->blocks, (size_t)room * sizeof *blocks);
-        if (!blocks) return ENOMEM;
-        plan->blocks = blocks;
-        plan->room_blocks = room;
-    }
-    plan->blocks[plan->num_blocks++] = block;
-    return 0;
-}
-
-/* A chunk of one block's rows is spread over its splits (decode over a long file); a longer one has enough blocks. */
-static int plan_chunk(struct sym_decoder *d, struct plan *plan, long chunk, long row, long out_row)
-{
-    const sym_batch *b = d->batch;
-    long end = b->first_row[chunk + 1], height = rows_per_block(&d->model.shape);
-    int spread = end - row <= height, error = 0;
-    for (; row < end && !error; row += height, out_row += height) {
-        long rows = at_most(height, end - row);
-        long splits = divide_up(b->start[chunk] + row + rows - b->first_row[chunk], SPLIT);
-        struct block block = {.chunk = (int32_t)chunk, .row = (int32_t)row, .rows = (int32_t)rows,
-                              .out_row = (int32_t)out_row, .end_split = (int32_t)splits, .group = -1};
-        if (!spread || splits == 1) {
-            error = add_block(plan, block);
-            continue;
-        }
-        block.group = (int32_t)d->num_groups++;
-        block.partial = (int32_t)d->num_partials;
-        d->num_partials += splits;
-        for (long split = 0; split < splits && !error; split++) {
-            block.first_split = (int32_t)split;
-            block.end_split = (int32_t)split + 1;
-            error = add_block(plan, block);
-        }
-    }
-    return error;
-}
-
-static int reserve_splits(struct sym_decoder *d)
-{
-    const sym_shape *s = &d->model.shape;
-    int error = 0;
-    if (d->num_groups > d->room_groups) {
-        d->room_groups = 0;
-        error = regrow(&d->unfinished, (size_t)(d->num_groups * s->kv_heads) * sizeof *d->unfinished);
-        if (error) return error;
-        d->room_groups = d->num_groups;
-    }
-    if (d->num_partials > d->room_partials) {
-        d->room_partials = 0;
-        error = regrow(&d->partials, (size_t)(d->num_partials * s->kv_heads * softmax_floats(s)) * sizeof(float));
-        if (error) return error;
-        d->room_partials = d->num_partials;
-    }
-    return 0;
-}
-
-static void rewind_groups(struct sym_decoder *d, const struct plan *plan)
-{
-    long kv_heads = d->model.shape.kv_heads;
-    for (const struct block *b = plan->blocks; b < plan->blocks + plan->num_blocks; b++)
-        for (long h = 0; b->group >= 0 && h < kv_heads; h++)
-            atomic_store(&d->unfinished[b->group * kv_heads + h], b->end_split); /* the group's last block wins */
 }
 
 static int make_plans(struct sym_decoder *d)
 {
+    const sym_shape *s = &d->model.shape;
     const sym_batch *b = d->batch;
     int error = 0;
-    d->plan.num_blocks = d->last_plan.num_blocks = d->num_groups = d->num_partials = 0;
+    long partials = 0;
+    for (int wanted_only = 0; wanted_only < 2; wanted_only++)
+        for (int sliding = 0; sliding < (s->window ? 2 : 1) && !error; sliding++) {
+            struct plan *plan = &d->plans[wanted_only][sliding];
+            plan->window = sliding ? s->window : 0;
+            error = make_plan(&d->planner, plan, b, wanted_only, rows_per_unit(s), s->kv_heads, d->pool.threads);
+            partials = most(partials, plan->num_partials);
+        }
     long out_row = 0;
-    for (long c = 0; c < b->num_chunks && !error; c++) {
-        long first_wanted = b->first_row[c + 1] - b->wanted[c];
-        error = plan_chunk(d, &d->plan, c, b->first_row[c], b->first_row[c]);
-        if (!error) error = plan_chunk(d, &d->last_plan, c, first_wanted, out_row);
-        for (long r = first_wanted; r < b->first_row[c + 1]; r++) d->wanted_rows[out_row++] = d->all_rows[r];
-    }
-    if (!error) error = reserve_splits(d);
-    if (error) return error;
-    rewind_groups(d, &d->plan);
-    rewind_groups(d, &d->last_plan);
-    return 0;
+    for (long c = 0; c < b->num_chunks; c++)
+        for (long r = b->first_row[c + 1] - b->wanted[c]; r < b->first_row[c + 1]; r++)
+            d->wanted_rows[out_row++] = d->all_rows[r];
+    if (error || partials <= d->room_partials) return error;
+    d->room_partials = 0;
+    error = regrow(&d->partials, (size_t)(partials * s->kv_heads * partial_floats(s)) * sizeof(float));
+    if (!error) d->room_partials = partials;
+    return error;
 }
 
 int sym_step(struct sym_decoder *d, const sym_batch *batch)
@@ -444,13 +538,17 @@ int sym_step(struct sym_decoder *d, const sym_batch *batch)
     return 0;
 }
 
+int64_t sym_shared_rows(const struct sym_decoder *d) { return d->plans[0][0].shared_rows; }
+
 /* ---- a decoder's life ---- */
 
 void sym_decoder_free(struct sym_decoder *d)
 {
     pool_stop(&d->pool, d->pool.threads - 1);
-    void *owned[] = {d->x, d->h, d->qkv, d->attended, d->ff, d->all_rows, d->wanted_rows, d->plan.blocks,
-                     d->last_plan.blocks, d->unfinished, d->partials, d->private, d};
+    for (int i = 0; i < 4; i++) free_plan(&d->plans[i / 2][i % 2]);
+    void *owned[] = {d->x.data, d->qkv.data, d->attended.data, d->ff.data, d->added.data, d->operand.data, d->rotations[0],
+                     d->rotations[1], d->all_rows, d->wanted_rows, d->planner.few, d->planner.keys, d->partials,
+                     d->private, d};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) free(owned[i]);
 }
 
@@ -463,12 +561,11 @@ struct sym_decoder *sym_decoder_new(const sym_model *model, int threads, const c
         errno = error;
         return NULL;
     }
-    memset(d, 0, sizeof *d);
     d->model = *model;
     d->kernels = isa_choose(isa);
     d->solo_work = solo_work;
-    d->work_per_row = (int64_t)s->layers * s->hidden * (qkv_width(s) + (int64_t)s->heads * s->head_dim + 3L * s->ffn);
-    error = d->kernels ? regrow(&d->private, (size_t)(threads * private_floats(s)) * sizeof(float)) : EINVAL;
+    d->work_per_row = (int64_t)s->layers * s->hidden * (qkv_width(s) + attended_width(s) + 3L * s->ffn);
+    error = d->kernels ? regrow(&d->private, (size_t)(threads * private_layout(model).bytes)) : EINVAL;
     if (!error) error = pool_start(&d->pool, threads);
     if (!error) return d;
     free(d->private);
@@ -486,18 +583,3 @@ const char *sym_isa(const char *wanted)
 int sym_num_phases(void) { return NUM_PHASES; }
 const char *sym_phase_name(int phase) { return phase_names[phase]; }
 int64_t sym_phase_ns(const struct sym_decoder *d, int phase) { return d->phase_ns[phase]; }
-
-/* ---- packing ---- */
-
-int64_t sym_packed_size(int64_t n, int64_t k) { return divide_up(n, PANEL) * PANEL * k; }
-
-void sym_pack(const float *w, int64_t n, int64_t k, float *packed, int64_t first, int64_t every)
-{
-    for (int64_t i = 0; i < n; i += 16) {
-        int64_t strip = first + i / 16 * every, rows = at_most(16, n - i);
-        float *to = packed + strip / 2 * PANEL * k + strip % 2 * 16;
-        for (int64_t j = 0; j < k; j += 16) /* 16 x 16 at a time: both sides stay in L1 */
-            for (int64_t r = 0; r < rows; r++)
-                for (int64_t l = j; l < at_most(j + 16, k); l++) to[l * PANEL + r] = w[(i + r) * k + l];
-    }
-}

@@ -1,23 +1,45 @@
 /* What Python sees of the CPU step. cffi reads this file too: declarations only, no directives but constants. */
 
+/* How a matrix lies in memory. Its output features stand in panels of 32, side by side; a step of a panel is 128
+ * bytes, four for each feature: one float32, two bfloat16, four 8-bit codes or eight 4-bit ones (the first four in
+ * the low halves). Codes come in groups of `group` inputs, each group led by 32 float16 scales and, if `has_mins`,
+ * 32 float16 mins, both in units of 2^-8: a weight is scale * code + min; without mins, scale * (code - 8 or 128). */
+#define SYM_FLOAT32 0
+#define SYM_BFLOAT16 1
+#define SYM_CODES8 2
+#define SYM_CODES4 3
+
+typedef struct {
+    int32_t format, n, k; /* k as padded with zeros to whole steps, for AMX to whole tiles */
+    int32_t group, has_mins;
+    char *data;
+} sym_matrix;
+
 typedef struct {
     int32_t vocab, hidden, layers, heads, kv_heads, head_dim, ffn;
-    float rms_eps;
+    int32_t activation;  /* 0: SiLU, 1: GELU by tanh */
+    int32_t window;      /* what a sliding layer's row sees, itself included */
+    int32_t kv_format;   /* of pages: SYM_FLOAT32 or SYM_BFLOAT16 */
+    float rms_eps, embed_scale, attn_scale, attn_softcap, final_softcap;
 } sym_shape;
 
-/* Matrices are packed by sym_pack. */
+/* What a model has not is null. */
 typedef struct {
-    const float *attn_norm, *qkv, *o, *ffn_norm, *gate_up, *down;
+    const float *attn_norm, *post_attn_norm, *ffn_norm, *post_ffn_norm; /* [hidden] */
+    const float *q_norm, *k_norm;                                       /* [head_dim] */
+    const float *qkv_bias;
+    sym_matrix qkv, o, gate_up, down;
+    int32_t sliding;
 } sym_layer;
 
 typedef struct {
     sym_shape shape;
     const sym_layer *layers;
-    const float *embed;      /* [vocab][hidden], as it came */
+    sym_matrix embed, head;            /* the same one where they are tied */
     const float *final_norm;
-    const float *head;       /* packed */
-    const float *cos, *sin;  /* [positions][head_dim / 2] */
-    float *arena;            /* [pages][layers][2][kv_heads][32 * head_dim] */
+    const double *frequencies[2];      /* [head_dim / 2] of full and of sliding layers */
+    float rotation_factors[2];         /* multiply cosines and sines */
+    char *arena;                       /* [pages][layers][2][kv_heads][32 * head_dim] */
 } sym_model;
 
 /* One step. Chunk c's rows are first_row[c] .. first_row[c + 1] - 1, its pages begin at pages[first_page[c]]. */
@@ -26,9 +48,10 @@ typedef struct {
     const int32_t *tokens, *positions; /* [rows] */
     const int32_t *first_row;          /* [chunks + 1] */
     const int32_t *start;              /* [chunks] entry index of the first row */
-    const int32_t *first_page;         /* [chunks] */
+    const int32_t *first_page;         /* [chunks + 1] */
     const int32_t *pages;
     const int32_t *wanted;             /* [chunks] how many of its last rows give logits */
+    const uint32_t *const *masks;      /* [chunks] null, or [rows of the chunk][its pages]: a bit for each entry */
     float *const *out;                 /* [num_wanted] -> [vocab] */
     const int32_t *copies;             /* [copies][2] source, target */
 } sym_batch;
@@ -46,12 +69,21 @@ void sym_decoder_free(sym_decoder *decoder);
 /* 0, or an errno. The batch was checked by the caller: every index is in range. */
 int sym_step(sym_decoder *decoder, const sym_batch *batch);
 
+/* Query rows that the last step attended, and how many of them read pages together with another file's. */
+int64_t sym_shared_rows(const sym_decoder *decoder);
+
 /* Nanoseconds that thread 0 spent in each phase since the decoder was made, barriers included. */
 int sym_num_phases(void);
 const char *sym_phase_name(int phase);
 int64_t sym_phase_ns(const sym_decoder *decoder, int phase);
 
-/* Floats that n packed output features of k inputs take. */
-int64_t sym_packed_size(int64_t n, int64_t k);
-/* Packs w [n][k] into strips of 16 features: its i-th strip becomes the (first + i * every)-th of `packed`. */
-void sym_pack(const float *w, int64_t n, int64_t k, float *packed, int64_t first, int64_t every);
+/* Bytes that a matrix of these sizes takes. */
+int64_t sym_packed_bytes(const sym_matrix *m);
+/* Packs w [n][k] into strips of 16 features: its i-th strip becomes the (first + i * every)-th of the matrix.
+ * Floats are rounded to the matrix' format; codes are chosen symmetrically by the largest weight of a group. */
+void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t first, int64_t every);
+/* The same from codes [n][k] as a file has them, with the scales and mins (or null) of their groups [n][k / group]. */
+void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scales, const float *mins, int64_t n,
+                    int64_t k, int64_t first, int64_t every);
+/* Output feature `row` of a matrix as k floats. */
+void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out);

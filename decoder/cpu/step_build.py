@@ -14,7 +14,15 @@ ffi.set_source(
     include_dirs=[str(_HERE)],
     depends=[str(path) for path in sorted(_HERE.glob("*.[ch]"))],
     # No contraction behind our back: where a product and a sum round once, the kernels say so.
-    extra_compile_args=["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wno-unused-function"],
+    extra_compile_args=[
+        "-std=gnu11",
+        "-D_GNU_SOURCE",
+        "-O3",
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-Wall",
+        "-Wno-unused-function",
+    ],
     libraries=["m", "pthread"],
 )
 

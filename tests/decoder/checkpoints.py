@@ -13,6 +13,7 @@ from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
 from decoder.bpe import BYTE_ALPHABET
 from decoder.cpu.backend import CpuDecoder
+from decoder.llama import EMBED, FINAL_NORM, HEAD, layer_name
 from decoder.model import Model
 from decoder.tiny import random_weights, tiny_config
 from decoder.weights import Weights
@@ -50,23 +51,39 @@ def interleave(matrix: np.ndarray, num_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(matrix.shape)
 
 
-def gguf_tensors(config: Any = CONFIG, weights: Weights | None = None) -> dict[str, np.ndarray]:
+GGUF_NAMES = {
+    "attn_norm": "attn_norm.weight",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "q_norm": "attn_q_norm.weight",
+    "k_norm": "attn_k_norm.weight",
+    "o": "attn_output.weight",
+    "post_attn_norm": "post_attention_norm.weight",
+    "ffn_norm": "ffn_norm.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+    "post_ffn_norm": "post_ffw_norm.weight",
+}
+
+
+def gguf_tensors(
+    config: Any = CONFIG, weights: Weights | None = None, architecture: str = "llama"
+) -> dict[str, np.ndarray]:
     weights = random_weights(config) if weights is None else weights
-    tensors = {"token_embd.weight": weights.embed, "output_norm.weight": weights.final_norm}
-    if weights.head is not None:
-        tensors["output.weight"] = weights.head
-    for i, layer in enumerate(weights.layers):
-        tensors |= {
-            f"blk.{i}.attn_norm.weight": layer.attn_norm,
-            f"blk.{i}.attn_q.weight": interleave(layer.q, config.num_heads),
-            f"blk.{i}.attn_k.weight": interleave(layer.k, config.num_kv_heads),
-            f"blk.{i}.attn_v.weight": layer.v,
-            f"blk.{i}.attn_output.weight": layer.o,
-            f"blk.{i}.ffn_norm.weight": layer.ffn_norm,
-            f"blk.{i}.ffn_gate.weight": layer.gate,
-            f"blk.{i}.ffn_up.weight": layer.up,
-            f"blk.{i}.ffn_down.weight": layer.down,
-        }
+    tensors = {"token_embd.weight": weights.read(EMBED), "output_norm.weight": weights.read(FINAL_NORM)}
+    if HEAD in weights:
+        tensors["output.weight"] = weights.read(HEAD)
+    heads = {"q": config.num_heads, "k": config.num_kv_heads} if architecture == "llama" else {}
+    for i in range(config.num_layers):
+        for field, name in GGUF_NAMES.items():
+            if layer_name(i, field) in weights:
+                array = weights.read(layer_name(i, field))
+                tensors[f"blk.{i}.{name}"] = interleave(array, heads[field]) if field in heads else array
     return tensors
 
 

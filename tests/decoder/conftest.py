@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from decoder.arena import Arena
+from decoder.arena import KV_DTYPE, Arena
 from decoder.batch import Chunk, StepBatch
 from decoder.config import ModelConfig
 from decoder.cpu.backend import CpuDecoder
@@ -37,6 +37,7 @@ class Call:
     tokens: Sequence[int]
     rows: str = "all"
     positions: Sequence[int] | None = None
+    mask: npt.NDArray[np.bool_] | None = None
     out: Floats = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
 
@@ -65,6 +66,7 @@ class Bench:
                     pages=call.file.pages,
                     start=start,
                     rows=tuple(memoryview(row) for row in call.out),
+                    mask=call.mask,
                 )
             )
             call.file.length += n
@@ -84,11 +86,21 @@ def cpu_bench() -> Iterator[Callable[..., Bench]]:
     """Makes benches with a CPU decoder each; keyword arguments other than these are the config's."""
     decoders: list[CpuDecoder] = []
 
-    def make(*, threads: int = 2, isa: str | None = None, num_pages: int = 64, seed: int = 0, **shape: Any) -> Bench:
+    def make(
+        *,
+        threads: int = 2,
+        isa: str | None = None,
+        precision: str = "float32",
+        weights: Weights | None = None,
+        num_pages: int = 64,
+        seed: int = 0,
+        **shape: Any,
+    ) -> Bench:
         config = tiny_config(**shape)
-        arena = Arena(config, num_pages)
+        arena = Arena(config, num_pages, KV_DTYPE[precision])
+        weights = weights or _weights(config)
         # solo_work=0: even the smallest step meets its other threads.
-        decoders.append(CpuDecoder(config, _weights(config), arena, threads, isa, solo_work=0))
+        decoders.append(CpuDecoder(config, weights, arena, threads, isa, precision=precision, solo_work=0))
         return Bench(config, decoders[-1], arena, seed)
 
     yield make
@@ -100,10 +112,10 @@ def cpu_bench() -> Iterator[Callable[..., Bench]]:
 def reference_bench() -> Callable[..., Bench]:
     """Makes benches with a reference decoder each."""
 
-    def make(*, num_pages: int = 64, seed: int = 0, **shape: Any) -> Bench:
+    def make(*, weights: Weights | None = None, num_pages: int = 64, seed: int = 0, **shape: Any) -> Bench:
         config = tiny_config(**shape)
         arena = Arena(config, num_pages)
-        return Bench(config, ReferenceDecoder(config, _weights(config), arena), arena, seed)
+        return Bench(config, ReferenceDecoder(config, weights or _weights(config), arena), arena, seed)
 
     return make
 

@@ -15,7 +15,7 @@ def test_an_arena_is_a_page_store_of_the_configs_shape():
     assert store.num_pages == 5
     assert store.page_bytes == 3 * 2 * 2 * 32 * 16 * 4 == 32 * config.entry_bytes()
     assert Arena(config, 5).pages.shape == (5, *config.page_shape)
-    assert (Arena.layout, Arena(config, 1).dtype) == ("k=dim,entry v=entry,dim", "F32")
+    assert (Arena(config, 1).layout, Arena(config, 1).dtype) == ("k=dim,entry v=entry,dim", "F32")
 
 
 def test_a_view_is_the_arenas_own_memory():

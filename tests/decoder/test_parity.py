@@ -25,7 +25,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
 from decoder.cpu.backend import CpuDecoder
-from decoder.llama import weights_by_name
 from decoder.model import Model, load_model, packaged_gguf
 
 pytestmark = pytest.mark.slow  # the real model beside transformers: most of a minute
@@ -180,7 +179,8 @@ def answers(model: Model, prompts: list[list[int]]) -> list[Answer]:
 
 def test_every_weight_is_the_gguf_packages_bit_for_bit(model, theirs):
     state = theirs.state_dict()
-    for name, array in weights_by_name(model.weights):
+    for name in model.weights.names():
+        array = model.weights.read(name)
         assert np.array_equal(array.view(np.uint32), state[name].numpy().view(np.uint32)), name
 
 

@@ -7,9 +7,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from decoder.arena import Arena
 from decoder.config import ModelConfig
+from decoder.reference import ReferenceDecoder
 from decoder.tiny import random_weights, tiny_config
 from decoder.weights import Weights
+from libsym.errors import Invalid
 
 
 def peer_model(config: ModelConfig, weights: Weights) -> LlamaForCausalLM:
@@ -28,16 +31,8 @@ def peer_model(config: ModelConfig, weights: Weights) -> LlamaForCausalLM:
             tie_word_embeddings=config.tie_embeddings,
         )
     ).eval()
-    arrays = {"model.embed_tokens": weights.embed, "model.norm": weights.final_norm}
-    if weights.head is not None:
-        arrays["lm_head"] = weights.head
-    for i, layer in enumerate(weights.layers):
-        prefix = f"model.layers.{i}."
-        arrays[prefix + "input_layernorm"] = layer.attn_norm
-        arrays[prefix + "post_attention_layernorm"] = layer.ffn_norm
-        arrays |= {f"{prefix}self_attn.{name}_proj": getattr(layer, name) for name in "qkvo"}
-        arrays |= {f"{prefix}mlp.{name}_proj": getattr(layer, name) for name in ("gate", "up", "down")}
-    missing = model.load_state_dict({f"{k}.weight": torch.from_numpy(v) for k, v in arrays.items()}, strict=False)
+    state = {name: torch.from_numpy(weights.read(name)) for name in weights.names()}
+    missing = model.load_state_dict(state, strict=False)
     assert not missing.unexpected_keys
     assert set(missing.missing_keys) <= {"lm_head.weight"}
     model.tie_weights()
@@ -59,3 +54,33 @@ def test_the_reference_gives_the_logits_of_transformers(reference_bench, shape):
     with torch.inference_mode():
         expected = peer_model(config, random_weights(config, seed=7))(torch.tensor([tokens])).logits[0].numpy()
     assert np.abs(logits - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("shape", [{}, {"qkv_bias": True, "qk_norm": True, "post_norms": True, "attn_softcap": 5.0}])
+def test_a_masked_entry_is_as_if_it_were_not_there(reference_bench, new_call, shape):
+    bench = reference_bench(**shape)
+    prompt, first, second, third = list(range(40)), 50, 60, 70
+    _, plain = bench.prefill([*prompt, second, third])
+    file, _ = bench.prefill(prompt, reserve=3)
+    mask = np.ones((3, 43), dtype=np.bool_)
+    mask[1:, 40] = False
+    # Two branches in one file: the second one's entries have the positions that they would have alone.
+    (branches,) = bench.step(new_call(file, [first, second, third], positions=[40, 40, 41], mask=mask))
+    assert np.abs(branches[1:] - plain[40:]).max() < 1e-4
+    (unmasked,) = bench.step(new_call(bench.prefill(prompt, reserve=3)[0], [first, second, third]))
+    assert np.abs(unmasked[0] - branches[0]).max() == 0
+    assert np.abs(unmasked[1:] - branches[1:]).max() > 1e-2
+
+
+def test_what_a_mask_says_of_later_entries_changes_nothing(reference_bench, new_call):
+    bench = reference_bench(window=7, sliding_layers=(True, False))
+    tokens = list(range(30))
+    (expected,) = bench.step(new_call(bench.file(30), tokens))
+    (got,) = bench.step(new_call(bench.file(30), tokens, mask=np.ones((30, 30), dtype=np.bool_)))
+    assert np.array_equal(got, expected)
+
+
+def test_an_arena_of_another_type_is_refused():
+    config = tiny_config()
+    with pytest.raises(Invalid, match="give it an arena of F32, not BF16"):
+        ReferenceDecoder(config, random_weights(config), Arena(config, 1, "BF16"))

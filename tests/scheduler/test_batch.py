@@ -61,7 +61,7 @@ class Bench:
         self.model = load_model("tiny")
         arena = Arena(self.model.config, NUM_PAGES)
         self.steps = Steps(CpuDecoder(self.model.config, self.model.weights, arena, 1))
-        self.fs = FileSystem(PagePool(arena), Facts(self.model, arena), tmp_path / "files", 0, 0)
+        self.fs = FileSystem(PagePool(arena), Facts(self.model, arena, "float32"), tmp_path / "files", 0, 0)
         self.batches = BatchScheduler(
             self.fs,
             self.steps,

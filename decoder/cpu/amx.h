@@ -1,0 +1,246 @@
+/* Products on Intel's matrix tiles: sixteen rows by sixteen features at a time. Everything else of this instruction
+ * set is the AVX-512 file that was compiled just before, FN(name) by name.
+ *
+ * Included twice. With the instructions themselves; and with AMX_EMULATED, which does in plain C what they do and
+ * stops where they would fault: so that what is around them is tested on any machine with AVX-512. A row's tile is
+ * the same for any number of rows beside it, so one row takes this path too: its bits must not depend on the batch. */
+
+#ifdef AMX_EMULATED
+#define T(name) name##_emulated
+#define TILE_CONFIG(c) emulated_config(c)
+#define TILE_ZERO(t) memset(emulated_tiles[t], 0, sizeof emulated_tiles[t])
+#define TILE_LOAD(t, p, stride) emulated_load(t, p, stride)
+#define TILE_STORE(t, p, stride) emulated_store(t, p, stride)
+#define TILE_DOT_BFLOAT16(c, a, b) emulated_dot(c, a, b, 1)
+#define TILE_DOT_CODES(c, a, b) emulated_dot(c, a, b, 0)
+#define TILE_RELEASE() memset(&emulated_shape, 0, sizeof emulated_shape)
+#else
+/* The compiler knows nothing of tiles: memory clobbers keep its stores before the loads here. */
+#define T(name) name##_tiles
+#define TILE_CONFIG(c) __asm__ volatile("ldtilecfg %0" ::"m"(*(c)) : "memory")
+#define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
+#define TILE_LOAD(t, p, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((long)(stride)) : "memory")
+#define TILE_STORE(t, p, stride) __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"((long)(stride)) : "memory")
+#define TILE_DOT_BFLOAT16(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+#define TILE_DOT_CODES(c, a, b) __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+#define TILE_RELEASE() __asm__ volatile("tilerelease" ::: "memory")
+#endif
+
+#ifndef AMX_ONCE
+#define AMX_ONCE
+
+/* What ldtilecfg reads: sums in tiles 0-3, rows in 4 and 5, features in 6 and 7. */
+struct tile_shape {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16]; /* of a row of each tile */
+    uint8_t rows[16];
+};
+
+#define SHAPE(row_bytes, feature_rows) \
+    {.palette = 1, .bytes = {64, 64, 64, 64, row_bytes, row_bytes, 64, 64}, \
+     .rows = {16, 16, 16, 16, 16, 16, feature_rows, feature_rows}}
+static const struct tile_shape bfloat16_shape = SHAPE(64, 16), codes_shape = SHAPE(32, 8); /* codes: a group of 32 */
+
+static _Thread_local struct tile_shape emulated_shape;
+static _Thread_local char emulated_tiles[8][16][64];
+
+static void emulated_config(const struct tile_shape *shape)
+{
+    emulated_shape = *shape;
+    memset(emulated_tiles, 0, sizeof emulated_tiles);
+}
+
+static void emulated_load(int t, const char *p, long stride)
+{
+    memset(emulated_tiles[t], 0, sizeof emulated_tiles[t]);
+    for (int i = 0; i < emulated_shape.rows[t]; i++) memcpy(emulated_tiles[t][i], p + i * stride, emulated_shape.bytes[t]);
+}
+
+static void emulated_store(int t, void *p, long stride)
+{
+    for (int i = 0; i < emulated_shape.rows[t]; i++)
+        memcpy((char *)p + i * stride, emulated_tiles[t][i], emulated_shape.bytes[t]);
+}
+
+static void emulated_dot(int c, int a, int b, int numbers)
+{
+    const struct tile_shape *s = &emulated_shape;
+    if (s->palette != 1 || s->rows[c] != s->rows[a] || s->bytes[a] != 4 * s->rows[b] || s->bytes[c] != s->bytes[b]) abort();
+    for (int i = 0; i < s->rows[c]; i++)
+        for (int k = 0; k < s->bytes[a] / 4; k++)
+            for (int j = 0; j < s->bytes[c] / 4; j++) {
+                const char *x = emulated_tiles[a][i] + 4 * k, *y = emulated_tiles[b][k] + 4 * j;
+                char *to = emulated_tiles[c][i] + 4 * j;
+                if (numbers) {
+                    uint16_t xs[2], ys[2];
+                    float sum;
+                    memcpy(xs, x, 4), memcpy(ys, y, 4), memcpy(&sum, to, 4);
+                    for (int l = 0; l < 2; l++) sum += of_bfloat16(xs[l]) * of_bfloat16(ys[l]);
+                    memcpy(to, &sum, 4);
+                } else {
+                    int32_t sum;
+                    memcpy(&sum, to, 4);
+                    for (int l = 0; l < 4; l++) sum += (int8_t)x[l] * (uint8_t)y[l];
+                    memcpy(to, &sum, 4);
+                }
+            }
+}
+
+/* The kernel gives a process tiles when it asks for them, once for all its threads. */
+static int can_amx(void)
+{
+#if __GNUC__ >= 11
+    if (!__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-int8") || !__builtin_cpu_supports("amx-bf16"))
+        return 0;
+    return can_avx512bf16() && !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */);
+#else
+    return 0;
+#endif
+}
+#endif
+
+#define TILE_SUMS 32 /* rows of sums: two tiles high, two wide */
+
+static void T(product_bfloat16)(const struct product *p, long panel, long first, long last)
+{
+    _Alignas(64) float sums[TILE_SUMS][PANEL];
+    const char *panel_data = p->w->data + panel * panel_bytes(p->w);
+    TILE_CONFIG(&bfloat16_shape);
+    for (; first < last; first += TILE_SUMS) {
+        long rows = last - first < TILE_SUMS ? last - first : TILE_SUMS;
+        const char *a = p->a + first * p->a_stride, *b = panel_data;
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        TILE_ZERO(2);
+        TILE_ZERO(3);
+        for (long k = 0; k < p->w->k; k += 32, a += 64, b += 16 * STEP) {
+            TILE_LOAD(4, a, p->a_stride);
+            TILE_LOAD(6, b, STEP);
+            TILE_LOAD(7, b + 64, STEP);
+            TILE_DOT_BFLOAT16(0, 4, 6);
+            TILE_DOT_BFLOAT16(1, 4, 7);
+            if (rows <= 16) continue;
+            TILE_LOAD(5, a + 16 * p->a_stride, p->a_stride);
+            TILE_DOT_BFLOAT16(2, 5, 6);
+            TILE_DOT_BFLOAT16(3, 5, 7);
+        }
+        TILE_STORE(0, sums[0], STEP);
+        TILE_STORE(1, sums[0] + 16, STEP);
+        TILE_STORE(2, sums[16], STEP);
+        TILE_STORE(3, sums[16] + 16, STEP);
+        for (long r = 0; r < rows; r++)
+            FN(epilogue)(p, panel, first + r, _mm512_load_ps(sums[r]), _mm512_load_ps(sums[r] + 16));
+    }
+    TILE_RELEASE();
+}
+
+/* Four bits to eight, for one group: [step][feature][4]. */
+OP const char *T(widened)(int format, const char *codes, char *wide)
+{
+    if (format == SYM_CODES8) return codes;
+    const __m512i low = _mm512_set1_epi8(0x0f);
+    for (long i = 0; i < codes_shape.rows[6] / 2 * STEP; i += 64) {
+        __m512i pairs = _mm512_loadu_si512(codes + i);
+        char *to = wide + i / STEP * 2 * STEP + i % STEP;
+        _mm512_storeu_si512(to, _mm512_and_si512(pairs, low));
+        _mm512_storeu_si512(to + STEP, _mm512_and_si512(_mm512_srli_epi32(pairs, 4), low));
+    }
+    return wide;
+}
+
+OP __m512 T(codes_sum)(const int32_t *sums, __m512 start)
+{
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_load_si512(sums), _mm512_castps_si512(start)));
+}
+
+OP void T(product_codes)(const int format, const int has_mins, const struct product *p, long panel, long first, long last)
+{
+    _Alignas(64) float totals[TILE_SUMS][PANEL];
+    _Alignas(64) int32_t sums[TILE_SUMS][PANEL];
+    _Alignas(64) char wide[8 * STEP];
+    const sym_matrix *w = p->w;
+    long groups = w->k / w->group, head = group_head(w), bytes = group_bytes(w);
+    __m512 unit = _mm512_set1_ps(CODE_UNIT);
+    TILE_CONFIG(&codes_shape);
+    for (; first < last; first += TILE_SUMS) {
+        long rows = last - first < TILE_SUMS ? last - first : TILE_SUMS;
+        const char *a = p->a + first * p->a_stride, *info = a + w->k, *b = w->data + panel * groups * bytes;
+        memset(totals, 0, sizeof totals);
+        for (long g = 0; g < groups; g++, a += w->group, b += bytes, info += sizeof(struct group_info)) {
+            const char *codes = T(widened)(format, b + head, wide);
+            __m512 d0 = FN(load_halves)(b), d1 = FN(load_halves)(b + 32), m0 = d0, m1 = d1;
+            if (has_mins) m0 = FN(load_halves)(b + 64), m1 = FN(load_halves)(b + 96);
+            TILE_ZERO(0);
+            TILE_ZERO(1);
+            TILE_LOAD(4, a, p->a_stride);
+            TILE_LOAD(6, codes, STEP);
+            TILE_LOAD(7, codes + 64, STEP);
+            TILE_DOT_CODES(0, 4, 6);
+            TILE_DOT_CODES(1, 4, 7);
+            TILE_STORE(0, sums[0], STEP);
+            TILE_STORE(1, sums[0] + 16, STEP);
+            if (rows > 16) {
+                TILE_ZERO(2);
+                TILE_ZERO(3);
+                TILE_LOAD(5, a + 16 * p->a_stride, p->a_stride);
+                TILE_DOT_CODES(2, 5, 6);
+                TILE_DOT_CODES(3, 5, 7);
+                TILE_STORE(2, sums[16], STEP);
+                TILE_STORE(3, sums[16] + 16, STEP);
+            }
+            for (long r = 0; r < rows; r++) {
+                const struct group_info *of_row = (const void *)(info + r * p->a_stride);
+                __m512 start = FN(group_start)(format, has_mins, of_row);
+                __m512 c0 = T(codes_sum)(sums[r], start), c1 = T(codes_sum)(sums[r] + 16, start);
+                _mm512_store_ps(totals[r], FN(add_group)(has_mins, of_row, c0, d0, m0, _mm512_load_ps(totals[r])));
+                _mm512_store_ps(totals[r] + 16, FN(add_group)(has_mins, of_row, c1, d1, m1, _mm512_load_ps(totals[r] + 16)));
+            }
+        }
+        for (long r = 0; r < rows; r++)
+            FN(epilogue)(p, panel, first + r, _mm512_mul_ps(_mm512_load_ps(totals[r]), unit),
+                         _mm512_mul_ps(_mm512_load_ps(totals[r] + 16), unit));
+    }
+    TILE_RELEASE();
+}
+
+static void T(product)(const struct product *p, long panel, long first, long last)
+{
+    switch (p->w->format) {
+    case SYM_FLOAT32: FN(product)(p, panel, first, last); break;
+    case SYM_BFLOAT16: T(product_bfloat16)(p, panel, first, last); break;
+    case SYM_CODES8:
+        if (p->w->has_mins) T(product_codes)(SYM_CODES8, 1, p, panel, first, last);
+        else T(product_codes)(SYM_CODES8, 0, p, panel, first, last);
+        break;
+    default:
+        if (p->w->has_mins) T(product_codes)(SYM_CODES4, 1, p, panel, first, last);
+        else T(product_codes)(SYM_CODES4, 0, p, panel, first, last);
+    }
+}
+
+#ifdef AMX_EMULATED
+#define AMX_NAME "amx-emulated"
+#else
+#define AMX_NAME "amx"
+#endif
+
+static const struct kernels T(kernels) = {
+    .name = AMX_NAME,
+    .product = T(product),
+    .rms_norm = FN(rms_norm),
+    .prepare = FN(prepare),
+    .attend = FN(attend),
+    .merge = FN(merge),
+    .finish = FN(finish),
+};
+
+#undef T
+#undef AMX_NAME
+#undef TILE_CONFIG
+#undef TILE_ZERO
+#undef TILE_LOAD
+#undef TILE_STORE
+#undef TILE_DOT_BFLOAT16
+#undef TILE_DOT_CODES
+#undef TILE_RELEASE
+#undef TILE_SUMS

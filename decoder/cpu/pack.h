@@ -1,0 +1,170 @@
+/* Matrices as they lie in memory (step.h says how): packed once at load, read row by row as embeddings. */
+
+#ifndef SYMPHONY_PACK_H
+#define SYMPHONY_PACK_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "work.h"
+
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float float_of(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* To the nearest bfloat16, ties to even; a NaN stays one. */
+static inline uint16_t to_bfloat16(float x)
+{
+    uint32_t bits = bits_of(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static inline float of_bfloat16(uint16_t x) { return float_of((uint32_t)x << 16); }
+
+/* To the nearest float16, ties to even; what is too large becomes infinite. */
+static uint16_t to_float16(float x)
+{
+    uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+    if (rest >= 0x47800000) return (uint16_t)(sign | (rest > 0x7f800000 ? 0x7e00 : 0x7c00));
+    if (rest < 0x38800000) /* a denormal: adding 0.5 shifts it into the low bits, rounded */
+        return (uint16_t)(sign | (bits_of(float_of(rest) + 0.5f) - bits_of(0.5f)));
+    rest += 0xfff + (rest >> 13 & 1);
+    return (uint16_t)(sign | (rest - 0x38000000) >> 13);
+}
+
+static float of_float16(uint16_t x)
+{
+    uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = x & 0x7fff;
+    if (rest >= 0x7c00) return float_of(sign | 0x7f800000 | rest << 13);
+    float value = float_of((rest << 13) + 0x38000000);
+    if (rest < 0x400) value = float_of((rest << 13) + 0x38800000) - float_of(0x38800000);
+    return float_of(sign | bits_of(value));
+}
+
+static long inputs_per_step(int format) { return format == SYM_FLOAT32 ? 1 : format == SYM_BFLOAT16 ? 2 : format == SYM_CODES8 ? 4 : 8; }
+static int has_codes(int format) { return format == SYM_CODES8 || format == SYM_CODES4; }
+
+/* Bytes of scales and mins before a group's codes. */
+static long group_head(const sym_matrix *m) { return m->has_mins ? 2 * PANEL * 2 : PANEL * 2; }
+static long group_bytes(const sym_matrix *m) { return group_head(m) + m->group / inputs_per_step(m->format) * STEP; }
+static long panel_bytes(const sym_matrix *m)
+{
+    return has_codes(m->format) ? m->k / m->group * group_bytes(m) : m->k / inputs_per_step(m->format) * STEP;
+}
+
+int64_t sym_packed_bytes(const sym_matrix *m) { return (m->n + PANEL - 1) / PANEL * panel_bytes(m); }
+
+/* The four bytes of one feature that hold input i, or the group head's feature when `i` is its first input. */
+static char *feature_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_t i)
+{
+    char *panel = m->data + strip / 2 * panel_bytes(m) + (strip % 2 * 16 + lane) * 4;
+    long per_step = inputs_per_step(m->format);
+    if (!has_codes(m->format)) return panel + i / per_step * STEP;
+    return panel + i / m->group * group_bytes(m) + group_head(m) + i % m->group / per_step * STEP;
+}
+
+static uint16_t *scale_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_t group)
+{
+    return (uint16_t *)(m->data + strip / 2 * panel_bytes(m) + group * group_bytes(m)) + strip % 2 * 16 + lane;
+}
+
+static void put_code(const sym_matrix *m, int64_t strip, int64_t lane, int64_t i, unsigned code)
+{
+    uint8_t *bytes = (uint8_t *)feature_at(m, strip, lane, i) + i % 4;
+    if (m->format == SYM_CODES8) *bytes = (uint8_t)code;
+    else *bytes = (uint8_t)(i % 8 < 4 ? (*bytes & 0xf0) | code : (*bytes & 0x0f) | code << 4);
+}
+
+/* Weights around zero: the largest one of the group is 127 steps away. */
+static void pack_symmetric(const sym_matrix *m, const float *w, int64_t k, int64_t strip, int64_t lane)
+{
+    for (int64_t first = 0; first < k; first += m->group) {
+        int64_t end = first + m->group < k ? first + m->group : k;
+        float largest = 0;
+        for (int64_t i = first; i < end; i++) largest = fmaxf(largest, fabsf(w[i]));
+        uint16_t scale = to_float16(largest / 127 / CODE_UNIT);
+        float step = of_float16(scale) * CODE_UNIT, inverse = step > 0 ? 1 / step : 0;
+        uint16_t *head = scale_at(m, strip, lane, first / m->group);
+        head[0] = scale;
+        if (m->has_mins) head[PANEL] = to_float16(-128 * of_float16(scale));
+        for (int64_t i = first; i < first + m->group; i++) {
+            float code = i < end ? nearbyintf(w[i] * inverse) : 0;
+            put_code(m, strip, lane, i, (unsigned)(128 + (int)fmaxf(-127, fminf(127, code))));
+        }
+    }
+}
+
+void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t first, int64_t every)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const float *row = w + i * k;
+        int64_t strip = first + i / 16 * every, lane = i % 16;
+        if (has_codes(m->format)) {
+            pack_symmetric(m, row, k, strip, lane);
+            continue;
+        }
+        char *to = feature_at(m, strip, lane, 0);
+        if (m->format == SYM_FLOAT32)
+            for (int64_t j = 0; j < k; j++) memcpy(to + j * STEP, row + j, sizeof *row);
+        else
+            for (int64_t j = 0; j < k; j++) {
+                uint16_t narrow = to_bfloat16(row[j]);
+                memcpy(to + j / 2 * STEP + j % 2 * 2, &narrow, sizeof narrow);
+            }
+    }
+}
+
+void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scales, const float *mins, int64_t n,
+                    int64_t k, int64_t first, int64_t every)
+{
+    int64_t groups = k / m->group;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t strip = first + i / 16 * every, lane = i % 16;
+        for (int64_t g = 0; g < groups; g++) {
+            uint16_t *head = scale_at(m, strip, lane, g);
+            head[0] = to_float16(scales[i * groups + g] / CODE_UNIT);
+            if (mins) head[PANEL] = to_float16(mins[i * groups + g] / CODE_UNIT);
+        }
+        for (int64_t j = 0; j < k; j++) put_code(m, strip, lane, j, codes[i * k + j]);
+    }
+}
+
+void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out)
+{
+    int64_t strip = row / 16, lane = row % 16;
+    if (!has_codes(m->format)) {
+        const char *from = feature_at(m, strip, lane, 0);
+        for (int64_t i = 0; i < k; i++) {
+            uint16_t narrow;
+            if (m->format == SYM_FLOAT32) {
+                memcpy(out + i, from + i * STEP, sizeof *out);
+            } else {
+                memcpy(&narrow, from + i / 2 * STEP + i % 2 * 2, sizeof narrow);
+                out[i] = of_bfloat16(narrow);
+            }
+        }
+        return;
+    }
+    for (int64_t i = 0; i < k; i++) {
+        uint16_t *head = scale_at(m, strip, lane, i / m->group);
+        uint8_t byte = ((const uint8_t *)feature_at(m, strip, lane, i))[i % 4];
+        int code = m->format == SYM_CODES8 ? byte : i % 8 < 4 ? byte & 15 : byte >> 4;
+        int zero = m->has_mins ? 0 : m->format == SYM_CODES8 ? 128 : 8;
+        float value = of_float16(head[0]) * (float)(code - zero);
+        out[i] = (m->has_mins ? value + of_float16(head[PANEL]) : value) * CODE_UNIT;
+    }
+}
+
+#endif

@@ -1,0 +1,284 @@
+/* Who attends what: the rows of a batch in units of work, each over some entries of one page table.
+ *
+ * A chunk of many rows is cut into units of some rows each, over all entries they see. Chunks of few rows (decodes)
+ * are cut along the entries instead, at the splits: threads share a long file, and where the tables of several
+ * chunks hold the same pages in a split, wherever that is, their rows go through those pages together, as one
+ * matrix product. What a row gets from a split is the same in every case; its splits are added up in order. */
+
+#ifndef SYMPHONY_PLAN_H
+#define SYMPHONY_PLAN_H
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "work.h"
+
+#define SPLIT_PAGES (SPLIT / PAGE)
+
+/* A row of the batch that attends. */
+struct seat {
+    int32_t row, chunk, out_row;
+    int32_t first_split, end_split; /* that it sees something of */
+    int32_t partial; /* where its unmerged softmaxes begin, one for each split; -1: one unit does it all */
+};
+
+struct unit {
+    int32_t first_member, rows; /* in members */
+    int32_t first_split, end_split;
+};
+
+struct plan {
+    struct seat *seats;
+    struct unit *units;
+    int32_t *members; /* seats of each unit, one unit after the other */
+    long num_seats, num_units, num_members, num_partials;
+    long room_seats, room_units, room_members;
+    atomic_int *unfinished; /* [seats][kv_heads] splits to come */
+    long room_unfinished;
+    long window;
+    long shared_rows;
+};
+
+/* Exchanges *memory for at least `bytes` bytes on a cache line's boundary, zeroed; its contents are lost. */
+static int regrow(void *memory, size_t bytes)
+{
+    void *old, *new = NULL;
+    memcpy(&old, memory, sizeof old);
+    free(old);
+    bytes = (bytes + 63) / 64 * 64 + 64;
+    int error = posix_memalign(&new, 64, bytes);
+    if (error) new = NULL;
+    else memset(new, 0, bytes);
+    memcpy(memory, &new, sizeof new);
+    return error;
+}
+
+/* Room for one more of *items, whose contents stay. */
+static int grow(void *items, long count, long *room, size_t size)
+{
+    if (count < *room) return 0;
+    void *old, *new;
+    memcpy(&old, items, sizeof old);
+    long more = *room ? 2 * *room : 64;
+    new = realloc(old, (size_t)more * size);
+    if (!new) return ENOMEM;
+    memcpy(items, &new, sizeof new);
+    *room = more;
+    return 0;
+}
+
+static long at_most(long a, long b) { return a < b ? a : b; }
+static long divide_up(long a, long b) { return (a + b - 1) / b; }
+
+/* ---- one chunk ---- */
+
+static long row_limit(const sym_batch *b, long chunk, long row) { return b->start[chunk] + row - b->first_row[chunk] + 1; }
+
+static int add_seat(struct plan *p, const sym_batch *b, long chunk, long row, long out_row)
+{
+    int error = grow(&p->seats, p->num_seats, &p->room_seats, sizeof *p->seats);
+    if (error) return error;
+    long limit = row_limit(b, chunk, row), begin = p->window && limit > p->window ? limit - p->window : 0;
+    p->seats[p->num_seats++] = (struct seat){(int32_t)row, (int32_t)chunk, (int32_t)out_row, (int32_t)(begin / SPLIT),
+                                             (int32_t)divide_up(limit, SPLIT), -1};
+    return 0;
+}
+
+static int add_unit(struct plan *p, long first_split, long end_split)
+{
+    int error = grow(&p->units, p->num_units, &p->room_units, sizeof *p->units);
+    if (!error) p->units[p->num_units++] = (struct unit){(int32_t)p->num_members, 0, (int32_t)first_split, (int32_t)end_split};
+    return error;
+}
+
+static int add_member(struct plan *p, long seat)
+{
+    int error = grow(&p->members, p->num_members, &p->room_members, sizeof *p->members);
+    if (error) return error;
+    p->members[p->num_members++] = (int32_t)seat;
+    p->units[p->num_units - 1].rows++;
+    return 0;
+}
+
+/* The seats [first, end) in units of `height` rows, each over all its splits. */
+static int plan_whole(struct plan *p, long first, long end, long height)
+{
+    int error = 0;
+    for (; first < end && !error; first += height) {
+        long past = at_most(first + height, end);
+        error = add_unit(p, p->seats[first].first_split, p->seats[past - 1].end_split);
+        for (long seat = first; seat < past && !error; seat++) error = add_member(p, seat);
+    }
+    return error;
+}
+
+/* ---- decodes, together ---- */
+
+/* A chunk of few rows. */
+struct few {
+    int32_t chunk, first_seat, rows, first_split, end_split;
+    int32_t shareable; /* splits below it hold nothing but entries that every row sees */
+    int32_t alone;     /* no split of it is shared */
+};
+
+static const int32_t *split_pages(const sym_batch *b, const struct few *few, long split)
+{
+    return b->pages + b->first_page[few->chunk] + split * SPLIT_PAGES;
+}
+
+/* For the sort: qsort has no argument for a context, and one thread plans at a time within a decoder. */
+struct split_key {
+    const int32_t *pages;
+    int32_t few;
+};
+
+static int compare_keys(const void *left, const void *right)
+{
+    const struct split_key *a = left, *b = right;
+    int order = memcmp(a->pages, b->pages, SPLIT_PAGES * sizeof *a->pages);
+    return order ? order : a->few - b->few;
+}
+
+/* The shareable chunks of a split, those with equal pages side by side. */
+static long sort_by_pages(const sym_batch *b, const struct few *all, long count, long split, struct split_key *keys)
+{
+    long found = 0;
+    for (long i = 0; i < count; i++)
+        if (all[i].first_split <= split && split < all[i].shareable)
+            keys[found++] = (struct split_key){split_pages(b, &all[i], split), (int32_t)i};
+    qsort(keys, (size_t)found, sizeof *keys, compare_keys);
+    return found;
+}
+
+static long equal_run(const struct split_key *keys, long first, long count)
+{
+    long end = first + 1;
+    while (end < count && !memcmp(keys[first].pages, keys[end].pages, SPLIT_PAGES * sizeof *keys->pages)) end++;
+    return end;
+}
+
+/* The rows of keys [first, end) over one split, in units of up to `height` rows. */
+static int plan_run(struct plan *p, const struct few *all, const struct split_key *keys, long first, long end,
+                    long split, long height)
+{
+    int error = 0;
+    long open = 0; /* rows in the unit that is being filled */
+    for (long i = first; i < end && !error; i++) {
+        const struct few *few = &all[keys[i].few];
+        for (long seat = few->first_seat; seat < few->first_seat + few->rows && !error; seat++) {
+            if (split < p->seats[seat].first_split || split >= p->seats[seat].end_split) continue;
+            if (!open) error = add_unit(p, split, split + 1);
+            if (!error) error = add_member(p, seat);
+            open = (open + 1) % height;
+        }
+    }
+    return error;
+}
+
+/* `keys` has room for `count`. Chunks that share nothing keep to themselves, whole if there are enough of them. */
+static int plan_few(struct plan *p, const sym_batch *b, struct few *all, long count, struct split_key *keys, long height,
+                    int spread)
+{
+    long last_split = 0, most_shared = 0;
+    for (long i = 0; i < count; i++) {
+        if (all[i].end_split > last_split) last_split = all[i].end_split;
+        if (all[i].shareable > most_shared) most_shared = all[i].shareable;
+    }
+    for (long split = 0; count > 1 && split < most_shared; split++) {
+        long found = sort_by_pages(b, all, count, split, keys);
+        for (long first = 0, end; first < found; first = end) {
+            end = equal_run(keys, first, found);
+            for (long i = first; end - first > 1 && i < end; i++) all[keys[i].few].alone = 0;
+        }
+    }
+    int error = 0;
+    for (long i = 0; i < count && !error; i++) {
+        struct few *few = &all[i];
+        int whole = few->alone && (few->end_split - few->first_split == 1 || !spread);
+        if (whole) {
+            error = plan_whole(p, few->first_seat, few->first_seat + few->rows, height);
+            few->first_split = few->end_split = few->shareable = 0; /* done */
+            continue;
+        }
+        if (!few->alone) p->shared_rows += few->rows;
+        for (long seat = few->first_seat; seat < few->first_seat + few->rows; seat++) {
+            p->seats[seat].partial = (int32_t)p->num_partials;
+            p->num_partials += p->seats[seat].end_split - p->seats[seat].first_split;
+        }
+    }
+    for (long split = 0; split < last_split && !error; split++) {
+        long found = sort_by_pages(b, all, count, split, keys);
+        for (long first = 0, end; first < found && !error; first = end) {
+            end = equal_run(keys, first, found);
+            error = plan_run(p, all, keys, first, end, split, height);
+        }
+        for (long i = 0; i < count && !error; i++) {
+            if (split < all[i].shareable || split < all[i].first_split || split >= all[i].end_split) continue;
+            struct split_key key = {NULL, (int32_t)i};
+            error = plan_run(p, all, &key, 0, 1, split, height);
+        }
+    }
+    return error;
+}
+
+/* ---- the batch ---- */
+
+struct planner {
+    struct few *few;
+    struct split_key *keys;
+    long room;
+};
+
+/* The last `rows[c]` rows of every chunk. `height` rows a unit; work is spread thin for `threads` threads. */
+static int make_plan(struct planner *planner, struct plan *p, const sym_batch *b, int wanted_only, long height,
+                     long kv_heads, long threads)
+{
+    int error = 0;
+    p->num_seats = p->num_units = p->num_members = p->num_partials = p->shared_rows = 0;
+    if (b->num_chunks > planner->room) {
+        planner->room = 0;
+        error = regrow(&planner->few, (size_t)b->num_chunks * sizeof *planner->few);
+        if (!error) error = regrow(&planner->keys, (size_t)b->num_chunks * sizeof *planner->keys);
+        if (error) return error;
+        planner->room = b->num_chunks;
+    }
+    long count = 0, out_row = 0;
+    for (long c = 0; c < b->num_chunks && !error; c++) {
+        long row = wanted_only ? b->first_row[c + 1] - b->wanted[c] : b->first_row[c];
+        long first = p->num_seats, end_row = b->first_row[c + 1];
+        for (long r = row; r < end_row && !error; r++) error = add_seat(p, b, c, r, out_row++);
+        if (error || row == end_row) continue;
+        if (end_row - row > height) {
+            error = plan_whole(p, first, p->num_seats, height);
+            continue;
+        }
+        long rows = end_row - row, seen_by_all = row_limit(b, c, row) - 1; /* what the first row adds is its own */
+        seen_by_all = at_most(seen_by_all, b->start[c]);
+        planner->few[count++] = (struct few){
+            (int32_t)c, (int32_t)first, (int32_t)rows, p->seats[first].first_split,
+            p->seats[p->num_seats - 1].end_split, (int32_t)(seen_by_all / SPLIT), 1,
+        };
+    }
+    if (!error) error = plan_few(p, b, planner->few, count, planner->keys, height, count * kv_heads < 4 * threads);
+    if (!error && p->num_seats * kv_heads > p->room_unfinished) {
+        p->room_unfinished = 0;
+        error = regrow(&p->unfinished, (size_t)(p->num_seats * kv_heads) * sizeof *p->unfinished);
+        if (!error) p->room_unfinished = p->num_seats * kv_heads;
+    }
+    for (long i = 0; i < p->num_seats && !error; i++)
+        for (long h = 0; h < kv_heads; h++)
+            atomic_store(&p->unfinished[i * kv_heads + h], p->seats[i].end_split - p->seats[i].first_split);
+    return error;
+}
+
+static void free_plan(struct plan *p)
+{
+    free(p->seats);
+    free(p->units);
+    free(p->members);
+    free(p->unfinished);
+}
+
+#endif
