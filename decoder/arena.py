@@ -47,6 +47,8 @@ class Arena:
         self._page_bytes = PAGE_ENTRIES * config.entry_bytes(dtype)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._map = mmap.mmap(-1, num_pages * self._page_bytes, flags=flags)
+        # A block of K is 4 KiB or so: with small pages each would need its own entry in the TLB.
+        self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = memoryview(self._map)
         self.pages: npt.NDArray[Any] = np.frombuffer(self._map, dtype=element).reshape(num_pages, *config.page_shape)
 

@@ -95,16 +95,18 @@ def check_config(config: ModelConfig, where: Path) -> ModelConfig:
 
 
 def _check_scaling(config: ModelConfig, scaling: RopeScaling, where: Path) -> None:
-    limit = float("inf")
-    possible = 0 < scaling.factor < limit and 0 < scaling.attention_factor < limit
+    """Within bounds that every use keeps and in which no formula leaves the finite numbers."""
+    least, most = 1e-6, 1e6
+    possible = least < scaling.factor < most and least < scaling.attention_factor < most
     if scaling.kind in {"llama3", "yarn"}:
-        possible = possible and scaling.original_positions >= 1
+        possible = possible and 1 <= scaling.original_positions <= _MAX_POSITIONS
     if scaling.kind == "llama3":
-        possible = possible and 0 < scaling.low_freq_factor < scaling.high_freq_factor < limit
+        possible = possible and least < scaling.low_freq_factor < scaling.high_freq_factor < most
     if scaling.kind == "yarn":
-        possible = possible and 0 < scaling.beta_slow <= scaling.beta_fast < limit and config.rope_theta > 1
+        possible = possible and least < scaling.beta_slow <= scaling.beta_fast < most and config.rope_theta > 1
     if scaling.kind == "factors":
-        possible = possible and len(scaling.factors) == config.head_dim // 2 and min(scaling.factors) > 0
+        possible = possible and len(scaling.factors) == config.head_dim // 2
+        possible = possible and all(least < factor < most for factor in scaling.factors)
     if not possible:
         raise Invalid(f"{where}: the configuration says a RoPE scaling that is impossible: {str(scaling)[:120]}")
 

@@ -118,7 +118,8 @@ def gguf_tokenizer(file: GgufFile, vocab_size: int) -> Tokenizer:
         else PieceCodec(library, tokens, added),
         vocab_size=vocab_size,
         bos_id=ids["bos"],
-        eos_ids=frozenset(i for i in ends if i is not None) | _named_ends(added),
+        eos_ids=frozenset(i for i in ends if i is not None)
+        | _named_ends({i: text for i, text in added.items() if types[i] == _CONTROL}),  # Gemma: </s> is a tag of HTML
         chat=ChatTemplate(
             template or None, {word: tokens[i] for key, word in words.items() if (i := ids[key]) is not None}
         ),

@@ -159,14 +159,14 @@ OP void T(product_codes)(const int format, const int has_mins, const struct prod
     _Alignas(64) int32_t sums[TILE_SUMS][PANEL];
     _Alignas(64) char wide[8 * STEP];
     const sym_matrix *w = p->w;
-    long groups = w->k / w->group, head = group_head(w), bytes = group_bytes(w);
+    long groups = w->k / SYM_GROUP, head = group_head(w), bytes = group_bytes(w);
     __m512 unit = _mm512_set1_ps(CODE_UNIT);
     TILE_CONFIG(&codes_shape);
     for (; first < last; first += TILE_SUMS) {
         long rows = last - first < TILE_SUMS ? last - first : TILE_SUMS;
         const char *a = p->a + first * p->a_stride, *info = a + w->k, *b = w->data + panel * groups * bytes;
         memset(totals, 0, sizeof totals);
-        for (long g = 0; g < groups; g++, a += w->group, b += bytes, info += sizeof(struct group_info)) {
+        for (long g = 0; g < groups; g++, a += SYM_GROUP, b += bytes, info += sizeof(struct group_info)) {
             const char *codes = T(widened)(format, b + head, wide);
             __m512 d0 = FN(load_halves)(b), d1 = FN(load_halves)(b + 32), m0 = d0, m1 = d1;
             if (has_mins) m0 = FN(load_halves)(b + 64), m1 = FN(load_halves)(b + 96);

@@ -33,16 +33,16 @@ OP void FN(step)(const int format, VEC acc[][2], const int rows, const int vecto
 }
 
 /* acc[rows][vectors] += a[rows, steps] . b[steps, 16 * vectors]; strides are in bytes. `ahead`, unless null, is what will
- * be read next: it comes into the cache meanwhile, as fast as b is used up. */
+ * be read later: it comes into the cache meanwhile, `pace` bytes (at most two lines) a step. */
 OP void FN(tile)(const int format, VEC acc[][2], const int rows, const int vectors, long steps, const char *a,
-                 long a_stride, const char *b, long b_stride, const char *ahead)
+                 long a_stride, const char *b, long b_stride, const char *ahead, long pace)
 {
     for (long i = 0; i < steps; i++, a += 4, b += b_stride) {
         VEC b0 = FN(load)((const float *)b), b1 = b0;
         if (vectors == 2) b1 = FN(load)((const float *)(b + 64));
         if (ahead) {
-            __builtin_prefetch(ahead + i * b_stride);
-            __builtin_prefetch(ahead + i * b_stride + 64);
+            __builtin_prefetch(ahead + i * pace, 0, 2);
+            if (pace > 64) __builtin_prefetch(ahead + i * pace + 64, 0, 2);
         }
         FN(step)(format, acc, rows, vectors, a, a_stride, b0, b1);
     }
@@ -65,25 +65,24 @@ OP long FN(tile_rows)(long left, long most)
 #define UP_TO(n, ...) PASTE(UP_TO_, n)(__VA_ARGS__)
 #define FOR_ROWS(rows, most, ...) switch (rows) { UP_TO(most, __VA_ARGS__) }
 
-/* e^x, within 1.2e-7 relative; 0 below -87.3 (no denormals), at most e^88. e^0 is exactly 1. */
-OP VEC FN(exp)(VEC x)
+#define LOG2_E 1.44269504f
+
+/* 2^x, within 1e-7 relative; 0 where x is -infinity or too small for a float. 2^0 is exactly 1. A NaN stays. */
+OP VEC FN(exp2)(VEC x)
 {
-    const float round = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    VEC y = FN(min)(FN(splat)(88.0f), FN(max)(FN(splat)(-88.0f), x)); /* a NaN stays */
-    VEC shifted = FN(fma)(y, FN(splat)(1.44269504f), FN(splat)(round));
-    VEC n = FN(sub)(shifted, FN(splat)(round));
-    VEC r = FN(fma)(n, FN(splat)(-0.693359375f), y); /* ln 2 in two parts, the first exact in 10 bits */
-    r = FN(fma)(n, FN(splat)(2.12194440e-4f), r);
-    VEC p = FN(splat)(1.9875691500e-4f);
-    p = FN(fma)(p, r, FN(splat)(1.3981999507e-3f));
-    p = FN(fma)(p, r, FN(splat)(8.3334519073e-3f));
-    p = FN(fma)(p, r, FN(splat)(4.1665795894e-2f));
-    p = FN(fma)(p, r, FN(splat)(1.6666665459e-1f));
-    p = FN(fma)(p, r, FN(splat)(5.0000001201e-1f));
-    p = FN(fma)(p, FN(mul)(r, r), r);
-    p = FN(add)(p, FN(splat)(1.0f));
-    return FN(zero_below)(FN(mul)(p, FN(power_of_two)(shifted)), x, -87.3f);
+    x = FN(min)(FN(splat)(127.0f), FN(max)(FN(splat)(-200.0f), x));
+    VEC n = FN(round)(x), r = FN(sub)(x, n);
+    VEC p = FN(splat)(1.5403530393e-4f);
+    p = FN(fma)(p, r, FN(splat)(1.3333558146e-3f));
+    p = FN(fma)(p, r, FN(splat)(9.6181291076e-3f));
+    p = FN(fma)(p, r, FN(splat)(5.5504108665e-2f));
+    p = FN(fma)(p, r, FN(splat)(2.4022650696e-1f));
+    p = FN(fma)(p, r, FN(splat)(6.9314718056e-1f));
+    p = FN(fma)(p, r, FN(splat)(1.0f));
+    return FN(times_power_of_two)(p, n);
 }
+
+OP VEC FN(exp)(VEC x) { return FN(exp2)(FN(mul)(x, FN(splat)(LOG2_E))); }
 
 OP void FN(put)(float *out, VEC x, long room)
 {
@@ -142,29 +141,32 @@ OP void FN(product_numbers)(const int format, const struct product *p, long pane
 {
     long steps = format == SYM_FLOAT32 ? p->w->k : p->w->k / 2;
     const char *b = p->w->data + panel * steps * STEP, *ahead = b + steps * STEP;
+    long pace = STEP / ((last - first + TILE_ROWS - 1) / TILE_ROWS); /* every tile brings its share of the next panel */
     while (first < last) {
         long rows = FN(tile_rows)(last - first, TILE_ROWS);
         const char *a = p->a + first * p->a_stride;
         FOR_ROWS(rows, TILE_ROWS, {
             VEC acc[ROWS][2];
             for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = FN(splat)(0.0f);
-            FN(tile)(format, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, ROWS > 1 ? ahead : NULL);
+            FN(tile)(format, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, ROWS > 1 ? ahead : NULL, pace);
             for (int r = 0; r < ROWS; r++) FN(epilogue)(p, panel, first + r, acc[r][0], acc[r][1]);
         })
-        ahead = NULL; /* once is enough */
+        ahead += pace * steps;
         first += rows;
     }
 }
 
 /* acc += a's codes . one group of b's. */
-OP void FN(group_tile)(const int format, VEC acc[][2], const int rows, long group, const char *a, long a_stride,
-                       const char *b)
+OP void FN(group_tile)(const int format, VEC acc[][2], const int rows, const char *a, long a_stride, const char *b)
 {
     if (format == SYM_CODES8) {
-        FN(tile)(format, acc, rows, 2, group / 4, a, a_stride, b, STEP, NULL);
+#pragma GCC unroll 8
+        for (long i = 0; i < SYM_GROUP; i += 4, a += 4, b += STEP)
+            FN(step)(format, acc, rows, 2, a, a_stride, FN(load)((const float *)b), FN(load)((const float *)(b + 64)));
         return;
     }
-    for (long i = 0; i < group; i += 8, a += 8, b += STEP) {
+#pragma GCC unroll 4
+    for (long i = 0; i < SYM_GROUP; i += 8, a += 8, b += STEP) {
         VEC b0 = FN(load)((const float *)b), b1 = FN(load)((const float *)(b + 64));
         FN(step)(format, acc, rows, 2, a, a_stride, FN(and_bits)(b0, 0x0f0f0f0fu), FN(and_bits)(b1, 0x0f0f0f0fu));
         b0 = FN(and_bits)(FN(shift_right)(b0, 4), 0x0f0f0f0fu);
@@ -190,10 +192,11 @@ OP VEC FN(add_group)(const int has_mins, const struct group_info *info, VEC code
 OP void FN(product_codes)(const int format, const int has_mins, const struct product *p, long panel, long first, long last)
 {
     const sym_matrix *w = p->w;
-    long groups = w->k / w->group, bytes = group_bytes(w), head = group_head(w);
+    long groups = w->k / SYM_GROUP, bytes = group_bytes(w), head = group_head(w);
     const char *base = w->data + panel * groups * bytes;
     VEC unit = FN(splat)(CODE_UNIT);
-    int fetch = last - first > 1;
+    long pace = last - first > 1 ? bytes / ((last - first + CODE_ROWS - 1) / CODE_ROWS) + 63 : 0; /* as above, a group */
+    const char *ahead = base + groups * bytes;
     while (first < last) {
         long rows = FN(tile_rows)(last - first, CODE_ROWS);
         const char *a = p->a + first * p->a_stride, *info = a + w->k, *b = base;
@@ -204,11 +207,10 @@ OP void FN(product_codes)(const int format, const int has_mins, const struct pro
                 VEC acc[ROWS][2];
                 VEC d0 = FN(load_halves)(b), d1 = FN(load_halves)(b + 32), m0 = d0, m1 = d1;
                 if (has_mins) m0 = FN(load_halves)(b + 64), m1 = FN(load_halves)(b + 96);
-                if (fetch)
-                    for (long i = 0; i < bytes; i += 64) __builtin_prefetch(b + groups * bytes + i);
+                for (long i = 0; i < pace / 64; i++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
                 for (int r = 0; r < ROWS; r++)
                     acc[r][0] = acc[r][1] = FN(group_start)(format, has_mins, (const void *)(info + r * p->a_stride));
-                FN(group_tile)(format, acc, ROWS, w->group, a + g * w->group, p->a_stride, b + head);
+                FN(group_tile)(format, acc, ROWS, a + g * SYM_GROUP, p->a_stride, b + head);
                 for (int r = 0; r < ROWS; r++) {
                     const struct group_info *of_row = (const void *)(info + r * p->a_stride);
                     total[r][0] = FN(add_group)(has_mins, of_row, acc[r][0], d0, m0, total[r][0]);
@@ -218,7 +220,6 @@ OP void FN(product_codes)(const int format, const int has_mins, const struct pro
             for (int r = 0; r < ROWS; r++)
                 FN(epilogue)(p, panel, first + r, FN(mul)(total[r][0], unit), FN(mul)(total[r][1], unit));
         })
-        fetch = 0;
         first += rows;
     }
 }
@@ -253,34 +254,32 @@ static void FN(rms_norm)(const float *x, const float *weight, float eps, long n,
 OP VEC FN(magnitude)(VEC x) { return FN(and_bits)(x, 0x7fffffffu); }
 
 /* Signed codes of a row, its largest magnitude in each group 127 of them. */
-static void FN(prepare_codes)(long group, const float *x, long n, char *to)
+static void FN(prepare_codes)(const float *x, long n, char *to)
 {
-    long padded = (n + group - 1) / group * group;
-    struct group_info *info = (struct group_info *)(to + padded);
-    for (long first = 0; first < n; first += group, info++) {
-        long end = first + group < n ? first + group : n;
-        int8_t *codes = (int8_t *)to + first;
-        VEC largest = FN(splat)(0.0f);
-        for (long i = first; i < end; i += 16) largest = FN(max)(largest, FN(magnitude)(FN(load)(x + i)));
-        float top = FN(largest)(largest);
+    long groups = (n + SYM_GROUP - 1) / SYM_GROUP;
+    struct group_info *info = (struct group_info *)(to + groups * SYM_GROUP);
+    int8_t *codes = (int8_t *)to;
+    for (long g = 0; g < groups; g++, x += SYM_GROUP, codes += SYM_GROUP, n -= SYM_GROUP) {
+        VEC low = FN(load)(x), high = n > 16 ? FN(load)(x + 16) : FN(splat)(0.0f);
+        float top = FN(largest)(FN(max)(FN(magnitude)(low), FN(magnitude)(high)));
         VEC inverse = FN(splat)(top > 0 ? 127 / top : 0);
-        for (long i = first; i < end; i += 16) FN(store_codes)((int8_t *)to + i, FN(mul)(FN(load)(x + i), inverse));
-        memset(codes + (end - first), 0, (size_t)(first + group - end));
-        int32_t sum = 0;
-        for (long i = 0; i < group; i++) sum += codes[i];
-        float scale = top / 127;
-        *info = (struct group_info){scale, scale * (float)sum, -8 * sum, -128 * sum};
+        low = FN(round)(FN(mul)(low, inverse));
+        high = FN(round)(FN(mul)(high, inverse));
+        FN(store_codes)(codes, low);
+        FN(store_codes)(codes + 16, high);
+        float scale = top / 127, sum = FN(sum)(FN(add)(low, high));
+        info[g] = (struct group_info){scale, scale * sum, (int32_t)(-8 * sum), (int32_t)(-128 * sum)};
     }
 }
 
-static void FN(prepare)(int format, long group, const float *x, long n, void *to)
+static void FN(prepare)(int format, const float *x, long n, void *to)
 {
     switch (format) {
     case SYM_FLOAT32: memcpy(to, x, (size_t)n * sizeof *x); break;
     case SYM_BFLOAT16:
         for (long i = 0; i < n; i += 16) FN(store_bfloat16)((uint16_t *)to + i, FN(load)(x + i));
         break;
-    default: FN(prepare_codes)(group, x, n, to);
+    default: FN(prepare_codes)(x, n, to);
     }
 }
 
@@ -308,7 +307,7 @@ OP void FN(scores)(const int format, const struct attention *a, const char *k, f
         FOR_ROWS(rows, TILE_ROWS, {
             VEC acc[ROWS][2];
             for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = FN(splat)(0.0f);
-            FN(tile)(format, acc, ROWS, 2, steps, q, steps * 4, k, STEP, NULL);
+            FN(tile)(format, acc, ROWS, 2, steps, q, steps * 4, k, STEP, NULL, 0);
             for (int r = 0; r < ROWS; r++) {
                 FN(store)(out + r * BLOCK, acc[r][0]);
                 FN(store)(out + r * BLOCK + 16, acc[r][1]);
@@ -324,7 +323,7 @@ OP void FN(weigh)(const int format, const struct attention *a, long first_page, 
                   float *max, float *sums)
 {
     const float nothing = -__builtin_inff();
-    VEC scale = FN(splat)(a->scale);
+    const float scale = a->softcap != 0 ? LOG2_E : a->scale * LOG2_E; /* weights are powers of two */
     for (long row = 0; row < a->rows; row++) {
         uint32_t seen[BLOCK_PAGES];
         for (long j = 0; j < BLOCK_PAGES; j++) seen[j] = j < pages ? FN(seen)(a, row, first_page + j) : 0;
@@ -333,28 +332,30 @@ OP void FN(weigh)(const int format, const struct attention *a, long first_page, 
             VEC x[BLOCK / 16], top = FN(splat)(nothing);
 #pragma GCC unroll 8
             for (int j = 0; j < BLOCK / 16; j++) {
-                x[j] = FN(mul)(FN(load)(s + 16 * j), scale);
-                if (a->softcap != 0) x[j] = FN(capped)(x[j], a->softcap);
+                x[j] = FN(load)(s + 16 * j);
+                if (a->softcap != 0) x[j] = FN(capped)(FN(mul)(x[j], FN(splat)(a->scale)), a->softcap);
                 if (seen[j / 2] != 0xffffffffu) x[j] = FN(pick)(x[j], seen[j / 2] >> (j % 2 * 16) & 0xffff, nothing);
                 top = FN(max)(top, x[j]);
             }
-            float best = FN(largest)(top), factor = 1;
+            float best = FN(largest)(top) * scale, factor = 1;
             if (best > max[i]) {
                 float lanes[16];
-                FN(store)(lanes, FN(exp)(FN(splat)(max[i] - best)));
+                FN(store)(lanes, FN(exp2)(FN(splat)(max[i] - best)));
                 factor = lanes[0];
                 max[i] = best;
             }
             decay[i] = factor;
-            VEC base = FN(splat)(max[i] == nothing ? 0.0f : max[i]), sum[BLOCK / 16];
+            VEC base = FN(splat)(max[i] == nothing ? 0.0f : -max[i]), sum[BLOCK / 16];
 #pragma GCC unroll 8
             for (int j = 0; j < BLOCK / 16; j++) {
-                sum[j] = FN(exp)(FN(sub)(x[j], base));
+                sum[j] = FN(exp2)(FN(fma)(x[j], FN(splat)(scale), base));
                 if (format == SYM_FLOAT32) FN(store)(s + 16 * j, sum[j]);
                 else FN(store_bfloat16)((uint16_t *)s + 16 * j, sum[j]);
             }
-            VEC all = FN(add)(FN(add)(sum[0], sum[1]), FN(add)(sum[2], sum[3]));
-            FN(store)(sums + i * 16, FN(fma)(FN(load)(sums + i * 16), FN(splat)(factor), all));
+#pragma GCC unroll 8
+            for (int width = BLOCK / 32; width; width /= 2)
+                for (int j = 0; j < width; j++) sum[j] = FN(add)(sum[j], sum[j + width]);
+            FN(store)(sums + i * 16, FN(fma)(FN(load)(sums + i * 16), FN(splat)(factor), sum[0]));
         }
     }
 }
@@ -380,8 +381,8 @@ OP void FN(values)(const int format, const struct attention *a, long first_page,
                     long count = entries - done < PAGE ? entries - done : PAGE, steps = count / per_step;
                     const char *p = (const char *)(weights + first * BLOCK) + done / per_step * 4;
                     const char *v = a->v + a->pages[first_page + done / PAGE] * a->page_bytes + 4 * d;
-                    if (pair) FN(tile)(format, acc, ROWS, 2, steps, p, 4 * BLOCK, v, row_bytes, NULL);
-                    else FN(tile)(format, acc, ROWS, 1, steps, p, 4 * BLOCK, v, row_bytes, NULL);
+                    if (pair) FN(tile)(format, acc, ROWS, 2, steps, p, 4 * BLOCK, v, row_bytes, NULL, 0);
+                    else FN(tile)(format, acc, ROWS, 1, steps, p, 4 * BLOCK, v, row_bytes, NULL, 0);
                     if (count % per_step) { /* the pair's second entry may hold anything */
                         const char *odd = v + steps * row_bytes;
                         VEC b0 = FN(and_bits)(FN(load)((const float *)odd), 0xffffu), b1 = b0;
@@ -397,6 +398,13 @@ OP void FN(values)(const int format, const struct attention *a, long first_page,
         }
         first += rows;
     }
+}
+
+/* A block of K or V on its way into the cache: pages lie far apart, which no hardware guesses. */
+OP void FN(fetch)(const struct attention *a, long page, const char *blocks)
+{
+    const char *block = blocks + a->pages[page] * a->page_bytes;
+    for (long i = 0; i < a->block_bytes; i += 64) __builtin_prefetch(block + i);
 }
 
 OP void FN(attend_pages)(const int format, const struct attention *a, long split, struct softmax *into, float *room)
@@ -415,15 +423,19 @@ OP void FN(attend_pages)(const int format, const struct attention *a, long split
         if (a->limits[r] > end) end = a->limits[r];
         if (a->limits[r] < begin) begin = a->limits[r];
     }
+    for (long page = split * SPLIT_PAGES; page < split * SPLIT_PAGES + BLOCK_PAGES && page * PAGE < end; page++)
+        FN(fetch)(a, page, a->k);
     begin = a->window ? begin - a->window : 0; /* nothing before it is seen */
     if (end > (split + 1) * SPLIT) end = (split + 1) * SPLIT;
     for (long entry = split * SPLIT; entry < end; entry += BLOCK) {
         if (entry + BLOCK <= begin) continue;
         long page = entry / PAGE, entries = end - entry < BLOCK ? end - entry : BLOCK;
         long pages = (entries + PAGE - 1) / PAGE;
+        for (long j = 0; j < pages; j++) FN(fetch)(a, page + j, a->v);
         for (long j = 0; j < pages; j++)
             FN(scores)(format, a, a->k + a->pages[page + j] * a->page_bytes, scores + j * PAGE);
         FN(weigh)(format, a, page, pages, scores, decay, into->max, sums);
+        for (long j = page + BLOCK_PAGES; j < page + 2 * BLOCK_PAGES && j * PAGE < end; j++) FN(fetch)(a, j, a->k);
         FN(values)(format, a, page, entries, scores, decay, into->value);
     }
     for (long i = 0; i < vectors; i++) into->sum[i] = FN(sum)(FN(load)(sums + i * 16));
@@ -448,7 +460,7 @@ static void FN(merge)(struct softmax *into, const struct softmax *from, long vec
         }
         float best = from->max[i] > into->max[i] ? from->max[i] : into->max[i];
         float pair[16] = {into->max[i] - best, from->max[i] - best};
-        FN(store)(pair, FN(exp)(FN(load)(pair)));
+        FN(store)(pair, FN(exp2)(FN(load)(pair)));
         VEC old = FN(splat)(pair[0]), new = FN(splat)(pair[1]);
         into->max[i] = best;
         into->sum[i] = into->sum[i] * pair[0] + from->sum[i] * pair[1];
@@ -491,6 +503,7 @@ static const struct kernels FN(kernels) = {
 #undef UP_TO
 #undef FOR_ROWS
 #undef WORD
+#undef LOG2_E
 #undef TILE_ROWS
 #undef CODE_ROWS
 #undef VEC

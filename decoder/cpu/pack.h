@@ -58,10 +58,10 @@ static int has_codes(int format) { return format == SYM_CODES8 || format == SYM_
 
 /* Bytes of scales and mins before a group's codes. */
 static long group_head(const sym_matrix *m) { return m->has_mins ? 2 * PANEL * 2 : PANEL * 2; }
-static long group_bytes(const sym_matrix *m) { return group_head(m) + m->group / inputs_per_step(m->format) * STEP; }
+static long group_bytes(const sym_matrix *m) { return group_head(m) + SYM_GROUP / inputs_per_step(m->format) * STEP; }
 static long panel_bytes(const sym_matrix *m)
 {
-    return has_codes(m->format) ? m->k / m->group * group_bytes(m) : m->k / inputs_per_step(m->format) * STEP;
+    return has_codes(m->format) ? m->k / SYM_GROUP * group_bytes(m) : m->k / inputs_per_step(m->format) * STEP;
 }
 
 int64_t sym_packed_bytes(const sym_matrix *m) { return (m->n + PANEL - 1) / PANEL * panel_bytes(m); }
@@ -72,7 +72,7 @@ static char *feature_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_
     char *panel = m->data + strip / 2 * panel_bytes(m) + (strip % 2 * 16 + lane) * 4;
     long per_step = inputs_per_step(m->format);
     if (!has_codes(m->format)) return panel + i / per_step * STEP;
-    return panel + i / m->group * group_bytes(m) + group_head(m) + i % m->group / per_step * STEP;
+    return panel + i / SYM_GROUP * group_bytes(m) + group_head(m) + i % SYM_GROUP / per_step * STEP;
 }
 
 static uint16_t *scale_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_t group)
@@ -90,16 +90,16 @@ static void put_code(const sym_matrix *m, int64_t strip, int64_t lane, int64_t i
 /* Weights around zero: the largest one of the group is 127 steps away. */
 static void pack_symmetric(const sym_matrix *m, const float *w, int64_t k, int64_t strip, int64_t lane)
 {
-    for (int64_t first = 0; first < k; first += m->group) {
-        int64_t end = first + m->group < k ? first + m->group : k;
+    for (int64_t first = 0; first < k; first += SYM_GROUP) {
+        int64_t end = first + SYM_GROUP < k ? first + SYM_GROUP : k;
         float largest = 0;
         for (int64_t i = first; i < end; i++) largest = fmaxf(largest, fabsf(w[i]));
         uint16_t scale = to_float16(largest / 127 / CODE_UNIT);
         float step = of_float16(scale) * CODE_UNIT, inverse = step > 0 ? 1 / step : 0;
-        uint16_t *head = scale_at(m, strip, lane, first / m->group);
+        uint16_t *head = scale_at(m, strip, lane, first / SYM_GROUP);
         head[0] = scale;
         if (m->has_mins) head[PANEL] = to_float16(-128 * of_float16(scale));
-        for (int64_t i = first; i < first + m->group; i++) {
+        for (int64_t i = first; i < first + SYM_GROUP; i++) {
             float code = i < end ? nearbyintf(w[i] * inverse) : 0;
             put_code(m, strip, lane, i, (unsigned)(128 + (int)fmaxf(-127, fminf(127, code))));
         }
@@ -129,7 +129,7 @@ void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t
 void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scales, const float *mins, int64_t n,
                     int64_t k, int64_t first, int64_t every)
 {
-    int64_t groups = k / m->group;
+    int64_t groups = k / SYM_GROUP;
     for (int64_t i = 0; i < n; i++) {
         int64_t strip = first + i / 16 * every, lane = i % 16;
         for (int64_t g = 0; g < groups; g++) {
@@ -158,7 +158,7 @@ void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out)
         return;
     }
     for (int64_t i = 0; i < k; i++) {
-        uint16_t *head = scale_at(m, strip, lane, i / m->group);
+        uint16_t *head = scale_at(m, strip, lane, i / SYM_GROUP);
         uint8_t byte = ((const uint8_t *)feature_at(m, strip, lane, i))[i % 4];
         int code = m->format == SYM_CODES8 ? byte : i % 8 < 4 ? byte & 15 : byte >> 4;
         int zero = m->has_mins ? 0 : m->format == SYM_CODES8 ? 128 : 8;

@@ -154,7 +154,7 @@ def _new_matrix(weights: Weights, precision: str, pieces: tuple[_Piece, ...]) ->
         has_mins = any(coding is not None and coding.zero == 0 for coding in codings)
     num_inputs = tensors[0].shape[1]
     struct = ffi.new("sym_matrix *")
-    struct.format, struct.group, struct.has_mins = format_, GROUP_VALUES, has_mins
+    struct.format, struct.has_mins = format_, has_mins
     struct.n = sum(tensor.shape[0] for tensor in tensors)
     struct.k = -(-num_inputs // _PADDING[format_]) * _PADDING[format_]
     return _Matrix(pieces, struct, as_stored=precision == "int4")

@@ -15,8 +15,6 @@
 
 #include "work.h"
 
-#define SPLIT_PAGES (SPLIT / PAGE)
-
 /* A row of the batch that attends. */
 struct seat {
     int32_t row, chunk, out_row;

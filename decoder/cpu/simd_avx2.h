@@ -36,22 +36,24 @@ OP VEC FN(pick)(VEC x, unsigned bits, float fill)
     return (VEC){FN(pick_half)(x.a, bits, rest), FN(pick_half)(x.b, bits >> 8, rest)};
 }
 
-/* a where x >= limit, else 0. */
-OP VEC FN(zero_below)(VEC a, VEC x, float limit)
+OP VEC FN(round)(VEC x)
 {
-    __m256 l = _mm256_set1_ps(limit);
-    return (VEC){_mm256_and_ps(a.a, _mm256_cmp_ps(x.a, l, _CMP_NLT_UQ)),
-                 _mm256_and_ps(a.b, _mm256_cmp_ps(x.b, l, _CMP_NLT_UQ))};
+    return (VEC){_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+                 _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
-OP __m256 FN(power_of_two_half)(__m256 shifted)
+/* a * 2^n for a whole n; 0 where 2^n is too small for a float without losing digits. */
+OP __m256 FN(times_power_of_two_half)(__m256 a, __m256 n)
 {
-    __m256i bits = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
-    return _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_set1_epi32(127 << 23)));
+    __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    __m256 enough = _mm256_cmp_ps(n, _mm256_set1_ps(-126.0f), _CMP_NLT_UQ); /* a NaN stays */
+    return _mm256_and_ps(_mm256_mul_ps(a, _mm256_castsi256_ps(power)), enough);
 }
 
-/* 2^n for the integer n in the low bits of a float that was rounded by adding 1.5 * 2^23. */
-OP VEC FN(power_of_two)(VEC x) { return (VEC){FN(power_of_two_half)(x.a), FN(power_of_two_half)(x.b)}; }
+OP VEC FN(times_power_of_two)(VEC a, VEC n)
+{
+    return (VEC){FN(times_power_of_two_half)(a.a, n.a), FN(times_power_of_two_half)(a.b, n.b)};
+}
 
 /* Halves are folded onto each other, 16 -> 8 -> 4 -> 2 -> 1: every instruction set does it in this order. */
 OP float FN(sum)(VEC x)

@@ -22,18 +22,10 @@ OP VEC FN(pick)(VEC a, unsigned bits, float fill)
     return _mm512_mask_mov_ps(_mm512_set1_ps(fill), (__mmask16)bits, a);
 }
 
-/* a where x >= limit, else 0. */
-OP VEC FN(zero_below)(VEC a, VEC x, float limit)
-{
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), a);
-}
+OP VEC FN(round)(VEC a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-/* 2^n for the integer n in the low bits of a float that was rounded by adding 1.5 * 2^23. */
-OP VEC FN(power_of_two)(VEC shifted)
-{
-    __m512i bits = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
-    return _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(127 << 23)));
-}
+/* a * 2^n for a whole n, also where that is 0. */
+OP VEC FN(times_power_of_two)(VEC a, VEC n) { return _mm512_scalef_ps(a, n); }
 
 /* Halves are folded onto each other, 16 -> 8 -> 4 -> 2 -> 1: every instruction set does it in this order. */
 OP float FN(sum)(VEC a)

@@ -57,19 +57,13 @@ OP VEC FN(fma)(VEC x, VEC y, VEC z)
 /* Lane i of x where bit i is set, else fill. */
 OP VEC FN(pick)(VEC x, unsigned bits, float fill) { LANES if (!(bits >> i & 1)) LANE(x) = fill; return x; }
 
-/* a where x >= limit, else 0. */
-OP VEC FN(zero_below)(VEC a, VEC x, float limit)
-{
-    FN(quad) zero = {0}, bound = zero + limit;
-    EACH a.q[i] = FN(select)(x.q[i] < bound, zero, a.q[i]);
-    return a;
-}
+OP VEC FN(round)(VEC x) { LANES LANE(x) = nearbyintf(LANE(x)); return x; }
 
-/* 2^n for the integer n in the low bits of a float that was rounded by adding 1.5 * 2^23. */
-OP VEC FN(power_of_two)(VEC x)
+/* a * 2^n for a whole n; 0 where 2^n is too small for a float without losing digits. */
+OP VEC FN(times_power_of_two)(VEC a, VEC n)
 {
-    EACH x.q[i] = (FN(quad))(((FN(quad_bits))x.q[i] << 23) + (127 << 23));
-    return x;
+    LANES LANE(a) = LANE(n) < -126 ? 0 : LANE(a) * float_of(((uint32_t)(int32_t)(LANE(n) == LANE(n) ? LANE(n) : 0) + 127) << 23);
+    return a;
 }
 
 /* Halves are folded onto each other, 16 -> 8 -> 4 -> 2 -> 1: every instruction set does it in this order. */

@@ -68,7 +68,7 @@ static long operand_bytes(const sym_model *m)
 {
     const sym_layer *l = &m->layers[0];
     long k = most(most(l->qkv.k, l->o.k), most(l->down.k, m->head.k)), codes = has_codes(weight_format(m));
-    return row_bytes(codes ? k + k / l->qkv.group * (long)sizeof(struct group_info) : 4 * k);
+    return row_bytes(codes ? k + k / SYM_GROUP * (long)sizeof(struct group_info) : 4 * k);
 }
 
 static struct softmax softmax_at(float *memory, long vectors)
@@ -166,9 +166,9 @@ static void store_entry(struct sym_decoder *d, long layer_index, long chunk, lon
     }
     uint16_t *k_pairs = (uint16_t *)k_block + slot * 2, *v_pairs = (uint16_t *)v_block + slot / 2 * hd * 2 + slot % 2;
     uint16_t numbers[256 + 16];
-    d->kernels->prepare(SYM_BFLOAT16, 0, scratch, hd, numbers);
+    d->kernels->prepare(SYM_BFLOAT16, scratch, hd, numbers);
     for (long i = 0; i < hd; i += 2) memcpy(k_pairs + i / 2 * (STEP / 2), numbers + i, 4);
-    d->kernels->prepare(SYM_BFLOAT16, 0, v, hd, numbers);
+    d->kernels->prepare(SYM_BFLOAT16, v, hd, numbers);
     for (long i = 0; i < hd; i++) v_pairs[2 * i] = numbers[i];
 }
 
@@ -184,7 +184,7 @@ static void gather_query(struct sym_decoder *d, const sym_layer *layer, long row
         if (layer->q_norm) d->kernels->rms_norm(q, layer->q_norm, s->rms_eps, hd, scratch);
         else memcpy(scratch, q, (size_t)hd * sizeof *q);
         rotate(scratch, rotation(d, layer, row), hd / 2);
-        d->kernels->prepare(s->kv_format, 0, scratch, hd, to);
+        d->kernels->prepare(s->kv_format, scratch, hd, to);
     }
 }
 
@@ -265,6 +265,7 @@ static void attend_unit(struct sym_decoder *d, struct plan *plan, long layer_ind
         .k = kv_block(d, 0, layer_index, 0, kv_head),
         .v = kv_block(d, 0, layer_index, 1, kv_head),
         .page_bytes = page_bytes(s),
+        .block_bytes = block_bytes(s),
     };
     struct softmax whole = softmax_at((float *)(private + l.whole), unit->rows * heads);
     struct softmax part = softmax_at((float *)(private + l.part), unit->rows * heads);
@@ -330,7 +331,7 @@ static void make_operand(struct walker *w, const struct source *from, const sym_
             continue;
         }
         if (from->norm) d->kernels->rms_norm(x, from->norm, d->model.shape.rms_eps, from->width, scratch), x = scratch;
-        d->kernels->prepare(m->format, m->group, x, from->width, out);
+        d->kernels->prepare(m->format, x, from->width, out);
     }
 }
 

@@ -2,16 +2,17 @@
 
 /* How a matrix lies in memory. Its output features stand in panels of 32, side by side; a step of a panel is 128
  * bytes, four for each feature: one float32, two bfloat16, four 8-bit codes or eight 4-bit ones (the first four in
- * the low halves). Codes come in groups of `group` inputs, each group led by 32 float16 scales and, if `has_mins`,
+ * the low halves). Codes come in groups of 32 inputs, each group led by 32 float16 scales and, if `has_mins`,
  * 32 float16 mins, both in units of 2^-8: a weight is scale * code + min; without mins, scale * (code - 8 or 128). */
 #define SYM_FLOAT32 0
 #define SYM_BFLOAT16 1
 #define SYM_CODES8 2
 #define SYM_CODES4 3
+#define SYM_GROUP 32
 
 typedef struct {
     int32_t format, n, k; /* k as padded with zeros to whole steps, for AMX to whole tiles */
-    int32_t group, has_mins;
+    int32_t has_mins;
     char *data;
 } sym_matrix;
 
@@ -82,7 +83,7 @@ int64_t sym_packed_bytes(const sym_matrix *m);
 /* Packs w [n][k] into strips of 16 features: its i-th strip becomes the (first + i * every)-th of the matrix.
  * Floats are rounded to the matrix' format; codes are chosen symmetrically by the largest weight of a group. */
 void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t first, int64_t every);
-/* The same from codes [n][k] as a file has them, with the scales and mins (or null) of their groups [n][k / group]. */
+/* The same from codes [n][k] as a file has them, with the scales and mins (or null) of their groups [n][k / 32]. */
 void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scales, const float *mins, int64_t n,
                     int64_t k, int64_t first, int64_t every);
 /* Output feature `row` of a matrix as k floats. */

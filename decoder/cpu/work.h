@@ -15,7 +15,8 @@
  * part of the arithmetic: they depend on nothing but the entry's index, so that a row's bits do not
  * depend on how many threads shared its work, or on who shares its pages. */
 #define SPLIT 256
-#define BLOCK 64 /* entries whose scores are weighed together; a split is a whole number of them */
+#define BLOCK 128 /* entries whose scores are weighed together; a split is a whole number of them */
+#define SPLIT_PAGES (SPLIT / PAGE)
 #define BLOCK_PAGES (BLOCK / PAGE)
 
 #define CODE_UNIT 0.00390625f /* of scales and mins */
@@ -60,7 +61,7 @@ struct attention {
     float scale, softcap;
     const int32_t *pages;
     const char *k, *v; /* this layer's and head's block in page 0 */
-    long page_bytes;
+    long page_bytes, block_bytes;
 };
 
 /* A softmax in progress of rows * heads query vectors; one that has seen nothing has a max of -infinity. */
@@ -77,7 +78,7 @@ struct kernels {
     void (*product)(const struct product *p, long panel, long first, long last);
     void (*rms_norm)(const float *x, const float *weight, float eps, long n, float *out);
     /* A row of n floats as a product with weights of that format reads it. */
-    void (*prepare)(int format, long group, const float *x, long n, void *to);
+    void (*prepare)(int format, const float *x, long n, void *to);
     /* One split, from nothing. */
     void (*attend)(const struct attention *a, long split, struct softmax *into, float *room);
     /* Adds a later part of the same entries to an earlier one. */

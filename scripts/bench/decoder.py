@@ -1,52 +1,41 @@
 #!/usr/bin/env python3
-"""Measures the CPU step beside transformers' generate on the same weights, in turns, in one run.
+"""Measures the CPU step beside other engines on the same model, in turns, in one run.
 
-    .venv/bin/python scripts/bench/decoder.py [--peer-dtype bfloat16] [--threads 2] [--rounds 3] [--json]
+    .venv/bin/python scripts/bench/decoder.py [--precision float32,bf16,int8,int4] [--peers DIR] [--only NAME,...]
+        [--cases prefill-512,b1,...] [--rounds 5] [--tries 6] [--roofline] [--threads N] [--isa ISA] [--json FILE]
 
-The weights are random, of SmolLM2-135M's shape: arithmetic does not care. Each round measures every case first
-here, then there; the figures are medians, the ratio is the median of the rounds' ratios. The floor of a decode
-at batch 1 is the time to read the weights once at the memory bandwidth measured in the same run.
+Without --peers, transformers' generate is beside it; with --peers, the engines that were set up in DIR as
+scripts/bench/peers/README.md says. Each engine is a process that lives through the run and is stopped while
+others have their turn. Every round measures every case on every engine, one after the other, with the same random
+tokens; the figures are medians over the rounds, a ratio is the median of the rounds' ratios. The time of a decode
+leaves its prompt out. A measurement during which other processes took more than 6 % of the cores is repeated.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import os
+import platform
+import random
+import signal
 import statistics
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-import numpy as np
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from limits import Limits, Meter
+from roofline import parts, table
+from sides import Disturbance, Side, Spec, our_specs, peer_specs, transformers_specs
 
-from decoder.arena import Arena
-from decoder.batch import Chunk, StepBatch
-from decoder.config import ModelConfig
-from decoder.cpu.backend import CpuDecoder, available_cores
-from decoder.tiny import random_weights, tiny_config
-from decoder.weights import Weights
-
-SMOLLM2 = tiny_config(
-    name="SmolLM2-135M (random weights)",
-    vocab_size=49_152,
-    hidden_size=576,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    ffn_size=1_536,
-    rope_theta=100_000.0,
-    max_positions=8_192,
-)
-PROMPT = 64
-"""Tokens before the first decode of a sequence."""
+QUIET = 0.06
+"""Share of the cores that others may take during a measurement that counts."""
+PRECISIONS = ("float32", "bf16", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,205 +44,285 @@ class Case:
     batch: int
     prompt: int
     decodes: int
-    """Steps after the prompt; 0: the prompt itself is what is timed."""
+    """Tokens after the prompt's first; 0: the prompt itself is what is timed."""
+    prefix: int = 0
+    """Entries that all sequences share, before their prompts."""
+    repeats: int = 1
+    """Runs in one measurement, where one would be too short for the CPU clock."""
 
     @property
     def tokens(self) -> int:
-        return self.batch * (self.decodes or self.prompt)
+        return self.repeats * self.batch * (self.decodes or self.prompt)
+
+    def requests(self, seed: str) -> list[dict[str, Any]]:
+        """Prompts that no engine has seen, so that no cache of an earlier run helps."""
+        rng = random.Random(f"{self.name} {seed}")
+
+        def tokens(count: int) -> list[int]:
+            return [rng.randrange(1_000, 48_000) for _ in range(count)]
+
+        prefix = tokens(self.prefix)
+        return [
+            {
+                "do": "run",
+                "prefix": prefix,
+                "prompts": [tokens(self.prompt) for _ in range(self.batch)],
+                "decodes": self.decodes,
+            }
+            for _ in range(self.repeats)
+        ]
 
 
 CASES = (
-    Case("prefill 512", 1, 512, 0),
-    Case("prefill 2048", 1, 2048, 0),
-    Case("decode b1", 1, PROMPT, 32),
-    Case("decode b8", 8, PROMPT, 24),
-    Case("decode b32", 32, PROMPT, 16),
+    Case("prefill-512", 1, 512, 0, repeats=4),
+    Case("prefill-2048", 1, 2048, 0),
+    Case("b1", 1, 128, 48),
+    Case("b8", 8, 128, 32),
+    Case("b32", 32, 128, 24),
+    Case("b64", 64, 128, 16),
+    Case("shared", 32, 16, 24, prefix=2048),
 )
 
 
-class Side(Protocol):
-    def seconds(self, case: Case, prompts: np.ndarray) -> float: ...
-    def logits(self, prompt: np.ndarray) -> np.ndarray: ...
+@dataclass(frozen=True, slots=True)
+class Sample:
+    seconds: float
+    disturbance: float
+    answers: list[dict[str, Any]]
 
 
-class Ours:
-    def __init__(self, config: ModelConfig, weights: Weights, threads: int, isa: str | None) -> None:
-        self.pages = -(-max(case.prompt + case.decodes for case in CASES) // 32)
-        arena = Arena(config, self.pages * max(case.batch for case in CASES))
-        self.decoder = CpuDecoder(config, weights, arena, threads, isa)
-        self.rows = np.zeros((max(case.batch for case in CASES), config.vocab_size), np.float32)
+def measure(side: Side, case: Case, seed: str, tries: int) -> Sample:
+    """The first undisturbed measurement, or the least disturbed one."""
+    samples: list[Sample] = []
+    for attempt in range(tries):
+        requests = case.requests(f"{seed} {attempt}")
+        with side.running():
+            others = Disturbance(side)
+            answers = [side.ask(request) for request in requests]
+            samples.append(Sample(sum(answer["seconds"] for answer in answers), others.share(), answers))
+        if samples[-1].disturbance <= QUIET:
+            break
+    best = min(samples, key=lambda sample: sample.disturbance)
+    speed = case.tokens / best.seconds
+    note = f"others {best.disturbance:.0%}, {len(samples)} tries"
+    print(f"  {seed:8} {case.name:13} {side.spec.name:20} {speed:9.1f} tokens/s  {note}", file=sys.stderr, flush=True)
+    return best
 
-    def step(self, tokens: np.ndarray, start: int) -> None:
-        """tokens [batch, n] go on at entry `start` of as many files; each one's last row is wanted."""
-        batch, n = tokens.shape
-        pages = np.arange(batch * self.pages, dtype=np.int32).reshape(batch, self.pages)
-        positions = np.arange(start, start + n, dtype=np.int32)
-        self.decoder.step(
-            StepBatch(
-                tuple(Chunk(tokens[i], positions, pages[i], start, (memoryview(self.rows[i]),)) for i in range(batch))
+
+Samples = dict[str, dict[str, list[Sample]]]
+"""By case, by side."""
+
+
+def measure_all(
+    sides: list[Side], cases: list[Case], meter: Meter, options: argparse.Namespace
+) -> tuple[Samples, Limits]:
+    for case in cases:
+        for side in sides:
+            measure_once(side, case)
+    samples: Samples = {case.name: {side.spec.name: [] for side in sides} for case in cases}
+    limits: list[Limits] = []
+    for number in range(options.rounds):
+        limits.append(meter.limits(options.threads))
+        for case in cases:
+            # Each round begins with another, so that none always follows the same one.
+            first = number % len(sides)
+            for side in sides[first:] + sides[:first]:
+                samples[case.name][side.spec.name].append(measure(side, case, f"round {number}", options.tries))
+    read = statistics.median(each.read for each in limits)
+    return samples, Limits(read, {name: max(each.ops[name] for each in limits) for name in limits[0].ops})
+
+
+def measure_once(side: Side, case: Case) -> None:
+    """Before what counts: scratch memory, compiled shapes, an engine's choice of its own options."""
+    with side.running():
+        side.ask(case.requests("warm-up")[0])
+
+
+def speed(case: Case, samples: list[Sample]) -> float:
+    return case.tokens / statistics.median(sample.seconds for sample in samples)
+
+
+def ratio(ours: list[Sample], peer: list[Sample]) -> float:
+    return statistics.median(b.seconds / a.seconds for a, b in zip(ours, peer, strict=True))
+
+
+def best_peer(samples: dict[str, list[Sample]], peers: list[Spec]) -> str:
+    return min((peer.name for peer in peers), key=lambda name: statistics.median(s.seconds for s in samples[name]))
+
+
+def speeds(sides: list[Side], cases: list[Case], samples: Samples) -> list[str]:
+    lines = [f"| tokens/s | {' | '.join(case.name for case in cases)} |", "|---" * (len(cases) + 1) + "|"]
+    for side in sides:
+        row = [f"{speed(case, samples[case.name][side.spec.name]):.0f}" for case in cases]
+        lines.append(f"| {side.spec.name} | {' | '.join(row)} |")
+    return lines
+
+
+def ratios(sides: list[Side], cases: list[Case], samples: Samples) -> list[str]:
+    """Ours to the best peer of the same precision, and to the best of any."""
+    peers = [side.spec for side in sides if not is_ours(side)]
+    lines = [f"| ours to | {' | '.join(case.name for case in cases)} |", "|---" * (len(cases) + 1) + "|"]
+    for side in filter(is_ours, sides):
+        precision = side.spec.precision
+        for what, among in (
+            (f"best {precision}", [peer for peer in peers if peer.precision == precision]),
+            ("best of any precision", peers),
+        ):
+            if not among:
+                continue
+            row = []
+            for case in cases:
+                found = samples[case.name]
+                best = best_peer(found, among)
+                row.append(f"{ratio(found[side.spec.name], found[best]):.2f} ({best})")
+            lines.append(f"| {side.spec.name}: {what} | {' | '.join(row)} |")
+    return lines if len(lines) > 2 else []
+
+
+def is_ours(side: Side) -> bool:
+    return side.spec.name.startswith("ours-")
+
+
+def loadings(sides: list[Side]) -> list[str]:
+    lines = ["| loading | seconds | MiB before | MiB at most | of it anonymous |", "|---" * 5 + "|"]
+    for side in sides:
+        it = side.loading
+        sizes = " | ".join(str(round(size / 2**20)) for size in (it.before, it.peak, it.peak_anonymous))
+        lines.append(f"| {side.spec.name} ({it.about['engine']}) | {it.seconds:.2f} | {sizes} |")
+    return lines
+
+
+def phase_seconds(sample: Sample) -> dict[str, float]:
+    """Where the time went, as far as the engine tells."""
+    names = sample.answers[0].get("phases", {})
+    return {name: sum(answer["phases"][name] for answer in sample.answers) for name in names}
+
+
+def rooflines(sides: list[Side], cases: list[Case], samples: Samples, limits: Limits) -> list[str]:
+    lines = []
+    for side in filter(is_ours, sides):
+        about, precision = side.loading.about, side.spec.precision
+        for case in cases:
+            median = sorted(samples[case.name][side.spec.name], key=lambda sample: sample.seconds)
+            phases = phase_seconds(median[len(median) // 2])
+            each = parts(
+                about, precision, batch=case.batch, prefix=case.prefix, prompt=case.prompt, decodes=case.decodes
             )
-        )
-
-    def seconds(self, case: Case, prompts: np.ndarray) -> float:
-        began = time.perf_counter()
-        self.step(prompts, 0)
-        if case.decodes:
-            began = time.perf_counter()
-        for i in range(case.decodes):
-            tokens = self.rows[: case.batch].argmax(axis=1).astype(np.int32)
-            self.step(tokens[:, None], case.prompt + i)
-        return time.perf_counter() - began
-
-    def logits(self, prompt: np.ndarray) -> np.ndarray:
-        self.step(prompt, 0)
-        return self.rows[0].copy()
+            lines += ["", f"{side.spec.name}, {case.name}:", ""]
+            lines += table(each, phases, case.repeats * max(1, case.decodes), limits)
+    return lines
 
 
-class Transformers:
-    def __init__(self, config: ModelConfig, weights: Weights, threads: int, dtype: str) -> None:
-        torch.set_num_threads(threads)
-        self.model = peer_model(config, weights).to(getattr(torch, dtype))
-
-    @torch.inference_mode()
-    def seconds(self, case: Case, prompts: np.ndarray) -> float:
-        ids = torch.from_numpy(prompts.astype(np.int64))
-        clock = Clock()
-        count = 1 + case.decodes
-        out = self.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            min_new_tokens=count,
-            max_new_tokens=count,
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=None,
-            stopping_criteria=StoppingCriteriaList([clock]),
-        )
-        assert out.shape[1] == ids.shape[1] + count
-        return clock.seconds(decode=bool(case.decodes))
-
-    @torch.inference_mode()
-    def logits(self, prompt: np.ndarray) -> np.ndarray:
-        return self.model(torch.from_numpy(prompt.astype(np.int64))).logits[0, -1].float().numpy()
+def agreement(sides: list[Side], samples: Samples) -> dict[str, float]:
+    """The share of first tokens that each side chose as the first side did: all compute the same model."""
+    pairs: dict[str, list[bool]] = {}
+    for found in samples.values():
+        expected = [answer.get("first") for sample in found[sides[0].spec.name] for answer in sample.answers]
+        for name, rows in found.items():
+            got = [answer.get("first") for sample in rows for answer in sample.answers]
+            for one, other in zip(expected, got, strict=True):
+                pairs.setdefault(name, []).extend(a == b for a, b in zip(one or (), other or (), strict=False))
+    return {name: sum(equal) / len(equal) for name, equal in pairs.items() if equal}
 
 
-class Clock(StoppingCriteria):
-    """Reads the time whenever generate has one more token for every sequence."""
-
-    def __init__(self) -> None:
-        self.times = [time.perf_counter()]
-
-    def __call__(self, input_ids: torch.Tensor, _scores: torch.Tensor, **_: object) -> torch.Tensor:
-        self.times.append(time.perf_counter())
-        return torch.zeros(len(input_ids), dtype=torch.bool)
-
-    def seconds(self, *, decode: bool) -> float:
-        """From the first token to the last, or from the start to the first."""
-        return self.times[-1] - self.times[1] if decode else self.times[1] - self.times[0]
+def conditions(threads: int, rounds: int, samples: Samples, limits: Limits) -> list[str]:
+    shares = [row.disturbance for found in samples.values() for rows in found.values() for row in rows]
+    loud = sum(share > QUIET for share in shares)
+    rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in limits.ops.items())
+    return [
+        f"{processor()}, {threads} threads, medians of {rounds} rounds.",
+        f"Reads {limits.read / 1e9:.1f} GB/s; G operations/s: {rates}.",
+        f"Others took at most {max(shares):.0%} of the cores, more than {QUIET:.0%} in {loud} of {len(shares)}.",
+    ]
 
 
-def peer_model(config: ModelConfig, weights: Weights) -> LlamaForCausalLM:
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.ffn_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            max_position_embeddings=config.max_positions,
-            rms_norm_eps=config.rms_eps,
-            rope_theta=config.rope_theta,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    ).eval()
-    arrays = {"model.embed_tokens": weights.embed, "model.norm": weights.final_norm}
-    for i, layer in enumerate(weights.layers):
-        prefix = f"model.layers.{i}."
-        arrays[prefix + "input_layernorm"] = layer.attn_norm
-        arrays[prefix + "post_attention_layernorm"] = layer.ffn_norm
-        arrays |= {f"{prefix}self_attn.{name}_proj": getattr(layer, name) for name in "qkvo"}
-        arrays |= {f"{prefix}mlp.{name}_proj": getattr(layer, name) for name in ("gate", "up", "down")}
-    result = model.load_state_dict({f"{k}.weight": torch.from_numpy(v) for k, v in arrays.items()}, strict=False)
-    assert not result.unexpected_keys
-    assert set(result.missing_keys) <= {"lm_head.weight"}
-    model.tie_weights()
-    return model
+def report(sides: list[Side], cases: list[Case], samples: Samples, limits: Limits, threads: int) -> dict[str, Any]:
+    return {
+        "machine": {"processor": processor(), "threads": threads, "kernel": platform.release()},
+        "limits": dataclasses.asdict(limits),
+        "cases": {case.name: dataclasses.asdict(case) for case in cases},
+        "sides": {side.spec.name: dataclasses.asdict(side.loading) for side in sides},
+        "same_first_tokens": agreement(sides, samples),
+        "tokens_per_second": {
+            case.name: {name: speed(case, rows) for name, rows in samples[case.name].items()} for case in cases
+        },
+        "rounds": {
+            case: {
+                name: [
+                    {"seconds": row.seconds, "others": row.disturbance, "phases": phase_seconds(row)} for row in rows
+                ]
+                for name, rows in found.items()
+            }
+            for case, found in samples.items()
+        },
+    }
 
 
-def memory_bandwidth(threads: int) -> float:
-    """Bytes a second that so many threads read together: the best of five passes over 512 MiB."""
-    parts = np.array_split(np.ones(1 << 26, np.int64), threads)
-    best = float("inf")
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(5):
-            began = time.perf_counter()
-            list(pool.map(np.add.reduce, parts))
-            best = min(best, time.perf_counter() - began)
-    return sum(part.nbytes for part in parts) / best
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
-def measure(sides: dict[str, Side], rounds: int, vocab_size: int) -> dict[str, dict[str, float]]:
-    rng = np.random.default_rng(0)
-    results: dict[str, dict[str, float]] = {}
-    for case in CASES:
-        prompts = rng.integers(0, vocab_size, (case.batch, case.prompt)).astype(np.int32)
-        for side in sides.values():
-            side.seconds(case, prompts)  # scratch memory, caches of compiled kernels
-        times: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(rounds):
-            for name, side in sides.items():
-                times[name].append(side.seconds(case, prompts))
-        results[case.name] = {name: case.tokens / statistics.median(all_) for name, all_ in times.items()}
-        if "peer" in times:
-            pairs = zip(times["ours"], times["peer"], strict=True)
-            results[case.name]["ratio"] = statistics.median(peer / ours for ours, peer in pairs)
-        print(json.dumps({case.name: results[case.name]}), file=sys.stderr)
-    return results
+def chosen(options: argparse.Namespace) -> list[Spec]:
+    """What is measured; without --peers each precision that transformers has is beside ours."""
+    precisions = [name for name in options.precision.split(",") if name]
+    specs = our_specs(options.model, precisions, options.threads, options.isa)
+    if options.peers:
+        specs += peer_specs(options.peers, options.threads)
+    else:
+        specs += transformers_specs(options.model, options.threads)
+    wanted = options.only.split(",")
+    return [spec for spec in specs if any(part in spec.name for part in wanted)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--threads", type=int, default=available_cores())
-    parser.add_argument("--isa", help="avx512, avx2 or plain; default: the best here")
-    parser.add_argument("--peer-dtype", default="float32", choices=["float32", "bfloat16", "none"])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--peers", type=Path, help="directory that peers/README.md's steps have filled")
+    parser.add_argument("--precision", default=",".join(PRECISIONS), help="of ours; empty: only the peers")
+    parser.add_argument("--only", default="", help="names, or parts of names, of what is measured")
+    parser.add_argument("--cases", default=",".join(case.name for case in CASES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tries", type=int, default=6, help="before the least disturbed measurement is taken as it is")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--model", default="smollm2", help="without --peers: any that symphony serves")
+    parser.add_argument("--isa", default="", help="of ours; default: the best here")
+    parser.add_argument("--roofline", action="store_true", help="also what bounds each part of our step")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
+    cases = [case for case in CASES if case.name in options.cases.split(",")]
+    specs = chosen(options)
+    if not cases or not specs:
+        parser.error("nothing to measure: --cases, --precision and --only leave none")
+    if unknown := set(options.precision.split(",")) - {*PRECISIONS, ""}:
+        parser.error(f"--precision {','.join(unknown)}: choose from {', '.join(PRECISIONS)}")
+    if options.peers and options.model != "smollm2":
+        parser.error("--model: the peers are set up with smollm2")
 
-    config = SMOLLM2
-    weights = random_weights(config)
-    ours = Ours(config, weights, options.threads, options.isa)
-    sides: dict[str, Side] = {"ours": ours}
-    if options.peer_dtype != "none":
-        sides["peer"] = Transformers(config, weights, options.threads, options.peer_dtype)
-    report: dict[str, object] = {
-        "model": config.name,
-        "threads": options.threads,
-        "isa": ours.decoder.isa,
-        "peer": f"transformers generate, {options.peer_dtype}",
-    }
-    if "peer" in sides:
-        prompt = np.arange(200, dtype=np.int32)[None] * 7
-        a, b = ours.logits(prompt), sides["peer"].logits(prompt)
-        report["logits_relative_difference"] = float(np.abs(a - b).max() / np.abs(b).max())
-    results = measure(sides, options.rounds, config.vocab_size)
-    bandwidth = memory_bandwidth(options.threads)
-    floor = bandwidth / ours.decoder.weight_bytes
-    report |= {"tokens_per_second": results, "read_gb_per_second": bandwidth / 1e9, "b1_floor_tokens_per_second": floor}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ctrl-C: the engines end first
+    meter = Meter()
+    sides: list[Side] = []
+    with tempfile.TemporaryDirectory(prefix="symphony-bench-") as logs:
+        try:
+            for spec in specs:
+                sides.append(Side(spec, Path(logs)))
+                print(f"{spec.name}: loaded in {sides[-1].loading.seconds:.1f} s", file=sys.stderr)
+            samples, limits = measure_all(sides, cases, meter, options)
+        finally:
+            for side in sides:
+                side.close()
+    lines = conditions(options.threads, options.rounds, samples, limits)
+    equal = ", ".join(f"{name} {share:.0%}" for name, share in agreement(sides, samples).items())
+    lines.append(f"First tokens as {sides[0].spec.name} chose them: {equal}.")
+    for block in (speeds(sides, cases, samples), ratios(sides, cases, samples), loadings(sides)):
+        lines += ["", *block] if block else []
+    if options.roofline:
+        lines += rooflines(sides, cases, samples, limits)
+    print("\n".join(lines))
     if options.json:
-        print(json.dumps(report, indent=2))
-        return
-    for key in ("model", "threads", "isa", "peer", "logits_relative_difference"):
-        print(f"{key:28} {report.get(key, '-')}")
-    print(f"{'tokens/s':28} {'ours':>8} {'peer':>8} {'ratio':>6}")
-    for name, row in results.items():
-        print(
-            f"{name:28} {row['ours']:8.1f} {row.get('peer', float('nan')):8.1f} {row.get('ratio', float('nan')):6.2f}"
-        )
-    print(f"memory reads {bandwidth / 1e9:.1f} GB/s: at most {floor:.1f} tokens/s at batch 1")
+        found = report(sides, cases, samples, limits, options.threads)
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

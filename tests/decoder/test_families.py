@@ -29,7 +29,7 @@ from decoder.model import Model, load_model
 from decoder.reference import ReferenceDecoder
 from decoder.rope import inverse_frequencies, rotation_factor
 from decoder.stored import StoredTensor
-from libsym.errors import Invalid
+from libsym.errors import Invalid, NotFound
 
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -417,6 +417,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_parameters": {**LLAMA_3, "partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5 is not"),
     ("llama", {"rope_parameters": {**LINEAR, "factor": 0.0}}, "RoPE scaling that is impossible"),
     ("llama", {"rope_parameters": {**YARN, "original_max_position_embeddings": 0}}, "RoPE scaling that is impossible"),
+    ("llama", {"rope_parameters": {**YARN, "factor": 1e-200}}, "RoPE scaling that is impossible"),
+    ("llama", {"rope_parameters": {**YARN, "beta_slow": 1e-200}}, "RoPE scaling that is impossible"),
+    (
+        "llama",
+        {"rope_parameters": {**YARN, "original_max_position_embeddings": 10**400}},
+        "RoPE scaling that is impossible",
+    ),
     ("llama", {"rope_parameters": {**YARN, "beta_fast": 0.5}}, "RoPE scaling that is impossible"),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling and rope_parameters = .* is not"),
     ("llama", {"rope_parameters": GEMMA_3_ROPE}, "full_attention.* is not supported"),
@@ -523,3 +530,74 @@ def test_factors_of_frequencies_that_do_not_fit_are_refused(tmp_path, factors):
     file.tensors["rope_freqs.weight"] = StoredTensor.of_array("rope_freqs.weight", factors.astype(np.float32))
     with pytest.raises(Invalid, match=r"RoPE scaling that is impossible|not finite"):
         read_gguf_llama(file)
+
+
+PUBLISHED = {  # what stands in the config.json of published models, sizes left out
+    "SmolLM2": """
+        {"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "mlp_bias":
+        false, "hidden_act": "silu", "initializer_range": 0.04, "is_llama_config": true, "model_type": "llama",
+        "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": false, "rope_scaling":
+        null, "rope_theta": 100000, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "use_cache": true}
+    """,
+    "Llama 3.2": """
+        {"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "mlp_bias":
+        false, "head_dim": 16, "hidden_act": "silu", "eos_token_id": [1, 2], "rms_norm_eps": 1e-05,
+        "pretraining_tp": 1, "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+        "rope_type": "llama3", "original_max_position_embeddings": 8192}, "rope_theta": 500000.0,
+        "tie_word_embeddings": true, "transformers_version": "4.45.0.dev0"}
+    """,
+    "Mistral 7B v0.1": """
+        {"architectures": ["MistralForCausalLM"], "hidden_act": "silu", "model_type": "mistral", "rms_norm_eps":
+        1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": false}
+    """,
+    "Mistral 7B v0.3": """
+        {"architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "hidden_act": "silu", "rms_norm_eps":
+        1e-05, "rope_theta": 1000000.0, "sliding_window": null}
+    """,
+    "Qwen 2.5": """
+        {"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "hidden_act": "silu", "rms_norm_eps":
+        1e-06, "max_window_layers": 21, "rope_theta": 1000000.0, "sliding_window": 32768, "use_sliding_window":
+        false, "tie_word_embeddings": true, "use_mrope": false, "rope_scaling": null}
+    """,
+    "Qwen 2.5, long": """
+        {"architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "max_window_layers": 28, "rope_theta":
+        1000000.0, "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}}
+    """,
+    "Qwen 3": """
+        {"architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "head_dim": 128, "hidden_act": "silu",
+        "max_window_layers": 28, "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null,
+        "tie_word_embeddings": true, "use_sliding_window": false, "rms_norm_eps": 1e-06}
+    """,
+    "Gemma": """
+        {"architectures": ["GemmaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "head_dim":
+        256, "hidden_act": "gelu", "hidden_activation": null, "rms_norm_eps": 1e-06, "rope_scaling": null,
+        "rope_theta": 10000.0, "model_type": "gemma"}
+    """,
+    "Gemma 2": """
+        {"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attn_logit_softcapping": 50.0,
+        "cache_implementation": "hybrid", "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act":
+        "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096,
+        "query_pre_attn_scalar": 256, "rope_theta": 10000.0}
+    """,
+    "Gemma 3": """
+        {"architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attn_logit_softcapping": null,
+        "cache_implementation": "hybrid", "final_logit_softcapping": null, "head_dim": 256, "hidden_activation":
+        "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "rope_local_base_freq": 10000, "rope_scaling": null,
+        "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6}
+    """,
+    "Gemma 3 270M": """
+        {"_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": null,
+        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "rope_local_base_freq": 10000.0,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 512,
+        "rope_scaling": null, "rope_theta": 1000000.0, "use_bidirectional_attention": false}
+    """,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_configurations_of_published_models_are_taken(tmp_path, name):
+    sizes = {key: value for key, value in SHAPE.items() if key != "pad_token_id"}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, **json.loads(PUBLISHED[name])}))
+    with pytest.raises(NotFound, match=r"model\.safetensors"):  # what is asked for next
+        load_model(str(tmp_path))
