@@ -203,11 +203,53 @@ OP void T(product_codes)(const int format, const int has_mins, const struct prod
     TILE_RELEASE();
 }
 
+/* Whole rows of codes: the shape of bfloat16, and one scale at the end. */
+static void T(product_rotated)(const struct product *p, long panel, long first, long last)
+{
+    _Alignas(64) int32_t sums[TILE_SUMS][PANEL];
+    const char *panel_data = p->w->data + panel * panel_bytes(p->w);
+    const float *scales = (const float *)(panel_data + p->w->k / 4 * STEP);
+    __m512 d0 = _mm512_loadu_ps(scales), d1 = _mm512_loadu_ps(scales + 16);
+    TILE_CONFIG(&bfloat16_shape);
+    for (; first < last; first += TILE_SUMS) {
+        long rows = last - first < TILE_SUMS ? last - first : TILE_SUMS;
+        const char *a = p->a + first * p->a_stride, *b = panel_data, *info = a + p->w->k;
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        TILE_ZERO(2);
+        TILE_ZERO(3);
+        for (long k = 0; k < p->w->k; k += 64, a += 64, b += 16 * STEP) {
+            TILE_LOAD(4, a, p->a_stride);
+            TILE_LOAD(6, b, STEP);
+            TILE_LOAD(7, b + 64, STEP);
+            TILE_DOT_CODES(0, 4, 6);
+            TILE_DOT_CODES(1, 4, 7);
+            if (rows <= 16) continue;
+            TILE_LOAD(5, a + 16 * p->a_stride, p->a_stride);
+            TILE_DOT_CODES(2, 5, 6);
+            TILE_DOT_CODES(3, 5, 7);
+        }
+        TILE_STORE(0, sums[0], STEP);
+        TILE_STORE(1, sums[0] + 16, STEP);
+        TILE_STORE(2, sums[16], STEP);
+        TILE_STORE(3, sums[16] + 16, STEP);
+        for (long r = 0; r < rows; r++) {
+            const struct group_info *of_row = (const void *)(info + r * p->a_stride);
+            __m512 start = FN(group_start)(SYM_CODES8, 0, of_row), scale = _mm512_set1_ps(of_row->scale);
+            __m512 x = FN(from_int)(T(codes_sum)(sums[r], start)), y = FN(from_int)(T(codes_sum)(sums[r] + 16, start));
+            FN(epilogue)(p, panel, first + r, _mm512_mul_ps(_mm512_mul_ps(x, d0), scale),
+                         _mm512_mul_ps(_mm512_mul_ps(y, d1), scale));
+        }
+    }
+    TILE_RELEASE();
+}
+
 static void T(product)(const struct product *p, long panel, long first, long last)
 {
     switch (p->w->format) {
     case SYM_FLOAT32: FN(product)(p, panel, first, last); break;
     case SYM_BFLOAT16: T(product_bfloat16)(p, panel, first, last); break;
+    case SYM_ROTATED8: T(product_rotated)(p, panel, first, last); break;
     case SYM_CODES8:
         if (p->w->has_mins) T(product_codes)(SYM_CODES8, 1, p, panel, first, last);
         else T(product_codes)(SYM_CODES8, 0, p, panel, first, last);
@@ -229,6 +271,7 @@ static const struct kernels T(kernels) = {
     .product = T(product),
     .rms_norm = FN(rms_norm),
     .prepare = FN(prepare),
+    .to_bfloat16 = FN(to_bfloat16),
     .attend = FN(attend),
     .merge = FN(merge),
     .finish = FN(finish),

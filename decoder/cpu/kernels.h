@@ -182,6 +182,33 @@ OP VEC FN(group_start)(const int format, const int has_mins, const struct group_
     return FN(splat)(WORD(format == SYM_CODES8 ? &info->offset8 : &info->offset4));
 }
 
+OP void FN(product_rotated)(const struct product *p, long panel, long first, long last)
+{
+    long steps = p->w->k / 4, bytes = steps * STEP + PANEL * 4;
+    const char *b = p->w->data + panel * bytes, *ahead = b + bytes;
+    const float *scales = (const float *)(b + steps * STEP);
+    long pace = STEP / ((last - first + TILE_ROWS - 1) / TILE_ROWS);
+    VEC d0 = FN(load)(scales), d1 = FN(load)(scales + 16);
+    while (first < last) {
+        long rows = FN(tile_rows)(last - first, TILE_ROWS);
+        const char *a = p->a + first * p->a_stride, *info = a + p->w->k;
+        FOR_ROWS(rows, TILE_ROWS, {
+            VEC acc[ROWS][2];
+            for (int r = 0; r < ROWS; r++)
+                acc[r][0] = acc[r][1] = FN(group_start)(SYM_CODES8, 0, (const void *)(info + r * p->a_stride));
+            FN(tile)(SYM_CODES8, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, ROWS > 1 ? ahead : NULL, pace);
+            for (int r = 0; r < ROWS; r++) {
+                VEC scale = FN(splat)(((const struct group_info *)(info + r * p->a_stride))->scale);
+                VEC x = FN(mul)(FN(mul)(FN(from_int)(acc[r][0]), d0), scale);
+                VEC y = FN(mul)(FN(mul)(FN(from_int)(acc[r][1]), d1), scale);
+                FN(epilogue)(p, panel, first + r, x, y);
+            }
+        })
+        ahead += pace * steps;
+        first += rows;
+    }
+}
+
 /* total += scale * the group's sum of codes (+ min * the group's sum). */
 OP VEC FN(add_group)(const int has_mins, const struct group_info *info, VEC codes, VEC scale, VEC min, VEC total)
 {
@@ -229,6 +256,7 @@ static void FN(product)(const struct product *p, long panel, long first, long la
     switch (p->w->format) {
     case SYM_FLOAT32: FN(product_numbers)(SYM_FLOAT32, p, panel, first, last); break;
     case SYM_BFLOAT16: FN(product_numbers)(SYM_BFLOAT16, p, panel, first, last); break;
+    case SYM_ROTATED8: FN(product_rotated)(p, panel, first, last); break;
     case SYM_CODES8:
         if (p->w->has_mins) FN(product_codes)(SYM_CODES8, 1, p, panel, first, last);
         else FN(product_codes)(SYM_CODES8, 0, p, panel, first, last);
@@ -272,13 +300,74 @@ static void FN(prepare_codes)(const float *x, long n, char *to)
     }
 }
 
-static void FN(prepare)(int format, const float *x, long n, void *to)
+/* Stage s of a Hadamard transform of sixteen lanes: lane i meets lane i ^ s. */
+#define LANE_STAGE(x, s, signs) FN(fma)(x, FN(load)(signs), FN(swap)(x, s))
+
+/* out = R x, but for the factor 1 / sqrt(power): the scale takes that. */
+OP void FN(rotate_inputs)(const sym_matrix *m, const float *x, long n, float *out)
 {
-    switch (format) {
+    static const float signs[4][16] = {
+        {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1},
+        {1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1},
+        {1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1},
+        {1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1},
+    };
+    long power = n & -n, odd = n / power;
+    for (long i = 0; i < n; i += 16) {
+        VEC v = FN(load)(x + i);
+        v = LANE_STAGE(v, 1, signs[0]);
+        v = LANE_STAGE(v, 2, signs[1]);
+        v = LANE_STAGE(v, 4, signs[2]);
+        v = LANE_STAGE(v, 8, signs[3]);
+        FN(store)(out + i, v);
+    }
+    for (long half = 16; half < power; half *= 2)
+        for (long i = 0; i < n; i += 2 * half)
+            for (long j = i; j < i + half; j += 16) {
+                VEC a = FN(load)(out + j), b = FN(load)(out + j + half);
+                FN(store)(out + j, FN(add)(a, b));
+                FN(store)(out + j + half, FN(sub)(a, b));
+            }
+    for (long j = 0; m->mix && j < power; j += 16) {
+        VEC column[SYM_MAX_MIX];
+        for (long o = 0; o < odd; o++) column[o] = FN(load)(out + o * power + j);
+        for (long o = 0; o < odd; o++) {
+            VEC sum = FN(splat)(0.0f);
+            for (long i = 0; i < odd; i++) sum = FN(fma)(column[i], FN(splat)(m->mix[o * odd + i]), sum);
+            FN(store)(out + o * power + j, sum);
+        }
+    }
+}
+
+/* Signed codes of a rotated row, its largest magnitude 127 of them. */
+static void FN(prepare_rotated)(const sym_matrix *m, const float *x, long n, char *to, float *scratch)
+{
+    FN(rotate_inputs)(m, x, n, scratch);
+    VEC largest = FN(splat)(0.0f), sum = largest;
+    for (long i = 0; i < n; i += 16) largest = FN(max)(largest, FN(magnitude)(FN(load)(scratch + i)));
+    float top = FN(largest)(largest);
+    VEC inverse = FN(splat)(top > 0 ? 127 / top : 0);
+    for (long i = 0; i < n; i += 16) {
+        VEC code = FN(round)(FN(mul)(FN(load)(scratch + i), inverse));
+        FN(store_codes)((int8_t *)to + i, code);
+        sum = FN(add)(sum, code); /* whole numbers below 2^24: exact */
+    }
+    memset(to + n, 0, (size_t)(m->k - n));
+    *(struct group_info *)(to + m->k) = (struct group_info){
+        .scale = top / 127 / sqrtf((float)(n & -n)), .offset8 = -128 * (int32_t)FN(sum)(sum)};
+}
+
+static void FN(to_bfloat16)(const float *x, long n, uint16_t *to)
+{
+    for (long i = 0; i < n; i += 16) FN(store_bfloat16)(to + i, FN(load)(x + i));
+}
+
+static void FN(prepare)(const sym_matrix *m, const float *x, long n, void *to, float *scratch)
+{
+    switch (m->format) {
     case SYM_FLOAT32: memcpy(to, x, (size_t)n * sizeof *x); break;
-    case SYM_BFLOAT16:
-        for (long i = 0; i < n; i += 16) FN(store_bfloat16)((uint16_t *)to + i, FN(load)(x + i));
-        break;
+    case SYM_BFLOAT16: FN(to_bfloat16)(x, n, to); break;
+    case SYM_ROTATED8: FN(prepare_rotated)(m, x, n, to, scratch); break;
     default: FN(prepare_codes)(x, n, to);
     }
 }
@@ -489,6 +578,7 @@ static const struct kernels FN(kernels) = {
     .product = FN(product),
     .rms_norm = FN(rms_norm),
     .prepare = FN(prepare),
+    .to_bfloat16 = FN(to_bfloat16),
     .attend = FN(attend),
     .merge = FN(merge),
     .finish = FN(finish),
@@ -504,6 +594,7 @@ static const struct kernels FN(kernels) = {
 #undef FOR_ROWS
 #undef WORD
 #undef LOG2_E
+#undef LANE_STAGE
 #undef TILE_ROWS
 #undef CODE_ROWS
 #undef VEC

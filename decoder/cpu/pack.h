@@ -53,15 +53,17 @@ static float of_float16(uint16_t x)
     return float_of(sign | bits_of(value));
 }
 
-static long inputs_per_step(int format) { return format == SYM_FLOAT32 ? 1 : format == SYM_BFLOAT16 ? 2 : format == SYM_CODES8 ? 4 : 8; }
-static int has_codes(int format) { return format == SYM_CODES8 || format == SYM_CODES4; }
+static long inputs_per_step(int format) { return format == SYM_FLOAT32 ? 1 : format == SYM_BFLOAT16 ? 2 : format == SYM_CODES4 ? 8 : 4; }
+static int has_groups(int format) { return format == SYM_CODES8 || format == SYM_CODES4; }
+static int has_codes(int format) { return has_groups(format) || format == SYM_ROTATED8; }
 
 /* Bytes of scales and mins before a group's codes. */
 static long group_head(const sym_matrix *m) { return m->has_mins ? 2 * PANEL * 2 : PANEL * 2; }
 static long group_bytes(const sym_matrix *m) { return group_head(m) + SYM_GROUP / inputs_per_step(m->format) * STEP; }
 static long panel_bytes(const sym_matrix *m)
 {
-    return has_codes(m->format) ? m->k / SYM_GROUP * group_bytes(m) : m->k / inputs_per_step(m->format) * STEP;
+    if (has_groups(m->format)) return m->k / SYM_GROUP * group_bytes(m);
+    return m->k / inputs_per_step(m->format) * STEP + (m->format == SYM_ROTATED8 ? PANEL * 4 : 0);
 }
 
 int64_t sym_packed_bytes(const sym_matrix *m) { return (m->n + PANEL - 1) / PANEL * panel_bytes(m); }
@@ -71,7 +73,7 @@ static char *feature_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_
 {
     char *panel = m->data + strip / 2 * panel_bytes(m) + (strip % 2 * 16 + lane) * 4;
     long per_step = inputs_per_step(m->format);
-    if (!has_codes(m->format)) return panel + i / per_step * STEP;
+    if (!has_groups(m->format)) return panel + i / per_step * STEP;
     return panel + i / SYM_GROUP * group_bytes(m) + group_head(m) + i % SYM_GROUP / per_step * STEP;
 }
 
@@ -106,13 +108,58 @@ static void pack_symmetric(const sym_matrix *m, const float *w, int64_t k, int64
     }
 }
 
+static int64_t power_of_two_in(int64_t k) { return k & -k; }
+
+/* x becomes R x. */
+static void rotate_inputs(const sym_matrix *m, float *x, int64_t k)
+{
+    int64_t power = power_of_two_in(k), odd = k / power;
+    float column[SYM_MAX_MIX], norm = 1 / sqrtf((float)power);
+    for (int64_t half = 1; half < power; half *= 2)
+        for (int64_t i = 0; i < k; i += 2 * half)
+            for (int64_t j = i; j < i + half; j++) {
+                float a = x[j], b = x[j + half];
+                x[j] = a + b;
+                x[j + half] = a - b;
+            }
+    for (int64_t i = 0; i < k; i++) x[i] *= norm;
+    for (int64_t j = 0; m->mix && j < power; j++) {
+        for (int64_t o = 0; o < odd; o++) column[o] = x[o * power + j];
+        for (int64_t o = 0; o < odd; o++) {
+            float sum = 0;
+            for (int64_t i = 0; i < odd; i++) sum += m->mix[o * odd + i] * column[i];
+            x[o * power + j] = sum;
+        }
+    }
+}
+
+static char *rotated_scale_at(const sym_matrix *m, int64_t strip, int64_t lane)
+{
+    return feature_at(m, strip, lane, m->k);
+}
+
+static void pack_rotated(const sym_matrix *m, const float *w, int64_t k, int64_t strip, int64_t lane)
+{
+    float rotated[1 << 16], largest = 0; /* the loader checks k */
+    memcpy(rotated, w, (size_t)k * sizeof *w);
+    rotate_inputs(m, rotated, k);
+    for (int64_t i = 0; i < k; i++) largest = fmaxf(largest, fabsf(rotated[i]));
+    float scale = largest / 127, inverse = scale > 0 ? 1 / scale : 0;
+    memcpy(rotated_scale_at(m, strip, lane), &scale, sizeof scale);
+    for (int64_t i = 0; i < m->k; i++) {
+        float code = i < k ? nearbyintf(rotated[i] * inverse) : 0;
+        ((uint8_t *)feature_at(m, strip, lane, i))[i % 4] = (uint8_t)(128 + (int)fmaxf(-127, fminf(127, code)));
+    }
+}
+
 void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t first, int64_t every)
 {
     for (int64_t i = 0; i < n; i++) {
         const float *row = w + i * k;
         int64_t strip = first + i / 16 * every, lane = i % 16;
         if (has_codes(m->format)) {
-            pack_symmetric(m, row, k, strip, lane);
+            if (has_groups(m->format)) pack_symmetric(m, row, k, strip, lane);
+            else pack_rotated(m, row, k, strip, lane);
             continue;
         }
         char *to = feature_at(m, strip, lane, 0);
@@ -144,6 +191,14 @@ void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scal
 void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out)
 {
     int64_t strip = row / 16, lane = row % 16;
+    if (m->format == SYM_ROTATED8) {
+        float scale;
+        memcpy(&scale, rotated_scale_at(m, strip, lane), sizeof scale);
+        for (int64_t i = 0; i < k; i++)
+            out[i] = (float)(((const uint8_t *)feature_at(m, strip, lane, i))[i % 4] - 128) * scale;
+        rotate_inputs(m, out, k);
+        return;
+    }
     if (!has_codes(m->format)) {
         const char *from = feature_at(m, strip, lane, 0);
         for (int64_t i = 0; i < k; i++) {

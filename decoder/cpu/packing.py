@@ -3,7 +3,7 @@
 A precision decides each matrix' format (`step.h` has them):
 
 float32, bf16   numbers
-int8            8-bit codes around zero, 32 inputs to a scale
+int8            8-bit codes of rotated rows, one scale to a row
 int4            what a GGUF file has: its 4-bit codes and their scales go into panels as they are; matrices that the
                 file keeps more bits of become 8-bit codes
 
@@ -36,13 +36,21 @@ _STRIP = 16
 """Features that are packed as one: half a panel."""
 _JOB_VALUES = 1 << 21
 """Weights that one job decodes: 8 MiB of float32."""
-_PADDING = {lib.SYM_FLOAT32: 1, lib.SYM_BFLOAT16: 32, lib.SYM_CODES8: GROUP_VALUES, lib.SYM_CODES4: GROUP_VALUES}
+_PADDING = {
+    lib.SYM_FLOAT32: 1,
+    lib.SYM_BFLOAT16: 32,
+    lib.SYM_ROTATED8: 64,
+    lib.SYM_CODES8: GROUP_VALUES,
+    lib.SYM_CODES4: GROUP_VALUES,
+}
 """Of k: whole tiles of AMX, whole groups of codes."""
 _ZERO = {lib.SYM_CODES8: 128, lib.SYM_CODES4: 8}
 _MAX_SCALE = 250.0
 _READ_AHEAD = 1 << 12
 """Bytes past the last matrix: prefetches may touch them."""
-_NUMBERS = {"float32": lib.SYM_FLOAT32, "bf16": lib.SYM_BFLOAT16}
+_MAX_INPUTS = 1 << 16
+"""Of a rotated row: its sums of codes stay within 32 bits."""
+_FROM_FLOATS = {"float32": lib.SYM_FLOAT32, "bf16": lib.SYM_BFLOAT16, "int8": lib.SYM_ROTATED8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,8 @@ class _Matrix:
 
     pieces: tuple[_Piece, ...]
     struct: Any
+    mix: FloatArray | None
+    """What the struct points to."""
     as_stored: bool
     """Codes of the file are kept, not made anew."""
 
@@ -91,7 +101,7 @@ def pack_weights(config: ModelConfig, weights: Weights, precision: str) -> Packe
     for matrix, block in zip(matrices, memory, strict=True):
         matrix.struct.data = ffi.cast("char *", block.ctypes.data)
     _run(_jobs(weights, matrices))
-    owned: list[Any] = [memory, [matrix.struct for matrix in matrices]]
+    owned: list[Any] = [memory, matrices]
 
     def floats(*names: str) -> Any:
         """One array of these vectors, or null where the model has none."""
@@ -146,7 +156,7 @@ def _bits(stored: StoredTensor) -> int:
 
 def _new_matrix(weights: Weights, precision: str, pieces: tuple[_Piece, ...]) -> _Matrix:
     tensors = [weights.stored(piece.name) for piece in pieces]
-    format_, has_mins = _NUMBERS.get(precision, lib.SYM_CODES8), False
+    format_, has_mins = _FROM_FLOATS.get(precision, lib.SYM_CODES8), False
     if precision == "int4":
         if all(_bits(tensor) == 4 for tensor in tensors):
             format_ = lib.SYM_CODES4
@@ -157,7 +167,21 @@ def _new_matrix(weights: Weights, precision: str, pieces: tuple[_Piece, ...]) ->
     struct.format, struct.has_mins = format_, has_mins
     struct.n = sum(tensor.shape[0] for tensor in tensors)
     struct.k = -(-num_inputs // _PADDING[format_]) * _PADDING[format_]
-    return _Matrix(pieces, struct, as_stored=precision == "int4")
+    mix = None
+    if format_ == lib.SYM_ROTATED8:
+        if num_inputs > _MAX_INPUTS:
+            raise Invalid(f"{tensors[0].name} has rows of {num_inputs}, int8 takes up to {_MAX_INPUTS}: say bf16")
+        mix = _hartley(num_inputs // (num_inputs & -num_inputs))
+        struct.mix = ffi.NULL if mix is None else _floats(mix)
+    return _Matrix(pieces, struct, mix, as_stored=precision == "int4")
+
+
+def _hartley(size: int) -> FloatArray | None:
+    """The orthonormal, symmetric transform that mixes what Hadamard's cannot; None where there is nothing to mix."""
+    if not 1 < size <= lib.SYM_MAX_MIX:
+        return None
+    angles = 2 * np.pi / size * np.outer(np.arange(size), np.arange(size))
+    return np.ascontiguousarray((np.cos(angles) + np.sin(angles)) / np.sqrt(size), dtype=np.float32)
 
 
 def _jobs(weights: Weights, matrices: list[_Matrix]) -> Iterator[tuple[Any, ...]]:
@@ -186,7 +210,7 @@ def _pack(weights: Weights, matrix: _Matrix, piece: _Piece, first: int, end: int
         return
     values = np.empty(stored.shape, np.float32)
     stored.read_into(values)
-    if struct.format not in _NUMBERS.values():
+    if matrix.as_stored:
         _check_scales(stored, values, None)
     lib.sym_pack(struct, _floats(values), *place)
 

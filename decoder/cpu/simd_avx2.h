@@ -128,6 +128,15 @@ OP VEC FN(load_halves)(const void *p)
     return (VEC){_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
 }
 
+/* Lane i of the result is lane i ^ s of x. */
+OP VEC FN(swap)(VEC x, const int s)
+{
+    if (s == 1) return (VEC){_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)};
+    if (s == 2) return (VEC){_mm256_permute_ps(x.a, 0x4e), _mm256_permute_ps(x.b, 0x4e)};
+    if (s == 4) return (VEC){_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)};
+    return (VEC){x.b, x.a};
+}
+
 /* Lanes rounded to the nearest integer, ties to even, as signed bytes. */
 OP void FN(store_codes)(int8_t *p, VEC x)
 {

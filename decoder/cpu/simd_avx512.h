@@ -86,6 +86,14 @@ OP VEC FN(dot_codes)(VEC a, VEC b, VEC sum)
 
 OP VEC FN(load_halves)(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 
+/* Lane i of the result is lane i ^ s of a. */
+OP VEC FN(swap)(VEC a, const int s)
+{
+    if (s == 1) return _mm512_permute_ps(a, 0xb1);
+    if (s == 2) return _mm512_permute_ps(a, 0x4e);
+    return s == 4 ? _mm512_shuffle_f32x4(a, a, 0xb1) : _mm512_shuffle_f32x4(a, a, 0x4e);
+}
+
 /* Lanes rounded to the nearest integer, ties to even, as signed bytes. */
 OP void FN(store_codes)(int8_t *p, VEC a)
 {

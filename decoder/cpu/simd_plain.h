@@ -121,6 +121,14 @@ OP VEC FN(load_halves)(const void *p)
     return x;
 }
 
+/* Lane i of the result is lane i ^ s of x. */
+OP VEC FN(swap)(VEC x, const int s)
+{
+    VEC y = x;
+    LANES LANE(y) = x.q[(i ^ s) / 4][(i ^ s) % 4];
+    return y;
+}
+
 /* Lanes rounded to the nearest integer, ties to even, as signed bytes. */
 OP void FN(store_codes)(int8_t *p, VEC x) { LANES p[i] = (int8_t)fmaxf(-128, fminf(127, nearbyintf(LANE(x)))); }
 

@@ -88,7 +88,7 @@ static struct private_layout private_layout(const sym_model *m)
     struct private_layout l;
     l.operand = 0;
     l.floats = l.operand + operand_bytes(m) * AMX_ROWS;
-    l.q = l.floats + row_bytes(4L * most(s->hidden, s->head_dim));
+    l.q = l.floats + row_bytes(4L * most(most(s->hidden, s->ffn), attended_width(s)));
     l.whole = l.q + row_bytes(vectors * s->head_dim * 4);
     l.part = l.whole + softmax;
     l.room = l.part + softmax;
@@ -166,9 +166,9 @@ static void store_entry(struct sym_decoder *d, long layer_index, long chunk, lon
     }
     uint16_t *k_pairs = (uint16_t *)k_block + slot * 2, *v_pairs = (uint16_t *)v_block + slot / 2 * hd * 2 + slot % 2;
     uint16_t numbers[256 + 16];
-    d->kernels->prepare(SYM_BFLOAT16, scratch, hd, numbers);
+    d->kernels->to_bfloat16(scratch, hd, numbers);
     for (long i = 0; i < hd; i += 2) memcpy(k_pairs + i / 2 * (STEP / 2), numbers + i, 4);
-    d->kernels->prepare(SYM_BFLOAT16, v, hd, numbers);
+    d->kernels->to_bfloat16(v, hd, numbers);
     for (long i = 0; i < hd; i++) v_pairs[2 * i] = numbers[i];
 }
 
@@ -184,7 +184,8 @@ static void gather_query(struct sym_decoder *d, const sym_layer *layer, long row
         if (layer->q_norm) d->kernels->rms_norm(q, layer->q_norm, s->rms_eps, hd, scratch);
         else memcpy(scratch, q, (size_t)hd * sizeof *q);
         rotate(scratch, rotation(d, layer, row), hd / 2);
-        d->kernels->prepare(s->kv_format, scratch, hd, to);
+        if (s->kv_format == SYM_FLOAT32) memcpy(to, scratch, (size_t)hd * sizeof *scratch);
+        else d->kernels->to_bfloat16(scratch, hd, (uint16_t *)to);
     }
 }
 
@@ -331,7 +332,7 @@ static void make_operand(struct walker *w, const struct source *from, const sym_
             continue;
         }
         if (from->norm) d->kernels->rms_norm(x, from->norm, d->model.shape.rms_eps, from->width, scratch), x = scratch;
-        d->kernels->prepare(m->format, x, from->width, out);
+        d->kernels->prepare(m, x, from->width, out, scratch);
     }
 }
 

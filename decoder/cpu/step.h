@@ -3,16 +3,24 @@
 /* How a matrix lies in memory. Its output features stand in panels of 32, side by side; a step of a panel is 128
  * bytes, four for each feature: one float32, two bfloat16, four 8-bit codes or eight 4-bit ones (the first four in
  * the low halves). Codes come in groups of 32 inputs, each group led by 32 float16 scales and, if `has_mins`,
- * 32 float16 mins, both in units of 2^-8: a weight is scale * code + min; without mins, scale * (code - 8 or 128). */
+ * 32 float16 mins, both in units of 2^-8: a weight is scale * code + min; without mins, scale * (code - 8 or 128).
+ *
+ * Rotated codes are 8-bit codes of whole rows, one float32 scale a feature behind its panel's codes. What is coded is
+ * R w, and activations are coded as R x, so that w . x = R w . R x: R is symmetric and its own inverse. It spreads the few
+ * large activations that every row has over all of it: without that, one scale a row costs 4 % of perplexity. R is the
+ * Hadamard matrix of the largest power of two in k times, across the rest, the discrete Hartley matrix `mix`. */
 #define SYM_FLOAT32 0
 #define SYM_BFLOAT16 1
 #define SYM_CODES8 2
 #define SYM_CODES4 3
+#define SYM_ROTATED8 4
 #define SYM_GROUP 32
+#define SYM_MAX_MIX 64
 
 typedef struct {
     int32_t format, n, k; /* k as padded with zeros to whole steps, for AMX to whole tiles */
     int32_t has_mins;
+    const float *mix; /* [odd][odd] for the odd part of the inputs, or null: 1, or more than SYM_MAX_MIX */
     char *data;
 } sym_matrix;
 

@@ -29,7 +29,7 @@ enum epilogue {
 
 enum activation { SILU, GELU_TANH };
 
-/* What a row of 8-bit activations carries for each group of inputs, behind its codes. */
+/* What a row of 8-bit activations carries behind its codes: for each group of inputs, or (rotated) once. */
 struct group_info {
     float scale, scaled_sum;   /* a code's value; the sum of the group's values */
     int32_t offset4, offset8;  /* -8 and -128 times the sum of the codes: what weights around zero start from */
@@ -77,8 +77,9 @@ struct kernels {
     /* One panel's columns of rows [first, last). */
     void (*product)(const struct product *p, long panel, long first, long last);
     void (*rms_norm)(const float *x, const float *weight, float eps, long n, float *out);
-    /* A row of n floats as a product with weights of that format reads it. */
-    void (*prepare)(int format, const float *x, long n, void *to);
+    /* A row of n floats as a product with these weights reads it; `scratch` holds as many, and may be x itself. */
+    void (*prepare)(const sym_matrix *m, const float *x, long n, void *to, float *scratch);
+    void (*to_bfloat16)(const float *x, long n, uint16_t *to);
     /* One split, from nothing. */
     void (*attend)(const struct attention *a, long split, struct softmax *into, float *room);
     /* Adds a later part of the same entries to an earlier one. */

@@ -63,5 +63,5 @@ def test_a_pool_larger_than_memory_costs_nothing_until_it_is_touched():
 def test_an_arena_without_pages_or_of_another_dtype_is_refused():
     with pytest.raises(Invalid, match="0 pages"):
         Arena(tiny_config(), 0)
-    with pytest.raises(Invalid, match="BF16"):
-        Arena(tiny_config(), 1, "BF16")
+    with pytest.raises(Invalid, match="F16"):
+        Arena(tiny_config(), 1, "F16")
