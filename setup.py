@@ -1,8 +1,16 @@
 """Builds Symphony and its three C extensions with cffi and the system compiler."""
 
+import os
+import shutil
 from pathlib import Path
 
 from setuptools import setup
+
+compiler = os.environ.get("CC", "cc").split()[0]
+if not (shutil.which(compiler) or shutil.which("gcc")):
+    raise SystemExit(
+        f"Symphony is built with a C compiler, and there is no {compiler}: install gcc and libc6-dev, or set CC"
+    )
 
 setup(
     name="symphony-os",

@@ -493,7 +493,7 @@ OP void FN(values)(const int format, const struct attention *a, long first_page,
 OP void FN(fetch)(const struct attention *a, long page, const char *blocks)
 {
     const char *block = blocks + a->pages[page] * a->page_bytes;
-    for (long i = 0; i < a->block_bytes; i += 64) __builtin_prefetch(block + i);
+    for (long i = 0; i < a->block_bytes; i += 64) __builtin_prefetch(block + i, 0, 2);
 }
 
 OP void FN(attend_pages)(const int format, const struct attention *a, long split, struct softmax *into, float *room)

@@ -19,7 +19,8 @@
 struct seat {
     int32_t row, chunk, out_row;
     int32_t first_split, end_split; /* that it sees something of */
-    int32_t partial; /* where its unmerged softmaxes begin, one for each split; -1: one unit does it all */
+    int32_t partial; /* where its unmerged softmaxes begin; -1: one unit does it all */
+    int32_t folded;  /* so many of its first splits make one softmax, merged already; each later one makes its own */
 };
 
 struct unit {
@@ -68,6 +69,7 @@ static int grow(void *items, long count, long *room, size_t size)
 }
 
 static long at_most(long a, long b) { return a < b ? a : b; }
+static long most(long a, long b) { return a > b ? a : b; }
 static long divide_up(long a, long b) { return (a + b - 1) / b; }
 
 /* ---- one chunk ---- */
@@ -80,8 +82,16 @@ static int add_seat(struct plan *p, const sym_batch *b, long chunk, long row, lo
     if (error) return error;
     long limit = row_limit(b, chunk, row), begin = p->window && limit > p->window ? limit - p->window : 0;
     p->seats[p->num_seats++] = (struct seat){(int32_t)row, (int32_t)chunk, (int32_t)out_row, (int32_t)(begin / SPLIT),
-                                             (int32_t)divide_up(limit, SPLIT), -1};
+                                             (int32_t)divide_up(limit, SPLIT), -1, 1};
     return 0;
+}
+
+/* Softmaxes that a row's splits make, and the one that a split belongs to. */
+static long num_softmaxes(const struct seat *s) { return s->end_split - s->first_split - s->folded + 1; }
+static long softmax_of(const struct seat *s, long split)
+{
+    long number = split - s->first_split;
+    return number < s->folded ? 0 : number - s->folded + 1;
 }
 
 static int add_unit(struct plan *p, long first_split, long end_split)
@@ -117,8 +127,10 @@ static int plan_whole(struct plan *p, long first, long end, long height)
 /* A chunk of few rows. */
 struct few {
     int32_t chunk, first_seat, rows, first_split, end_split;
+    int32_t last_first_split; /* where its last row begins */
     int32_t shareable; /* splits below it hold nothing but entries that every row sees */
     int32_t alone;     /* no split of it is shared */
+    int32_t folded;    /* its first splits, all shared by the same chunks, that one unit goes through */
 };
 
 static const int32_t *split_pages(const sym_batch *b, const struct few *few, long split)
@@ -139,12 +151,12 @@ static int compare_keys(const void *left, const void *right)
     return order ? order : a->few - b->few;
 }
 
-/* The shareable chunks of a split, those with equal pages side by side. */
+/* The chunks that could share a split and do not go through it already with an earlier one, equal pages side by side. */
 static long sort_by_pages(const sym_batch *b, const struct few *all, long count, long split, struct split_key *keys)
 {
     long found = 0;
     for (long i = 0; i < count; i++)
-        if (all[i].first_split <= split && split < all[i].shareable)
+        if (all[i].first_split <= split && split < all[i].shareable && (split == 0 || split >= all[i].folded))
             keys[found++] = (struct split_key){split_pages(b, &all[i], split), (int32_t)i};
     qsort(keys, (size_t)found, sizeof *keys, compare_keys);
     return found;
@@ -157,9 +169,22 @@ static long equal_run(const struct split_key *keys, long first, long count)
     return end;
 }
 
-/* The rows of keys [first, end) over one split, in units of up to `height` rows. */
+/* How many splits the chunks of a run at split 0 share from there on, all of them and in the same pages. */
+static long common_splits(const sym_batch *b, const struct few *all, const struct split_key *keys, long first, long end)
+{
+    for (long split = 0;; split++)
+        for (long i = first; i < end; i++) {
+            const struct few *few = &all[keys[i].few];
+            if (split >= few->shareable || few->last_first_split > 0) return split;
+            if (memcmp(split_pages(b, &all[keys[first].few], split), split_pages(b, few, split),
+                       SPLIT_PAGES * sizeof *b->pages))
+                return split;
+        }
+}
+
+/* The rows of keys [first, end) over splits [split, end_split), in units of up to `height` rows. */
 static int plan_run(struct plan *p, const struct few *all, const struct split_key *keys, long first, long end,
-                    long split, long height)
+                    long split, long end_split, long height)
 {
     int error = 0;
     long open = 0; /* rows in the unit that is being filled */
@@ -167,7 +192,7 @@ static int plan_run(struct plan *p, const struct few *all, const struct split_ke
         const struct few *few = &all[keys[i].few];
         for (long seat = few->first_seat; seat < few->first_seat + few->rows && !error; seat++) {
             if (split < p->seats[seat].first_split || split >= p->seats[seat].end_split) continue;
-            if (!open) error = add_unit(p, split, split + 1);
+            if (!open) error = add_unit(p, split, end_split);
             if (!error) error = add_member(p, seat);
             open = (open + 1) % height;
         }
@@ -177,8 +202,9 @@ static int plan_run(struct plan *p, const struct few *all, const struct split_ke
 
 /* `keys` has room for `count`. Chunks that share nothing keep to themselves, whole if there are enough of them. */
 static int plan_few(struct plan *p, const sym_batch *b, struct few *all, long count, struct split_key *keys, long height,
-                    int spread)
+                    long kv_heads, long threads)
 {
+    int spread = count * kv_heads < 4 * threads;
     long last_split = 0, most_shared = 0;
     for (long i = 0; i < count; i++) {
         if (all[i].end_split > last_split) last_split = all[i].end_split;
@@ -188,7 +214,16 @@ static int plan_few(struct plan *p, const sym_batch *b, struct few *all, long co
         long found = sort_by_pages(b, all, count, split, keys);
         for (long first = 0, end; first < found; first = end) {
             end = equal_run(keys, first, found);
-            for (long i = first; end - first > 1 && i < end; i++) all[keys[i].few].alone = 0;
+            if (end - first == 1) continue;
+            long rows = 0, folded = 1;
+            for (long i = first; i < end; i++) {
+                all[keys[i].few].alone = 0;
+                rows += all[keys[i].few].rows;
+            }
+            /* A unit may go on from split to split where that leaves work for every thread. */
+            if (split == 0 && divide_up(rows, height) * kv_heads >= 2 * threads)
+                folded = most(1, common_splits(b, all, keys, first, end));
+            for (long i = first; split == 0 && i < end; i++) all[keys[i].few].folded = (int32_t)folded;
         }
     }
     int error = 0;
@@ -203,19 +238,21 @@ static int plan_few(struct plan *p, const sym_batch *b, struct few *all, long co
         if (!few->alone) p->shared_rows += few->rows;
         for (long seat = few->first_seat; seat < few->first_seat + few->rows; seat++) {
             p->seats[seat].partial = (int32_t)p->num_partials;
-            p->num_partials += p->seats[seat].end_split - p->seats[seat].first_split;
+            p->seats[seat].folded = few->folded;
+            p->num_partials += num_softmaxes(&p->seats[seat]);
         }
     }
     for (long split = 0; split < last_split && !error; split++) {
         long found = sort_by_pages(b, all, count, split, keys);
         for (long first = 0, end; first < found && !error; first = end) {
             end = equal_run(keys, first, found);
-            error = plan_run(p, all, keys, first, end, split, height);
+            long past = split == 0 ? all[keys[first].few].folded : split + 1;
+            error = plan_run(p, all, keys, first, end, split, past, height);
         }
         for (long i = 0; i < count && !error; i++) {
             if (split < all[i].shareable || split < all[i].first_split || split >= all[i].end_split) continue;
             struct split_key key = {NULL, (int32_t)i};
-            error = plan_run(p, all, &key, 0, 1, split, height);
+            error = plan_run(p, all, &key, 0, 1, split, split + 1, height);
         }
     }
     return error;
@@ -255,11 +292,18 @@ static int make_plan(struct planner *planner, struct plan *p, const sym_batch *b
         long rows = end_row - row, seen_by_all = row_limit(b, c, row) - 1; /* what the first row adds is its own */
         seen_by_all = at_most(seen_by_all, b->start[c]);
         planner->few[count++] = (struct few){
-            (int32_t)c, (int32_t)first, (int32_t)rows, p->seats[first].first_split,
-            p->seats[p->num_seats - 1].end_split, (int32_t)(seen_by_all / SPLIT), 1,
+            .chunk = (int32_t)c,
+            .first_seat = (int32_t)first,
+            .rows = (int32_t)rows,
+            .first_split = p->seats[first].first_split,
+            .end_split = p->seats[p->num_seats - 1].end_split,
+            .last_first_split = p->seats[p->num_seats - 1].first_split,
+            .shareable = (int32_t)(seen_by_all / SPLIT),
+            .alone = 1,
+            .folded = 1,
         };
     }
-    if (!error) error = plan_few(p, b, planner->few, count, planner->keys, height, count * kv_heads < 4 * threads);
+    if (!error) error = plan_few(p, b, planner->few, count, planner->keys, height, kv_heads, threads);
     if (!error && p->num_seats * kv_heads > p->room_unfinished) {
         p->room_unfinished = 0;
         error = regrow(&p->unfinished, (size_t)(p->num_seats * kv_heads) * sizeof *p->unfinished);
@@ -267,7 +311,7 @@ static int make_plan(struct planner *planner, struct plan *p, const sym_batch *b
     }
     for (long i = 0; i < p->num_seats && !error; i++)
         for (long h = 0; h < kv_heads; h++)
-            atomic_store(&p->unfinished[i * kv_heads + h], p->seats[i].end_split - p->seats[i].first_split);
+            atomic_store(&p->unfinished[i * kv_heads + h], (int)num_softmaxes(&p->seats[i]));
     return error;
 }
 

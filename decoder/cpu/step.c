@@ -61,8 +61,6 @@ static long partial_floats(const sym_shape *s) { return heads_per_kv(s) * (s->he
 static int weight_format(const sym_model *m) { return m->layers[0].qkv.format; }
 static int narrow(const struct sym_decoder *d) { return weight_format(&d->model) == SYM_BFLOAT16; }
 
-static long most(long a, long b) { return a > b ? a : b; }
-
 /* The widest row that a product reads, as prepare() makes it. */
 static long operand_bytes(const sym_model *m)
 {
@@ -200,7 +198,7 @@ static void finish_row(struct sym_decoder *d, const struct softmax *from, long f
 static struct softmax partial_of(struct sym_decoder *d, const struct seat *seat, long split, long kv_head)
 {
     const sym_shape *s = &d->model.shape;
-    long index = (seat->partial + split - seat->first_split) * s->kv_heads + kv_head;
+    long index = (seat->partial + softmax_of(seat, split)) * s->kv_heads + kv_head;
     return softmax_at(d->partials + index * partial_floats(s), heads_per_kv(s));
 }
 
@@ -210,20 +208,33 @@ static void keep_partial(struct sym_decoder *d, struct plan *plan, long seat_ind
 {
     const sym_shape *s = &d->model.shape;
     const struct seat *seat = &plan->seats[seat_index];
-    long heads = heads_per_kv(s), hd = s->head_dim, count = seat->end_split - seat->first_split;
+    long heads = heads_per_kv(s), hd = s->head_dim;
     struct softmax mine = partial_of(d, seat, split, kv_head);
     memcpy(mine.max, from->max + first, (size_t)heads * sizeof(float));
     memcpy(mine.sum, from->sum + first, (size_t)heads * sizeof(float));
     memcpy(mine.value, from->value + first * hd, (size_t)(heads * hd) * sizeof(float));
     atomic_int *unfinished = &plan->unfinished[seat_index * s->kv_heads + kv_head];
     if (atomic_fetch_sub(unfinished, 1) > 1) return;
-    atomic_store(unfinished, (int)count); /* for the next layer */
+    atomic_store(unfinished, (int)num_softmaxes(seat)); /* for the next layer */
     struct softmax total = partial_of(d, seat, seat->first_split, kv_head);
-    for (long next = seat->first_split + 1; next < seat->end_split; next++) {
+    for (long next = seat->first_split + seat->folded; next < seat->end_split; next++) {
         struct softmax part = partial_of(d, seat, next, kv_head);
         d->kernels->merge(&total, &part, heads, hd);
     }
     finish_row(d, &total, 0, seat, kv_head);
+}
+
+/* The first pages of a unit on their way into the cache, while the thread is busy with another. */
+static void fetch_unit(const struct sym_decoder *d, const struct plan *plan, long layer, const struct unit *unit, long kv_head)
+{
+    const sym_batch *b = d->batch;
+    const struct seat *seat = &plan->seats[plan->members[unit->first_member]];
+    long first = unit->first_split * SPLIT_PAGES, past = divide_up(row_limit(b, seat->chunk, seat->row), PAGE);
+    for (long page = first; page < at_most(first + BLOCK_PAGES, past); page++)
+        for (int part = 0; part < 2; part++) {
+            const char *block = kv_block(d, b->pages[b->first_page[seat->chunk] + page], layer, part, kv_head);
+            for (long i = 0; i < block_bytes(&d->model.shape); i += 64) __builtin_prefetch(block + i, 0, 2);
+        }
 }
 
 /* `fused`: the unit also stores what its chunk adds within its splits; nobody else reads that before. */
@@ -406,8 +417,12 @@ static void phase_attend(struct walker *w, struct plan *plan, long layer, int fu
 {
     struct sym_decoder *d = w->d;
     long kv_heads = d->model.shape.kv_heads;
-    for (long unit; (unit = pool_take(&d->pool)) < plan->num_units * kv_heads;)
+    long units = plan->num_units * kv_heads, next;
+    for (long unit = pool_take(&d->pool); unit < units; unit = next) {
+        next = pool_take(&d->pool);
+        if (next < units) fetch_unit(d, plan, layer, &plan->units[next / kv_heads], next % kv_heads);
         attend_unit(d, plan, layer, &plan->units[unit / kv_heads], unit % kv_heads, fused, w->private);
+    }
     end_phase(w, ATTEND);
 }
 
