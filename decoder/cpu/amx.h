@@ -210,6 +210,7 @@ static void T(product_rotated)(const struct product *p, long panel, long first, 
     const char *panel_data = p->w->data + panel * panel_bytes(p->w);
     const float *scales = (const float *)(panel_data + p->w->k / 4 * STEP);
     __m512 d0 = _mm512_loadu_ps(scales), d1 = _mm512_loadu_ps(scales + 16);
+    __m512 z0 = _mm512_loadu_ps(scales + PANEL), z1 = _mm512_loadu_ps(scales + PANEL + 16);
     TILE_CONFIG(&bfloat16_shape);
     for (; first < last; first += TILE_SUMS) {
         long rows = last - first < TILE_SUMS ? last - first : TILE_SUMS;
@@ -235,8 +236,9 @@ static void T(product_rotated)(const struct product *p, long panel, long first, 
         TILE_STORE(3, sums[16] + 16, STEP);
         for (long r = 0; r < rows; r++) {
             const struct group_info *of_row = (const void *)(info + r * p->a_stride);
-            __m512 start = FN(group_start)(SYM_CODES8, 0, of_row), scale = _mm512_set1_ps(of_row->scale);
-            __m512 x = FN(from_int)(T(codes_sum)(sums[r], start)), y = FN(from_int)(T(codes_sum)(sums[r] + 16, start));
+            __m512 less = _mm512_castsi512_ps(_mm512_set1_epi32(of_row->offset4)), scale = _mm512_set1_ps(of_row->scale);
+            __m512 x = FN(from_int)(T(codes_sum)(sums[r], FN(mul_int)(less, z0)));
+            __m512 y = FN(from_int)(T(codes_sum)(sums[r] + 16, FN(mul_int)(less, z1)));
             FN(epilogue)(p, panel, first + r, _mm512_mul_ps(_mm512_mul_ps(x, d0), scale),
                          _mm512_mul_ps(_mm512_mul_ps(y, d1), scale));
         }

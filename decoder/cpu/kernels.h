@@ -184,18 +184,21 @@ OP VEC FN(group_start)(const int format, const int has_mins, const struct group_
 
 OP void FN(product_rotated)(const struct product *p, long panel, long first, long last)
 {
-    long steps = p->w->k / 4, bytes = steps * STEP + PANEL * 4;
+    long steps = p->w->k / 4, bytes = steps * STEP + PANEL * 8;
     const char *b = p->w->data + panel * bytes, *ahead = b + bytes;
     const float *scales = (const float *)(b + steps * STEP);
     long pace = STEP / ((last - first + TILE_ROWS - 1) / TILE_ROWS);
-    VEC d0 = FN(load)(scales), d1 = FN(load)(scales + 16);
+    VEC d0 = FN(load)(scales), d1 = FN(load)(scales + 16), z0 = FN(load)(scales + PANEL), z1 = FN(load)(scales + PANEL + 16);
     while (first < last) {
         long rows = FN(tile_rows)(last - first, TILE_ROWS);
         const char *a = p->a + first * p->a_stride, *info = a + p->w->k;
         FOR_ROWS(rows, TILE_ROWS, {
             VEC acc[ROWS][2];
-            for (int r = 0; r < ROWS; r++)
-                acc[r][0] = acc[r][1] = FN(group_start)(SYM_CODES8, 0, (const void *)(info + r * p->a_stride));
+            for (int r = 0; r < ROWS; r++) {
+                VEC less = FN(splat)(WORD(info + r * p->a_stride + offsetof(struct group_info, offset4)));
+                acc[r][0] = FN(mul_int)(less, z0);
+                acc[r][1] = FN(mul_int)(less, z1);
+            }
             FN(tile)(SYM_CODES8, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, ROWS > 1 ? ahead : NULL, pace);
             for (int r = 0; r < ROWS; r++) {
                 VEC scale = FN(splat)(((const struct group_info *)(info + r * p->a_stride))->scale);
@@ -354,7 +357,7 @@ static void FN(prepare_rotated)(const sym_matrix *m, const float *x, long n, cha
     }
     memset(to + n, 0, (size_t)(m->k - n));
     *(struct group_info *)(to + m->k) = (struct group_info){
-        .scale = top / 127 / sqrtf((float)(n & -n)), .offset8 = -128 * (int32_t)FN(sum)(sum)};
+        .scale = top / 127 / sqrtf((float)(n & -n)), .offset4 = -(int32_t)FN(sum)(sum)};
 }
 
 static void FN(to_bfloat16)(const float *x, long n, uint16_t *to)

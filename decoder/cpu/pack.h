@@ -63,7 +63,7 @@ static long group_bytes(const sym_matrix *m) { return group_head(m) + SYM_GROUP 
 static long panel_bytes(const sym_matrix *m)
 {
     if (has_groups(m->format)) return m->k / SYM_GROUP * group_bytes(m);
-    return m->k / inputs_per_step(m->format) * STEP + (m->format == SYM_ROTATED8 ? PANEL * 4 : 0);
+    return m->k / inputs_per_step(m->format) * STEP + (m->format == SYM_ROTATED8 ? PANEL * 8 : 0);
 }
 
 int64_t sym_packed_bytes(const sym_matrix *m) { return (m->n + PANEL - 1) / PANEL * panel_bytes(m); }
@@ -140,15 +140,20 @@ static char *rotated_scale_at(const sym_matrix *m, int64_t strip, int64_t lane)
 
 static void pack_rotated(const sym_matrix *m, const float *w, int64_t k, int64_t strip, int64_t lane)
 {
-    float rotated[1 << 16], largest = 0; /* the loader checks k */
+    float rotated[SYM_MAX_INPUTS], low = 0, high = 0; /* the loader checks k */
     memcpy(rotated, w, (size_t)k * sizeof *w);
     rotate_inputs(m, rotated, k);
-    for (int64_t i = 0; i < k; i++) largest = fmaxf(largest, fabsf(rotated[i]));
-    float scale = largest / 127, inverse = scale > 0 ? 1 / scale : 0;
+    for (int64_t i = 0; i < k; i++) {
+        low = fminf(low, rotated[i]);
+        high = fmaxf(high, rotated[i]);
+    }
+    float scale = (high - low) / 255, inverse = scale > 0 ? 1 / scale : 0;
+    int32_t zero = (int32_t)nearbyintf(-low * inverse);
     memcpy(rotated_scale_at(m, strip, lane), &scale, sizeof scale);
+    memcpy(rotated_scale_at(m, strip, lane) + PANEL * 4, &zero, sizeof zero);
     for (int64_t i = 0; i < m->k; i++) {
-        float code = i < k ? nearbyintf(rotated[i] * inverse) : 0;
-        ((uint8_t *)feature_at(m, strip, lane, i))[i % 4] = (uint8_t)(128 + (int)fmaxf(-127, fminf(127, code)));
+        float code = (float)zero + (i < k ? nearbyintf(rotated[i] * inverse) : 0);
+        ((uint8_t *)feature_at(m, strip, lane, i))[i % 4] = (uint8_t)fmaxf(0, fminf(255, code));
     }
 }
 
@@ -193,9 +198,11 @@ void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out)
     int64_t strip = row / 16, lane = row % 16;
     if (m->format == SYM_ROTATED8) {
         float scale;
+        int32_t zero;
         memcpy(&scale, rotated_scale_at(m, strip, lane), sizeof scale);
+        memcpy(&zero, rotated_scale_at(m, strip, lane) + PANEL * 4, sizeof zero);
         for (int64_t i = 0; i < k; i++)
-            out[i] = (float)(((const uint8_t *)feature_at(m, strip, lane, i))[i % 4] - 128) * scale;
+            out[i] = (float)(((const uint8_t *)feature_at(m, strip, lane, i))[i % 4] - zero) * scale;
         rotate_inputs(m, out, k);
         return;
     }

@@ -48,8 +48,6 @@ _ZERO = {lib.SYM_CODES8: 128, lib.SYM_CODES4: 8}
 _MAX_SCALE = 250.0
 _READ_AHEAD = 1 << 12
 """Bytes past the last matrix: prefetches may touch them."""
-_MAX_INPUTS = 1 << 16
-"""Of a rotated row: its sums of codes stay within 32 bits."""
 _FROM_FLOATS = {"float32": lib.SYM_FLOAT32, "bf16": lib.SYM_BFLOAT16, "int8": lib.SYM_ROTATED8}
 
 
@@ -169,8 +167,8 @@ def _new_matrix(weights: Weights, precision: str, pieces: tuple[_Piece, ...]) ->
     struct.k = -(-num_inputs // _PADDING[format_]) * _PADDING[format_]
     mix = None
     if format_ == lib.SYM_ROTATED8:
-        if num_inputs > _MAX_INPUTS:
-            raise Invalid(f"{tensors[0].name} has rows of {num_inputs}, int8 takes up to {_MAX_INPUTS}: say bf16")
+        if num_inputs > lib.SYM_MAX_INPUTS:  # their sums of codes stay within 32 bits
+            raise Invalid(f"{tensors[0].name} has rows of {num_inputs}, int8 takes up to {lib.SYM_MAX_INPUTS}: say bf16")
         mix = _hartley(num_inputs // (num_inputs & -num_inputs))
         struct.mix = ffi.NULL if mix is None else _floats(mix)
     return _Matrix(pieces, struct, mix, as_stored=precision == "int4")

@@ -85,6 +85,11 @@ OP VEC FN(and_bits)(VEC x, uint32_t bits)
 
 OP VEC FN(shift_left)(VEC x, int n) { return (VEC){FLT(_mm256_slli_epi32(INT(x.a), n)), FLT(_mm256_slli_epi32(INT(x.b), n))}; }
 OP VEC FN(shift_right)(VEC x, int n) { return (VEC){FLT(_mm256_srli_epi32(INT(x.a), n)), FLT(_mm256_srli_epi32(INT(x.b), n))}; }
+OP VEC FN(mul_int)(VEC x, VEC y)
+{
+    return (VEC){FLT(_mm256_mullo_epi32(INT(x.a), INT(y.a))), FLT(_mm256_mullo_epi32(INT(x.b), INT(y.b)))};
+}
+
 OP VEC FN(from_int)(VEC x) { return (VEC){_mm256_cvtepi32_ps(INT(x.a)), _mm256_cvtepi32_ps(INT(x.b))}; }
 
 OP VEC FN(dot_bfloat16)(VEC x, VEC y, VEC sum)

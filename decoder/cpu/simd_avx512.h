@@ -55,6 +55,11 @@ OP VEC FN(and_bits)(VEC a, uint32_t bits)
 
 OP VEC FN(shift_left)(VEC a, int n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), (unsigned)n)); }
 OP VEC FN(shift_right)(VEC a, int n) { return _mm512_castsi512_ps(_mm512_srli_epi32(_mm512_castps_si512(a), (unsigned)n)); }
+OP VEC FN(mul_int)(VEC a, VEC b)
+{
+    return _mm512_castsi512_ps(_mm512_mullo_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
+
 OP VEC FN(from_int)(VEC a) { return _mm512_cvtepi32_ps(_mm512_castps_si512(a)); }
 
 #ifdef BFLOAT16_DOT

@@ -92,6 +92,7 @@ OP VEC FN(shift_right)(VEC x, int n)
     return x;
 }
 
+OP VEC FN(mul_int)(VEC x, VEC y) { EACH x.q[i] = (FN(quad))(BITS(x.q[i]) * BITS(y.q[i])); return x; }
 OP VEC FN(from_int)(VEC x) { EACH x.q[i] = __builtin_convertvector(BITS(x.q[i]), FN(quad)); return x; }
 
 OP VEC FN(dot_bfloat16)(VEC x, VEC y, VEC sum)

@@ -5,7 +5,8 @@
  * the low halves). Codes come in groups of 32 inputs, each group led by 32 float16 scales and, if `has_mins`,
  * 32 float16 mins, both in units of 2^-8: a weight is scale * code + min; without mins, scale * (code - 8 or 128).
  *
- * Rotated codes are 8-bit codes of whole rows, one float32 scale a feature behind its panel's codes. What is coded is
+ * Rotated codes are 8-bit codes of whole rows; behind a panel's codes stand 32 float32 scales and 32 int32 zeros: a weight
+ * is scale * (code - zero), and the 256 codes reach from the row's smallest to its largest one. What is coded is
  * R w, and activations are coded as R x, so that w . x = R w . R x: R is symmetric and its own inverse. It spreads the few
  * large activations that every row has over all of it: without that, one scale a row costs 4 % of perplexity. R is the
  * Hadamard matrix of the largest power of two in k times, across the rest, the discrete Hartley matrix `mix`. */
@@ -16,6 +17,7 @@
 #define SYM_ROTATED8 4
 #define SYM_GROUP 32
 #define SYM_MAX_MIX 64
+#define SYM_MAX_INPUTS 32768
 
 typedef struct {
     int32_t format, n, k; /* k as padded with zeros to whole steps, for AMX to whole tiles */

@@ -31,8 +31,9 @@ enum activation { SILU, GELU_TANH };
 
 /* What a row of 8-bit activations carries behind its codes: for each group of inputs, or (rotated) once. */
 struct group_info {
-    float scale, scaled_sum;   /* a code's value; the sum of the group's values */
-    int32_t offset4, offset8;  /* -8 and -128 times the sum of the codes: what weights around zero start from */
+    float scale, scaled_sum;  /* a code's value; the sum of the group's values */
+    int32_t offset4, offset8; /* -8 and -128 times the sum of the codes: what weights around zero start from; */
+                              /* rotated: offset4 is -1 times the sum */
 };
 
 /* out[rows, n] (epilogue) a[rows, k] . w[n, k]^T */

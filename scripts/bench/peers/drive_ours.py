@@ -24,8 +24,8 @@ from libsym.abi import PAGE_ENTRIES
 ARENA_PAGES = 1024
 """Memory is used where it is touched: 64 sequences of a few hundred entries and a long prefix fit."""
 
-VALUE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 34 / 32, "int4": 34 / 32}
-"""Codes have a float16 scale to 32 of them."""
+VALUE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 34 / 32}
+"""Codes of int4's 8-bit matrices have a float16 scale to 32 of them; int8's have one a row, which is left out here."""
 FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K"}
 """Encodings whose codes int4 keeps; what a file stores with more bits is held in 8."""
 
