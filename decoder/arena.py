@@ -16,8 +16,6 @@ _MAP_NORESERVE = 0x4000
 """Linux's number; the mmap module of Python 3.11 does not have the name."""
 
 
-KV_DTYPE = {"float32": "F32", "bf16": "BF16", "int8": "BF16", "int4": "BF16"}
-"""What an arena holds, by the precision of the arithmetic."""
 _NUMBERS: dict[str, tuple[type[np.generic], int, str]] = {  # dtype -> element, entries side by side, layout
     "F32": (np.float32, 1, "k=dim,entry v=entry,dim"),
     "BF16": (np.uint16, 2, "k=dim/2,entry,2 v=entry/2,dim,2"),

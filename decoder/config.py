@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from libsym.abi import PAGE_ENTRIES
 
+KV_DTYPE = {"float32": "F32", "bf16": "BF16", "int8": "BF16", "int4": "BF16"}
+"""What an arena holds, by the precision of the arithmetic."""
 _DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 
 

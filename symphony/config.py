@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from decoder.arena import KV_DTYPE
+from decoder.config import KV_DTYPE
 from libsym.errors import Invalid, NotFound
 from libsym.paths import default_socket
 

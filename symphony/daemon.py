@@ -19,7 +19,8 @@ from typing import Any
 
 import trio
 
-from decoder.arena import KV_DTYPE, Arena
+from decoder.arena import Arena
+from decoder.config import KV_DTYPE
 from decoder.cpu.backend import CpuDecoder
 from decoder.facts import Facts
 from decoder.model import Model, load_model

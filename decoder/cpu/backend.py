@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from decoder.arena import KV_DTYPE, Arena
+from decoder.arena import Arena
 from decoder.batch import BoolArray, Chunk, IntArray, StepBatch
-from decoder.config import ModelConfig
+from decoder.config import KV_DTYPE, ModelConfig
 from decoder.cpu._step import ffi, lib
 from decoder.cpu.packing import pack_weights
 from decoder.rope import inverse_frequencies, rotation_factor

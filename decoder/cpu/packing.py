@@ -168,7 +168,9 @@ def _new_matrix(weights: Weights, precision: str, pieces: tuple[_Piece, ...]) ->
     mix = None
     if format_ == lib.SYM_ROTATED8:
         if num_inputs > lib.SYM_MAX_INPUTS:  # their sums of codes stay within 32 bits
-            raise Invalid(f"{tensors[0].name} has rows of {num_inputs}, int8 takes up to {lib.SYM_MAX_INPUTS}: say bf16")
+            raise Invalid(
+                f"{tensors[0].name} has rows of {num_inputs}, int8 takes up to {lib.SYM_MAX_INPUTS}: say bf16"
+            )
         mix = _hartley(num_inputs // (num_inputs & -num_inputs))
         struct.mix = ffi.NULL if mix is None else _floats(mix)
     return _Matrix(pieces, struct, mix, as_stored=precision == "int4")

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from decoder.arena import KV_DTYPE, Arena
+from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
-from decoder.config import ModelConfig
+from decoder.config import KV_DTYPE, ModelConfig
 from decoder.cpu.backend import CpuDecoder
 from decoder.reference import ReferenceDecoder
 from decoder.tiny import random_weights, tiny_config

@@ -12,7 +12,8 @@ import gguf
 import numpy as np
 import pytest
 
-from decoder.arena import KV_DTYPE, Arena
+from decoder.arena import Arena
+from decoder.config import KV_DTYPE
 from decoder.cpu import backend, packing
 from decoder.cpu._step import ffi, lib
 from decoder.cpu.backend import CpuDecoder
