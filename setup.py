@@ -2,15 +2,14 @@
 
 import os
 import shutil
+import sysconfig
 from pathlib import Path
 
 from setuptools import setup
 
-compiler = os.environ.get("CC", "cc").split()[0]
-if not (shutil.which(compiler) or shutil.which("gcc")):
-    raise SystemExit(
-        f"Symphony is built with a C compiler, and there is no {compiler}: install gcc and libc6-dev, or set CC"
-    )
+compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+if not shutil.which(compiler):
+    raise SystemExit(f"Symphony is built with GCC, and there is no {compiler}: install gcc and libc6-dev, or set CC")
 
 setup(
     name="symphony-os",

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decoder.config import ModelConfig
+from decoder.memory import advise_huge_pages
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 
@@ -46,7 +47,7 @@ class Arena:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._map = mmap.mmap(-1, num_pages * self._page_bytes, flags=flags)
         # A block of K is 4 KiB or so: with small pages each would need its own entry in the TLB.
-        self._map.madvise(mmap.MADV_HUGEPAGE)
+        advise_huge_pages(self._map)
         self._bytes = memoryview(self._map)
         self.pages: npt.NDArray[Any] = np.frombuffer(self._map, dtype=element).reshape(num_pages, *config.page_shape)
 

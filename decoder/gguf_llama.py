@@ -206,6 +206,8 @@ class _Reader:
             if factor != 1:
                 raise self._refuse("rope.scaling.factor", f"= {factor} beside {_ROPE_FACTORS} is not supported")
             return _factors(stored)
+        if kind != "yarn" and self._number("rope.scaling.attn_factor", 1.0) != 1:
+            raise self._refuse("rope.scaling.attn_factor", "is supported with yarn alone")
         if kind == "none" or (kind == "linear" and factor == 1):
             return None
         if kind == "linear":

@@ -82,7 +82,7 @@ _READ_BY_FAMILY = {
     "qwen2": {"sliding_window", "use_sliding_window", "max_window_layers", "attention_bias"},
     "qwen3": {"sliding_window", "use_sliding_window", "max_window_layers"},
     "gemma2": {
-        *("sliding_window", "query_pre_attn_scalar"),
+        *("sliding_window", "sliding_window_size", "query_pre_attn_scalar"),  # the second one is nobody's
         *("attn_logit_softcapping", "final_logit_softcapping"),
     },
     "gemma3": {
@@ -126,7 +126,7 @@ class _Config:
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.get(key)
         value = default if value is None else value
-        if type(value) is not int:
+        if type(value) is not int or abs(value) >= 1 << 63:
             raise Invalid(f"{self.path}: {key} is {str(value)[:40]}, a whole number is needed")
         return value
 
@@ -319,7 +319,10 @@ def _scaling(raw: _Config, rope: Json, max_positions: int) -> RopeScaling | None
     if kind == "llama3":
         low, high = (raw.number(f"{which}_freq_factor", None, rope) for which in ("low", "high"))
         return RopeScaling("llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
-    usual = yarn_attention_factor(factor, raw.number("mscale", 0.0, rope), raw.number("mscale_all_dim", 0.0, rope))
+    mscales = [raw.number(key, 0.0, rope) for key in ("mscale", "mscale_all_dim")]
+    if min(mscales) < 0:
+        raise raw.refuse("yarn RoPE with mscale", min(mscales))
+    usual = yarn_attention_factor(factor, *mscales)
     return RopeScaling(
         "yarn",
         factor,

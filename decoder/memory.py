@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,12 @@ from pathlib import Path
 def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """The least of what the machine has available and what the control groups of this process leave."""
     return min([_machine_available(proc), *_group_headrooms(proc, cgroups)])
+
+
+def advise_huge_pages(mapping: mmap.mmap) -> None:
+    """Fewer, larger entries in the TLB, where the kernel has them."""
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _machine_available(proc: Path) -> int:

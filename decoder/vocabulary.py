@@ -34,6 +34,9 @@ _LLAMA_3_PATTERN = (
 )
 _QWEN_2_PATTERN = _LLAMA_3_PATTERN.replace("{1,3}", "")
 
+_MAX_PIECE = 1024
+"""Letters; trying every place to cut one takes the square of it."""
+
 
 def _smollm() -> PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
@@ -134,15 +137,18 @@ def huggingface_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
     kind = _codec_kind(description, path)
     try:
         library = LibraryTokenizer.from_buffer(bytes(map_file(path)))
-    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+    except BaseException as error:  # the library raises bare Exception, and its panics are no Exceptions at all
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         raise Invalid(f"{path}: the tokenizers library cannot read it: {' '.join(str(error).split())[:200]}") from error
     # A checkpoint's file may say that texts are cut or padded; a system call must do neither.
     library.no_truncation()
     library.no_padding()
     vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=True)
-    tokens: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
-    if len(tokens) > vocab_size:
-        raise Invalid(f"{path}: has token {len(tokens) - 1}, the model's vocabulary ends at {vocab_size - 1}")
+    last = max(vocabulary.values(), default=-1)
+    if last >= vocab_size:
+        raise Invalid(f"{path}: has token {last}, the model's vocabulary ends at {vocab_size - 1}")
+    tokens: list[str | None] = [None] * (last + 1)
     for text, token in vocabulary.items():
         tokens[token] = text
     added = {token: entry.content for token, entry in library.get_added_tokens_decoder().items()}
@@ -214,6 +220,8 @@ def _gguf_pieces(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) ->
 def piece_merges(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
     """SentencePiece merges the two neighbours that make the piece of the highest score: as a list of merges."""
     merges = []
+    if any(len(piece) > _MAX_PIECE for piece in pieces):
+        raise Invalid(f"the vocabulary has a piece of more than {_MAX_PIECE} letters: the file is damaged")
     for piece in sorted(pieces, key=pieces.__getitem__, reverse=True):
         halves = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
         merges += [(left, right) for left, right in halves if left in pieces and right in pieces]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import logging
@@ -24,6 +25,7 @@ from decoder.config import KV_DTYPE
 from decoder.cpu.backend import CpuDecoder
 from decoder.facts import Facts
 from decoder.model import Model, load_model
+from decoder.weights import Weights
 from kvfs.fs import FileSystem
 from kvfs.mount import serve_mount
 from kvfs.pages import PagePool
@@ -70,6 +72,7 @@ def build(config: Config) -> House:
             f"no page pool of {config.kv_memory} bytes can be had ({error}): say a smaller --kv-memory"
         ) from error
     decoder = CpuDecoder(model.config, model.weights, arena, config.threads, precision=config.precision)
+    model = dataclasses.replace(model, weights=Weights({}))  # packed: the checkpoint's mapping can go
     fs = FileSystem(
         PagePool(arena),
         Facts(model, arena, config.precision),
@@ -93,6 +96,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         "pid": os.getpid(),
         "uptime_s": round(uptime_s, 3),
         "model": house.model.name,
+        "precision": house.decoder.precision,
         "mount": str(house.config.mount),
         "socket": str(house.config.socket),
         "lips": len(house.listener.lips),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from decoder.arena import Arena
 from decoder.batch import BoolArray, Chunk, IntArray, StepBatch
 from decoder.config import KV_DTYPE, ModelConfig
 from decoder.cpu._step import ffi, lib
+from decoder.cpu.cores import available_cores
 from decoder.cpu.packing import pack_weights
 from decoder.rope import inverse_frequencies, rotation_factor
 from decoder.weights import Weights
@@ -55,7 +55,7 @@ class CpuDecoder:
         self.num_threads = available_cores() if num_threads is None else num_threads
         if self.num_threads < 1:
             raise Invalid(f"num_threads is {num_threads}: give at least 1")
-        self.isa = _choose_isa(isa)
+        self.isa = choose_isa(isa)
         self.precision = precision
         self._packed = pack_weights(config, weights, precision)
         self._frequencies = [inverse_frequencies(config, local) for local in (False, True)]
@@ -119,6 +119,11 @@ class CpuDecoder:
             for phase in range(lib.sym_num_phases())
         }
 
+    @property
+    def shared_rows(self) -> int:
+        """Rows of the last step that read pages together with another file's."""
+        return int(lib.sym_shared_rows(self._decoder))
+
     def _lay_out(self, batch: StepBatch) -> tuple[Any, Any]:
         chunks = batch.chunks
         lengths = [len(chunk.tokens) for chunk in chunks]
@@ -165,26 +170,6 @@ class CpuDecoder:
         return laid_out, (tokens, positions, pages, copies, index, words, masks, rows, out)
 
 
-def available_cores() -> int:
-    """Cores that this process may use: its affinity mask, cut by the quota of its control group."""
-    cores = len(os.sched_getaffinity(0))
-    quota = _cgroup_quota()
-    return cores if quota is None else max(1, min(cores, int(quota)))
-
-
-def _cgroup_quota() -> float | None:
-    """Cores' worth of CPU time that the control group allows; None where there is no limit."""
-    v2, v1 = Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu")
-    if v2.exists():
-        quota, period = v2.read_text(encoding="ascii").split()
-    elif (v1 / "cpu.cfs_quota_us").exists():
-        quota = (v1 / "cpu.cfs_quota_us").read_text(encoding="ascii").strip()
-        period = (v1 / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
-    else:
-        return None
-    return None if quota in {"max", "-1"} else int(quota) / int(period)
-
-
 def _check_shape(config: ModelConfig) -> None:
     if config.head_dim % 16 or not 16 <= config.head_dim <= _MAX_HEAD_DIM:
         raise Invalid(f"{config.name}: head_dim {config.head_dim} is not a multiple of 16 from 16 to {_MAX_HEAD_DIM}")
@@ -195,7 +180,8 @@ def _check_shape(config: ModelConfig) -> None:
             raise Invalid(f"{config.name}: {name} {size} is not a multiple of 16")
 
 
-def _choose_isa(wanted: str | None) -> str:
+def choose_isa(wanted: str | None) -> str:
+    """The instruction set of that name, or the best one of this machine."""
     chosen = lib.sym_isa(ffi.NULL if wanted is None else wanted.encode())
     if chosen == ffi.NULL:
         raise Invalid(f"this machine cannot run instruction set {wanted!r}: leave it out, or give 'plain'")

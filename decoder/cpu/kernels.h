@@ -282,6 +282,8 @@ static void FN(rms_norm)(const float *x, const float *weight, float eps, long n,
         FN(store)(out + i, FN(mul)(FN(load)(weight + i), FN(mul)(FN(load)(x + i), scale)));
 }
 
+#define TINY 1e-30f /* smaller activations are zero: their inverse would be too large for a float */
+
 OP VEC FN(magnitude)(VEC x) { return FN(and_bits)(x, 0x7fffffffu); }
 
 /* Signed codes of a row, its largest magnitude in each group 127 of them. */
@@ -293,12 +295,13 @@ static void FN(prepare_codes)(const float *x, long n, char *to)
     for (long g = 0; g < groups; g++, x += SYM_GROUP, codes += SYM_GROUP, n -= SYM_GROUP) {
         VEC low = FN(load)(x), high = n > 16 ? FN(load)(x + 16) : FN(splat)(0.0f);
         float top = FN(largest)(FN(max)(FN(magnitude)(low), FN(magnitude)(high)));
-        VEC inverse = FN(splat)(top > 0 ? 127 / top : 0);
+        VEC inverse = FN(splat)(top > TINY ? 127 / top : 0);
         low = FN(round)(FN(mul)(low, inverse));
         high = FN(round)(FN(mul)(high, inverse));
         FN(store_codes)(codes, low);
         FN(store_codes)(codes + 16, high);
-        float scale = top / 127, sum = FN(sum)(FN(add)(low, high));
+        float scale = top > TINY ? top / 127 : 0, sum = FN(sum)(FN(add)(low, high));
+        if (sum != sum) scale = sum, sum = 0; /* what is not finite stays visible */
         info[g] = (struct group_info){scale, scale * sum, (int32_t)(-8 * sum), (int32_t)(-128 * sum)};
     }
 }
@@ -349,15 +352,16 @@ static void FN(prepare_rotated)(const sym_matrix *m, const float *x, long n, cha
     VEC largest = FN(splat)(0.0f), sum = largest;
     for (long i = 0; i < n; i += 16) largest = FN(max)(largest, FN(magnitude)(FN(load)(scratch + i)));
     float top = FN(largest)(largest);
-    VEC inverse = FN(splat)(top > 0 ? 127 / top : 0);
+    VEC inverse = FN(splat)(top > TINY ? 127 / top : 0);
     for (long i = 0; i < n; i += 16) {
         VEC code = FN(round)(FN(mul)(FN(load)(scratch + i), inverse));
         FN(store_codes)((int8_t *)to + i, code);
         sum = FN(add)(sum, code); /* whole numbers below 2^24: exact */
     }
     memset(to + n, 0, (size_t)(m->k - n));
-    *(struct group_info *)(to + m->k) = (struct group_info){
-        .scale = top / 127 / sqrtf((float)(n & -n)), .offset4 = -(int32_t)FN(sum)(sum)};
+    float scale = top > TINY ? top / 127 / sqrtf((float)(n & -n)) : 0, total = FN(sum)(sum);
+    if (total != total) scale = total, total = 0;
+    *(struct group_info *)(to + m->k) = (struct group_info){.scale = scale, .offset4 = -(int32_t)total};
 }
 
 static void FN(to_bfloat16)(const float *x, long n, uint16_t *to)
@@ -368,7 +372,6 @@ static void FN(to_bfloat16)(const float *x, long n, uint16_t *to)
 static void FN(prepare)(const sym_matrix *m, const float *x, long n, void *to, float *scratch)
 {
     switch (m->format) {
-    case SYM_FLOAT32: memcpy(to, x, (size_t)n * sizeof *x); break;
     case SYM_BFLOAT16: FN(to_bfloat16)(x, n, to); break;
     case SYM_ROTATED8: FN(prepare_rotated)(m, x, n, to, scratch); break;
     default: FN(prepare_codes)(x, n, to);
@@ -410,7 +413,8 @@ OP void FN(scores)(const int format, const struct attention *a, const char *k, f
 }
 
 /* From a block's scores to its weights, in place, in the pages' format. Slots that a row does not see may hold
- * anything: their score is replaced before it is looked at. */
+ * anything: their score is replaced before it is looked at. (Their V is multiplied by zero where other rows of the unit see
+ * them, so what was computed or imported has to be finite.) */
 OP void FN(weigh)(const int format, const struct attention *a, long first_page, long pages, float *scores, float *decay,
                   float *max, float *sums)
 {
@@ -598,6 +602,7 @@ static const struct kernels FN(kernels) = {
 #undef WORD
 #undef LOG2_E
 #undef LANE_STAGE
+#undef TINY
 #undef TILE_ROWS
 #undef CODE_ROWS
 #undef VEC

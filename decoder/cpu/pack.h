@@ -68,7 +68,7 @@ static long panel_bytes(const sym_matrix *m)
 
 int64_t sym_packed_bytes(const sym_matrix *m) { return (m->n + PANEL - 1) / PANEL * panel_bytes(m); }
 
-/* The four bytes of one feature that hold input i, or the group head's feature when `i` is its first input. */
+/* The four bytes of one feature that hold input i. */
 static char *feature_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_t i)
 {
     char *panel = m->data + strip / 2 * panel_bytes(m) + (strip % 2 * 16 + lane) * 4;

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,8 +24,9 @@ import numpy as np
 
 from decoder.config import ModelConfig
 from decoder.cpu._step import ffi, lib
+from decoder.cpu.cores import available_cores
 from decoder.llama import EMBED, FINAL_NORM, HEAD, layer_name
-from decoder.memory import available_memory_bytes
+from decoder.memory import advise_huge_pages, available_memory_bytes
 from decoder.quants import GROUP_VALUES, ByteArray, FloatArray, Parts
 from decoder.stored import StoredTensor
 from decoder.weights import Weights
@@ -46,8 +46,7 @@ _PADDING = {
 """Of k: whole tiles of AMX, whole groups of codes."""
 _ZERO = {lib.SYM_CODES8: 128, lib.SYM_CODES4: 8}
 _MAX_SCALE = 250.0
-_READ_AHEAD = 1 << 12
-"""Bytes past the last matrix: prefetches may touch them."""
+_MAX_ROTATED = 1e30
 _FROM_FLOATS = {"float32": lib.SYM_FLOAT32, "bf16": lib.SYM_BFLOAT16, "int8": lib.SYM_ROTATED8}
 
 
@@ -168,9 +167,7 @@ def _new_matrix(weights: Weights, precision: str, pieces: tuple[_Piece, ...]) ->
     mix = None
     if format_ == lib.SYM_ROTATED8:
         if num_inputs > lib.SYM_MAX_INPUTS:  # their sums of codes stay within 32 bits
-            raise Invalid(
-                f"{tensors[0].name} has rows of {num_inputs}, int8 takes up to {lib.SYM_MAX_INPUTS}: say bf16"
-            )
+            raise Invalid(f"{tensors[0].name} has rows of {num_inputs}, int8 takes {lib.SYM_MAX_INPUTS}: say bf16")
         mix = _hartley(num_inputs // (num_inputs & -num_inputs))
         struct.mix = ffi.NULL if mix is None else _floats(mix)
     return _Matrix(pieces, struct, mix, as_stored=precision == "int4")
@@ -212,6 +209,8 @@ def _pack(weights: Weights, matrix: _Matrix, piece: _Piece, first: int, end: int
     stored.read_into(values)
     if matrix.as_stored:
         _check_scales(stored, values, None)
+    if struct.format == lib.SYM_ROTATED8 and not np.abs(values).max() < _MAX_ROTATED:
+        raise Invalid(f"{stored.file}: tensor {stored.name} is too large for codes: the file is damaged, or needs bf16")
     lib.sym_pack(struct, _floats(values), *place)
 
 
@@ -246,9 +245,14 @@ def _floats(array: FloatArray) -> Any:
 
 
 def _run(jobs: Iterator[tuple[Any, ...]]) -> None:
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="load") as pool:
-        for future in [pool.submit(_pack, *job) for job in jobs]:
-            future.result()
+    with ThreadPoolExecutor(available_cores(), thread_name_prefix="load") as pool:
+        futures = [pool.submit(_pack, *job) for job in jobs]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _allocate(name: str, sizes: list[int]) -> list[ByteArray]:
@@ -261,7 +265,12 @@ def _allocate(name: str, sizes: list[int]) -> list[ByteArray]:
             "available: choose a smaller model or precision, or free or add memory",
             errno.ENOMEM,
         )
-    mapping = mmap.mmap(-1, needed + _READ_AHEAD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    mapping.madvise(mmap.MADV_HUGEPAGE)
+    try:
+        mapping = mmap.mmap(-1, max(needed, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise SymError(
+            f"{name}: {needed / 1e9:.1f} GB for the weights cannot be had: {error.strerror}", errno.ENOMEM
+        ) from error
+    advise_huge_pages(mapping)
     array = np.frombuffer(mapping, dtype=np.uint8)
     return [array[start : start + size] for start, size in zip(starts, sizes, strict=False)]

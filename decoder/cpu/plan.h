@@ -2,8 +2,8 @@
  *
  * A chunk of many rows is cut into units of some rows each, over all entries they see. Chunks of few rows (decodes)
  * are cut along the entries instead, at the splits: threads share a long file, and where the tables of several
- * chunks hold the same pages in a split, wherever that is, their rows go through those pages together, as one
- * matrix product. What a row gets from a split is the same in every case; its splits are added up in order. */
+ * chunks hold the same pages in a split, their rows go through those pages together, as one matrix product; splits that
+ * several chunks share from the beginning on are one unit's where that leaves work for all. What a row gets from a split is the same in every case; its splits are added up in order. */
 
 #ifndef SYMPHONY_PLAN_H
 #define SYMPHONY_PLAN_H
@@ -69,7 +69,7 @@ static int grow(void *items, long count, long *room, size_t size)
 }
 
 static long at_most(long a, long b) { return a < b ? a : b; }
-static long most(long a, long b) { return a > b ? a : b; }
+static long at_least(long a, long b) { return a > b ? a : b; }
 static long divide_up(long a, long b) { return (a + b - 1) / b; }
 
 /* ---- one chunk ---- */
@@ -205,8 +205,9 @@ static int plan_few(struct plan *p, const sym_batch *b, struct few *all, long co
                     long kv_heads, long threads)
 {
     int spread = count * kv_heads < 4 * threads;
-    long last_split = 0, most_shared = 0;
+    long last_split = 0, most_shared = 0, splits = 0;
     for (long i = 0; i < count; i++) {
+        splits += all[i].end_split - all[i].first_split;
         if (all[i].end_split > last_split) last_split = all[i].end_split;
         if (all[i].shareable > most_shared) most_shared = all[i].shareable;
     }
@@ -222,14 +223,15 @@ static int plan_few(struct plan *p, const sym_batch *b, struct few *all, long co
             }
             /* A unit may go on from split to split where that leaves work for every thread. */
             if (split == 0 && divide_up(rows, height) * kv_heads >= 2 * threads)
-                folded = most(1, common_splits(b, all, keys, first, end));
+                folded = at_least(1, common_splits(b, all, keys, first, end));
             for (long i = first; split == 0 && i < end; i++) all[keys[i].few].folded = (int32_t)folded;
         }
     }
     int error = 0;
     for (long i = 0; i < count && !error; i++) {
         struct few *few = &all[i];
-        int whole = few->alone && (few->end_split - few->first_split == 1 || !spread);
+        long own = few->end_split - few->first_split;
+        int whole = few->alone && (own == 1 || (!spread && own * count <= 2 * splits)); /* a long one is spread anyway */
         if (whole) {
             error = plan_whole(p, few->first_seat, few->first_seat + few->rows, height);
             few->first_split = few->end_split = few->shareable = 0; /* done */
@@ -266,7 +268,7 @@ struct planner {
     long room;
 };
 
-/* The last `rows[c]` rows of every chunk. `height` rows a unit; work is spread thin for `threads` threads. */
+/* All rows of every chunk, or those whose logits are wanted. `height` rows a unit; enough units for `threads` threads. */
 static int make_plan(struct planner *planner, struct plan *p, const sym_batch *b, int wanted_only, long height,
                      long kv_heads, long threads)
 {
@@ -289,16 +291,14 @@ static int make_plan(struct planner *planner, struct plan *p, const sym_batch *b
             error = plan_whole(p, first, p->num_seats, height);
             continue;
         }
-        long rows = end_row - row, seen_by_all = row_limit(b, c, row) - 1; /* what the first row adds is its own */
-        seen_by_all = at_most(seen_by_all, b->start[c]);
         planner->few[count++] = (struct few){
             .chunk = (int32_t)c,
             .first_seat = (int32_t)first,
-            .rows = (int32_t)rows,
+            .rows = (int32_t)(end_row - row),
             .first_split = p->seats[first].first_split,
             .end_split = p->seats[p->num_seats - 1].end_split,
             .last_first_split = p->seats[p->num_seats - 1].first_split,
-            .shareable = (int32_t)(seen_by_all / SPLIT),
+            .shareable = b->start[c] / SPLIT,
             .alone = 1,
             .folded = 1,
         };
@@ -310,7 +310,7 @@ static int make_plan(struct planner *planner, struct plan *p, const sym_batch *b
         if (!error) p->room_unfinished = p->num_seats * kv_heads;
     }
     for (long i = 0; i < p->num_seats && !error; i++)
-        for (long h = 0; h < kv_heads; h++)
+        for (long h = 0; p->seats[i].partial >= 0 && h < kv_heads; h++)
             atomic_store(&p->unfinished[i * kv_heads + h], (int)num_softmaxes(&p->seats[i]));
     return error;
 }

@@ -5,7 +5,7 @@ typedef struct {
 } FN(vec);
 #define VEC FN(vec)
 
-#define TILE_ROWS 3 /* 3 x 2 x 2 accumulators of 16 registers */
+#define TILE_ROWS 3 /* 3 x 2 accumulators of two registers: 12 of 16 */
 #define CODE_ROWS 2
 
 #define BOTH(op, x, y) \

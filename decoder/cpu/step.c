@@ -46,7 +46,7 @@ struct sym_decoder {
     char *private;                           /* [threads] see private_layout */
 };
 
-/* A row's stride: whole cache lines, and never a power of two, so that a tile's rows fall into different sets. */
+/* A row's stride: whole cache lines, and one more, for widths are often powers of two: rows fall into different sets. */
 static long row_bytes(long bytes) { return (bytes + 63) / 64 * 64 + 64; }
 
 static long heads_per_kv(const sym_shape *s) { return s->heads / s->kv_heads; }
@@ -65,7 +65,7 @@ static int narrow(const struct sym_decoder *d) { return weight_format(&d->model)
 static long operand_bytes(const sym_model *m)
 {
     const sym_layer *l = &m->layers[0];
-    long k = most(most(l->qkv.k, l->o.k), most(l->down.k, m->head.k)), codes = has_codes(weight_format(m));
+    long k = at_least(at_least(l->qkv.k, l->o.k), at_least(l->down.k, m->head.k)), codes = has_codes(weight_format(m));
     return row_bytes(codes ? k + k / SYM_GROUP * (long)sizeof(struct group_info) : 4 * k);
 }
 
@@ -86,7 +86,7 @@ static struct private_layout private_layout(const sym_model *m)
     struct private_layout l;
     l.operand = 0;
     l.floats = l.operand + operand_bytes(m) * AMX_ROWS;
-    l.q = l.floats + row_bytes(4L * most(most(s->hidden, s->ffn), attended_width(s)));
+    l.q = l.floats + row_bytes(4L * at_least(at_least(s->hidden, s->ffn), attended_width(s)));
     l.whole = l.q + row_bytes(vectors * s->head_dim * 4);
     l.part = l.whole + softmax;
     l.room = l.part + softmax;
@@ -465,10 +465,10 @@ static void walk(void *context, int thread)
         struct product qkv = {.w = &layer->qkv, .out = d->qkv.data, .out_stride = d->qkv.stride, .bias = layer->qkv_bias};
         phase_product(w, qkv, &x, rows, QKV);
         if (last || !decodes) phase_store(w, i);
+        if (last && !wanted) return; /* behind the last meeting: nothing shared may be read */
         if (last) {
             rows = wanted;
             x.pointers = live = d->wanted_rows;
-            if (!rows) return;
         }
         phase_attend(w, &d->plans[last][layer->sliding], i, !last && decodes);
         struct source attended = {.rows = d->attended, .width = attended_width(s)};
@@ -498,17 +498,19 @@ static int reserve_rows(struct sym_decoder *d, long rows, long wanted)
     const sym_shape *s = &d->model.shape;
     int error = 0;
     if (wanted > d->room_wanted) {
+        wanted = at_least(wanted, d->room_wanted + d->room_wanted / 2);
         d->room_wanted = 0;
         error = regrow(&d->wanted_rows, (size_t)wanted * sizeof *d->wanted_rows);
         if (error) return error;
         d->room_wanted = wanted;
     }
     if (rows <= d->room_rows) return 0;
+    rows = at_least(rows, d->room_rows + d->room_rows / 2);
     d->room_rows = 0;
     long rotations = rows * s->head_dim * (long)sizeof(float), post_norms = d->model.layers[0].post_attn_norm != NULL;
     if ((error = regrow_rows(&d->x, rows, 4L * s->hidden)) || (error = regrow_rows(&d->qkv, rows, 4 * qkv_width(s))) ||
         (error = regrow_rows(&d->attended, rows, 4 * attended_width(s))) ||
-        (error = regrow_rows(&d->ff, rows, 4L * s->ffn + 128)) ||
+        (error = regrow_rows(&d->ff, rows, 4L * s->ffn)) ||
         (error = regrow_rows(&d->added, rows, post_norms ? 4L * s->hidden : 0)) ||
         (error = regrow_rows(&d->operand, rows, operand_bytes(&d->model) - 64)) ||
         (error = regrow(&d->rotations[0], (size_t)rotations)) ||
@@ -531,13 +533,14 @@ static int make_plans(struct sym_decoder *d)
             struct plan *plan = &d->plans[wanted_only][sliding];
             plan->window = sliding ? s->window : 0;
             error = make_plan(&d->planner, plan, b, wanted_only, rows_per_unit(s), s->kv_heads, d->pool.threads);
-            partials = most(partials, plan->num_partials);
+            partials = at_least(partials, plan->num_partials);
         }
     long out_row = 0;
     for (long c = 0; c < b->num_chunks; c++)
         for (long r = b->first_row[c + 1] - b->wanted[c]; r < b->first_row[c + 1]; r++)
             d->wanted_rows[out_row++] = d->all_rows[r];
     if (error || partials <= d->room_partials) return error;
+    partials = at_least(partials, d->room_partials + d->room_partials / 2);
     d->room_partials = 0;
     error = regrow(&d->partials, (size_t)(partials * s->kv_heads * partial_floats(s)) * sizeof(float));
     if (!error) d->room_partials = partials;

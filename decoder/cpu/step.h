@@ -16,7 +16,7 @@
 #define SYM_CODES4 3
 #define SYM_ROTATED8 4
 #define SYM_GROUP 32
-#define SYM_MAX_MIX 64
+#define SYM_MAX_MIX 256
 #define SYM_MAX_INPUTS 32768
 
 typedef struct {
@@ -80,7 +80,7 @@ void sym_decoder_free(sym_decoder *decoder);
 /* 0, or an errno. The batch was checked by the caller: every index is in range. */
 int sym_step(sym_decoder *decoder, const sym_batch *batch);
 
-/* Query rows that the last step attended, and how many of them read pages together with another file's. */
+/* How many rows of the last step read pages together with another file's. */
 int64_t sym_shared_rows(const sym_decoder *decoder);
 
 /* Nanoseconds that thread 0 spent in each phase since the decoder was made, barriers included. */

@@ -78,7 +78,7 @@ struct kernels {
     /* One panel's columns of rows [first, last). */
     void (*product)(const struct product *p, long panel, long first, long last);
     void (*rms_norm)(const float *x, const float *weight, float eps, long n, float *out);
-    /* A row of n floats as a product with these weights reads it; `scratch` holds as many, and may be x itself. */
+    /* A row of n floats as a product with these weights (not float32) reads it; `scratch` holds as many, and may be x itself. */
     void (*prepare)(const sym_matrix *m, const float *x, long n, void *to, float *scratch);
     void (*to_bfloat16)(const float *x, long n, uint16_t *to);
     /* One split, from nothing. */

@@ -36,7 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
-from decoder.cpu.backend import CpuDecoder, available_cores
+from decoder.cpu.backend import CpuDecoder
+from decoder.cpu.cores import available_cores
 from decoder.model import Model, load_model
 from libsym.abi import PAGE_ENTRIES
 
@@ -219,7 +220,9 @@ def measure_peer(program: Path, gguf: Path, base: Path, threads: int) -> Row:
 def measure_peers(folder: Path, texts: Tokens, references: Floats, threads: int) -> list[Row]:
     program = next(iter(sorted(folder.rglob("llama-perplexity"))), None)
     if program is None:
-        raise SystemExit(f"no llama-perplexity below {folder}: build llama.cpp there, see scripts/bench/README.md")
+        raise SystemExit(
+            f"no llama-perplexity below {folder}: build llama.cpp there, see scripts/bench/peers/README.md"
+        )
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch) / "float32.kld"

@@ -44,7 +44,7 @@ def tokens_of(n: int, seed: int = 3, vocab: int = 259) -> list[int]:
 
 def require(isa: str) -> None:
     try:
-        backend._choose_isa(isa)
+        backend.choose_isa(isa)
     except Invalid as error:
         pytest.skip(str(error))
 
@@ -210,12 +210,12 @@ def test_bits_do_not_depend_on_whether_pages_are_shared(cpu_bench, isa, precisio
     bench = make(cpu_bench, precision, shape, isa=isa, num_pages=512)
     files = family(bench, lengths, shared)
     together = bench.step(*(Call(file, t) for file, t in zip(files, tokens, strict=True)))
-    assert lib.sym_shared_rows(bench.decoder._decoder) == sum(map(len, tokens))
+    assert bench.decoder.shared_rows == sum(map(len, tokens))
     for index, (length, t, got) in enumerate(zip(lengths, tokens, together, strict=True)):
         own = make(cpu_bench, precision, shape, isa=isa, seed=3)
         file, _ = own.prefill(tokens_of(shared) + tokens_of(length, seed=50 + index), reserve=8)
         assert np.array_equal(got, own.step(Call(file, t))[0]), index
-        assert lib.sym_shared_rows(own.decoder._decoder) == 0
+        assert own.decoder.shared_rows == 0
         own.decoder.close()
 
 
@@ -234,7 +234,7 @@ def test_a_tree_shares_each_of_its_branches_pages(cpu_bench):
             bench.step(Call(file, tokens_of(7 + leaf, seed=10 + leaf), "none"))
             calls.append((branch, leaf, Call(file, [branch, leaf])))
     outs = bench.step(*(call for _, _, call in calls))
-    assert lib.sym_shared_rows(bench.decoder._decoder) == 8
+    assert bench.decoder.shared_rows == 8
     for (branch, leaf, _), got in zip(calls, outs, strict=True):
         text = tokens_of(256) + tokens_of(256, seed=branch) + tokens_of(7 + leaf, seed=10 + leaf)
         file, _ = alone.prefill(text, 100, reserve=2)
@@ -372,4 +372,4 @@ def test_weights_that_codes_cannot_hold_are_refused(precision, value):
 
 
 def test_the_emulated_tiles_are_never_chosen_by_themselves():
-    assert backend._choose_isa(None) != "amx-emulated"
+    assert backend.choose_isa(None) != "amx-emulated"

@@ -9,6 +9,7 @@ from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
 from decoder.cpu import backend
 from decoder.cpu.backend import CpuDecoder
+from decoder.cpu.cores import available_cores
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid
 
@@ -30,7 +31,7 @@ def tokens_of(n: int, seed: int = 3, vocab: int = 259) -> list[int]:
 
 def require(isa: str) -> None:
     try:
-        backend._choose_isa(isa)
+        backend.choose_isa(isa)
     except Invalid as error:
         pytest.skip(str(error))
 
@@ -303,6 +304,6 @@ def test_an_instruction_set_that_is_not_there_is_named(cpu_bench):
 def test_the_threads_default_to_the_cores_that_this_process_may_use():
     config = tiny_config()
     decoder = CpuDecoder(config, random_weights(config), Arena(config, 1))
-    assert decoder.num_threads == backend.available_cores() >= 1
+    assert decoder.num_threads == available_cores() >= 1
     decoder.close()
     decoder.close()  # twice is fine

@@ -115,6 +115,8 @@ def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(start_daemon):
         (("--model", "tiny", "--kv-memory", "lots"), "lots"),
         (("--model", "tiny", "--kv-memory", "1K"), "page"),
         (("--model", "tiny", "--threads", "0"), "threads"),
+        (("--model", "tiny", "--precision", "fp8"), "'fp8' is not one of float32, bf16, int8, int4"),
+        (("--model", "tiny", "--precision", "int4"), "int4 runs 4-bit weights"),
         (("--model", "tiny", "--config", "/no/such.toml"), "/no/such.toml"),
         (("--model", "tiny", "--config", "/etc"), "directory"),
         (("--model", "tiny", "--kv-memory", "1e20"), "smaller --kv-memory"),
@@ -130,6 +132,28 @@ def test_wrong_options_are_one_line_and_leave_nothing(tmp_path, options, message
     assert said.splitlines()[-1].startswith("symphony: ")
     assert not (tmp_path / "s").exists()
     assert not os.path.ismount(tmp_path / "kv")
+
+
+def test_kv_of_one_precision_is_refused_by_another(start_daemon, tmp_path):
+    image = tmp_path / "context.kv"
+    daemon = start_daemon(*TINY, "--precision", "int8")
+    assert daemon.stat()["precision"] == "int8"
+    assert "int8" in daemon.run("print(sym.model_info().backend)")
+    daemon.run(f"""
+        with sym.kv_create("{daemon.mount}/context.kv") as kv:
+            sym.pred(kv, list(range(40)))
+    """)
+    daemon.shell(
+        f"cp {daemon.mount}/context.kv {image}; cp {image} {daemon.mount}/again.kv; cmp {image} {daemon.mount}/again.kv"
+    )
+    assert daemon.stop() == 0
+    other = start_daemon(*TINY)
+    assert other.stat()["precision"] == "bf16"
+    refused = other.shell(f"cp {image} {other.mount}/context.kv", check=False)
+    assert refused.returncode == 1
+    assert "Invalid argument" in refused.stderr
+    assert "precision" in other.log.read_text()
+    assert other.stop() == 0
 
 
 def test_a_configuration_file_says_what_the_options_say(start_daemon, tmp_path):
