@@ -146,7 +146,14 @@ def test_too_little_memory_is_a_failure_with_the_figures():
 
 @pytest.mark.parametrize(
     ("flags", "ok", "word"),
-    [("fpu avx2 fma avx512f", True, "AVX-512"), ("fpu fma avx2", True, "AVX2"), ("fpu sse2", None, "slowly")],
+    [
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 amx_tile", True, "AMX"),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", True, "with bfloat16"),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni", True, "AVX-512"),
+        ("avx2 fma f16c avx512f", True, "AVX2"),
+        ("fpu fma f16c avx2", True, "AVX2"),
+        ("fpu sse2", None, "slowly"),
+    ],
 )
 def test_the_cpu_is_judged_by_its_instruction_sets(tmp_path, flags, ok, word):
     cpuinfo = tmp_path / "cpuinfo"
