@@ -26,7 +26,10 @@ from decoder.weights import Weights
 from libsym.errors import Invalid, SymError
 from tests.decoder.conftest import Bench, Call
 
-ISAS = ["amx", "amx-emulated", "avx512-bf16", "avx512", "avx2", "plain"]
+ISAS = [
+    *("amx", "amx-emulated", "avx512-bf16"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("avx512", "avx2", "plain")),
+]
 PRECISIONS = ["float32", "bf16", "int8", "int4"]
 SHAPES = {
     "gqa 2, head 16": {},
