@@ -204,10 +204,10 @@ def test_bf16_keeps_the_perplexity_to_a_thousandth(quality):
 def test_int8_is_no_worse_than_llama_cpps_q8_0(quality):
     """By more than chance: the greedy token of 4,000 rows has a standard error of 0.0032."""
     found = quality["int8"]
-    assert found.same >= Q8_0_SAME - 2 * 0.0032  # 0.9558
-    assert found.kl <= 1.1 * Q8_0_KL  # 0.00447
-    assert found.perplexity <= 1.01 * found.expected_perplexity  # 1.0071
-    assert found.worst <= 0.2  # 0.13
+    assert found.same >= Q8_0_SAME - 2 * 0.0032  # 0.9641 over 20 texts
+    assert found.kl <= 1.1 * Q8_0_KL  # 0.0035
+    assert found.perplexity <= 1.01 * found.expected_perplexity  # 1.0072
+    assert found.worst <= 0.2  # 0.12
 
 
 def test_int4_computes_with_the_stored_codes_themselves(quality):
