@@ -101,6 +101,41 @@ static int can_amx(void)
 
 #define TILE_SUMS 32 /* rows of sums: two tiles high, two wide */
 
+/* The sums of up to 32 rows over a whole panel: [rows][32] floats or integers. */
+OP void T(panel_sums)(const int numbers, const sym_matrix *w, const char *a, long a_stride, const char *b, long rows, void *sums)
+{
+    char *low = sums, *high = low + 16 * STEP;
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    for (long left = numbers ? 2 * w->k : w->k; left > 0; left -= 64, a += 64, b += 16 * STEP) { /* bytes of a row */
+        TILE_LOAD(4, a, a_stride);
+        TILE_LOAD(6, b, STEP);
+        TILE_LOAD(7, b + 64, STEP);
+        if (numbers) {
+            TILE_DOT_BFLOAT16(0, 4, 6);
+            TILE_DOT_BFLOAT16(1, 4, 7);
+        } else {
+            TILE_DOT_CODES(0, 4, 6);
+            TILE_DOT_CODES(1, 4, 7);
+        }
+        if (rows <= 16) continue;
+        TILE_LOAD(5, a + 16 * a_stride, a_stride);
+        if (numbers) {
+            TILE_DOT_BFLOAT16(2, 5, 6);
+            TILE_DOT_BFLOAT16(3, 5, 7);
+        } else {
+            TILE_DOT_CODES(2, 5, 6);
+            TILE_DOT_CODES(3, 5, 7);
+        }
+    }
+    TILE_STORE(0, low, STEP);
+    TILE_STORE(1, low + 64, STEP);
+    TILE_STORE(2, high, STEP);
+    TILE_STORE(3, high + 64, STEP);
+}
+
 static void T(product_bfloat16)(const struct product *p, long panel, long first, long last)
 {
     _Alignas(64) float sums[TILE_SUMS][PANEL];
@@ -108,26 +143,8 @@ static void T(product_bfloat16)(const struct product *p, long panel, long first,
     TILE_CONFIG(&bfloat16_shape);
     for (; first < last; first += TILE_SUMS) {
         long rows = last - first < TILE_SUMS ? last - first : TILE_SUMS;
-        const char *a = p->a + first * p->a_stride, *b = panel_data;
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
-        for (long k = 0; k < p->w->k; k += 32, a += 64, b += 16 * STEP) {
-            TILE_LOAD(4, a, p->a_stride);
-            TILE_LOAD(6, b, STEP);
-            TILE_LOAD(7, b + 64, STEP);
-            TILE_DOT_BFLOAT16(0, 4, 6);
-            TILE_DOT_BFLOAT16(1, 4, 7);
-            if (rows <= 16) continue;
-            TILE_LOAD(5, a + 16 * p->a_stride, p->a_stride);
-            TILE_DOT_BFLOAT16(2, 5, 6);
-            TILE_DOT_BFLOAT16(3, 5, 7);
-        }
-        TILE_STORE(0, sums[0], STEP);
-        TILE_STORE(1, sums[0] + 16, STEP);
-        TILE_STORE(2, sums[16], STEP);
-        TILE_STORE(3, sums[16] + 16, STEP);
+        const char *a = p->a + first * p->a_stride;
+        T(panel_sums)(1, p->w, a, p->a_stride, panel_data, rows, sums);
         for (long r = 0; r < rows; r++)
             FN(epilogue)(p, panel, first + r, _mm512_load_ps(sums[r]), _mm512_load_ps(sums[r] + 16));
     }
@@ -214,26 +231,8 @@ static void T(product_rotated)(const struct product *p, long panel, long first, 
     TILE_CONFIG(&bfloat16_shape);
     for (; first < last; first += TILE_SUMS) {
         long rows = last - first < TILE_SUMS ? last - first : TILE_SUMS;
-        const char *a = p->a + first * p->a_stride, *b = panel_data, *info = a + p->w->k;
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
-        for (long k = 0; k < p->w->k; k += 64, a += 64, b += 16 * STEP) {
-            TILE_LOAD(4, a, p->a_stride);
-            TILE_LOAD(6, b, STEP);
-            TILE_LOAD(7, b + 64, STEP);
-            TILE_DOT_CODES(0, 4, 6);
-            TILE_DOT_CODES(1, 4, 7);
-            if (rows <= 16) continue;
-            TILE_LOAD(5, a + 16 * p->a_stride, p->a_stride);
-            TILE_DOT_CODES(2, 5, 6);
-            TILE_DOT_CODES(3, 5, 7);
-        }
-        TILE_STORE(0, sums[0], STEP);
-        TILE_STORE(1, sums[0] + 16, STEP);
-        TILE_STORE(2, sums[16], STEP);
-        TILE_STORE(3, sums[16] + 16, STEP);
+        const char *a = p->a + first * p->a_stride, *info = a + p->w->k;
+        T(panel_sums)(0, p->w, a, p->a_stride, panel_data, rows, sums);
         for (long r = 0; r < rows; r++) {
             const struct group_info *of_row = (const void *)(info + r * p->a_stride);
             __m512 less = _mm512_castsi512_ps(_mm512_set1_epi32(of_row->offset4)), scale = _mm512_set1_ps(of_row->scale);
