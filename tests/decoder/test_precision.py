@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
+from decoder.config import KV_DTYPE
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model, load_model
 
@@ -111,7 +112,7 @@ class Ours:
     """One precision; one caller at a time."""
 
     def __init__(self, model: Model, precision: str) -> None:
-        arena = Arena(model.config, NUM_PAGES, "F32" if precision == "float32" else "BF16")
+        arena = Arena(model.config, NUM_PAGES, KV_DTYPE[precision])
         self.decoder = CpuDecoder(model.config, model.weights, arena, 1, precision=precision)
         self._lock = Lock()
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from decoder.arena import Arena
 from decoder.batch import Chunk, IntArray, StepBatch
+from decoder.config import KV_DTYPE
 from decoder.cpu.backend import CpuDecoder
 from decoder.llama import EMBED, HEAD, layer_name
 from decoder.model import Model, load_model
@@ -33,7 +34,7 @@ FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K"}
 class Ours:
     def __init__(self, model: Model, precision: str, threads: int, isa: str | None) -> None:
         options: dict[str, Any] = {} if precision == "float32" else {"precision": precision}
-        arena = Arena(model.config, ARENA_PAGES, "F32" if precision == "float32" else "BF16")
+        arena = Arena(model.config, ARENA_PAGES, KV_DTYPE[precision])
         self.decoder = CpuDecoder(model.config, model.weights, arena, threads, isa, **options)
         self.logits = np.zeros((64, model.config.vocab_size), np.float32)
 
