@@ -18,6 +18,7 @@ from kvfs.header import ImagePlan
 from kvfs.image import ImageFormat
 from kvfs.importer import ImageImport
 from kvfs.inode import Inode
+from kvfs.locks import FileLocks
 from kvfs.pages import PagePool
 from kvfs.plain import PlainFile
 from kvfs.protocols import ModelFacts
@@ -58,6 +59,7 @@ class Volume:
         self.model = model
         self.image_format = ImageFormat(model)
         self.tree = Tree(uid, gid, self._discard)
+        self.locks = FileLocks()
         self._backing_dir = backing_dir
         self._kv_files: set[KvFile] = set()
         self._snapshots: set[Snapshot] = set()

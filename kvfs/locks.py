@@ -1,0 +1,95 @@
+"""flock(2) over inodes: shared or exclusive, held by an open file, wherever it was opened: on the mount or by a LIP.
+
+Whoever waits is served in order of arrival, except that a conversion gives up the lock that its owner has first, as
+flock(2) does. Advisory: nothing else looks at these locks.
+
+Owned by the daemon's trio thread.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import trio
+
+from libsym.errors import SymError
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    owner: Hashable
+    exclusive: bool
+    granted: trio.Event = field(default_factory=trio.Event)
+
+
+@dataclass(slots=True)
+class _Lock:
+    """One inode's: either one exclusive holder or any number of shared ones."""
+
+    holders: dict[Hashable, bool] = field(default_factory=dict)
+    """owner -> exclusive"""
+    waiting: deque[_Waiter] = field(default_factory=deque)
+
+    def admits(self, exclusive: bool) -> bool:
+        return not self.holders or not (exclusive or any(self.holders.values()))
+
+
+class FileLocks:
+    """Every lock that is held or waited for, by inode number."""
+
+    def __init__(self) -> None:
+        self._locks: dict[int, _Lock] = {}
+
+    def __len__(self) -> int:
+        """Inodes with a lock."""
+        return len(self._locks)
+
+    def acquire_nowait(self, number: int, owner: Hashable, *, exclusive: bool) -> None:
+        """Take the lock, or raise EWOULDBLOCK. What the owner held before is converted, or lost if that fails."""
+        lock = self._locks.setdefault(number, _Lock())
+        if lock.holders.get(owner) == exclusive:
+            return
+        lock.holders.pop(owner, None)
+        try:
+            if lock.waiting or not lock.admits(exclusive):
+                raise SymError(f"inode {number} is locked by somebody else", errno.EWOULDBLOCK)
+            lock.holders[owner] = exclusive
+        finally:
+            self._settle(number, lock)
+
+    async def acquire(self, number: int, owner: Hashable, *, exclusive: bool) -> None:
+        """Take the lock, after everybody who asked earlier. Cancelled, it leaves the queue."""
+        lock = self._locks.setdefault(number, _Lock())
+        if lock.holders.get(owner) == exclusive:
+            return
+        lock.holders.pop(owner, None)
+        waiter = _Waiter(owner, exclusive)
+        lock.waiting.append(waiter)
+        self._settle(number, lock)
+        try:
+            await waiter.granted.wait()
+        except BaseException:
+            if waiter.granted.is_set():
+                lock.holders.pop(owner, None)
+            else:
+                lock.waiting.remove(waiter)
+            self._settle(number, lock)
+            raise
+
+    def release(self, number: int, owner: Hashable) -> None:
+        """Give the lock up; nothing happens if the owner has none."""
+        lock = self._locks.get(number)
+        if lock is not None and lock.holders.pop(owner, None) is not None:
+            self._settle(number, lock)
+
+    def _settle(self, number: int, lock: _Lock) -> None:
+        """Grant what can be granted; forget a lock that nobody wants."""
+        while lock.waiting and lock.admits(lock.waiting[0].exclusive):
+            waiter = lock.waiting.popleft()
+            lock.holders[waiter.owner] = waiter.exclusive
+            waiter.granted.set()
+        if not lock.holders and not lock.waiting:
+            self._locks.pop(number, None)

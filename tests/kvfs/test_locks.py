@@ -1,0 +1,106 @@
+"""The table of flock(2): who gets a lock, and when."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import trio
+import trio.testing
+
+from kvfs.locks import FileLocks
+from libsym.errors import SymError
+
+FILE = 7
+
+
+@pytest.fixture
+def locks() -> FileLocks:
+    return FileLocks()
+
+
+def would_block(locks: FileLocks, owner: str, *, exclusive: bool) -> bool:
+    try:
+        locks.acquire_nowait(FILE, owner, exclusive=exclusive)
+    except SymError as error:
+        return error.errno == errno.EWOULDBLOCK
+    return False
+
+
+def test_shared_locks_admit_each_other_and_exclude_an_exclusive_one(locks: FileLocks) -> None:
+    assert not would_block(locks, "a", exclusive=False)
+    assert not would_block(locks, "b", exclusive=False)
+    assert would_block(locks, "c", exclusive=True)
+    locks.release(FILE, "a")
+    assert would_block(locks, "c", exclusive=True)
+    locks.release(FILE, "b")
+    assert not would_block(locks, "c", exclusive=True)
+    assert would_block(locks, "a", exclusive=False)
+
+
+def test_what_nobody_holds_or_wants_is_forgotten(locks: FileLocks) -> None:
+    locks.acquire_nowait(FILE, "a", exclusive=True)
+    assert would_block(locks, "b", exclusive=True)
+    locks.release(FILE, "b")  # held nothing
+    assert len(locks) == 1
+    locks.release(FILE, "a")
+    assert len(locks) == 0
+
+
+def test_a_conversion_that_would_block_loses_the_lock_as_flock_does(locks: FileLocks) -> None:
+    locks.acquire_nowait(FILE, "a", exclusive=False)
+    locks.acquire_nowait(FILE, "b", exclusive=False)
+    assert would_block(locks, "a", exclusive=True)
+    assert not would_block(locks, "b", exclusive=True)  # alone now
+
+
+async def _acquire(locks: FileLocks, owner: str, exclusive: bool, order: list[str]) -> None:
+    await locks.acquire(FILE, owner, exclusive=exclusive)
+    order.append(owner)
+
+
+def test_waiters_are_served_in_order_and_readers_together() -> None:
+    async def main() -> None:
+        locks, order = FileLocks(), list[str]()
+        locks.acquire_nowait(FILE, "holder", exclusive=True)
+        async with trio.open_nursery() as nursery:
+            for owner, exclusive in (("r1", False), ("r2", False), ("w", True), ("r3", False)):
+                nursery.start_soon(_acquire, locks, owner, exclusive, order)
+                await trio.testing.wait_all_tasks_blocked()
+            assert not order
+            locks.release(FILE, "holder")
+            await trio.testing.wait_all_tasks_blocked()
+            assert sorted(order) == ["r1", "r2"]  # r3 came after the writer, which must not starve
+            locks.release(FILE, "r1")
+            locks.release(FILE, "r2")
+            await trio.testing.wait_all_tasks_blocked()
+            assert order[2:] == ["w"]
+            locks.release(FILE, "w")
+        assert order[3:] == ["r3"]
+
+    trio.run(main)
+
+
+def test_a_waiter_that_gives_up_leaves_the_queue() -> None:
+    async def main() -> None:
+        locks, order = FileLocks(), list[str]()
+        locks.acquire_nowait(FILE, "holder", exclusive=False)
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+
+            async def writer() -> None:
+                with scope:
+                    await locks.acquire(FILE, "w", exclusive=True)
+
+            nursery.start_soon(writer)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(_acquire, locks, "r", False, order)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not order
+            scope.cancel()
+        assert order == ["r"]
+        locks.release(FILE, "r")
+        locks.release(FILE, "holder")
+        assert len(locks) == 0
+
+    trio.run(main)
