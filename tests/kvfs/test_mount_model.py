@@ -1,0 +1,334 @@
+"""Random programs over a real mount and the calls of LIPs agree with plain Python lists at every step."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from kvfs.image import ImageFormat
+from kvfs.pages import digest, pages_for
+from tests.kvfs.fakes import FakeStore
+from tests.kvfs.mount_server import facts_for
+from tests.kvfs.mounted import NUM_PAGES, PAGE_BYTES, Mount, needs_mount
+
+pytestmark = needs_mount
+
+NAMES = st.sampled_from(["a.kv", "b.kv", "c.kv", "d/a.kv", "d/b.kv", "d/e/c.kv"])
+COUNTS = st.sampled_from([1, 2, 31, 32, 33, 65])
+MODES = st.sampled_from([0o600, 0o644, 0o640, 0o400])
+FACTS = facts_for(PAGE_BYTES)
+FORMAT = ImageFormat(FACTS)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry: its token, its position, and what the fake decoder left as its KV."""
+
+    token: int
+    position: int
+    value: float
+
+
+@dataclass(eq=False)
+class Content:
+    """One version of a file: replaced as a whole by O_TRUNC, grown and cut in place by everything else."""
+
+    entries: list[Entry] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class File:
+    content: Content | None
+    """None: an empty plain file."""
+    mode: int
+    names: set[str] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Reader:
+    """An open descriptor: it goes on seeing one image, until the file is emptied (then, as anywhere, it sees that)."""
+
+    fd: int
+    file: File
+    image: bytes | None
+
+    def check_and_close(self) -> None:
+        if self.image is not None:
+            assert os.pread(self.fd, len(self.image) + 1, 0) == self.image
+        os.close(self.fd)
+
+
+@dataclass(eq=False)
+class Handle:
+    """A LIP's: of one version, whatever becomes of the names."""
+
+    number: int
+    content: Content
+
+
+def image_of(entries: list[Entry]) -> bytes:
+    """The image that these entries must have, made here without the file system."""
+    store = FakeStore(FACTS, max(1, pages_for(len(entries))))
+    for index, entry in enumerate(entries):
+        store.entries[index // 32, :, :, :, index % 32] = entry.value
+    pages = [bytes(store.view(page)) for page in range(pages_for(len(entries)))]
+    tokens = b"".join(entry.token.to_bytes(4, "little") for entry in entries)
+    positions = b"".join(entry.position.to_bytes(4, "little") for entry in entries)
+    whole = digest(b"".join(map(digest, pages)) + tokens + positions)
+    return FORMAT.header(len(entries), whole.hex()) + b"".join(pages) + tokens + positions
+
+
+class Machine(RuleBasedStateMachine):
+    """The mount on one side, `self.names` and what hangs on it on the other."""
+
+    mount: Mount
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mount.empty()
+        (self.mount.path / "d/e").mkdir(parents=True)
+        self.names: dict[str, File] = {}
+        self.handles: list[Handle] = []
+        self.readers: list[Reader] = []
+        self.serial = 0
+
+    def teardown(self) -> None:
+        while self.readers:
+            self.readers.pop().check_and_close()
+        self.mount.empty()
+        assert self.mount.all_free(), "pages leak"
+
+    # What exists
+
+    def path(self, name: str) -> Path:
+        return self.mount.path / name
+
+    def kv_names(self) -> list[str]:
+        return sorted(name for name, file in self.names.items() if file.content is not None)
+
+    def pick(self, data: st.DataObject, what: list[str]) -> str:
+        return data.draw(st.sampled_from(what))
+
+    def pick_handle(self, data: st.DataObject) -> Handle:
+        return self.handles[data.draw(st.integers(0, len(self.handles) - 1))]
+
+    def keep(self, number: int, content: Content) -> None:
+        self.handles.append(Handle(number, content))
+
+    def bind(self, name: str, file: File) -> None:
+        self.names[name] = file
+        file.names.add(name)
+
+    def emptied(self, file: File) -> None:
+        file.content = None
+        for reader in self.readers:
+            if reader.file is file:
+                reader.image = None
+
+    def unbind(self, name: str) -> None:
+        self.names.pop(name).names.discard(name)
+
+    # LIPs
+
+    @rule(name=NAMES, mode=MODES)
+    def create(self, name: str, mode: int) -> None:
+        if name not in self.names:
+            content = Content()
+            self.keep(self.mount.call("create", name, mode), content)
+            self.bind(name, File(content, mode))
+
+    @rule()
+    def create_anonymous(self) -> None:
+        self.keep(self.mount.call("create", None), Content())
+
+    @precondition(lambda self: self.kv_names())
+    @rule(data=st.data())
+    def open(self, data: st.DataObject) -> None:
+        name = self.pick(data, self.kv_names())
+        self.keep(self.mount.call("open", name), self.names[name].content)
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), count=COUNTS)
+    def append(self, data: st.DataObject, count: int) -> None:
+        handle = self.pick_handle(data)
+        entries = handle.content.entries
+        if sum(len(each.content.entries) for each in self.handles) + count > 32 * NUM_PAGES // 4:
+            return
+        self.serial += 101
+        first, position = self.serial % 900 + 1, entries[-1].position + 1 if entries else 0
+        self.mount.call("append", handle.number, count, first)
+        tokens = [(first + index) % 1000 for index in range(count)]
+        entries += [Entry(token, position + index, float(token)) for index, token in enumerate(tokens)]
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), name=NAMES)
+    def fork(self, data: st.DataObject, name: str) -> None:
+        handle = self.pick_handle(data)
+        if name not in self.names:
+            content = Content(list(handle.content.entries))
+            self.keep(self.mount.call("fork", handle.number, name), content)
+            self.bind(name, File(content, 0o600))
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data())
+    def kv_truncate(self, data: st.DataObject) -> None:
+        handle = self.pick_handle(data)
+        count = data.draw(st.integers(0, len(handle.content.entries)))
+        self.mount.call("truncate", handle.number, count)
+        del handle.content.entries[count:]
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data())
+    def kv_close(self, data: st.DataObject) -> None:
+        handle = self.pick_handle(data)
+        self.handles.remove(handle)
+        self.mount.call("close", handle.number)
+
+    # A shell
+
+    @precondition(lambda self: self.kv_names())
+    @rule(data=st.data(), name=NAMES, by_bytes=st.booleans())
+    def cp(self, data: st.DataObject, name: str, *, by_bytes: bool) -> None:
+        """A fork by copy_file_range, or an import of what was read: the same file in the end."""
+        source = self.pick(data, self.kv_names())
+        target = self.names.get(name)
+        if target is self.names[source]:
+            return
+        if by_bytes:
+            shutil.copyfile(self.path(source), self.mount.outside / "copy")
+            shutil.copyfile(self.mount.outside / "copy", self.path(name))
+        else:
+            self.mount.sh(f"cp -T {source} {name}")
+        if target is None:
+            target = File(None, self.path(name).stat().st_mode & 0o7777)
+            self.bind(name, target)
+        self.emptied(target)
+        target.content = Content(list(self.names[source].content.entries))
+
+    @precondition(lambda self: self.kv_names())
+    @rule(data=st.data(), spare=st.integers(0, 7))
+    def truncate(self, data: st.DataObject, spare: int) -> None:
+        name = self.pick(data, self.kv_names())
+        entries = self.names[name].content.entries
+        count = data.draw(st.integers(0, len(entries)))
+        os.truncate(self.path(name), min(FORMAT.image_bytes(count) + spare, FORMAT.image_bytes(len(entries))))
+        del entries[count:]
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data())
+    def empty_it(self, data: st.DataObject) -> None:
+        name = self.pick(data, sorted(self.names))
+        os.truncate(self.path(name), 0)
+        self.emptied(self.names[name])
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data(), name=NAMES)
+    def rename(self, data: st.DataObject, name: str) -> None:
+        source = self.pick(data, sorted(self.names))
+        self.path(source).rename(self.path(name))
+        moved, replaced = self.names[source], self.names.get(name)
+        if replaced is moved:
+            return
+        if replaced is not None:
+            self.unbind(name)
+        self.unbind(source)
+        self.bind(name, moved)
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data(), name=NAMES)
+    def link(self, data: st.DataObject, name: str) -> None:
+        source = self.pick(data, sorted(self.names))
+        if name not in self.names:
+            self.path(name).hardlink_to(self.path(source))
+            self.bind(name, self.names[source])
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data())
+    def unlink(self, data: st.DataObject) -> None:
+        name = self.pick(data, sorted(self.names))
+        self.path(name).unlink()
+        self.unbind(name)
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data(), mode=MODES)
+    def chmod(self, data: st.DataObject, mode: int) -> None:
+        name = self.pick(data, sorted(self.names))
+        self.path(name).chmod(mode)
+        self.names[name].mode = mode
+
+    @precondition(lambda self: self.kv_names())
+    @rule(data=st.data())
+    def open_to_read(self, data: st.DataObject) -> None:
+        """What a reader opened it goes on seeing, whatever becomes of the file and of its names."""
+        name = self.pick(data, self.kv_names())
+        file = self.names[name]
+        fd = os.open(self.path(name), os.O_RDONLY)
+        self.readers.append(Reader(fd, file, image_of(file.content.entries)))
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data())
+    def read_and_close(self, data: st.DataObject) -> None:
+        self.readers.pop(data.draw(st.integers(0, len(self.readers) - 1))).check_and_close()
+
+    # The comparison
+
+    @invariant()
+    def names_and_attributes_agree(self) -> None:
+        found = {
+            str(path.relative_to(self.mount.path)): path.stat()
+            for path in self.mount.path.rglob("*")
+            if not path.is_dir()
+        }
+        assert sorted(found) == sorted(self.names)
+        for name, status in found.items():
+            file = self.names[name]
+            assert (status.st_mode & 0o7777, status.st_nlink) == (file.mode, len(file.names))
+            assert {status.st_ino} == {found[other].st_ino for other in file.names}
+
+    @invariant()
+    def entries_agree(self) -> None:
+        for handle in self.handles:
+            assert self.mount.call("tokens", handle.number) == [entry.token for entry in handle.content.entries]
+
+    @invariant()
+    def books_are_right(self) -> None:
+        self.mount.call("check")
+
+    @precondition(lambda self: self.kv_names())
+    @rule(data=st.data())
+    def images_agree(self, data: st.DataObject) -> None:
+        name = self.pick(data, self.kv_names())
+        file = self.names[name]
+        if not any(reader.file is file for reader in self.readers):  # an older reader's size is what stat says then
+            assert self.path(name).read_bytes() == image_of(file.content.entries)
+
+
+@pytest.fixture
+def machine(mount: Mount) -> type[Machine]:
+    class Bound(Machine):
+        pass
+
+    Bound.mount = mount
+    return Bound
+
+
+@pytest.mark.parametrize("examples", [20, pytest.param(120, marks=pytest.mark.slow)])
+def test_random_programs_agree_with_plain_lists(machine: type[Machine], examples: int) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
