@@ -14,6 +14,7 @@ while it is read can fail the import, not fool it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -42,12 +43,13 @@ class ImageImport:
         # Not zeroed first: that would take the owner's thread as long as the load takes the worker.
         self._pages: IntArray = pool.allocate(plan.num_pages, owner, overwritten=True)
 
-    def load(self, source: ByteSource) -> None:
+    def load(self, source: ByteSource, checkpoint: Callable[[], None] = lambda: None) -> None:
         """Read everything and check it; raise Invalid if the content is not what the header promises.
 
-        For a worker thread: touches nothing but the import's own pages.
+        For a worker thread: touches nothing but the import's own pages. `checkpoint` is called at every page, and may
+        raise to end it.
         """
-        self._load_pages(source)
+        self._load_pages(source, checkpoint)
         entries = self._load_entries(source)
         whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
         whole.update(b"".join(self._digests))
@@ -77,10 +79,11 @@ class ImageImport:
         self.closed = True
         self.pool.release(self._pages)
 
-    def _load_pages(self, source: ByteSource) -> None:
+    def _load_pages(self, source: ByteSource, checkpoint: Callable[[], None]) -> None:
         store, page_bytes = self.pool.store, self.pool.page_bytes
         offset = self.plan.layout.pages
         for page in self._pages.tolist():
+            checkpoint()
             view = store.view(page)
             view[:] = read_exactly(source, offset, page_bytes)
             self._digests.append(digest(view))

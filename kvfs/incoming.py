@@ -13,6 +13,7 @@ from typing import Self
 
 import trio
 
+from kvfs.eager import Eager
 from kvfs.header import parse_header
 from kvfs.image import CLAIM_BYTES, claims_to_be_image
 from kvfs.inode import Inode
@@ -44,7 +45,7 @@ class Refusal:
         return Invalid(str(self.error))
 
 
-async def take_in(volume: Volume, inode: Inode) -> bool:
+async def take_in(volume: Volume, inode: Inode, eager: Eager) -> bool:
     """Make the file a KV file if it is an image, and say whether it was; raise if it claims to be one and is not.
 
     The caller sees to it that nobody writes to the file meanwhile.
@@ -55,17 +56,17 @@ async def take_in(volume: Volume, inode: Inode) -> bool:
     if not claims_to_be_image(content.read_at(0, CLAIM_BYTES), content.size):
         return False
     try:
-        await _import(volume, inode, content)
+        await _import(volume, inode, content, eager)
     except SymError as error:
         log.warning("%s stays a plain file: %s", volume.tree.path_of(inode), error)
         raise
     return True
 
 
-async def _import(volume: Volume, inode: Inode, content: PlainFile) -> None:
+async def _import(volume: Volume, inode: Inode, content: PlainFile, eager: Eager) -> None:
     incoming = volume.begin_import(parse_header(volume.image_format, content), inode)
     try:
-        await trio.to_thread.run_sync(incoming.load, content)
+        await eager.in_worker(incoming.load, content, trio.from_thread.check_cancelled)
     except BaseException:
         volume.abandon_import(incoming)
         raise

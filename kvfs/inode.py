@@ -22,6 +22,8 @@ _KINDS = {
     stat.S_IFLNK: "link",
     stat.S_IFIFO: "fifo",
     stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "char",
+    stat.S_IFBLK: "block",
 }
 
 
@@ -39,12 +41,13 @@ class Credentials:
 
 
 class Inode:
-    """A file, directory, symbolic link, fifo or socket, apart from its names."""
+    """A file, directory, symbolic link, fifo, socket or device node, apart from its names."""
 
     __slots__ = (
         "atime_ns",
         "content",
         "ctime_ns",
+        "device",
         "entries",
         "file_type",
         "gid",
@@ -84,6 +87,8 @@ class Inode:
         self.num_subdirectories = 0
         self.target = b""
         """Of a symbolic link."""
+        self.device = 0
+        """Of a device node: which one, in the kernel's 32 bits."""
 
     @property
     def is_directory(self) -> bool:

@@ -47,6 +47,11 @@ class FileLocks:
         """Inodes with a lock."""
         return len(self._locks)
 
+    def num_waiting(self, number: int) -> int:
+        """Who waits for the lock of one inode."""
+        lock = self._locks.get(number)
+        return 0 if lock is None else len(lock.waiting)
+
     def acquire_nowait(self, number: int, owner: Hashable, *, exclusive: bool) -> None:
         """Take the lock, or raise EWOULDBLOCK. What the owner held before is converted, or lost if that fails."""
         lock = self._locks.setdefault(number, _Lock())

@@ -10,20 +10,23 @@ import errno
 import logging
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import trio
 
 from kvfs import shim
+from kvfs.bindings import bind
+from kvfs.eager import Eager
 from kvfs.fs import FileSystem
 from kvfs.fuse import KvOperations
+from kvfs.pace import Pace
+from kvfs.requests import Requests
 from kvfs.shim import pyfuse3
+from kvfs.wire import Answers
 from libsym.errors import Busy, NoAccess, NotConnected, NotDirectory, NotEmpty, NotFound, NotPermitted, SymError
 
 log = logging.getLogger(__name__)
-
-MAX_REQUESTS = 10_000
-"""Requests served at once. One that waits holds its slot, and pyfuse3 reads no more when all are taken."""
 
 _FUSE_CONF = Path("/etc/fuse.conf")
 _FUSE_DEVICE = Path("/dev/fuse")
@@ -34,24 +37,28 @@ async def serve_mount(
     mountpoint: Path,
     *,
     allow_other: bool,
+    is_busy: Callable[[], bool] = lambda: False,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Mount `fs`, report that it is, serve until cancelled, unmount. One mount a process at a time.
 
     `allow_other`: every user may enter, and modes decide; without it only the daemon's own user may, not even root.
+    `is_busy`: whether the model is computing; names and attributes then get a bounded share of the time.
     """
     where = await trio.to_thread.run_sync(_make_ready, mountpoint, allow_other)
     aliases = await trio.to_thread.run_sync(_aliases, mountpoint, where)
-    operations = KvOperations(fs.volume)
-    shim.attach(operations.copy_file_range)
-    _mount(operations, where, allow_other=allow_other)
+    eager = Eager()
+    requests = Requests(eager, Pace(is_busy))
+    operations = KvOperations(fs.volume, Answers(shim.out, shim.send), eager)
+    bind(requests, operations)
+    _mount(where, allow_other=allow_other)
     try:
         shim.verify()
         fs.mountpoint = where
         fs.alias_mountpoint(*aliases)
         log.info("mounted at %s", where)
         task_status.started()
-        await operations.serve(MAX_REQUESTS)
+        await requests.serve(_loop)
     finally:
         fs.mountpoint = None
         fs.alias_mountpoint()
@@ -59,14 +66,23 @@ async def serve_mount(
     raise NotConnected(f"{where} was unmounted by somebody else; restart to mount it again")
 
 
-def _mount(operations: KvOperations, where: Path, *, allow_other: bool) -> None:
+def _mount(where: Path, *, allow_other: bool) -> None:
     options = {"default_permissions", "fsname=symphony", "subtype=kv"}
     if allow_other:
         options.add("allow_other")
+    shim.expect_session()
+    settings = pyfuse3.Operations()  # its handlers are never called
+    settings.supports_dot_lookup = True
+    settings.enable_writeback_cache = False  # LIPs read and change the same files: bytes must not wait in the kernel
     try:
-        pyfuse3.init(operations, str(where), options)
+        pyfuse3.init(settings, str(where), options)
     except RuntimeError as error:
         raise SymError(f"can't mount at {where}: {error}; the line before this one says why") from error
+
+
+async def _loop() -> None:
+    """Receive requests until the file system is unmounted. One task is enough: none of them waits in it."""
+    await pyfuse3.main(max_tasks=1)
 
 
 def _unmount(operations: KvOperations, where: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import trio
 
 from kvfs.content import KvFile
+from kvfs.eager import Eager, Mutex
 from kvfs.incoming import Refusal, take_in
 from kvfs.inode import Inode
 from kvfs.plain import PlainFile
@@ -62,7 +63,7 @@ class OpenFile:
     """What the handles of one inode share."""
 
     inode: Inode
-    lock: trio.Lock = field(default_factory=trio.Lock)
+    lock: Mutex
     handles: set[Handle] = field(default_factory=set)
     view: View | None = None
     fork: Fork | None = None
@@ -73,8 +74,9 @@ class OpenFile:
 class OpenFiles:
     """Every open regular file of one mount."""
 
-    def __init__(self, volume: Volume) -> None:
+    def __init__(self, volume: Volume, eager: Eager) -> None:
         self._volume = volume
+        self._eager = eager
         self._files: dict[int, OpenFile] = {}
         self._cached: dict[int, Version | None] = {}  # what the kernel's page cache holds, by inode number
 
@@ -86,7 +88,9 @@ class OpenFiles:
 
     async def open(self, inode: Inode, *, readable: bool, writable: bool, truncate: bool = False) -> Handle:
         """A new handle. A reader sees the file as it is now, until it closes it."""
-        file = self._files.setdefault(inode.number, OpenFile(inode))
+        file = self._files.get(inode.number)
+        if file is None:
+            file = self._files[inode.number] = OpenFile(inode, Mutex(self._eager))
         handle = Handle(file, readable, writable)
         file.handles.add(handle)
         self._volume.tree.opened(inode)
@@ -104,8 +108,12 @@ class OpenFiles:
     async def flush(self, handle: Handle) -> None:
         """A descriptor of the handle was closed: raise if what was written is a broken image."""
         if handle.wrote:
-            async with handle.file.lock:
-                await self._settle(handle.file)
+            try:
+                async with handle.file.lock:
+                    await self._settle(handle.file)
+            except trio.Cancelled:  # Ctrl-C: the bytes are what they are, and the release is not to begin again
+                handle.wrote = False
+                raise
 
     async def release(self, handle: Handle) -> None:
         """The handle's last descriptor was closed. If it was the last one that had written, this test is for good."""
@@ -152,26 +160,21 @@ class OpenFiles:
         assert isinstance(content, PlainFile), "a KV file is read through a view"
         if size <= _INLINE_BYTES:
             return content.read_at(offset, size)
-        return await trio.to_thread.run_sync(content.read_at, offset, size)
+        return await self._eager.in_worker(content.read_at, offset, size)
 
-    def shown_size(self, inode: Inode) -> int:
-        """The size for `stat`: while the page cache is in use, that of what it holds."""
-        view = self._view(inode)
-        return self._volume.size_of(inode) if view is None else view.reader.size
+    def shown(self, inode: Inode) -> tuple[int, int, int]:
+        """Size, mtime and ctime for `stat`.
 
-    def shown_mtime_ns(self, inode: Inode) -> int:
-        """The time for `stat`; a new one would make the kernel drop its page cache."""
-        view = self._view(inode)
-        return inode.mtime_ns if view is None else view.mtime_ns
-
-    def shown_ctime_ns(self, inode: Inode) -> int:
-        """The time of the last change for `stat`: appends do not show before the view is closed, anything else does."""
-        view = self._view(inode)
+        While the page cache is in use they are those of what it holds: a new mtime would make the kernel drop it. Of
+        the ctime, appends do not show before the view is closed; anything else does.
+        """
+        file = self._files.get(inode.number)
+        view = None if file is None else file.view
         if view is None:
-            return inode.ctime_ns
+            return self._volume.size_of(inode), inode.mtime_ns, inode.ctime_ns
         if inode.ctime_ns != inode.mtime_ns:  # not the content was changed last
             view.ctime_ns = inode.ctime_ns
-        return view.ctime_ns
+        return view.reader.size, view.mtime_ns, view.ctime_ns
 
     def set_mtime_ns(self, inode: Inode, mtime_ns: int) -> None:
         """Somebody set the time: that is shown in any case."""
@@ -182,9 +185,11 @@ class OpenFiles:
 
     # Changing
 
-    async def write(self, handle: Handle, offset: int, data: bytes) -> None:
-        """All of `data`, into a plain file."""
+    async def write(self, handle: Handle, offset: int, data: bytes | memoryview) -> None:
+        """All of `data`, into a plain file. Taken before this waits for anything."""
         inode = handle.file.inode
+        if handle.file.lock.held or len(data) > _INLINE_BYTES:
+            data = bytes(data)
         async with handle.file.lock:
             await self._write(handle, offset, data)
         inode.modified()
@@ -221,7 +226,7 @@ class OpenFiles:
 
     def _is_whole(self, source: Handle, size: int) -> bool:
         """Whether a copy from the start means the whole file: the kernel cuts it at the size that it was shown."""
-        return size >= self.shown_size(source.file.inode) or size == _KERNEL_CUT
+        return size >= self.shown(source.file.inode)[0] or size == _KERNEL_CUT
 
     def _continue_fork(self, file: OpenFile, source: Handle, source_offset: int, target_offset: int, size: int) -> int:
         fork = file.fork
@@ -231,7 +236,7 @@ class OpenFiles:
         fork.answered += count
         return count
 
-    async def _write(self, handle: Handle, offset: int, data: bytes) -> None:
+    async def _write(self, handle: Handle, offset: int, data: bytes | memoryview) -> None:
         content = handle.file.inode.content
         if not isinstance(content, PlainFile):
             raise self._unwritable(handle.file.inode)
@@ -239,7 +244,7 @@ class OpenFiles:
         if len(data) <= _INLINE_BYTES:
             content.write_at(offset, data)
         else:
-            await trio.to_thread.run_sync(content.write_at, offset, data)
+            await self._eager.in_worker(content.write_at, offset, data)
 
     def _truncate(self, file: OpenFile, size: int) -> None:
         self._volume.truncate(file.inode, size)
@@ -258,7 +263,7 @@ class OpenFiles:
         if file.refusal is not None and file.refusal.still_holds(file.inode):
             raise file.refusal.again()
         try:
-            if await take_in(self._volume, file.inode):
+            if await take_in(self._volume, file.inode, self._eager):
                 self._see_all(file)
         except SymError as error:
             file.refusal = Refusal.of(file.inode, error)
@@ -313,13 +318,15 @@ class OpenFiles:
         if handle.own is not None:
             handle.own.close()
         content = handle.file.inode.content
-        handle.own = Reader(self._volume, content) if isinstance(content, KvFile) else None
+        handle.own = Reader(self._volume, content, self._eager) if isinstance(content, KvFile) else None
 
     def _join_view(self, handle: Handle) -> None:
         file = handle.file
         if isinstance(file.inode.content, KvFile):
             if file.view is None:
-                file.view = View(Reader(self._volume, file.inode.content), file.inode.mtime_ns, file.inode.ctime_ns)
+                file.view = View(
+                    Reader(self._volume, file.inode.content, self._eager), file.inode.mtime_ns, file.inode.ctime_ns
+                )
             file.view.users.add(handle)
 
     def _unsee(self, handle: Handle) -> None:

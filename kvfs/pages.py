@@ -16,7 +16,7 @@ fill. Worker threads may call `digests_of` for full pages, and read the entries 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -171,12 +171,14 @@ class PagePool:
 
     # Digests
 
-    def digests_of(self, pages: IntArray) -> bytes:
+    def digests_of(self, pages: IntArray, checkpoint: Callable[[], None] = lambda: None) -> bytes:
         """The digests of full pages, one after the other; what is missing is computed and kept until it is freed.
 
-        For worker threads that hold references on the pages: two that meet write the same digest twice.
+        For worker threads that hold references on the pages: two that meet write the same digest twice. `checkpoint`
+        is called before every page that is hashed, and may raise to end it.
         """
         for page in pages[~self._has_digest[pages]].tolist():
+            checkpoint()
             self.keep_digest(page, digest(self.store.view(page)))
         return self._digests[pages].tobytes()
 

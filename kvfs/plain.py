@@ -32,15 +32,22 @@ class _Descriptor:
 class PlainFile:
     """The content of a plain file; satisfies `ByteSource`, so an image in it can be imported."""
 
-    __slots__ = ("_file", "_lock", "changes", "path", "size")
+    __slots__ = ("_directory", "_exists", "_file", "_lock", "_name", "changes", "size")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory
+        self._name = name
         self.size = 0
         self.changes = 0
         """Counts writes and truncations: equal counts mean equal bytes."""
         self._file: _Descriptor | None = None
+        self._exists = False
+        """Whether there may be a backing file."""
         self._lock = threading.Lock()
+
+    @property
+    def path(self) -> Path:
+        return self._directory / self._name
 
     def read_at(self, offset: int, size: int) -> bytes:
         """As `pread(2)`: fewer bytes only at the end."""
@@ -98,11 +105,14 @@ class PlainFile:
         """Remove the bytes for good."""
         self.size = 0
         self.close()
-        self.path.unlink(missing_ok=True)  # missing: nothing was ever written
+        if self._exists:
+            self._exists = False
+            self.path.unlink(missing_ok=True)
 
     def _opened(self) -> _Descriptor:
         with self._lock:
             if self._file is None:
+                self._exists = True
                 self._file = _Descriptor(self.path)
             return self._file
 

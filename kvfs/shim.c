@@ -1,39 +1,318 @@
-/* What pyfuse3 leaves out of libfuse's operations, filled in behind its back.
+/* Between libfuse and the mount's handlers: what pyfuse3 leaves out, and the way that costs least.
  *
- * pyfuse3 has no handler for copy_file_range, and that is the call by which `cp` can become a fork. Its own table of
- * operations is refilled on every init, so patching that is no use. Instead this object, loaded RTLD_GLOBAL before
- * pyfuse3, exports a `fuse_session_new` that the dynamic linker finds before libfuse's: it completes the table and
- * calls the real one.
+ * pyfuse3 makes the session, mounts it, waits for it under trio and receives from it; but it has no handler for
+ * copy_file_range (by which `cp` becomes a fork), for flock and interrupts, it can't answer without a coroutine, and it
+ * goes through trio's epoll for every request. Its own table of operations is refilled on every init, so patching that
+ * is no use. Instead this object, loaded RTLD_GLOBAL before pyfuse3, exports functions that the dynamic linker finds
+ * before libfuse's:
  *
- * Everything here runs in the thread that runs pyfuse3's loop, with the GIL held.
+ *   fuse_session_new           puts our operations in place of pyfuse3's
+ *   fuse_session_process_buf   goes on with the requests that are there, or come within a moment, before it returns
+ *   fuse_session_receive_buf   never blocks: a request may be gone between epoll and read, when its process is killed
+ *
+ * Each operation calls one Python function, which packs the answer as the kernel wants it (linux/fuse.h, see wire.py)
+ * into `kvfs_out`, and returns its length; or -errno; or a value of `enum`, below. Everything here runs in the
+ * thread that runs pyfuse3's loop, with the GIL held unless it says otherwise.
  */
 
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* RTLD_NEXT */
+#define _GNU_SOURCE /* RTLD_NEXT, ppoll */
 #endif
 #define FUSE_USE_VERSION 35
 #include <fuse_lowlevel.h>
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
-static void kvfs_copy_file_range(fuse_req_t req, uint64_t source, int64_t source_offset, uint64_t target,
-                                 int64_t target_offset, uint64_t size);
+enum {
+    ANSWER_LATER = -10001, /* kvfs_answer will be called */
+    ANSWER_DATA = -10002,  /* the answer is at kvfs_data */
+    OUT_BYTES = 4096,
+    UNLOCKED_BYTES = 32768, /* shorter answers are sent with the GIL held: giving it away may cost 0.1 ms */
+};
+
+/* How long requests are answered without a look at the rest of the daemon, and how long we wait for the next one: a
+ * client on the same CPU takes 10 us to come back, trio's epoll and scheduling 100. */
+static const long budget_ns = 400 * 1000;
+static const struct timespec linger = {0, 30 * 1000};
+
+static char kvfs_out[OUT_BYTES];
+static const void *kvfs_data;
+static size_t kvfs_data_bytes;
+
+/* In Python */
+static int kvfs_lookup(fuse_req_t req, uint64_t parent, const char *name);
+static void kvfs_forget(uint64_t inode, uint64_t num_lookups);
+static int kvfs_getattr(fuse_req_t req, uint64_t inode);
+static int kvfs_setattr(fuse_req_t req, uint64_t inode, int fields, int has_file, uint64_t file, uint32_t mode,
+                        uint32_t uid, uint32_t gid, int64_t size, int64_t atime_s, int64_t atime_ns, int64_t mtime_s,
+                        int64_t mtime_ns);
+static int kvfs_readlink(fuse_req_t req, uint64_t inode);
+static int kvfs_mknod(fuse_req_t req, uint64_t parent, const char *name, uint32_t mode, uint32_t device, uint32_t uid,
+                      uint32_t gid);
+static int kvfs_symlink(fuse_req_t req, const char *target, uint64_t parent, const char *name, uint32_t uid,
+                        uint32_t gid);
+static int kvfs_link(fuse_req_t req, uint64_t inode, uint64_t parent, const char *name);
+static int kvfs_unlink(fuse_req_t req, uint64_t parent, const char *name);
+static int kvfs_rmdir(fuse_req_t req, uint64_t parent, const char *name);
+static int kvfs_rename(fuse_req_t req, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,
+                       unsigned flags);
+static int kvfs_create(fuse_req_t req, uint64_t parent, const char *name, uint32_t mode, int flags, uint32_t uid,
+                       uint32_t gid);
+static int kvfs_open(fuse_req_t req, uint64_t inode, int flags);
+static int kvfs_read(fuse_req_t req, uint64_t file, int64_t offset, size_t size);
+static int kvfs_write(fuse_req_t req, uint64_t file, int64_t offset, const char *bytes, size_t size);
+static int kvfs_flush(fuse_req_t req, uint64_t file, int pid);
+static int kvfs_fsync(fuse_req_t req, uint64_t file);
+static int kvfs_release(fuse_req_t req, uint64_t file);
+static int kvfs_flock(fuse_req_t req, uint64_t file, int operation);
+static int kvfs_copy_file_range(fuse_req_t req, uint64_t source, int64_t source_offset, uint64_t target,
+                                int64_t target_offset, uint64_t size);
+static int kvfs_opendir(fuse_req_t req, uint64_t inode);
+static int kvfs_readdir(fuse_req_t req, uint64_t listing, int64_t offset, size_t size);
+static int kvfs_releasedir(fuse_req_t req, uint64_t listing);
+static int kvfs_fsyncdir(fuse_req_t req, uint64_t listing);
+static int kvfs_statfs(fuse_req_t req);
+static int kvfs_getxattr(fuse_req_t req, uint64_t inode, const char *name, size_t size);
+static int kvfs_listxattr(fuse_req_t req, uint64_t inode, size_t size);
+static int kvfs_setxattr(fuse_req_t req, uint64_t inode, const char *name, const char *value, size_t size, int flags);
+static int kvfs_removexattr(fuse_req_t req, uint64_t inode, const char *name);
+static void kvfs_interrupted(fuse_req_t req);
 
 static struct fuse_session *captured_session;
 static void (*pyfuse3_init)(void *userdata, struct fuse_conn_info *connection);
+static int must_return; /* trio has something to do for the mount */
+
+/* Answers */
+
+/* For requests that were answered later; cffi gives the GIL away before it calls. */
+static void kvfs_answer(fuse_req_t req, int status)
+{
+    if (status >= 0)
+        fuse_reply_buf(req, kvfs_out, (size_t)status);
+    else if (status == ANSWER_DATA)
+        fuse_reply_buf(req, kvfs_data, kvfs_data_bytes);
+    else
+        fuse_reply_err(req, -status);
+}
+
+static void answer(fuse_req_t req, int status)
+{
+    if (status == ANSWER_LATER) {
+        must_return = 1;
+    } else if (status == ANSWER_DATA && kvfs_data_bytes >= UNLOCKED_BYTES) {
+        Py_BEGIN_ALLOW_THREADS
+        kvfs_answer(req, status);
+        Py_END_ALLOW_THREADS
+    } else {
+        kvfs_answer(req, status);
+    }
+}
+
+static void on_interrupt(fuse_req_t req, void *unused)
+{
+    (void)unused;
+    must_return = 1;
+    kvfs_interrupted(req);
+}
+
+/* Let Python know when whoever waits for the answer is interrupted; at once, if that has happened. */
+static void kvfs_watch(fuse_req_t req)
+{
+    fuse_req_interrupt_func(req, on_interrupt, NULL);
+}
+
+/* Operations */
+
+static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    answer(req, kvfs_lookup(req, parent, name));
+}
+
+static void on_forget(fuse_req_t req, fuse_ino_t inode, uint64_t num_lookups)
+{
+    kvfs_forget(inode, num_lookups);
+    fuse_reply_none(req);
+}
+
+static void on_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
+{
+    for (size_t i = 0; i < count; i++)
+        kvfs_forget(forgets[i].ino, forgets[i].nlookup);
+    fuse_reply_none(req);
+}
+
+static void on_getattr(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file)
+{
+    (void)file;
+    answer(req, kvfs_getattr(req, inode));
+}
+
+static void on_setattr(fuse_req_t req, fuse_ino_t inode, struct stat *attr, int fields, struct fuse_file_info *file)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    const struct timespec *atime = fields & FUSE_SET_ATTR_ATIME_NOW ? &now : &attr->st_atim;
+    const struct timespec *mtime = fields & FUSE_SET_ATTR_MTIME_NOW ? &now : &attr->st_mtim;
+    answer(req, kvfs_setattr(req, inode, fields, file != NULL, file ? file->fh : 0, attr->st_mode, attr->st_uid,
+                                  attr->st_gid, attr->st_size, atime->tv_sec, atime->tv_nsec, mtime->tv_sec,
+                                  mtime->tv_nsec));
+}
+
+static void on_readlink(fuse_req_t req, fuse_ino_t inode)
+{
+    answer(req, kvfs_readlink(req, inode));
+}
+
+static void on_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t device)
+{
+    const struct fuse_ctx *caller = fuse_req_ctx(req);
+    answer(req, kvfs_mknod(req, parent, name, mode, (uint32_t)device, caller->uid, caller->gid));
+}
+
+static void on_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
+{
+    on_mknod(req, parent, name, S_IFDIR | (mode & 07777), 0);
+}
+
+static void on_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name)
+{
+    const struct fuse_ctx *caller = fuse_req_ctx(req);
+    answer(req, kvfs_symlink(req, target, parent, name, caller->uid, caller->gid));
+}
+
+static void on_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char *name)
+{
+    answer(req, kvfs_link(req, inode, parent, name));
+}
+
+static void on_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    answer(req, kvfs_unlink(req, parent, name));
+}
+
+static void on_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    answer(req, kvfs_rmdir(req, parent, name));
+}
+
+static void on_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,
+                      unsigned flags)
+{
+    answer(req, kvfs_rename(req, parent, name, new_parent, new_name, flags));
+}
+
+static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *file)
+{
+    const struct fuse_ctx *caller = fuse_req_ctx(req);
+    answer(req, kvfs_create(req, parent, name, mode, file->flags, caller->uid, caller->gid));
+}
+
+static void on_open(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file)
+{
+    answer(req, kvfs_open(req, inode, file->flags));
+}
+
+static void on_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, struct fuse_file_info *file)
+{
+    (void)inode;
+    answer(req, kvfs_read(req, file->fh, offset, size));
+}
+
+static void on_write(fuse_req_t req, fuse_ino_t inode, const char *bytes, size_t size, off_t offset,
+                     struct fuse_file_info *file)
+{
+    (void)inode;
+    answer(req, kvfs_write(req, file->fh, offset, bytes, size));
+}
+
+static void on_flush(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file)
+{
+    (void)inode;
+    answer(req, kvfs_flush(req, file->fh, fuse_req_ctx(req)->pid));
+}
+
+static void on_fsync(fuse_req_t req, fuse_ino_t inode, int datasync, struct fuse_file_info *file)
+{
+    (void)inode, (void)datasync;
+    answer(req, kvfs_fsync(req, file->fh));
+}
+
+static void on_release(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file)
+{
+    (void)inode;
+    answer(req, kvfs_release(req, file->fh));
+}
+
+static void on_flock(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file, int operation)
+{
+    (void)inode;
+    answer(req, kvfs_flock(req, file->fh, operation));
+}
 
 static void on_copy_file_range(fuse_req_t req, fuse_ino_t source_inode, off_t source_offset,
                                struct fuse_file_info *source, fuse_ino_t target_inode, off_t target_offset,
                                struct fuse_file_info *target, size_t size, int flags)
 {
     (void)source_inode, (void)target_inode;
-    if (flags)
-        fuse_reply_err(req, EINVAL);
-    else
-        kvfs_copy_file_range(req, source->fh, source_offset, target->fh, target_offset, size);
+    int status = flags ? -EINVAL
+                       : kvfs_copy_file_range(req, source->fh, source_offset, target->fh, target_offset, size);
+    answer(req, status);
+}
+
+static void on_opendir(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *listing)
+{
+    (void)listing;
+    answer(req, kvfs_opendir(req, inode));
+}
+
+static void on_readdirplus(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, struct fuse_file_info *listing)
+{
+    (void)inode;
+    answer(req, kvfs_readdir(req, listing->fh, offset, size));
+}
+
+static void on_releasedir(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *listing)
+{
+    (void)inode;
+    answer(req, kvfs_releasedir(req, listing->fh));
+}
+
+static void on_fsyncdir(fuse_req_t req, fuse_ino_t inode, int datasync, struct fuse_file_info *listing)
+{
+    (void)inode, (void)datasync;
+    answer(req, kvfs_fsyncdir(req, listing->fh));
+}
+
+static void on_statfs(fuse_req_t req, fuse_ino_t inode)
+{
+    (void)inode;
+    answer(req, kvfs_statfs(req));
+}
+
+static void on_getxattr(fuse_req_t req, fuse_ino_t inode, const char *name, size_t size)
+{
+    answer(req, kvfs_getxattr(req, inode, name, size));
+}
+
+static void on_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size)
+{
+    answer(req, kvfs_listxattr(req, inode, size));
+}
+
+static void on_setxattr(fuse_req_t req, fuse_ino_t inode, const char *name, const char *value, size_t size, int flags)
+{
+    answer(req, kvfs_setxattr(req, inode, name, value, size, flags));
+}
+
+static void on_removexattr(fuse_req_t req, fuse_ino_t inode, const char *name)
+{
+    answer(req, kvfs_removexattr(req, inode, name));
 }
 
 /* No file here has controls. Asked often: isatty(3), and with it every open() of Python, is an ioctl. */
@@ -49,32 +328,119 @@ static void on_ioctl(fuse_req_t req, fuse_ino_t inode, unsigned int command, voi
 static void on_init(void *userdata, struct fuse_conn_info *connection)
 {
     pyfuse3_init(userdata, connection);
-    /* Dropping setuid bits on write needs the writer's credentials, which pyfuse3 does not pass on: left to the kernel,
-     * which then asks for it with a plain chmod. */
+    /* Dropping setuid bits on write needs the writer's credentials, which are not passed on: left to the kernel, which
+     * then asks for it with a plain chmod. */
     connection->want &= ~(unsigned)FUSE_CAP_HANDLE_KILLPRIV;
+    /* A read straight into our buffer is cheaper than one through a pipe. */
+    connection->want &= ~(unsigned)FUSE_CAP_SPLICE_READ;
+    int descriptor = fuse_session_fd(captured_session);
+    fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | O_NONBLOCK);
 }
+
+/* What is not here libfuse answers with ENOSYS, and the kernel does it itself or without. */
+static const struct fuse_lowlevel_ops our_operations = {
+    .init = on_init,
+    .lookup = on_lookup,
+    .forget = on_forget,
+    .forget_multi = on_forget_multi,
+    .getattr = on_getattr,
+    .setattr = on_setattr,
+    .readlink = on_readlink,
+    .mknod = on_mknod,
+    .mkdir = on_mkdir,
+    .symlink = on_symlink,
+    .link = on_link,
+    .unlink = on_unlink,
+    .rmdir = on_rmdir,
+    .rename = on_rename,
+    .create = on_create,
+    .open = on_open,
+    .read = on_read,
+    .write = on_write,
+    .flush = on_flush,
+    .fsync = on_fsync,
+    .release = on_release,
+    .flock = on_flock,
+    .copy_file_range = on_copy_file_range,
+    .opendir = on_opendir,
+    .readdirplus = on_readdirplus,
+    .releasedir = on_releasedir,
+    .fsyncdir = on_fsyncdir,
+    .statfs = on_statfs,
+    .getxattr = on_getxattr,
+    .listxattr = on_listxattr,
+    .setxattr = on_setxattr,
+    .removexattr = on_removexattr,
+    .ioctl = on_ioctl,
+};
+
+/* Interposed */
+
+/* The next one in the search order is libfuse's: this object is linked with it. */
+static void *libfuses(const char *name)
+{
+    void *function = dlsym(RTLD_NEXT, name);
+    if (!function)
+        fprintf(stderr, "kvfs: libfuse3 has no %s: %s\n", name, dlerror());
+    return function;
+}
+
+typedef struct fuse_session *new_function(struct fuse_args *, const struct fuse_lowlevel_ops *, size_t, void *);
+typedef int receive_function(struct fuse_session *, struct fuse_buf *);
+typedef void process_function(struct fuse_session *, const struct fuse_buf *);
+
+static receive_function *libfuse_receive;
+static process_function *libfuse_process;
 
 __attribute__((visibility("default"))) struct fuse_session *fuse_session_new(struct fuse_args *arguments,
                                                                              const struct fuse_lowlevel_ops *operations,
                                                                              size_t operations_bytes, void *userdata)
 {
-    struct fuse_session *(*real)(struct fuse_args *, const struct fuse_lowlevel_ops *, size_t, void *);
-    struct fuse_lowlevel_ops completed;
-
-    /* The next one in the search order is libfuse's: this object is linked with it. */
-    real = (__typeof__(real))dlsym(RTLD_NEXT, "fuse_session_new");
-    if (!real) {
-        fprintf(stderr, "kvfs: libfuse3 has no fuse_session_new: %s\n", dlerror());
+    new_function *libfuse_new = (new_function *)libfuses("fuse_session_new");
+    libfuse_receive = (receive_function *)libfuses("fuse_session_receive_buf");
+    libfuse_process = (process_function *)libfuses("fuse_session_process_buf");
+    if (!libfuse_new || !libfuse_receive || !libfuse_process)
         return NULL;
-    }
-    memset(&completed, 0, sizeof completed);
-    memcpy(&completed, operations, operations_bytes < sizeof completed ? operations_bytes : sizeof completed);
-    pyfuse3_init = completed.init;
-    completed.init = on_init;
-    completed.copy_file_range = on_copy_file_range;
-    completed.ioctl = on_ioctl;
-    captured_session = real(arguments, &completed, sizeof completed, userdata);
+    (void)operations_bytes;
+    pyfuse3_init = operations->init;
+    captured_session = libfuse_new(arguments, &our_operations, sizeof our_operations, userdata);
     return captured_session;
+}
+
+__attribute__((visibility("default"))) int fuse_session_receive_buf(struct fuse_session *session, struct fuse_buf *buf)
+{
+    int result = libfuse_receive(session, buf);
+    return result == -EAGAIN ? -EINTR : result; /* pyfuse3 waits again */
+}
+
+static long now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000L + now.tv_nsec;
+}
+
+/* The next request, if it comes soon. */
+static int receive_soon(struct fuse_session *session, struct fuse_buf *buf)
+{
+    struct pollfd waiting = {.fd = fuse_session_fd(session), .events = POLLIN};
+    int result = 0;
+    Py_BEGIN_ALLOW_THREADS
+    if (ppoll(&waiting, 1, &linger, NULL) == 1)
+        result = libfuse_receive(session, buf);
+    Py_END_ALLOW_THREADS
+    return result;
+}
+
+__attribute__((visibility("default"))) void fuse_session_process_buf(struct fuse_session *session,
+                                                                     const struct fuse_buf *received)
+{
+    struct fuse_buf *buf = (struct fuse_buf *)received; /* pyfuse3's, and not needed by it any more */
+    const long end_ns = now_ns() + budget_ns;
+    must_return = 0;
+    do
+        libfuse_process(session, buf);
+    while (!must_return && now_ns() < end_ns && !fuse_session_exited(session) && receive_soon(session, buf) > 0);
 }
 
 static int kvfs_session_captured(void)

@@ -1,15 +1,17 @@
-"""Gives the mount copy_file_range, which pyfuse3 has no handler for; pyfuse3 itself is imported from here.
+"""Binds the kernel's requests to handlers; pyfuse3 itself is imported from here.
 
 `shim.c` says how. Order matters because the dynamic linker binds pyfuse3's `fuse_session_new` when pyfuse3 is loaded,
 to the first library that offers one: so one module loads both, and the rest says `from kvfs.shim import pyfuse3`.
+
+One mount a process: pyfuse3's session is a global, and so is what C calls.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 assert "pyfuse3" not in sys.modules, "pyfuse3 was imported before kvfs.shim: say `from kvfs.shim import pyfuse3`"
@@ -23,48 +25,59 @@ finally:
 
 import pyfuse3 as pyfuse3  # noqa: E402, PLC0414 - only now; and `as` says that it is exported
 
+LATER: int = lib.ANSWER_LATER
+"""What a callback returns when `answer` will be called."""
 
-@dataclass(frozen=True, slots=True)
-class CopyRequest:
-    """One copy_file_range(2), as the kernel passes it on. Answer it once, with `reply_count` or `reply_error`."""
+out: memoryview = memoryview(ffi.buffer(lib.kvfs_out, lib.OUT_BYTES))
+"""Where an answer is packed, directly before it is given: there is one for all."""
 
-    request: Any
-    source: int
-    """Handle, as every handle here from our own `open`."""
-    source_offset: int
-    target: int
-    target_offset: int
-    size: int
+answer: Callable[[Any, int], None] = lib.kvfs_answer
+"""Answer a request later, with what its callback would have returned. Each is answered once."""
 
-    def reply_count(self, count: int) -> None:
-        """So many bytes were copied."""
-        lib.fuse_reply_write(self.request, count)
+watch: Callable[[Any], None] = lib.kvfs_watch
+"""From now on, call `interrupted` with the request when whoever waits for it gets a signal."""
 
-    def reply_error(self, code: int) -> None:
-        """It failed with this errno."""
-        lib.fuse_reply_err(self.request, code)
+_kept: list[object] = [None]
 
 
-_handler: Callable[[CopyRequest], None] | None = None  # one mount a process: pyfuse3's session is a global too
+def send(data: bytes | memoryview) -> int:
+    """Answer with these bytes, which must not change before the answer is given."""
+    _kept[0] = pointer = ffi.from_buffer(data)
+    lib.kvfs_data = pointer
+    lib.kvfs_data_bytes = len(data)
+    return int(lib.ANSWER_DATA)
 
 
-def attach(handler: Callable[[CopyRequest], None]) -> None:
-    """Send requests to this handler, which must neither block nor raise. Before `pyfuse3.init`."""
-    global _handler  # noqa: PLW0603 - C calls back without a place for a pointer of ours
+def bind(name: str, callback: Callable[..., int]) -> None:
+    """Let C call this for one kind of request. It must not raise."""
+    ffi.def_extern(name=f"kvfs_{name}", error=-errno.EIO)(callback)
+
+
+def bind_silent(name: str, callback: Callable[..., None]) -> None:
+    """The same for what has no answer."""
+    ffi.def_extern(name=f"kvfs_{name}")(callback)
+
+
+def text(pointer: Any) -> bytes:
+    """A name, copied: C's memory is used again after the callback."""
+    found: bytes = ffi.string(pointer)
+    return found
+
+
+def view(pointer: Any, size: int) -> memoryview:
+    """Bytes of the request, without a copy: only until its callback returns."""
+    return memoryview(ffi.buffer(pointer, size))
+
+
+def expect_session() -> None:
+    """The next `pyfuse3.init` is to make its session through us."""
     lib.kvfs_forget_session()
-    _handler = handler
 
 
 def verify() -> None:
-    """Raise if `pyfuse3.init` made its session without us: `cp` would silently copy instead of forking."""
+    """Raise if `pyfuse3.init` made its session without us: nothing of ours would be called."""
     if not lib.kvfs_session_captured():
         raise RuntimeError(
             "the FUSE session was made past kvfs._shim: libfuse was bound before it was loaded; "
             "import kvfs.shim before anything else that loads libfuse3"
         )
-
-
-@ffi.def_extern()  # type: ignore[untyped-decorator] # cffi has no types
-def kvfs_copy_file_range(request: Any, *fields: int) -> None:
-    assert _handler is not None
-    _handler(CopyRequest(request, *fields))

@@ -1,22 +1,33 @@
 """Builds `kvfs._shim`, the interposer of `shim.c`."""
 
+import re
 from pathlib import Path
 
 import cffi
 
+SOURCE = (Path(__file__).parent / "shim.c").read_text(encoding="utf-8")
+
+_CALLED_BACK = re.search(r"/\* In Python \*/\n(.*?)\n\n", SOURCE, re.DOTALL)
+assert _CALLED_BACK is not None
+
 ffi = cffi.FFI()
-ffi.cdef("""
+ffi.cdef(
+    """
     typedef ... *fuse_req_t;
-    extern "Python" void kvfs_copy_file_range(fuse_req_t req, uint64_t source, int64_t source_offset,
-                                              uint64_t target, int64_t target_offset, uint64_t size);
+    enum { ANSWER_LATER, ANSWER_DATA, OUT_BYTES, ... };
+    extern char kvfs_out[];
+    extern const void *kvfs_data;
+    extern size_t kvfs_data_bytes;
+    void kvfs_answer(fuse_req_t req, int status);
+    void kvfs_watch(fuse_req_t req);
     int kvfs_session_captured(void);
     void kvfs_forget_session(void);
-    int fuse_reply_err(fuse_req_t req, int error);
-    int fuse_reply_write(fuse_req_t req, size_t count);
-""")
+    """
+    + _CALLED_BACK[1].replace("static ", 'extern "Python" ')
+)
 ffi.set_source(
     "kvfs._shim",
-    (Path(__file__).parent / "shim.c").read_text(encoding="utf-8"),
+    SOURCE,
     libraries=["fuse3"],
     include_dirs=["/usr/include/fuse3"],
     extra_compile_args=["-O2", "-Wall", "-D_FILE_OFFSET_BITS=64"],

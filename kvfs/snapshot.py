@@ -8,7 +8,7 @@ full pages are given out as they lie in the store.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -60,12 +60,13 @@ class Snapshot:
     def size(self) -> int:
         return self.layout.size
 
-    def prepare(self) -> None:
+    def prepare(self, checkpoint: Callable[[], None] = lambda: None) -> None:
         """Compute the digests and the header once: at about 1 GB/s for pages that nobody has hashed before.
 
-        The first `read` does it unasked. Call it from a worker thread, before reads that must be quick.
+        The first `read` does it unasked. Call it from a worker thread, before reads that must be quick. `checkpoint`
+        is called at every page, and may raise to end it.
         """
-        self._compute()
+        self._compute(checkpoint)
 
     def read(self, offset: int, size: int) -> Bytes:
         """Up to `size` bytes of the image; empty past its end.
@@ -113,17 +114,17 @@ class Snapshot:
             run_begin = (first + run_first) * page_bytes
             yield view[max(begin - run_begin, 0) : end - run_begin]
 
-    def _compute(self) -> _Computed:
+    def _compute(self, checkpoint: Callable[[], None] = lambda: None) -> _Computed:
         if self._computed is None:
             with self._lock:
                 if self._computed is None:  # another worker may have been first
-                    self._computed = self._computed_parts()
+                    self._computed = self._computed_parts(checkpoint)
         return self._computed
 
-    def _computed_parts(self) -> _Computed:
+    def _computed_parts(self, checkpoint: Callable[[], None]) -> _Computed:
         num_entries = self.layout.num_entries
         tail_entries = num_entries % PAGE_ENTRIES
-        digests = self.pool.digests_of(self._pages[: self._num_full])
+        digests = self.pool.digests_of(self._pages[: self._num_full], checkpoint)
         tail = b""
         if tail_entries:
             tail = self.pool.store.head(int(self._pages[-1]), tail_entries)

@@ -59,16 +59,16 @@ class Tree:
 
     def child(self, directory: Inode, name: bytes) -> Inode:
         """The inode of a name; `.` and `..` too."""
+        inode = directory.entries.get(name)
+        if inode is not None:
+            return inode
         require_directory(directory, name)
         if name == b".":
             return directory
         if name == b"..":
             return directory.parent or directory
         check_name(name)
-        inode = directory.entries.get(name)
-        if inode is None:
-            raise NotFound(f"{shown(name)}: no such file")
-        return inode
+        raise NotFound(f"{shown(name)}: no such file")
 
     def path_of(self, inode: Inode) -> str:
         """A path of the inode below the root, for people; of several hard links, any."""

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import trio
 
 from kvfs.content import Content, KvFile
+from kvfs.eager import Eager, Mutex
 from kvfs.inode import Inode
 from kvfs.volume import Volume
 
@@ -31,13 +32,15 @@ def version_of(inode: Inode) -> Version | None:
 class Reader:
     """A snapshot for asynchronous reading: a worker makes it ready before its first byte is given out."""
 
-    __slots__ = ("_closing", "_num_reading", "_prepared", "_snapshot", "_volume", "version")
+    __slots__ = ("_closing", "_eager", "_num_reading", "_prepared", "_preparing", "_snapshot", "_volume", "version")
 
-    def __init__(self, volume: Volume, kv: KvFile) -> None:
+    def __init__(self, volume: Volume, kv: KvFile, eager: Eager) -> None:
+        self._eager = eager
         self.version: Version = (kv, kv.changes)
         self._volume = volume
         self._snapshot = volume.open_snapshot(kv)
         self._prepared = False
+        self._preparing = Mutex(eager)
         self._num_reading = 0
         self._closing = False
 
@@ -49,14 +52,20 @@ class Reader:
         """As `pread(2)`. The result may be a view of pages: use it before the next await."""
         self._num_reading += 1
         try:
-            if not self._prepared:  # hashes what was never hashed: at about 1 GB/s
-                await trio.to_thread.run_sync(self._snapshot.prepare)
-                self._prepared = True
+            if not self._prepared:
+                await self._prepare()
             return self._snapshot.read(offset, size)
         finally:
             self._num_reading -= 1
             if self._closing and not self._num_reading:
                 self._volume.close_snapshot(self._snapshot)
+
+    async def _prepare(self) -> None:
+        """Hash what was never hashed, at about 1 GB/s. Interrupted, it leaves what is done to the next reader."""
+        async with self._preparing:
+            if not self._prepared:
+                await self._eager.in_worker(self._snapshot.prepare, trio.from_thread.check_cancelled)
+                self._prepared = True
 
     def fork_into(self, inode: Inode) -> None:
         """Make an empty plain file a KV file with what this reader sees."""

@@ -130,7 +130,7 @@ class Volume:
         inode.modified()
 
     def _plain(self, inode: Inode) -> PlainFile:
-        return PlainFile(self._backing_dir / f"{inode.number}.plain")
+        return PlainFile(self._backing_dir, f"{inode.number}.plain")
 
     def _replace(self, inode: Inode, content: PlainFile | KvFile) -> None:
         old, inode.content = inode.content, content

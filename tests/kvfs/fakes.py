@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -62,8 +64,14 @@ class FakeStore:
         # [page, layer, k or v, head, entry, dim]
         self.entries = self.pages.reshape(num_pages, facts.layers, 2, facts.kv_heads, PAGE_ENTRIES, facts.head_dim)
         self.num_zeroed = 0
+        self.worker_page_s = 0.0
+        """As if pages were large, or the machine slow: how long worker threads take for one."""
+        self.num_worker_pages = 0
 
     def view(self, page: int, count: int = 1) -> memoryview:
+        if self.worker_page_s and threading.current_thread() is not threading.main_thread():
+            self.num_worker_pages += 1
+            time.sleep(self.worker_page_s)
         assert 0 <= page <= self.num_pages - count
         return self._bytes[page * self.page_bytes : (page + count) * self.page_bytes]
 

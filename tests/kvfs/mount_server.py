@@ -39,6 +39,7 @@ class Server:
         self.fs = FileSystem(PagePool(self.store), facts, backing_dir, os.getuid(), os.getgid())
         self.creds = Credentials(os.getuid(), os.getgid())
         self.handles: dict[int, OpenKv] = {}
+        self.busy = False
 
     def _keep(self, handle: OpenKv) -> int:
         number = len(self.handles) + 1
@@ -151,6 +152,36 @@ class Server:
             "nlink": found.nlink,
         }
 
+    def set_busy(self, busy: bool) -> None:
+        """As if the model were computing."""
+        self.busy = busy
+
+    def slow_down(self, page_s: float) -> None:
+        """From now on, a worker takes that long for each page that it looks at; 0 is as fast as ever."""
+        self.store.worker_page_s = page_s
+        self.store.num_worker_pages = 0
+
+    def num_worker_pages(self) -> int:
+        """Pages that workers have looked at since."""
+        return self.store.num_worker_pages
+
+    def lock(self, path: str, owner: str) -> None:
+        """Take the exclusive flock as a LIP would, or EWOULDBLOCK."""
+        self.fs.volume.locks.acquire_nowait(self._number(path), owner, exclusive=True)
+
+    def unlock(self, path: str, owner: str) -> None:
+        self.fs.volume.locks.release(self._number(path), owner)
+
+    def num_locks(self) -> int:
+        """Files with a lock, held or waited for."""
+        return len(self.fs.volume.locks)
+
+    def num_lock_waiters(self, path: str) -> int:
+        return self.fs.volume.locks.num_waiting(self._number(path))
+
+    def _number(self, path: str) -> int:
+        return self.fs.volume.tree.child(self.fs.volume.tree.root, path.encode()).number
+
     def break_model(self) -> None:
         """Plant a defect: from now on asking for the model's name hits an exception that nobody foresaw."""
         self._model, self.fs.volume.model = self.fs.volume.model, Defect()
@@ -188,7 +219,13 @@ async def main(mountpoint: str, backing_dir: str, num_pages: str, page_bytes: st
     async with trio.open_nursery() as nursery:
 
         async def serve(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-            await serve_mount(server.fs, Path(mountpoint), allow_other=allow_other == "1", task_status=task_status)
+            await serve_mount(
+                server.fs,
+                Path(mountpoint),
+                allow_other=allow_other == "1",
+                is_busy=lambda: server.busy,
+                task_status=task_status,
+            )
 
         try:
             await nursery.start(serve)

@@ -32,7 +32,7 @@ def test_a_defect_in_a_handler_is_an_io_error_and_the_mount_goes_on(mount: Mount
             os.getxattr(mount.path / "a.kv", "user.kv.model")
     finally:
         mount.call("mend_model")
-    assert "ERROR kvfs.fuse: request getxattr(" in mount.log()
+    assert "ERROR kvfs.requests: request getxattr(" in mount.log()
     assert "AttributeError: planted" in mount.log()
     assert os.getxattr(mount.path / "a.kv", "user.kv.model") == b"fake"
 
@@ -73,8 +73,7 @@ def test_unmounting_with_files_open_is_clean(tmp_path: Path) -> None:
         os.pread(fd, 10, 0)
     with pytest.raises(OSError, match="Errno"):
         os.pread(fd, 100, 5000)
-    with pytest.raises(OSError, match="not connected"):
-        os.close(fd)
+    os.close(fd)
     assert "unmounting" in mount.log()
     assert os.listdir(mount.path) == []
 

@@ -1,0 +1,131 @@
+"""How a request of the kernel is answered: at once where possible, by a task where it must wait, never by an exception.
+
+A request comes as a call from C. Its handler returns a *status*: the length of the answer that it has packed, see
+`kvfs.wire`. What handlers raise becomes an errno here and nowhere else; anything but a SymError is a defect of ours, an
+EIO and a line in the log, and the mount goes on.
+
+A handler that waits is an eager coroutine (`kvfs.eager`). While it waits, it can be interrupted: a signal to the
+process that made the request (Ctrl-C, SIGKILL) cancels it, and the answer is EINTR.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias
+
+import trio
+
+from kvfs import shim
+from kvfs.eager import LEFT, Eager
+from kvfs.pace import Pace
+from libsym.errors import SymError
+
+log = logging.getLogger(__name__)
+
+Quick: TypeAlias = Callable[..., int]
+"""A handler that waits for nothing."""
+Slow: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
+"""A handler that may have to wait."""
+
+
+class Requests:
+    """The requests of one mount that are being answered."""
+
+    def __init__(self, eager: Eager, pace: Pace) -> None:
+        self._eager = eager
+        self._pace = pace
+        self._nursery: trio.Nursery | None = None
+        self._scopes: dict[Any, trio.CancelScope] = {}
+        self._put_off: deque[tuple[Any, Callable[[], int]]] = deque()
+        self._something_put_off = trio.Event()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for something in their handlers."""
+        return len(self._scopes)
+
+    async def serve(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Answer what C calls with as long as `loop` runs."""
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._answer_put_off)
+            await loop()
+            self._nursery.cancel_scope.cancel()
+
+    # Called from C
+
+    def answer(self, handler: Quick, _request: Any, *arguments: Any) -> int:
+        """By a handler that waits for nothing."""
+        try:
+            return handler(*arguments)
+        except Exception as error:  # noqa: BLE001 - nothing may reach C
+            return -errno_of(error, handler, arguments)
+
+    def begin(self, handler: Slow, request: Any, *arguments: Any) -> int:
+        """By a handler that may have to wait: then it goes on as a task."""
+        coroutine = handler(*arguments)
+        try:
+            status = self._eager.start(coroutine)
+        except Exception as error:  # noqa: BLE001
+            return -errno_of(error, handler, arguments)
+        if isinstance(status, int):
+            return status
+        assert status is LEFT
+        assert self._nursery is not None
+        self._nursery.start_soon(self._finish, request, coroutine, handler, arguments)
+        return shim.LATER
+
+    def paced(self, how: Callable[..., int], handler: Quick | Slow, request: Any, *arguments: Any) -> int:
+        """By one of the two above, as soon as the pace admits it."""
+        if not self._put_off and self._pace.admits():
+            return how(handler, request, *arguments)
+        self._put_off.append((request, functools.partial(how, handler, request, *arguments)))
+        self._something_put_off.set()
+        return shim.LATER
+
+    def interrupted(self, request: Any) -> None:
+        """Whoever made the request got a signal: it need not wait any more."""
+        scope = self._scopes.get(request)
+        if scope is not None:
+            scope.cancel()
+
+    # Tasks
+
+    async def _finish(
+        self, request: Any, coroutine: Coroutine[Any, Any, int], handler: Slow, arguments: Sequence[object]
+    ) -> None:
+        status = -errno.EINTR
+        scope = self._scopes[request] = trio.CancelScope()
+        shim.watch(request)
+        try:
+            with scope:
+                status = await self._eager.finish(coroutine)
+        except Exception as error:  # noqa: BLE001
+            status = -errno_of(error, handler, arguments)
+        finally:  # at the end of the mount too, or libfuse would keep the request
+            del self._scopes[request]
+            shim.answer(request, status)
+
+    async def _answer_put_off(self) -> None:
+        while True:
+            await self._something_put_off.wait()
+            self._something_put_off = trio.Event()
+            while self._put_off:
+                await trio.sleep(self._pace.wait_s())
+                while self._put_off and self._pace.admits():
+                    request, call = self._put_off.popleft()
+                    status = call()
+                    if status != shim.LATER:
+                        shim.answer(request, status)
+
+
+def errno_of(error: Exception, handler: Callable[..., object], arguments: Sequence[object]) -> int:
+    """What to answer. Anything but a SymError is a defect of ours."""
+    if isinstance(error, SymError):
+        return error.errno or errno.EIO
+    name = getattr(handler, "__name__", repr(handler))
+    log.error("request %s%r failed", name, tuple(arguments), exc_info=error)
+    return errno.EIO
