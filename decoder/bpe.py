@@ -13,9 +13,9 @@ from threading import Lock
 
 from tokenizers import Tokenizer as LibraryTokenizer
 
+from decoder.cuts import SPACE, Cut, Cutter
 from libsym.errors import Invalid
 
-SPACE = "\u2581"
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 _MOST_MISSING_BYTES = 64  # rare control characters and lead bytes of unassigned planes: 8 in SmolLM2
 _NOT_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
@@ -37,10 +37,16 @@ class ByteLevelCodec:
     """Tokens are runs of bytes."""
 
     def __init__(
-        self, library: LibraryTokenizer, tokens: Sequence[str | None], added: Mapping[int, str], where: str
+        self,
+        library: LibraryTokenizer,
+        tokens: Sequence[str | None],
+        added: Mapping[int, str],
+        where: str,
+        cutter: Cutter | None,
     ) -> None:
         """`tokens`: spelling by id, None where there is none. `added`: text of tokens outside the byte alphabet."""
         self._library = _Library(library)
+        self._cutter = cutter
         self._bytes = [_bytes_of(token) for token in tokens]
         for token, text in added.items():
             self._bytes[token] = text.encode()
@@ -63,12 +69,22 @@ class ByteLevelCodec:
     def token_bytes(self, token: int) -> bytes:
         return self._bytes[token] if token < len(self._bytes) else b""
 
+    def cut(self, text: str) -> Cut | None:
+        return None if self._cutter is None else self._cutter.find(text)
+
 
 class PieceCodec:
     """Tokens are runs of characters with U+2581 for a space, and single bytes for what has no token."""
 
-    def __init__(self, library: LibraryTokenizer, tokens: Sequence[str | None], added: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        library: LibraryTokenizer,
+        tokens: Sequence[str | None],
+        added: Mapping[int, str],
+        cutter: Cutter | None,
+    ) -> None:
         self._library = _Library(library)
+        self._cutter = cutter
         self._tokens = tokens
         self._added = added
 
@@ -85,6 +101,9 @@ class PieceCodec:
         if byte := _BYTE_PIECE.fullmatch(piece):
             return bytes.fromhex(byte[1])
         return piece.replace(SPACE, " ").encode()
+
+    def cut(self, text: str) -> Cut | None:
+        return None if self._cutter is None else self._cutter.find(text)
 
 
 class _Library:

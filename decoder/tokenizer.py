@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from decoder.chat import ChatTemplate
+from decoder.cuts import ByteCutter, Cut
 from libsym.errors import Invalid
 
 
@@ -24,6 +25,8 @@ class Codec(Protocol):
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     def token_bytes(self, token: int) -> bytes: ...
+
+    def cut(self, text: str) -> Cut | None: ...
 
 
 class Tokenizer:
@@ -67,6 +70,13 @@ class Tokenizer:
         self._checked([token])
         return self._codec.token_bytes(token)
 
+    def cut(self, text: str) -> Cut | None:
+        """Where the beginning of a text may be cut: its pieces give the tokens of the whole, whatever follows.
+
+        `encode(text[:cut.end]) + encode(text[cut.resume:] + more) == encode(text + more)`, with special tokens.
+        """
+        return self._codec.cut(text)
+
     def chat_template(
         self, messages: list[dict[str, Any]], tools: list[Any] | None = None, add_generation_prompt: bool = True
     ) -> str:
@@ -88,6 +98,7 @@ class ByteCodec:
     _SPECIAL = {"<bos>": BOS, "<eos>": EOS, "<pad>": PAD}  # noqa: RUF012 - never changed
     _TEXT_OF = {token: text.encode() for text, token in _SPECIAL.items()}  # noqa: RUF012 - never changed
     _SPLIT = re.compile("(<bos>|<eos>|<pad>)")
+    _CUTTER = ByteCutter(tuple(_SPECIAL))
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         if not special:
@@ -102,6 +113,9 @@ class ByteCodec:
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < self.BOS else self._TEXT_OF.get(token, b"")
+
+    def cut(self, text: str) -> Cut | None:
+        return self._CUTTER.find(text)
 
 
 def fingerprint(*parts: Iterable[str]) -> str:

@@ -13,12 +13,13 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from decoder.bpe import SPACE, ByteLevelCodec, PieceCodec
+from decoder.bpe import ByteLevelCodec, PieceCodec
 from decoder.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate, default_template, special_token_text
+from decoder.cuts import SPACE, Cutter, piece_cutter, word_cutter
 from decoder.gguf import GgufFile
 from decoder.jsonfile import read_json_object
 from decoder.stored import map_file
-from decoder.tokenizer import ByteCodec, Tokenizer, fingerprint
+from decoder.tokenizer import ByteCodec, Codec, Tokenizer, fingerprint
 from libsym.errors import Invalid
 
 Json: TypeAlias = dict[str, Any]
@@ -33,6 +34,7 @@ _LLAMA_3_PATTERN = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN_2_PATTERN = _LLAMA_3_PATTERN.replace("{1,3}", "")
+_GPT_2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 _MAX_PIECE = 1024
 """Letters; trying every place to cut one takes the square of it."""
@@ -115,10 +117,15 @@ def gguf_tokenizer(file: GgufFile, vocab_size: int) -> Tokenizer:
     words = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     ends = {ids["eos"], ids["eot"], ids["eom"]} - {None}
     template = file.text("tokenizer.chat_template", "")
+    codec: Codec
+    if model == "gpt2":
+        codec = ByteLevelCodec(library, tokens, added, str(file.path), word_cutter(added.values()))
+    else:
+        normal = [token for token, kind in zip(tokens, types, strict=True) if kind == _NORMAL]
+        cutter = piece_cutter(normal, added.values(), adds_space=_adds_space(file))
+        codec = PieceCodec(library, tokens, added, cutter)
     return Tokenizer(
-        ByteLevelCodec(library, tokens, added, str(file.path))
-        if model == "gpt2"
-        else PieceCodec(library, tokens, added),
+        codec,
         vocab_size=vocab_size,
         bos_id=ids["bos"],
         eos_ids=frozenset(i for i in ends if i is not None)
@@ -153,9 +160,12 @@ def huggingface_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
         tokens[token] = text
     added = {token: entry.content for token, entry in library.get_added_tokens_decoder().items()}
     special = {token: text for token, text in added.items() if library.get_added_tokens_decoder()[token].special}
-    codec = (
-        PieceCodec(library, tokens, added) if kind == "pieces" else ByteLevelCodec(library, tokens, added, str(path))
-    )
+    codec: Codec
+    if kind == "pieces":
+        codec = PieceCodec(library, tokens, added, _piece_cutter_of(description, added))
+    else:
+        cutter = word_cutter(added.values()) if _splits_as_known(description) else None
+        codec = ByteLevelCodec(library, tokens, added, str(path), cutter)
     texts = _special_texts(directory)
     merges = description["model"].get("merges", [])
     return Tokenizer(
@@ -209,12 +219,16 @@ def _gguf_pieces(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) ->
     )
     spaces: list[Normalizer] = [normalizers.Replace(" ", SPACE)]
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if file.flag("tokenizer.ggml.add_space_prefix", default=True):
+    if _adds_space(file):
         spaces.insert(0, normalizers.Prepend(SPACE))
         steps.append(decoders.Strip(" ", 1, 0))
     library.normalizer = normalizers.Sequence(spaces)
     library.decoder = decoders.Sequence(steps)
     return library, [f"{score:g}" for score in scores]
+
+
+def _adds_space(file: GgufFile) -> bool:
+    return file.flag("tokenizer.ggml.add_space_prefix", default=True)
 
 
 def piece_merges(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -269,6 +283,50 @@ def _codec_kind(description: Json, path: Path) -> str:
     if "ByteFallback" in kinds and model.get("byte_fallback") is True:
         return "pieces"
     raise Invalid(f"{path}: the decoder {json.dumps(kinds)} is not supported: ByteLevel and ByteFallback are")
+
+
+def _splits_as_known(description: Json) -> bool:
+    """Whether a byte-level `tokenizer.json` normalizes and splits text in the ways for which cuts are known."""
+    steps = _steps(description.get("pre_tokenizer"), "pretokenizers")
+    splits = any(step.get("type") == "Split" or step.get("use_regex") is True for step in steps)
+    normalizer = description.get("normalizer")
+    return normalizer in (None, {"type": "NFC"}) and splits and all(map(_is_known_step, steps))
+
+
+def _is_known_step(step: Json) -> bool:
+    match step.get("type"):
+        case "ByteLevel":
+            return step.get("add_prefix_space") is False
+        case "Digits":
+            return True
+        case "Split":
+            pattern = step.get("pattern")
+            expression = pattern.get("Regex") if isinstance(pattern, dict) else None
+            is_plain = step.get("behavior") == "Isolated" and not step.get("invert")
+            return is_plain and expression in {_LLAMA_3_PATTERN, _QWEN_2_PATTERN, _GPT_2_PATTERN}
+        case _:
+            return False
+
+
+def _piece_cutter_of(description: Json, added: Mapping[int, str]) -> Cutter | None:
+    """For a SentencePiece `tokenizer.json` that does no more to a text than to spell its spaces."""
+    spelling = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prefix = {"type": "Prepend", "prepend": SPACE}
+    steps = _steps(description.get("normalizer"), "normalizers")
+    if description.get("pre_tokenizer") is not None or steps not in ([spelling], [prefix, spelling]):
+        return None
+    pieces = description["model"].get("vocab", {})
+    spelled_out = set(added.values())
+    ordinary = (piece for piece in pieces if piece not in spelled_out)
+    return piece_cutter(ordinary, added.values(), adds_space=len(steps) == 2)
+
+
+def _steps(part: Any, key: str) -> list[Json]:
+    """The steps of a part of a `tokenizer.json`, which may be a sequence, one step, or nothing."""
+    if not isinstance(part, dict):
+        return []
+    steps = part.get(key) if part.get("type") == "Sequence" else [part]
+    return [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
 
 
 def _optional(path: Path) -> Json:

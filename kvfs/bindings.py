@@ -61,9 +61,9 @@ def _bind_others(requests: Requests, operations: KvOperations) -> None:
     def rename(request: Any, parent: int, name: Any, new_parent: int, new_name: Any, flags: int) -> int:
         return paced(quick, operations.rename, request, parent, text(name), new_parent, text(new_name), flags)
 
-    def setxattr(request: Any, number: int, name: Any, value: Any, size: int, flags: int) -> int:
+    def setxattr(request: Any, number: int, name: Any, value: Any, size: int, flags: int, uid: int) -> int:
         value = bytes(shim.view(value, size))
-        return paced(quick, operations.setxattr, request, number, text(name), value, flags)
+        return paced(quick, operations.setxattr, request, number, text(name), value, flags, uid)
 
     def setattr_(request: Any, number: int, fields: int, has_file: int, fh: int, *values: int) -> int:
         *others, atime_s, atime_ns, mtime_s, mtime_ns = values

@@ -15,13 +15,15 @@ class KvFile:
     gives its pages back.
     """
 
-    __slots__ = ("changes", "table", "users")
+    __slots__ = ("__weakref__", "changes", "fewest", "table", "users")
 
     def __init__(self, table: PageTable) -> None:
         self.table = table
         self.users = 1
         self.changes = 0
         """Counts changes of the entries: equal counts mean an equal image."""
+        self.fewest = table.length
+        """The fewest entries it has had since the text view looked: those are as they were then."""
 
     def retain(self) -> None:
         assert self.users > 0

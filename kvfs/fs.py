@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 import numpy.typing as npt
 
+from kvfs.accounts import Account
 from kvfs.content import KvFile
 from kvfs.du import DuReport, disk_usage
 from kvfs.inode import READ, SEARCH, WRITE, Credentials, Inode, require, require_owner, require_removable
@@ -95,13 +97,31 @@ class FileSystem:
         """Absolute paths may begin with these as well: other paths of the mount, as through a symbolic link."""
         self._paths.mount_aliases = aliases
 
+    def confine(self, creds: Credentials, path: str) -> Credentials:
+        """Credentials that reach nothing but one domain, which the caller owns."""
+        directory = self._paths.resolve(creds, path)
+        if not directory.is_directory:
+            raise NotDirectory(f"{path} is not a directory")
+        require_owner(directory, creds, path)
+        if directory.domain is None:
+            raise Invalid(f"{path} is no domain: make it one while it is empty, setfattr -n user.kv.quota -v 512M")
+        return replace(creds, root=directory)
+
+    def account_of(self, creds: Credentials) -> Account:
+        """Who pays for the caller's anonymous files."""
+        if creds.root is None:
+            return self.pool.accounts.of(creds.uid)
+        if creds.root.domain is None:
+            raise NotFound("the domain that this connection is confined to was removed")
+        return creds.root.domain
+
     # Handles
 
     def kv_create(self, creds: Credentials, path: str | None, mode: int = 0o600) -> OpenKv:
         """A new, empty KV file, open for writing. Without a path it is anonymous: gone when it is closed."""
         _check_mode(mode)
         place = self._free_place(creds, path)
-        return self._create(creds, place, mode, PageTable(self.pool, creds.uid))
+        return self._create(creds, place, mode, lambda owner: PageTable(self.pool, owner))
 
     def kv_open(self, creds: Credentials, path: str, *, write: bool) -> OpenKv:
         """A handle on an existing KV file; `write` needs read permission too, for an append attends to what it has."""
@@ -115,12 +135,23 @@ class FileSystem:
             raise Invalid(f"{path} is not a KV file: its bytes are no image of this model")
         return self._open(inode, inode.content, self._origin(creds, path, inode), writable=write)
 
+    def kv_create_in(self, creds: Credentials, directory: Inode, name: bytes, mode: int) -> OpenKv:
+        """`kv_create` in a directory that the mount has led to: the kernel has checked permissions."""
+        self._tree.require_free(directory, name)
+        place = Place(directory, name, os.fsdecode(name), must_be_directory=False)
+        return self._create(creds, place, mode, lambda owner: PageTable(self.pool, owner))
+
+    def kv_open_inode(self, inode: Inode, *, write: bool) -> OpenKv:
+        """`kv_open` of a file that the mount has led to: the kernel has checked permissions."""
+        assert isinstance(inode.content, KvFile)
+        return self._open(inode, inode.content, None, writable=write)
+
     def kv_fork(self, creds: Credentials, source: OpenKv, path: str | None, mode: int = 0o600) -> OpenKv:
         """A copy of the source's entries as they are now, open for writing: page numbers are copied, never pages."""
         self._require_open(source)
         _check_mode(mode)
         place = self._free_place(creds, path)
-        return self._create(creds, place, mode, source.table.fork(creds.uid))
+        return self._create(creds, place, mode, source.table.fork)
 
     def kv_close(self, handle: OpenKv) -> None:
         """Give a handle back; not while one of its reservations is open."""
@@ -241,16 +272,27 @@ class FileSystem:
         if place.must_be_directory:
             raise IsDirectory(f"{path} ends in a slash: a KV file is no directory")
         require(place.directory, creds, WRITE | SEARCH, f"directory of {path}")
+        self._tree.require_free(place.directory, place.name)
         return place
 
-    def _create(self, creds: Credentials, place: Place | None, mode: int, table: PageTable) -> OpenKv:
+    def _create(
+        self, creds: Credentials, place: Place | None, mode: int, make_table: Callable[[int], PageTable]
+    ) -> OpenKv:
+        """`make_table` is told who pays. Whoever has no room for the file or its pages gets OverQuota, and no file."""
+        account = self._payer(creds, place)
+        account.require_files()
+        table = make_table(account.number)
         if place is None:
-            inode = self._tree.new_inode(stat.S_IFREG, mode, creds.uid, creds.gid)
+            inode = self._tree.new_inode(stat.S_IFREG, mode, creds.uid, creds.gid, account)
         else:
             inode = self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
         inode.content = content = self.volume.new_kv(table)
         origin = None if place is None else (place.directory.number, place.name)
         return self._open(inode, content, origin, writable=True)
+
+    def _payer(self, creds: Credentials, place: Place | None) -> Account:
+        """Who pays for what the caller makes at a place, or without one."""
+        return self.account_of(creds) if place is None else self._tree.account_for(place.directory, creds.uid)
 
     def _open(self, inode: Inode, content: KvFile, origin: tuple[int, bytes] | None, *, writable: bool) -> OpenKv:
         content.retain()

@@ -36,7 +36,7 @@ _KV_BLOCK_BYTES = 1 << 20
 _XATTR_CREATE, _XATTR_REPLACE = 1, 2
 """Flags of setxattr(2)."""
 
-_DOTS = (b".", b"..")
+DOTS = (b".", b"..")
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class KvOperations:
         self._eager = eager
         self._files = OpenFiles(volume, eager)
         self._handles: dict[int, Handle | _Listing] = {}
-        self._next_handle = 1
+        self._next_handle = 0
 
     @property
     def num_handles(self) -> int:
@@ -142,14 +142,17 @@ class KvOperations:
         mtime_ns: int,
     ) -> int:
         inode = self._tree.get(number)
-        if fields & wire.SET_SIZE:  # first: it alone can fail
+        if fields & wire.SET_UID:  # first: it can fail, and the kernel asks for no size with it
+            self._volume.change_owner(inode, uid)
+        if fields & wire.SET_SIZE:
             await self._files.truncate(inode, size, None if fh is None else self._file(fh))
+        self.set_others(inode, fields, mode, gid, atime_ns, mtime_ns)
+        return self._answers.attr(self._attributes(inode))
+
+    def set_others(self, inode: Inode, fields: int, mode: int, gid: int, atime_ns: int, mtime_ns: int) -> None:
+        """What of `setattr` can't fail."""
         if fields & wire.SET_MODE:
             inode.mode = mode & 0o7777
-        if fields & wire.SET_UID:
-            inode.uid = uid
-            if isinstance(inode.content, KvFile):
-                inode.content.table.owner = uid
         if fields & wire.SET_GID:
             inode.gid = gid
         if fields & wire.SET_ATIME:
@@ -157,7 +160,6 @@ class KvOperations:
         if fields & wire.SET_MTIME:
             self._files.set_mtime_ns(inode, mtime_ns)
         inode.changed()
-        return self._answers.attr(self._attributes(inode))
 
     def statfs(self) -> int:
         now = self._volume.statistics()
@@ -171,28 +173,28 @@ class KvOperations:
         )
 
     def getxattr(self, number: int, name: bytes, room: int) -> int:
-        return self._attribute_data(xattrs.get(self._tree.get(number), name, self._volume.model), room)
+        return self._attribute_data(xattrs.get(self._volume, self._tree.get(number), name), room)
 
     def listxattr(self, number: int, room: int) -> int:
-        names = xattrs.names(self._tree.get(number))
+        names = xattrs.names(self._volume, self._tree.get(number))
         return self._attribute_data(b"".join(name + b"\0" for name in names), room)
 
-    def setxattr(self, number: int, name: bytes, value: bytes, flags: int) -> int:
+    def setxattr(self, number: int, name: bytes, value: bytes, flags: int, uid: int) -> int:
         inode = self._tree.get(number)
-        if flags & _XATTR_CREATE and name in xattrs.names(inode):
+        if flags & _XATTR_CREATE and name in xattrs.names(self._volume, inode):
             raise Exists(f"attribute {name.decode(errors='replace')} is set already")
         if flags & _XATTR_REPLACE:
-            xattrs.get(inode, name, self._volume.model)  # ENODATA if there is none
-        xattrs.put(inode, name, value)
+            xattrs.get(self._volume, inode, name)  # ENODATA if there is none
+        xattrs.put(self._volume, inode, name, value, uid)
         return 0
 
-    def removexattr(self, number: int, name: bytes) -> int:
-        xattrs.remove(self._tree.get(number), name)
+    def removexattr(self, number: int, name: bytes, uid: int) -> int:
+        xattrs.remove(self._volume, self._tree.get(number), name, uid)
         return 0
 
     # Files
 
-    async def create(self, parent: int, name: bytes, mode: int, flags: int, uid: int, gid: int) -> int:
+    async def create(self, parent: int, name: bytes, mode: int, flags: int, uid: int, gid: int, _pid: int) -> int:
         directory = self._tree.get(parent)
         if name in directory.entries and not flags & os.O_EXCL:
             # A LIP made it since the kernel looked. ESTALE makes the kernel look again, and check its permissions.
@@ -202,7 +204,7 @@ class KvOperations:
         inode.lookups += 1
         return self._answers.created(self._attributes(inode), fh, open_flags)
 
-    async def open(self, number: int, flags: int) -> int:
+    async def open(self, number: int, flags: int, _pid: int) -> int:
         return self._answers.opened(*await self._open(self._tree.get(number), flags))
 
     async def read(self, fh: int, offset: int, size: int) -> int:
@@ -261,18 +263,18 @@ class KvOperations:
     def readdir(self, fh: int, start: int, room: int) -> int:
         listing = self._listing(fh)
         if start == 0:
-            listing.names = (*_DOTS, *listing.directory.entries)
+            listing.names = (*DOTS, *listing.directory.entries)
         entries = listing.directory.entries
         answer = []
         for place in range(start, len(listing.names)):
             name = listing.names[place]
-            inode = self._tree.child(listing.directory, name) if place < len(_DOTS) else entries.get(name)
+            inode = self._tree.child(listing.directory, name) if place < len(DOTS) else entries.get(name)
             if inode is None:
                 continue  # removed since
             room -= wire.listing_entry_bytes(name)
             if room < 0:
                 break
-            if place >= len(_DOTS):
+            if place >= len(DOTS):
                 inode.lookups += 1
             answer.append(wire.listing_entry(name, self._attributes(inode), place + 1))
         return self._answers.data(b"".join(answer))
@@ -337,9 +339,13 @@ class KvOperations:
         )
         return self._new_handle(handle), open_flags
 
-    def _new_handle(self, handle: Handle | _Listing) -> int:
-        number = self._next_handle
+    def new_number(self) -> int:
+        """A number for something open, used for nothing before."""
         self._next_handle += 1
+        return self._next_handle
+
+    def _new_handle(self, handle: Handle | _Listing) -> int:
+        number = self.new_number()
         self._handles[number] = handle
         return number
 

@@ -3,9 +3,12 @@
 Four moves, so that the slow one can run in a worker thread while the owner of the pool goes on:
 
     plan = parse_header(image_format, source)            any thread, quick
-    incoming = ImageImport(pool, plan, owner)            owner thread: takes the pages, or NoSpace
+    incoming = ImageImport(pool, plan, owner)            owner thread: takes the pages, or OverQuota or NoSpace
     incoming.load(source)                                worker thread: reads, checks, fills the pages
     table = incoming.finish()   or   incoming.abandon()  owner thread
+
+Pages that the owner holds already, with the same content, are shared at the end: the import's own go back then. They
+are taken first all the same, for what they hold is known only when they are loaded.
 
 Nobody else knows the pages before `finish`, and what was read is checked as it lies in memory: a source that changes
 while it is read can fail the import, not fool it.
@@ -20,9 +23,10 @@ import numpy as np
 
 from kvfs.free_list import IntArray
 from kvfs.header import ByteSource, ImagePlan, parse_header, read_exactly
-from kvfs.image import ImageFormat
+from kvfs.image import ImageFormat, all_finite
 from kvfs.pages import DIGEST_BYTES, PagePool, digest
 from kvfs.table import PageTable
+from kvfs.twins import Digests, find_twins, true_twins
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 
@@ -30,7 +34,7 @@ from libsym.errors import Invalid
 class ImageImport:
     """An image on its way into the pool. End it with `finish` or `abandon`."""
 
-    __slots__ = ("_digests", "_loaded", "_pages", "closed", "owner", "plan", "pool")
+    __slots__ = ("_digests", "_loaded", "_pages", "_twins", "closed", "owner", "plan", "pool")
 
     def __init__(self, pool: PagePool, plan: ImagePlan, owner: int) -> None:
         assert plan.image_format.page_bytes == pool.page_bytes
@@ -40,6 +44,7 @@ class ImageImport:
         self.closed = False
         self._loaded = False
         self._digests: list[bytes] = []
+        self._twins: IntArray = np.empty(0, np.int32)
         # Not zeroed first: that would take the owner's thread as long as the load takes the worker.
         self._pages: IntArray = pool.allocate(plan.num_pages, owner, overwritten=True)
 
@@ -56,6 +61,7 @@ class ImageImport:
         whole.update(entries)
         if whole.hexdigest() != self.plan.digest:
             raise Invalid("image is damaged: its content has another digest than its header says")
+        self._twins = find_twins(self.pool, self.owner, self._full_pages, self._full_digests)
         self._loaded = True
 
     def finish(self) -> PageTable:
@@ -69,23 +75,44 @@ class ImageImport:
         self.pool.fill[pages] = PAGE_ENTRIES
         if tail:
             self.pool.fill[pages[full]] = tail
-        for page, value in zip(pages[:full].tolist(), self._digests, strict=False):
-            self.pool.keep_digest(page, value)
+        self.pool.keep_digests(self._full_pages, self._full_digests)
+        self._share_twins()
         return PageTable.adopt(self.pool, self.owner, pages, num_entries)
+
+    def _share_twins(self) -> None:
+        """Refer to pages that the owner holds already instead of to the import's own."""
+        pool, own = self.pool, self._full_pages
+        chosen = np.flatnonzero(true_twins(pool, self.owner, own, self._full_digests, self._twins))
+        spare, twins = own[chosen], self._twins[chosen]
+        pool.retain(twins, self.owner)
+        own[chosen] = twins
+        pool.release(spare, self.owner)
 
     def abandon(self) -> None:
         """Give the pages back."""
         assert not self.closed
         self.closed = True
-        self.pool.release(self._pages)
+        self.pool.release(self._pages, self.owner)
+
+    @property
+    def _full_pages(self) -> IntArray:
+        """A view."""
+        return self._pages[: self.plan.num_entries // PAGE_ENTRIES]
+
+    @property
+    def _full_digests(self) -> Digests:
+        num_full = len(self._full_pages)
+        return np.frombuffer(b"".join(self._digests[:num_full]), np.uint8).reshape(num_full, DIGEST_BYTES)
 
     def _load_pages(self, source: ByteSource, checkpoint: Callable[[], None]) -> None:
-        store, page_bytes = self.pool.store, self.pool.page_bytes
+        store, page_bytes, dtype = self.pool.store, self.pool.page_bytes, self.plan.image_format.dtype
         offset = self.plan.layout.pages
-        for page in self._pages.tolist():
+        for index, page in enumerate(self._pages.tolist()):
             checkpoint()
             view = store.view(page)
             view[:] = read_exactly(source, offset, page_bytes)
+            if not all_finite(view, dtype):  # it would reach what must not see it: zero times infinity is not zero
+                raise Invalid(f"image is damaged: its page {index} holds numbers that are not finite")
             self._digests.append(digest(view))
             offset += page_bytes
         tail = self.plan.num_entries % PAGE_ENTRIES

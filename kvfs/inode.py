@@ -10,6 +10,7 @@ import stat
 import time
 from dataclasses import dataclass
 
+from kvfs.accounts import Account
 from kvfs.content import Content, KvFile
 from libsym.errors import NoAccess, NotPermitted
 
@@ -35,6 +36,8 @@ class Credentials:
     gid: int
     groups: frozenset[int] = frozenset()
     """Supplementary groups."""
+    root: Inode | None = None
+    """A connection that is confined to a domain: its directory. Paths begin there and never lead out of it."""
 
     def in_group(self, gid: int) -> bool:
         return gid == self.gid or gid in self.groups
@@ -44,10 +47,12 @@ class Inode:
     """A file, directory, symbolic link, fifo, socket or device node, apart from its names."""
 
     __slots__ = (
+        "account",
         "atime_ns",
         "content",
         "ctime_ns",
         "device",
+        "domain",
         "entries",
         "file_type",
         "gid",
@@ -64,7 +69,7 @@ class Inode:
         "xattrs",
     )
 
-    def __init__(self, number: int, file_type: int, mode: int, uid: int, gid: int) -> None:
+    def __init__(self, number: int, file_type: int, mode: int, uid: int, gid: int, account: Account) -> None:
         self.number = number
         self.file_type = file_type
         """One of stat.S_IFREG, S_IFDIR, …"""
@@ -72,6 +77,10 @@ class Inode:
         """Permission bits, with setuid, setgid and sticky."""
         self.uid = uid
         self.gid = gid
+        self.account: Account | None = account
+        """Who pays for the inode and its content; None once nothing leads to it any more."""
+        self.domain: Account | None = None
+        """Of a directory that is a domain: who pays for what is below it."""
         self.atime_ns = self.mtime_ns = self.ctime_ns = time.time_ns()
         self.xattrs: dict[bytes, bytes] = {}
         self.names: set[tuple[int, bytes]] = set()

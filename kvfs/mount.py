@@ -17,6 +17,8 @@ import trio
 
 from kvfs import shim
 from kvfs.bindings import bind
+from kvfs.control import ControlTree
+from kvfs.control_fuse import ControlledOperations
 from kvfs.eager import Eager
 from kvfs.fs import FileSystem
 from kvfs.fuse import KvOperations
@@ -38,10 +40,12 @@ async def serve_mount(
     *,
     allow_other: bool,
     is_busy: Callable[[], bool] = lambda: False,
+    control: ControlTree | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Mount `fs`, report that it is, serve until cancelled, unmount. One mount a process at a time.
 
+    `control`: what its `.symphony` holds; without it there is none.
     `allow_other`: every user may enter, and modes decide; without it only the daemon's own user may, not even root.
     `is_busy`: whether the model is computing; names and attributes then get a bounded share of the time.
     """
@@ -49,7 +53,12 @@ async def serve_mount(
     aliases = await trio.to_thread.run_sync(_aliases, mountpoint, where)
     eager = Eager()
     requests = Requests(eager, Pace(is_busy))
-    operations = KvOperations(fs.volume, Answers(shim.out, shim.send), eager)
+    answers = Answers(shim.out, shim.send)
+    operations = (
+        KvOperations(fs.volume, answers, eager)
+        if control is None
+        else ControlledOperations(fs.volume, answers, eager, control)
+    )
     bind(requests, operations)
     _mount(where, allow_other=allow_other)
     try:

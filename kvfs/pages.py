@@ -8,6 +8,8 @@ sharing safe, and everything else follows from them:
 - *A page's bytes never cross owners.* Each page remembers whose bytes it holds; it is zeroed before it is given to
   anybody else.
 
+An owner is an account (see `kvfs.accounts`): whoever takes or gives back a reference says whose it is.
+
 One thread (the daemon's trio thread) owns the pool: it alone calls anything that changes a reference count or a
 fill. Worker threads may call `digests_of` for full pages, and read the entries below the fill of pages, to which they
 (through a snapshot) hold a reference; nothing else.
@@ -21,7 +23,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from kvfs.accounts import Accounts
 from kvfs.free_list import FreeList, IntArray
 from kvfs.protocols import PageStore
 from libsym.abi import PAGE_ENTRIES
@@ -51,6 +55,11 @@ def pages_for(num_entries: int) -> int:
 class PageHolder(Protocol):
     """Whoever holds references on pages: a table, a snapshot, an import under way."""
 
+    @property
+    def owner(self) -> int:
+        """The account that is charged for them."""
+        ...
+
     def held_pages(self) -> IntArray:
         """Every page held, once for each reference."""
         ...
@@ -78,8 +87,10 @@ class PoolStatistics:
 class PagePool:
     """All pages of one store. Tables, snapshots and imports take and give back references here."""
 
-    def __init__(self, store: PageStore) -> None:
+    def __init__(self, store: PageStore, accounts: Accounts | None = None) -> None:
+        """`accounts`: whose limits hold; without them nobody has a limit."""
         num_pages = store.num_pages
+        self.accounts = Accounts(num_pages, store.page_bytes) if accounts is None else accounts
         self.store = store
         self.num_pages = num_pages
         self.page_bytes = store.page_bytes
@@ -89,9 +100,11 @@ class PagePool:
         self.tokens = np.zeros((num_pages, PAGE_ENTRIES), np.int32)
         self.positions = np.zeros((num_pages, PAGE_ENTRIES), np.int32)
         self._free = FreeList(num_pages)
-        self._owner = np.full(num_pages, _ZEROS, np.int64)
-        self._digests = np.zeros((num_pages, DIGEST_BYTES), np.uint8)
-        self._has_digest = np.zeros(num_pages, np.bool_)
+        self.bytes_of = np.full(num_pages, _ZEROS, np.int64)
+        """The owner whose bytes a page holds, or one of the numbers below zero."""
+        self.digests = np.zeros((num_pages, DIGEST_BYTES), np.uint8)
+        self.has_digest = np.zeros(num_pages, np.bool_)
+        """Which digests are known; of full pages alone."""
 
     @property
     def num_free(self) -> int:
@@ -104,50 +117,77 @@ class PagePool:
     # References
 
     def allocate(self, count: int, owner: int, *, overwritten: bool = False) -> IntArray:
-        """Give out `count` pages with one reference each, or raise NoSpace and change nothing.
+        """Give out `count` pages with one reference each, or raise OverQuota or NoSpace and change nothing.
 
         The pages read as zeros or hold bytes of `owner` alone. `overwritten`: the caller promises to overwrite every
         byte, so stale bytes stay until it calls `claim`; a page freed before that still counts as dirty.
         """
+        pages, is_stale = self.allocate_stale(count, owner)
+        if not overwritten:
+            stale = pages[is_stale]
+            for page in stale.tolist():
+                self.store.zero(page)
+            self.claim(stale, owner)
+        return pages
+
+    def allocate_stale(self, count: int, owner: int) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+        """As `allocate`, and which of the pages hold bytes of others still.
+
+        Zeroing a page takes 0.1 ms or more. So whoever takes many does it elsewhere, in time, and then calls `claim`; a
+        page freed before that still counts as dirty.
+        """
+        account = self.accounts.of(owner)
+        account.require_new_pages(count)
         if count > self.num_free:
             raise NoSpace(
                 f"the page pool is full: {count} pages wanted, {self.num_free} of {self.num_pages} free; "
                 "remove files or forks, or start the daemon with more KV memory"
             )
         pages = self._free.take(count)
+        account.charge_new_pages(pages)
         self.refcount[pages] = 1
-        if overwritten:
-            self._owner[pages] = _SEVERAL
-        else:
-            self._make_room_for(owner, pages)
-        return pages
+        before = self.bytes_of[pages]
+        is_stale: npt.NDArray[np.bool_] = (before != owner) & (before != _ZEROS)
+        self.bytes_of[pages] = np.where(is_stale, _SEVERAL, owner)
+        stale = pages[is_stale]
+        if stale.size:
+            self.tokens[stale] = 0
+            self.positions[stale] = 0
+        return pages, is_stale
 
     def claim(self, pages: IntArray, owner: int) -> None:
-        """Say that every byte of these pages was overwritten with bytes of `owner`."""
-        self._owner[pages] = owner
+        """Say that every byte of these pages was overwritten, with zeros or bytes of `owner`."""
+        self.bytes_of[pages] = owner
 
-    def retain(self, pages: IntArray) -> None:
-        """Add a reference for each mention of a page."""
+    def retain(self, pages: IntArray, owner: int) -> None:
+        """Add a reference for each mention of a page, or raise OverQuota and change nothing.
+
+        An owner who holds the pages already has room for them.
+        """
+        account = self.accounts.of(owner)
+        account.require_pages(pages)
+        account.charge_pages(pages)
         np.add.at(self.refcount, pages, _ONE)  # a plain += would count a page named twice only once
 
-    def release(self, pages: IntArray) -> None:
-        """Take back a reference for each mention of a page; pages without any are free."""
+    def release(self, pages: IntArray, owner: int) -> None:
+        """Take back a reference of `owner` for each mention of a page; pages without any are free."""
+        if not pages.size:
+            return
+        self.accounts.of(owner).refund_pages(pages)
         np.subtract.at(self.refcount, pages, _ONE)
         unused = pages[self.refcount[pages] <= 0]
         if unused.size:
             assert not self.refcount[unused].any(), f"pages {unused[self.refcount[unused] < 0]} released too often"
             self.fill[unused] = 0
-            self._has_digest[unused] = False
+            self.has_digest[unused] = False
             self._free.give(unused)
 
-    def _make_room_for(self, owner: int, pages: IntArray) -> None:
-        before = self._owner[pages]
-        foreign = pages[(before != owner) & (before != _ZEROS)]
-        for page in foreign.tolist():
-            self.store.zero(page)
-            self.tokens[page] = 0
-            self.positions[page] = 0
-        self._owner[pages] = owner
+    def move(self, pages: IntArray, owner: int, new_owner: int) -> None:
+        """Charge references of `owner` to another account instead, or raise OverQuota and change nothing."""
+        account = self.accounts.of(new_owner)
+        account.require_pages(pages)
+        account.charge_pages(pages)
+        self.accounts.of(owner).refund_pages(pages)
 
     # Appending (for tables)
 
@@ -158,16 +198,16 @@ class PagePool:
     def set_fill(self, page: int, fill: int, owner: int) -> None:
         """Move the frontier of a page that `owner` appends to, or whose append it takes back."""
         self.fill[page] = fill
-        self._has_digest[page] = False
-        if self._owner[page] != owner:
-            self._owner[page] = _SEVERAL
+        self.has_digest[page] = False
+        if self.bytes_of[page] != owner:
+            self.bytes_of[page] = _SEVERAL
 
     def copy_entries(self, source: int, target: int, num_entries: int) -> None:
         """Copy tokens and positions of a tail; its KV bytes are the decoder's to copy, at the start of the step."""
         self.tokens[target, :num_entries] = self.tokens[source, :num_entries]
         self.positions[target, :num_entries] = self.positions[source, :num_entries]
-        if self._owner[source] != self._owner[target]:
-            self._owner[target] = _SEVERAL  # the decoder copies whole pages, slots of the source's owner included
+        if self.bytes_of[source] != self.bytes_of[target]:
+            self.bytes_of[target] = _SEVERAL  # the decoder copies whole pages, slots of the source's owner included
 
     # Digests
 
@@ -177,15 +217,19 @@ class PagePool:
         For worker threads that hold references on the pages: two that meet write the same digest twice. `checkpoint`
         is called before every page that is hashed, and may raise to end it.
         """
-        for page in pages[~self._has_digest[pages]].tolist():
+        for page in pages[~self.has_digest[pages]].tolist():
             checkpoint()
             self.keep_digest(page, digest(self.store.view(page)))
-        return self._digests[pages].tobytes()
+        return self.digests[pages].tobytes()
 
     def keep_digest(self, page: int, value: bytes) -> None:
         """Note the digest of a full page."""
-        self._digests[page] = np.frombuffer(value, np.uint8)
-        self._has_digest[page] = True  # last: whoever sees it may read the digest
+        self.keep_digests(np.array([page], np.int32), np.frombuffer(value, np.uint8).reshape(1, DIGEST_BYTES))
+
+    def keep_digests(self, pages: IntArray, values: npt.NDArray[np.uint8]) -> None:
+        """Note the digests of full pages, one a row."""
+        self.digests[pages] = values
+        self.has_digest[pages] = True  # last: whoever sees it may read the digest
 
     # The books
 
@@ -203,10 +247,15 @@ class PagePool:
 
         Takes a few microseconds a holder. `raise` rather than `assert`: it is for production too, `python -O` or not.
         """
-        counted = np.zeros(self.num_pages, np.int64)
+        held: list[tuple[int, IntArray]] = []
         for holder in (holder for group in holders for holder in group):
             holder.check()
-            np.add.at(counted, holder.held_pages(), 1)
+            held.append((holder.owner, holder.held_pages()))
+        self._check_references(np.concatenate([pages for _, pages in held]) if held else np.empty(0, np.int32))
+        self.accounts.check_pages(held)
+
+    def _check_references(self, held: IntArray) -> None:
+        counted = np.bincount(held, minlength=self.num_pages)
         wrong = np.flatnonzero(counted != self.refcount)
         if wrong.size:
             some = wrong[:8]
@@ -220,9 +269,9 @@ class PagePool:
         if self.num_free + num_used != self.num_pages:
             raise AssertionError(f"{self.num_free} free + {num_used} used != {self.num_pages} pages")
         strange = (self.fill < 0) | (self.fill > PAGE_ENTRIES) | (free & (self.fill != 0))
-        strange |= self._has_digest & (self.fill != PAGE_ENTRIES)
+        strange |= self.has_digest & (self.fill != PAGE_ENTRIES)
         wrong = np.flatnonzero(strange)
         if wrong.size:
             some = wrong[:8]
-            facts = f"fill {self.fill[some]}, free {free[some]}, digest {self._has_digest[some]}"
+            facts = f"fill {self.fill[some]}, free {free[some]}, digest {self.has_digest[some]}"
             raise AssertionError(f"pages {some} contradict themselves: {facts}")

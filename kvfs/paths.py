@@ -2,11 +2,15 @@
 
 A relative path begins at the root of the mount; an absolute one must lie below the mount, and so must every symbolic
 link on the way and every `..`: KV files are nowhere else. Each directory passed needs its search bit.
+
+For a connection that is confined to a domain, the domain is all there is: relative paths begin at its directory, and
+absolute ones must begin with its path. What lies above it is not even looked at.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -73,8 +77,8 @@ class Paths:
         return Place(directory, name, path, must_be_directory=bare != encoded)
 
     def _walk(self, creds: Credentials, encoded: bytes, path: str) -> Inode:
-        current = self._tree.root
-        pending = self._components(encoded, path)
+        top = current = creds.root or self._tree.root
+        pending = self._components(top, encoded, path)
         links_left = MAX_LINKS
         while pending:
             name = pending.pop()
@@ -84,8 +88,8 @@ class Paths:
             if name == b".":
                 continue
             if name == b"..":
-                if current is self._tree.root:
-                    raise CrossDevice(f"{path} leaves the mount")
+                if current is top:
+                    raise CrossDevice(f"{path} leaves {'the mount' if top is self._tree.root else 'the domain'}")
                 current = current.parent or current
                 continue
             if len(name) > MAX_NAME_BYTES:
@@ -99,13 +103,14 @@ class Paths:
             if not links_left:
                 raise TooManyLinks(f"{path}: more than {MAX_LINKS} symbolic links on the way (a loop?)")
             links_left -= 1
-            pending += self._components(inode.target, path)
+            pending += self._components(top, inode.target, path)
             if inode.target.startswith(b"/"):
-                current = self._tree.root
+                current = top
         return current
 
-    def _components(self, encoded: bytes, path: str) -> list[bytes]:
-        """Names from last to first; a slash at the end counts as a `.`, which demands a directory."""
+    def _components(self, top: Inode, encoded: bytes, path: str) -> list[bytes]:
+        """Names below `top` from last to first; a slash at the end counts as a `.`, which demands a directory."""
+        absolute = encoded.startswith(b"/")
         if encoded.startswith(b"/"):
             mount = next((mount for mount in self._mounts() if _lies_in(encoded, mount)), None)
             if mount is None:
@@ -113,9 +118,23 @@ class Paths:
                 raise CrossDevice(f"{path} does not lie in the KV file system{where}")
             encoded = encoded[len(mount) :]
         names = [name for name in encoded.split(b"/") if name]
+        if absolute:
+            above = [*self._names_above(top)][::-1]
+            if names[: len(above)] != above:
+                raise CrossDevice(f"{path} does not lie in the domain that this connection is confined to")
+            names = names[len(above) :]
         if names and encoded.endswith(b"/"):
             names.append(b".")
         return names[::-1]
+
+    def _names_above(self, directory: Inode) -> Iterator[bytes]:
+        """The names that lead from the root to a directory, from last to first."""
+        while directory is not self._tree.root:
+            if directory.parent is None:
+                raise NotFound("the domain that this connection is confined to was removed")
+            ((_, name),) = directory.names
+            yield name
+            directory = directory.parent
 
     def _mounts(self) -> list[bytes]:
         if self.mountpoint is None:

@@ -63,8 +63,8 @@ static int kvfs_rmdir(fuse_req_t req, uint64_t parent, const char *name);
 static int kvfs_rename(fuse_req_t req, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,
                        unsigned flags);
 static int kvfs_create(fuse_req_t req, uint64_t parent, const char *name, uint32_t mode, int flags, uint32_t uid,
-                       uint32_t gid);
-static int kvfs_open(fuse_req_t req, uint64_t inode, int flags);
+                       uint32_t gid, int32_t pid);
+static int kvfs_open(fuse_req_t req, uint64_t inode, int flags, int32_t pid);
 static int kvfs_read(fuse_req_t req, uint64_t file, int64_t offset, size_t size);
 static int kvfs_write(fuse_req_t req, uint64_t file, int64_t offset, const char *bytes, size_t size);
 static int kvfs_flush(fuse_req_t req, uint64_t file, int pid);
@@ -80,8 +80,9 @@ static int kvfs_fsyncdir(fuse_req_t req, uint64_t listing);
 static int kvfs_statfs(fuse_req_t req);
 static int kvfs_getxattr(fuse_req_t req, uint64_t inode, const char *name, size_t size);
 static int kvfs_listxattr(fuse_req_t req, uint64_t inode, size_t size);
-static int kvfs_setxattr(fuse_req_t req, uint64_t inode, const char *name, const char *value, size_t size, int flags);
-static int kvfs_removexattr(fuse_req_t req, uint64_t inode, const char *name);
+static int kvfs_setxattr(fuse_req_t req, uint64_t inode, const char *name, const char *value, size_t size, int flags,
+                         uint32_t uid);
+static int kvfs_removexattr(fuse_req_t req, uint64_t inode, const char *name, uint32_t uid);
 static void kvfs_interrupted(fuse_req_t req);
 
 static struct fuse_session *captured_session;
@@ -210,12 +211,12 @@ static void on_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
 static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *file)
 {
     const struct fuse_ctx *caller = fuse_req_ctx(req);
-    answer(req, kvfs_create(req, parent, name, mode, file->flags, caller->uid, caller->gid));
+    answer(req, kvfs_create(req, parent, name, mode, file->flags, caller->uid, caller->gid, caller->pid));
 }
 
 static void on_open(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file)
 {
-    answer(req, kvfs_open(req, inode, file->flags));
+    answer(req, kvfs_open(req, inode, file->flags, fuse_req_ctx(req)->pid));
 }
 
 static void on_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, struct fuse_file_info *file)
@@ -307,12 +308,12 @@ static void on_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size)
 
 static void on_setxattr(fuse_req_t req, fuse_ino_t inode, const char *name, const char *value, size_t size, int flags)
 {
-    answer(req, kvfs_setxattr(req, inode, name, value, size, flags));
+    answer(req, kvfs_setxattr(req, inode, name, value, size, flags, fuse_req_ctx(req)->uid));
 }
 
 static void on_removexattr(fuse_req_t req, fuse_ino_t inode, const char *name)
 {
-    answer(req, kvfs_removexattr(req, inode, name));
+    answer(req, kvfs_removexattr(req, inode, name, fuse_req_ctx(req)->uid));
 }
 
 /* No file here has controls. Asked often: isatty(3), and with it every open() of Python, is an ioctl. */

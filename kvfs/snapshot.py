@@ -41,12 +41,14 @@ class Snapshot:
     that `read` gave out, must be over before `close`.
     """
 
-    __slots__ = ("_computed", "_lock", "_num_full", "_pages", "closed", "image_format", "layout", "pool")
+    __slots__ = ("_computed", "_lock", "_num_full", "_pages", "closed", "image_format", "layout", "owner", "pool")
 
     def __init__(self, table: PageTable, image_format: ImageFormat) -> None:
         assert not table.closed
         assert image_format.page_bytes == table.pool.page_bytes
         self.pool: PagePool = table.pool
+        self.owner = table.owner
+        """Who is charged: the file's account, also after the file changed hands."""
         self.image_format = image_format
         self.layout = image_format.layout(table.length)
         self.closed = False
@@ -54,7 +56,7 @@ class Snapshot:
         self._num_full = table.length // PAGE_ENTRIES
         self._computed: _Computed | None = None
         self._lock = threading.Lock()
-        self.pool.retain(self._pages)
+        self.pool.retain(self._pages, self.owner)
 
     @property
     def size(self) -> int:
@@ -85,7 +87,7 @@ class Snapshot:
         assert not self.closed
         assert not self._lock.locked(), "closed while a worker was preparing it"
         self.closed = True
-        self.pool.release(self._pages)
+        self.pool.release(self._pages, self.owner)
 
     # Reading
 

@@ -21,18 +21,17 @@ import numpy.typing as npt
 from kvfs.free_list import IntArray
 from kvfs.pages import PagePool, pages_for
 from libsym.abi import PAGE_ENTRIES
-from libsym.errors import Invalid
+from libsym.errors import Invalid, OverQuota
 
 
 class PageTable:
     """The entries of one KV file. `close` it when nobody needs it any more."""
 
-    __slots__ = ("_num_pages", "_slots", "closed", "length", "owner", "pool", "reservation")
+    __slots__ = ("_num_pages", "_owner", "_slots", "closed", "length", "pool", "reservation")
 
     def __init__(self, pool: PagePool, owner: int) -> None:
         self.pool = pool
-        self.owner = owner
-        """The uid that new pages belong to."""
+        self._owner = owner
         self.length = 0
         """Committed entries."""
         self.reservation: Reservation | None = None
@@ -52,6 +51,26 @@ class PageTable:
 
     def __len__(self) -> int:
         return self.length
+
+    @property
+    def owner(self) -> int:
+        """The account that pages are charged to, and whose bytes new ones hold."""
+        return self._owner
+
+    def change_owner(self, owner: int) -> None:
+        """Charge another account from now on, or raise OverQuota and change nothing."""
+        self.pool.move(self.held_pages(), self._owner, owner)
+        self._owner = owner
+
+    def hand_over(self, owner: int) -> Self:
+        """The same table, charged to `owner`; without room for it the table is closed, and OverQuota raised."""
+        if owner != self._owner:
+            try:
+                self.change_owner(owner)
+            except OverQuota:
+                self.close()
+                raise
+        return self
 
     @property
     def pages(self) -> IntArray:
@@ -86,12 +105,13 @@ class PageTable:
     def fork(self, owner: int | None = None) -> PageTable:
         """A second table over the same pages, for `owner` (default: the same): integers are copied, never KV.
 
-        While a reservation is open, the fork has the committed entries only.
+        While a reservation is open, the fork has the committed entries only. OverQuota: another owner has no room.
         """
         assert not self.closed
         pages = self.pages.copy()
-        self.pool.retain(pages)
-        return PageTable.adopt(self.pool, self.owner if owner is None else owner, pages, self.length)
+        owner = self._owner if owner is None else owner
+        self.pool.retain(pages, owner)
+        return PageTable.adopt(self.pool, owner, pages, self.length)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` entries. Pages that others share keep all of theirs."""
@@ -100,7 +120,7 @@ class PageTable:
         if not 0 <= length <= self.length:
             raise Invalid(f"can't truncate to {length} entries: the file has {self.length}")
         num_pages = pages_for(length)
-        self.pool.release(self._slots[num_pages : self._num_pages])
+        self.pool.release(self._slots[num_pages : self._num_pages], self._owner)
         self._num_pages = num_pages
         self.length = length
 
@@ -108,13 +128,13 @@ class PageTable:
         """Give every page back. Not while a reservation is open."""
         assert not self.closed
         assert self.reservation is None
-        self.pool.release(self.pages)
+        self.pool.release(self.pages, self._owner)
         self._num_pages = 0
         self.length = 0
         self.closed = True
 
     def reserve(self, tokens: npt.ArrayLike, positions: npt.ArrayLike) -> Reservation:
-        """Make room for new entries after the last, or raise NoSpace and change nothing."""
+        """Make room for new entries after the last, or raise OverQuota or NoSpace and change nothing."""
         assert not self.closed
         assert self.reservation is None
         tokens, positions = np.asarray(tokens, np.int32), np.asarray(positions, np.int32)
@@ -131,21 +151,27 @@ class PageTable:
         num_pages = pages_for(self.length + tokens.size)
         added = num_pages - self._num_pages
         if added:
-            new_pages = self.pool.allocate(added, self.owner)
+            new_pages, is_stale = self.pool.allocate_stale(added, self._owner)
             self._grow(num_pages)
             self._slots[self._num_pages : num_pages] = new_pages
         else:
-            new_pages = _NO_PAGES
-        pages = self._slots[:num_pages]
+            new_pages, is_stale = _NO_PAGES, None
         reservation = Reservation(
-            self, tokens=tokens, positions=positions, pages=pages, new_pages=new_pages, tail_page=tail_page
+            self,
+            tokens=tokens,
+            positions=positions,
+            pages=self._slots[:num_pages],
+            new_pages=new_pages,
+            is_stale=is_stale,
+            tail_page=tail_page,
         )
         reservation.write_entries()
         return reservation
 
     def _reserve_copying(self, source: int, tokens: IntArray, positions: IntArray) -> Reservation:
         num_pages = pages_for(self.length + tokens.size)
-        new_pages = self.pool.allocate(num_pages - self._num_pages + 1, self.owner)
+        new_pages, is_stale = self.pool.allocate_stale(num_pages - self._num_pages + 1, self._owner)
+        is_stale[0] = False  # the copy overwrites it
         pages = np.concatenate((self._slots[: self._num_pages - 1], new_pages))
         target = int(new_pages[0])
         self.pool.copy_entries(source, target, self.length % PAGE_ENTRIES)
@@ -155,6 +181,7 @@ class PageTable:
             positions=positions,
             pages=pages,
             new_pages=new_pages,
+            is_stale=is_stale,
             tail_page=target,
             copies=((source, target),),
         )
@@ -177,7 +204,7 @@ class PageTable:
         self.length += reservation.tokens.size
         if reservation.copies:
             self._slots = reservation.pages
-            self.pool.release(np.array([reservation.copies[0][0]], np.int32))
+            self.pool.release(np.array([reservation.copies[0][0]], np.int32), self._owner)
 
     # The books
 
@@ -195,7 +222,19 @@ class PageTable:
 class Reservation:
     """Room for new entries of one table: what a step needs to compute them. End it with `commit` or `abort`."""
 
-    __slots__ = ("_tail_page", "copies", "new_pages", "pages", "positions", "start", "table", "tokens")
+    __slots__ = (
+        "_is_stale",
+        "_num_zeroed",
+        "_owner",
+        "_tail_page",
+        "copies",
+        "new_pages",
+        "pages",
+        "positions",
+        "start",
+        "table",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -205,6 +244,7 @@ class Reservation:
         positions: IntArray,
         pages: IntArray,
         new_pages: IntArray,
+        is_stale: npt.NDArray[np.bool_] | None,
         tail_page: int | None,
         copies: tuple[tuple[int, int], ...] = (),
     ) -> None:
@@ -218,6 +258,11 @@ class Reservation:
         self.copies = copies
         """(source, target) pages whose KV bytes must be copied before anything is computed."""
         self.new_pages = new_pages
+        """The last of `pages`."""
+        self._owner = table.owner
+        # Of each new page: it holds bytes of others until it is zeroed. None: no page does, the usual case.
+        self._is_stale = is_stale if is_stale is not None and is_stale.any() else None
+        self._num_zeroed = 0  # new pages whose turn has come
         self._tail_page = tail_page  # the page that holds entry start - 1 and has room left: the copy, if there is one
 
     def write_entries(self) -> None:
@@ -243,17 +288,45 @@ class Reservation:
         pool.fill[self.new_pages] = PAGE_ENTRIES
         pool.fill[self.pages[last_page]] = end - last_page * PAGE_ENTRIES
 
+    def pages_to_zero(self, num_entries: int) -> list[int]:
+        """Pages with bytes of others, to be zeroed before the first `num_entries` are computed; each is named once.
+
+        It takes 0.1 ms a page or more: the step's thread does it, not the one that reserves.
+        """
+        if self._is_stale is None:
+            return []
+        first, stop = self._num_zeroed, pages_for(self.start + num_entries) - len(self.pages) + len(self.new_pages)
+        if stop <= first:
+            return []
+        self._num_zeroed = stop
+        due: list[int] = self.new_pages[first:stop][self._is_stale[first:stop]].tolist()
+        return due
+
     def commit(self) -> None:
         """The step is done: the entries are part of the file."""
+        if self._is_stale is not None or self.copies:
+            self._claim()
         self.table._commit(self)  # noqa: SLF001 - the two classes are one mechanism
+
+    def _claim(self) -> None:
+        """Note that what was overwritten holds bytes of the owner alone."""
+        pool, stale = self.table.pool, self._is_stale
+        assert stale is None or not stale[self._num_zeroed :].any(), "pages with bytes of others were not zeroed"
+        if self.table.owner != self._owner:
+            return  # the file changed hands meanwhile: the pages hold bytes of both
+        if stale is not None:
+            pool.claim(self.new_pages[stale], self._owner)
+        for source, target in self.copies:
+            if pool.bytes_of[source] == self._owner:
+                pool.claim(np.array([target], np.int32), self._owner)
 
     def abort(self) -> None:
         """The step failed: give the room back, as if nothing had been reserved."""
         self.table._close_reservation(self)  # noqa: SLF001 - the two classes are one mechanism
-        pool = self.table.pool
+        pool, owner = self.table.pool, self.table.owner
         if self._tail_page is not None and not self.copies:
-            pool.set_fill(self._tail_page, self.start % PAGE_ENTRIES, self.table.owner)
-        pool.release(self.new_pages)
+            pool.set_fill(self._tail_page, self.start % PAGE_ENTRIES, owner)
+        pool.release(self.new_pages, owner)
 
 
 _NO_PAGES = np.empty(0, np.int32)

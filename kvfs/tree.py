@@ -3,6 +3,9 @@
 The tree knows neither pages nor paths: a file's content is opaque to it, and a path is walked by `kvfs.paths`. It
 checks no permissions: `kvfs.inode` has the rules.
 
+Every inode is charged to an account: of the domain that its directory lies in, else of its uid. No name crosses the
+boundary of a domain, so that only a change of owner moves a charge.
+
 An inode lives while anything refers to it: a name, an open handle (of the mount or of a LIP), or the kernel's memory
 of it (a lookup). Its number is never used again while the daemon lives, so a stale one can't reach another file.
 
@@ -14,9 +17,11 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Iterator
 
+from kvfs.accounts import Account, Accounts
 from kvfs.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
 from kvfs.inode import Inode, shown
 from libsym.errors import (
+    CrossDevice,
     Exists,
     Invalid,
     IsDirectory,
@@ -30,6 +35,9 @@ from libsym.errors import (
 ROOT_NUMBER = 1
 MAX_NAME_BYTES = 255
 
+CONTROL_NAME = b".symphony"
+"""The name of the control files in the root: nothing else may have it there."""
+
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 """Flags of renameat2(2)."""
 
@@ -37,10 +45,14 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 class Tree:
     """Every inode, by number. `discard` is told of each one that nothing refers to any more."""
 
-    def __init__(self, uid: int, gid: int, discard: Callable[[Inode], None], mode: int = 0o755) -> None:
+    def __init__(
+        self, accounts: Accounts, uid: int, gid: int, discard: Callable[[Inode], None], mode: int = 0o755
+    ) -> None:
+        self._accounts = accounts
         self._discard = discard
         self._next_number = ROOT_NUMBER + 1
-        self.root = Inode(ROOT_NUMBER, stat.S_IFDIR, mode, uid, gid)
+        self.root = Inode(ROOT_NUMBER, stat.S_IFDIR, mode, uid, gid, accounts.of(uid))
+        accounts.of(uid).charge_files()
         self.root.parent = self.root
         self._inodes = {ROOT_NUMBER: self.root}
         self.num_names = 0
@@ -87,9 +99,15 @@ class Tree:
 
     # Making
 
-    def new_inode(self, file_type: int, mode: int, uid: int, gid: int) -> Inode:
-        """An inode without a name: it lives from its first reference on, see `drop_if_unused`."""
-        inode = Inode(self._next_number, file_type, mode & 0o7777, uid, gid)
+    def new_inode(self, file_type: int, mode: int, uid: int, gid: int, account: Account | None = None) -> Inode:
+        """An inode without a name: it lives from its first reference on, see `drop_if_unused`.
+
+        Raises OverQuota if who pays (`account`, or that of the uid) has no room for one more.
+        """
+        account = account or self._accounts.of(uid)
+        account.require_files()
+        account.charge_files()
+        inode = Inode(self._next_number, file_type, mode & 0o7777, uid, gid, account)
         self._next_number += 1
         self._inodes[inode.number] = inode
         return inode
@@ -101,14 +119,20 @@ class Tree:
             gid = directory.gid
             if file_type == stat.S_IFDIR:
                 mode |= stat.S_ISGID
-        inode = self.new_inode(file_type, mode, uid, gid)
+        inode = self.new_inode(file_type, mode, uid, gid, self.account_for(directory, uid))
         self._attach(directory, name, inode)
         return inode
+
+    def account_for(self, directory: Inode, uid: int) -> Account:
+        """Who pays for what `uid` makes in the directory."""
+        return domain_below(directory) or self._accounts.of(uid)
 
     def require_free(self, directory: Inode, name: bytes) -> None:
         """Raise unless the name can be made in the directory."""
         require_directory(directory, name)
         check_name(name)
+        if name == CONTROL_NAME and directory is self.root:
+            raise NotPermitted(f"{shown(name)}: the name belongs to the control files; choose another")
         if name in directory.entries or name in {b".", b".."}:
             raise Exists(f"{shown(name)}: the name is taken")
         if directory.parent is None:
@@ -120,6 +144,8 @@ class Tree:
             raise NotPermitted(f"{shown(name)}: a directory can't have a second name")
         if not inode.names:
             raise NotFound(f"{shown(name)}: the file was removed")
+        if domain_around(inode) is not domain_below(directory):
+            raise CrossDevice(f"{shown(name)}: the file lies in another domain: copy it")
         self.require_free(directory, name)
         self._attach(directory, name, inode)
 
@@ -154,6 +180,8 @@ class Tree:
         if {name, new_name} & {b".", b".."}:
             raise Invalid("can't rename . or ..")
         moved = self.child(source, name)
+        if target.is_directory and domain_below(source) is not domain_below(target):
+            raise CrossDevice(f"{shown(new_name)} lies in another domain: copy {shown(name)} and remove it")
         if flags & RENAME_EXCHANGE:
             self._exchange(source, name, target, new_name)
             return
@@ -242,6 +270,12 @@ class Tree:
         if inode.opens or inode.names or inode is self.root:
             return
         self._discard(inode)
+        if inode.account is not None:
+            inode.account.refund_files()
+            inode.account = None
+        if inode.domain is not None:
+            inode.domain.is_open = False
+            inode.domain = None
         if not inode.lookups:
             del self._inodes[inode.number]
 
@@ -261,8 +295,33 @@ class Tree:
             used = inode.names or inode.opens or inode.lookups or inode is self.root
             _expect(bool(used), f"inode {inode.number} has no use")
             _expect(not inode.is_directory or len(inode.names) <= 1, f"directory {inode.number} has several names")
+        self._check_accounts()
         num_names = sum(len(names) for names in found.values())
         _expect(self.num_names == num_names, f"{num_names} names, counted as {self.num_names}")
+
+    def _check_accounts(self) -> None:
+        charged = []
+        for inode in self:
+            used = bool(inode.names or inode.opens or inode is self.root)
+            _expect(used == (inode.account is not None), f"inode {inode.number} is charged to {inode.account}")
+            charged += [] if inode.account is None else [inode.account]
+            if inode.domain is not None and inode.account is not None:
+                payer = domain_around(inode) or self._accounts.of(inode.uid)
+                _expect(inode.domain.parent is payer, f"the domain of inode {inode.number} is paid for by another")
+            for child in inode.entries.values():
+                around, below = domain_around(child), domain_below(inode)
+                _expect(around is below, f"inode {child.number} lies in a domain that does not pay for it")
+        self._accounts.check_files(charged)
+
+
+def domain_around(inode: Inode) -> Account | None:
+    """The domain that the inode lies in; for a domain's own directory, the one around it."""
+    return inode.account if inode.account is not None and inode.account.is_domain else None
+
+
+def domain_below(directory: Inode) -> Account | None:
+    """The domain in which lies what is made in the directory."""
+    return directory.domain or domain_around(directory)
 
 
 def require_directory(inode: Inode, name: bytes) -> None:

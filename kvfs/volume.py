@@ -13,7 +13,9 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvfs.accounts import Account
 from kvfs.content import KvFile
+from kvfs.domains import Domains
 from kvfs.header import ImagePlan
 from kvfs.image import ImageFormat
 from kvfs.importer import ImageImport
@@ -58,7 +60,8 @@ class Volume:
         self.pool = pool
         self.model = model
         self.image_format = ImageFormat(model)
-        self.tree = Tree(uid, gid, self._discard)
+        self.tree = Tree(pool.accounts, uid, gid, self._discard)
+        self.domains = Domains(self.tree, pool.accounts)
         self.locks = FileLocks()
         self._backing_dir = backing_dir
         self._kv_files: set[KvFile] = set()
@@ -118,16 +121,41 @@ class Volume:
         if num_entries != kv.table.length:
             kv.table.truncate(num_entries)
             kv.changes += 1
+            kv.fewest = min(kv.fewest, num_entries)
+
+    def empty_kv(self, inode: Inode) -> None:
+        """Give a KV file a new, empty version; whoever has the old one open keeps it."""
+        assert isinstance(inode.content, KvFile)
+        self._replace(inode, self.new_kv(PageTable(self.pool, _payer(inode))))
+        inode.modified()
 
     def fork_into(self, snapshot: Snapshot, inode: Inode) -> None:
-        """Make a plain file, which must be empty, a fork of what a reader sees."""
+        """Make a plain file, which must be empty, a fork of what a reader sees, or raise OverQuota."""
         assert isinstance(inode.content, PlainFile)
         assert inode.content.size == 0
+        owner = _payer(inode)
         pages = snapshot.held_pages().copy()
-        self.pool.retain(pages)
-        table = PageTable.adopt(self.pool, inode.uid, pages, snapshot.layout.num_entries)
+        self.pool.retain(pages, owner)
+        table = PageTable.adopt(self.pool, owner, pages, snapshot.layout.num_entries)
         self._replace(inode, self.new_kv(table))
         inode.modified()
+
+    def change_owner(self, inode: Inode, uid: int) -> None:
+        """As `chown(2)`: the charge moves along, or OverQuota and nothing has changed. In a domain none moves."""
+        old = inode.account
+        if old is not None and not old.is_domain and uid != inode.uid:
+            self._charge_another(inode, old, self.pool.accounts.of(uid))
+        inode.uid = uid
+
+    def _charge_another(self, inode: Inode, old: Account, new: Account) -> None:
+        new.require_files(1 if inode.domain is None else 1 + inode.domain.num_files)
+        if inode.domain is not None:
+            new.adopt(inode.domain)
+        elif isinstance(inode.content, KvFile):
+            inode.content.table.change_owner(new.number)
+        old.refund_files()
+        new.charge_files()
+        inode.account = new
 
     def _plain(self, inode: Inode) -> PlainFile:
         return PlainFile(self._backing_dir, f"{inode.number}.plain")
@@ -160,8 +188,8 @@ class Volume:
         snapshot.close()
 
     def begin_import(self, plan: ImagePlan, inode: Inode) -> ImageImport:
-        """Take the pages that an image needs, or NoSpace."""
-        incoming = ImageImport(self.pool, plan, inode.uid)
+        """Take the pages that an image needs, or OverQuota or NoSpace."""
+        incoming = ImageImport(self.pool, plan, _payer(inode))
         self._imports.add(incoming)
         return incoming
 
@@ -172,7 +200,8 @@ class Volume:
     def finish_import(self, incoming: ImageImport, inode: Inode) -> None:
         """Make the plain file that was imported a KV file. Its times stay: its bytes are the same."""
         self._imports.remove(incoming)
-        self._replace(inode, self.new_kv(incoming.finish()))
+        table = incoming.finish().hand_over(_payer(inode))  # the file may have changed hands meanwhile
+        self._replace(inode, self.new_kv(table))
 
     def close(self) -> None:
         """The daemon ends, and with it every name: remove the backing files."""
@@ -202,3 +231,9 @@ class Volume:
     def num_kv_versions(self) -> int:
         """Versions of KV files that have a user, named or not."""
         return len(self._kv_files)
+
+
+def _payer(inode: Inode) -> int:
+    """The number of the account that an inode's content is charged to."""
+    assert inode.account is not None, f"inode {inode.number} has no content any more"
+    return inode.account.number

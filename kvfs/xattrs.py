@@ -1,4 +1,7 @@
-"""Extended attributes: what a user noted (`user.*`), and what a KV file says of itself (`user.kv.*`, computed)."""
+"""Extended attributes: what a user noted (`user.*`), and what a KV file or a domain says of itself (`user.kv.*`).
+
+The latter are computed, and can't be set; but a domain's quotas can, by its owner (see `kvfs.domains`).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import errno
 from collections.abc import Callable
 
 from kvfs.content import KvFile
+from kvfs.domains import QUOTA, QUOTA_FILES
 from kvfs.inode import Inode, shown
 from kvfs.protocols import ModelFacts
 from kvfs.table import PageTable
+from kvfs.volume import Volume
 from libsym.errors import NotSupported, SymError
 
 MAX_VALUE_BYTES = 64 << 10
@@ -16,6 +21,7 @@ MAX_VALUE_BYTES = 64 << 10
 
 _USER = b"user."
 _COMPUTED = b"user.kv."
+_QUOTAS = frozenset({QUOTA, QUOTA_FILES})
 
 _KV: dict[bytes, Callable[[PageTable, ModelFacts], str]] = {
     b"user.kv.tokens": lambda table, _model: str(table.length),
@@ -28,24 +34,29 @@ _KV: dict[bytes, Callable[[PageTable, ModelFacts], str]] = {
 """Counts are of pages, except `tokens`."""
 
 
-def get(inode: Inode, name: bytes, model: ModelFacts) -> bytes:
+def get(volume: Volume, inode: Inode, name: bytes) -> bytes:
     """The value, or ENODATA; EOPNOTSUPP for `system.*`, so that `cp -a` does not take ACLs to be kept here."""
     if name.startswith(b"system."):
         raise NotSupported(f"{shown(name)}: attributes of this kind are not kept here")
     if isinstance(inode.content, KvFile) and name in _KV:
-        return _KV[name](inode.content.table, model).encode()
-    if name in inode.xattrs:
-        return inode.xattrs[name]
-    raise _no_data(name)
+        return _KV[name](inode.content.table, volume.model).encode()
+    found = inode.xattrs.get(name, volume.domains.attributes(inode).get(name))
+    if found is None:
+        raise _no_data(name)
+    return found
 
 
-def names(inode: Inode) -> list[bytes]:
+def names(volume: Volume, inode: Inode) -> list[bytes]:
     """Every name that `get` answers."""
-    return [*sorted(inode.xattrs), *(_KV if isinstance(inode.content, KvFile) else ())]
+    computed = _KV if isinstance(inode.content, KvFile) else volume.domains.attributes(inode)
+    return [*sorted(inode.xattrs), *computed]
 
 
-def put(inode: Inode, name: bytes, value: bytes) -> None:
-    """Set an attribute of the user's own."""
+def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> None:
+    """Set an attribute of the user's own, or a domain's quota for `uid`."""
+    if name in _QUOTAS:
+        volume.domains.set_limit(inode, name, value, uid)
+        return
     _require_settable(name)
     others = sum(len(kept) for key, kept in inode.xattrs.items() if key != name)
     if others + len(value) > MAX_VALUE_BYTES:
@@ -54,9 +65,13 @@ def put(inode: Inode, name: bytes, value: bytes) -> None:
     inode.changed()
 
 
-def remove(inode: Inode, name: bytes) -> None:
-    """Remove an attribute of the user's own."""
-    _require_settable(name)
+def remove(volume: Volume, inode: Inode, name: bytes, uid: int) -> None:
+    """Remove an attribute of the user's own, or a domain's quota for `uid`."""
+    if name in _QUOTAS and name in volume.domains.attributes(inode):
+        volume.domains.remove_limit(inode, name, uid)
+        return
+    if name not in _QUOTAS:
+        _require_settable(name)
     if name not in inode.xattrs:
         raise _no_data(name)
     del inode.xattrs[name]

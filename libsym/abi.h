@@ -65,6 +65,7 @@ enum sym_op {
     SYM_MODEL_INFO = 17,
     SYM_STAT = 18,
     SYM_PING = 19,
+    SYM_CONFINE = 25,
 };
 
 enum sym_flag {

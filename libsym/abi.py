@@ -39,6 +39,7 @@ class Op(IntEnum):
     MODEL_INFO = 17
     STAT = 18
     PING = 19
+    CONFINE = 25
 
 
 ROWS_NONE = 1

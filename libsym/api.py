@@ -16,14 +16,18 @@ from libsym.info import KvEntry, KvStat, ModelInfo, parse, split_object
 from libsym.kv import KV, Flags, Path, Rows, create, open_file, path_bytes, path_text
 
 
-def connect(socket: str | os.PathLike[str] | None = None) -> None:
+def connect(socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None) -> None:
     """Connects this process to the daemon at `socket` (else SYMPHONY_SOCKET, else the default place).
 
     Nobody needs to call it: the first system call does. It is for another socket, and for going on after the daemon was
     restarted: until then every call raises NotConnected, because the handles and anonymous files of before are gone.
     A live connection to the same daemon is kept.
+
+    `domain`: a directory of the caller's own that has a quota (`user.kv.quota`). Then the connection is confined to
+    it: paths begin there and can't leave it (CrossDevice), and anonymous files count to its quota. It stays confined as
+    long as it lives, and so is the one that a child by fork() makes.
     """
-    process.connect(None if socket is None else path_text(socket))
+    process.connect(None if socket is None else path_text(socket), None if domain is None else path_text(domain))
 
 
 def close() -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import threading
 
+from libsym.abi import Op
 from libsym.client_channel import ClientChannel
 from libsym.handshake import dial
+from libsym.kv import path_bytes
 from libsym.paths import find_socket
 
 
@@ -21,6 +23,9 @@ class Process:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channel: ClientChannel | None = None
+        self._domain: str | None = None
+        self._parents: tuple[str, str] | None = None
+        """Socket and domain of a confined parent: its child by fork must not find itself outside."""
         os.register_at_fork(after_in_child=self._forget)
 
     def channel(self) -> ClientChannel:
@@ -28,15 +33,20 @@ class Process:
         found = self._channel
         return found if found is not None else self.connect(None)
 
-    def connect(self, socket: str | None) -> ClientChannel:
-        """Connects to `socket` or the default one. A live connection to the same daemon stays; another is closed."""
+    def connect(self, socket: str | None, domain: str | None = None) -> ClientChannel:
+        """Connects to `socket` or the default one, confined to `domain` if one is given.
+
+        A live connection to the same daemon and domain stays; another is closed.
+        """
         with self._lock:
             old = self._channel
-            if old is not None and old.alive and socket in (None, old.name):
+            if old is not None and old.alive and socket in (None, old.name) and domain in (None, self._domain):
                 return old
+            if self._parents is not None and (socket, domain) == (None, None):
+                socket, domain = self._parents
             path = str(find_socket()) if socket is None else socket
-            new = ClientChannel(*dial(path), path)
-            self._channel = new
+            new = _connected(path, domain)
+            self._channel, self._domain, self._parents = new, domain, None
         if old is not None:
             old.close()
         return new
@@ -44,6 +54,7 @@ class Process:
     def close(self) -> None:
         with self._lock:
             old, self._channel = self._channel, None
+            self._domain = self._parents = None
         if old is not None:
             old.close()
 
@@ -52,7 +63,20 @@ class Process:
         self._lock = threading.Lock()
         if self._channel is not None:
             self._channel.disown()
-            self._channel = None
+            if self._domain is not None:
+                self._parents = self._channel.name, self._domain
+            self._channel = self._domain = None
+
+
+def _connected(path: str, domain: str | None) -> ClientChannel:
+    channel = ClientChannel(*dial(path), path)
+    if domain is not None:
+        try:
+            channel.call(Op.CONFINE, payload=path_bytes(domain))
+        except BaseException:
+            channel.close()
+            raise
+    return channel
 
 
 process = Process()

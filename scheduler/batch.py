@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +41,9 @@ LAUNCH_WAIT_MIN_S = 0.001
 """Shorter waits are not worth a timer: the kernel's poll rounds up to a millisecond."""
 THINK_WEIGHT = 0.2
 """Weight of the newest sample in a LIP's average think time."""
+
+STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Steps are counted by how many calls they hold: up to the first of these, up to the second, …, or more."""
 
 MAX_REMEMBERED_ANSWERS = 256
 """Of one LIP: as many calls as a step holds. Bounds what threads that have ended leave behind."""
@@ -74,6 +78,9 @@ class PredCall:
     num_done: int = 0
     cancelled: bool = False
     is_running: bool = False
+    submitted_s: float = field(default_factory=time.perf_counter)
+    compute_s: float = 0.0
+    """Time of the steps that held some of it."""
 
     @property
     def num_left(self) -> int:
@@ -111,6 +118,28 @@ class Statistics:
     max_lips_in_step: int = 0
     step_s: float = 0.0
     last_step_s: float = 0.0
+    queue_s: float = 0.0
+    """Time that answered calls were not in a step, summed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one caller has used; times in seconds."""
+
+    num_calls: int = 0
+    num_failed_calls: int = 0
+    num_tokens: int = 0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.num_calls + other.num_calls,
+            self.num_failed_calls + other.num_failed_calls,
+            self.num_tokens + other.num_tokens,
+            self.queue_s + other.queue_s,
+            self.compute_s + other.compute_s,
+        )
 
 
 @dataclass(slots=True)
@@ -146,9 +175,14 @@ class BatchScheduler:
     max_positions: int
     limits: Limits = field(default_factory=Limits)
     statistics: Statistics = field(default_factory=Statistics)
+    num_steps_by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
+    """Steps by the number of their calls, see `STEP_SIZES`."""
+    num_calls_in_steps: int = 0
+    """Summed over steps: a call that took three of them counts three times."""
     _files: dict[PageTable, deque[PredCall | Callable[[], None]]] = field(default_factory=dict)
     _ready: dict[PredCall, None] = field(default_factory=dict)
     _returning: dict[Caller, _Returning] = field(default_factory=dict)
+    _usage: dict[Caller, Usage] = field(default_factory=dict)
     _arrival: trio.Event = field(default_factory=trio.Event)
 
     # ---- what the gate calls
@@ -165,12 +199,17 @@ class BatchScheduler:
     def drop(self, caller: Caller) -> None:
         """A LIP has gone: forget its calls; what a step is computing is given back when the step ends."""
         self._returning.pop(caller, None)
+        self._usage.pop(caller, None)
         for jobs in self._files.values():
             for job in jobs:
                 if isinstance(job, PredCall) and job.caller is caller:
                     job.cancelled = True
         for call in [call for call in self._ready if call.cancelled and not call.is_running]:
             self._finish(call, None)
+
+    def usage_of(self, caller: Caller) -> Usage:
+        """What the answered calls of a caller have used."""
+        return self._usage.get(caller, Usage())
 
     @property
     def num_waiting(self) -> int:
@@ -256,21 +295,29 @@ class BatchScheduler:
 
     async def _run_step(self, thread: StepThread, plan: list[tuple[PredCall, int]]) -> None:
         copies: list[tuple[int, int]] = []
-        for call, _ in plan:
+        stale: list[int] = []
+        for call, num_now in plan:
             call.is_running = True
             assert call.reservation is not None
+            stale += call.reservation.pages_to_zero(call.num_done + num_now)
             if call.num_done == 0:
                 copies += call.reservation.copies
         batch = StepBatch(tuple(call.chunk(num_now) for call, num_now in plan), tuple(copies))
         error: SymError | None = None
         began_s = time.perf_counter()
         try:
-            await thread.run(lambda: self.decoder.step(batch))
+            await thread.run(lambda: self._compute(batch, stale))
         except Exception as failure:
             log.exception("step %d failed: %d calls aborted", self.statistics.num_steps, len(plan))
             error = StepFailed(f"the decoder failed: {failure}; nothing was appended")
         self._count(plan, time.perf_counter() - began_s)
         self._settle(plan, error)
+
+    def _compute(self, batch: StepBatch, stale: list[int]) -> None:
+        """In the step's thread."""
+        for page in stale:
+            self.fs.pool.store.zero(page)
+        self.decoder.step(batch)
 
     def _count(self, plan: list[tuple[PredCall, int]], step_s: float) -> None:
         numbers = self.statistics
@@ -280,6 +327,10 @@ class BatchScheduler:
         numbers.num_tokens += sum(num_now for _, num_now in plan)
         numbers.num_prefill_tokens += sum(num_now for call, num_now in plan if len(call.tokens) > 1)
         numbers.max_calls_in_step = max(numbers.max_calls_in_step, len(plan))
+        self.num_steps_by_size[bisect_left(STEP_SIZES, len(plan))] += 1
+        self.num_calls_in_steps += len(plan)
+        for call, _ in plan:
+            call.compute_s += step_s
         numbers.max_lips_in_step = max(numbers.max_lips_in_step, len({call.caller.pid for call, _ in plan}))
 
     def _settle(self, plan: list[tuple[PredCall, int]], error: SymError | None) -> None:
@@ -313,7 +364,12 @@ class BatchScheduler:
     def _report(self, call: PredCall, error: SymError | None) -> None:
         self.statistics.num_calls += 1
         self.statistics.num_failed_calls += error is not None
+        queue_s = time.perf_counter() - call.submitted_s - call.compute_s
+        self.statistics.queue_s += queue_s
         if not call.cancelled:
+            num_tokens = 0 if error is not None else len(call.tokens)
+            used = Usage(1, int(error is not None), num_tokens, queue_s, call.compute_s)
+            self._usage[call.caller] = self.usage_of(call.caller) + used
             if error is None:
                 self._returning.setdefault(call.caller, _Returning()).note_answer()
             call.finished(error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from decoder.batch import IntArray
 from kvfs.fs import FileSystem
 from libsym.abi import OPEN_WRITE, ROWS_ALL, ROWS_LAST, ROWS_NONE, TOKENIZE_SPECIAL, Op
 from libsym.channel import Request
-from libsym.errors import Invalid, NoAccess, SymError
+from libsym.errors import Invalid, NoAccess, NotPermitted, SymError
 from scheduler.batch import BatchScheduler, PredCall
 from scheduler.lip import Lip
 
@@ -71,6 +72,8 @@ class Gate:
         self._batches = batches
         self._text = text
         self._daemon_info = daemon_info
+        self.num_calls: Counter[Op] = Counter()
+        """System calls taken, by operation."""
         self._now: dict[Op, Callable[[Lip, Request], Reply]] = {
             Op.PING: lambda _lip, _request: Reply(),
             Op.KV_CREATE: self._kv_create,
@@ -84,7 +87,8 @@ class Gate:
             Op.KV_REMOVE: self._kv_remove,
             Op.KV_DU: self._kv_du,
             Op.MODEL_INFO: lambda _lip, _request: _json(self._text.info()),
-            Op.STAT: lambda _lip, _request: _json(self._daemon_info()),
+            Op.STAT: lambda lip, _request: _json(self._daemon_info() | self._account_of(lip)),
+            Op.CONFINE: self._confine,
         }
         self._in_turn: dict[Op, Callable[[Lip, Request], None]] = {
             Op.PRED: self._pred,
@@ -100,6 +104,7 @@ class Gate:
     def handle(self, lip: Lip, request: Request, nursery: trio.Nursery) -> None:
         """Take one system call: answer it now, or see to it that it will be answered."""
         op = request.op
+        self.num_calls[op] += 1
         if op in self._in_turn:
             self._answer(lip, request, self._in_turn[op])
         elif op in self._now:
@@ -143,6 +148,26 @@ class Gate:
 
         if lip.is_connected:
             self._answer(lip, request, result)
+
+    # ---- who asks
+
+    def _confine(self, lip: Lip, request: Request) -> Reply:
+        if lip.credentials.root is not None:
+            raise NotPermitted("this connection is confined to a domain already: connect again for another")
+        if lip.handles:
+            raise Invalid("only a connection without open files can be confined to a domain: connect again")
+        lip.credentials = self._fs.confine(lip.credentials, _text(request))
+        return Reply()
+
+    def _account_of(self, lip: Lip) -> dict[str, Any]:
+        """What the caller has of pages and files, and may have."""
+        account = self._fs.account_of(lip.credentials)
+        return {
+            "used_bytes": account.num_bytes,
+            "used_files": account.num_files,
+            "quota_bytes": account.limits.num_bytes,
+            "quota_files": account.limits.num_files,
+        }
 
     # ---- files
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ class Lip:
     channel: ServerChannel
     handles: dict[int, OpenKv] = field(default_factory=dict)
     is_connected: bool = True
+    since_ns: int = field(default_factory=time.time_ns)
     _next_handle: int = 1
 
     def add(self, file: OpenKv) -> int:

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import libsym
@@ -44,6 +45,12 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--mount", metavar="DIR", help="where the KV file system appears (default: /kv, or ~/kv)")
     serve.add_argument("--state", metavar="DIR", help="where the daemon keeps plain files and its lock")
     serve.add_argument("--kv-memory", metavar="SIZE", help="size of the page pool, like 4G (default: 25%% of memory)")
+    serve.add_argument(
+        "--quota", metavar="SIZE", help="KV memory that each user may hold, like 4G (default: all of it)"
+    )
+    serve.add_argument(
+        "--quota-files", metavar="N", type=int, help="files that each user may have (default: any number)"
+    )
     serve.add_argument("--precision", metavar="P", help="float32, bf16 (default), int8, or int4 for a 4-bit .gguf file")
     serve.add_argument("--threads", type=int, help="threads of the decoder (default: the cores given)")
     serve.add_argument(
@@ -98,15 +105,15 @@ def _serve(args: argparse.Namespace) -> int:
     # The other commands start in a tenth of a second because only this one brings the daemon.
     import trio  # noqa: PLC0415
 
-    from symphony.config import load  # noqa: PLC0415
+    from symphony.config import Config, load  # noqa: PLC0415
     from symphony.daemon import serve  # noqa: PLC0415
 
     logging.basicConfig(
         level=logging.DEBUG if args.verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    names = ("model", "mount", "socket", "state", "kv_memory", "precision", "threads", "allow_other")
-    config = load(args.config, {name: getattr(args, name) for name in names})
+    names = {field.name for field in fields(Config)}  # the options have the names of the keys
+    config = load(args.config, {name: value for name, value in vars(args).items() if name in names})
     try:
         trio.run(serve, config)
     except BaseExceptionGroup as group:

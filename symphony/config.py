@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from decoder.config import KV_DTYPE
+from kvfs.sizes import parse_bytes
 from libsym.errors import Invalid, NotFound
 from libsym.paths import default_socket
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 KV_MEMORY_SHARE = 0.25
 """Share of the memory that is free at start that the page pool may grow to, when nothing was said."""
 
@@ -31,6 +31,10 @@ class Config:
     """Of the arithmetic: float32, bf16, int8 or int4."""
     threads: int | None = None
     """Of the CPU decoder; None: the cores that this process is given."""
+    quota: int | None = None
+    """Bytes of pages that each user may hold, but root and whoever runs the daemon; None: as much as there is."""
+    quota_files: int | None = None
+    """Files, directories, links, … that each of them may have."""
     allow_other: bool | None = None
     """Other users may use the mount (the mode bits decide about what); None: when root starts the daemon."""
 
@@ -55,6 +59,8 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
         raise Invalid(f"precision {config.precision!r} is not one of {', '.join(KV_DTYPE)}")
     if config.threads is not None and config.threads < 1:
         raise Invalid(f"threads is {config.threads}: at least 1 is needed")
+    if config.quota_files is not None and config.quota_files < 1:
+        raise Invalid(f"quota_files is {config.quota_files}: at least 1 is needed")
     return config
 
 
@@ -79,29 +85,12 @@ def _value(key: str, value: Any) -> Any:
         return Path(os.path.realpath(Path(value).expanduser()))  # Path.resolve fails on a stale mount
     if key in ("socket", "state"):
         return Path(value).expanduser().absolute()
-    if key == "kv_memory":
+    if key in ("kv_memory", "quota"):
         return parse_bytes(str(value))
-    expected = {"model": str, "precision": str, "threads": int, "allow_other": bool}[key]
+    expected = {"model": str, "precision": str, "threads": int, "quota_files": int, "allow_other": bool}[key]
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         raise Invalid(f"{key} is {value!r}: {expected.__name__} needed")
     return value
-
-
-def parse_bytes(text: str) -> int:
-    """`4G`, `512M`, `1048576`: a size in bytes, units are powers of 1024."""
-    number, unit = text.strip(), ""
-    upper = number.upper().removesuffix("IB").removesuffix("B")
-    if upper and upper[-1] in _UNITS:
-        number, unit = upper[:-1], upper[-1]
-    else:
-        number = upper
-    try:
-        size = int(float(number) * _UNITS[unit])
-    except (ValueError, OverflowError):
-        raise Invalid(f"{text!r} is no size: write 4G, 512M or a number of bytes") from None
-    if size <= 0:
-        raise Invalid(f"{text!r} is no size: it has to be more than nothing")
-    return size
 
 
 def available_memory_bytes() -> int:

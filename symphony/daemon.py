@@ -26,6 +26,8 @@ from decoder.cpu.backend import CpuDecoder
 from decoder.facts import Facts
 from decoder.model import Model, load_model
 from decoder.weights import Weights
+from kvfs.accounts import Accounts, Limits
+from kvfs.control import ControlTree
 from kvfs.fs import FileSystem
 from kvfs.mount import serve_mount
 from kvfs.pages import PagePool
@@ -33,6 +35,7 @@ from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoAccess, NoSpace, SymError
 from libsym.paths import make_socket_directory
 from scheduler.batch import BatchScheduler
+from scheduler.control import Control
 from scheduler.gate import Gate
 from scheduler.listener import Listener, bind
 from symphony.config import Config
@@ -56,6 +59,7 @@ class House:
     batches: BatchScheduler
     gate: Gate
     listener: Listener
+    control: ControlTree
 
 
 def build(config: Config) -> House:
@@ -73,8 +77,11 @@ def build(config: Config) -> House:
         ) from error
     decoder = CpuDecoder(model.config, model.weights, arena, config.threads, precision=config.precision)
     model = dataclasses.replace(model, weights=Weights({}))  # packed: the checkpoint's mapping can go
+    accounts = Accounts(
+        num_pages, page_bytes, Limits(config.quota, config.quota_files), exempt=frozenset({0, os.geteuid()})
+    )
     fs = FileSystem(
-        PagePool(arena),
+        PagePool(arena, accounts),
         Facts(model, arena, config.precision),
         backing_dir=config.state / "files",
         uid=os.geteuid(),
@@ -85,7 +92,9 @@ def build(config: Config) -> House:
     text = LoadedText(model, arena, backend, str(config.mount))
     began_s = time.monotonic()
     gate = Gate(fs, batches, text, lambda: daemon_info(house, time.monotonic() - began_s))
-    house = House(config, model, arena, decoder, fs, batches, gate, Listener(gate, model.config.vocab_size))
+    listener = Listener(gate, model.config.vocab_size)
+    control = ControlTree(fs, Control(fs, batches, gate, lambda: listener.lips, text))
+    house = House(config, model, arena, decoder, fs, batches, gate, listener, control)
     return house
 
 
@@ -144,7 +153,11 @@ async def _mounted(house: House) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
         await nursery.start(
             lambda task_status: serve_mount(
-                house.fs, house.config.mount, allow_other=allow_other, task_status=task_status
+                house.fs,
+                house.config.mount,
+                allow_other=allow_other,
+                control=house.control,
+                task_status=task_status,
             )
         )
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -19,17 +20,24 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
     page_bytes = info["page_bytes"]
     used = human_bytes((info["num_pages"] - info["num_free_pages"]) * page_bytes)
     total = human_bytes(info["num_pages"] * page_bytes)
+    used_bytes = _of(info["used_bytes"], info["quota_bytes"], human_bytes)
+    used_files = _of(info["used_files"], info["quota_files"], str)
     steps = max(info["num_steps"], 1)
     return [
         f"model    {info['model']}",
         f"daemon   pid {info['pid']}, up {info['uptime_s']:.0f} s, mount {info['mount']}, socket {info['socket']}",
         f"pool     {used} of {total} used, {info['num_names']} names",
+        f"yours    {used_bytes}, {used_files} files",
         f"lips     {info['lips']} connected, {info['waiting_calls']} calls in flight",
         f"steps    {info['num_steps']}, {1000 * info['step_s'] / steps:.1f} ms each",
         f"tokens   {info['num_tokens']}, {info['num_prefill_tokens']} of them prefill",
         f"calls    {info['num_calls']} answered, {info['num_failed_calls']} failed",
         f"batches  at most {info['max_calls_in_step']} calls of {info['max_lips_in_step']} programs in one step",
     ]
+
+
+def _of(used: int, quota: int | None, shown: Callable[[int], str]) -> str:
+    return shown(used) if quota is None else f"{shown(used)} of {shown(quota)}"
 
 
 def du_lines(usage: dict[str, Any], page_bytes: int) -> list[str]:

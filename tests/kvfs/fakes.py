@@ -103,7 +103,7 @@ def entry_values(entries: Sequence[tuple[int, int]]) -> list[float]:
 
 
 class FakeDecoder:
-    """Fills reserved entries as a decoder would: copies first, then entry by entry, from what the pages hold."""
+    """Fills reserved entries as a step would: zeros and copies first, then entry by entry, from what the pages hold."""
 
     def __init__(self, store: FakeStore) -> None:
         self.store = store
@@ -113,6 +113,8 @@ class FakeDecoder:
         self.ramp = np.arange(width, dtype=np.float32).reshape(shape[1], shape[2], shape[3], shape[5])
 
     def step(self, reservation: Reservation) -> None:
+        for page in reservation.pages_to_zero(reservation.tokens.size):
+            self.store.zero(page)
         for source, target in reservation.copies:
             self.store.copy(source, target)
         pages, start = reservation.pages, reservation.start

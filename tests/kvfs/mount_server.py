@@ -70,6 +70,8 @@ class Server:
         reservation = self.fs.reserve(
             opened, tokens, range(opened.table.next_position, opened.table.next_position + count)
         )
+        for page in reservation.pages_to_zero(count):
+            self.store.zero(page)
         for source, target in reservation.copies:
             self.store.copy(source, target)
         for i, token in enumerate(tokens):
@@ -84,6 +86,8 @@ class Server:
         opened = self.handles[handle]
         start = opened.table.length
         reservation = self.fs.reserve(opened, [1] * count, range(start, start + count))
+        for page in reservation.pages_to_zero(count):
+            self.store.zero(page)
         reservation.commit()
         self.fs.committed(opened)
         return opened.table.length

@@ -8,18 +8,23 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from kvfs.accounts import FIRST_DOMAIN, Accounts, Limits
 from kvfs.header import parse_header
 from kvfs.image import ImageFormat
 from kvfs.importer import ImageImport, import_image
 from kvfs.pages import PagePool
 from kvfs.snapshot import Snapshot
 from kvfs.table import PageTable
-from libsym.errors import NoSpace
+from libsym.errors import NoSpace, OverQuota
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, entry_values
 
 NUM_PAGES = 14
 COUNTS = st.sampled_from([1, 2, 3, 5, 7, 29, 31, 32, 33, 65])
-OWNERS = st.sampled_from([1001, 1002])
+DOMAIN = FIRST_DOMAIN
+OWNERS = st.sampled_from([1001, 1002, DOMAIN])
+"""The domain belongs to 1001."""
+MOST_PAGES = 10
+"""That each uid may hold; the domain may hold half of them."""
 FACTS = FakeFacts(layers=1, kv_heads=1, head_dim=2)
 
 
@@ -58,7 +63,11 @@ class Books(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.store = FakeStore(FACTS, NUM_PAGES)
-        self.pool = PagePool(self.store)
+        page_bytes = self.store.page_bytes
+        self.accounts = Accounts(NUM_PAGES, page_bytes, Limits(MOST_PAGES * page_bytes))
+        limits = Limits(MOST_PAGES // 2 * page_bytes)
+        assert self.accounts.new_domain(self.accounts.of(1001), limits, lambda: "the domain").number == DOMAIN
+        self.pool = PagePool(self.store, self.accounts)
         self.decoder = FakeDecoder(self.store)
         self.image_format = ImageFormat(FACTS)
         self.live: list[File] = []
@@ -75,7 +84,8 @@ class Books(RuleBasedStateMachine):
         return file
 
     def books(self) -> tuple[bytes, ...]:
-        return (self.pool.refcount.tobytes(), self.pool.fill.tobytes(), self.pool._free.bitmap().tobytes())
+        charged = b"".join(account.pages.all().tobytes() for account in self.accounts)
+        return (self.pool.refcount.tobytes(), self.pool.fill.tobytes(), self.pool._free.bitmap().tobytes(), charged)
 
     @rule(target=files, owner=OWNERS)
     def create(self, owner: int) -> File:
@@ -88,7 +98,7 @@ class Books(RuleBasedStateMachine):
         pending, before = self.new_entries(count, position), self.books()
         try:
             reservation = file.table.reserve([token for token, _ in pending], [place for _, place in pending])
-        except NoSpace:
+        except (NoSpace, OverQuota):
             assert self.books() == before
             return
         file.pending = pending
@@ -118,7 +128,23 @@ class Books(RuleBasedStateMachine):
     def fork(self, file: File, owner: int) -> File:
         if file.table.closed:
             return self.create(owner)
-        return self.admit(File(file.table.fork(owner), list(file.entries)))
+        before = self.books()
+        try:
+            fork = file.table.fork(owner)
+        except OverQuota:
+            assert self.books() == before
+            return self.create(owner)
+        return self.admit(File(fork, list(file.entries)))
+
+    @rule(file=files, owner=OWNERS)
+    def change_owner(self, file: File, owner: int) -> None:
+        if file.table.closed:
+            return
+        before = self.books()
+        try:
+            file.table.change_owner(owner)
+        except OverQuota:
+            assert self.books() == before
 
     @rule(target=files, file=files, owner=OWNERS, mine=COUNTS, its=COUNTS, mine_first=st.booleans())
     def fork_and_diverge(self, file: File, owner: int, mine: int, its: int, *, mine_first: bool) -> File:
@@ -170,7 +196,7 @@ class Books(RuleBasedStateMachine):
         source = BytesSource(reference_image(file.entries, self.image_format))
         try:
             table = import_image(self.pool, self.image_format, source, owner)
-        except NoSpace:
+        except (NoSpace, OverQuota):
             assert self.books() == before
             return self.create(owner)
         return self.admit(File(table, list(file.entries)))
@@ -179,16 +205,24 @@ class Books(RuleBasedStateMachine):
     def abandon_import(self, file: File, owner: int) -> None:
         source = BytesSource(reference_image(file.entries, self.image_format))
         plan = parse_header(self.image_format, source)
-        if plan.num_pages <= self.pool.num_free:
-            before = self.books()
+        before = self.books()
+        try:
             incoming = ImageImport(self.pool, plan, owner)
-            incoming.load(source)
-            incoming.abandon()
+        except (NoSpace, OverQuota):
             assert self.books() == before
+            return
+        incoming.load(source)
+        incoming.abandon()
+        assert self.books() == before
 
     @invariant()
     def the_books_balance(self) -> None:
         self.pool.check([file.table for file in self.live], [reader.snapshot for reader in self.reading])
+
+    @invariant()
+    def nobody_holds_more_than_he_may(self) -> None:
+        for account in self.accounts:
+            assert account.num_bytes <= account.limits.num_bytes
 
     @invariant()
     def every_file_holds_its_entries(self) -> None:

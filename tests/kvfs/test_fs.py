@@ -244,5 +244,5 @@ def test_a_killed_daemons_backing_files_are_cleared(fs: FileSystem, pool: PagePo
     assert not path.exists(), "made with the first byte"
     inode.content.write_at(0, b"x")
     assert path.exists()
-    FileSystem(pool, facts, path.parent, 0, 0)
+    FileSystem(PagePool(pool.store), facts, path.parent, 0, 0)
     assert not path.exists()

@@ -79,7 +79,8 @@ def test_what_does_not_claim_to_be_an_image_is_a_plain_file(mount: Mount) -> Non
 
 def test_a_full_pool_says_so_and_loses_nothing(mount: Mount) -> None:
     a_kv_file(mount, count=32 * 100)
-    mount.sh("cp a.kv $OUT/x; cp $OUT/x b.kv")
+    mount.call("close", a_kv_file(mount, "b.kv", count=32 * 100))
+    mount.sh("cp a.kv $OUT/x")
     done = mount.run("cp $OUT/x c.kv")
     assert "No space left on device" in done.stderr
     assert "the page pool is full: 100 pages wanted, 56 of 256 free" in mount.log().splitlines()[-1]

@@ -21,6 +21,8 @@ MARKER = b"the secret of ann"
 class Held:
     """Somebody who holds pages, for the check of the books."""
 
+    owner = ANN
+
     def __init__(self, *pages: int) -> None:
         self.pages = np.array(pages, np.int32)
 
@@ -93,7 +95,7 @@ def test_allocated_pages_belong_to_the_caller_until_released(pool: PagePool):
     pages = pool.allocate(3, ANN)
     assert pool.statistics().num_used == 3
     pool.check([Held(*pages)])
-    pool.release(pages)
+    pool.release(pages, ANN)
     pool.check()
     assert pool.num_free == pool.num_pages
 
@@ -108,29 +110,29 @@ def test_more_pages_than_are_free_raise_no_space_and_change_nothing(pool: PagePo
 
 def test_a_page_with_several_references_is_free_after_the_last_is_gone(pool: PagePool):
     pages = pool.allocate(2, ANN)
-    pool.retain(pages)
+    pool.retain(pages, ANN)
     assert pool.statistics().num_shared == 2
-    pool.release(pages)
+    pool.release(pages, ANN)
     pool.check([Held(*pages)])
-    pool.release(pages)
+    pool.release(pages, ANN)
     pool.check()
 
 
 def test_a_page_named_twice_counts_twice(pool: PagePool):
     (page,) = pool.allocate(1, ANN).tolist()
     twice = np.array([page, page], np.int32)
-    pool.retain(twice)
+    pool.retain(twice, ANN)
     assert pool.refcount[page] == 3
     pool.check([Held(page, page, page)])
-    pool.release(np.array([page, page, page], np.int32))
+    pool.release(np.array([page, page, page], np.int32), ANN)
     pool.check()
 
 
 def test_releasing_a_free_page_is_caught(pool: PagePool):
     pages = pool.allocate(1, ANN)
-    pool.release(pages)
-    with pytest.raises(AssertionError, match="released too often"):
-        pool.release(pages)
+    pool.release(pages, ANN)
+    with pytest.raises(AssertionError, match="too often"):
+        pool.release(pages, ANN)
 
 
 def test_freed_pages_show_zeros_to_another_owner(pool: PagePool, store: FakeStore):
@@ -139,7 +141,7 @@ def test_freed_pages_show_zeros_to_another_owner(pool: PagePool, store: FakeStor
         write_marker(store, page)
         pool.tokens[page] = 77
         pool.positions[page] = 78
-    pool.release(pages)
+    pool.release(pages, ANN)
     assert set(pool.allocate(4, BOB).tolist()) == set(pages.tolist())
     assert MARKER not in bytes(store.view(0, store.num_pages))
     assert not pool.tokens[pages].any()
@@ -147,7 +149,7 @@ def test_freed_pages_show_zeros_to_another_owner(pool: PagePool, store: FakeStor
 
 
 def test_pages_that_stay_with_their_owner_or_were_never_used_are_not_zeroed_again(pool: PagePool, store: FakeStore):
-    pool.release(pool.allocate(4, ANN))
+    pool.release(pool.allocate(4, ANN), ANN)
     pool.allocate(4, ANN)
     pool.allocate(4, BOB)
     assert store.num_zeroed == 0
@@ -183,8 +185,8 @@ def test_a_copied_tail_counts_as_bytes_of_both_owners(pool: PagePool, store: Fak
 def test_pages_taken_to_be_overwritten_are_dirty_until_claimed(pool: PagePool, store: FakeStore):
     pages = pool.allocate(1, ANN)
     write_marker(store, int(pages[0]))
-    pool.release(pages)
-    pool.release(pool.allocate(1, BOB, overwritten=True))  # given up before anything was overwritten
+    pool.release(pages, ANN)
+    pool.release(pool.allocate(1, BOB, overwritten=True), BOB)  # given up before anything was overwritten
     pool.allocate(1, BOB)
     assert MARKER not in bytes(store.view(0, store.num_pages))
 
@@ -192,10 +194,10 @@ def test_pages_taken_to_be_overwritten_are_dirty_until_claimed(pool: PagePool, s
 def test_claimed_pages_need_no_zeroing_for_their_owner(pool: PagePool, store: FakeStore):
     pages = pool.allocate(1, ANN, overwritten=True)
     pool.claim(pages, ANN)
-    pool.release(pages)
+    pool.release(pages, ANN)
     pool.allocate(1, ANN)
     assert store.num_zeroed == 0
-    pool.release(pages)
+    pool.release(pages, ANN)
     pool.allocate(1, BOB)
     assert store.num_zeroed == 1
 
@@ -208,7 +210,7 @@ def test_a_digest_is_that_of_the_bytes_and_lives_until_the_page_is_freed(pool: P
     assert pool.digests_of(pages) == expected
     store.view(int(pages[0]))[:] = bytes([9]) * store.page_bytes  # nobody does this to a full page: it shows the cache
     assert pool.digests_of(pages) == expected
-    pool.release(pages)
+    pool.release(pages, ANN)
     again = pool.allocate(2, ANN)
     assert pool.digests_of(again)[:32] == digest(bytes([9]) * store.page_bytes)
 

@@ -403,3 +403,48 @@ def test_forking_a_gibibyte_touches_no_page():
     for fork in forks:
         fork.close()
     pool.check([table])
+
+
+def test_pages_of_others_are_zeroed_by_the_step_piece_by_piece_each_once(pool: PagePool, decoder: FakeDecoder):
+    bobs, mine = PageTable(pool, BOB), PageTable(pool, ANN)
+    decoder.append(mine, range(10))
+    decoder.append(bobs, range(14 * 32))
+    bobs.close()
+    reservation = mine.reserve(range(100), range(10, 110))  # entries 10 to 109: the tail, and pages 1, 2 and 3
+    first, second, third = reservation.new_pages.tolist()
+    assert [reservation.pages_to_zero(count) for count in (22, 23, 54, 55, 100, 100)] == [
+        [],
+        [first],
+        [],
+        [second],
+        [third],
+        [],
+    ]
+    reservation.abort()
+    assert set(mine.reserve(range(40), range(10, 50)).new_pages.tolist()) <= {first, second, third}
+    assert len(mine.reservation.pages_to_zero(40)) == 1, "nobody said that it was zeroed"
+    mine.reservation.commit()
+    mine.truncate(10)
+    assert mine.reserve(range(40), range(10, 50)).pages_to_zero(40) == [], "it holds nothing but ann's bytes now"
+
+
+def test_nothing_is_committed_while_pages_hold_bytes_of_others(pool: PagePool, decoder: FakeDecoder):
+    bobs, mine = PageTable(pool, BOB), PageTable(pool, ANN)
+    decoder.append(bobs, range(33))
+    bobs.close()
+    reservation = mine.reserve(range(33), range(33))
+    assert len(reservation.pages_to_zero(32)) == 1
+    with pytest.raises(AssertionError, match="not zeroed"):
+        reservation.commit()
+
+
+def test_the_target_of_a_copy_needs_no_zeroing(pool: PagePool, decoder: FakeDecoder, store: FakeStore):
+    mine, bobs = PageTable(pool, ANN), PageTable(pool, BOB)
+    decoder.append(mine, range(10))
+    decoder.append(bobs, range(15 * 32))
+    bobs.close()
+    fork = mine.fork()
+    decoder.append(mine, [1])
+    decoder.append(fork, [2])
+    assert store.num_zeroed == 0
+    assert pool.bytes_of[fork.pages].tolist() == [ANN]

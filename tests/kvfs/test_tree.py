@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 import pytest
 
+from kvfs.accounts import Accounts
 from kvfs.inode import READ, SEARCH, WRITE, Credentials, Inode, allows, require_removable
 from kvfs.paths import Paths
 from kvfs.tree import RENAME_EXCHANGE, RENAME_NOREPLACE, Tree
@@ -34,7 +35,7 @@ class Forest:
 
     def __init__(self) -> None:
         self.discarded: list[int] = []
-        self.tree = Tree(0, 0, lambda inode: self.discarded.append(inode.number))
+        self.tree = Tree(Accounts(0, 1), 0, 0, lambda inode: self.discarded.append(inode.number))
         self.paths = Paths(self.tree, PurePath("/kv"))
 
     def make(self, path: str, file_type: int = stat.S_IFREG, mode: int = 0o644, uid: int = 0, gid: int = 0) -> Inode:

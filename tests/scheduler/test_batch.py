@@ -356,3 +356,70 @@ def test_a_program_that_stays_away_is_waited_for_once(bench):
             assert (waited_s >= 1.0) == (token == 1)
 
     bench.run(scenario)
+
+
+def test_a_step_zeroes_pages_of_others_before_it_computes_and_the_owners_thread_none(bench):
+    """A zeroed page takes the trio thread 0.1 ms: a long prefill would hold up everybody."""
+    ann = Credentials(1001, 1001)
+    arena, marker = bench.fs.pool.store, np.float32(77.5)
+    zeroed_by = []
+    zero = arena.zero
+
+    def noting_zero(page):
+        zeroed_by.append(threading.current_thread())
+        zero(page)
+
+    arena.zero = noting_zero  # the real thing, and who calls it
+
+    async def scenario():
+        before = bench.file()
+        await bench.submit(before, [1] * (NUM_PAGES - 1) * 32, rows="none").wait()
+        arena.pages[before.table.pages] = marker
+        bench.fs.kv_close(before)
+        file = bench.fs.kv_create(ann, None)
+        await bench.submit(file, [2] * 100, rows="none").wait()
+        assert len(zeroed_by) == 4
+        assert not (arena.pages[file.table.pages] == marker).any()
+        assert threading.current_thread() not in zeroed_by
+        bench.steps.failure = RuntimeError("planted")
+        with pytest.raises(StepFailed):
+            await bench.submit(file, [3] * 100, rows="none").wait()
+        await bench.submit(file, [3] * 100, rows="none").wait()
+        assert not (arena.pages[file.table.pages] == marker).any()
+
+    bench.run(scenario)
+
+
+def test_what_a_program_has_used_is_counted_until_it_goes(bench):
+    one, other = Program(1), Program(2)
+
+    async def scenario():
+        await bench.submit(bench.file(), [1, 2, 3], program=one).wait()
+        await bench.submit(bench.file(), [4], program=one).wait()
+        with pytest.raises(NoSpace):
+            await bench.submit(bench.file(), [1] * (NUM_PAGES * 32 + 1), program=one).wait()
+        await bench.submit(bench.file(), [5], program=other).wait()
+        used = bench.batches.usage_of(one)
+        assert (used.num_calls, used.num_failed_calls, used.num_tokens) == (3, 1, 4)
+        assert used.compute_s > 0
+        assert used.queue_s >= 0
+        assert bench.batches.usage_of(other).num_tokens == 1
+        bench.batches.drop(one)
+        assert bench.batches.usage_of(one).num_calls == 0
+
+    bench.run(scenario)
+
+
+def test_steps_are_counted_by_how_many_calls_they_hold(bench):
+    async def scenario():
+        bench.steps.gate.clear()
+        first = bench.submit(bench.file(), [1])
+        await bench.steps.wait_entered()
+        others = [bench.submit(bench.file(), [7]) for _ in range(3)]
+        bench.steps.gate.set()
+        for result in (first, *others):
+            await result.wait()
+        assert bench.batches.num_steps_by_size[:4] == [1, 0, 1, 0]
+        assert bench.batches.num_calls_in_steps == 4
+
+    bench.run(scenario)

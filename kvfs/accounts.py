@@ -1,0 +1,232 @@
+"""Who pays: pages and files are charged to accounts, and an account may have a limit.
+
+An account is a number: a uid for what lies outside of any domain, `FIRST_DOMAIN | n` for a domain. It is charged once
+for each distinct page that its tables, readers and imports refer to, and once for each inode. What a domain is charged
+its parent is charged as well: the domain around it, or else the uid that owns its directory. So a domain is a part of
+its owner's quota, never a way out of it.
+
+Owned by the daemon's trio thread; limits are checked before anything changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvfs.free_list import IntArray
+from kvfs.page_counts import Distinct, PageCounts
+from libsym.errors import OverQuota
+
+FIRST_DOMAIN = 1 << 32
+"""Account numbers from here on are domains; a uid is less."""
+
+_SWEEP_AT = 64
+"""Accounts that hold nothing are forgotten when there are more than this, and twice what was left the last time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an account may have; None: as much as there is."""
+
+    num_bytes: int | None = None
+    """Of pages."""
+    num_files: int | None = None
+
+
+NO_LIMITS = Limits()
+
+
+class Account:
+    """What one uid or domain has. What is charged to it is charged to its parents as well."""
+
+    __slots__ = ("describe", "is_open", "limits", "num_files", "number", "page_bytes", "pages", "parent")
+
+    def __init__(
+        self,
+        number: int,
+        limits: Limits,
+        parent: Account | None,
+        describe: Callable[[], str],
+        pages: PageCounts,
+        page_bytes: int,
+    ) -> None:
+        self.number = number
+        self.limits = limits
+        self.parent = parent
+        self.describe = describe
+        """The account's name for messages."""
+        self.is_open = True
+        """False for a domain that was ended: it goes when its last page and file have gone."""
+        self.pages = pages
+        self.page_bytes = page_bytes
+        self.num_files = 0
+
+    @property
+    def is_domain(self) -> bool:
+        return self.number >= FIRST_DOMAIN
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is charged to it, and nothing needs to be remembered of it."""
+        return not (self.pages.num_pages or self.num_files or (self.is_domain and self.is_open))
+
+    @property
+    def num_bytes(self) -> int:
+        """What its distinct pages take."""
+        return self.pages.num_pages * self.page_bytes
+
+    def chain(self) -> Iterator[Account]:
+        """The account and those that are charged with it."""
+        account: Account | None = self
+        while account is not None:
+            yield account
+            account = account.parent
+
+    def holds(self, pages: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of these pages it holds. Any thread may ask; the answer stays true on the owner's thread alone."""
+        return self.pages.of(pages) > 0
+
+    # Room: raises OverQuota, and changes nothing
+
+    def require_new_pages(self, count: int) -> None:
+        """Raise OverQuota unless there is room for `count` pages that nobody holds yet."""
+        for account in self.chain():
+            account.limit_pages(count)
+
+    def require_pages(self, pages: IntArray) -> None:
+        """Raise OverQuota unless there is room for those of these pages that the account does not hold yet."""
+        for account in self.chain():
+            if account.limits.num_bytes is not None:
+                account.limit_pages(account.pages.num_new(pages))
+
+    def require_files(self, count: int = 1) -> None:
+        """Raise OverQuota unless there is room for so many more files, directories, links, …"""
+        for account in self.chain():
+            limit = account.limits.num_files
+            if limit is not None and account.num_files + count > limit:
+                raise OverQuota(
+                    f"{account.describe()} is at its quota of {limit} files: it has {account.num_files}; "
+                    "remove some, or have the quota raised"
+                )
+
+    def limit_pages(self, count: int) -> None:
+        """Raise OverQuota if `count` more pages are too many for this account, whatever those above it may have."""
+        limit = self.limits.num_bytes
+        if limit is not None and count and self.num_bytes + count * self.page_bytes > limit:
+            raise OverQuota(
+                f"{self.describe()} is at its quota of {limit} bytes ({limit // self.page_bytes} pages): it holds "
+                f"{self.pages.num_pages} pages and {count} more are wanted; remove files or forks, or have it raised"
+            )
+
+    # Charges
+
+    def charge_new_pages(self, pages: IntArray) -> None:
+        """Charge pages that were free, each named once."""
+        for account in self.chain():
+            account.pages.add_new(pages)
+
+    def charge_pages(self, pages: IntArray) -> None:
+        """Charge a reference for each mention of a page."""
+        for account in self.chain():
+            account.pages.add(pages)
+
+    def refund_pages(self, pages: IntArray) -> None:
+        """Take back the charge for each mention of a page."""
+        for account in self.chain():
+            account.pages.subtract(pages)
+
+    def charge_files(self, count: int = 1) -> None:
+        for account in self.chain():
+            account.num_files += count
+
+    def refund_files(self, count: int = 1) -> None:
+        for account in self.chain():
+            account.num_files -= count
+            assert account.num_files >= 0, f"{account.describe()} gives back files that it does not have"
+
+    def adopt(self, domain: Account) -> None:
+        """Become the parent of a domain instead of the one that it has, or raise OverQuota and change nothing."""
+        self.require_files(domain.num_files)
+        self.require_pages(domain.pages.all())
+        assert domain.parent is not None
+        for account in domain.parent.chain():
+            account.pages.subtract_all(domain.pages)
+        for account in self.chain():
+            account.pages.add_all(domain.pages)
+        domain.parent.refund_files(domain.num_files)
+        self.charge_files(domain.num_files)
+        domain.parent = self
+
+
+class Accounts:
+    """Every account of one pool. `default` limits each uid that is not exempt; a domain has the limits it was given."""
+
+    def __init__(
+        self, num_pages: int, page_bytes: int, default: Limits = NO_LIMITS, exempt: Iterable[int] = (0,)
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_bytes = page_bytes
+        self._default = default
+        self._exempt = frozenset(exempt)
+        self._accounts: dict[int, Account] = {}
+        self._next_domain = FIRST_DOMAIN
+        self._sweep_at = _SWEEP_AT
+        self._distinct = Distinct(num_pages)
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(tuple(self._accounts.values()))
+
+    def of(self, number: int) -> Account:
+        """The account of a uid, or of a domain that there is."""
+        account = self._accounts.get(number)
+        if account is None:
+            assert number < FIRST_DOMAIN, f"domain {number} was forgotten while somebody held pages of it"
+            limits = NO_LIMITS if number in self._exempt else self._default
+            account = self._new(number, limits, None, lambda: f"uid {number}")
+        return account
+
+    def new_domain(self, parent: Account, limits: Limits, describe: Callable[[], str]) -> Account:
+        """A new account whose charges are also its parent's."""
+        number = self._next_domain
+        self._next_domain += 1  # never used again: pages remember whose bytes they hold
+        return self._new(number, limits, parent, describe)
+
+    def _new(self, number: int, limits: Limits, parent: Account | None, describe: Callable[[], str]) -> Account:
+        if len(self._accounts) >= self._sweep_at:
+            self._accounts = {each.number: each for each in self if not each.is_idle}
+            self._sweep_at = max(_SWEEP_AT, 2 * len(self._accounts))
+        pages = PageCounts(self.num_pages, self._distinct)
+        account = self._accounts[number] = Account(number, limits, parent, describe, pages, self.page_bytes)
+        return account
+
+    # The books
+
+    def check_pages(self, held: Iterable[tuple[int, IntArray]]) -> None:
+        """Raise AssertionError unless these (account number, pages held) are what was charged."""
+        pages_of: dict[int, list[IntArray]] = {}
+        for number, pages in held:
+            for account in self.of(number).chain():
+                pages_of.setdefault(account.number, []).append(pages)
+        for account in self:
+            pages = np.concatenate(pages_of.get(account.number, [_NO_PAGES]))
+            account.pages.check(np.bincount(pages, minlength=self.num_pages), account.describe())
+
+    def check_files(self, charged: Iterable[Account]) -> None:
+        """Raise AssertionError unless these accounts, each mentioned once for each inode, are what was charged."""
+        num_files: dict[int, int] = {}
+        for each in charged:
+            for account in each.chain():
+                num_files[account.number] = num_files.get(account.number, 0) + 1
+        for account in self:
+            has = num_files.get(account.number, 0)
+            if account.num_files != has:
+                raise AssertionError(f"{account.describe()} is charged {account.num_files} files, has {has}")
+
+
+_NO_PAGES = np.empty(0, np.int32)

@@ -1,0 +1,289 @@
+"""The control files: `.symphony` in the root of the mount, found by name but not listed.
+
+    model, metrics          what is running, and how it is doing
+    proc/PID/status         one connected program; its owner's affair
+    text/...                the directories and KV files of the mount once more, with the texts of the contexts
+
+Nothing is stored here. The number of a control file says what it is, so nothing has to be remembered of what the kernel
+knows, and a number whose program or KV file has gone is no file any more.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from dataclasses import dataclass
+
+from kvfs.content import KvFile
+from kvfs.control_files import ControlFiles
+from kvfs.control_handles import ControlHandle, Document, TextHandle, not_at_end
+from kvfs.fs import FileSystem
+from kvfs.inode import Credentials, Inode, shown
+from kvfs.text_view import TextView
+from kvfs.text_writer import TextWriter
+from kvfs.tree import CONTROL_NAME, ROOT_NUMBER, require_directory
+from libsym.errors import Busy, Exists, IsDirectory, NotFound, NotPermitted, SymError
+
+CONTROL_ROOT = 1 << 62
+"""Inode numbers from here on are control files."""
+
+_MODEL, _METRICS, _PROCESSES = CONTROL_ROOT + 1, CONTROL_ROOT + 2, CONTROL_ROOT + 3
+_TEXT_BIT = 1 << 61
+_PROCESS_BIT = 1 << 60
+_TEXT = CONTROL_ROOT | _TEXT_BIT
+"""Plus the number of the inode whose text it is."""
+_PROCESS = CONTROL_ROOT | _PROCESS_BIT
+"""Plus twice the process number; one more for its status."""
+_TEXT_ROOT = _TEXT + ROOT_NUMBER
+
+_FIXED = {b"model": _MODEL, b"metrics": _METRICS, b"proc": _PROCESSES, b"text": _TEXT_ROOT}
+_STATUS = b"status"
+
+_DIRECTORY, _FILE = stat.S_IFDIR, stat.S_IFREG
+_DIRECTORY_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What `stat(2)` says."""
+
+    number: int
+    mode: int
+    """With the file type."""
+    nlink: int
+    uid: int
+    gid: int
+    size: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class ControlTree:
+    """Every control file of one mount, by inode number. Owned by the trio thread."""
+
+    def __init__(self, fs: FileSystem, files: ControlFiles) -> None:
+        self._fs = fs
+        self._tree = fs.volume.tree
+        self._files = files
+        self._view = TextView(files)
+        self._since_ns = time.time_ns()
+        self._handles: set[ControlHandle] = set()
+
+    @staticmethod
+    def owns(number: int) -> bool:
+        """Whether an inode number is one of a control file."""
+        return number >= CONTROL_ROOT
+
+    @staticmethod
+    def is_entrance(parent: int, name: bytes) -> bool:
+        """Whether this name in this directory is the way in: for all but `lookup` it can't be touched."""
+        return parent == ROOT_NUMBER and name == CONTROL_NAME
+
+    # Names and attributes
+
+    def lookup(self, parent: int, name: bytes) -> Attributes:
+        """The file of that name, `.` and `..` too. The root's `.symphony` is found here as well."""
+        if self.is_entrance(parent, name):
+            return self.attributes(CONTROL_ROOT)
+        number = parent if name == b"." else self._parent(parent) if name == b".." else self._child(parent, name)
+        if number == ROOT_NUMBER:
+            raise NotFound("the way out of the control files leads through the root of the mount")
+        return self.attributes(number)
+
+    def attributes(self, number: int) -> Attributes:
+        """What `stat(2)` says of a control file, or NotFound."""
+        if number & _TEXT_BIT:
+            return self._text_attributes(number)
+        if number & _PROCESS_BIT:
+            return self._process_attributes(number)
+        if number in {CONTROL_ROOT, _PROCESSES}:
+            num_directories = 2 if number == CONTROL_ROOT else len(self._files.processes())
+            return self._of_the_daemon(number, _DIRECTORY | 0o555, 2 + num_directories, _DIRECTORY_BYTES)
+        return self._of_the_daemon(number, _FILE | 0o444, 1, len(self._generated(number)))
+
+    def listing(self, number: int) -> list[tuple[bytes, int]]:
+        """Names and numbers in a directory, without `.` and `..`."""
+        if number == CONTROL_ROOT:
+            return list(_FIXED.items())
+        if number == _PROCESSES:
+            return [(b"%d" % pid, _PROCESS + 2 * pid) for pid in self._files.processes()]
+        if number & _TEXT_BIT:
+            entries = self._mirrored(number).entries
+            return [(name, _TEXT + inode.number) for name, inode in entries.items() if _is_mirrored(inode)]
+        if number & _PROCESS_BIT and not number & 1:
+            self._process(number)
+            return [(_STATUS, number + 1)]
+        raise NotFound(f"control file {number - CONTROL_ROOT} is not a directory")
+
+    def forget(self, number: int, num_lookups: int) -> None:
+        """The kernel forgets a control file; nothing was remembered of it."""
+
+    def inode_behind(self, number: int) -> Inode:
+        """The inode that a file or directory of the text view mirrors; what else is here can't be changed."""
+        if number & _TEXT_BIT:
+            return self._mirrored(number)
+        raise NotPermitted("control files can't be changed")
+
+    def truncate(self, number: int, size: int) -> None:
+        """As `truncate(2)` on a text: whole entries are kept."""
+        inode = self.inode_behind(number)
+        kv = self._mirrored_kv(inode)
+        if any(isinstance(handle, TextHandle) and handle.is_writing(inode) for handle in self._handles):
+            raise Busy(f"{self._tree.path_of(inode)}: text is being written to it")
+        if size > self._view.size(kv):
+            raise not_at_end(self._tree.path_of(inode))
+        if size < self._view.size(kv):
+            self._fs.volume.truncate_kv(kv, self._view.entries_within(kv, size), self._tree.path_of(inode))
+            inode.modified()
+
+    # Open files
+
+    async def open(self, number: int, flags: int, pid: int) -> ControlHandle:
+        """Open a file for process `pid`. The kernel has checked that it may."""
+        writes = flags & os.O_ACCMODE != os.O_RDONLY
+        if number & _TEXT_BIT:
+            return self._open_text(number, flags, pid, writes=writes)
+        if writes or flags & os.O_TRUNC:
+            raise NotPermitted("control files can't be changed")
+        return self._keep(Document(self._generated(number), self._handles.discard))
+
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int, creds: Credentials, pid: int
+    ) -> tuple[ControlHandle, Attributes]:
+        """A new, empty KV file under a new name of the text view, open for writing."""
+        directory = self.inode_behind(parent)
+        require_directory(directory, name)
+        existing = directory.entries.get(name)
+        if existing is not None and not flags & os.O_EXCL:
+            if _is_mirrored(existing):  # made since the kernel looked: ESTALE makes it look again
+                raise SymError("the name was made meanwhile", errno.ESTALE)
+            raise Exists(f"{shown(name)}: a file that is no KV file has this name")
+        opened = self._fs.kv_create_in(creds, directory, name, mode & 0o600)
+        writer = TextWriter(self._fs, self._files, opened, is_new=True, pid=pid)
+        handle = self._keep(self._text_handle(opened.inode, writer, appends=False))
+        return handle, self.attributes(_TEXT + opened.inode.number)
+
+    async def read(self, handle: ControlHandle, offset: int, size: int) -> bytes:
+        """As `pread(2)`."""
+        return await handle.read(offset, size)
+
+    async def write(self, handle: ControlHandle, offset: int, data: bytes) -> int:
+        """As `pwrite(2)`: how many bytes were taken."""
+        return await handle.write(offset, data)
+
+    async def flush(self, handle: ControlHandle, pid: int) -> None:
+        """Process `pid` closed a descriptor of the handle."""
+        await handle.flush(pid)
+
+    async def release(self, handle: ControlHandle) -> None:
+        """The last descriptor of the handle was closed."""
+        await handle.release()
+
+    def close(self) -> None:
+        """The mount is gone, and with it every handle."""
+        for handle in tuple(self._handles):
+            handle.close()
+
+    def _keep(self, handle: ControlHandle) -> ControlHandle:
+        self._handles.add(handle)
+        return handle
+
+    def _open_text(self, number: int, flags: int, pid: int, *, writes: bool) -> ControlHandle:
+        inode = self._mirrored(number)
+        self._mirrored_kv(inode)
+        if not writes:
+            return self._keep(self._text_handle(inode, None, appends=False))
+        if flags & os.O_TRUNC:
+            self._fs.volume.empty_kv(inode)
+        opened = self._fs.kv_open_inode(inode, write=True)
+        writer = TextWriter(self._fs, self._files, opened, is_new=False, pid=pid)
+        return self._keep(self._text_handle(inode, writer, appends=bool(flags & os.O_APPEND)))
+
+    def _text_handle(self, inode: Inode, writer: TextWriter | None, *, appends: bool) -> TextHandle:
+        return TextHandle(self._fs, self._view, inode, writer, self._handles.discard, appends=appends)
+
+    # Parts
+
+    def _child(self, parent: int, name: bytes) -> int:
+        if parent & _TEXT_BIT:
+            inode = self._tree.child(self._mirrored(parent), name)
+            if _is_mirrored(inode):
+                return _TEXT + inode.number
+        elif parent == CONTROL_ROOT and name in _FIXED:
+            return _FIXED[name]
+        elif parent == _PROCESSES and name.isdigit() and b"%d" % int(name) == name:
+            if int(name) in self._files.processes():
+                return _PROCESS + 2 * int(name)
+        elif parent & _PROCESS_BIT and not parent & 1 and name == _STATUS:
+            return parent + 1
+        raise NotFound(f"{shown(name)}: there is no such control file")
+
+    def _parent(self, number: int) -> int:
+        if number == CONTROL_ROOT:
+            return ROOT_NUMBER
+        if number & _TEXT_BIT and number != _TEXT_ROOT:
+            return _TEXT + self._tree.child(self._mirrored(number), b"..").number
+        return _PROCESSES if number & _PROCESS_BIT else CONTROL_ROOT
+
+    def _mirrored(self, number: int) -> Inode:
+        return self._tree.get(number - _TEXT)
+
+    def _mirrored_kv(self, inode: Inode) -> KvFile:
+        if not isinstance(inode.content, KvFile):  # it was truncated to nothing since the kernel looked, or removed
+            raise SymError(f"inode {inode.number} is no KV file any more", errno.ESTALE)
+        return inode.content
+
+    def _text_attributes(self, number: int) -> Attributes:
+        inode = self._mirrored(number)
+        size = _DIRECTORY_BYTES if inode.is_directory else self._view.size(self._mirrored_kv(inode))
+        return Attributes(
+            number,
+            inode.file_type | inode.mode,
+            inode.nlink,
+            inode.uid,
+            inode.gid,
+            size,
+            inode.atime_ns,
+            inode.mtime_ns,
+            inode.ctime_ns,
+        )
+
+    def _process(self, number: int) -> int:
+        """The process number of its directory or status, or NotFound."""
+        pid = (number - _PROCESS) // 2
+        if pid not in self._files.processes():
+            raise NotFound(f"process {pid} is not connected any more")
+        return pid
+
+    def _process_attributes(self, number: int) -> Attributes:
+        process = self._files.processes()[self._process(number)]
+        is_status = bool(number & 1)
+        mode, nlink = (_FILE | 0o400, 1) if is_status else (_DIRECTORY | 0o500, 2)
+        size = len(self._generated(number)) if is_status else _DIRECTORY_BYTES
+        since = process.since_ns
+        now = time.time_ns() if is_status else since
+        return Attributes(number, mode, nlink, process.uid, process.gid, size, now, now, since)
+
+    def _of_the_daemon(self, number: int, mode: int, nlink: int, size: int) -> Attributes:
+        root = self._tree.root
+        now = time.time_ns() if number == _METRICS else self._since_ns
+        return Attributes(number, mode, nlink, root.uid, root.gid, size, now, now, self._since_ns)
+
+    def _generated(self, number: int) -> bytes:
+        """What a file says now."""
+        if number == _MODEL:
+            return self._files.model().encode()
+        if number == _METRICS:
+            return self._files.metrics().encode()
+        if number & _PROCESS_BIT and number & 1:
+            return self._files.status(self._process(number)).encode()
+        if number in {CONTROL_ROOT, _PROCESSES} or number & _PROCESS_BIT:
+            raise IsDirectory("a directory has no bytes")
+        raise NotFound(f"there is no control file {number - CONTROL_ROOT}")
+
+
+def _is_mirrored(inode: Inode) -> bool:
+    return inode.is_directory or isinstance(inode.content, KvFile)

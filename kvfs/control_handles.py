@@ -1,0 +1,120 @@
+"""Open control files: documents made at open, and texts that grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kvfs.content import KvFile
+from kvfs.fs import FileSystem
+from kvfs.inode import Inode
+from kvfs.text_view import TextView
+from kvfs.text_writer import TextWriter
+from libsym.errors import NotPermitted, NotSupported
+
+
+class ControlHandle(Protocol):
+    """One open control file."""
+
+    async def read(self, offset: int, size: int) -> bytes: ...
+
+    async def write(self, offset: int, data: bytes) -> int: ...
+
+    async def flush(self, pid: int) -> None: ...
+
+    async def release(self) -> None: ...
+
+    def close(self) -> None:
+        """The mount is gone: give up at once what `release` would."""
+        ...
+
+
+class Document:
+    """A file that was made when it was opened."""
+
+    def __init__(self, data: bytes, closed: Callable[[ControlHandle], None]) -> None:
+        self._data = data
+        self._closed = closed
+
+    async def read(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
+
+    async def write(self, offset: int, data: bytes) -> int:  # noqa: ARG002 - as the protocol has it
+        raise NotPermitted("control files can't be changed")
+
+    async def flush(self, pid: int) -> None:
+        """Nothing was written."""
+
+    async def release(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._closed(self)
+
+
+class TextHandle:
+    """An open file of the text view: reads follow the context as it grows, writes go to its end."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        view: TextView,
+        inode: Inode,
+        writer: TextWriter | None,
+        closed: Callable[[ControlHandle], None],
+        *,
+        appends: bool,
+    ) -> None:
+        self._tree = fs.volume.tree
+        self._view = view
+        self._inode = inode
+        self._writer = writer
+        self._closed = closed
+        self._appends = appends
+        self._start = 0
+        """Bytes of text that were there before the first write."""
+        self._tree.opened(inode)
+
+    def is_writing(self, inode: Inode) -> bool:
+        """Whether text has been written through it to this file."""
+        return self._writer is not None and self._inode is inode and self._writer.has_begun
+
+    async def read(self, offset: int, size: int) -> bytes:
+        content = self._inode.content
+        return await self._view.read(content, offset, size) if isinstance(content, KvFile) else b""
+
+    async def write(self, offset: int, data: bytes) -> int:
+        if self._writer is None:
+            raise NotSupported("the file is open for reading only")
+        if not self._writer.has_begun:
+            content = self._inode.content
+            self._start = self._view.size(content) if isinstance(content, KvFile) else 0
+        # With O_APPEND the offset is the kernel's guess at the end, which knows nothing of what others append.
+        if not self._appends and offset != self._start + self._writer.num_bytes:
+            raise not_at_end(self._tree.path_of(self._inode))
+        return await self._writer.write(data)
+
+    async def flush(self, pid: int) -> None:
+        if self._writer is not None:
+            await self._writer.flush(pid)
+
+    async def release(self) -> None:
+        try:
+            if self._writer is not None:
+                await self._writer.release()
+        finally:
+            self._drop()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        self._closed(self)
+        self._tree.closed(self._inode)
+
+
+def not_at_end(name: str) -> NotSupported:
+    """The error for a write that is no append."""
+    return NotSupported(f"{name}: text can only be appended to a context, or replace all of it")

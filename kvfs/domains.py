@@ -1,0 +1,102 @@
+"""Domains: directories with a quota of their own, and a boundary that no page crosses unless a file is copied.
+
+    mkdir key1; setfattr -n user.kv.quota -v 512M key1        an empty directory becomes a domain
+    getfattr -n user.kv.used key1                             what lies below it
+    setfattr -x user.kv.quota key1                            empty again, it stops being one
+
+What lies below is charged to the domain, and to the owner of its directory (of the outermost, where domains lie in
+domains): see `kvfs.accounts`. A name can't be moved or linked across the boundary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvfs.accounts import NO_LIMITS, Accounts, Limits
+from kvfs.inode import Inode
+from kvfs.sizes import parse_bytes
+from kvfs.tree import Tree
+from libsym.errors import Invalid, NotEmpty, NotPermitted, NotSupported
+
+QUOTA, QUOTA_FILES = b"user.kv.quota", b"user.kv.quota_files"
+USED, USED_FILES = b"user.kv.used", b"user.kv.used_files"
+
+MAX_DEPTH = 8
+"""Domains in domains: each charge goes to all of them."""
+
+
+class Domains:
+    """The domains of one tree, as attributes of their directories."""
+
+    def __init__(self, tree: Tree, accounts: Accounts) -> None:
+        self._tree = tree
+        self._accounts = accounts
+
+    def attributes(self, directory: Inode) -> dict[bytes, bytes]:
+        """What a domain says of itself; nothing for any other inode."""
+        domain = directory.domain
+        if domain is None:
+            return {}
+        found = {QUOTA: domain.limits.num_bytes, QUOTA_FILES: domain.limits.num_files}
+        found |= {USED: domain.num_bytes, USED_FILES: domain.num_files}
+        return {name: str(number).encode() for name, number in found.items() if number is not None}
+
+    def set_limit(self, directory: Inode, name: bytes, value: bytes, uid: int) -> None:
+        """Set QUOTA or QUOTA_FILES for `uid`; the first of them makes an empty directory a domain."""
+        self._require_owner(directory, uid)
+        old = NO_LIMITS if directory.domain is None else directory.domain.limits
+        limits = _changed(old, name, _parse(name, value))
+        if directory.domain is None:
+            self._begin(directory, limits)
+        else:
+            directory.domain.limits = limits
+        directory.changed()
+
+    def remove_limit(self, directory: Inode, name: bytes, uid: int) -> None:
+        """Remove a limit; without any an empty directory stops being a domain."""
+        self._require_owner(directory, uid)
+        domain = directory.domain
+        assert domain is not None, "whoever asks has seen the limit"
+        limits = _changed(domain.limits, name, None)
+        if limits != NO_LIMITS:
+            domain.limits = limits
+        else:
+            self._require_empty(directory, "stops being a domain")
+            domain.is_open = False
+            directory.domain = None
+        directory.changed()
+
+    def _begin(self, directory: Inode, limits: Limits) -> None:
+        self._require_empty(directory, "becomes a domain")
+        if directory.account is None:
+            raise Invalid("the directory was removed: it can't become a domain")
+        if sum(account.is_domain for account in directory.account.chain()) >= MAX_DEPTH:
+            raise Invalid(f"{self._tree.path_of(directory)} lies in {MAX_DEPTH} domains: there can't be one more")
+        directory.domain = self._accounts.new_domain(
+            directory.account, limits, lambda: f"the domain {self._tree.path_of(directory)}"
+        )
+
+    def _require_owner(self, directory: Inode, uid: int) -> None:
+        path = self._tree.path_of(directory)
+        if not directory.is_directory:
+            raise NotSupported(f"{path} is no directory: only directories have quotas")
+        if uid not in {0, directory.uid}:
+            raise NotPermitted(f"{path}: only its owner, uid {directory.uid}, may set its quota")
+
+    def _require_empty(self, directory: Inode, becomes: str) -> None:
+        if directory.entries:
+            path = self._tree.path_of(directory)
+            raise NotEmpty(f"{path}: only an empty directory {becomes}, this holds {len(directory.entries)} names")
+
+
+def _changed(limits: Limits, name: bytes, value: int | None) -> Limits:
+    return replace(limits, num_bytes=value) if name == QUOTA else replace(limits, num_files=value)
+
+
+def _parse(name: bytes, value: bytes) -> int:
+    text = value.decode(errors="replace").strip("\0 \n")
+    if name == QUOTA:
+        return parse_bytes(text)
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise Invalid(f"{text!r} is no number of files")
+    return int(text)

@@ -1,0 +1,65 @@
+"""Finds pages that an account holds already, so that what was copied out and in again is shared again.
+
+Twins are full pages with the same bytes, tokens and positions, whose bytes are the account's alone: nothing is ever
+shared between accounts by content, for that would show one of them what the other has.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvfs.free_list import IntArray
+from kvfs.pages import PagePool
+from libsym.abi import PAGE_ENTRIES
+
+_ALONE = -1
+"""In place of a page's twin."""
+
+Digests = npt.NDArray[np.uint8]
+"""[pages, DIGEST_BYTES]"""
+
+
+def find_twins(pool: PagePool, owner: int, pages: IntArray, digests: Digests) -> IntArray:
+    """For each page (with its tokens and positions in the pool) one that is likely its twin, or -1.
+
+    For worker threads: the pool changes meanwhile, so the answer is a guess for `true_twins` to test. Only pages
+    whose digest is known are found: those that were imported, or read as an image since they were filled.
+    """
+    twins = np.full(len(pages), _ALONE, np.int32)
+    if not pages.size:
+        return twins
+    known = np.flatnonzero(pool.has_digest & (pool.bytes_of == owner)).astype(np.int32)
+    known = known[pool.accounts.of(owner).holds(known)]
+    if not known.size:
+        return twins
+    keys = _keys(pool.digests[known])
+    order = np.argsort(keys, kind="stable")
+    places = np.minimum(np.searchsorted(keys, _keys(digests), sorter=order), known.size - 1)
+    likely = known[order[places]]
+    return np.where(true_twins(pool, owner, pages, digests, likely), likely, twins)
+
+
+def true_twins(pool: PagePool, owner: int, pages: IntArray, digests: Digests, twins: IntArray) -> npt.NDArray[np.bool_]:
+    """Which of these twins are what `find_twins` took them for: on the thread that owns the pool, they are."""
+    true: npt.NDArray[np.bool_] = (
+        (twins != _ALONE)
+        & pool.has_digest[twins]
+        & (pool.fill[twins] == PAGE_ENTRIES)
+        & (pool.bytes_of[twins] == owner)
+        & pool.accounts.of(owner).holds(twins)
+    )
+    # The rest is compared for those alone that passed: it is most of the work.
+    candidates = np.flatnonzero(true)
+    mine, its = pages[candidates], twins[candidates]
+    true[candidates] = (
+        (pool.digests[its] == digests[candidates]).all(axis=1)
+        & (pool.tokens[its] == pool.tokens[mine]).all(axis=1)
+        & (pool.positions[its] == pool.positions[mine]).all(axis=1)
+    )
+    return true
+
+
+def _keys(digests: Digests) -> npt.NDArray[np.uint64]:
+    """The first eight bytes of each digest: enough to sort by."""
+    return np.ascontiguousarray(digests[:, :8]).view(np.uint64)[:, 0]

@@ -1,0 +1,73 @@
+"""Numbers in the text format that Prometheus reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Labels: TypeAlias = Mapping[str, str]
+Value: TypeAlias = float | int
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One name with its samples: a suffix of the name, labels, a value."""
+
+    name: str
+    kind: str
+    """counter, gauge or histogram."""
+    help: str
+    samples: Sequence[tuple[str, Labels, Value]]
+
+
+def gauge(name: str, help_text: str, value: Value, labels: Labels | None = None) -> Metric:
+    """A number that goes up and down."""
+    return Metric(name, "gauge", help_text, [("", labels or {}, value)])
+
+
+def counter(name: str, help_text: str, value: Value) -> Metric:
+    """A number that grows as long as the daemon lives."""
+    return Metric(name, "counter", help_text, [("", {}, value)])
+
+
+def counters(name: str, help_text: str, label: str, values: Mapping[str, Value]) -> Metric:
+    """One counter for each value of a label."""
+    return Metric(name, "counter", help_text, [("", {label: key}, value) for key, value in values.items()])
+
+
+def histogram(name: str, help_text: str, bounds: Sequence[int], counts: Sequence[int], total: Value) -> Metric:
+    """How many observations fell between two bounds; `counts` has one more, for those beyond the last."""
+    assert len(counts) == len(bounds) + 1
+    samples: list[tuple[str, Labels, Value]] = []
+    below = 0
+    for bound, count in zip([*map(str, bounds), "+Inf"], counts, strict=True):
+        below += count
+        samples.append(("_bucket", {"le": bound}, below))
+    samples += [("_sum", {}, total), ("_count", {}, below)]
+    return Metric(name, "histogram", help_text, samples)
+
+
+def exposition(metrics: Iterable[Metric]) -> str:
+    """The text of some metrics."""
+    return "".join(map(_text, metrics))
+
+
+def _text(metric: Metric) -> str:
+    lines = [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
+    lines += [f"{metric.name}{suffix}{_labels(labels)} {_number(value)}" for suffix, labels, value in metric.samples]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Labels) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: Value) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6f}"

@@ -1,0 +1,437 @@
+"""Directories with a quota of their own: made, filled, left alone, ended; and connections that see nothing else."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+import pytest
+
+from kvfs import xattrs
+from kvfs.accounts import Accounts, Limits
+from kvfs.domains import MAX_DEPTH
+from kvfs.fs import FileSystem, OpenKv
+from kvfs.header import parse_header
+from kvfs.inode import Inode
+from kvfs.pages import PagePool
+from kvfs.tree import RENAME_EXCHANGE, Credentials
+from libsym.errors import (
+    CrossDevice,
+    Invalid,
+    NotEmpty,
+    NotFound,
+    NotPermitted,
+    NotSupported,
+    OverQuota,
+    SymError,
+)
+from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore
+
+ROOT = Credentials(0, 0)
+ANN = Credentials(1000, 1000)
+BOB = Credentials(1001, 1001)
+PAGE = 4096
+
+
+class House:
+    """A file system in which each user may hold 8 pages and 12 files."""
+
+    def __init__(self, store: FakeStore, facts: FakeFacts, path: Path) -> None:
+        accounts = Accounts(store.num_pages, store.page_bytes, Limits(8 * store.page_bytes, 12))
+        self.fs = FileSystem(PagePool(store, accounts), facts, path, 0, 0)
+        self.fs.mountpoint = PurePath("/kv")
+        self.tree = self.fs.volume.tree
+        self.tree.root.mode = 0o777
+        self.decoder = FakeDecoder(store)
+
+    def inode(self, path: str) -> Inode:
+        return self.fs._paths.resolve(ROOT, path)
+
+    def mkdir(self, path: str, who: Credentials = ANN, mode: int = 0o777) -> Inode:
+        head, _, name = path.rpartition("/")
+        directory = self.inode(head or ".")
+        return self.tree.make(directory, name.encode(), stat.S_IFDIR, mode=mode, uid=who.uid, gid=who.gid)
+
+    def domain(self, path: str, who: Credentials = ANN, size: str = "16K") -> Inode:
+        inode = self.mkdir(path, who)
+        self.set(path, "quota", size, who)
+        return inode
+
+    def set(self, path: str, name: str, value: str, who: Credentials = ANN) -> None:
+        xattrs.put(self.fs.volume, self.inode(path), f"user.kv.{name}".encode(), value.encode(), who.uid)
+
+    def unset(self, path: str, name: str, who: Credentials = ANN) -> None:
+        xattrs.remove(self.fs.volume, self.inode(path), f"user.kv.{name}".encode(), who.uid)
+
+    def attributes(self, path: str) -> dict[str, int]:
+        inode = self.inode(path)
+        names = xattrs.names(self.fs.volume, inode)
+        return {name.decode()[8:]: int(xattrs.get(self.fs.volume, inode, name)) for name in names}
+
+    def append(self, handle: OpenKv, count: int) -> None:
+        self.decoder.append(handle.table, range(count))
+        self.fs.committed(handle)
+
+    def kv(self, path: str | None, count: int, who: Credentials = ANN) -> OpenKv:
+        handle = self.fs.kv_create(who, path)
+        self.append(handle, count)
+        return handle
+
+    def used(self, who: Credentials) -> tuple[int, int]:
+        account = self.fs.pool.accounts.of(who.uid)
+        return account.pages.num_pages, account.num_files
+
+
+@pytest.fixture
+def house(store: FakeStore, facts: FakeFacts, tmp_path: Path) -> Iterator[House]:
+    house = House(store, facts, tmp_path / "backing")
+    yield house
+    house.fs.check()
+
+
+def test_a_quota_makes_an_empty_directory_a_domain_and_says_what_is_used(house: House) -> None:
+    house.mkdir("d")
+    assert house.attributes("d") == {}
+    house.set("d", "quota", "0.5M")
+    house.set("d", "quota_files", "7")
+    house.fs.kv_close(house.kv("d/a.kv", 40))
+    assert house.attributes("d") == {"quota": 1 << 19, "quota_files": 7, "used": 2 * PAGE, "used_files": 1}
+    house.set("d", "quota", "4096")  # less than it has: it gets no more, and keeps what it has
+    handle = house.fs.kv_open(ANN, "d/a.kv", write=True)
+    with pytest.raises(OverQuota, match="the domain /d is at its quota of 4096 bytes"):
+        house.fs.reserve(handle, range(32), range(32))
+    house.append(handle, 3)
+    house.fs.kv_remove(ANN, "d/a.kv")
+    assert house.attributes("d")["used_files"] == 1, "open, so it is charged"
+    house.fs.kv_close(handle)
+    assert house.attributes("d") == {"quota": 4096, "quota_files": 7, "used": 0, "used_files": 0}
+    house.unset("d", "quota")
+    house.unset("d", "quota_files")
+    assert house.attributes("d") == {}
+
+
+def test_only_the_owner_of_an_empty_directory_makes_or_ends_a_domain(house: House) -> None:
+    house.mkdir("d")
+    with pytest.raises(NotPermitted):
+        house.set("d", "quota", "1M", BOB)
+    handle = house.kv("d/a.kv", 1)
+    with pytest.raises(NotEmpty):
+        house.set("d", "quota", "1M")
+    with pytest.raises(NotSupported):
+        house.set("d/a.kv", "quota", "1M")
+    house.fs.kv_remove(ANN, "d/a.kv")
+    house.set("d", "quota", "1M", ROOT)
+    house.fs.kv_close(handle)
+    for name, value in (("quota", "much"), ("quota", "-1"), ("quota_files", "1.5"), ("quota_files", "9" * 30)):
+        with pytest.raises(Invalid, match="is no "):
+            house.set("d", name, value)
+    with pytest.raises(NotSupported):
+        house.set("d", "used", "0")
+    handle = house.kv("d/a.kv", 1)
+    with pytest.raises(NotEmpty):
+        house.unset("d", "quota")
+    with pytest.raises(SymError, match="no attribute"):
+        house.unset("d", "quota_files")
+    with pytest.raises(NotPermitted):
+        house.unset("d", "quota", BOB)
+    assert house.attributes("d")["quota"] == 1 << 20
+    house.fs.kv_close(handle)
+
+
+def test_a_domain_is_a_part_of_its_owners_quota_whoever_fills_it(house: House) -> None:
+    house.domain("d", size="5K")  # room for one page
+    handles = [house.kv("d/bobs.kv", 32, BOB), house.kv("anns.kv", 7 * 32)]
+    assert (house.used(ANN), house.used(BOB)) == ((8, 3), (0, 0))
+    for handle in handles:
+        with pytest.raises(OverQuota):
+            house.fs.reserve(handle, [1], [0])
+    house.set("d", "quota", "1G")
+    with pytest.raises(OverQuota, match="uid 1000"):
+        house.fs.reserve(handles[0], [1], [0])
+    house.fs.kv_truncate(handles[1], 0)
+    house.append(handles[0], 32)
+    house.fs.check()
+    for handle in handles:
+        house.fs.kv_close(handle)
+
+
+def test_files_of_every_kind_count(house: House) -> None:
+    house.domain("d")
+    house.set("d", "quota_files", "4")
+    house.mkdir("d/sub")
+    house.fs.volume.make_plain(house.inode("d/sub"), b"plain", 0o600, 1000, 1000)
+    house.tree.make(house.inode("d"), b"link", stat.S_IFLNK, mode=0o777, uid=1000, gid=1000)
+    handle = house.kv("d/a.kv", 1)
+    for path in ("d/b.kv", "d/sub/b.kv"):
+        with pytest.raises(OverQuota, match="at its quota of 4 files"):
+            house.fs.kv_create(ANN, path)
+        with pytest.raises(OverQuota):
+            house.fs.kv_fork(ANN, handle, path)
+        assert house.fs.pool.refcount.sum() == 1
+    house.tree.link(handle.inode, house.inode("d/sub"), b"hard")  # one more name, no more files
+    house.fs.kv_remove(ANN, "d/link")
+    house.fs.kv_close(house.fs.kv_create(ANN, "d/b.kv"))
+    house.fs.kv_close(handle)
+
+
+def test_a_user_is_at_his_limit_of_files_at_once_and_well_again_after_rm(house: House) -> None:
+    for index in range(12):
+        house.fs.kv_close(house.fs.kv_create(ANN, f"{index}.kv"))
+    for path in ("more.kv", None):
+        with pytest.raises(OverQuota, match="uid 1000 is at its quota of 12 files"):
+            house.fs.kv_create(ANN, path)
+    house.fs.kv_close(house.fs.kv_create(BOB, "bobs.kv"))
+    house.fs.kv_remove(ANN, "3.kv")
+    house.fs.kv_close(house.fs.kv_create(ANN, None))
+
+
+def test_no_name_crosses_the_boundary_of_a_domain(house: House) -> None:
+    house.domain("d")
+    house.domain("e")
+    house.mkdir("d/sub")
+    house.mkdir("f")
+    for path in ("d/in.kv", "e/in.kv", "out.kv"):
+        house.fs.kv_close(house.kv(path, 1))
+    for old, new in (("d/in.kv", "in.kv"), ("out.kv", "d/out.kv"), ("d/in.kv", "e/x.kv"), ("f", "d/f"), ("d", "e/d")):
+        with pytest.raises(CrossDevice, match="another domain"):
+            house.fs.kv_rename(ANN, old, new)
+    with pytest.raises(CrossDevice):
+        house.tree.link(house.inode("out.kv"), house.inode("d/sub"), b"x")
+    with pytest.raises(CrossDevice):
+        house.tree.link(house.inode("d/in.kv"), house.tree.root, b"x")
+    with pytest.raises(CrossDevice):
+        house.tree.rename(house.tree.root, b"out.kv", house.inode("d"), b"in.kv", RENAME_EXCHANGE)
+    house.fs.kv_rename(ANN, "d/in.kv", "d/sub/in.kv")
+    house.fs.kv_rename(ANN, "d", "f/d")
+    house.tree.link(house.inode("f/d/sub/in.kv"), house.inode("f/d"), b"again")
+    house.fs.check()
+
+
+def test_a_fork_across_the_boundary_shares_pages_and_charges_both(house: House) -> None:
+    house.domain("d", size="12K")
+    out = house.kv("out.kv", 64)
+    into = house.fs.kv_fork(ANN, out, "d/in.kv")
+    assert house.fs.pool.statistics().num_used == 2
+    assert (house.attributes("d")["used"], house.used(ANN)[0]) == (2 * PAGE, 2)
+    house.fs.kv_close(out)
+    house.fs.kv_remove(ANN, "out.kv")
+    assert (house.attributes("d")["used"], house.used(ANN)[0]) == (2 * PAGE, 2)
+    house.append(into, 32)
+    big = house.kv("big.kv", 4 * 32)
+    with pytest.raises(OverQuota, match="the domain /d"):
+        house.fs.kv_fork(ANN, big, "d/big.kv")
+    with pytest.raises(NotFound):
+        house.fs.kv_stat(ANN, "d/big.kv")
+    for handle in (into, big):
+        house.fs.kv_close(handle)
+
+
+def test_chown_moves_the_charge_or_changes_nothing(house: House) -> None:
+    handle, bobs = house.kv("a.kv", 4 * 32), house.kv("b.kv", 5 * 32, BOB)
+    with pytest.raises(OverQuota, match="uid 1001"):
+        house.fs.volume.change_owner(house.inode("a.kv"), BOB.uid)
+    assert (house.inode("a.kv").uid, house.used(ANN)) == (1000, (4, 1))
+    house.fs.kv_truncate(bobs, 1)
+    house.fs.volume.change_owner(house.inode("a.kv"), BOB.uid)
+    assert (house.inode("a.kv").uid, house.used(ANN), house.used(BOB)) == (1001, (0, 0), (5, 2))
+    house.fs.check()
+    for each in (handle, bobs):
+        house.fs.kv_close(each)
+
+
+@pytest.mark.parametrize("there_is_room", [True, False])
+def test_a_file_that_changes_hands_while_it_is_imported_is_its_new_owners(house: House, there_is_room: bool) -> None:
+    volume = house.fs.volume
+    bobs = house.kv("b.kv", 32 if there_is_room else 7 * 32, BOB)
+    handle = house.kv("a.kv", 64)
+    snapshot = volume.open_snapshot(handle.content)
+    image = BytesSource(bytes(snapshot.read(0, snapshot.size)))
+    volume.close_snapshot(snapshot)
+    inode = volume.make_plain(house.tree.root, b"in.kv", 0o600, ANN.uid, ANN.gid)
+    incoming = volume.begin_import(parse_header(volume.image_format, image), inode)
+    incoming.load(image)
+    volume.change_owner(inode, BOB.uid)
+    if there_is_room:
+        volume.finish_import(incoming, inode)
+        assert house.used(BOB) == (3, 2)
+        assert inode.kind == "kv"
+    else:
+        with pytest.raises(OverQuota, match="uid 1001"):
+            volume.finish_import(incoming, inode)
+        assert inode.kind == "file"
+    assert house.used(ANN) == (2, 1)
+    for each in (handle, bobs):
+        house.fs.kv_close(each)
+
+
+def test_chown_of_a_domain_moves_all_that_is_in_it_and_inside_it_moves_nothing(house: House) -> None:
+    house.domain("d", size="1M")
+    handle, other = house.kv("d/a.kv", 4 * 32), house.kv("b.kv", 5 * 32, BOB)
+    house.domain("d/inner", size="1M")
+    inner = house.fs.kv_fork(ANN, handle, "d/inner/a.kv")
+    assert house.used(ANN) == (4, 4)
+    house.fs.volume.change_owner(house.inode("d/a.kv"), BOB.uid)
+    house.fs.volume.change_owner(house.inode("d/inner"), BOB.uid)
+    assert (house.used(ANN), house.used(BOB)) == ((4, 4), (5, 1))
+    with pytest.raises(OverQuota):
+        house.fs.volume.change_owner(house.inode("d"), BOB.uid)
+    assert (house.used(ANN), house.used(BOB)) == ((4, 4), (5, 1))
+    house.fs.check()
+    house.fs.kv_truncate(other, 0)
+    house.fs.volume.change_owner(house.inode("d"), BOB.uid)
+    assert (house.used(ANN), house.used(BOB)) == ((0, 0), (4, 5))
+    house.append(inner, 32)
+    assert house.used(BOB) == (5, 5)
+    for each in (handle, other, inner):
+        house.fs.kv_close(each)
+
+
+def test_domains_in_domains_are_charged_with_all_around_them(house: House) -> None:
+    house.domain("d", size="12K")
+    house.domain("d/e", BOB, size="1M")
+    handle = house.kv("d/e/a.kv", 64, BOB)
+    assert [house.attributes(path)["used"] for path in ("d", "d/e")] == [2 * PAGE, 2 * PAGE]
+    assert (house.used(ANN)[0], house.used(BOB)) == (2, (0, 0))
+    with pytest.raises(OverQuota, match="the domain /d is"):
+        house.fs.reserve(handle, range(64), range(64))
+    with pytest.raises(CrossDevice):
+        house.fs.kv_rename(BOB, "d/e/a.kv", "d/a.kv")
+    house.fs.kv_close(handle)
+    path = "d/e"
+    for _ in range(MAX_DEPTH - 2):
+        path += "/x"
+        house.domain(path, ROOT)
+    with pytest.raises(Invalid, match="can't be one more"):
+        house.domain(path + "/x", ROOT)
+
+
+def test_a_removed_domain_pays_for_what_is_still_open(house: House) -> None:
+    house.domain("d", size="8K")
+    handle = house.kv("d/a.kv", 32)
+    house.fs.kv_remove(ANN, "d/a.kv")
+    house.tree.rmdir(house.tree.root, b"d")
+    house.append(handle, 32)
+    with pytest.raises(OverQuota, match="the domain"):
+        house.fs.reserve(handle, [1], [1])
+    assert house.used(ANN) == (2, 1)
+    house.fs.check()
+    house.fs.kv_close(handle)
+    assert house.used(ANN) == (0, 0)
+    house.mkdir("d")
+    assert house.attributes("d") == {}
+
+
+def test_bytes_left_in_a_page_never_cross_into_or_out_of_a_domain(house: House, store: FakeStore) -> None:
+    house.domain("d", size="1M")
+    house.domain("e", size="1M")
+    marker = 123456.0
+    for first, second in ((None, "d/a.kv"), ("d/a.kv", "e/a.kv"), ("e/a.kv", None), ("d/a.kv", "b.kv")):
+        before = house.kv(first, 32 * 7)
+        store.pages[before.table.pages] = marker
+        pages = set(before.table.pages.tolist())
+        house.fs.kv_close(before)
+        if first:
+            house.fs.kv_remove(ANN, first)
+        after = house.fs.kv_create(ANN, second)
+        reservation = house.fs.reserve(after, range(32 * 7), range(32 * 7))
+        assert set(reservation.new_pages.tolist()) == pages
+        house.decoder.step(reservation)
+        assert not (store.pages[reservation.new_pages] == marker).any()
+        reservation.abort()
+        house.fs.kv_close(after)
+        if second:
+            house.fs.kv_remove(ANN, second)
+
+
+# Confined connections
+
+
+@pytest.fixture
+def confined(house: House) -> Credentials:
+    house.mkdir("home")
+    house.domain("home/d", size="12K")
+    house.fs.kv_close(house.kv("out.kv", 1))
+    house.fs.kv_chmod(ANN, "out.kv", 0o644)
+    return house.fs.confine(ANN, "home/d")
+
+
+def test_paths_of_a_confined_connection_begin_at_the_domain_and_stay_below(house: House, confined: Credentials) -> None:
+    fs = house.fs
+    fs.kv_close(fs.kv_create(confined, "a.kv"))
+    assert fs.kv_stat(ANN, "home/d/a.kv").kind == "kv"
+    house.mkdir("home/d/sub")
+    for path in ("a.kv", "./a.kv", "sub/../a.kv", "/kv/home/d/a.kv", "/kv//home/d/sub/../a.kv"):
+        assert fs.kv_stat(confined, path).ino == house.inode("home/d/a.kv").number
+    assert {entry.name for entry in fs.kv_list(confined, "")} == {"a.kv", "sub"}
+    assert fs.kv_list(confined, "/kv/home/d") == fs.kv_list(confined, ".")
+    for path in ("..", "../d/a.kv", "sub/../../d", "/kv/out.kv", "/kv", "/kv/home", "/kv/home/d/../d/a.kv", "/etc"):
+        with pytest.raises(CrossDevice):
+            fs.kv_stat(confined, path)
+    for new in ("../x.kv", "/kv/x.kv", "/kv/home/x.kv"):
+        with pytest.raises(CrossDevice):
+            fs.kv_create(confined, new)
+        with pytest.raises(CrossDevice):
+            fs.kv_rename(confined, "a.kv", new)
+    fs.kv_rename(confined, "a.kv", "/kv/home/d/sub/b.kv")
+    assert [row.path for row in fs.du(confined, ".").rows] == ["./sub/b.kv"]
+    fs.kv_remove(confined, "sub/b.kv")
+
+
+def test_links_out_of_the_domain_do_not_help(house: House, confined: Credentials) -> None:
+    for name, target in (
+        ("out", "../../out.kv"),
+        ("abs", "/kv/out.kv"),
+        ("up", ".."),
+        ("in", "/kv/home/d/a.kv"),
+        ("near", "a.kv"),
+    ):
+        link = house.tree.make(house.inode("home/d"), name.encode(), stat.S_IFLNK, mode=0o777, uid=1000, gid=1000)
+        link.target = target.encode()
+    house.fs.kv_close(house.fs.kv_create(confined, "a.kv"))
+    for path in ("out", "abs", "up/d/a.kv"):
+        assert house.fs.kv_stat(ANN, f"home/d/{path}").kind == "kv", "for others they lead there"
+        with pytest.raises(CrossDevice):
+            house.fs.kv_open(confined, path, write=False)
+    for path in ("in", "near"):
+        assert house.fs.kv_stat(confined, path).kind == "kv"
+
+
+def test_anonymous_files_of_a_confined_connection_count_to_the_domain(house: House, confined: Credentials) -> None:
+    handle = house.kv(None, 64, confined)
+    fork = house.fs.kv_fork(confined, handle, None)
+    assert house.attributes("home/d") == {"quota": 12 << 10, "used": 2 * PAGE, "used_files": 2}
+    with pytest.raises(OverQuota, match="the domain /home/d"):
+        house.fs.reserve(fork, range(64), range(64))
+    assert house.fs.account_of(confined).num_bytes == 2 * PAGE
+    for each in (handle, fork):
+        house.fs.kv_close(each)
+    assert house.attributes("home/d")["used"] == 0
+
+
+def test_only_the_owner_of_a_domain_is_confined_to_it(house: House, confined: Credentials) -> None:
+    house.mkdir("plain")
+    with pytest.raises(NotPermitted):
+        house.fs.confine(BOB, "home/d")
+    with pytest.raises(Invalid, match="is no domain"):
+        house.fs.confine(ANN, "plain")
+    assert house.fs.confine(ROOT, "home/d") == replace(ROOT, root=house.inode("home/d"))
+
+
+def test_when_the_domain_is_removed_a_confined_connection_finds_and_makes_nothing(
+    house: House, confined: Credentials
+) -> None:
+    handle = house.kv(None, 1, confined)
+    house.fs.kv_rename(ANN, "home", "moved")
+    house.fs.kv_close(house.fs.kv_create(confined, "/kv/moved/d/a.kv"))  # the domain is a directory, not a path
+    house.fs.kv_remove(confined, "a.kv")
+    house.tree.rmdir(house.inode("moved"), b"d")
+    for path in (None, "a.kv", "/kv/moved/d/a.kv"):
+        with pytest.raises(NotFound):
+            house.fs.kv_create(confined, path)
+        with pytest.raises(NotFound):
+            house.fs.kv_fork(confined, handle, path)
+    assert house.fs.kv_list(confined, "") == []
+    house.append(handle, 1)
+    house.fs.kv_close(handle)

@@ -1,0 +1,157 @@
+"""What was copied out and in again is shared again, within one account; hostile numbers stay out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvfs.accounts import Limits
+from kvfs.header import parse_header
+from kvfs.image import ImageFormat, all_finite
+from kvfs.importer import ImageImport, import_image
+from kvfs.pages import PagePool, digest
+from kvfs.snapshot import Snapshot
+from kvfs.table import PageTable
+from libsym.errors import Invalid
+from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore
+
+ANN, BOB = 1001, 1002
+
+
+def image_of(table: PageTable, image_format: ImageFormat) -> bytes:
+    snapshot = Snapshot(table, image_format)
+    data = bytes(snapshot.read(0, snapshot.size))
+    snapshot.close()
+    return data
+
+
+@pytest.fixture
+def table(pool: PagePool, decoder: FakeDecoder) -> PageTable:
+    table = PageTable(pool, ANN)
+    decoder.append(table, range(100))
+    return table
+
+
+@pytest.fixture
+def image(table: PageTable, image_format: ImageFormat) -> BytesSource:
+    return BytesSource(image_of(table, image_format))
+
+
+def test_full_pages_are_shared_again_and_the_tail_is_not(
+    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat, decoder: FakeDecoder
+) -> None:
+    copy = import_image(pool, image_format, image, ANN)
+    assert copy.pages[:3].tolist() == table.pages[:3].tolist()
+    assert copy.pages[3] != table.pages[3]
+    assert pool.num_free == 16 - 5
+    pool.check([table, copy])
+    decoder.append(copy, [7, 8])
+    decoder.append(table, [9])
+    assert decoder.entries(copy.pages, 100).tolist() == decoder.entries(table.pages, 100).tolist()
+    table.close()
+    assert image_of(copy, image_format)
+    again = import_image(pool, image_format, image, ANN)
+    assert again.pages[:3].tolist() == copy.pages[:3].tolist()
+    pool.check([copy, again])
+
+
+def test_nothing_is_shared_with_another_account(
+    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat
+) -> None:
+    domain = pool.accounts.new_domain(pool.accounts.of(ANN), Limits(), lambda: "domain")
+    for stranger in (BOB, domain.number):
+        theirs = import_image(pool, image_format, image, stranger)
+        assert not set(theirs.pages.tolist()) & set(table.pages.tolist())
+        pool.check([table, theirs])
+        theirs.close()
+
+
+def test_pages_that_the_account_no_longer_holds_are_not_shared(
+    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat
+) -> None:
+    bobs = table.fork(BOB)
+    table.close()
+    anns = import_image(pool, image_format, image, ANN)
+    assert not set(anns.pages.tolist()) & set(bobs.pages.tolist())
+    pool.check([bobs, anns])
+
+
+def test_a_page_with_bytes_of_another_owner_is_not_shared(
+    pool: PagePool, decoder: FakeDecoder, image_format: ImageFormat
+) -> None:
+    anns = PageTable(pool, ANN)
+    decoder.append(anns, range(10))
+    bobs = anns.fork(BOB)
+    decoder.append(bobs, range(22))  # in ann's page
+    copy = import_image(pool, image_format, BytesSource(image_of(bobs, image_format)), BOB)
+    assert not set(copy.pages.tolist()) & set(bobs.pages.tolist())
+    pool.check([anns, bobs, copy])
+
+
+@pytest.mark.parametrize("what", ["tokens", "positions"])
+def test_equal_bytes_with_other_tokens_or_positions_are_no_twin(
+    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat, what: str
+) -> None:
+    layout = image_format.layout(100)
+    data = bytearray(image.data)
+    at = getattr(layout, what) + 4 * 40  # an entry of the second page
+    data[at : at + 4] = (999).to_bytes(4, "little")
+    pages = [data[layout.pages + i * pool.page_bytes :][: pool.page_bytes] for i in range(4)]
+    whole = digest(b"".join(map(digest, pages)) + bytes(data[layout.tokens :])).hex()
+    data[: layout.pages] = image_format.header(100, whole)
+    copy = import_image(pool, image_format, BytesSource(bytes(data)), ANN)
+    shared = [mine == its for mine, its in zip(copy.pages.tolist(), table.pages.tolist(), strict=True)]
+    assert shared == [True, False, True, False]
+    pool.check([table, copy])
+
+
+def test_a_twin_that_goes_while_the_image_is_loaded_is_not_referred_to(
+    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat, decoder: FakeDecoder
+) -> None:
+    incoming = ImageImport(pool, parse_header(image_format, image), ANN)
+    incoming.load(image)
+    table.close()  # between the worker's search and the end
+    other = PageTable(pool, ANN)
+    decoder.append(other, range(500, 600))  # takes the pages for something else
+    copy = incoming.finish()
+    assert not set(copy.pages.tolist()) & set(other.pages.tolist())
+    assert decoder.entries(copy.pages, 100).size == 100
+    assert copy.read()[0].tolist() == list(range(100))
+    pool.check([other, copy])
+
+
+def test_an_image_with_equal_pages_in_it_is_shared_page_by_page(
+    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat
+) -> None:
+    table.truncate(32)
+    again = np.concatenate([table.pages, table.pages])
+    pool.retain(again, ANN)
+    twice = PageTable.adopt(pool, ANN, again, 64)
+    copy = import_image(pool, image_format, BytesSource(image_of(twice, image_format)), ANN)
+    assert copy.pages.tolist() == twice.pages.tolist()
+    pool.check([table, twice, copy])
+    for each in (table, copy, twice):
+        each.close()
+    pool.check()
+    assert pool.num_free == pool.num_pages
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("F32", 4), ("BF16", 2), ("F16", 2)])
+def test_infinities_and_nans_are_told_from_the_largest_numbers(dtype: str, width: int) -> None:
+    infinity = {"F32": 0x7F800000, "BF16": 0x7F80, "F16": 0x7C00}[dtype]
+    sign = 1 << (8 * width - 1)
+    for bits in (0, 1, infinity - 1, sign, sign | 1, sign | infinity - 1):
+        assert all_finite(memoryview(b"\0" * 64 + bits.to_bytes(width, "little") + b"\0" * 64), dtype), hex(bits)
+    for bits in (infinity, infinity + 1, sign - 1, sign | infinity, sign | infinity + 1, 2 * sign - 1):
+        assert not all_finite(memoryview(b"\0" * 64 + bits.to_bytes(width, "little") + b"\0" * 64), dtype), hex(bits)
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_an_image_with_numbers_that_are_not_finite_is_refused(
+    pool: PagePool, store: FakeStore, table: PageTable, image_format: ImageFormat, number: float
+) -> None:
+    store.pages[table.pages[1]].reshape(-1)[77] = number
+    data = image_of(table, image_format)  # its digest is right
+    with pytest.raises(Invalid, match="page 1 holds numbers that are not finite"):
+        import_image(pool, image_format, BytesSource(data), ANN)
+    pool.check([table])

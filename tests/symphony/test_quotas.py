@@ -1,0 +1,252 @@
+"""Quotas and domains on a real daemon: many users and threads at their limits, connections confined to a domain."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ANN, BOB = 12345, 12346
+AS_USER = "uid = int(sys.argv[1]); os.setgroups([]); os.setgid(uid); os.setuid(uid)\n"
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NO QUOTAS OF USERS TESTED: other users need root")
+
+
+@pytest.fixture
+def open_to_all(tmp_path):
+    """Other users' programs reach the socket."""
+    for directory in (tmp_path, *tmp_path.parents[:3]):
+        if directory != Path("/tmp"):
+            directory.chmod(0o755)
+
+
+def page_bytes(daemon):
+    return daemon.stat()["page_bytes"]
+
+
+LIMITS = (
+    AS_USER
+    + """
+def refused(call):
+    try:
+        call()
+    except sym.OverQuota as error:
+        return error.errno
+kv = sym.kv_create()
+per_page = sym.model_info().page_entries
+limit = sym.daemon_stat()["quota_bytes"] // sym.daemon_stat()["page_bytes"]
+sym.kv_write(kv, [1] * limit * per_page)
+said = [refused(lambda: sym.pred(kv, [1])), refused(lambda: sym.kv_write(sym.kv_create(), [1]))]
+forks = [sym.kv_fork(kv) for _ in range(3)]
+said.append(refused(lambda: sym.kv_fork(kv)))
+used = sym.daemon_stat()
+sym.kv_truncate(forks[0], 10)
+said.append(refused(lambda: sym.kv_write(forks[0], [1])))
+del forks, kv
+again = sym.kv_create()
+length = sym.kv_write(again, [2] * limit * per_page)
+print([said, used["used_files"], used["quota_files"], used["used_bytes"] == used["quota_bytes"], length // per_page])
+"""
+)
+
+
+@needs_root
+def test_each_user_has_a_quota_and_root_has_none(start_daemon, open_to_all):
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "8M", "--quota", "64K", "--quota-files", "4")
+    pages = (64 << 10) // page_bytes(daemon)
+    first = json.loads(daemon.run(LIMITS, str(ANN)).replace("True", "true").replace("None", "null"))
+    assert first == [[errno.EDQUOT, errno.EDQUOT, errno.EDQUOT, errno.EDQUOT], 4, 4, True, pages]
+    assert daemon.run(f"kv = sym.kv_create(); print(sym.kv_write(kv, [1] * {pages + 1} * 32))")
+    shown = daemon.run(f"from symphony.cli import main\n{AS_USER}main(['stat'])", str(ANN))
+    assert "\nyours    0 of 64K, 0 of 4 files\n" in shown
+    stat = daemon.stat()
+    assert (stat["quota_bytes"], stat["quota_files"]) == (None, None)
+    assert stat["num_free_pages"] == stat["num_pages"]
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()
+
+
+STORM = (
+    AS_USER
+    + """
+refusals, errors = [0] * 8, []
+def work(number):
+    try:
+        for turn in range(int(sys.argv[2])):
+            kv = sym.kv_create(f"{os.getpid()}-{number}.kv" if turn % 2 else None)
+            try:
+                for _ in range(6):
+                    sym.kv_write(kv, [number] * 100)
+                    fork = sym.kv_fork(kv)
+                    sym.kv_write(fork, [turn])
+            except sym.OverQuota:
+                refusals[number] += 1
+            sym.kv_remove(kv)
+    except BaseException as error:
+        errors.append(repr(error))
+threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not errors, errors
+print(min(refusals), sum(refusals))
+"""
+)
+NEIGHBOUR = (
+    AS_USER
+    + """
+kv = sym.kv_create()
+print("ready", flush=True)
+count = 0
+while not os.path.exists(sys.argv[2]):
+    sym.pred(kv, [1])
+    if len(kv) == 64:
+        sym.kv_truncate(kv, 0)
+    count += 1
+print(count)
+"""
+)
+
+
+@needs_root
+def test_a_storm_of_writers_at_their_quota_is_refused_at_once_and_hurts_nobody_else(
+    start_daemon, open_to_all, tmp_path
+):
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "8M", "--quota", "128K", "--quota-files", "20")
+    daemon.mount.chmod(0o777)
+    over = tmp_path / "over"
+    neighbour = daemon.program(NEIGHBOUR, str(BOB), str(over))
+    assert neighbour.stdout.readline() == "ready\n"
+    storms = [daemon.program(STORM, str(ANN), "40") for _ in range(2)]
+    for storm in storms:
+        out, err = storm.communicate(timeout=100)
+        assert storm.returncode == 0, err
+        least, total = map(int, out.split())
+        assert least > 0
+        assert total > 100
+    length = (128 << 10) // page_bytes(daemon) * 32
+    assert daemon.run(f"{AS_USER}print(sym.kv_write(sym.kv_create(), [1] * {length}))", str(ANN)) == f"{length}\n"
+    over.touch()
+    out, err = neighbour.communicate(timeout=60)
+    assert neighbour.returncode == 0, err
+    assert int(out) > 0
+    assert not list(daemon.mount.iterdir())
+    stat = daemon.stat()
+    assert stat["num_free_pages"] == stat["num_pages"]
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()
+
+
+CONFINED = """
+sym.connect(domain=sys.argv[1])
+kv = sym.kv_create("a.kv")
+sym.kv_write(kv, [1, 2, 3])
+print([entry.name for entry in sym.kv_list()])
+for path in ("../out.kv", sys.argv[2] + "/out.kv", ".."):
+    try:
+        sym.kv_stat(path)
+    except sym.CrossDevice:
+        print("refused")
+sym.connect()
+print(sym.kv_stat(sys.argv[2] + "/" + sys.argv[1] + "/a.kv").tokens)
+anonymous = sym.kv_create()
+sym.kv_write(anonymous, [1] * 64)
+stat = sym.daemon_stat()
+print(stat["used_bytes"] // stat["page_bytes"], stat["used_files"], stat["quota_bytes"])
+sys.stdout.flush()
+if os.fork() == 0:
+    print("child", [entry.name for entry in sym.kv_list()], flush=True)
+    os._exit(0)
+os.wait()
+sym.close()
+print("closed", sorted(entry.name for entry in sym.kv_list()))
+"""
+
+
+def domain(daemon, name, size):
+    (daemon.mount / name).mkdir()
+    subprocess.run(["setfattr", "-n", "user.kv.quota", "-v", size, daemon.mount / name], check=True)
+
+
+def test_a_program_confines_its_connection_to_a_domain_and_so_does_its_child(daemon):
+    domain(daemon, "key1", "1M")
+    daemon.run("sym.kv_create('out.kv')")
+    assert daemon.run(CONFINED, "key1", str(daemon.mount)).splitlines() == [
+        "['a.kv']",
+        "refused",
+        "refused",
+        "refused",
+        "3",
+        "3 2 1048576",
+        "child ['a.kv']",
+        "closed ['key1', 'out.kv']",
+    ]
+    assert os.getxattr(daemon.mount / "key1", "user.kv.used_files") == b"1"
+    daemon.shell(f"rm -r {daemon.mount}/key1 {daemon.mount}/out.kv")
+
+
+REFUSED = """
+def why(call):
+    try:
+        call()
+        return "nothing"
+    except sym.SymError as error:
+        return f"{error.errno} {error}"
+if sys.argv[2] != "0":
+    uid = int(sys.argv[2]); os.setgroups([]); os.setgid(uid); os.setuid(uid)
+print(why(lambda: sym.connect(domain=sys.argv[1])))
+print(why(lambda: sym.kv_list()))
+"""
+
+
+def test_why_a_connection_is_not_confined_is_said_and_leaves_none_behind(daemon):
+    (daemon.mount / "plain").mkdir()
+    domain(daemon, "key1", "1M")
+    lips = daemon.stat()["lips"]
+    for path, code, reason in (
+        ("none", errno.ENOENT, "no such file"),
+        ("plain", errno.EINVAL, "is no domain: make it one while it is empty"),
+        ("..", errno.EXDEV, "leaves the mount"),
+    ):
+        first, second = daemon.run(REFUSED, path, "0").splitlines()
+        assert first.startswith(f"{code} ")
+        assert reason in first
+        assert second == "nothing", "the next call makes a connection that is not confined"
+    assert daemon.stat()["lips"] == lips
+    daemon.shell(f"rmdir {daemon.mount}/plain {daemon.mount}/key1")
+
+
+@needs_root
+def test_only_its_owner_is_confined_to_a_domain(start_daemon, open_to_all):
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "8M")
+    domain(daemon, "key1", "1M")
+    daemon.mount.chmod(0o755)
+    assert daemon.run(REFUSED, "key1", str(ANN)).startswith(f"{errno.EPERM} ")
+
+
+def test_forks_and_removes_by_many_threads_lose_nothing(pytestconfig):
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("NO SOAK: /dev/fuse is missing or not open to this user")
+    script = pytestconfig.rootpath / "scripts/soak/forks.py"
+    done = subprocess.run(
+        [sys.executable, script, "--json", "--count", "4000"], check=False, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["free_pages_after"] == result["free_pages_before"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [("--quota", "much", "is no size"), ("--quota-files", "0", "at least 1"), ("--quota", "0", "more than nothing")],
+)
+def test_a_quota_that_is_none_is_refused_at_start(tmp_path, option, value, message):
+    words = ["serve", "--model", "tiny", "--mount", tmp_path / "kv", "--state", tmp_path / "state", option, value]
+    done = subprocess.run(
+        [sys.executable, "-m", "symphony", *words], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
