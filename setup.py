@@ -1,4 +1,4 @@
-"""Builds Symphony and its three C extensions with cffi and the system compiler."""
+"""Builds Symphony and its C extensions with cffi and the system compiler."""
 
 import os
 import shutil
@@ -34,6 +34,7 @@ setup(
     cffi_modules=[
         "libsym/channel_build.py:ffi",
         "kvfs/shim_build.py:ffi",
+        "kvfs/digest_build.py:ffi",
         "decoder/cpu/step_build.py:ffi",
     ],
     install_requires=[

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from decoder.config import ModelConfig
 from decoder.memory import advise_huge_pages
+from decoder.rebase import IntArray, PageShape, Rebaser
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 
@@ -38,10 +39,11 @@ class Arena:
             raise Invalid(f"arena dtype {dtype!r} is not supported on the CPU: use {' or '.join(_NUMBERS)}")
         if num_pages < 1:
             raise Invalid(f"an arena of {num_pages} pages cannot hold anything: give it at least 1")
-        element, self._together, self.layout = _NUMBERS[dtype]
+        element, together, self.layout = _NUMBERS[dtype]
         self.dtype = dtype
         """The safetensors name of the element type."""
-        self._config = config
+        self._shape = PageShape(config, together)
+        self._rebaser = Rebaser(config, self._shape)
         self._num_pages = num_pages
         self._page_bytes = PAGE_ENTRIES * config.entry_bytes(dtype)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -77,15 +79,20 @@ class Arena:
         """A copy of a page in which every slot from `num_entries` on reads as zero."""
         assert 0 <= page < self._num_pages, (page, self._num_pages)
         assert 0 <= num_entries <= PAGE_ENTRIES, num_entries
-        config = self._config
         copied = self.pages[page].copy()
-        heads, dim, together = (config.num_layers, config.num_kv_heads), config.head_dim, self._together
-        keys = copied[:, 0].reshape(*heads, dim // together, PAGE_ENTRIES, together)
-        values = copied[:, 1].reshape(*heads, PAGE_ENTRIES // together, dim, together)
+        keys, values = self._shape.keys(copied), self._shape.values(copied)
         keys[..., num_entries:, :] = 0
-        whole, odd = divmod(num_entries, together)
+        whole, odd = divmod(num_entries, self._shape.together)
         values[..., whole + bool(odd) :, :, :] = 0
         if odd:
             values[..., whole, :, odd:] = 0
         head: bytes = copied.tobytes()
         return head
+
+    def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
+        """Fill a page: its slot i becomes slot `slots[i]` of page `sources[i]`, moved up by `shifts[i]` positions."""
+        assert 0 <= target < self._num_pages, (target, self._num_pages)
+        assert 0 < len(sources) == len(slots) == len(shifts) <= PAGE_ENTRIES, (sources, slots, shifts)
+        assert 0 <= sources.min() <= sources.max() < self._num_pages, sources
+        assert 0 <= slots.min() <= slots.max() < PAGE_ENTRIES, slots
+        self._rebaser.fill(self.pages[target], self.pages, sources, slots, shifts)

@@ -15,7 +15,7 @@ class KvFile:
     gives its pages back.
     """
 
-    __slots__ = ("__weakref__", "changes", "fewest", "table", "users")
+    __slots__ = ("__weakref__", "changes", "cuts", "fewest", "table", "users")
 
     def __init__(self, table: PageTable) -> None:
         self.table = table
@@ -24,6 +24,8 @@ class KvFile:
         """Counts changes of the entries: equal counts mean an equal image."""
         self.fewest = table.length
         """The fewest entries it has had since the text view looked: those are as they were then."""
+        self.cuts = 0
+        """Counts truncations: with equal counts, entries that were there are there unchanged."""
 
     def retain(self) -> None:
         assert self.users > 0

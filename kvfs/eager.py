@@ -12,6 +12,8 @@ it, so handlers that wait for nothing else need not think of it.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType, coroutine
 from typing import Any, TypeVar
@@ -40,10 +42,11 @@ def _rest(started: Coroutine[Any, Any, _Result]) -> Generator[Any, Any, _Result]
 class Eager:
     """Starts coroutines and lets them leave. All on the trio thread."""
 
-    __slots__ = ("_is_starting",)
+    __slots__ = ("_is_starting", "_long_jobs")
 
     def __init__(self) -> None:
         self._is_starting = False
+        self._long_jobs = trio.CapacityLimiter(max(2, os.cpu_count() or 1))
 
     def start(self, started: Coroutine[Any, Any, object]) -> object:
         """Run the first part: the result if that was all, or `LEFT`: then `finish` it."""
@@ -69,12 +72,19 @@ class Eager:
         if self._is_starting:
             await _yield_leave()
 
-    async def in_worker(
-        self, function: Callable[..., _Result], *arguments: Any, limiter: trio.CapacityLimiter | None = None
-    ) -> _Result:
-        """Run something slow in a worker thread. To be interrupted it calls `trio.from_thread.check_cancelled`."""
+    async def in_worker(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Run something in a worker thread that takes a millisecond or so."""
         await self.leave()
-        return await trio.to_thread.run_sync(function, *arguments, limiter=limiter)
+        return await trio.to_thread.run_sync(function, *arguments)
+
+    async def long_job(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """The same for what may take minutes: one a processor, and interrupted at its checkpoints.
+
+        The function gets a checkpoint as its last argument, to be called often: it raises what must pass through.
+        """
+        await self.leave()
+        job = functools.partial(function, *arguments, trio.from_thread.check_cancelled)
+        return await trio.to_thread.run_sync(job, limiter=self._long_jobs)
 
 
 class Mutex:

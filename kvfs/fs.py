@@ -6,15 +6,18 @@ mount, with the credentials that the kernel gave for the connection.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
+import numpy as np
 import numpy.typing as npt
 
 from kvfs.accounts import Account
+from kvfs.assemble import Assembly, Piece, Ranges, ranges_within
 from kvfs.content import KvFile
 from kvfs.du import DuReport, disk_usage
 from kvfs.inode import READ, SEARCH, WRITE, Credentials, Inode, require, require_owner, require_removable
@@ -23,7 +26,12 @@ from kvfs.paths import Paths, Place
 from kvfs.protocols import ModelFacts
 from kvfs.table import PageTable, Reservation
 from kvfs.volume import Volume, VolumeStatistics
-from libsym.errors import BadHandle, Busy, Exists, Invalid, IsDirectory, NotDirectory, NotFound
+from libsym.abi import RANGE_END
+from libsym.errors import BadHandle, Busy, Exists, Invalid, IsDirectory, NotDirectory, NotFound, SymError
+
+MAX_MERGED = 256
+"""Files in one merge: holding each takes some microseconds of the daemon's thread."""
+_WHOLE: Ranges = np.array([[0, RANGE_END]])
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +78,22 @@ class Entry:
     kind: str
     size: int
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What `check` counted: free + referenced = all, and every reference has its holder."""
+
+    num_pages: int
+    num_free_pages: int
+    num_referenced_pages: int
+    num_references: int
+    """Of tables, readers, imports and calls under way: forks share pages."""
+    num_versions: int
+    """KV files that have a name or a handle."""
+    num_files: int
+    """Inodes of any kind."""
+    num_locked_files: int
 
 
 class FileSystem:
@@ -153,10 +177,40 @@ class FileSystem:
         place = self._free_place(creds, path)
         return self._create(creds, place, mode, source.table.fork)
 
+    def begin_extract(
+        self, creds: Credentials, source: OpenKv, ranges: Ranges, path: str | None, mode: int, *, rebase: bool
+    ) -> Assembly:
+        """A new file of ranges of the source's entries; end it with `finish_assembly` or `volume.abandon_assembly`."""
+        owner = self._check_new(creds, path, mode)
+        return self.volume.begin_assembly(owner, [self._piece(source, ranges)], rebase=rebase)
+
+    def begin_merge(
+        self, creds: Credentials, sources: Sequence[OpenKv], path: str | None, mode: int, *, rebase: bool
+    ) -> Assembly:
+        """A new file of all entries of the sources, one after the other; it ends as an extract does."""
+        owner = self._check_new(creds, path, mode)
+        if len(sources) > MAX_MERGED:
+            raise Invalid(f"{len(sources)} files can't be merged at once: {MAX_MERGED} is the most, use several calls")
+        pieces = [self._piece(source, _WHOLE) for source in sources]
+        return self.volume.begin_assembly(owner, pieces, rebase=rebase)
+
+    def finish_assembly(self, creds: Credentials, assembly: Assembly, path: str | None, mode: int) -> OpenKv:
+        """Give the new file its name, which must still be free; open for writing."""
+        try:
+            place = self._free_place(creds, path)
+            return self._create(
+                creds, place, mode, lambda owner: self.volume.finish_assembly(assembly).hand_over(owner)
+            )
+        except BaseException:
+            if not assembly.closed:
+                self.volume.abandon_assembly(assembly)
+            raise
+
     def kv_close(self, handle: OpenKv) -> None:
-        """Give a handle back; not while one of its reservations is open."""
+        """Give a handle back, and its lock; not while one of its reservations is open."""
         self._require_open(handle)
         handle.closed = True
+        self.volume.locks.release(handle.inode.number, handle)
         self.volume.release_kv(handle.content)
         self._tree.closed(handle.inode)
 
@@ -164,7 +218,7 @@ class FileSystem:
         """Room for new entries; end it with its `commit` and then `committed(handle)`, or with its `abort`."""
         self._require_writable(handle)
         if handle.table.reservation is not None:
-            raise Busy(f"{self._name_of(handle)}: another call is appending to it")
+            raise Busy(f"{self.name_of(handle)}: another call is appending to it")
         return handle.table.reserve(tokens, positions)
 
     def committed(self, handle: OpenKv) -> None:
@@ -175,7 +229,7 @@ class FileSystem:
     def kv_truncate(self, handle: OpenKv, num_entries: int) -> None:
         """Keep the first entries."""
         self._require_writable(handle)
-        self.volume.truncate_kv(handle.content, num_entries, self._name_of(handle))
+        self.volume.truncate_kv(handle.content, num_entries, self.name_of(handle))
         self._changed(handle)
 
     def kv_remove_open(self, creds: Credentials, handle: OpenKv) -> None:
@@ -224,15 +278,20 @@ class FileSystem:
 
     def kv_list(self, creds: Credentials, path: str) -> list[Entry]:
         """What a directory holds, by name; the empty path is the root."""
+        return [self.entry(name, inode) for name, inode in sorted(self.directory(creds, path).entries.items())]
+
+    def directory(self, creds: Credentials, path: str) -> Inode:
+        """A directory that the caller may list; the empty path is the root."""
         directory = self._paths.resolve(creds, path or ".")
         if not directory.is_directory:
             raise NotDirectory(f"{path} is not a directory")
         require(directory, creds, READ, path)
         require(directory, creds, SEARCH, path)
-        return [
-            Entry(os.fsdecode(name), inode.kind, self.volume.size_of(inode), _num_tokens(inode))
-            for name, inode in sorted(directory.entries.items())
-        ]
+        return directory
+
+    def entry(self, name: bytes, inode: Inode) -> Entry:
+        """One line of a listing."""
+        return Entry(os.fsdecode(name), inode.kind, self.volume.size_of(inode), _num_tokens(inode))
 
     def kv_stat(self, creds: Credentials, path: str) -> KvStat:
         """As `stat(2)`: symbolic links are followed."""
@@ -261,6 +320,25 @@ class FileSystem:
         """Raise AssertionError unless names, versions and pages account for each other."""
         self.volume.check()
 
+    def audit(self) -> Books:
+        """The books in figures, after `check`; what does not balance is an error of the daemon's own, EIO."""
+        try:
+            self.check()
+        except AssertionError as error:
+            raise SymError(
+                f"the books do not balance: {error}; restart the daemon, and report this", errno.EIO
+            ) from error
+        count = self.pool.refcount
+        return Books(
+            num_pages=self.pool.num_pages,
+            num_free_pages=self.pool.num_free,
+            num_referenced_pages=int(np.count_nonzero(count)),
+            num_references=int(count.sum()),
+            num_versions=self.volume.num_kv_versions,
+            num_files=len(self._tree),
+            num_locked_files=len(self.volume.locks),
+        )
+
     # Parts
 
     def _free_place(self, creds: Credentials, path: str | None) -> Place | None:
@@ -274,6 +352,15 @@ class FileSystem:
         require(place.directory, creds, WRITE | SEARCH, f"directory of {path}")
         self._tree.require_free(place.directory, place.name)
         return place
+
+    def _check_new(self, creds: Credentials, path: str | None, mode: int) -> int:
+        """Whether a file of that name could be made: the number of the account that would pay for it."""
+        _check_mode(mode)
+        return self._payer(creds, self._free_place(creds, path)).number
+
+    def _piece(self, source: OpenKv, ranges: Ranges) -> Piece:
+        self._require_open(source)
+        return Piece(source.table, ranges_within(ranges, source.table.length, self.name_of(source)))
 
     def _create(
         self, creds: Credentials, place: Place | None, mode: int, make_table: Callable[[int], PageTable]
@@ -336,17 +423,18 @@ class FileSystem:
         if handle.inode.content is handle.content:
             handle.inode.modified()
 
-    def _name_of(self, handle: OpenKv) -> str:
+    def name_of(self, handle: OpenKv) -> str:
+        """How messages call the file of a handle."""
         return self._tree.path_of(handle.inode)
 
     def _require_writable(self, handle: OpenKv) -> None:
         self._require_open(handle)
         if not handle.writable:
-            raise BadHandle(f"{self._name_of(handle)}: the handle was opened for reading only; open it for writing")
+            raise BadHandle(f"{self.name_of(handle)}: the handle was opened for reading only; open it for writing")
 
     def _require_open(self, handle: OpenKv) -> None:
         if handle.closed:
-            raise BadHandle(f"{self._name_of(handle)}: the handle was closed")
+            raise BadHandle(f"{self.name_of(handle)}: the handle was closed")
 
 
 def _check_mode(mode: int) -> None:

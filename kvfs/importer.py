@@ -21,10 +21,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kvfs.digest import DIGEST_BYTES, NUM_LANES, digests
 from kvfs.free_list import IntArray
 from kvfs.header import ByteSource, ImagePlan, parse_header, read_exactly
 from kvfs.image import ImageFormat, all_finite
-from kvfs.pages import DIGEST_BYTES, PagePool, digest
+from kvfs.pages import PagePool
 from kvfs.table import PageTable
 from kvfs.twins import Digests, find_twins, true_twins
 from libsym.abi import PAGE_ENTRIES
@@ -107,14 +108,16 @@ class ImageImport:
     def _load_pages(self, source: ByteSource, checkpoint: Callable[[], None]) -> None:
         store, page_bytes, dtype = self.pool.store, self.pool.page_bytes, self.plan.image_format.dtype
         offset = self.plan.layout.pages
-        for index, page in enumerate(self._pages.tolist()):
-            checkpoint()
-            view = store.view(page)
-            view[:] = read_exactly(source, offset, page_bytes)
-            if not all_finite(view, dtype):  # it would reach what must not see it: zero times infinity is not zero
-                raise Invalid(f"image is damaged: its page {index} holds numbers that are not finite")
-            self._digests.append(digest(view))
-            offset += page_bytes
+        pages = self._pages.tolist()
+        for first in range(0, len(pages), NUM_LANES):
+            views = [store.view(page) for page in pages[first : first + NUM_LANES]]
+            for index, view in enumerate(views, first):
+                checkpoint()
+                view[:] = read_exactly(source, offset, page_bytes)
+                if not all_finite(view, dtype):  # it would reach what must not see it: zero times infinity is not zero
+                    raise Invalid(f"image is damaged: its page {index} holds numbers that are not finite")
+                offset += page_bytes
+            self._digests += digests(views)
         tail = self.plan.num_entries % PAGE_ENTRIES
         if tail:
             last = int(self._pages[-1])

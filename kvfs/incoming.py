@@ -11,8 +11,6 @@ import logging
 from dataclasses import dataclass
 from typing import Self
 
-import trio
-
 from kvfs.eager import Eager
 from kvfs.header import parse_header
 from kvfs.image import CLAIM_BYTES, claims_to_be_image
@@ -66,7 +64,7 @@ async def take_in(volume: Volume, inode: Inode, eager: Eager) -> bool:
 async def _import(volume: Volume, inode: Inode, content: PlainFile, eager: Eager) -> None:
     incoming = volume.begin_import(parse_header(volume.image_format, content), inode)
     try:
-        await eager.in_worker(incoming.load, content, trio.from_thread.check_cancelled)
+        await eager.long_job(incoming.load, content)
     except BaseException:
         volume.abandon_import(incoming)
         raise

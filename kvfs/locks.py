@@ -8,14 +8,13 @@ Owned by the daemon's trio thread.
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import trio
 
-from libsym.errors import SymError
+from libsym.errors import WouldBlock
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +59,7 @@ class FileLocks:
         lock.holders.pop(owner, None)
         try:
             if lock.waiting or not lock.admits(exclusive):
-                raise SymError(f"inode {number} is locked by somebody else", errno.EWOULDBLOCK)
+                raise WouldBlock(f"inode {number} is locked by somebody else")
             lock.holders[owner] = exclusive
         finally:
             self._settle(number, lock)
@@ -95,6 +94,9 @@ class FileLocks:
         while lock.waiting and lock.admits(lock.waiting[0].exclusive):
             waiter = lock.waiting.popleft()
             lock.holders[waiter.owner] = waiter.exclusive
+            waiter.granted.set()
+        for waiter in [each for each in lock.waiting if lock.holders.get(each.owner) == each.exclusive]:
+            lock.waiting.remove(waiter)  # two threads asked for one open file: what one has got, both have
             waiter.granted.set()
         if not lock.holders and not lock.waiting:
             self._locks.pop(number, None)

@@ -17,7 +17,6 @@ fill. Worker threads may call `digests_of` for full pages, and read the entries 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,12 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvfs.accounts import Accounts
+from kvfs.digest import DIGEST_BYTES, NUM_LANES, digests
 from kvfs.free_list import FreeList, IntArray
 from kvfs.protocols import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace
-
-DIGEST_BYTES = 32
 
 _ONE = np.int32(1)
 """Of the counts' own type: 32,768 pages take 50 µs; with a Python int, numpy falls back to a cast of each, 1.8 ms."""
@@ -40,11 +38,6 @@ _ZEROS = -1
 """Owner of a page that was never given out: its bytes are zeros, whoever gets it."""
 _SEVERAL = -2
 """Owner of a page that holds bytes of more than one owner, or of one unknown: zeroed whoever gets it."""
-
-
-def digest(data: bytes | memoryview) -> bytes:
-    """The digest that images and the pool use."""
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def pages_for(num_entries: int) -> int:
@@ -215,11 +208,14 @@ class PagePool:
         """The digests of full pages, one after the other; what is missing is computed and kept until it is freed.
 
         For worker threads that hold references on the pages: two that meet write the same digest twice. `checkpoint`
-        is called before every page that is hashed, and may raise to end it.
+        is called every few pages that are hashed, and may raise to end it.
         """
-        for page in pages[~self.has_digest[pages]].tolist():
+        missing = pages[~self.has_digest[pages]].tolist()
+        for first in range(0, len(missing), NUM_LANES):
             checkpoint()
-            self.keep_digest(page, digest(self.store.view(page)))
+            group = missing[first : first + NUM_LANES]
+            for page, value in zip(group, digests([self.store.view(page) for page in group]), strict=True):
+                self.keep_digest(page, value)
         return self.digests[pages].tobytes()
 
     def keep_digest(self, page: int, value: bytes) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from kvfs.free_list import IntArray
+
 
 class PageStore(Protocol):
     """Pages of KV by number: `num_pages` blobs of `page_bytes` each, laid out one after the other."""
@@ -33,6 +35,13 @@ class PageStore(Protocol):
 
     def head(self, page: int, num_entries: int) -> bytes:
         """A copy of a page in which every slot from `num_entries` on reads as zero."""
+        ...
+
+    def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
+        """Fill a page: its slot i becomes slot `slots[i]` of page `sources[i]`, moved up by `shifts[i]` positions.
+
+        Slots past the last read as zero. For worker threads: no other page changes.
+        """
         ...
 
 

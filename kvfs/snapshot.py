@@ -14,9 +14,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from kvfs.digest import digest
 from kvfs.free_list import IntArray
 from kvfs.image import ImageFormat
-from kvfs.pages import PagePool, digest
+from kvfs.pages import PagePool
 from kvfs.table import PageTable
 from libsym.abi import PAGE_ENTRIES
 
@@ -77,7 +78,12 @@ class Snapshot:
         """
         assert not self.closed
         assert min(offset, size) >= 0
-        parts = list(self._parts(offset, min(offset + size, self.size)))
+        end = min(offset + size, self.size)
+        page, begin = divmod(offset - self.layout.pages, self.pool.page_bytes)
+        if 0 <= page < self._num_full and end - offset <= self.pool.page_bytes - begin:
+            self._compute()
+            return self.pool.store.view(int(self._pages[page])).toreadonly()[begin : begin + end - offset]
+        parts = list(self._parts(offset, end))
         if len(parts) == 1:
             return parts[0]
         return b"".join(parts)

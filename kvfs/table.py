@@ -95,11 +95,14 @@ class PageTable:
         """Pages that another table or a reader refers to as well."""
         return self._num_pages - self.exclusive_pages
 
-    def read(self) -> tuple[IntArray, IntArray]:
-        """Token ids and positions of every entry, as arrays of the caller's own."""
-        pages = self.pages
-        tokens = self.pool.tokens[pages].reshape(-1)[: self.length]
-        positions = self.pool.positions[pages].reshape(-1)[: self.length]
+    def read(self, first: int = 0, stop: int | None = None) -> tuple[IntArray, IntArray]:
+        """Token ids and positions of the entries from `first` to `stop` (all), as arrays of the caller's own."""
+        stop = self.length if stop is None else stop
+        assert 0 <= first <= stop <= self.length
+        pages = self._slots[first // PAGE_ENTRIES : pages_for(stop)]
+        begin = first // PAGE_ENTRIES * PAGE_ENTRIES
+        tokens = self.pool.tokens[pages].reshape(-1)[first - begin : stop - begin]
+        positions = self.pool.positions[pages].reshape(-1)[first - begin : stop - begin]
         return tokens, positions
 
     def fork(self, owner: int | None = None) -> PageTable:

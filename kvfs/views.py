@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import trio
-
 from kvfs.content import Content, KvFile
 from kvfs.eager import Eager, Mutex
 from kvfs.inode import Inode
@@ -64,7 +62,7 @@ class Reader:
         """Hash what was never hashed, at about 1 GB/s. Interrupted, it leaves what is done to the next reader."""
         async with self._preparing:
             if not self._prepared:
-                await self._eager.in_worker(self._snapshot.prepare, trio.from_thread.check_cancelled)
+                await self._eager.long_job(self._snapshot.prepare)
                 self._prepared = True
 
     def fork_into(self, inode: Inode) -> None:

@@ -10,10 +10,12 @@ Owned by the daemon's trio thread; nothing here awaits.
 from __future__ import annotations
 
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.accounts import Account
+from kvfs.assemble import Assembly, Piece
 from kvfs.content import KvFile
 from kvfs.domains import Domains
 from kvfs.header import ImagePlan
@@ -67,6 +69,7 @@ class Volume:
         self._kv_files: set[KvFile] = set()
         self._snapshots: set[Snapshot] = set()
         self._imports: set[ImageImport] = set()
+        self._assemblies: set[Assembly] = set()
         backing_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in backing_dir.glob("*.plain"):  # of a daemon that was killed; its names died with it
             leftover.unlink()
@@ -121,6 +124,7 @@ class Volume:
         if num_entries != kv.table.length:
             kv.table.truncate(num_entries)
             kv.changes += 1
+            kv.cuts += 1
             kv.fewest = min(kv.fewest, num_entries)
 
     def empty_kv(self, inode: Inode) -> None:
@@ -203,6 +207,22 @@ class Volume:
         table = incoming.finish().hand_over(_payer(inode))  # the file may have changed hands meanwhile
         self._replace(inode, self.new_kv(table))
 
+    # Entries of other files
+
+    def begin_assembly(self, owner: int, pieces: Sequence[Piece], *, rebase: bool) -> Assembly:
+        """Hold the sources of a new file as they are now."""
+        assembly = Assembly(self.pool, owner, pieces, rebase=rebase, max_positions=self.model.max_positions)
+        self._assemblies.add(assembly)
+        return assembly
+
+    def abandon_assembly(self, assembly: Assembly) -> None:
+        self._assemblies.remove(assembly)
+        assembly.abandon()
+
+    def finish_assembly(self, assembly: Assembly) -> PageTable:
+        self._assemblies.remove(assembly)
+        return assembly.finish()
+
     def close(self) -> None:
         """The daemon ends, and with it every name: remove the backing files."""
         for inode in self.tree:
@@ -225,7 +245,9 @@ class Volume:
         self.tree.check()
         shown = {inode.content for inode in self.tree if isinstance(inode.content, KvFile)}
         assert shown <= self._kv_files, "an inode shows a version that was given back"
-        self.pool.check((kv.table for kv in self._kv_files), self._snapshots, self._imports)
+        tables = [kv.table for kv in self._kv_files]
+        sources = [source for assembly in self._assemblies for source in assembly.sources]
+        self.pool.check(tables, sources, self._snapshots, self._imports, self._assemblies)
 
     @property
     def num_kv_versions(self) -> int:

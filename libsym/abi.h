@@ -24,7 +24,7 @@
 #include <stdint.h>
 
 #define SYM_MAGIC 0x314d5953u /* "SYM1" */
-#define SYM_ABI_VERSION 1u
+#define SYM_ABI_VERSION 2u
 
 #define SYM_FRAME_ALIGN 64u
 #define SYM_RING_BYTES (2u << 20)      /* a power of two; holds two frames of the largest size */
@@ -32,6 +32,7 @@
 #define SYM_HEADER_BYTES 4096u
 #define SYM_MIN_SLOTS 64u
 #define SYM_MAX_SLOTS 1024u
+#define SYM_RANGE_END INT64_MAX /* KV_EXTRACT: where the file ends */
 
 /* First message on the socket, from the client; then the daemon's, with {memfd, eventfd} when err is 0. */
 struct sym_greeting {
@@ -65,6 +66,11 @@ enum sym_op {
     SYM_MODEL_INFO = 17,
     SYM_STAT = 18,
     SYM_PING = 19,
+    SYM_KV_EXTRACT = 20,
+    SYM_KV_MERGE = 21,
+    SYM_KV_LOCK = 22,
+    SYM_KV_UNLOCK = 23,
+    SYM_CHECK = 24,
     SYM_CONFINE = 25,
 };
 
@@ -74,6 +80,9 @@ enum sym_flag {
     SYM_ROWS_ALL = 4,
     SYM_OPEN_WRITE = 1,       /* KV_OPEN */
     SYM_TOKENIZE_SPECIAL = 1, /* TOKENIZE */
+    SYM_REBASE = 1,           /* KV_EXTRACT, KV_MERGE */
+    SYM_LOCK_SHARED = 1,      /* KV_LOCK */
+    SYM_LOCK_NOWAIT = 2,
 };
 
 enum sym_slot_state {

@@ -8,7 +8,7 @@ PAGE_ENTRIES = 32
 """Entries in a page. One number for every tier, file and kernel: changing it changes the image format."""
 
 MAGIC = 0x314D5953
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 RING_BYTES = 2 << 20
 MAX_FRAME_BYTES = 1 << 20
@@ -39,6 +39,11 @@ class Op(IntEnum):
     MODEL_INFO = 17
     STAT = 18
     PING = 19
+    KV_EXTRACT = 20
+    KV_MERGE = 21
+    KV_LOCK = 22
+    KV_UNLOCK = 23
+    CHECK = 24
     CONFINE = 25
 
 
@@ -54,3 +59,14 @@ OPEN_WRITE = 1
 
 TOKENIZE_SPECIAL = 1
 """TOKENIZE: special tokens that are spelled out in the text become one token each."""
+
+REBASE = 1
+"""KV_EXTRACT, KV_MERGE: entries get positions from 0 on."""
+
+RANGE_END = (1 << 63) - 1
+"""KV_EXTRACT: as the end of a range: where the file ends."""
+
+LOCK_SHARED = 1
+"""KV_LOCK: together with others that share it."""
+LOCK_NOWAIT = 2
+"""KV_LOCK: fail with EWOULDBLOCK rather than wait."""

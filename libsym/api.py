@@ -13,7 +13,7 @@ from libsym.client import process
 from libsym.dist import Dist
 from libsym.errors import Invalid
 from libsym.info import KvEntry, KvStat, ModelInfo, parse, split_object
-from libsym.kv import KV, Flags, Path, Rows, create, open_file, path_bytes, path_text
+from libsym.kv import KV, Flags, Locked, Path, Range, Rows, create, merge, open_file, path_bytes, path_text
 
 
 def connect(socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None) -> None:
@@ -43,6 +43,14 @@ def model_info() -> ModelInfo:
 def daemon_stat() -> dict[str, Any]:
     """The state of the daemon in numbers: what `symphony stat` shows."""
     return _object(process.channel().call(Op.STAT).payload)
+
+
+def daemon_check() -> dict[str, int]:
+    """Has the daemon count its pages: free + referenced = all, and every reference has its holder; the figures.
+
+    For root and the daemon's own user. Books that do not balance are an error (EIO) that says where.
+    """
+    return _object(process.channel().call(Op.CHECK).payload)
 
 
 def pred(kv: KV, tokens: Iterable[int], positions: int | Sequence[int] | None = None, *, rows: Rows = "last") -> Dist:
@@ -79,6 +87,45 @@ def kv_fork(kv: KV, path: Path | None = None, *, mode: int = 0o600) -> KV:
     return kv.fork(path, mode=mode)
 
 
+def kv_extract(
+    kv: KV, ranges: Iterable[Range], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600
+) -> KV:
+    """A new file of some entries of `kv`, open for writing; without a path it is anonymous.
+
+    `ranges`: (start, stop) pairs or slices, in any order; one may come again. None is the beginning or the end,
+    negative numbers count from the end. What lies outside of the file is Invalid: nothing is clamped.
+
+    `rebase`: the entries get positions from 0 on, their keys turned accordingly; False: they keep the positions they
+    had. Either way an entry stays what it was computed as, after everything that was before it: what is left out has
+    left its traces, and what now comes before was not seen. Pages that need no change are shared, not copied.
+    """
+    return kv.extract(ranges, path, rebase=rebase, mode=mode)
+
+
+def kv_merge(kvs: Iterable[KV], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600) -> KV:
+    """A new file of all entries of these files, one after the other (at most 256 files); the rest as `kv_extract`.
+
+    Files that were computed apart have not seen each other: merging costs some accuracy against computing them as one
+    text, and saves the computing.
+    """
+    return merge(process.channel(), kvs, path, rebase=rebase, mode=mode)
+
+
+def kv_lock(kv: KV, *, shared: bool = False, blocking: bool = True) -> Locked:
+    """Takes the lock of a file, as flock(2): exclusive, or `shared` with others that share it.
+
+    It waits until the lock is free, or with `blocking=False` fails with WouldBlock. The lock is advisory and belongs to
+    this handle: it excludes other handles, other programs, and flock(1) on the mount. Taken again it is converted.
+    `kv_unlock`, closing the file, or the end of `with sym.kv_lock(kv):` gives it back.
+    """
+    return kv.lock(shared=shared, blocking=blocking)
+
+
+def kv_unlock(kv: KV) -> None:
+    """Gives the lock of a file back; nothing happens if this handle has none."""
+    kv.unlock()
+
+
 def kv_remove(kv: KV | Path) -> None:
     """Removes a file by its path; or the name that an open file was opened by, and closes that file."""
     if isinstance(kv, KV):
@@ -92,9 +139,9 @@ def kv_write(kv: KV, tokens: Iterable[int], positions: int | Sequence[int] | Non
     return kv.write(tokens, positions)
 
 
-def kv_read(kv: KV) -> tuple[list[int], list[int]]:
-    """The tokens and the positions of all entries."""
-    return kv.read()
+def kv_read(kv: KV, start: int = 0, stop: int | None = None) -> tuple[list[int], list[int]]:
+    """The tokens and the positions of all entries, or of those from `start` to `stop`, as a slice has them."""
+    return kv.read(start, stop)
 
 
 def kv_truncate(kv: KV, num_tokens: int) -> None:
@@ -110,9 +157,14 @@ def kv_stat(kv: KV | Path) -> KvStat:
 
 
 def kv_list(path: Path = ".") -> list[KvEntry]:
-    """The names in a directory of the mount; without a path in its root."""
-    entries = parse(process.channel().call(Op.KV_LIST, payload=path_bytes(path_text(path))).payload)
-    return [KvEntry(**split_object(KvEntry, entry)[0]) for entry in entries]
+    """The names in a directory of the mount, sorted; without a path in its root."""
+    wanted, found, more = path_bytes(path_text(path)), list[KvEntry](), 1
+    while more:
+        behind = b"\0" + path_bytes(found[-1].name) if found else b""
+        reply = process.channel().call(Op.KV_LIST, payload=wanted + behind)
+        found += [KvEntry(**split_object(KvEntry, entry)[0]) for entry in parse(reply.payload)]
+        more = reply.args[0]
+    return found
 
 
 def kv_rename(old: Path, new: Path) -> None:

@@ -99,7 +99,14 @@ typedef struct sym_client {
 
 static int disowned(const sym_client *client) { return getpid() != client->owner; }
 
-static int gives_handle(uint16_t op) { return op == SYM_KV_CREATE || op == SYM_KV_OPEN || op == SYM_KV_FORK; }
+static int gives_handle(uint16_t op) {
+    return op == SYM_KV_CREATE || op == SYM_KV_OPEN || op == SYM_KV_FORK || op == SYM_KV_EXTRACT || op == SYM_KV_MERGE;
+}
+
+/* Calls that wait for something: a step, a worker, somebody else's lock. */
+static int takes_long(uint16_t op) {
+    return op == SYM_PRED || op == SYM_KV_EXTRACT || op == SYM_KV_MERGE || op == SYM_KV_LOCK;
+}
 
 static void close_descriptors(sym_client *client) {
     if (client->socket_fd >= 0)
@@ -439,7 +446,7 @@ static void check_alive(sym_client *client, int leading) {
 /* Spinning pays for a lone short call to a daemon on another CPU. A step takes milliseconds, and may need this very
  * CPU; several callers keep each other busy. */
 static int pauses_to_spin(sym_client *client, const sym_call *call) {
-    if (call->op == SYM_PRED)
+    if (takes_long(call->op))
         return 0;
     if (atomic_load_explicit(&client->region->daemon_cpu, memory_order_relaxed) == (uint32_t)sched_getcpu())
         return 0;

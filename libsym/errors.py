@@ -134,6 +134,12 @@ class Busy(SymError):
     code = errno.EBUSY
 
 
+class WouldBlock(SymError):
+    """It cannot be had at once, and the call was not to wait: somebody else holds the lock."""
+
+    code = errno.EWOULDBLOCK
+
+
 class NotConnected(SymError):
     """The daemon is not there, or went away: start it with `symphony serve`, then connect again."""
 

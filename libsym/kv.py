@@ -6,18 +6,31 @@ import errno
 import os
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from numbers import Integral
 from typing import Literal, NoReturn, Self
 
-from libsym.abi import OPEN_WRITE, ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
+from libsym.abi import (
+    LOCK_NOWAIT,
+    LOCK_SHARED,
+    OPEN_WRITE,
+    RANGE_END,
+    REBASE,
+    ROWS_ALL,
+    ROWS_LAST,
+    ROWS_NONE,
+    Op,
+)
 from libsym.client_channel import ClientChannel, Reply
 from libsym.dist import Dist
-from libsym.errors import BadHandle, Invalid
+from libsym.errors import BadHandle, Invalid, SymError
 from libsym.info import KvStat
 
 Path = str | os.PathLike[str]
 Flags = Literal["r", "rw"]
 Rows = Literal["last", "all"]
+Range = slice | range | Sequence[int | None]
+"""Entries: a slice, or (start, stop). None is the beginning or the end, negative numbers count from the end."""
 
 _ROWS = {"last": ROWS_LAST, "all": ROWS_ALL}
 
@@ -43,6 +56,15 @@ class KV:
         if self._handle == 0:
             raise BadHandle(f"{self._name} is closed: open it again")
         return self._handle
+
+    @property
+    def closed(self) -> bool:
+        return self._handle == 0
+
+    @property
+    def channel(self) -> ClientChannel:
+        """The connection that the file is open on."""
+        return self._channel
 
     @property
     def _name(self) -> str:
@@ -83,6 +105,34 @@ class KV:
         )
         return opened(self._channel, reply, name, writable=True)
 
+    def extract(
+        self, ranges: Iterable[Range], path: Path | None = None, *, rebase: bool = True, mode: int = 0o600
+    ) -> KV:
+        """A new file of some of the entries: see `libsym.kv_extract`."""
+        if not isinstance(ranges, Iterable):
+            raise Invalid(f"ranges={ranges!r}: give a list of (start, stop) pairs, or of slices")
+        pairs = array("q", (end for each in ranges for end in _range_ends(each)))
+        return _assembled(
+            self._channel, Op.KV_EXTRACT, pairs, len(pairs) // 2, path, rebase=rebase, mode=mode, handle=self.handle
+        )
+
+    def lock(self, *, shared: bool = False, blocking: bool = True) -> Locked:
+        """Takes the file's lock, as flock(2): see `libsym.kv_lock`."""
+        flags = (LOCK_SHARED if shared else 0) | (0 if blocking else LOCK_NOWAIT)
+        try:
+            self._channel.call(Op.KV_LOCK, flags=flags, handle=self.handle)
+        except SymError:
+            raise
+        except BaseException:  # Ctrl-C while it waited: without this it would be granted to nobody
+            with suppress(SymError):
+                self.unlock()
+            raise
+        return Locked(self)
+
+    def unlock(self) -> None:
+        """Gives the lock up; nothing happens if there is none. Closing the file does it, too."""
+        self._channel.call(Op.KV_UNLOCK, handle=self.handle)
+
     def remove(self) -> None:
         """Removes the name that the file was opened by, and closes it. Other handles and forks keep what they have."""
         if self.path is not None:
@@ -108,11 +158,30 @@ class KV:
     def __bool__(self) -> bool:
         return True  # an empty file is a file
 
-    def read(self) -> tuple[list[int], list[int]]:
-        """The tokens and the positions of all entries."""
-        reply = self._channel.call(Op.KV_READ, handle=self.handle)
-        numbers = array("i", reply.payload)
-        return numbers[: reply.args[0]].tolist(), numbers[reply.args[0] :].tolist()
+    def read(self, start: int = 0, stop: int | None = None) -> tuple[list[int], list[int]]:
+        """The tokens and the positions of all entries, or of those from `start` to `stop`, as a slice has them.
+
+        What is read was in the file at one time, however long it is and whatever others do to it meanwhile.
+        """
+        while (found := self._read(start, slice(start, stop))) is None:
+            pass
+        return found
+
+    def _read(self, start: int, wanted: slice) -> tuple[list[int], list[int]] | None:
+        """In as many messages as it takes; None: the file was cut between two of them."""
+        reply = self._channel.call(Op.KV_READ, handle=self.handle, args=(max(0, start), 0, 0, 0))
+        _, length, cuts, _ = reply.args
+        first, stop, _ = wanted.indices(length)
+        tokens, positions = array("i"), array("i")
+        if start >= 0:
+            _take_entries(reply, max(stop - first, 0), tokens, positions)
+        while first + len(tokens) < stop:
+            at = first + len(tokens)
+            reply = self._channel.call(Op.KV_READ, handle=self.handle, args=(at, stop - at, 0, 0))
+            if reply.args[2] != cuts:
+                return None
+            _take_entries(reply, stop - at, tokens, positions)
+        return tokens.tolist(), positions.tolist()
 
     def pred(self, tokens: Iterable[int], positions: int | Sequence[int] | None = None, *, rows: Rows = "last") -> Dist:
         """Appends tokens and gives the distribution of what follows: see `libsym.pred`."""
@@ -143,6 +212,72 @@ class KV:
             args=(len(ids), len(places), 0, 0),
             payload=ids.tobytes() + places.tobytes(),
         )
+
+
+class Locked:
+    """A lock that is held: a `with` block gives it back at its end. Without one, `unlock` or closing the file does."""
+
+    __slots__ = ("kv",)
+
+    def __init__(self, kv: KV) -> None:
+        self.kv = kv
+
+    def __enter__(self) -> KV:
+        return self.kv
+
+    def __exit__(self, *_exc: object) -> None:
+        if not self.kv.closed:
+            self.kv.unlock()
+
+
+def merge(channel: ClientChannel, kvs: Iterable[KV], path: Path | None, *, rebase: bool, mode: int) -> KV:
+    handles = array("Q")
+    for kv in kvs:
+        if not isinstance(kv, KV):
+            raise Invalid(f"kv_merge() takes open files, not {kv!r}: kv_open() each first")
+        if kv.channel is not channel:
+            raise BadHandle(f"{kv!r} belongs to an earlier connection of this program: open it again")
+        handles.append(kv.handle)
+    return _assembled(channel, Op.KV_MERGE, handles, len(handles), path, rebase=rebase, mode=mode)
+
+
+def _assembled(
+    channel: ClientChannel,
+    op: Op,
+    numbers: array[int],
+    rows: int,
+    path: Path | None,
+    *,
+    rebase: bool,
+    mode: int,
+    handle: int = 0,
+) -> KV:
+    name = None if path is None else path_text(path)
+    payload = numbers.tobytes() + (b"" if name is None else path_bytes(name))
+    flags = REBASE if rebase else 0
+    reply = channel.call(op, flags=flags, handle=handle, args=(mode, rows, 0, 0), payload=payload)
+    return opened(channel, reply, name, writable=True)
+
+
+def _range_ends(wanted: Range) -> tuple[int, int]:
+    """Both ends of a range as they go over the wire; the daemon resolves what counts from the end."""
+    if isinstance(wanted, (slice, range)):
+        if wanted.step not in (None, 1):
+            raise Invalid(f"{wanted} skips entries: give a range for each piece")
+        start, stop = wanted.start, wanted.stop
+    else:
+        try:
+            start, stop = wanted
+        except (TypeError, ValueError):
+            raise Invalid(f"{wanted!r} is no range: give (start, stop) pairs, or slices") from None
+    first, last = int64(0 if start is None else start), RANGE_END if stop is None else int64(stop)
+    return first, last
+
+
+def _take_entries(reply: Reply, most: int, tokens: array[int], positions: array[int]) -> None:
+    numbers, count = array("i", reply.payload), reply.args[0]
+    tokens += numbers[: min(count, most)]
+    positions += numbers[count : count + min(count, most)]
 
 
 def create(channel: ClientChannel, path: Path | None, mode: int) -> KV:
@@ -186,6 +321,12 @@ def utf8(text: str, what: str, errors: str = "strict") -> bytes:
         return text.encode("utf-8", errors)
     except UnicodeEncodeError as error:
         raise Invalid(f"{what} has half a surrogate pair at character {error.start}, no Unicode text") from error
+
+
+def int64(number: object) -> int:
+    if not isinstance(number, (int, Integral)) or not -RANGE_END <= int(number) <= RANGE_END:
+        raise Invalid(f"{number!r} is no entry's number: give a whole number of 64 bits")
+    return int(number)
 
 
 def int32(numbers: Iterable[int], what: str) -> array[int]:

@@ -184,6 +184,8 @@ class BatchScheduler:
     _returning: dict[Caller, _Returning] = field(default_factory=dict)
     _usage: dict[Caller, Usage] = field(default_factory=dict)
     _arrival: trio.Event = field(default_factory=trio.Event)
+    is_stepping: bool = False
+    """Whether the decoder is computing a step: to be read by others."""
 
     # ---- what the gate calls
 
@@ -305,11 +307,14 @@ class BatchScheduler:
         batch = StepBatch(tuple(call.chunk(num_now) for call, num_now in plan), tuple(copies))
         error: SymError | None = None
         began_s = time.perf_counter()
+        self.is_stepping = True
         try:
             await thread.run(lambda: self._compute(batch, stale))
         except Exception as failure:
             log.exception("step %d failed: %d calls aborted", self.statistics.num_steps, len(plan))
             error = StepFailed(f"the decoder failed: {failure}; nothing was appended")
+        finally:
+            self.is_stepping = False
         self._count(plan, time.perf_counter() - began_s)
         self._settle(plan, error)
 

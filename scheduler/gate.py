@@ -2,17 +2,17 @@
 
 What arrives was copied out of shared memory before anyone looked at it; here every field is checked once, and
 what passes is a plain value from then on. Each operation is one short function that never awaits, so it is
-atomic with respect to every other LIP and to the mount. The exceptions are the operations on long texts: those go
-to a worker thread.
+atomic with respect to every other LIP and to the mount. What takes longer (long texts, long directories, files made of
+others) or has to wait (locks) leaves the rest to a coroutine in the program's own nursery.
 """
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,23 +21,23 @@ import trio
 from decoder.batch import IntArray
 from kvfs.fs import FileSystem
 from libsym.abi import OPEN_WRITE, ROWS_ALL, ROWS_LAST, ROWS_NONE, TOKENIZE_SPECIAL, Op
-from libsym.channel import Request
-from libsym.errors import Invalid, NoAccess, NotPermitted, SymError
+from libsym.channel import PAYLOAD_BYTES, Request
+from libsym.errors import Invalid, NoAccess, NotPermitted, SymError, WouldBlock
+from scheduler.assembling import Assembler
 from scheduler.batch import BatchScheduler, PredCall
 from scheduler.lip import Lip
+from scheduler.listing import Listing
+from scheduler.locking import Locking
+from scheduler.messages import Reply, json_of, json_reply, mode_of, text_of
 
 log = logging.getLogger(__name__)
 
+READ_ENTRIES = PAYLOAD_BYTES // 8
+"""Tokens and positions, 4 bytes each, that one reply of KV_READ holds."""
+MAX_LATER = 1024
+"""Of one program at once, as many as its library has: each holds a task and its request in our memory."""
 SHORT_TEXT_BYTES = 2048
 """Texts up to here are tokenized at once (about 0.2 ms); longer ones in a worker thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What an operation answers when it did not fail."""
-
-    args: tuple[int, ...] = ()
-    payload: bytes = b""
 
 
 class TextModel(Protocol):
@@ -74,26 +74,38 @@ class Gate:
         self._daemon_info = daemon_info
         self.num_calls: Counter[Op] = Counter()
         """System calls taken, by operation."""
+        self._locking = Locking(fs)
+        assembler = Assembler(fs)
         self._now: dict[Op, Callable[[Lip, Request], Reply]] = {
             Op.PING: lambda _lip, _request: Reply(),
             Op.KV_CREATE: self._kv_create,
             Op.KV_OPEN: self._kv_open,
             Op.KV_FORK: self._kv_fork,
             Op.KV_STAT: self._kv_stat,
-            Op.KV_LIST: self._kv_list,
             Op.KV_RENAME: self._kv_rename,
             Op.KV_CHMOD: self._kv_chmod,
             Op.KV_READ: self._kv_read,
             Op.KV_REMOVE: self._kv_remove,
             Op.KV_DU: self._kv_du,
-            Op.MODEL_INFO: lambda _lip, _request: _json(self._text.info()),
-            Op.STAT: lambda lip, _request: _json(self._daemon_info() | self._account_of(lip)),
+            Op.KV_UNLOCK: self._locking.unlock,
+            Op.CHECK: self._check,
+            Op.MODEL_INFO: lambda _lip, _request: json_reply(self._text.info()),
+            Op.STAT: lambda lip, _request: json_reply(self._daemon_info() | self._account_of(lip)),
             Op.CONFINE: self._confine,
         }
         self._in_turn: dict[Op, Callable[[Lip, Request], None]] = {
             Op.PRED: self._pred,
             Op.KV_CLOSE: self._kv_close,
             Op.KV_TRUNCATE: self._kv_truncate,
+        }
+        self._later: dict[Op, Callable[[Lip, Request], Reply | Coroutine[Any, Any, Reply]]] = {
+            Op.KV_LIST: Listing(fs).list,
+            Op.KV_EXTRACT: assembler.extract,
+            Op.KV_MERGE: assembler.merge,
+            Op.KV_LOCK: self._locking.lock,
+            Op.TOKENIZE: self._long_text,
+            Op.DETOKENIZE: self._long_text,
+            Op.CHAT_TEMPLATE: self._long_text,
         }
         self._texts: dict[Op, Callable[[Request], Reply]] = {
             Op.TOKENIZE: self._tokenize,
@@ -109,10 +121,10 @@ class Gate:
             self._answer(lip, request, self._in_turn[op])
         elif op in self._now:
             self._answer(lip, request, self._now[op])
-        elif len(request.payload) <= SHORT_TEXT_BYTES:
+        elif op in self._texts and len(request.payload) <= SHORT_TEXT_BYTES:
             self._answer(lip, request, lambda _lip, request: self._texts[op](request))
         else:
-            nursery.start_soon(self._answer_long_text, lip, request)
+            self._answer(lip, request, lambda lip, request: self._begin(lip, request, nursery))
 
     def hang_up(self, lip: Lip) -> None:
         """The program has gone: its calls are forgotten and its files closed, once no step uses them."""
@@ -134,12 +146,25 @@ class Gate:
             if reply is not None:
                 lip.channel.reply(request.id, reply.args, reply.payload)
 
-    async def _answer_long_text(self, lip: Lip, request: Request) -> None:
+    def _begin(self, lip: Lip, request: Request, nursery: trio.Nursery) -> Reply | None:
+        """Begin an operation; what it leaves to a coroutine is answered when that ends."""
+        if lip.num_later >= MAX_LATER:
+            raise WouldBlock(f"{MAX_LATER} calls of this program wait already: let some of them end")
+        outcome = self._later[request.op](lip, request)
+        if isinstance(outcome, Reply):
+            return outcome
+        lip.num_later += 1
+        nursery.start_soon(self._answer_later, lip, request, outcome)
+        return None
+
+    async def _answer_later(self, lip: Lip, request: Request, rest: Coroutine[Any, Any, Reply]) -> None:
         outcome: Reply | Exception
         try:
-            outcome = await trio.to_thread.run_sync(self._texts[request.op], request)
+            outcome = await rest
         except Exception as failure:  # noqa: BLE001 - reported by _answer, which knows every kind
             outcome = failure
+        finally:
+            lip.num_later -= 1
 
         def result(_lip: Lip, _request: Request) -> Reply:
             if isinstance(outcome, Exception):
@@ -154,9 +179,9 @@ class Gate:
     def _confine(self, lip: Lip, request: Request) -> Reply:
         if lip.credentials.root is not None:
             raise NotPermitted("this connection is confined to a domain already: connect again for another")
-        if lip.handles:
+        if lip.handles or lip.num_later:
             raise Invalid("only a connection without open files can be confined to a domain: connect again")
-        lip.credentials = self._fs.confine(lip.credentials, _text(request))
+        lip.credentials = self._fs.confine(lip.credentials, text_of(request))
         return Reply()
 
     def _account_of(self, lip: Lip) -> dict[str, Any]:
@@ -172,55 +197,71 @@ class Gate:
     # ---- files
 
     def _kv_create(self, lip: Lip, request: Request) -> Reply:
-        file = self._fs.kv_create(lip.credentials, _text(request) or None, _mode(request))
+        file = self._fs.kv_create(lip.credentials, text_of(request) or None, mode_of(request))
         return Reply((lip.add(file),))
 
     def _kv_open(self, lip: Lip, request: Request) -> Reply:
-        file = self._fs.kv_open(lip.credentials, _text(request), write=bool(request.flags & OPEN_WRITE))
+        file = self._fs.kv_open(lip.credentials, text_of(request), write=bool(request.flags & OPEN_WRITE))
         return Reply((lip.add(file),))
 
     def _kv_fork(self, lip: Lip, request: Request) -> Reply:
         source = lip.file(request.handle)
-        file = self._fs.kv_fork(lip.credentials, source, _text(request) or None, _mode(request))
+        file = self._fs.kv_fork(lip.credentials, source, text_of(request) or None, mode_of(request))
         return Reply((lip.add(file),))
 
     def _kv_stat(self, lip: Lip, request: Request) -> Reply:
         if request.handle:
-            return _json(asdict(self._fs.kv_stat_open(lip.file(request.handle))))
-        return _json(asdict(self._fs.kv_stat(lip.credentials, _text(request))))
-
-    def _kv_list(self, lip: Lip, request: Request) -> Reply:
-        return _json([asdict(entry) for entry in self._fs.kv_list(lip.credentials, _text(request))])
+            return json_reply(asdict(self._fs.kv_stat_open(lip.file(request.handle))))
+        return json_reply(asdict(self._fs.kv_stat(lip.credentials, text_of(request))))
 
     def _kv_rename(self, lip: Lip, request: Request) -> Reply:
-        names = _parse_json(request)
+        names = json_of(request)
         if not (isinstance(names, list) and len(names) == 2 and all(isinstance(name, str) for name in names)):
             raise Invalid("rename takes two paths")
         self._fs.kv_rename(lip.credentials, names[0], names[1])
         return Reply()
 
     def _kv_chmod(self, lip: Lip, request: Request) -> Reply:
-        self._fs.kv_chmod(lip.credentials, _text(request), _mode(request))
+        self._fs.kv_chmod(lip.credentials, text_of(request), mode_of(request))
         return Reply()
 
     def _kv_read(self, lip: Lip, request: Request) -> Reply:
-        tokens, positions = lip.file(request.handle).table.read()
-        return Reply((len(tokens),), tokens.tobytes() + positions.tobytes())
+        """A window: what there is from entry `first` on, as far as a message reaches and was asked for."""
+        content = lip.file(request.handle).content
+        first, wanted = request.args[:2]
+        if first < 0 or wanted < 0:
+            raise Invalid(f"kv_read() takes entries from 0 on, not {first} and {wanted} of them")
+        length = content.table.length
+        first = min(first, length)
+        stop = min(first + min(wanted or READ_ENTRIES, READ_ENTRIES), length)
+        tokens, positions = content.table.read(first, stop)
+        return Reply((stop - first, length, content.cuts), tokens.tobytes() + positions.tobytes())
 
     def _kv_remove(self, lip: Lip, request: Request) -> Reply:
         if request.handle:
             self._fs.kv_remove_open(lip.credentials, lip.file(request.handle))
         else:
-            self._fs.kv_remove(lip.credentials, _text(request))
+            self._fs.kv_remove(lip.credentials, text_of(request))
         return Reply()
 
     def _kv_du(self, lip: Lip, request: Request) -> Reply:
-        return _json(asdict(self._fs.du(lip.credentials, _text(request))))
+        return json_reply(asdict(self._fs.du(lip.credentials, text_of(request))))
+
+    def _check(self, lip: Lip, _request: Request) -> Reply:
+        """The whole of the books at once: some microseconds for each file, so it is for those who run the daemon."""
+        if lip.credentials.uid not in {0, os.geteuid()}:
+            raise NotPermitted(f"only root and the daemon's user may check its books, not uid {lip.credentials.uid}")
+        try:
+            return json_reply(asdict(self._fs.audit()))
+        except SymError as error:
+            log.error("%s", error)  # noqa: TRY400 - the error says it all
+            raise
 
     # ---- what waits for earlier calls on the same file
 
     def _kv_close(self, lip: Lip, request: Request) -> None:
         file = lip.remove(request.handle)
+        self._locking.end_waits(file)
 
         def close(_lip: Lip, _request: Request) -> Reply:
             self._fs.kv_close(file)
@@ -280,8 +321,11 @@ class Gate:
 
     # ---- text
 
+    def _long_text(self, _lip: Lip, request: Request) -> Coroutine[Any, Any, Reply]:
+        return trio.to_thread.run_sync(self._texts[request.op], request)
+
     def _tokenize(self, request: Request) -> Reply:
-        tokens = self._text.encode(_text(request), special=bool(request.flags & TOKENIZE_SPECIAL))
+        tokens = self._text.encode(text_of(request), special=bool(request.flags & TOKENIZE_SPECIAL))
         return Reply((len(tokens),), np.asarray(tokens, np.int32).tobytes())
 
     def _detokenize(self, request: Request) -> Reply:
@@ -292,7 +336,7 @@ class Gate:
         return Reply((), self._text.decode(tokens.tolist()).encode())
 
     def _chat_template(self, request: Request) -> Reply:
-        form = _parse_json(request)
+        form = json_of(request)
         if not isinstance(form, dict) or not isinstance(form.get("messages"), list):
             raise Invalid("chat_template() takes a list of messages")
         text = self._text.chat_template(
@@ -302,29 +346,6 @@ class Gate:
             return Reply((), text.encode())
         except UnicodeEncodeError:
             raise Invalid("chat_template(): the messages have half a surrogate pair in them, no Unicode text") from None
-
-
-def _text(request: Request) -> str:
-    """A path or a text. What is no UTF-8 in it stays what it was: a file's name is bytes; `encode` refuses it."""
-    return request.payload.decode("utf-8", "surrogateescape")
-
-
-def _parse_json(request: Request) -> Any:
-    try:
-        return json.loads(request.payload)
-    except (ValueError, RecursionError) as error:
-        raise Invalid(f"{request.op.name} takes JSON: {error}") from None
-
-
-def _json(value: Any) -> Reply:
-    return Reply((), json.dumps(value).encode())
-
-
-def _mode(request: Request) -> int:
-    mode = request.args[0]
-    if mode & ~0o7777:
-        raise Invalid(f"mode {mode:#o} has more than permission bits")
-    return mode
 
 
 def _num_rows(request: Request, num_tokens: int) -> int:

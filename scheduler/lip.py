@@ -22,6 +22,8 @@ class Lip:
     handles: dict[int, OpenKv] = field(default_factory=dict)
     is_connected: bool = True
     since_ns: int = field(default_factory=time.time_ns)
+    num_later: int = 0
+    """Calls that a coroutine will answer."""
     _next_handle: int = 1
 
     def add(self, file: OpenKv) -> int:

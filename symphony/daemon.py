@@ -157,6 +157,7 @@ async def _mounted(house: House) -> AsyncIterator[None]:
                 house.config.mount,
                 allow_other=allow_other,
                 control=house.control,
+                is_busy=lambda: house.batches.is_stepping,
                 task_status=task_status,
             )
         )

@@ -7,6 +7,7 @@ seconds. Nothing here changes anything.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -36,6 +37,17 @@ PROBE_TIMEOUT_S = 10.0
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 """How mountinfo writes blanks in paths."""
+
+_AUDIT = """
+import json, sys, libsym
+try:
+    libsym.connect(sys.argv[1])
+    print(json.dumps(libsym.daemon_check()))
+except libsym.SymError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.errno)
+"""
+"""A program of its own, like all that a dead daemon could block; its status is the errno."""
 
 _LIBFUSE_NAMES = ("libfuse3.so.3", "libfuse3.so.4")
 
@@ -68,7 +80,8 @@ def checks() -> list[Check]:
     ]
     found = [check() for check in machine]
     socket, info = check_daemon()
-    return [*found, socket, check_mount(Path(info["mount"]) if info else None)]
+    found += [socket, check_mount(Path(info["mount"]) if info else None)]
+    return [*found, check_books(Path(info["socket"]))] if info else found
 
 
 def print_report(found: list[Check], *, as_json: bool) -> int:
@@ -213,6 +226,22 @@ def check_daemon() -> tuple[Check, dict[str, Any] | None]:
         return Check("socket", False, _last_line(errors).removeprefix("symphony: "), advice), None
     info: dict[str, Any] = json.loads(output)
     return Check("socket", True, f"{path}: pid {info['pid']}, {info['model']}, {info['lips'] - 1} programs"), info
+
+
+def check_books(socket: Path) -> Check:
+    """Whether the daemon's pages and references account for each other; it counts them now."""
+    done = run_bounded([sys.executable, "-P", "-c", _AUDIT, str(socket)])
+    if done is None:
+        return Check("books", False, f"the daemon at {socket} gave no answer in {PROBE_TIMEOUT_S:.0f} s", "see its log")
+    status, output, errors = done
+    if status == errno.EPERM:
+        return Check("books", None, f"not looked at: {_last_line(errors)}", "run symphony doctor as one of them")
+    if status != 0:
+        return Check("books", False, _last_line(errors), "keep the daemon's log for a report, then start it anew")
+    books = json.loads(output)
+    detail = "{num_free_pages} free + {num_referenced_pages} referenced = {num_pages} pages".format(**books)
+    holders = "{num_references} references of {num_versions} KV files and their readers".format(**books)
+    return Check("books", True, f"{detail}; {holders}, all accounted for")
 
 
 def check_mount(named: Path | None) -> Check:

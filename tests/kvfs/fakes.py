@@ -87,6 +87,13 @@ class FakeStore:
         entries[:, :, :, num_entries:] = 0
         return entries.tobytes()
 
+    def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
+        """Here a key moves by adding the shift to it."""
+        filled = np.zeros_like(self.entries[target])
+        filled[:, :, :, : len(slots)] = self.entries[sources, :, :, :, slots].transpose(1, 2, 3, 0, 4)
+        filled[:, 0, :, : len(slots)] += shifts[:, None].astype(np.float32)
+        self.entries[target] = filled
+
 
 def entry_value(previous: float, token: int, position: int) -> float:
     """What the fake decoder makes of an entry: through the entry before, it depends on all before, as KV does."""
@@ -118,7 +125,7 @@ class FakeDecoder:
         for source, target in reservation.copies:
             self.store.copy(source, target)
         pages, start = reservation.pages, reservation.start
-        previous = float(self.entries(pages[: pages_for(start)], start)[-1]) if start else 0.0
+        previous = float(self.moved_entries(pages[: pages_for(start)], start)[0][-1]) if start else 0.0
         new = zip(reservation.tokens.tolist(), reservation.positions.tolist(), strict=True)
         for index, (token, position) in enumerate(new, start):
             previous = entry_value(previous, token, position)
@@ -126,11 +133,20 @@ class FakeDecoder:
 
     def entries(self, pages: IntArray, num_entries: int) -> npt.NDArray[np.float32]:
         """The value of each entry, as it lies in the pages; every number of it is looked at."""
+        values, moved = self.moved_entries(pages, num_entries)
+        assert not moved.any(), "a key was moved"
+        return values
+
+    def moved_entries(
+        self, pages: IntArray, num_entries: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """The same of entries that may have been moved, and by how many positions each was."""
         data = self.store.entries[pages].transpose(0, 4, 1, 2, 3, 5)  # [page, entry, layer, k or v, head, dim]
         data = data.reshape(-1, *self.ramp.shape)[:num_entries] - self.ramp
-        values = data[:, 0, 0, 0, 0]
-        assert (data == values[:, None, None, None, None]).all(), "an entry was written in part"
-        return values
+        values, keys = data[:, 0, 1, 0, 0], data[:, 0, 0, 0, 0]
+        assert (data[:, :, 1] == values[:, None, None, None]).all(), "an entry was written in part"
+        assert (data[:, :, 0] == keys[:, None, None, None]).all(), "an entry was written in part"
+        return values, keys - values
 
     def append(self, table: PageTable, tokens: Sequence[int], position: int | None = None) -> None:
         """One whole call: reserve, run, commit."""

@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kvfs.digest import digest
 from kvfs.free_list import IntArray
 from kvfs.image import ImageFormat
 from kvfs.importer import import_image
-from kvfs.pages import PagePool, digest, pages_for
+from kvfs.pages import PagePool, pages_for
 from kvfs.snapshot import Snapshot
 from kvfs.table import PageTable
 from libsym.errors import Invalid, NoSpace

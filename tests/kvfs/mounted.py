@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvfs.pages import digest
+from kvfs.digest import digest
 
 REPOSITORY = Path(__file__).parents[2]
 

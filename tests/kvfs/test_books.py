@@ -1,25 +1,29 @@
-"""Random programs over tables, reservations, readers and images agree with plain Python lists at every step."""
+"""Random programs over tables, reservations, readers, images, extracts and merges agree with plain Python lists."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
+import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from kvfs.accounts import FIRST_DOMAIN, Accounts, Limits
+from kvfs.assemble import Assembly, Piece, assemble
 from kvfs.header import parse_header
 from kvfs.image import ImageFormat
 from kvfs.importer import ImageImport, import_image
 from kvfs.pages import PagePool
 from kvfs.snapshot import Snapshot
 from kvfs.table import PageTable
-from libsym.errors import NoSpace, OverQuota
-from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, entry_values
+from libsym.errors import Invalid, NoSpace, OverQuota
+from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, entry_value
 
 NUM_PAGES = 14
+MAX_POSITIONS = 300
 COUNTS = st.sampled_from([1, 2, 3, 5, 7, 29, 31, 32, 33, 65])
+CUTS = st.lists(st.floats(0, 1), min_size=2, max_size=6)
 DOMAIN = FIRST_DOMAIN
 OWNERS = st.sampled_from([1001, 1002, DOMAIN])
 """The domain belongs to 1001."""
@@ -28,14 +32,36 @@ MOST_PAGES = 10
 FACTS = FakeFacts(layers=1, kv_heads=1, head_dim=2)
 
 
+@dataclass(frozen=True)
+class Entry:
+    """What a file must hold in one place."""
+
+    token: int
+    position: int
+    value: float
+    """What the fake decoder made of it, after the entries before it in the file that it was computed in."""
+    moved: int = 0
+    """How many positions higher it is than it was computed for."""
+
+    def at(self, position: int) -> Entry:
+        return Entry(self.token, position, self.value, self.moved + position - self.position)
+
+
 @dataclass
 class File:
     """A table and what it must hold."""
 
     table: PageTable
-    entries: list[tuple[int, int]] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     pending: list[tuple[int, int]] = field(default_factory=list)
-    """What an open reservation will add."""
+    """Tokens and positions that an open reservation will add."""
+
+    def settle(self) -> None:
+        """The pending entries are computed: each from the value before it."""
+        for token, position in self.pending:
+            before = self.entries[-1].value if self.entries else 0.0
+            self.entries.append(Entry(token, position, entry_value(before, token, position)))
+        self.pending = []
 
 
 @dataclass
@@ -44,13 +70,17 @@ class Reader:
     image: bytes
 
 
-def reference_image(entries: list[tuple[int, int]], image_format: ImageFormat) -> bytes:
-    """The image of a file made of these entries in one go, in a pool of its own."""
+def reference_image(entries: list[Entry], image_format: ImageFormat) -> bytes:
+    """The image of a file of these entries, written into a pool of its own by hand."""
     store = FakeStore(FACTS, NUM_PAGES)
     table = PageTable(PagePool(store), 1)
     if entries:
-        reservation = table.reserve([token for token, _ in entries], [position for _, position in entries])
-        FakeDecoder(store).step(reservation)
+        reservation = table.reserve([entry.token for entry in entries], [entry.position for entry in entries])
+        ramp = FakeDecoder(store).ramp
+        for index, entry in enumerate(entries):
+            slot = store.entries[reservation.pages[index // 32], :, :, :, index % 32]
+            slot[:] = entry.value + ramp
+            slot[:, 0] += entry.moved
         reservation.commit()
     snapshot = Snapshot(table, image_format)
     return bytes(snapshot.read(0, snapshot.size))
@@ -72,6 +102,7 @@ class Books(RuleBasedStateMachine):
         self.image_format = ImageFormat(FACTS)
         self.live: list[File] = []
         self.reading: list[Reader] = []
+        self.assemblies: list[Assembly] = []
         self.serial = 0
 
     def new_entries(self, count: int, start: int) -> list[tuple[int, int]]:
@@ -109,7 +140,7 @@ class Books(RuleBasedStateMachine):
         if file.pending:
             self.decoder.step(file.table.reservation)
             file.table.reservation.commit()
-            file.entries, file.pending = file.entries + file.pending, []
+            file.settle()
 
     @rule(file=files, ran=st.booleans())
     def abort(self, file: File, *, ran: bool) -> None:
@@ -155,6 +186,80 @@ class Books(RuleBasedStateMachine):
         if not mine_first:
             self.append(file, mine)
         return fork
+
+    @rule(
+        target=files,
+        file=files,
+        cuts=st.lists(st.floats(0, 1), min_size=2, max_size=6),
+        rebase=st.booleans(),
+        owner=OWNERS,
+    )
+    def extract(self, file: File, cuts: list[float], *, rebase: bool, owner: int) -> File:
+        """Ranges in any order, as long as they like; most begin or end in the middle of a page."""
+        if file.table.closed:
+            return self.create(owner)
+        ends = [round(cut * len(file.entries)) for cut in cuts]
+        ranges = [(min(pair), max(pair)) for pair in zip(ends[::2], ends[1::2], strict=False)]
+        return self.assemble([file], [ranges], rebase=rebase, owner=owner)
+
+    @rule(target=files, file=files, head=COUNTS, owner=OWNERS)
+    def extract_a_prefix(self, file: File, head: int, owner: int) -> File:
+        """Where positions are as they must be, everything is shared."""
+        if file.table.closed or head > len(file.entries):
+            return self.create(owner)
+        free = self.pool.num_free
+        made = self.assemble([file], [[(0, head)]], rebase=False, owner=owner)
+        assert self.pool.num_free == free
+        return made
+
+    @rule(target=files, first=files, second=files, rebase=st.booleans(), owner=OWNERS)
+    def merge(self, first: File, second: File, *, rebase: bool, owner: int) -> File:
+        if first.table.closed or second.table.closed:
+            return self.create(owner)
+        whole = [[(0, len(file.entries))] for file in (first, second)]
+        return self.assemble([first, second], whole, rebase=rebase, owner=owner)
+
+    def assemble(self, files: list[File], ranges: list[list[tuple[int, int]]], *, rebase: bool, owner: int) -> File:
+        entries = [e for file, own in zip(files, ranges, strict=True) for a, b in own for e in file.entries[a:b]]
+        if rebase:
+            entries = [entry.at(index) for index, entry in enumerate(entries)]
+        pieces = [Piece(file.table, np.array(own)) for file, own in zip(files, ranges, strict=True)]
+        before = self.books()
+        try:
+            table = assemble(self.pool, owner, pieces, rebase=rebase, max_positions=MAX_POSITIONS)
+        except (NoSpace, Invalid):
+            assert self.books() == before
+            return self.create(owner)
+        assert table.owner == owner
+        return self.admit(File(table, entries))
+
+    @rule(target=files, file=files, grow=COUNTS, finish=st.booleans(), owner=OWNERS)
+    def extract_from_a_changing_file(self, file: File, grow: int, *, finish: bool, owner: int) -> File:
+        """The source is appended to, then cut to nothing, between any two moves; the books balance at each."""
+        if file.table.closed or file.pending:
+            return self.create(owner)
+        entries = [entry.at(index) for index, entry in enumerate(file.entries[1:])]
+        piece = Piece(file.table, np.array([[1, max(len(file.entries), 1)]]))
+        if not file.entries or len(entries) > MAX_POSITIONS:
+            return self.create(owner)
+        assembly = Assembly(self.pool, owner, [piece], rebase=True, max_positions=MAX_POSITIONS)
+        self.assemblies.append(assembly)
+        try:
+            assembly.plan()
+            self.append(file, grow)
+            assembly.reserve()
+            self.the_books_balance()
+            self.truncate(file, 0.0)
+            self.append(file, grow)
+            assembly.fill()
+            self.the_books_balance()
+        except NoSpace:
+            finish = False
+        self.assemblies.remove(assembly)
+        if finish:
+            return self.admit(File(assembly.finish(), entries))
+        assembly.abandon()
+        return self.create(owner)
 
     @rule(file=files, share=st.floats(0, 1))
     def truncate(self, file: File, share: float) -> None:
@@ -217,7 +322,9 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def the_books_balance(self) -> None:
-        self.pool.check([file.table for file in self.live], [reader.snapshot for reader in self.reading])
+        sources = [source for assembly in self.assemblies for source in assembly.sources]
+        tables = [file.table for file in self.live]
+        self.pool.check(tables, sources, self.assemblies, [reader.snapshot for reader in self.reading])
 
     @invariant()
     def nobody_holds_more_than_he_may(self) -> None:
@@ -228,9 +335,9 @@ class Books(RuleBasedStateMachine):
     def every_file_holds_its_entries(self) -> None:
         for file in self.live:
             tokens, positions = file.table.read()
-            assert list(zip(tokens.tolist(), positions.tolist(), strict=True)) == file.entries
-            values = self.decoder.entries(file.table.pages, len(file.table))
-            assert values.tolist() == entry_values(file.entries)
+            values, moved = self.decoder.moved_entries(file.table.pages, len(file.table))
+            held = zip(tokens.tolist(), positions.tolist(), values.tolist(), moved.tolist(), strict=True)
+            assert [Entry(*entry) for entry in held] == file.entries
 
     def teardown(self) -> None:
         for reader in self.reading:

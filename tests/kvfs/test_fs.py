@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
+import numpy as np
 import pytest
 
+from kvfs.assemble import Assembly
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.pages import PagePool
 from kvfs.tree import Credentials
@@ -21,6 +24,7 @@ from libsym.errors import (
     NotDirectory,
     NotFound,
     NotPermitted,
+    SymError,
 )
 from tests.kvfs.fakes import FakeFacts
 
@@ -106,6 +110,83 @@ def test_a_fork_during_a_step_has_what_was_committed(fs: FileSystem) -> None:
             action()
     reservation.abort()
     assert base.table.length == 5
+
+
+def assembled(fs: FileSystem, assembly: Assembly, path: str | None, mode: int = 0o600) -> OpenKv:
+    """What the gate does with an extract or a merge, in one thread."""
+    assembly.plan()
+    assembly.reserve()
+    assembly.fill()
+    return fs.finish_assembly(ANN, assembly, path, mode)
+
+
+def test_an_extract_belongs_to_whoever_made_it_and_appears_whole(fs: FileSystem) -> None:
+    base = fs.kv_create(BOB, "base.kv", 0o644)
+    append(fs, base, 40)
+    reader = fs.kv_open(ANN, "base.kv", write=False)
+    assembly = fs.begin_extract(ANN, reader, np.array([[8, 40]]), "part.kv", 0o640, rebase=True)
+    append(fs, base, 1)
+    fs.kv_close(reader)
+    fs.check()
+    with pytest.raises(NotFound):
+        fs.kv_stat(ANN, "part.kv")
+    made = assembled(fs, assembly, "part.kv", 0o640)
+    found = fs.kv_stat(ANN, "part.kv")
+    assert (found.uid, found.mode, found.tokens, found.nlink) == (1000, 0o640, 32, 1)
+    append(fs, made, 1)
+    assert made.table.read()[1].tolist() == list(range(33))
+    assert base.table.length == 41
+
+
+def test_a_merge_joins_whole_files(fs: FileSystem) -> None:
+    first, second = fs.kv_create(ANN, None), fs.kv_create(ANN, None)
+    append(fs, first, 40)
+    append(fs, second, 3)
+    made = assembled(fs, fs.begin_merge(ANN, [first, second, first], None, 0o600, rebase=True), None)
+    assert made.table.read()[0].tolist() == [*range(1, 41), *range(1, 4), *range(1, 41)]
+    with pytest.raises(Invalid, match="256 is the most"):
+        fs.begin_merge(ANN, [first] * 257, None, 0o600, rebase=True)
+
+
+def test_an_extract_is_refused_before_anything_is_done(fs: FileSystem) -> None:
+    base = fs.kv_create(ANN, "base.kv")
+    append(fs, base, 4)
+    some = np.array([[0, 4]])
+    with pytest.raises(Exists):
+        fs.begin_extract(ANN, base, some, "base.kv", 0o600, rebase=True)
+    with pytest.raises(NotFound):
+        fs.begin_extract(ANN, base, some, "no/such.kv", 0o600, rebase=True)
+    with pytest.raises(Invalid, match=r"base\.kv: it has 4 entries"):
+        fs.begin_extract(ANN, base, np.array([[0, 5]]), None, 0o600, rebase=True)
+    fs.kv_close(base)
+    with pytest.raises(BadHandle):
+        fs.begin_extract(ANN, base, some, None, 0o600, rebase=True)
+    with pytest.raises(BadHandle):
+        fs.begin_merge(ANN, [base], None, 0o600, rebase=True)
+
+
+def test_a_name_that_is_taken_meanwhile_costs_the_extract_alone(fs: FileSystem) -> None:
+    base = fs.kv_create(ANN, None)
+    append(fs, base, 40)
+    free = fs.pool.num_free
+    assembly = fs.begin_extract(ANN, base, np.array([[1, 40]]), "a.kv", 0o600, rebase=True)
+    fs.kv_create(BOB, "a.kv")
+    with pytest.raises(Exists):
+        assembled(fs, assembly, "a.kv")
+    assert fs.pool.num_free == free
+
+
+def test_closing_a_handle_gives_its_lock_back(fs: FileSystem) -> None:
+    first = fs.kv_create(ANN, "a.kv")
+    second = fs.kv_open(ANN, "a.kv", write=False)
+    locks, number = fs.volume.locks, first.inode.number
+    locks.acquire_nowait(number, first, exclusive=True)
+    with pytest.raises(SymError):
+        locks.acquire_nowait(number, second, exclusive=False)
+    fs.kv_close(first)
+    locks.acquire_nowait(number, second, exclusive=False)
+    fs.kv_close(second)
+    assert len(locks) == 0
 
 
 def test_who_may_open_what(fs: FileSystem) -> None:
@@ -246,3 +327,16 @@ def test_a_killed_daemons_backing_files_are_cleared(fs: FileSystem, pool: PagePo
     assert path.exists()
     FileSystem(PagePool(pool.store), facts, path.parent, 0, 0)
     assert not path.exists()
+
+
+def test_books_that_do_not_balance_are_an_error_of_one_line_that_says_where(fs: FileSystem) -> None:
+    handle = fs.kv_create(ANN, None)
+    append(fs, handle, 40)
+    books = fs.audit()
+    assert (books.num_free_pages, books.num_referenced_pages, books.num_references) == (14, 2, 2)
+    fs.pool.refcount[handle.table.pages[1]] += 1
+    with pytest.raises(SymError, match=r"the books do not balance: pages .* have .2. references") as caught:
+        fs.audit()
+    assert "\n" not in str(caught.value)
+    assert caught.value.errno == errno.EIO
+    fs.pool.refcount[handle.table.pages[1]] -= 1

@@ -81,6 +81,23 @@ def test_waiters_are_served_in_order_and_readers_together() -> None:
     trio.run(main)
 
 
+def test_two_waiters_of_one_open_file_get_the_lock_together() -> None:
+    async def main() -> None:
+        locks, order = FileLocks(), list[str]()
+        locks.acquire_nowait(FILE, "holder", exclusive=True)
+        async with trio.open_nursery() as nursery:
+            for owner in ("a", "b", "a"):
+                nursery.start_soon(_acquire, locks, owner, True, order)
+                await trio.testing.wait_all_tasks_blocked()
+            locks.release(FILE, "holder")
+            await trio.testing.wait_all_tasks_blocked()
+            assert order == ["a", "a"]
+            locks.release(FILE, "a")
+        assert order == ["a", "a", "b"]
+
+    trio.run(main)
+
+
 def test_a_waiter_that_gives_up_leaves_the_queue() -> None:
     async def main() -> None:
         locks, order = FileLocks(), list[str]()

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from kvfs.digest import digest
 from kvfs.image import ImageFormat
-from kvfs.pages import digest, pages_for
+from kvfs.pages import pages_for
 from tests.kvfs.fakes import FakeStore
 from tests.kvfs.mount_server import facts_for
 from tests.kvfs.mounted import NUM_PAGES, PAGE_BYTES, Mount, needs_mount
@@ -34,6 +35,11 @@ class Entry:
     token: int
     position: int
     value: float
+    moved: int = 0
+    """By how many positions it was rebased since it was computed: the fake store adds that to a key."""
+
+    def at(self, position: int) -> Entry:
+        return Entry(self.token, position, self.value, self.moved + position - self.position)
 
 
 @dataclass(eq=False)
@@ -78,6 +84,7 @@ def image_of(entries: list[Entry]) -> bytes:
     store = FakeStore(FACTS, max(1, pages_for(len(entries))))
     for index, entry in enumerate(entries):
         store.entries[index // 32, :, :, :, index % 32] = entry.value
+        store.entries[index // 32, :, 0, :, index % 32] += entry.moved
     pages = [bytes(store.view(page)) for page in range(pages_for(len(entries)))]
     tokens = b"".join(entry.token.to_bytes(4, "little") for entry in entries)
     positions = b"".join(entry.position.to_bytes(4, "little") for entry in entries)
@@ -119,6 +126,9 @@ class Machine(RuleBasedStateMachine):
     def pick_handle(self, data: st.DataObject) -> Handle:
         return self.handles[data.draw(st.integers(0, len(self.handles) - 1))]
 
+    def has_room(self, count: int) -> bool:
+        return sum(len(each.content.entries) for each in self.handles) + count <= 32 * NUM_PAGES // 4
+
     def keep(self, number: int, content: Content) -> None:
         self.handles.append(Handle(number, content))
 
@@ -159,7 +169,7 @@ class Machine(RuleBasedStateMachine):
     def append(self, data: st.DataObject, count: int) -> None:
         handle = self.pick_handle(data)
         entries = handle.content.entries
-        if sum(len(each.content.entries) for each in self.handles) + count > 32 * NUM_PAGES // 4:
+        if not self.has_room(count):
             return
         self.serial += 101
         first, position = self.serial % 900 + 1, entries[-1].position + 1 if entries else 0
@@ -175,6 +185,33 @@ class Machine(RuleBasedStateMachine):
             content = Content(list(handle.content.entries))
             self.keep(self.mount.call("fork", handle.number, name), content)
             self.bind(name, File(content, 0o600))
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), name=NAMES, rebase=st.booleans())
+    def kv_extract(self, data: st.DataObject, name: str, *, rebase: bool) -> None:
+        handle = self.pick_handle(data)
+        entries = handle.content.entries
+        ends = st.integers(0, len(entries))
+        ranges = [sorted(pair) for pair in data.draw(st.lists(st.tuples(ends, ends), max_size=3))]
+        picked = [entry for start, stop in ranges for entry in entries[start:stop]]
+        if name not in self.names and self.has_room(len(picked)):
+            number = self.mount.call("extract", handle.number, ranges, name, rebase)
+            self.assembled(number, name, picked, rebase=rebase)
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), name=NAMES, rebase=st.booleans())
+    def kv_merge(self, data: st.DataObject, name: str, *, rebase: bool) -> None:
+        handles = [self.pick_handle(data) for _ in range(data.draw(st.integers(1, 3)))]
+        joined = [entry for handle in handles for entry in handle.content.entries]
+        if name not in self.names and self.has_room(len(joined)):
+            number = self.mount.call("merge", [handle.number for handle in handles], name, rebase)
+            self.assembled(number, name, joined, rebase=rebase)
+
+    def assembled(self, number: int, name: str, entries: list[Entry], *, rebase: bool) -> None:
+        moved = [entry.at(index) for index, entry in enumerate(entries)]
+        content = Content(moved if rebase else list(entries))
+        self.keep(number, content)
+        self.bind(name, File(content, 0o600))
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data())

@@ -8,8 +8,9 @@ import random
 import numpy as np
 import pytest
 
+from kvfs.digest import digest
 from kvfs.free_list import FreeList
-from kvfs.pages import PagePool, digest
+from kvfs.pages import PagePool
 from kvfs.table import PageTable
 from libsym.errors import NoSpace
 from tests.kvfs.fakes import FakeDecoder, FakeStore

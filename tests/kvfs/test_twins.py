@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from kvfs.accounts import Limits
+from kvfs.digest import digest
 from kvfs.header import parse_header
 from kvfs.image import ImageFormat, all_finite
 from kvfs.importer import ImageImport, import_image
-from kvfs.pages import PagePool, digest
+from kvfs.pages import PagePool
 from kvfs.snapshot import Snapshot
 from kvfs.table import PageTable
 from libsym.errors import Invalid

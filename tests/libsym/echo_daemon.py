@@ -7,14 +7,15 @@ which the token before is the likeliest, text is bytes, and files are lists of t
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import socket
 import sys
 from array import array
 
-from libsym.abi import ROWS_ALL, ROWS_LAST, Op
+from libsym.abi import LOCK_NOWAIT, RANGE_END, ROWS_ALL, ROWS_LAST, Op
 from libsym.channel import Request, ServerChannel
-from libsym.errors import BadHandle, ProtocolError, SymError
+from libsym.errors import BadHandle, ProtocolError, SymError, WouldBlock
 from libsym.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
 
 HOLD = 0x100
@@ -25,6 +26,13 @@ BIG = 0x400
 FAIL = 0x800
 """Answer with the error whose errno is args[0]."""
 BEST_LOGIT = 5.0
+WINDOW = 10
+SHRINKS = 299
+THE_END = 9999
+
+
+class Held(Exception):  # not an error: the answer comes when somebody pings with RELEASE
+    pass
 
 
 class Lip:
@@ -35,6 +43,8 @@ class Lip:
         self.next_handle = 1
         self.closed: list[int] = []
         self.held: list[tuple[Request, tuple[int, ...]]] = []
+        self.cuts = 0
+        self.locked = False
 
     def open(self, tokens: list[int]) -> int:
         handle, self.next_handle = self.next_handle, self.next_handle + 1
@@ -98,6 +108,9 @@ class EchoDaemon:
         except SymError as error:
             lip.channel.reply(request.id, error=error)
             return
+        except Held:
+            lip.held.append((request, ()))
+            return
         if request.flags & HOLD:
             lip.held.append((request, args))
         else:
@@ -120,15 +133,39 @@ class EchoDaemon:
                 return (), b""
             case Op.KV_TRUNCATE:
                 del self.file(lip, request)[request.args[0] :]
+                lip.cuts += 1
                 return (), b""
             case Op.KV_READ:
-                tokens = self.file(lip, request)
-                return (len(tokens),), array("i", [*tokens, *range(len(tokens))]).tobytes()
+                return self.read(lip, request)
+            case Op.KV_EXTRACT:
+                end = 16 * request.args[1]
+                ends = [THE_END if each == RANGE_END else each for each in array("q", request.payload[:end])]
+                told = [request.args[0], request.flags, *ends, *request.payload[end:]]
+                return (lip.open(told), len(told)), b""
+            case Op.KV_MERGE:
+                end = 8 * request.args[1]
+                told = [request.args[0], request.flags, *array("Q", request.payload[:end]), *request.payload[end:]]
+                return (lip.open(told), len(told)), b""
+            case Op.KV_LOCK:
+                if lip.locked and request.flags & LOCK_NOWAIT:
+                    raise WouldBlock("the file is locked by somebody else")
+                if lip.locked:
+                    raise Held
+                lip.locked = True
+                return (), b""
+            case Op.KV_UNLOCK:
+                lip.locked = False
+                return (), b""
+            case Op.CHECK:
+                return (), b'{"num_pages": 3, "num_free_pages": 3}'
             case Op.KV_STAT:
                 tokens = self.file(lip, request) if request.handle else []
                 return (), json.dumps({"kind": "kv", "tokens": len(tokens), "not_known_here": 1}).encode()
             case Op.KV_LIST:
-                return (), json.dumps([{"name": "a.kv", "kind": "kv", "size": 4096, "tokens": 3, "new": 1}]).encode()
+                _, _, after = request.payload.partition(b"\0")
+                names = [name for name in ("a.kv", "b\udcff", "c.kv") if os.fsencode(name) > after]
+                entries = [{"name": name, "kind": "kv", "size": 4096, "tokens": 3, "new": 1} for name in names[:2]]
+                return (int(len(names) > 2),), json.dumps(entries).encode()
             case Op.KV_RENAME | Op.CHAT_TEMPLATE | Op.KV_DU:
                 return (), json.dumps({"echo": request.payload.decode()}).encode()
             case Op.TOKENIZE:
@@ -142,6 +179,19 @@ class EchoDaemon:
                 return (), json.dumps(self.statistics(lip)).encode()
             case _:
                 return (), b""
+
+    def read(self, lip: Lip, request: Request) -> tuple[tuple[int, ...], bytes]:
+        """Windows of ten entries; a file that ends in SHRINKS loses it after the first."""
+        tokens = self.file(lip, request)
+        first, wanted = request.args[:2]
+        stop = min(first + min(wanted or WINDOW, WINDOW), len(tokens))
+        first = min(first, stop)
+        reply = array("i", [*tokens[first:stop], *range(first, stop)]).tobytes()
+        told = stop - first, len(tokens), lip.cuts
+        if tokens and tokens[-1] == SHRINKS:
+            del tokens[-1]
+            lip.cuts += 1
+        return told, reply
 
     def ping(self, lip: Lip, request: Request) -> tuple[tuple[int, ...], bytes]:
         if request.flags & RELEASE:
@@ -180,6 +230,7 @@ class EchoDaemon:
             "waiting_replies": max(each.channel.num_waiting_replies for each in self.lips),
             "closed": lip.closed,
             "open": sorted(lip.files),
+            "locked": lip.locked,
         }
 
 

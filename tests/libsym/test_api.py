@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from echo_client import ENVIRONMENT, VOCAB_SIZE, Daemon
-from echo_daemon import BEST_LOGIT
+from echo_daemon import BEST_LOGIT, SHRINKS, THE_END
 
 import libsym as sym
 
@@ -194,11 +196,104 @@ def test_files_read_write_truncate_fork() -> None:
     assert bool(sym.kv_create())
     assert sym.kv_stat(kv).kind == "kv"
     assert sym.kv_stat("by/path.kv").tokens == 0
-    assert sym.kv_list() == [sym.KvEntry("a.kv", "kv", 4096, 3)]
+    assert sym.kv_list() == [sym.KvEntry(name, "kv", 4096, 3) for name in ("a.kv", "b\udcff", "c.kv")]
     assert sym.kv_du("dir") == {"echo": "dir"}
     sym.kv_rename("a", "b")
     sym.kv_chmod("a", 0o644)
     sym.kv_remove("a")
+
+
+def test_a_long_file_is_read_in_as_many_messages_as_it_takes() -> None:
+    kv = sym.kv_create()
+    tokens = list(range(35))
+    sym.kv_write(kv, tokens)
+    assert sym.kv_read(kv) == (tokens, tokens)
+    for window in ((5,), (5, 30), (12, 13), (-3,), (0, -30), (-100, 4), (20, 10), (35,), (99, 200), (0, 0)):
+        start, stop = (*window, None)[:2]
+        assert sym.kv_read(kv, *window) == (tokens[start:stop], tokens[start:stop]), window
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_read_again() -> None:
+    kv = sym.kv_create()
+    sym.kv_write(kv, [*range(25), SHRINKS])
+    assert sym.kv_read(kv) == (list(range(25)), list(range(25)))
+
+
+def told(kv: sym.KV) -> list[int]:
+    """What the echo daemon was told of an extract or a merge."""
+    return sym.kv_read(kv)[0]
+
+
+def test_ranges_go_out_as_pairs_whatever_they_came_as() -> None:
+    kv = sym.kv_create()
+    ranges = [(0, 5), slice(2, 3), range(7), slice(None, -1), (None, None), np.array([4, 6])]
+    made = sym.kv_extract(kv, ranges, "a")
+    assert told(made) == [0o600, 1, 0, 5, 2, 3, 0, 7, 0, -1, 0, THE_END, 4, 6, ord("a")]
+    assert (made.path, made.writable) == ("a", True)
+    assert told(kv.extract([], rebase=False, mode=0o644)) == [0o644, 0]
+
+
+def test_merged_files_go_out_as_their_handles() -> None:
+    first, second = sym.kv_create(), sym.kv_create()
+    handles = [first.handle, second.handle, first.handle]
+    assert told(sym.kv_merge([first, second, first], "m")) == [0o600, 1, *handles, ord("m")]
+    assert told(sym.kv_merge(iter([second]), rebase=False, mode=0o640)) == [0o640, 0, second.handle]
+    assert told(sym.kv_merge([])) == [0o600, 1]
+
+
+def test_files_of_an_earlier_connection_are_not_merged(connected: Daemon) -> None:
+    old = sym.kv_create()
+    sym.close()
+    sym.connect(connected.path)
+    with pytest.raises(sym.BadHandle, match="earlier connection"):
+        sym.kv_merge([sym.kv_create(), old])
+
+
+def test_a_dropped_extract_is_closed_with_the_next_call() -> None:
+    kv = sym.kv_create()
+    dropped = sym.kv_extract(kv, [(0, 0)])
+    number = dropped.handle
+    del dropped
+    gc.collect()
+    sym.model_info()
+    assert number in sym.daemon_stat()["closed"]
+
+
+def test_a_lock_ends_with_its_block_or_with_unlock() -> None:
+    kv = sym.kv_create()
+    with sym.kv_lock(kv) as held:
+        assert held is kv
+        with pytest.raises(sym.WouldBlock) as caught:
+            sym.kv_lock(kv, blocking=False)
+        assert caught.value.errno == errno.EWOULDBLOCK
+    assert not sym.daemon_stat()["locked"]
+    kv.lock(shared=True)
+    assert sym.daemon_stat()["locked"]
+    sym.kv_unlock(kv)
+    assert not sym.daemon_stat()["locked"]
+    with kv.lock():
+        kv.close()  # which gives the lock back, too
+
+
+def test_ctrl_c_ends_the_wait_for_a_lock_and_nobody_gets_it_later() -> None:
+    kv = sym.kv_create()
+    sym.kv_lock(kv)
+    waiting = threading.Timer(0.0, lambda: interrupt_when_held(1))
+    waiting.start()
+    with pytest.raises(KeyboardInterrupt):
+        sym.kv_lock(kv)
+    waiting.join()
+    assert not sym.daemon_stat()["locked"], "the library said that it does not want it any more"
+
+
+def interrupt_when_held(count: int) -> None:
+    while sym.daemon_stat()["held_calls"] < count:
+        pass
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_the_books_are_figures() -> None:
+    assert sym.daemon_check() == {"num_pages": 3, "num_free_pages": 3}
 
 
 def test_what_the_daemon_adds_does_not_disturb_old_programs() -> None:
@@ -221,6 +316,14 @@ def test_wrong_arguments_are_refused_before_they_are_sent() -> None:
         (lambda: sym.kv_open(""), "no path"),
         (lambda: sym.kv_open("a\0b"), "no path"),
         (lambda: sym.kv_truncate(kv, -1), "-1"),
+        (lambda: sym.kv_extract(kv, (0, 10)), r"0 is no range: give \(start, stop\) pairs"),  # type: ignore[arg-type]
+        (lambda: sym.kv_extract(kv, slice(3)), "give a list"),  # type: ignore[arg-type]
+        (lambda: sym.kv_extract(kv, [(0, 1, 2)]), "no range"),
+        (lambda: sym.kv_extract(kv, [slice(0, 9, 2)]), "skips entries"),
+        (lambda: sym.kv_extract(kv, [(0.5, 1)]), "no entry's number"),  # type: ignore[list-item]
+        (lambda: sym.kv_extract(kv, [(0, 1 << 70)]), "no entry's number"),
+        (lambda: sym.kv_extract(kv, ["ab"]), "no entry's number"),  # type: ignore[list-item]
+        (lambda: sym.kv_merge(["a.kv"]), "open files"),  # type: ignore[list-item]
         (lambda: sym.tokenize("\ud800"), "surrogate"),
         (lambda: sym.chat_template([{"role": object()}]), "JSON"),
         (lambda: sym.send_to_user(object()), "JSON"),

@@ -11,7 +11,16 @@ import pytest
 from daemons import Daemon
 
 from symphony import doctor
-from symphony.doctor import Check, check_daemon, check_mount, checks, mounted_kind, print_report, run_bounded
+from symphony.doctor import (
+    Check,
+    check_books,
+    check_daemon,
+    check_mount,
+    checks,
+    mounted_kind,
+    print_report,
+    run_bounded,
+)
 
 needs_fuse = pytest.mark.skipif(
     not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user"
@@ -76,6 +85,38 @@ def test_a_running_daemon_and_its_mount_are_found(daemon, monkeypatch):
 
 
 @needs_fuse
+def test_the_books_of_a_running_daemon_are_counted(daemon, monkeypatch):
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+    found = check_books(daemon.socket)
+    total = daemon.stat()["num_pages"]
+    assert found.ok, found
+    assert found.detail.startswith(f"{total} free + 0 referenced = {total} pages; 0 references")
+    assert checks()[-1] == found
+
+
+@needs_fuse
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED as another user: only root can become one")
+def test_books_that_one_may_not_see_are_no_failure(daemon, monkeypatch):
+    for directory in (daemon.socket.parent, *daemon.socket.parent.parents[:2]):
+        directory.chmod(0o755)
+    audit = doctor._AUDIT.replace("import json", "import os, json").replace("try:", "os.seteuid(65534)\ntry:")
+    monkeypatch.setattr(doctor, "_AUDIT", audit)
+    found = check_books(daemon.socket)
+    assert found.ok is None
+    assert "uid 65534" in found.detail
+
+
+def test_books_that_do_not_balance_fail_with_what_the_daemon_says(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        doctor, "_AUDIT", "import sys; sys.stderr.write('the books do not balance: page 7'); sys.exit(5)"
+    )
+    found = check_books(tmp_path)
+    assert found.ok is False
+    assert found.detail == "the books do not balance: page 7"
+    assert found.advice
+
+
+@needs_fuse
 def test_a_daemon_that_hangs_does_not_hang_the_doctor(daemon, monkeypatch):
     monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
     monkeypatch.setattr(doctor, "PROBE_TIMEOUT_S", 1.0)
@@ -83,12 +124,15 @@ def test_a_daemon_that_hangs_does_not_hang_the_doctor(daemon, monkeypatch):
     try:
         stopped, _ = check_daemon()
         blocked = check_mount(daemon.mount)
+        uncounted = check_books(daemon.socket)
     finally:
         daemon.process.send_signal(signal.SIGCONT)
     assert stopped.ok is False
     assert "no answer" in stopped.detail
     assert blocked.ok is False
     assert "no answer" in blocked.detail
+    assert uncounted.ok is False
+    assert "no answer" in uncounted.detail
     assert check_daemon()[0].ok
 
 

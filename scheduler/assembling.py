@@ -1,0 +1,69 @@
+"""kv_extract and kv_merge: the light half on the daemon's thread, the heavy one in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from kvfs.assemble import Assembly
+from kvfs.fs import FileSystem
+from libsym.abi import REBASE
+from libsym.channel import Request
+from libsym.errors import Invalid
+from scheduler.lip import Lip
+from scheduler.messages import Reply, mode_of, text_of
+
+NUM_WORKERS = 2
+"""Assemblies that are worked on at once: the others wait, so that the cores are left to the steps."""
+
+
+class Assembler:
+    """Answers KV_EXTRACT and KV_MERGE. What is wrong with a request is said before anything is begun."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        self._workers = trio.CapacityLimiter(NUM_WORKERS)
+
+    def extract(self, lip: Lip, request: Request) -> Coroutine[Any, Any, Reply]:
+        """Hold the source as it is now; the coroutine does the rest."""
+        ranges, path = _numbers(request, np.dtype(np.int64), 2)
+        source = lip.file(request.handle)
+        assembly = self._fs.begin_extract(
+            lip.credentials, source, ranges, path, mode_of(request), rebase=bool(request.flags & REBASE)
+        )
+        return self._assemble(lip, assembly, path, mode_of(request))
+
+    def merge(self, lip: Lip, request: Request) -> Coroutine[Any, Any, Reply]:
+        """Hold the sources as they are now; the coroutine does the rest."""
+        handles, path = _numbers(request, np.dtype(np.uint64), 1)
+        sources = [lip.file(handle) for handle in handles.ravel().tolist()]
+        assembly = self._fs.begin_merge(
+            lip.credentials, sources, path, mode_of(request), rebase=bool(request.flags & REBASE)
+        )
+        return self._assemble(lip, assembly, path, mode_of(request))
+
+    async def _assemble(self, lip: Lip, assembly: Assembly, path: str | None, mode: int) -> Reply:
+        """Runs in the program's own nursery: when it goes, a worker stops at its next page."""
+        try:
+            await trio.to_thread.run_sync(assembly.plan, limiter=self._workers)
+            assembly.reserve()
+            await trio.to_thread.run_sync(assembly.fill, trio.from_thread.check_cancelled, limiter=self._workers)
+        except BaseException:
+            self._fs.volume.abandon_assembly(assembly)
+            raise
+        file = self._fs.finish_assembly(lip.credentials, assembly, path, mode)
+        return Reply((lip.add(file), file.table.length))
+
+
+def _numbers(request: Request, kind: np.dtype[Any], columns: int) -> tuple[npt.NDArray[Any], str | None]:
+    """The numbers at the beginning of the payload, `args[1]` rows of them, and the path behind them."""
+    rows = request.args[1]
+    end = rows * columns * kind.itemsize
+    if not 0 <= rows <= len(request.payload) or end > len(request.payload):
+        raise Invalid(f"{request.op.name} announced {rows} rows and sent {len(request.payload)} bytes")
+    numbers = np.frombuffer(request.payload[:end], kind).reshape(rows, columns)
+    return numbers, text_of(request, end) or None

@@ -1,0 +1,73 @@
+"""kv_lock and kv_unlock: flock(2) for handles, in one table with the locks of the mount.
+
+A lock belongs to the handle: every thread of a program that uses it has it. Closing the handle gives it back, and the
+wait of a program that goes ends with its nursery.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Coroutine
+from typing import Any
+
+import trio
+
+from kvfs.fs import FileSystem, OpenKv
+from libsym.abi import LOCK_NOWAIT, LOCK_SHARED
+from libsym.channel import Request
+from libsym.errors import SymError, WouldBlock
+from scheduler.lip import Lip
+from scheduler.messages import Reply
+
+
+class Locking:
+    """Answers KV_LOCK and KV_UNLOCK."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        self._locks = fs.volume.locks
+        self._waits: dict[OpenKv, set[trio.CancelScope]] = {}
+
+    def lock(self, lip: Lip, request: Request) -> Reply | Coroutine[Any, Any, Reply]:
+        """Take the lock if it can be had now; else fail, or wait in a coroutine."""
+        file = lip.file(request.handle)
+        exclusive = not request.flags & LOCK_SHARED
+        try:
+            self._locks.acquire_nowait(file.inode.number, file, exclusive=exclusive)
+        except WouldBlock:
+            if request.flags & LOCK_NOWAIT:
+                name = self._fs.name_of(file)
+                raise WouldBlock(f"{name} is locked by somebody else: try again later, or wait for it") from None
+        else:
+            return Reply()
+        # Entered into the table now: an unlock or a close that comes before the coroutine has begun must end it.
+        scope = trio.CancelScope()
+        self._waits.setdefault(file, set()).add(scope)
+        return self._wait(file, scope, exclusive=exclusive)
+
+    def unlock(self, lip: Lip, request: Request) -> Reply:
+        """Give the lock up, and end the waits of this handle for one: a program that gave up waiting says so by it."""
+        file = lip.file(request.handle)
+        self.end_waits(file)
+        self._locks.release(file.inode.number, file)
+        return Reply()
+
+    def end_waits(self, file: OpenKv) -> None:
+        """Nobody waits with this handle any more: it is being closed."""
+        for scope in self._waits.get(file, ()):
+            scope.cancel()
+
+    async def _wait(self, file: OpenKv, scope: trio.CancelScope, *, exclusive: bool) -> Reply:
+        number = file.inode.number
+        try:
+            with scope:
+                await self._locks.acquire(number, file, exclusive=exclusive)
+        finally:
+            scopes = self._waits[file]
+            scopes.remove(scope)
+            if not scopes:
+                del self._waits[file]
+        if scope.cancel_called:
+            self._locks.release(number, file)  # it may have been granted in the same moment
+            raise SymError("the wait for the lock was ended: the file was unlocked or closed meanwhile", errno.EINTR)
+        return Reply()

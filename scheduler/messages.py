@@ -1,0 +1,42 @@
+"""The fields of requests, checked once, and replies as operations give them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from libsym.channel import Request
+from libsym.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an operation answers when it did not fail."""
+
+    args: tuple[int, ...] = ()
+    payload: bytes = b""
+
+
+def text_of(request: Request, begin: int = 0) -> str:
+    """A path or a text. What is no UTF-8 in it stays what it was: a file's name is bytes; `encode` refuses it."""
+    return request.payload[begin:].decode("utf-8", "surrogateescape")
+
+
+def mode_of(request: Request) -> int:
+    """The permission bits of a new file."""
+    mode = request.args[0]
+    if mode & ~0o7777:
+        raise Invalid(f"mode {mode:#o} has more than permission bits")
+    return mode
+
+
+def json_of(request: Request) -> Any:
+    try:
+        return json.loads(request.payload)
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"{request.op.name} takes JSON: {error}") from None
+
+
+def json_reply(value: Any) -> Reply:
+    return Reply((), json.dumps(value).encode())

@@ -1,0 +1,127 @@
+"""Coroutines that run at once and become tasks only where they must wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from kvfs.eager import LEFT, Eager, Mutex
+
+
+def in_trio(test: Callable[[Eager], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        trio.run(test, Eager())
+
+    return run
+
+
+@in_trio
+async def test_what_waits_for_nothing_is_done_at_once(eager: Eager) -> None:
+    async def handler() -> str:
+        async with Mutex(eager):
+            return "done"
+
+    assert eager.start(handler()) == "done"
+
+
+@in_trio
+async def test_what_it_raises_comes_out_of_start(eager: Eager) -> None:
+    async def handler() -> None:
+        raise OSError(5, "planted")
+
+    with pytest.raises(OSError, match="planted"):
+        eager.start(handler())
+
+
+@in_trio
+async def test_a_waiter_goes_on_as_a_task(eager: Eager) -> None:
+    async def handler() -> int:
+        return await eager.in_worker(threading.get_ident)
+
+    started = handler()
+    assert eager.start(started) is LEFT
+    assert await eager.finish(started) not in {None, threading.get_ident()}
+
+
+@in_trio
+async def test_leaving_in_a_task_is_nothing(eager: Eager) -> None:
+    await eager.leave()
+    assert await eager.in_worker(lambda: 7) == 7
+
+
+@in_trio
+async def test_waiting_without_leaving_is_a_defect_that_is_named(eager: Eager) -> None:
+    with pytest.raises(AssertionError, match="before it has left"):
+        eager.start(_yields())
+    assert eager.start(_value(3)) == 3, "and others go on"
+
+
+@in_trio
+async def test_a_mutex_serves_in_order_of_arrival(eager: Eager) -> None:
+    mutex, order = Mutex(eager), list[int]()
+
+    async def use(number: int) -> None:
+        async with mutex:
+            order.append(number)
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery, mutex:
+        for number in range(5):
+            started = use(number)
+            assert eager.start(started) is LEFT
+            nursery.start_soon(eager.finish, started)
+            await trio.testing.wait_all_tasks_blocked()
+    assert order == list(range(5))
+    assert not mutex.held
+
+
+@in_trio
+async def test_who_gives_up_waiting_for_a_mutex_is_left_out(eager: Eager) -> None:
+    mutex, order = Mutex(eager), list[str]()
+
+    async def use(name: str, scope: trio.CancelScope) -> None:
+        with scope:
+            async with mutex:
+                order.append(name)
+
+    async with trio.open_nursery() as nursery, mutex:
+        scopes = [trio.CancelScope() for _ in range(3)]
+        for name, scope in zip("abc", scopes, strict=True):
+            nursery.start_soon(use, name, scope)
+            await trio.testing.wait_all_tasks_blocked()
+        scopes[1].cancel()
+        await trio.testing.wait_all_tasks_blocked()
+    assert order == ["a", "c"]
+    assert not mutex.held
+
+
+@in_trio
+async def test_a_long_job_ends_at_its_next_checkpoint(eager: Eager) -> None:
+    at_work, num_steps = threading.Event(), 0
+
+    def job(checkpoint: Callable[[], None]) -> None:
+        nonlocal num_steps
+        while True:
+            checkpoint()
+            num_steps += 1
+            at_work.set()
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(eager.long_job, job)
+            await trio.to_thread.run_sync(at_work.wait)
+            scope.cancel()
+    assert scope.cancelled_caught
+    assert num_steps > 0
+
+
+async def _value(number: int) -> int:
+    return number
+
+
+async def _yields() -> None:
+    await trio.lowlevel.checkpoint()
