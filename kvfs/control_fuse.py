@@ -148,9 +148,9 @@ class ControlledOperations(KvOperations):
         handle, attributes = await self._control.create(parent, name, mode, flags, Credentials(uid, gid), pid)
         return self._answers.created(_wired(attributes), self._opened(handle), wire.OPEN_DIRECT_IO)
 
-    async def open(self, number: int, flags: int, pid: int) -> int:
+    async def open(self, number: int, flags: int, uid: int, pid: int) -> int:
         if not self._control.owns(number):
-            return await super().open(number, flags, pid)
+            return await super().open(number, flags, uid, pid)
         await self._eager.leave()
         handle = await self._control.open(number, flags, pid)
         return self._answers.opened(self._opened(handle), wire.OPEN_DIRECT_IO)

@@ -20,7 +20,17 @@ from kvfs.accounts import Account
 from kvfs.assemble import Assembly, Piece, Ranges, ranges_within
 from kvfs.content import KvFile
 from kvfs.du import DuReport, disk_usage
-from kvfs.inode import READ, SEARCH, WRITE, Credentials, Inode, require, require_owner, require_removable
+from kvfs.inode import (
+    READ,
+    SEARCH,
+    WRITE,
+    Credentials,
+    Inode,
+    mode_for_new,
+    require,
+    require_owner,
+    require_removable,
+)
 from kvfs.pages import PagePool
 from kvfs.paths import Paths, Place
 from kvfs.protocols import ModelFacts
@@ -372,6 +382,7 @@ class FileSystem:
         if place is None:
             inode = self._tree.new_inode(stat.S_IFREG, mode, creds.uid, creds.gid, account)
         else:
+            mode = mode_for_new(place.directory, creds, mode)
             inode = self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
         inode.content = content = self.volume.new_kv(table)
         origin = None if place is None else (place.directory.number, place.name)

@@ -204,8 +204,12 @@ class KvOperations:
         inode.lookups += 1
         return self._answers.created(self._attributes(inode), fh, open_flags)
 
-    async def open(self, number: int, flags: int, _pid: int) -> int:
-        return self._answers.opened(*await self._open(self._tree.get(number), flags))
+    async def open(self, number: int, flags: int, uid: int, _pid: int) -> int:
+        inode = self._tree.get(number)
+        opened = await self._open(inode, flags)
+        if flags & os.O_TRUNC and uid:  # the kernel, which drops these at a write, leaves this one to us
+            inode.mode &= ~(stat.S_ISUID | (stat.S_ISGID if inode.mode & stat.S_IXGRP else 0))
+        return self._answers.opened(*opened)
 
     async def read(self, fh: int, offset: int, size: int) -> int:
         return self._answers.data(await self._files.read(self._file(fh), offset, size))

@@ -158,6 +158,14 @@ def require_owner(inode: Inode, creds: Credentials, what: str) -> None:
         raise NotPermitted(f"{what}: only its owner, uid {inode.uid}, may do this")
 
 
+def mode_for_new(directory: Inode, creds: Credentials, mode: int) -> int:
+    """The mode of a file made by `creds`: it can't run with the group of a directory that gives it a strange one."""
+    inherits = directory.mode & stat.S_ISGID and mode & stat.S_ISGID and mode & stat.S_IXGRP
+    if inherits and creds.uid != 0 and not creds.in_group(directory.gid):
+        return mode & ~stat.S_ISGID
+    return mode
+
+
 def shown(name: bytes) -> str:
     """A name fit for one line of a message."""
     text = name.decode(errors="replace")

@@ -7,6 +7,7 @@ looked at before mounting, in a worker.
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import re
@@ -64,15 +65,15 @@ async def serve_mount(
         else ControlledOperations(fs.volume, answers, eager, control)
     )
     bind(requests, operations)
-    _mount(where, allow_other=allow_other)
+    agreed = trio.Event()
+    _mount(where, agreed, allow_other=allow_other)
     try:
         shim.verify()
-        _read_ahead(where)
         fs.mountpoint = where
         fs.alias_mountpoint(*aliases)
         log.info("mounted at %s", where)
         task_status.started()
-        await requests.serve(_loop)
+        await requests.serve(functools.partial(_loop, where, agreed))
     finally:
         fs.mountpoint = None
         fs.alias_mountpoint()
@@ -80,12 +81,14 @@ async def serve_mount(
     raise NotConnected(f"{where} was unmounted by somebody else; restart to mount it again")
 
 
-def _mount(where: Path, *, allow_other: bool) -> None:
+def _mount(where: Path, agreed: trio.Event, *, allow_other: bool) -> None:
+    """Mount; `agreed` is set when the kernel has asked what we can do."""
     options = {"default_permissions", "fsname=symphony", "subtype=kv"}
     if allow_other:
         options.add("allow_other")
     shim.expect_session()
     settings = pyfuse3.Operations()  # its handlers are never called
+    settings.init = agreed.set  # type: ignore[method-assign] # it is called for nothing else
     settings.supports_dot_lookup = True
     settings.enable_writeback_cache = False  # LIPs read and change the same files: bytes must not wait in the kernel
     try:
@@ -108,9 +111,17 @@ def _read_ahead(where: Path) -> None:
         log.debug("read-ahead stays as it is: %s", error)
 
 
-async def _loop() -> None:
+async def _loop(where: Path, agreed: trio.Event) -> None:
     """Receive requests until the file system is unmounted. One task is enough: none of them waits in it."""
-    await pyfuse3.main(max_tasks=1)
+
+    async def when_agreed() -> None:
+        await agreed.wait()  # the kernel sets its own figure when it gets our answer
+        _read_ahead(where)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(when_agreed)
+        await pyfuse3.main(max_tasks=1)
+        nursery.cancel_scope.cancel()
 
 
 def _unmount(operations: KvOperations, where: Path) -> None:

@@ -42,6 +42,7 @@ class Requests:
         self._scopes: dict[Any, trio.CancelScope] = {}
         self._put_off: deque[tuple[Any, Callable[[], int]]] = deque()
         self._something_put_off = trio.Event()
+        self._lingers = True
 
     @property
     def num_waiting(self) -> int:
@@ -80,7 +81,11 @@ class Requests:
 
     def paced(self, how: Callable[..., int], handler: Quick | Slow, request: Any, *arguments: Any) -> int:
         """By one of the two above, as soon as the pace admits it."""
-        if not self._put_off and self._pace.admits():
+        admitted = not self._put_off and self._pace.admits()
+        if self._pace.is_free is not self._lingers:
+            self._lingers = self._pace.is_free
+            shim.linger(self._lingers)
+        if admitted:
             return how(handler, request, *arguments)
         self._put_off.append((request, functools.partial(how, handler, request, *arguments)))
         self._something_put_off.set()

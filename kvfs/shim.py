@@ -37,6 +37,14 @@ answer: Callable[[Any, int], None] = lib.kvfs_answer
 watch: Callable[[Any], None] = lib.kvfs_watch
 """From now on, call `interrupted` with the request when whoever waits for it gets a signal."""
 
+LINGER_NS: int = lib.kvfs_linger_ns
+
+
+def linger(wanted: bool) -> None:
+    """Whether to look for the next request for a moment, or to leave the processor to others at once."""
+    lib.kvfs_linger_ns = LINGER_NS if wanted else 0
+
+
 _kept: list[object] = [None]
 
 

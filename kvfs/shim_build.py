@@ -18,6 +18,7 @@ ffi.cdef(
     extern char kvfs_out[];
     extern const void *kvfs_data;
     extern size_t kvfs_data_bytes;
+    extern long kvfs_linger_ns;
     void kvfs_answer(fuse_req_t req, int status);
     void kvfs_watch(fuse_req_t req);
     int kvfs_session_captured(void);

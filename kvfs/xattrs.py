@@ -14,7 +14,7 @@ from kvfs.inode import Inode, shown
 from kvfs.protocols import ModelFacts
 from kvfs.table import PageTable
 from kvfs.volume import Volume
-from libsym.errors import NotSupported, SymError
+from libsym.errors import Invalid, NotSupported, SymError
 
 MAX_VALUE_BYTES = 64 << 10
 """Linux's own limit for a value; also for all values of a file together, which Linux leaves to each file system."""
@@ -83,6 +83,8 @@ def _require_settable(name: bytes) -> None:
         raise NotSupported(f"{shown(name)} is computed: it can't be set")
     if not name.startswith(_USER):
         raise NotSupported(f"{shown(name)}: only attributes user.* are kept here")
+    if name == _USER:
+        raise Invalid("user.: an attribute's name needs something behind the dot")
 
 
 def _positions(table: PageTable) -> str:

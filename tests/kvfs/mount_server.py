@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from kvfs.assemble import Assembly
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.mount import serve_mount
 from kvfs.pages import PagePool
+from kvfs.paths import Paths
+from kvfs.table import PageTable
 from kvfs.tree import Credentials
 from libsym.errors import SymError
 from tests.kvfs.fakes import FakeFacts, FakeStore
@@ -210,6 +213,60 @@ class Server:
 
     def mend_model(self) -> None:
         self.fs.volume.model = self._model
+
+    def populate(self, entries: list[tuple[str, str, int, int, int, str]]) -> None:
+        """Make directories, links and empty KV files, whoever may: (path, kind, mode, uid, gid, target) of each."""
+        tree = self.fs.volume.tree
+        for path, kind, mode, uid, gid, target in entries:
+            head, _, name = path.rpartition("/")
+            directory = Paths(tree).resolve(Credentials(0, 0), head or ".")
+            file_type = {"dir": stat.S_IFDIR, "link": stat.S_IFLNK}.get(kind, stat.S_IFREG)
+            inode = tree.make(directory, name.encode(), file_type, mode=mode, uid=uid, gid=gid)
+            inode.mode = mode  # whatever the directory's setgid bit adds
+            inode.target = target.encode()
+            if kind == "kv":
+                inode.content = self.fs.volume.new_kv(PageTable(self.fs.pool, inode.account.number))
+
+    def everything(self) -> dict[str, tuple[int, int, int]]:
+        """Mode, uid and gid of every name, by path."""
+        found = {}
+        pending = [(self.fs.volume.tree.root, "")]
+        while pending:
+            directory, where = pending.pop()
+            for name, inode in directory.entries.items():
+                path = f"{where}{os.fsdecode(name)}"
+                found[path] = inode.file_type | inode.mode, inode.uid, inode.gid
+                pending.append((inode, f"{path}/"))
+        return found
+
+    def clear(self) -> None:
+        """Remove every name: sooner than through the mount."""
+        tree = self.fs.volume.tree
+        for path in reversed(list(self.everything())):  # what is below a directory comes after it
+            head, _, name = os.fsencode(path).rpartition(b"/")
+            directory = tree.root
+            for part in head.split(b"/") if head else ():
+                directory = directory.entries[part]
+            remove = tree.rmdir if directory.entries[name].is_directory else tree.unlink
+            remove(directory, name)
+
+    def attempts(self, uid: int, gid: int, groups: list[int], calls: list[list[Any]]) -> list[int]:
+        """The errno, or 0, that a LIP of that user gets from each call, made one after another."""
+        creds = Credentials(uid, gid, frozenset(groups))
+        return [self._attempt(creds, *call) for call in calls]
+
+    def _attempt(self, creds: Credentials, call: str, *arguments: Any) -> int:
+        write = {"open_to_read": False, "open_to_write": True}.get(call)
+        try:
+            if write is None:
+                opened = getattr(self.fs, f"kv_{call}")(creds, *arguments)
+            else:
+                opened = self.fs.kv_open(creds, *arguments, write=write)
+        except SymError as error:
+            return error.errno or -1
+        if isinstance(opened, OpenKv):
+            self.fs.kv_close(opened)
+        return 0
 
 
 class Defect:

@@ -96,7 +96,7 @@ def test_a_full_pool_changes_nothing(pool: PagePool, source: PageTable) -> None:
     made = picked(pool, source, (1, 65), rebase=True)
     assert pool.num_free == 0
     made.close()
-    pool.release(hog)
+    pool.release(hog, OWNER)
 
 
 def test_more_entries_than_the_models_context_can_not_be_rebased(pool: PagePool, source: PageTable) -> None:
@@ -135,7 +135,7 @@ def test_the_sources_may_go_meanwhile(pool: PagePool, decoder: FakeDecoder, sour
     assembly.reserve()
     assembly.fill()
     made = assembly.finish()
-    pool.release(hog)
+    pool.release(hog, OWNER)
     assert made.read()[0].tolist() == list(range(103, 200))
     assert decoder.entries(made.pages, 97).size == 97
     made.close()

@@ -227,7 +227,7 @@ class Books(RuleBasedStateMachine):
         before = self.books()
         try:
             table = assemble(self.pool, owner, pieces, rebase=rebase, max_positions=MAX_POSITIONS)
-        except (NoSpace, Invalid):
+        except (NoSpace, OverQuota, Invalid):
             assert self.books() == before
             return self.create(owner)
         assert table.owner == owner
@@ -253,7 +253,7 @@ class Books(RuleBasedStateMachine):
             self.append(file, grow)
             assembly.fill()
             self.the_books_balance()
-        except NoSpace:
+        except (NoSpace, OverQuota):
             finish = False
         self.assemblies.remove(assembly)
         if finish:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.mount import READ_AHEAD_KB
 from tests.kvfs.mounted import (
     NUM_PAGES,
     Mount,
@@ -187,3 +188,11 @@ def test_a_large_directory_is_listed_whole_while_it_changes(mount: Mount) -> Non
     assert {f"n{i:05}" for i in range(100, 10_000)} <= set(seen), "a name was skipped"
     assert len(os.listdir(mount.path / "many")) == 10_000
     mount.call("unmake_many", "many")
+
+
+def test_the_kernel_reads_ahead_in_large_pieces(mount: Mount) -> None:
+    device = mount.path.stat().st_dev
+    setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    if not os.access(setting, os.W_OK):
+        pytest.skip(f"READ-AHEAD NOT TESTED: {setting} can't be written here")
+    assert int(setting.read_text()) == READ_AHEAD_KB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from kvfs.image import ImageFormat
 from kvfs.pages import pages_for
 from tests.kvfs.fakes import FakeStore
 from tests.kvfs.mount_server import facts_for
-from tests.kvfs.mounted import NUM_PAGES, PAGE_BYTES, Mount, needs_mount
+from tests.kvfs.mounted import NUM_PAGES, PAGE_BYTES, Mount, mounted, needs_mount
 
 pytestmark = needs_mount
 
@@ -348,12 +349,14 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def machine(mount: Mount) -> type[Machine]:
+def machine(tmp_path: Path) -> Iterator[type[Machine]]:
+    """On a mount of its own: the books are checked at every step, so they had better hold little."""
+
     class Bound(Machine):
         pass
 
-    Bound.mount = mount
-    return Bound
+    with mounted(tmp_path) as Bound.mount:
+        yield Bound
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(120, marks=pytest.mark.slow)])

@@ -27,6 +27,10 @@ def _why_not() -> str | None:
     return None
 
 
+def _others_allowed() -> bool:
+    return "user_allow_other" in Path("/etc/fuse.conf").read_text(encoding="utf-8").splitlines()
+
+
 def _user() -> int | None:
     """Whom to be: root becomes nobody, others stay who they are."""
     return NOBODY if os.geteuid() == 0 else None
@@ -39,6 +43,7 @@ needs_user_mount = pytest.mark.skipif(_why_not() is not None, reason=f"NO USER M
 def base(tmp_path: Path) -> Path:
     if os.geteuid() == 0:
         os.chown(tmp_path, NOBODY, NOBODY)
+        tmp_path.chmod(0o755)
         for parent in tmp_path.parents:
             if parent.stat().st_uid == 0 and parent != Path("/tmp") and Path("/tmp") in parent.parents:
                 parent.chmod(0o755)
@@ -63,8 +68,25 @@ def test_a_user_mounts_without_root(base: Path) -> None:
 
 
 @needs_user_mount
+def test_others_enter_where_the_administrator_allows_it(base: Path) -> None:
+    if not _others_allowed():
+        pytest.skip("user_allow_other is not set here")
+    with mounted(base, num_pages=16, user=_user(), allow_other=True) as mount:
+        mount.call("append", mount.call("create", "private.kv"), 10)
+        mount.call("append", mount.call("create", "open.kv", 0o644), 10)
+
+        def reads(name: str, user: int | None) -> bool:
+            command = ["cat", mount.path / name]
+            return subprocess.run(command, capture_output=True, check=False, user=user).returncode == 0
+
+        assert reads("open.kv", 1234)
+        assert not reads("private.kv", 1234)
+        assert reads("private.kv", _user())
+
+
+@needs_user_mount
 def test_allow_other_needs_the_administrators_word(base: Path) -> None:
-    if "\nuser_allow_other" in Path("/etc/fuse.conf").read_text(encoding="utf-8"):
+    if _others_allowed():
         pytest.skip("user_allow_other is set here")
     _expect_refusal(base, "user_allow_other")
 

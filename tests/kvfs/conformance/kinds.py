@@ -1,0 +1,80 @@
+"""What the tables go over: kinds of files, users, path operations."""
+
+from __future__ import annotations
+
+import pytest
+
+FILES = ("regular", "dir", "fifo", "socket", "symlink")
+DEVICES = ("block", "char")
+ALL = FILES + DEVICES
+
+no_devices_yet = pytest.mark.xfail(strict=True, reason="mknod of devices is refused")
+
+over_kinds = pytest.mark.parametrize(
+    "kinds", [pytest.param(FILES, id="files"), pytest.param(DEVICES, id="devices", marks=no_devices_yet)]
+)
+"""Runs a test for all kinds but devices, and for devices."""
+
+OWNER, MEMBER, OTHER_MEMBER, OTHER, ROOT = "ann", "kim", "eve", "bob", "root"
+USERS = (OWNER, MEMBER, OTHER_MEMBER, OTHER, ROOT)
+"""For what belongs to ann and her group, one of each class, the group's by primary and by supplementary group."""
+
+NEEDS_EXISTING = {
+    "chmod": "chmod {p} 0600",
+    "chown": "chown {p} ann ann",
+    "lchown": "lchown {p} ann ann",
+    "link from": "link {p} n",
+    "open": "open {p} O_RDONLY,O_NONBLOCK",
+    "open for writing": "open {p} O_WRONLY,O_NONBLOCK",
+    "rename from": "rename {p} n",
+    "rmdir": "rmdir {p}",
+    "truncate": "truncate {p} 10",
+    "unlink": "unlink {p}",
+    "utimens": "utimens {p} 1 2",
+    "lutimens": "lutimens {p} 1 2",
+    "stat": "stat {p}",
+    "lstat": "lstat {p}",
+    "readlink": "readlink {p}",
+    "list": "list {p}",
+    "setxattr": "setxattr {p} user.x y",
+    "chmodat": "fchmodat . {p} 0600",
+    "chownat": "fchownat . {p} ann ann",
+    "unlinkat": "unlinkat . {p}",
+    "rmdirat": "rmdirat . {p}",
+    "utimensat": "utimensat . {p} 1 2",
+    "statat": "fstatat . {p}",
+    "readlinkat": "readlinkat . {p}",
+    "linkat from": "linkat . {p} . n",
+    "renameat from": "renameat . {p} . n",
+}
+"""Operations on a name `{p}` that has to be there."""
+
+MAKES = {
+    "create": "open {p} O_CREAT,O_WRONLY,O_EXCL 0644",
+    "link to": "link f {p}",
+    "mkdir": "mkdir {p} 0755",
+    "mkfifo": "mkfifo {p} 0644",
+    "mknod": "mknod {p} regular 0644",
+    "symlink": "symlink test {p}",
+    "createat": "openat . {p} O_CREAT,O_WRONLY,O_EXCL O_RDONLY 0644",
+    "mkdirat": "mkdirat . {p} 0755",
+    "mkfifoat": "mkfifoat . {p} 0644",
+    "mknodat": "mknodat . {p} fifo 0644",
+    "symlinkat": "symlinkat test . {p}",
+    "linkat to": "linkat . f . {p}",
+}
+"""Operations that make a name `{p}`; a file `f` is there."""
+
+REPLACES = {
+    "rename to": "rename f {p}",
+    "renameat to": "renameat . f . {p}",
+    "open or create": "open {p} O_CREAT,O_RDWR",
+}
+"""Operations that make a name or take an existing one."""
+
+EVERY_PATH_OPERATION = {**NEEDS_EXISTING, **MAKES, **REPLACES}
+
+
+def on(operations: dict[str, str], path: str) -> tuple[str, ...]:
+    """The operations' lines for one path."""
+    return tuple(line.replace("{p}", path) for line in operations.values())

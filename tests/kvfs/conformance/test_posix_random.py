@@ -1,0 +1,83 @@
+"""Random scripts: long ones over a few names, where everything meets everything."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.kvfs.conformance.kinds import EVERY_PATH_OPERATION, FILES
+from tests.kvfs.conformance.script import USERS, Case, case
+from tests.kvfs.conformance.twins import Twins
+from tests.kvfs.mounted import needs_mount
+
+pytestmark = needs_mount
+
+PATHS = (
+    "a",
+    "b",
+    "d",
+    "e",
+    "d/a",
+    "d/b",
+    "d/e",
+    "e/a",
+    "e/d",
+    "d/e/a",
+    "l",
+    "l/a",
+    "d/l",
+    "d/../a",
+    "d/.",
+    "missing/x",
+)
+MODES = ("0755", "0777", "01777", "02777", "0700", "0", "0644", "06755", "0311", "0466")
+FLAGS = ("O_RDONLY", "O_RDWR", "O_WRONLY", "O_RDWR,O_CREAT", "O_WRONLY,O_CREAT,O_EXCL", "O_RDONLY,O_DIRECTORY")
+PAIRS = (
+    "rename {p} {q}",
+    "renameat2 {p} {q} EXCHANGE",
+    "renameat2 {p} {q} NOREPLACE",
+    "link {p} {q}",
+    "symlink {q} {p}",
+)
+MORE = (
+    *PAIRS,
+    *PAIRS,
+    "mkdir {p} {mode}",
+    "mkdir {p} {mode}",
+    "open {p} {flags},O_NONBLOCK {mode}",
+    "open {p} {flags},O_NONBLOCK {mode}",
+    "chmod {p} {mode}",
+    "lchown {p} {user} {group}",
+    "chown {p} -1 {group}",
+    "write {p} hello",
+    "append {p} more",
+    "read {p}",
+    "truncate {p} 3",
+    "list {p}",
+    "make {kind} {p}",
+    "make {kind} {p}",
+    "getxattr {p} user.x",
+    "utimens {p} now omit",
+)
+
+
+def script(seed: int, num_steps: int) -> Case:
+    """Root opens the place to all; then anybody does anything. What a fifo would block is left out: see O_NONBLOCK."""
+    dice = random.Random(seed)
+    lines = ["chmod . 0777", "mkdir d 0777", "make regular a", "symlink d l"]
+    names = list(USERS)
+    for _ in range(num_steps):
+        line = dice.choice((*EVERY_PATH_OPERATION.values(), *MORE, *MORE))
+        if line == "readlinkat . {p}" or "umask" in line:
+            continue
+        for name, choices in (("p", PATHS), ("q", PATHS), ("mode", MODES), ("flags", FLAGS), ("kind", FILES)):
+            line = line.replace("{" + name + "}", dice.choice(choices))
+        line = line.replace("{user}", dice.choice(names)).replace("{group}", dice.choice((*names, "65531", "-1")))
+        lines.append(f"{dice.choice((*names, 'root', 'ann'))}: {line} -> *")
+    return case("\n".join(lines))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_random_script_goes_alike(twins: Twins, seed: int) -> None:
+    twins.compare(script(seed * 1000 + i, 25) for i in range(12))

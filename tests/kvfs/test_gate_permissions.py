@@ -1,0 +1,324 @@
+# ruff: noqa: PTH116 - the system calls themselves are what is tested here
+"""The gate gives programs what the kernel would give them on the mount: the same calls, by both, on two equal trees."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.kvfs.mounted import Mount, needs_mount
+
+pytestmark = needs_mount
+
+USERS: dict[str, tuple[int, int, list[int]]] = {
+    "owner": (1000, 1000, []),
+    "member": (1001, 1000, []),
+    "other member": (1002, 1002, [999, 1000]),
+    "stranger": (1003, 1003, [999]),
+    "root": (0, 0, []),
+}
+SHIFTS = {"owner": 6, "member": 3, "other member": 3, "stranger": 0, "root": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What there is, and one call. Paths are relative to the scenario's own directory."""
+
+    call: str
+    arguments: tuple[Any, ...]
+    things: list[tuple[str, str, int, int, int, str]] = field(default_factory=list)
+
+    @property
+    def names_no_file(self) -> bool:
+        """A path ends in a slash or dots. Then the gate refuses, as the kernel does, but perhaps by another number."""
+        return any(isinstance(path, str) and path.endswith(("/", "/.", "/..")) for path in self.arguments)
+
+    def within(self, directory: str) -> list[Any]:
+        """The call with its paths below the directory."""
+        return [
+            self.call,
+            *(f"{directory}/{argument}" if isinstance(argument, str) else argument for argument in self.arguments),
+        ]
+
+
+def a_dir(path: str, mode: int = 0o777, uid: int = 1000) -> tuple[str, str, int, int, int, str]:
+    return path, "dir", mode, uid, 1000 if uid == 1000 else uid, ""
+
+
+def a_kv(path: str, mode: int = 0o666, uid: int = 1000) -> tuple[str, str, int, int, int, str]:
+    return path, "kv", mode, uid, 1000 if uid == 1000 else uid, ""
+
+
+def a_link(path: str, target: str, uid: int = 1000) -> tuple[str, str, int, int, int, str]:
+    return path, "link", 0o777, uid, uid, target
+
+
+def _digits(user: str) -> list[int]:
+    """Modes that give the user's class every digit, and the other classes the opposite."""
+    shift = SHIFTS[user]
+    others = 0o777 & ~(7 << shift)
+    return [digit << shift | (digit ^ 7) * 0o111 & others for digit in range(8)]
+
+
+def modes_of_files(user: str) -> Iterator[Scenario]:
+    for mode in _digits(user):
+        for call in ("open_to_read", "open_to_write", "stat"):
+            yield Scenario(call, ("d/f",), [a_dir("d"), a_kv("d/f", mode)])
+            yield Scenario(call, ("l",), [a_dir("d"), a_kv("d/f", mode), a_link("l", "d/f", 1003)])
+        yield Scenario("chmod", ("f", 0o2755), [a_kv("f", mode)])
+        yield Scenario("chmod", ("f", 0o6711), [a_kv("f", mode, 1003)])
+
+
+def modes_of_directories(user: str) -> Iterator[Scenario]:
+    for mode in _digits(user):
+        start = [a_dir("d", mode), a_dir("e"), a_kv("e/x"), a_dir("e/s")]
+        inner = [("d/f", "kv", 0o666, 1000, 1000, ""), ("d/s", "dir", 0o777, 1000, 1000, "")]
+        for call, *arguments in (
+            ("open_to_read", "d/f"),
+            ("open_to_write", "d/f"),
+            ("stat", "d/f"),
+            ("stat", "d/none"),
+            ("list", "d"),
+            ("create", "d/n"),
+            ("create", "d/f"),
+            ("create", "d/s"),
+            ("remove", "d/f"),
+            ("remove", "d/none"),
+            ("remove", "d/s"),
+            ("chmod", "d/f", 0o640),
+            ("chmod", "d", 0o750),
+            ("rename", "d/f", "d/n"),
+            ("rename", "d/f", "e/n"),
+            ("rename", "d/f", "e/x"),
+            ("rename", "d/f", "e/s"),
+            ("rename", "e/x", "d/n"),
+            ("rename", "e/x", "d/f"),
+            ("rename", "e/x", "d/s"),
+            ("rename", "e/s", "d/n"),
+            ("rename", "e/s", "d/s"),
+            ("rename", "d/s", "e/n"),
+            ("rename", "d/none", "e/n"),
+        ):
+            yield Scenario(call, tuple(arguments), start + inner)
+
+
+def sticky_directories(user: str) -> Iterator[Scenario]:
+    uid = USERS[user][0]
+    owners = (uid, 1009)
+    for directory in owners:
+        for file in owners:
+            for target in owners:
+                things = [a_dir("d", 0o1777, directory), a_kv("d/f", 0o666, file), a_dir("e", 0o1777, directory)]
+                things += [a_kv("e/g", 0o666, target), a_kv("own", 0o666, uid), a_dir("d/s", 0o755, file)]
+                yield Scenario("remove", ("d/f",), things)
+                yield Scenario("rename", ("d/f", "d/n"), things)
+                yield Scenario("rename", ("d/f", "e/g"), things)
+                yield Scenario("rename", ("own", "e/g"), things)
+                yield Scenario("rename", ("d/s", "e/s"), things)
+
+
+def paths(user: str) -> Iterator[Scenario]:
+    things = [
+        a_dir("d"),
+        a_kv("d/f"),
+        a_dir("d/e"),
+        a_link("to_d", "d"),
+        a_link("to_f", "d/f"),
+        a_link("round", "round"),
+    ]
+    things += [
+        a_link("nowhere", "none"),
+        a_link("up", "../{}/d"),
+        a_link("deep", "to_d/e/../f"),
+        a_dir("closed", 0o700, 1009),
+    ]
+    things += [("closed/f", "kv", 0o666, 1000, 1000, ""), a_link("into", "closed/f"), a_kv("closed_not")]
+    for path in (
+        *("to_d/f", "to_f", "to_d/../d/f", "round", "round/x", "nowhere", "nowhere/x", "up/f", "deep", "into"),
+        *(
+            "d/f/",
+            "d/f/x",
+            "d/e/",
+            "d/e/.",
+            "d/e/..",
+            "to_f/",
+            "to_d/",
+            "closed/../d/f",
+            "n" * 255,
+            "n" * 256,
+            "d/" + "n" * 256,
+        ),
+        *("d/none/x", "./d/./f", "d//f", "d/f/.."),
+    ):
+        for call in ("stat", "create", "remove"):
+            yield Scenario(call, (path,), things)
+        yield Scenario("chmod", (path, 0o640), things)
+        yield Scenario("rename", (path, "new"), things)
+        yield Scenario("rename", ("d/f", path), things)
+        yield Scenario("rename", ("d/e", path), things)
+
+
+def new_files(user: str) -> Iterator[Scenario]:
+    for mode in (0o600, 0o644, 0o2755, 0o4711, 0o1777, 0):
+        for directory in (0o777, 0o2777):
+            yield Scenario("create", ("d/n", mode), [a_dir("d", directory)])
+
+
+GROUPS: tuple[Callable[[str], Iterator[Scenario]], ...] = (
+    modes_of_files,
+    modes_of_directories,
+    sticky_directories,
+    paths,
+    new_files,
+)
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+def test_the_gate_gives_what_the_kernel_gives(
+    mount: Mount, user: str, group: Callable[[str], Iterator[Scenario]]
+) -> None:
+    mount.path.chmod(0o777)
+    scenarios = list(group(user))
+    for face in ("kernel", "gate"):
+        mount.call(
+            "populate", [_placed(thing, f"{face}{i}") for i, scene in enumerate(scenarios) for thing in _of(scene)]
+        )
+    uid, gid, groups = USERS[user]
+    kernel = in_child(
+        lambda: _become(uid, gid, groups), mount, [scene.within(f"kernel{i}") for i, scene in enumerate(scenarios)]
+    )
+    gate = mount.call("attempts", uid, gid, groups, [scene.within(f"gate{i}") for i, scene in enumerate(scenarios)])
+    different = [
+        f"{scene.call}{scene.arguments}: the kernel says {_name(by_kernel)}, the gate {_name(by_gate)}; {scene.things}"
+        for scene, by_kernel, by_gate in zip(scenarios, kernel, gate, strict=True)
+        if by_kernel != by_gate and not (by_kernel and by_gate and scene.names_no_file)
+    ]
+    assert not different, "\n".join([f"{len(different)} of {len(scenarios)}:", *different[:5]])
+    assert 0 in kernel
+    found = mount.call("everything")
+    for i, scene in enumerate(scenarios):
+        assert _below(found, f"gate{i}/") == _below(found, f"kernel{i}/"), f"after {scene.call}{scene.arguments}"
+    mount.call("clear")
+
+
+def test_root_of_a_user_namespace_is_nobody_special(mount: Mount) -> None:
+    """It may do with what belongs to others no more than its user may: neither on the mount nor through the gate."""
+    uid, gid = 1003, 1003
+    mount.path.chmod(0o777)
+    scenarios = [scene for group in (modes_of_files, modes_of_directories) for scene in group("stranger")]
+    for face in ("kernel", "gate"):
+        mount.call(
+            "populate", [_placed(thing, f"{face}{i}") for i, scene in enumerate(scenarios) for thing in _of(scene)]
+        )
+
+    def become() -> None:
+        _become(uid, gid, [])
+        _enter_user_namespace(uid, gid)
+        assert os.getuid() == 0, "it is root there"
+
+    kernel = in_child(become, mount, [scene.within(f"kernel{i}") for i, scene in enumerate(scenarios)])
+    gate = mount.call("attempts", uid, gid, [], [scene.within(f"gate{i}") for i, scene in enumerate(scenarios)])
+    own = [any(thing[3] == uid and thing[1] != "link" for thing in scene.things) for scene in scenarios]
+    compared = [(k, g) for k, g, mine in zip(kernel, gate, own, strict=True) if not mine]
+    assert [k for k, _ in compared] == [g for _, g in compared]
+    assert len(compared) > 200
+    mount.call("clear")
+
+
+def _of(scene: Scenario) -> list[tuple[str, str, int, int, int, str]]:
+    return [("", "dir", 0o777, 0, 0, ""), *scene.things]
+
+
+def _placed(thing: tuple[str, str, int, int, int, str], directory: str) -> tuple[str, str, int, int, int, str]:
+    path, kind, mode, uid, gid, target = thing
+    return f"{directory}/{path}".rstrip("/"), kind, mode, uid, gid, target.replace("{}", directory)
+
+
+def _below(found: dict[str, Any], directory: str) -> dict[str, Any]:
+    return {path.removeprefix(directory): what for path, what in found.items() if path.startswith(directory)}
+
+
+def _name(code: int) -> str:
+    return os.strerror(code) if code else "yes"
+
+
+# The kernel's side
+
+
+def in_child(become: Callable[[], None], mount: Mount, calls: list[list[Any]]) -> list[int]:
+    """The errnos that the calls give on the mount, made by a process that has become somebody."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.chdir(mount.path)
+            os.umask(0)
+            become()
+            with os.fdopen(write_end, "w") as pipe:
+                json.dump([_by_kernel(*call) for call in calls], pipe)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        told = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    answer: list[int] = json.loads(told)
+    return answer
+
+
+def _by_kernel(call: str, *arguments: Any) -> int:
+    try:
+        _KERNEL[call](*arguments)
+    except OSError as error:
+        return error.errno or -1
+    return 0
+
+
+def _open(path: str, flags: int, mode: int = 0o600) -> None:
+    os.close(os.open(path, flags, mode))
+
+
+def _list(path: str) -> None:
+    """With the sizes, as the gate's: so the directory has to be searchable too."""
+    with os.scandir(path) as entries:
+        for entry in entries:
+            entry.stat(follow_symlinks=False)
+    os.stat(f"{path}/.")
+
+
+_KERNEL: dict[str, Callable[..., Any]] = {
+    "open_to_read": lambda path: _open(path, os.O_RDONLY),
+    "open_to_write": lambda path: _open(path, os.O_RDWR),
+    "create": lambda path, mode=0o600: _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode),
+    "stat": os.stat,
+    "list": _list,
+    "remove": os.unlink,
+    "rename": os.rename,
+    "chmod": os.chmod,
+}
+
+
+def _become(uid: int, gid: int, groups: list[int]) -> None:
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
+def _enter_user_namespace(uid: int, gid: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(4, 1, 0, 0, 0)  # dumpable again: else /proc/self belongs to root
+    if libc.unshare(0x10000000):
+        raise OSError(ctypes.get_errno(), "no user namespaces here")
+    for file, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        handle = os.open(f"/proc/self/{file}", os.O_WRONLY)
+        os.write(handle, text.encode())
+        os.close(handle)
