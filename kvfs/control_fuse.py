@@ -48,7 +48,8 @@ class ControlledOperations(KvOperations):
 
     def lookup(self, parent: int, name: bytes) -> int:
         if self._control.owns(parent) or self._control.is_entrance(parent, name):
-            return self._answers.entry(_wired(self._control.lookup(parent, name)))
+            found = self._control.lookup(parent, name)
+            return self._answers.entry(_wired(found), found.number)
         return super().lookup(parent, name)
 
     def forget(self, number: int, num_lookups: int) -> None:
@@ -227,7 +228,7 @@ class ControlledOperations(KvOperations):
             room -= wire.listing_entry_bytes(name)
             if room < 0:
                 break
-            answer.append(wire.listing_entry(name, _wired(attributes), place + 1))
+            answer.append(wire.listing_entry(name, _wired(attributes), number, place + 1))
         return self._answers.data(b"".join(answer))
 
     def releasedir(self, fh: int) -> int:

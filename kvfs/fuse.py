@@ -18,6 +18,7 @@ from kvfs import wire, xattrs
 from kvfs.content import KvFile
 from kvfs.eager import Eager
 from kvfs.inode import Inode
+from kvfs.nodes import Nodes
 from kvfs.open_files import Handle, OpenFiles
 from kvfs.tree import MAX_NAME_BYTES
 from kvfs.volume import Volume
@@ -55,7 +56,8 @@ class KvOperations:
         self._tree = volume.tree
         self._answers = answers
         self._eager = eager
-        self._files = OpenFiles(volume, eager)
+        self._nodes = Nodes(volume.tree)
+        self._files = OpenFiles(volume, eager, self._nodes)
         self._handles: dict[int, Handle | _Listing] = {}
         self._next_handle = 0
 
@@ -83,9 +85,7 @@ class KvOperations:
 
     def forget(self, number: int, num_lookups: int) -> None:
         try:
-            inode = self._tree.get(number)
-            self._tree.forget(inode, num_lookups)
-            if not inode.lookups:
+            if self._nodes.forget(number, num_lookups):
                 self._files.forget(number)
         except Exception:
             log.exception("can't forget %d lookups of inode %d", num_lookups, number)
@@ -105,12 +105,13 @@ class KvOperations:
         return self._looked_up(inode)
 
     def readlink(self, number: int) -> int:
-        return self._answers.data(self._tree.get(number).target)
+        return self._answers.data(self._nodes.inode(number).target)
 
     def link(self, number: int, new_parent: int, new_name: bytes) -> int:
-        inode = self._tree.get(number)
+        inode = self._nodes.inode(number)
         self._tree.link(inode, self._tree.get(new_parent), new_name)
-        return self._looked_up(inode)
+        self._nodes.looked_up(number, inode)
+        return self._answers.entry(self._attributes(inode, number), number)
 
     def unlink(self, parent: int, name: bytes) -> int:
         self._tree.unlink(self._tree.get(parent), name)
@@ -127,7 +128,7 @@ class KvOperations:
     # Attributes
 
     def getattr(self, number: int) -> int:
-        return self._answers.attr(self._attributes(self._tree.get(number)))
+        return self._answers.attr(self._attributes(self._nodes.inode(number), number))
 
     async def setattr(
         self,
@@ -141,13 +142,13 @@ class KvOperations:
         atime_ns: int,
         mtime_ns: int,
     ) -> int:
-        inode = self._tree.get(number)
+        inode = self._nodes.inode(number)
         if fields & wire.SET_UID:  # first: it can fail, and the kernel asks for no size with it
             self._volume.change_owner(inode, uid)
         if fields & wire.SET_SIZE:
-            await self._files.truncate(inode, size, None if fh is None else self._file(fh))
+            await self._files.truncate(inode, number, size, None if fh is None else self._file(fh))
         self.set_others(inode, fields, mode, gid, atime_ns, mtime_ns)
-        return self._answers.attr(self._attributes(inode))
+        return self._answers.attr(self._attributes(inode, number))
 
     def set_others(self, inode: Inode, fields: int, mode: int, gid: int, atime_ns: int, mtime_ns: int) -> None:
         """What of `setattr` can't fail."""
@@ -173,14 +174,14 @@ class KvOperations:
         )
 
     def getxattr(self, number: int, name: bytes, room: int) -> int:
-        return self._attribute_data(xattrs.get(self._volume, self._tree.get(number), name), room)
+        return self._attribute_data(xattrs.get(self._volume, self._nodes.inode(number), name), room)
 
     def listxattr(self, number: int, room: int) -> int:
-        names = xattrs.names(self._volume, self._tree.get(number))
+        names = xattrs.names(self._volume, self._nodes.inode(number))
         return self._attribute_data(b"".join(name + b"\0" for name in names), room)
 
     def setxattr(self, number: int, name: bytes, value: bytes, flags: int, uid: int) -> int:
-        inode = self._tree.get(number)
+        inode = self._nodes.inode(number)
         if flags & _XATTR_CREATE and name in xattrs.names(self._volume, inode):
             raise Exists(f"attribute {name.decode(errors='replace')} is set already")
         if flags & _XATTR_REPLACE:
@@ -189,7 +190,7 @@ class KvOperations:
         return 0
 
     def removexattr(self, number: int, name: bytes, uid: int) -> int:
-        xattrs.remove(self._volume, self._tree.get(number), name, uid)
+        xattrs.remove(self._volume, self._nodes.inode(number), name, uid)
         return 0
 
     # Files
@@ -200,13 +201,13 @@ class KvOperations:
             # A LIP made it since the kernel looked. ESTALE makes the kernel look again, and check its permissions.
             raise SymError("the name was made meanwhile", errno.ESTALE)
         inode = self._volume.make_plain(directory, name, mode, uid, gid)
-        fh, open_flags = await self._open(inode, flags)
-        inode.lookups += 1
-        return self._answers.created(self._attributes(inode), fh, open_flags)
+        fh, open_flags = await self._open(inode, inode.number, flags)
+        self._nodes.looked_up(inode.number, inode)
+        return self._answers.created(self._attributes(inode, inode.number), fh, open_flags)
 
     async def open(self, number: int, flags: int, uid: int, _pid: int) -> int:
-        inode = self._tree.get(number)
-        opened = await self._open(inode, flags)
+        inode = self._nodes.inode(number)
+        opened = await self._open(inode, number, flags)
         if flags & os.O_TRUNC and uid:  # the kernel, which drops these at a write, leaves this one to us
             inode.mode &= ~(stat.S_ISUID | (stat.S_ISGID if inode.mode & stat.S_IXGRP else 0))
         return self._answers.opened(*opened)
@@ -260,7 +261,7 @@ class KvOperations:
     # Directories
 
     def opendir(self, number: int) -> int:
-        directory = self._tree.get(number)
+        directory = self._nodes.inode(number)
         self._tree.opened(directory)
         return self._answers.opened(self._new_handle(_Listing(directory)))
 
@@ -278,9 +279,10 @@ class KvOperations:
             room -= wire.listing_entry_bytes(name)
             if room < 0:
                 break
+            node = self._files.node_of(inode)
             if place >= len(DOTS):
-                inode.lookups += 1
-            answer.append(wire.listing_entry(name, self._attributes(inode), place + 1))
+                self._nodes.looked_up(node, inode)
+            answer.append(wire.listing_entry(name, self._attributes(inode, node), node, place + 1))
         return self._answers.data(b"".join(answer))
 
     def releasedir(self, fh: int) -> int:
@@ -296,11 +298,12 @@ class KvOperations:
     # Parts
 
     def _looked_up(self, inode: Inode) -> int:
-        inode.lookups += 1
-        return self._answers.entry(self._attributes(inode))
+        node = self._files.node_of(inode)
+        self._nodes.looked_up(node, inode)
+        return self._answers.entry(self._attributes(inode, node), node)
 
-    def _attributes(self, inode: Inode) -> wire.Attributes:
-        size, mtime_ns, ctime_ns = self._files.shown(inode)
+    def _attributes(self, inode: Inode, node: int) -> wire.Attributes:
+        size, mtime_ns, ctime_ns = self._files.shown(inode, node)
         return wire.attributes(
             inode.number,
             inode.file_type | inode.mode,
@@ -323,7 +326,7 @@ class KvOperations:
             raise SymError(f"the attribute has {len(value)} bytes, there is room for {room}", errno.ERANGE)
         return self._answers.data(value)
 
-    async def _open(self, inode: Inode, flags: int) -> tuple[int, int]:
+    async def _open(self, inode: Inode, node: int, flags: int) -> tuple[int, int]:
         """A new handle's number, and how the kernel is to treat it."""
         if inode.content is None:
             if not inode.names:  # a LIP removed it since the kernel looked: ESTALE makes the kernel look again
@@ -332,6 +335,7 @@ class KvOperations:
         access = flags & os.O_ACCMODE
         handle = await self._files.open(
             inode,
+            node,
             readable=access != os.O_WRONLY,
             writable=access != os.O_RDONLY,
             truncate=bool(flags & os.O_TRUNC),

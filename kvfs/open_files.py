@@ -15,6 +15,7 @@ from kvfs.content import KvFile
 from kvfs.eager import Eager, Mutex
 from kvfs.incoming import Refusal, take_in
 from kvfs.inode import Inode
+from kvfs.nodes import Nodes
 from kvfs.plain import PlainFile
 from kvfs.views import Reader, Version, View, version_of
 from kvfs.volume import Volume
@@ -37,6 +38,8 @@ class Handle:
     """One open of a regular file."""
 
     file: OpenFile
+    node: int
+    """What the kernel opened: see `kvfs.nodes`."""
     readable: bool
     writable: bool
     wrote: bool = False
@@ -64,8 +67,11 @@ class OpenFile:
 
     inode: Inode
     lock: Mutex
+    node: int
+    """What a lookup is answered with: the newest version's."""
     handles: set[Handle] = field(default_factory=set)
-    view: View | None = None
+    views: dict[int, View] = field(default_factory=dict)
+    """By node."""
     fork: Fork | None = None
     refusal: Refusal | None = None
     """Why the bytes as they are now are no image: not tested twice."""
@@ -74,11 +80,12 @@ class OpenFile:
 class OpenFiles:
     """Every open regular file of one mount."""
 
-    def __init__(self, volume: Volume, eager: Eager) -> None:
+    def __init__(self, volume: Volume, eager: Eager, nodes: Nodes) -> None:
         self._volume = volume
+        self._nodes = nodes
         self._eager = eager
         self._files: dict[int, OpenFile] = {}
-        self._cached: dict[int, Version | None] = {}  # what the kernel's page cache holds, by inode number
+        self._cached: dict[int, Version | None] = {}  # what the kernel's page cache holds, by node
 
     @property
     def num_handles(self) -> int:
@@ -86,18 +93,18 @@ class OpenFiles:
 
     # Opening and closing
 
-    async def open(self, inode: Inode, *, readable: bool, writable: bool, truncate: bool = False) -> Handle:
-        """A new handle. A reader sees the file as it is now, until it closes it."""
+    async def open(self, inode: Inode, node: int, *, readable: bool, writable: bool, truncate: bool = False) -> Handle:
+        """A new handle. A reader sees the file as it was when the kernel looked it up, until it closes it."""
         file = self._files.get(inode.number)
         if file is None:
-            file = self._files[inode.number] = OpenFile(inode, Mutex(self._eager))
-        handle = Handle(file, readable, writable)
+            file = self._files[inode.number] = OpenFile(inode, Mutex(self._eager), node)
+        handle = Handle(file, node, readable, writable)
         file.handles.add(handle)
         self._volume.tree.opened(inode)
         try:
             async with file.lock:
                 if truncate:
-                    self._truncate(file, 0)
+                    self._truncate(file, 0, node)
                     handle.wrote = True
                 self._see(handle)
         except BaseException:
@@ -135,9 +142,26 @@ class OpenFiles:
                 self._drop(handle)
         self._cached.clear()
 
-    def forget(self, number: int) -> None:
-        """The kernel no longer knows the inode, so it caches nothing of it."""
-        self._cached.pop(number, None)
+    def node_of(self, inode: Inode) -> int:
+        """What a lookup of the inode is answered with: another node than those of versions that are being read."""
+        file = self._files.get(inode.number)
+        if file is None:
+            return inode.number
+        if self._is_outdated(file):
+            file.node = self._nodes.new_number()
+        return file.node
+
+    def _is_outdated(self, file: OpenFile) -> bool:
+        """Whether somebody reads another version of the KV file through its newest node."""
+        if not isinstance(file.inode.content, KvFile):
+            return False
+        now = version_of(file.inode)
+        readers = (self._reader(handle) for handle in file.handles if handle.node == file.node)
+        return any(reader is not None and reader.version != now for reader in readers)
+
+    def forget(self, node: int) -> None:
+        """The kernel no longer knows the node, so it caches nothing of it."""
+        self._cached.pop(node, None)
 
     def _drop(self, handle: Handle) -> None:
         file = handle.file
@@ -162,14 +186,14 @@ class OpenFiles:
             return content.read_at(offset, size)
         return await self._eager.in_worker(content.read_at, offset, size)
 
-    def shown(self, inode: Inode) -> tuple[int, int, int]:
+    def shown(self, inode: Inode, node: int) -> tuple[int, int, int]:
         """Size, mtime and ctime for `stat`.
 
         While the page cache is in use they are those of what it holds: a new mtime would make the kernel drop it. Of
         the ctime, appends do not show before the view is closed; anything else does.
         """
         file = self._files.get(inode.number)
-        view = None if file is None else file.view
+        view = None if file is None else file.views.get(node)
         if view is None:
             return self._volume.size_of(inode), inode.mtime_ns, inode.ctime_ns
         if inode.ctime_ns != inode.mtime_ns:  # not the content was changed last
@@ -178,9 +202,10 @@ class OpenFiles:
 
     def set_mtime_ns(self, inode: Inode, mtime_ns: int) -> None:
         """Somebody set the time: that is shown in any case."""
-        view = self._view(inode)
-        if view is not None:
-            view.mtime_ns = mtime_ns
+        file = self._files.get(inode.number)
+        if file is not None:
+            for view in file.views.values():
+                view.mtime_ns = mtime_ns
         inode.mtime_ns = mtime_ns
 
     # Changing
@@ -194,14 +219,14 @@ class OpenFiles:
             await self._write(handle, offset, data)
         inode.modified()
 
-    async def truncate(self, inode: Inode, size: int, handle: Handle | None) -> None:
+    async def truncate(self, inode: Inode, node: int, size: int, handle: Handle | None) -> None:
         """As `truncate(2)`, or `ftruncate(2)` with a handle."""
         file = self._files.get(inode.number)
         if file is None:
             self._volume.truncate(inode, size)
             return
         async with file.lock:
-            self._truncate(file, size)
+            self._truncate(file, size, node)
         if handle is not None:
             handle.wrote = True
 
@@ -226,7 +251,7 @@ class OpenFiles:
 
     def _is_whole(self, source: Handle, size: int) -> bool:
         """Whether a copy from the start means the whole file: the kernel cuts it at the size that it was shown."""
-        return size >= self.shown(source.file.inode)[0] or size == _KERNEL_CUT
+        return size >= self.shown(source.file.inode, source.node)[0] or size == _KERNEL_CUT
 
     def _continue_fork(self, file: OpenFile, source: Handle, source_offset: int, target_offset: int, size: int) -> int:
         fork = file.fork
@@ -246,16 +271,16 @@ class OpenFiles:
         else:
             await self._eager.in_worker(content.write_at, offset, data)
 
-    def _truncate(self, file: OpenFile, size: int) -> None:
+    def _truncate(self, file: OpenFile, size: int, node: int) -> None:
         self._volume.truncate(file.inode, size)
         file.fork = None
-        view = file.view
+        view = file.views.get(node)
         if view is not None and (
             size == 0 or all(handle.writable for handle in view.users if isinstance(handle, Handle))
         ):
-            # Emptied: as on any file system, readers see that. Else readers keep what they opened, but whoever could
-            # have truncated it himself sees what he did.
-            self._close_view(file)
+            # Emptied: as on any file system, readers see that (the kernel has emptied their page cache). Else readers
+            # keep what they opened, but whoever could have truncated it himself sees what he did.
+            self._close_view(file, node)
         self._see_all(file)
 
     async def _settle(self, file: OpenFile) -> None:
@@ -275,14 +300,10 @@ class OpenFiles:
 
     # Views
 
-    def _view(self, inode: Inode) -> View | None:
-        file = self._files.get(inode.number)
-        return None if file is None else file.view
-
     def _reader(self, handle: Handle) -> Reader | None:
         if handle.own is not None:
             return handle.own
-        view = handle.file.view
+        view = handle.file.views.get(handle.node)
         return None if view is None else view.reader
 
     def _see(self, handle: Handle) -> None:
@@ -291,18 +312,17 @@ class OpenFiles:
         One that may write to a KV file is direct: its writes are refused, but those to a shared mapping would be in
         the page cache by then, for everybody to read.
         """
-        file = handle.file
-        content = file.inode.content
-        now = version_of(file.inode)
+        content = handle.file.inode.content
         if isinstance(content, KvFile):
-            newer = file.view is not None and file.view.reader.version != now
-            handle.direct = handle.writable or (handle.readable and newer)
+            handle.direct = handle.writable
         if not handle.readable or content is None:
             return
         self._see_now(handle)
         if not handle.direct:
-            handle.keep_cache = self._cached.get(file.inode.number) == now
-            self._cached[file.inode.number] = now
+            reader = self._reader(handle)
+            seen = version_of(handle.file.inode) if reader is None else reader.version
+            handle.keep_cache = self._cached.get(handle.node) == seen
+            self._cached[handle.node] = seen
 
     def _see_all(self, file: OpenFile) -> None:
         """The content was replaced: open handles go on with the new one, except readers past the cache."""
@@ -321,29 +341,27 @@ class OpenFiles:
         handle.own = Reader(self._volume, content, self._eager) if isinstance(content, KvFile) else None
 
     def _join_view(self, handle: Handle) -> None:
-        file = handle.file
-        if isinstance(file.inode.content, KvFile):
-            if file.view is None:
-                file.view = View(
-                    Reader(self._volume, file.inode.content, self._eager), file.inode.mtime_ns, file.inode.ctime_ns
-                )
-            file.view.users.add(handle)
+        inode, views = handle.file.inode, handle.file.views
+        if handle.node not in views:
+            if not isinstance(inode.content, KvFile):
+                return
+            reader = Reader(self._volume, inode.content, self._eager)
+            views[handle.node] = View(reader, inode.mtime_ns, inode.ctime_ns)
+        views[handle.node].users.add(handle)
 
     def _unsee(self, handle: Handle) -> None:
         """Take a handle's view away; the last user of a view closes it."""
         if handle.writable and not handle.direct and isinstance(handle.file.inode.content, KvFile):
             # It was opened when the file was plain: what it wrote since, into a mapping, may be in the page cache.
-            self._cached.pop(handle.file.inode.number, None)
+            self._cached.pop(handle.node, None)
         if handle.own is not None:
             handle.own.close()
             handle.own = None
-        view = handle.file.view
+        view = handle.file.views.get(handle.node)
         if view is not None:
             view.users.discard(handle)
             if not view.users:
-                self._close_view(handle.file)
+                self._close_view(handle.file, handle.node)
 
-    def _close_view(self, file: OpenFile) -> None:
-        assert file.view is not None
-        file.view.reader.close()
-        file.view = None
+    def _close_view(self, file: OpenFile, node: int) -> None:
+        file.views.pop(node).reader.close()

@@ -1,9 +1,8 @@
 """What a reader of a KV file on the mount sees.
 
-The kernel's page cache belongs to an inode, not to an open. So all cached opens of a KV file share one view, a
-snapshot; its size and times stay put until the last of them is closed, whatever LIPs append meanwhile. An open that
-must see a newer version, or that may write, gets a snapshot of its own, read past the cache (direct I/O, where
-MAP_SHARED is refused).
+The kernel's page cache belongs to a node (see `kvfs.nodes`), not to an open. So all cached opens of one node share one
+view, a snapshot; its size and times stay put until the last of them is closed, whatever LIPs append meanwhile. An open
+that may write gets a snapshot of its own, read past the cache (direct I/O, where MAP_SHARED is refused).
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Reader:
 
 
 class View:
-    """The reader that all cached opens of one inode share, and the attributes that must not move meanwhile."""
+    """The reader that all cached opens of one node share, and the attributes that must not move meanwhile."""
 
     __slots__ = ("ctime_ns", "mtime_ns", "reader", "users")
 

@@ -70,9 +70,9 @@ class Answers:
         self._out = out
         self.data = send
 
-    def entry(self, attributes: Attributes) -> int:
-        """A name was found or made."""
-        _ENTRY.pack_into(self._out, 0, attributes[0], 0, 0, 0, 0, 0, *attributes)
+    def entry(self, attributes: Attributes, node: int) -> int:
+        """A name was found or made; the kernel is to ask for it as `node`."""
+        _ENTRY.pack_into(self._out, 0, node, 0, 0, 0, 0, 0, *attributes)
         return _ENTRY.size
 
     def attr(self, attributes: Attributes) -> int:
@@ -107,9 +107,9 @@ def listing_entry_bytes(name: bytes) -> int:
     return (_DIRENT.size + len(name) + 7) & ~7
 
 
-def listing_entry(name: bytes, attributes: Attributes, next_offset: int) -> bytes:
+def listing_entry(name: bytes, attributes: Attributes, node: int, next_offset: int) -> bytes:
     """One name of a directory, with its attributes. The next one is asked for at `next_offset`."""
     number, mode, length = attributes[0], attributes[9], len(name)
     file_type = stat.S_IFMT(mode) >> 12
-    packed = _DIRENT.pack(number, 0, 0, 0, 0, 0, *attributes, number, next_offset, length, file_type)
+    packed = _DIRENT.pack(node, 0, 0, 0, 0, 0, *attributes, number, next_offset, length, file_type)
     return packed + name + _PADDING[(_DIRENT.size + length) % 8]

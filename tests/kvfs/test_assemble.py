@@ -135,7 +135,7 @@ def test_the_sources_may_go_meanwhile(pool: PagePool, decoder: FakeDecoder, sour
     assembly.reserve()
     assembly.fill()
     made = assembly.finish()
-    pool.release(hog, OWNER)
+    pool.release(hog, OTHER)
     assert made.read()[0].tolist() == list(range(103, 200))
     assert decoder.entries(made.pages, 97).size == 97
     made.close()

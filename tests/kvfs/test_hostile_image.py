@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from kvfs.digest import digest
 from kvfs.header import parse_header
 from kvfs.image import ImageFormat
 from kvfs.importer import import_image

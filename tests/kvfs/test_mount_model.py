@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 from collections.abc import Iterator
@@ -328,6 +329,8 @@ class Machine(RuleBasedStateMachine):
         for name, status in found.items():
             file = self.names[name]
             assert (status.st_mode & 0o7777, status.st_nlink) == (file.mode, len(file.names))
+            if file.content is not None:
+                assert status.st_size == FORMAT.image_bytes(len(file.content.entries))
             assert {status.st_ino} == {found[other].st_ino for other in file.names}
 
     @invariant()
@@ -343,9 +346,13 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def images_agree(self, data: st.DataObject) -> None:
         name = self.pick(data, self.kv_names())
-        file = self.names[name]
-        if not any(reader.file is file for reader in self.readers):  # an older reader's size is what stat says then
-            assert self.path(name).read_bytes() == image_of(file.content.entries)
+        """Read by whoever trusts the size, and by the page cache: whatever older readers hold."""
+        image = image_of(self.names[name].content.entries)
+        assert self.path(name).read_bytes() == image
+        shutil.copyfile(self.path(name), self.mount.outside / "copy")  # by sendfile(2)
+        assert (self.mount.outside / "copy").read_bytes() == image
+        with self.path(name).open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+            assert mapped[:] == image
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from kvfs import wire
 
 STRUCTURES = {
-    "fuse_entry_out": lambda answers: answers.entry(ATTRIBUTES),
+    "fuse_entry_out": lambda answers: answers.entry(ATTRIBUTES, ATTRIBUTES[0]),
     "fuse_attr_out": lambda answers: answers.attr(ATTRIBUTES),
     "fuse_open_out": lambda answers: answers.opened(7),
     "fuse_write_out": lambda answers: answers.count(9),
@@ -83,14 +83,14 @@ def test_every_answer_is_as_long_as_its_structure(tmp_path: Path, answers: wire.
     assert {name: pack(answers) for name, pack in STRUCTURES.items()} | {"fuse_direntplus": 152} == sizes
     assert answers.created(ATTRIBUTES, 1, 0) == sizes["fuse_entry_out"] + sizes["fuse_open_out"]
     for name in (b"a", b"seven77", b"eight888", b"n" * 255):
-        packed = wire.listing_entry(name, ATTRIBUTES, 4)
+        packed = wire.listing_entry(name, ATTRIBUTES, ATTRIBUTES[0], 4)
         assert len(packed) == wire.listing_entry_bytes(name)
         assert len(packed) % 8 == 0
         assert packed[sizes["fuse_direntplus"] :].rstrip(b"\0") == name
 
 
 def test_every_attribute_is_where_the_kernel_looks(tmp_path: Path, answers: wire.Answers, out: bytearray) -> None:
-    shown = run_c(tmp_path, PRINT_FIELDS, bytes(out[: answers.entry(ATTRIBUTES)]))
+    shown = run_c(tmp_path, PRINT_FIELDS, bytes(out[: answers.entry(ATTRIBUTES, ATTRIBUTES[0])]))
     assert shown == {
         "nodeid": (1 << 40) + 5,
         "valid": 0,
@@ -113,7 +113,7 @@ def test_every_attribute_is_where_the_kernel_looks(tmp_path: Path, answers: wire
 
 
 def test_a_names_type_is_the_one_of_getdents() -> None:
-    packed = wire.listing_entry(b"d", wire.attributes(5, stat.S_IFDIR | 0o755, 2, 0, 0, 4096, 0, 0, 0), 3)
+    packed = wire.listing_entry(b"d", wire.attributes(5, stat.S_IFDIR | 0o755, 2, 0, 0, 4096, 0, 0, 0), 5, 3)
     dirent = packed[128:]
     assert int.from_bytes(dirent[:8], "little") == 5
     assert int.from_bytes(dirent[8:16], "little") == 3, "where the next name is asked for"

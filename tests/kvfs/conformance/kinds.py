@@ -8,11 +8,7 @@ FILES = ("regular", "dir", "fifo", "socket", "symlink")
 DEVICES = ("block", "char")
 ALL = FILES + DEVICES
 
-no_devices_yet = pytest.mark.xfail(strict=True, reason="mknod of devices is refused")
-
-over_kinds = pytest.mark.parametrize(
-    "kinds", [pytest.param(FILES, id="files"), pytest.param(DEVICES, id="devices", marks=no_devices_yet)]
-)
+over_kinds = pytest.mark.parametrize("kinds", [pytest.param(FILES, id="files"), pytest.param(DEVICES, id="devices")])
 """Runs a test for all kinds but devices, and for devices."""
 
 OWNER, MEMBER, OTHER_MEMBER, OTHER, ROOT = "ann", "kim", "eve", "bob", "root"

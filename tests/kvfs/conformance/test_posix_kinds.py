@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.kvfs.conformance.kinds import DEVICES, FILES, MAKES, USERS, no_devices_yet, on, over_kinds
+from tests.kvfs.conformance.kinds import DEVICES, FILES, MAKES, USERS, on, over_kinds
 from tests.kvfs.conformance.script import cases, every
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
@@ -32,7 +32,6 @@ def test_a_link_into_a_setgid_directory_changes_nothing_of_the_file(twins: Twins
     twins.compare(every(script, kind=("dir",), line=("rename",)))
 
 
-@no_devices_yet
 def test_a_new_device_has_its_number(twins: Twins) -> None:
     script = "mkdir d 0777\n mknod d/n {kind} {m} {major} {minor} -> ok\n stat d/n -> ok"
     twins.compare(
@@ -46,7 +45,6 @@ def test_a_name_that_is_taken(twins: Twins) -> None:
     _expect_taken(twins, FILES)
 
 
-@no_devices_yet
 def test_a_name_that_a_device_has(twins: Twins) -> None:
     _expect_taken(twins, DEVICES)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kvfs.conformance.kinds import DEVICES, FILES, USERS, no_devices_yet, over_kinds
+from tests.kvfs.conformance.kinds import DEVICES, FILES, USERS, over_kinds
 from tests.kvfs.conformance.script import cases, every
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
@@ -38,7 +38,6 @@ def test_every_flag_on_every_kind(twins: Twins) -> None:
     _flags(twins, (*FILES, "none"))
 
 
-@no_devices_yet
 def test_every_flag_on_devices(twins: Twins) -> None:
     _flags(twins, DEVICES)
 

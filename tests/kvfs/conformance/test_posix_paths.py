@@ -10,7 +10,6 @@ from tests.kvfs.conformance.kinds import (
     NEEDS_EXISTING,
     OTHER,
     USERS,
-    no_devices_yet,
     on,
 )
 from tests.kvfs.conformance.script import LONG, case, cases, every
@@ -23,8 +22,8 @@ NO_DIRECTORIES = [
     "regular",
     "fifo",
     "socket",
-    pytest.param("block", marks=no_devices_yet),
-    pytest.param("char", marks=no_devices_yet),
+    "block",
+    "char",
 ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.kvfs.conformance.kinds import DEVICES, FILES, USERS, no_devices_yet, over_kinds
+from tests.kvfs.conformance.kinds import DEVICES, FILES, USERS, over_kinds
 from tests.kvfs.conformance.script import cases, every
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
@@ -176,7 +176,6 @@ def test_names_in_a_sticky_directory_are_its_owners_and_the_files_owners(twins: 
     _sticky(twins, FILES)
 
 
-@no_devices_yet
 def test_names_of_devices_in_a_sticky_directory(twins: Twins) -> None:
     _sticky(twins, DEVICES)
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.kvfs.conformance.kinds import ALL, DEVICES, FILES, no_devices_yet
+from tests.kvfs.conformance.kinds import ALL, DEVICES, FILES
 from tests.kvfs.conformance.script import cases, every
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
@@ -24,7 +24,6 @@ def test_every_kind_over_every_kind(twins: Twins) -> None:
     )
 
 
-@no_devices_yet
 def test_every_kind_over_devices_and_devices_over_every_kind(twins: Twins) -> None:
     twins.compare(every(OVER, source=DEVICES, target=(*ALL, "none"), line=("rename f t", *FLAGS)))
     twins.compare(every(OVER, source=FILES, target=DEVICES, line=("rename f t", *FLAGS)))

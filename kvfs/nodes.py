@@ -1,0 +1,71 @@
+"""What the kernel takes for an inode: of a KV file that is being read, one for each version.
+
+The kernel has one page cache and one size for an inode. A reader of a KV file sees the file as it was when it opened
+it, and another, who opens it later, a newer version. So while handles read one version, a lookup that should lead to a
+newer one is answered with another *node*: a number of its own to the kernel, with the same `st_ino` for everybody
+else. The alternative, reading the newer version past the cache, showed it with the older one's size, could not be
+mapped, and let sendfile(2), which goes through the cache all the same, mix the two.
+
+The node of a version that nobody reads is the inode's own number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvfs.inode import Inode
+from kvfs.tree import Tree
+
+_FIRST_ALIAS = 1 << 61
+"""Numbers from here on are nodes of versions; the tree counts its inodes from 1, control files begin above."""
+
+
+@dataclass(slots=True)
+class _Alias:
+    inode: Inode
+    lookups: int = 0
+
+
+class Nodes:
+    """The nodes that the kernel knows, and how many lookups of each it remembers."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._aliases: dict[int, _Alias] = {}
+        self._next = _FIRST_ALIAS
+
+    def __len__(self) -> int:
+        """Nodes beside the inodes' own."""
+        return len(self._aliases)
+
+    def new_number(self) -> int:
+        """A node for one more version of a file."""
+        self._next += 1
+        return self._next
+
+    def inode(self, node: int) -> Inode:
+        """What a node is one of."""
+        if node < _FIRST_ALIAS:
+            return self._tree.get(node)
+        alias = self._aliases.get(node)
+        return self._tree.get(node) if alias is None else alias.inode  # the tree says what is wrong
+
+    def looked_up(self, node: int, inode: Inode) -> None:
+        """The kernel is told of a node once more."""
+        inode.lookups += 1
+        if node >= _FIRST_ALIAS:
+            alias = self._aliases.setdefault(node, _Alias(inode))
+            alias.lookups += 1
+
+    def forget(self, node: int, num_lookups: int) -> bool:
+        """The kernel forgets so many of its lookups; true when it no longer knows the node."""
+        inode = self.inode(node)
+        known = inode.lookups - num_lookups
+        if node >= _FIRST_ALIAS:
+            alias = self._aliases[node]
+            alias.lookups = known = alias.lookups - num_lookups
+            assert known >= 0, f"node {node}: more lookups forgotten than made"
+            if not known:
+                del self._aliases[node]
+        self._tree.forget(inode, num_lookups)
+        return not known
