@@ -16,10 +16,10 @@ from collections.abc import Callable
 BURST = 128
 """Requests that may come at once: some 3 ms of work, an `ls -l` of sixty files."""
 
-RATE_PER_S = 1_000
-"""While busy: some 3 % of one core, here and in clients. Without a limit four `find` doubled a decode's time."""
+RATE_PER_S = 600
+"""While busy: some 2 % of one core, here and in clients. Without a limit four `find` doubled a decode's time."""
 
-QUANTUM = 10
+QUANTUM = 6
 """Requests that are answered together once the bucket was empty. Whenever this thread and its clients wake up they push
 a thread of the decoder off its core, and all the others wait for it: at the same rate, rarer is better."""
 

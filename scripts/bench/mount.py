@@ -49,11 +49,11 @@ NUM_NAMES = 10_000
 # The server
 
 
-def make_file_system(base: Path) -> FileSystem:
+def make_file_system(backing: Path) -> FileSystem:
     facts = FakeFacts(head_dim=PAGE_BYTES // (2 * 2 * 2 * PAGE_ENTRIES * 4))
     store = FakeStore(facts, NUM_PAGES)
     store.pages[:] = 0  # touched: a daemon's pages were used before, and first use is what its machine's memory costs
-    fs = FileSystem(PagePool(store), facts, base / "backing", os.getuid(), os.getgid())
+    fs = FileSystem(PagePool(store), facts, backing, os.getuid(), os.getgid())
     creds = Credentials(os.getuid(), os.getgid())
     for name, num_pages in {"image": IMAGE_PAGES, "large": FORK_PAGES}.items():
         handle = fs.kv_create(creds, name)
@@ -64,9 +64,9 @@ def make_file_system(base: Path) -> FileSystem:
     return fs
 
 
-async def serve(base: Path) -> None:
+async def serve(base: Path, backing: Path) -> None:
     """Until SIGTERM."""
-    fs = make_file_system(base)
+    fs = make_file_system(backing)
     async with trio.open_nursery() as nursery:
 
         async def mount(task_status: trio.TaskStatus[None]) -> None:
@@ -81,9 +81,9 @@ async def serve(base: Path) -> None:
 
 
 @contextmanager
-def our_mount(base: Path) -> Iterator[tuple[Path, int]]:
-    """Where it is, and the server's pid."""
-    command = [sys.executable, __file__, "--serve", base]
+def our_mount(base: Path, backing: Path) -> Iterator[tuple[Path, int]]:
+    """Where it is, and the server's pid; plain files' bytes are in `backing`: in memory, as the C program's are."""
+    command = [sys.executable, __file__, "--serve", base, backing]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
         try:
             assert server.stdout is not None
@@ -255,7 +255,7 @@ def run(turns: int) -> dict[str, dict[str, dict[str, float]]]:
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="symphony-bench-")))
         memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="symphony-bench-", dir="/dev/shm")))
-        ours, our_pid = stack.enter_context(our_mount(base))
+        ours, our_pid = stack.enter_context(our_mount(base, memory / "backing"))
         minimal, minimal_pid = stack.enter_context(minimal_mount(base))
         places = {"mount": ours, "C": minimal, "tmpfs": memory}
         image = prepare(places)
@@ -353,11 +353,11 @@ def main() -> None:
     parser.add_argument("--preds", type=int, default=500, help="calls of pred() a turn (default 500)")
     parser.add_argument("--model", help="the model of --pred (default: the daemon's)")
     parser.add_argument("--json", action="store_true", help="print one JSON object (seconds) instead of a table")
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=Path, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     sys.setswitchinterval(1e-4)  # as the daemon does
     if options.serve:
-        trio.run(serve, options.serve)
+        trio.run(serve, *options.serve)
     elif options.pred:
         storm = storm_of_finds(options.model, options.preds, options.turns)
         print(json.dumps(storm) if options.json else "pred(), ms: median and p99")
