@@ -15,7 +15,7 @@ class KvFile:
     gives its pages back.
     """
 
-    __slots__ = ("__weakref__", "changes", "cuts", "fewest", "table", "users")
+    __slots__ = ("__weakref__", "changes", "cuts", "fewest", "hits", "table", "users")
 
     def __init__(self, table: PageTable) -> None:
         self.table = table
@@ -24,6 +24,8 @@ class KvFile:
         """Counts changes of the entries: equal counts mean an equal image."""
         self.fewest = table.length
         """The fewest entries it has had since the text view looked: those are as they were then."""
+        self.hits = 0
+        """How often it was opened, forked or read."""
         self.cuts = 0
         """Counts truncations: with equal counts, entries that were there are there unchanged."""
 

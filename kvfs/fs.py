@@ -167,6 +167,7 @@ class FileSystem:
             raise IsDirectory(f"{path} is a directory")
         if not isinstance(inode.content, KvFile):
             raise Invalid(f"{path} is not a KV file: its bytes are no image of this model")
+        inode.content.hits += 1
         return self._open(inode, inode.content, self._origin(creds, path, inode), writable=write)
 
     def kv_create_in(self, creds: Credentials, directory: Inode, name: bytes, mode: int) -> OpenKv:
@@ -185,7 +186,9 @@ class FileSystem:
         self._require_open(source)
         _check_mode(mode)
         place = self._free_place(creds, path)
-        return self._create(creds, place, mode, source.table.fork)
+        fork = self._create(creds, place, mode, source.table.fork)
+        source.content.hits += 1
+        return fork
 
     def begin_extract(
         self, creds: Credentials, source: OpenKv, ranges: Ranges, path: str | None, mode: int, *, rebase: bool

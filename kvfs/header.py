@@ -23,6 +23,10 @@ _SHOWN_CHARACTERS = 12
 class ByteSource(Protocol):
     """A file to import from; its content may change under the reader's hands."""
 
+    def read_into(self, offset: int, room: memoryview) -> int:
+        """As `preadv(2)`: how many bytes were read."""
+        ...
+
     @property
     def size(self) -> int: ...
 

@@ -113,7 +113,8 @@ class ImageImport:
             views = [store.view(page) for page in pages[first : first + NUM_LANES]]
             for index, view in enumerate(views, first):
                 checkpoint()
-                view[:] = read_exactly(source, offset, page_bytes)
+                if (num_read := source.read_into(offset, view)) != page_bytes:
+                    raise Invalid(f"image is cut short: {num_read} of {page_bytes} bytes at offset {offset}")
                 if not all_finite(view, dtype):  # it would reach what must not see it: zero times infinity is not zero
                     raise Invalid(f"image is damaged: its page {index} holds numbers that are not finite")
                 offset += page_bytes

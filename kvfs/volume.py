@@ -184,6 +184,7 @@ class Volume:
     def open_snapshot(self, kv: KvFile) -> Snapshot:
         """A reader's view of the image as it is now."""
         snapshot = Snapshot(kv.table, self.image_format)
+        kv.hits += 1
         self._snapshots.add(snapshot)
         return snapshot
 

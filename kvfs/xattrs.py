@@ -23,13 +23,14 @@ _USER = b"user."
 _COMPUTED = b"user.kv."
 _QUOTAS = frozenset({QUOTA, QUOTA_FILES})
 
-_KV: dict[bytes, Callable[[PageTable, ModelFacts], str]] = {
-    b"user.kv.tokens": lambda table, _model: str(table.length),
-    b"user.kv.model": lambda _table, model: model.name,
-    b"user.kv.pages": lambda table, _model: str(len(table.pages)),
-    b"user.kv.exclusive": lambda table, _model: str(table.exclusive_pages),
-    b"user.kv.shared": lambda table, _model: str(table.shared_pages),
-    b"user.kv.positions": lambda table, _model: _positions(table),
+_KV: dict[bytes, Callable[[KvFile, ModelFacts], str]] = {
+    b"user.kv.tokens": lambda kv, _model: str(kv.table.length),
+    b"user.kv.model": lambda _kv, model: model.name,
+    b"user.kv.pages": lambda kv, _model: str(len(kv.table.pages)),
+    b"user.kv.exclusive": lambda kv, _model: str(kv.table.exclusive_pages),
+    b"user.kv.shared": lambda kv, _model: str(kv.table.shared_pages),
+    b"user.kv.hits": lambda kv, _model: str(kv.hits),
+    b"user.kv.positions": lambda kv, _model: _positions(kv.table),
 }
 """Counts are of pages, except `tokens`."""
 
@@ -39,7 +40,7 @@ def get(volume: Volume, inode: Inode, name: bytes) -> bytes:
     if name.startswith(b"system."):
         raise NotSupported(f"{shown(name)}: attributes of this kind are not kept here")
     if isinstance(inode.content, KvFile) and name in _KV:
-        return _KV[name](inode.content.table, volume.model).encode()
+        return _KV[name](inode.content, volume.model).encode()
     found = inode.xattrs.get(name, volume.domains.attributes(inode).get(name))
     if found is None:
         raise _no_data(name)

@@ -168,3 +168,8 @@ class BytesSource:
 
     def read_at(self, offset: int, size: int) -> bytes:
         return self.data[offset : offset + size]
+
+    def read_into(self, offset: int, room: memoryview) -> int:
+        data = self.read_at(offset, len(room))
+        room[: len(data)] = data
+        return len(data)

@@ -134,6 +134,9 @@ def test_xattrs(mount: Mount) -> None:
     assert values["user.kv.model"] == b"fake"
     assert values["user.kv.exclusive"] == b"0"
     assert values["user.kv.shared"] == b"4"
+    hits = int(values["user.kv.hits"])
+    mount.sh("cat a.kv > /dev/null")
+    assert int(os.getxattr(mount.path / "a.kv", "user.kv.hits")) == hits + 1
     assert values["user.kv.positions"] == b"0-99"
     os.unlink(b)
     mount.settle()
