@@ -25,7 +25,7 @@ long() {
 
 # The Debian packages that are missing, judged by what they would bring: a Python of one's own with headers will do.
 missing_packages() {
-    local python=$1
+    local python=$1 level=$2
     command -v fusermount3 >/dev/null || echo fuse3
     command -v pkg-config >/dev/null || echo pkg-config
     pkg-config --exists fuse3 2>/dev/null || echo libfuse3-dev
@@ -40,11 +40,15 @@ missing_packages() {
     "$python" -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_paths()["include"], "Python.h").stat()' \
         2>/dev/null || echo python3-dev
     command -v getfattr >/dev/null || echo attr
+    [ "$level" = test ] || return 0
+    for tool in fio git rsync; do # the mount is tested with them
+        command -v $tool >/dev/null || echo $tool
+    done
 }
 
 install_packages() {
-    local python=$1 missing sudo=()
-    missing=$(missing_packages "$python")
+    local python=$1 level=$2 missing sudo=()
+    missing=$(missing_packages "$python" "$level")
     missing=${missing//$'\n'/ }
     [ -n "$missing" ] || return 0
     if [ "$(id -u)" != 0 ]; then
@@ -57,7 +61,7 @@ install_packages() {
     # shellcheck disable=SC2086  # a list of words
     long "installing $missing" "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
         apt-get install -q -y --no-install-recommends $missing
-    missing=$(missing_packages "$python")
+    missing=$(missing_packages "$python" "$level")
     [ -z "$missing" ] || fail "still missing after apt-get: ${missing//$'\n'/ }"
 }
 
@@ -72,7 +76,7 @@ fingerprint() {
 
 extensions_are_built() {
     local module
-    for module in libsym/_channel kvfs/_shim decoder/cpu/_step; do
+    for module in libsym/_channel kvfs/_digest kvfs/_shim decoder/cpu/_step; do
         compgen -G "$module.*.so" >/dev/null || return 1
     done
 }
@@ -89,7 +93,7 @@ setup() {
         "$now $level" | "$now test") exec 9<&- && return ;;
         esac
     fi
-    install_packages "$python"
+    install_packages "$python" "$level"
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         fail "$("$python" --version) is too old: Python 3.11 or newer is needed (PYTHON=/path/to/python3 chooses another)"
     .venv/bin/python -m pip --version >/dev/null 2>&1 || long "making .venv" "$python" -m venv --clear .venv
