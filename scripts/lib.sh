@@ -25,7 +25,7 @@ long() {
 
 # The Debian packages that are missing, judged by what they would bring: a Python of one's own with headers will do.
 missing_packages() {
-    local python=$1 level=$2
+    local python=$1 level=${2-run}
     command -v fusermount3 >/dev/null || echo fuse3
     command -v pkg-config >/dev/null || echo pkg-config
     pkg-config --exists fuse3 2>/dev/null || echo libfuse3-dev
@@ -47,7 +47,7 @@ missing_packages() {
 }
 
 install_packages() {
-    local python=$1 level=$2 missing sudo=()
+    local python=$1 level=${2-run} missing sudo=()
     missing=$(missing_packages "$python" "$level")
     missing=${missing//$'\n'/ }
     [ -n "$missing" ] || return 0
