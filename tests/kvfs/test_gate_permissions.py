@@ -14,7 +14,7 @@ import pytest
 
 from tests.kvfs.mounted import Mount, needs_mount
 
-pytestmark = needs_mount
+pytestmark = [needs_mount, pytest.mark.slow]
 
 USERS: dict[str, tuple[int, int, list[int]]] = {
     "owner": (1000, 1000, []),

@@ -14,7 +14,7 @@ import pytest
 
 from tests.kvfs.mounted import REPOSITORY, needs_mount
 
-pytestmark = needs_mount
+pytestmark = [needs_mount, pytest.mark.slow]
 
 _ENTER = """
 set -e

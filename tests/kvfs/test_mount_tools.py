@@ -19,7 +19,7 @@ import pytest
 
 from tests.kvfs.mounted import Mount, a_kv_file, needs_mount
 
-pytestmark = needs_mount
+pytestmark = [needs_mount, pytest.mark.slow]
 
 
 def needs(program: str) -> pytest.MarkDecorator:

@@ -8,7 +8,7 @@ from tests.kvfs.conformance.script import cases, every
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
 
-pytestmark = needs_mount
+pytestmark = [needs_mount, pytest.mark.slow]
 
 MODES = ("0755", "0000", "0777", "0151", "04755", "02755", "01755", "07777", "02745", "06000")
 MAKE_WITH_MODE = ("open d/n O_CREAT,O_WRONLY {m}", "mkdir d/n {m}", "mkfifo d/n {m}", "mknod d/n socket {m}")

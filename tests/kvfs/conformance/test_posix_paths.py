@@ -16,7 +16,7 @@ from tests.kvfs.conformance.script import LONG, case, cases, every
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
 
-pytestmark = needs_mount
+pytestmark = [needs_mount, pytest.mark.slow]
 
 NO_DIRECTORIES = [
     "regular",

@@ -12,7 +12,7 @@ from tests.kvfs.conformance.script import cases, every
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
 
-pytestmark = needs_mount
+pytestmark = [needs_mount, pytest.mark.slow]
 
 CLASS_SHIFT = {"ann": 6, "kim": 3, "eve": 3, "bob": 0, "root": 0}
 

@@ -8,7 +8,7 @@ from tests.kvfs.conformance.script import cases, every
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
 
-pytestmark = needs_mount
+pytestmark = [needs_mount, pytest.mark.slow]
 
 FLAGS = ("renameat2 f t 0", "renameat2 f t NOREPLACE", "renameat2 f t EXCHANGE", "renameat2 f t NOREPLACE,EXCHANGE")
 OVER = "make {source} f\n make {target} t\n {line} -> *\n lstat f -> *\n lstat t -> *"
