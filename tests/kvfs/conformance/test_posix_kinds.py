@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.kvfs.conformance.kinds import DEVICES, FILES, MAKES, USERS, on, over_kinds
 from tests.kvfs.conformance.script import cases, every
 from tests.kvfs.conformance.twins import Twins

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.kvfs.conformance.kinds import ALL, DEVICES, FILES
 from tests.kvfs.conformance.script import cases, every
 from tests.kvfs.conformance.twins import Twins
