@@ -233,6 +233,24 @@ def test_while_the_model_computes_a_storm_is_answered_all_the_same(mount: Mount)
         mount.call("set_busy", False)
 
 
+def test_what_moves_bytes_is_not_paced_while_the_model_computes(mount: Mount) -> None:
+    """Nor what the kernel asks by the way: an open file's attributes at a read, its capabilities at a write."""
+    piece = bytes(4096)
+    with opened(mount.path / "f", os.O_CREAT | os.O_RDWR) as fd:
+        mount.call("set_busy", True)
+        try:
+            for _ in range(32):  # the first few may be admitted without a look
+                os.stat(mount.path / "f")
+            num_paced = mount.call("num_paced")
+            assert num_paced > 0
+            for i in range(100):
+                os.pwrite(fd, piece, i * len(piece))
+                assert os.pread(fd, len(piece), i * len(piece)) == piece
+            assert mount.call("num_paced") == num_paced
+        finally:
+            mount.call("set_busy", False)
+
+
 def test_device_nodes_keep_their_numbers(mount: Mount) -> None:
     for name, kind in (("zero", "c 1 5"), ("disk", "b 259 1048575")):
         mount.sh(f"mknod {name} {kind} && chmod 666 {name}")
