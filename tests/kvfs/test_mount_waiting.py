@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -229,6 +230,35 @@ def test_while_the_model_computes_a_storm_is_answered_all_the_same(mount: Mount)
         assert len(names.splitlines()) == 305
         assert names.endswith("target\n")
         mount.sh("cd d; for i in 1 2 3; do echo $i > n$i; [ $(cat n$i) = $i ]; done; ! cat none 2>/dev/null")
+    finally:
+        mount.call("set_busy", False)
+
+
+_STORM = """
+import os, signal, threading
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+def ask():
+    while True:
+        os.stat("f")
+for _ in range(400): threading.Thread(target=ask).start()
+"""
+
+
+@SIGNALS
+def test_a_signal_ends_requests_that_were_put_off(mount: Mount, number: signal.Signals) -> None:
+    """None of them waits for its turn: between signal and end far fewer are admitted than were waiting."""
+    (mount.path / "f").touch()
+    mount.call("set_busy", True)
+    try:
+        storm = subprocess.Popen([sys.executable, "-c", _STORM], cwd=mount.path)
+        status = Path(f"/proc/{storm.pid}/status")
+        wait_until(lambda: "Threads:\t401\n" in status.read_text())
+        first = mount.call("num_paced")
+        wait_until(lambda: mount.call("num_paced") > first + 400)
+        before = mount.call("num_paced")
+        assert end(storm, number) == -number
+        assert mount.call("num_paced") - before < 200
+        mount.sh("ls -l")
     finally:
         mount.call("set_busy", False)
 
