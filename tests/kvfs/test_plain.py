@@ -41,9 +41,7 @@ def test_a_file_that_is_cut_while_it_is_read_ends_where_it_was_cut(
     assert file.read_at(0, len(WHOLE)) == WHOLE[:size]
 
 
-def test_no_read_begins_that_expects_what_is_about_to_be_cut(
-    file: PlainFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_read_begins_that_expects_what_is_about_to_be_cut(file: PlainFile, monkeypatch: pytest.MonkeyPatch) -> None:
     ftruncate, found = os.ftruncate, []
 
     def late(fd: int, size: int) -> None:
