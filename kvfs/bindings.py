@@ -1,7 +1,8 @@
 """Which handler answers which request of the kernel, and how: the table between C and Python.
 
 Quick handlers wait for nothing, slow ones may. Those for names and attributes are paced while the model computes;
-never what ends something (a close, an unlock) or moves a file's bytes.
+never what ends something (a close, an unlock) or moves a file's bytes. The kernel asks for an open file's attributes
+before each read through the page cache, and for its capabilities before each write: those are parts of a read or write.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from kvfs.requests import Requests
 
 _NS = 1_000_000_000
 
-_PACED_NUMBERS = ("getattr", "readlink", "opendir", "readdir", "statfs", "listxattr")
+_PACED_NUMBERS = ("readlink", "opendir", "readdir", "statfs", "listxattr")
 """Quick, and all arguments are numbers."""
 _QUICK_NUMBERS = ("fsync", "releasedir", "fsyncdir")
 _SLOW_NUMBERS = ("read", "flush", "release", "flock", "copy_file_range")
-_PACED_NAMES = ("lookup", "mknod", "unlink", "rmdir", "getxattr", "removexattr")
+_PACED_NAMES = ("lookup", "mknod", "unlink", "rmdir", "removexattr")
 """Quick, and the second argument is a name."""
+
+_CAPABILITIES = b"security.capability"
 
 
 def bind(requests: Requests, operations: KvOperations) -> None:
@@ -52,6 +55,17 @@ def _bind_others(requests: Requests, operations: KvOperations) -> None:
     """Those whose arguments are of a shape of their own."""
     paced, quick, slow, text = requests.paced, requests.answer, requests.begin, shim.text
 
+    def getattr_(request: Any, number: int, has_file: int) -> int:
+        if has_file:
+            return quick(operations.getattr, request, number)
+        return paced(quick, operations.getattr, request, number)
+
+    def getxattr(request: Any, number: int, name: Any, room: int) -> int:
+        name = text(name)
+        if name == _CAPABILITIES:
+            return quick(operations.getxattr, request, number, name, room)
+        return paced(quick, operations.getxattr, request, number, name, room)
+
     def link(request: Any, number: int, parent: int, name: Any) -> int:
         return paced(quick, operations.link, request, number, parent, text(name))
 
@@ -74,6 +88,7 @@ def _bind_others(requests: Requests, operations: KvOperations) -> None:
     def write(request: Any, fh: int, offset: int, data: Any, size: int) -> int:
         return slow(operations.write, request, fh, offset, shim.view(data, size))
 
-    for callback in (link, symlink, rename, setxattr, write):
+    for callback in (getxattr, link, symlink, rename, setxattr, write):
         shim.bind(callback.__name__, callback)
+    shim.bind("getattr", getattr_)
     shim.bind("setattr", setattr_)

@@ -81,6 +81,8 @@ class KvOperations:
     # Names
 
     def lookup(self, parent: int, name: bytes) -> int:
+        if name == b".":  # of a file too: whoever kept a handle of it (name_to_handle_at, NFS) asks for that very node
+            return self._entry(self._nodes.inode(parent), parent)
         return self._looked_up(self._tree.child(self._tree.get(parent), name))
 
     def forget(self, number: int, num_lookups: int) -> None:
@@ -298,7 +300,9 @@ class KvOperations:
     # Parts
 
     def _looked_up(self, inode: Inode) -> int:
-        node = self._files.node_of(inode)
+        return self._entry(inode, self._files.node_of(inode))
+
+    def _entry(self, inode: Inode, node: int) -> int:
         self._nodes.looked_up(node, inode)
         return self._answers.entry(self._attributes(inode, node), node)
 

@@ -11,6 +11,7 @@ The node of a version that nobody reads is the inode's own number.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from kvfs.inode import Inode
@@ -32,6 +33,7 @@ class Nodes:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._aliases: dict[int, _Alias] = {}
+        self._aliased: Counter[int] = Counter()  # lookups that are of aliases, by inode
         self._next = _FIRST_ALIAS
 
     def __len__(self) -> int:
@@ -56,16 +58,27 @@ class Nodes:
         if node >= _FIRST_ALIAS:
             alias = self._aliases.setdefault(node, _Alias(inode))
             alias.lookups += 1
+            self._aliased[inode.number] += 1
 
     def forget(self, node: int, num_lookups: int) -> bool:
         """The kernel forgets so many of its lookups; true when it no longer knows the node."""
         inode = self.inode(node)
-        known = inode.lookups - num_lookups
-        if node >= _FIRST_ALIAS:
-            alias = self._aliases[node]
-            alias.lookups = known = alias.lookups - num_lookups
-            assert known >= 0, f"node {node}: more lookups forgotten than made"
-            if not known:
-                del self._aliases[node]
+        if node < _FIRST_ALIAS:
+            known = inode.lookups - self._aliased.get(inode.number, 0) - num_lookups
+        else:
+            known = self._forget_alias(node, num_lookups)
         self._tree.forget(inode, num_lookups)
         return not known
+
+    def _forget_alias(self, node: int, num_lookups: int) -> int:
+        """How many lookups of the alias are left."""
+        alias = self._aliases[node]
+        number = alias.inode.number
+        assert alias.lookups >= num_lookups, f"node {node}: more lookups forgotten than made"
+        alias.lookups -= num_lookups
+        self._aliased[number] -= num_lookups
+        if not self._aliased[number]:
+            del self._aliased[number]
+        if not alias.lookups:
+            del self._aliases[node]
+        return alias.lookups

@@ -184,7 +184,10 @@ class OpenFiles:
         assert isinstance(content, PlainFile), "a KV file is read through a view"
         if size <= _INLINE_BYTES:
             return content.read_at(offset, size)
-        return await self._eager.in_worker(content.read_at, offset, size)
+        data = await self._eager.in_worker(content.read_at, offset, size)
+        if content is handle.file.inode.content:
+            return data
+        return await self.read(handle, offset, size)  # it has become a KV file meanwhile
 
     def shown(self, inode: Inode, node: int) -> tuple[int, int, int]:
         """Size, mtime and ctime for `stat`.

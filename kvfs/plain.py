@@ -1,11 +1,13 @@
 """A plain file's bytes: a backing file, made when the first byte is written.
 
 The size is kept here, so that `stat` asks nobody. The kernel serialises writes and truncations of one inode, so the
-owner's thread and its workers never change one file at the same time.
+owner's thread and its workers never change one file at the same time. A worker may read while it is changed, though:
+it gets bytes from before or after, and fewer where the file was cut.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -35,7 +37,7 @@ class _Descriptor:
 class PlainFile:
     """The content of a plain file; satisfies `ByteSource`, so an image in it can be imported."""
 
-    __slots__ = ("_directory", "_exists", "_file", "_lock", "_name", "changes", "size")
+    __slots__ = ("_directory", "_exists", "_file", "_is_gone", "_lock", "_name", "changes", "size")
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
@@ -46,6 +48,8 @@ class PlainFile:
         self._file: _Descriptor | None = None
         self._exists = False
         """Whether there may be a backing file."""
+        self._is_gone = False
+        """Whether the bytes were removed for good: no backing file must be made again."""
         self._lock = threading.Lock()
 
     @property
@@ -54,6 +58,7 @@ class PlainFile:
 
     def read_at(self, offset: int, size: int) -> bytes:
         """As `pread(2)`: fewer bytes only at the end."""
+        changes = self.changes  # before the size: see `resize`
         wanted = min(size, self.size - offset)
         if wanted <= 0:
             return b""
@@ -61,8 +66,10 @@ class PlainFile:
             file = self._opened()
             data = os.pread(file.number, wanted, offset)
         except OSError as error:
+            if self._is_gone:
+                return b""
             raise self._failed("read", error) from error
-        if len(data) != wanted:
+        if len(data) != wanted and self.changes == changes:
             raise SymError(f"backing file {self.path} gave {len(data)} of {wanted} bytes at offset {offset}")
         return data
 
@@ -89,12 +96,15 @@ class PlainFile:
 
     def resize(self, size: int) -> None:
         """As `ftruncate(2)`."""
-        self.changes += 1
-        if size or self.size:
+        before = self.size
+        self.size = min(before, size)  # no read begins that expects what will be cut, and one that has begun
+        self.changes += 1  # sees that something changed
+        if size or before:
             try:
                 file = self._opened()
                 os.ftruncate(file.number, size)
             except OSError as error:
+                self.size = before
                 raise self._failed("resize", error) from error
         self.size = size
 
@@ -113,18 +123,30 @@ class PlainFile:
 
     def discard(self) -> None:
         """Remove the bytes for good."""
-        if self._exists:
-            last = [self._opened()] if self.size > _LARGE_BYTES else []
-            self.path.unlink(missing_ok=True)
-            if last:  # its blocks are freed by whoever closes it last, and that takes a while
-                threading.Thread(target=last.clear, name="discard").start()
-            self._exists = False
+        last = self._kept_open() if self._exists and self.size > _LARGE_BYTES else []
         self.size = 0
-        self.close()
+        self.changes += 1
+        with self._lock:
+            self._is_gone = True
+            self._file = None
+        if self._exists:
+            self._exists = False
+            self.path.unlink(missing_ok=True)
+        if last:
+            threading.Thread(target=last.clear, name="discard").start()
+
+    def _kept_open(self) -> list[_Descriptor]:
+        """The open file, for a thread to close last: freeing its blocks takes a while."""
+        try:
+            return [self._opened()]
+        except OSError:  # no descriptor left: then the blocks are freed at once
+            return []
 
     def _opened(self) -> _Descriptor:
         with self._lock:
             if self._file is None:
+                if self._is_gone:
+                    raise FileNotFoundError(errno.ENOENT, "it was removed")
                 self._exists = True
                 self._file = _Descriptor(self.path)
             return self._file

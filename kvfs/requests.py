@@ -5,7 +5,8 @@ A request comes as a call from C. Its handler returns a *status*: the length of 
 EIO and a line in the log, and the mount goes on.
 
 A handler that waits is an eager coroutine (`kvfs.eager`). While it waits, it can be interrupted: a signal to the
-process that made the request (Ctrl-C, SIGKILL) cancels it, and the answer is EINTR.
+process that made the request (Ctrl-C, SIGKILL) cancels it, and the answer is EINTR; so it is for a request that has
+been put off.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import errno
 import functools
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
@@ -40,7 +41,7 @@ class Requests:
         self._pace = pace
         self._nursery: trio.Nursery | None = None
         self._scopes: dict[Any, trio.CancelScope] = {}
-        self._put_off: deque[tuple[Any, Callable[[], int]]] = deque()
+        self._put_off: OrderedDict[Any, Callable[[], int]] = OrderedDict()
         self._something_put_off = trio.Event()
         self._lingers = True
 
@@ -87,8 +88,9 @@ class Requests:
             shim.linger(self._lingers)
         if admitted:
             return how(handler, request, *arguments)
-        self._put_off.append((request, functools.partial(how, handler, request, *arguments)))
+        self._put_off[request] = functools.partial(how, handler, request, *arguments)
         self._something_put_off.set()
+        shim.watch(request)
         return shim.LATER
 
     def interrupted(self, request: Any) -> None:
@@ -96,6 +98,9 @@ class Requests:
         scope = self._scopes.get(request)
         if scope is not None:
             scope.cancel()
+        elif self._put_off.pop(request, None) is not None:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._refuse, request)  # libfuse holds the request's lock just now
 
     # Tasks
 
@@ -114,6 +119,9 @@ class Requests:
             del self._scopes[request]
             shim.answer(request, status)
 
+    async def _refuse(self, request: Any) -> None:
+        shim.answer(request, -errno.EINTR)
+
     async def _answer_put_off(self) -> None:
         while True:
             await self._something_put_off.wait()
@@ -121,7 +129,7 @@ class Requests:
             while self._put_off:
                 await trio.sleep(self._pace.wait_s())
                 while self._put_off and self._pace.admits():
-                    request, call = self._put_off.popleft()
+                    request, call = self._put_off.popitem(last=False)
                     status = call()
                     if status != shim.LATER:
                         shim.answer(request, status)

@@ -52,7 +52,7 @@ static size_t kvfs_data_bytes;
 /* In Python */
 static int kvfs_lookup(fuse_req_t req, uint64_t parent, const char *name);
 static void kvfs_forget(uint64_t inode, uint64_t num_lookups);
-static int kvfs_getattr(fuse_req_t req, uint64_t inode);
+static int kvfs_getattr(fuse_req_t req, uint64_t inode, int has_file);
 static int kvfs_setattr(fuse_req_t req, uint64_t inode, int fields, int has_file, uint64_t file, uint32_t mode,
                         uint32_t uid, uint32_t gid, int64_t size, int64_t atime_s, int64_t atime_ns, int64_t mtime_s,
                         int64_t mtime_ns);
@@ -154,8 +154,7 @@ static void on_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_dat
 
 static void on_getattr(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file)
 {
-    (void)file;
-    answer(req, kvfs_getattr(req, inode));
+    answer(req, kvfs_getattr(req, inode, file != NULL));
 }
 
 static void on_setattr(fuse_req_t req, fuse_ino_t inode, struct stat *attr, int fields, struct fuse_file_info *file)

@@ -45,6 +45,7 @@ class Server:
         self.creds = Credentials(os.getuid(), os.getgid())
         self.handles: dict[int, OpenKv] = {}
         self.busy = False
+        self.num_busy_looks = 0
 
     def _keep(self, handle: OpenKv) -> int:
         number = len(self.handles) + 1
@@ -181,6 +182,14 @@ class Server:
         """As if the model were computing."""
         self.busy = busy
 
+    def is_busy(self) -> bool:
+        self.num_busy_looks += self.busy
+        return self.busy
+
+    def num_paced(self) -> int:
+        """Requests that had to be admitted while the model was computing: it is looked at for each."""
+        return self.num_busy_looks
+
     def slow_down(self, page_s: float) -> None:
         """From now on, a worker takes that long for each page that it looks at; 0 is as fast as ever."""
         self.store.worker_page_s = page_s
@@ -302,7 +311,7 @@ async def main(mountpoint: str, backing_dir: str, num_pages: str, page_bytes: st
                 server.fs,
                 Path(mountpoint),
                 allow_other=allow_other == "1",
-                is_busy=lambda: server.busy,
+                is_busy=server.is_busy,
                 task_status=task_status,
             )
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -35,6 +36,30 @@ def test_a_defect_in_a_handler_is_an_io_error_and_the_mount_goes_on(mount: Mount
     assert "ERROR kvfs.requests: request getxattr(" in mount.log()
     assert "AttributeError: planted" in mount.log()
     assert os.getxattr(mount.path / "a.kv", "user.kv.model") == b"fake"
+
+
+class _FileHandle(ctypes.Structure):
+    _fields_ = (("num_bytes", ctypes.c_uint), ("kind", ctypes.c_int), ("data", ctypes.c_ubyte * 128))
+
+
+@pytest.mark.parametrize("name", ["d", "d/plain", "d/a.kv"])
+def test_a_file_is_found_again_by_its_handle_when_the_kernel_has_forgotten_it(mount: Mount, name: str) -> None:
+    mount.sh("mkdir d; echo text > d/plain")
+    a_kv_file(mount, "d/a.kv")
+    libc = ctypes.CDLL(None, use_errno=True)
+    handle, mount_id = _FileHandle(num_bytes=128), ctypes.c_int()
+    path = os.fsencode(mount.path / name)
+    assert libc.name_to_handle_at(-1, path, ctypes.byref(handle), ctypes.byref(mount_id), 0) == 0
+    Path("/proc/sys/vm/drop_caches").write_text("2")
+    mount.settle()
+    with opened(mount.path) as directory:
+        fd = libc.open_by_handle_at(directory, ctypes.byref(handle), os.O_RDONLY)
+        assert fd >= 0, os.strerror(ctypes.get_errno())
+    try:
+        assert os.fstat(fd).st_ino == os.stat(mount.path / name).st_ino
+        assert name != "d/plain" or os.read(fd, 10) == b"text\n"
+    finally:
+        os.close(fd)
 
 
 def test_unknown_controls_and_seeks(mount: Mount) -> None:

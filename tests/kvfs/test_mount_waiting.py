@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -231,6 +232,53 @@ def test_while_the_model_computes_a_storm_is_answered_all_the_same(mount: Mount)
         mount.sh("cd d; for i in 1 2 3; do echo $i > n$i; [ $(cat n$i) = $i ]; done; ! cat none 2>/dev/null")
     finally:
         mount.call("set_busy", False)
+
+
+_STORM = """
+import os, signal, threading
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+def ask():
+    while True:
+        os.stat("f")
+for _ in range(400): threading.Thread(target=ask).start()
+"""
+
+
+@SIGNALS
+def test_a_signal_ends_requests_that_were_put_off(mount: Mount, number: signal.Signals) -> None:
+    """None of them waits for its turn: between signal and end far fewer are admitted than were waiting."""
+    (mount.path / "f").touch()
+    mount.call("set_busy", True)
+    try:
+        storm = subprocess.Popen([sys.executable, "-c", _STORM], cwd=mount.path)
+        status = Path(f"/proc/{storm.pid}/status")
+        wait_until(lambda: "Threads:\t401\n" in status.read_text())
+        first = mount.call("num_paced")
+        wait_until(lambda: mount.call("num_paced") > first + 400)
+        before = mount.call("num_paced")
+        assert end(storm, number) == -number
+        assert mount.call("num_paced") - before < 200
+        mount.sh("ls -l")
+    finally:
+        mount.call("set_busy", False)
+
+
+def test_what_moves_bytes_is_not_paced_while_the_model_computes(mount: Mount) -> None:
+    """Nor what the kernel asks by the way: an open file's attributes at a read, its capabilities at a write."""
+    piece = bytes(4096)
+    with opened(mount.path / "f", os.O_CREAT | os.O_RDWR) as fd:
+        mount.call("set_busy", True)
+        try:
+            for _ in range(32):  # the first few may be admitted without a look
+                os.stat(mount.path / "f")
+            num_paced = mount.call("num_paced")
+            assert num_paced > 0
+            for i in range(100):
+                os.pwrite(fd, piece, i * len(piece))
+                assert os.pread(fd, len(piece), i * len(piece)) == piece
+            assert mount.call("num_paced") == num_paced
+        finally:
+            mount.call("set_busy", False)
 
 
 def test_device_nodes_keep_their_numbers(mount: Mount) -> None:
