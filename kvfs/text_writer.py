@@ -224,7 +224,7 @@ class TextWriter:
         self._gone.set()
 
     def _is_last(self, num_tokens: int) -> bool:
-        """Whether the file ends in so many tokens of the writer's: after a cut by others, length alone does not tell."""
+        """Whether the file ends in so many tokens of the writer's: after a cut by others, the length does not tell."""
         content = self._handle.content
         return content.cuts == self._cuts and content.table.length == self._first + num_tokens
 
