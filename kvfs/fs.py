@@ -392,8 +392,14 @@ class FileSystem:
         return self._open(inode, content, origin, writable=True)
 
     def _payer(self, creds: Credentials, place: Place | None) -> Account:
-        """Who pays for what the caller makes at a place, or without one."""
-        return self.account_of(creds) if place is None else self._tree.account_for(place.directory, creds.uid)
+        """Who pays for what the caller makes at a place, or without one.
+
+        Whoever is confined to a directory that is no domain any more makes nothing: it would be charged to its owner.
+        """
+        was_removed = creds.root is not None and creds.root.domain is None
+        if place is None or was_removed:
+            return self.account_of(creds)
+        return self._tree.account_for(place.directory, creds.uid)
 
     def _open(self, inode: Inode, content: KvFile, origin: tuple[int, bytes] | None, *, writable: bool) -> OpenKv:
         content.retain()

@@ -98,5 +98,6 @@ class FileLocks:
         for waiter in [each for each in lock.waiting if lock.holders.get(each.owner) == each.exclusive]:
             lock.waiting.remove(waiter)  # two threads asked for one open file: what one has got, both have
             waiter.granted.set()
-        if not lock.holders and not lock.waiting:
-            self._locks.pop(number, None)
+        # A waiter that was granted the lock, lost it again and then is cancelled settles one that is forgotten already.
+        if not lock.holders and not lock.waiting and self._locks.get(number) is lock:
+            del self._locks[number]

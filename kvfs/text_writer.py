@@ -59,6 +59,7 @@ class TextWriter:
         self._rest: tuple[str, int] | None = None
         """Text that the last FLUSH tokenized all the same, and how many tokens it gave."""
         self._first = handle.table.length
+        self._cuts = handle.content.cuts
         self._num_tokens = 0
         self.has_begun = False
         self.num_bytes = 0
@@ -80,7 +81,7 @@ class TextWriter:
             self._require_good()
             if not self.has_begun:
                 self.has_begun = True
-                self._first = self._handle.table.length
+                self._first, self._cuts = self._handle.table.length, self._handle.content.cuts
             taken = 0
             try:
                 while taken < len(data):
@@ -183,8 +184,9 @@ class TextWriter:
         text, num_tokens = self._rest
         self._rest = None
         table = self._handle.table
-        if table.reservation is None and table.length == self._first + self._num_tokens:  # else others went on from it
+        if table.reservation is None and self._is_last(self._num_tokens):  # else others went on from it
             self._fs.kv_truncate(self._handle, table.length - num_tokens)
+            self._cuts = self._handle.content.cuts
             self._num_tokens -= num_tokens
             self._pending = text
 
@@ -217,9 +219,14 @@ class TextWriter:
     def _take_back(self) -> None:
         """No step works on the file: cut away what was computed, unless others went on from it."""
         num_computed = self._num_tokens - self._prefill.num_queued
-        if num_computed and self._handle.table.length == self._first + num_computed:
+        if num_computed and self._is_last(num_computed):
             self._fs.kv_truncate(self._handle, self._first)
         self._gone.set()
+
+    def _is_last(self, num_tokens: int) -> bool:
+        """Whether the file ends in so many tokens of the writer's: after a cut by others, the length does not tell."""
+        content = self._handle.content
+        return content.cuts == self._cuts and content.table.length == self._first + num_tokens
 
     def _too_long(self) -> SymError:
         limit = self._fs.volume.model.max_positions

@@ -19,6 +19,9 @@ from libsym.errors import Invalid, NotSupported, SymError
 MAX_VALUE_BYTES = 64 << 10
 """Linux's own limit for a value; also for all values of a file together, which Linux leaves to each file system."""
 
+MAX_NAMES_BYTES = 63 << 10
+"""For all names of a file together: listxattr(2) gives 64 KiB at most (else E2BIG), the computed names among them."""
+
 _USER = b"user."
 _COMPUTED = b"user.kv."
 _QUOTAS = frozenset({QUOTA, QUOTA_FILES})
@@ -59,8 +62,10 @@ def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> No
         volume.domains.set_limit(inode, name, value, uid)
         return
     _require_settable(name)
-    others = sum(len(kept) for key, kept in inode.xattrs.items() if key != name)
-    if others + len(value) > MAX_VALUE_BYTES:
+    others = [(key, kept) for key, kept in inode.xattrs.items() if key != name]
+    if len(name) + 1 + sum(len(key) + 1 for key, _kept in others) > MAX_NAMES_BYTES:
+        raise SymError(f"{shown(name)}: a file may have {MAX_NAMES_BYTES} bytes of attributes' names", errno.ENOSPC)
+    if len(value) + sum(len(kept) for _key, kept in others) > MAX_VALUE_BYTES:
         raise SymError(f"{shown(name)}: a file may have {MAX_VALUE_BYTES} bytes of attributes", errno.ENOSPC)
     inode.xattrs[name] = value
     inode.changed()

@@ -435,3 +435,21 @@ def test_when_the_domain_is_removed_a_confined_connection_finds_and_makes_nothin
     assert house.fs.kv_list(confined, "") == []
     house.append(handle, 1)
     house.fs.kv_close(handle)
+
+
+def test_where_the_domain_ended_a_confined_connection_makes_nothing_at_its_owners_expense(
+    house: House, confined: Credentials
+) -> None:
+    handle = house.kv(None, 64, confined)
+    house.unset("home/d", "quota")
+    for make in (
+        lambda: house.fs.kv_create(confined, None),
+        lambda: house.fs.kv_create(confined, "a.kv"),
+        lambda: house.fs.kv_fork(confined, handle, "a.kv"),
+        lambda: house.fs.begin_merge(confined, [handle], "a.kv", 0o600, rebase=True),
+    ):
+        with pytest.raises(NotFound, match="confined to was removed"):
+            make()
+    house.fs.kv_close(handle)
+    house.set("home/d", "quota", "16K")
+    house.fs.kv_close(house.fs.kv_create(confined, "a.kv"))

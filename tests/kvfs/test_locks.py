@@ -121,3 +121,25 @@ def test_a_waiter_that_gives_up_leaves_the_queue() -> None:
         assert len(locks) == 0
 
     trio.run(main)
+
+
+def test_a_wait_that_was_cancelled_takes_nothing_from_who_has_the_lock_now(locks: FileLocks) -> None:
+    async def scenario() -> None:
+        scope = trio.CancelScope()
+
+        async def wait() -> None:
+            with scope:
+                await locks.acquire(FILE, "b", exclusive=True)
+
+        async with trio.open_nursery() as nursery:
+            locks.acquire_nowait(FILE, "a", exclusive=True)
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+            # All before the wait has noticed: it is granted the lock and gives it back, and another takes it.
+            locks.release(FILE, "a")
+            locks.release(FILE, "b")
+            locks.acquire_nowait(FILE, "c", exclusive=True)
+        assert would_block(locks, "d", exclusive=True)
+
+    trio.run(scenario)

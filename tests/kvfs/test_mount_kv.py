@@ -162,6 +162,26 @@ def test_xattrs(mount: Mount) -> None:
     assert os.listxattr(mount.path / "plain") == []
 
 
+def test_attributes_are_refused_before_there_are_too_many_to_list(mount: Mount) -> None:
+    a_kv_file(mount)
+    a = mount.path / "a.kv"
+    computed = os.listxattr(a)
+    names = [f"user.{number:0250}" for number in range(300)]
+    set_names: list[str] = []
+
+    def set_all() -> None:
+        for name in names:
+            os.setxattr(a, name, b"")
+            set_names.append(name)
+
+    with pytest.raises(OSError, match="No space left"):
+        set_all()
+    assert set(os.listxattr(a)) == {*computed, *set_names}
+    os.setxattr(a, set_names[0], b"one that is there may still change")
+    os.removexattr(a, set_names[0])
+    os.setxattr(a, names[-1], b"")
+
+
 def test_truncate_keeps_whole_tokens(mount: Mount) -> None:
     handle = a_kv_file(mount)
     sizes = ImageFormat(facts_for(PAGE_BYTES))

@@ -169,6 +169,33 @@ def test_what_a_program_has_appended_since_the_flush_is_not_touched(bench):
     bench.run(scenario)
 
 
+@pytest.mark.parametrize("ending", ["more text", "a failure"])
+def test_what_a_program_put_in_place_of_the_text_is_not_touched(bench, ending):
+    """The file is as long as the writer left it, but the end is not the writer's."""
+
+    async def scenario():
+        await bench.put(b"a", "zero ")
+        handle = await bench.open(b"a", os.O_WRONLY | os.O_APPEND)
+        await bench.write(handle, "one <b")
+        await handle.flush(0)
+        file = bench.fs.kv_open(ME, "a", write=True)
+        bench.fs.kv_truncate(file, 9)
+        await bench.submit(file, [7, 8], rows="none").wait()
+        if ending == "more text":
+            await bench.write(handle, "os>")
+            await bench.close(handle)
+            assert bench.tokens(b"a") == [*b"zero one ", 7, 8, *b"os>"]
+        else:
+            with pytest.raises(Invalid):
+                await handle.write(0, b"\xff")
+            with pytest.raises(SymError):
+                await bench.close(handle)
+            assert bench.tokens(b"a") == [*b"zero one ", 7, 8]
+        bench.fs.kv_close(file)
+
+    bench.run(scenario)
+
+
 def test_a_write_waits_while_too_much_is_on_its_way(bench, monkeypatch):
     monkeypatch.setattr(text_writer, "MAX_QUEUED_TOKENS", 100)
 
