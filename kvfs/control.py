@@ -163,7 +163,7 @@ class ControlTree:
             raise Exists(f"{shown(name)}: a file that is no KV file has this name")
         opened = self._fs.kv_create_in(creds, directory, name, mode & 0o600)
         writer = TextWriter(self._fs, self._files, opened, is_new=True, pid=pid)
-        handle = self._keep(self._text_handle(opened.inode, writer, appends=False))
+        handle = self._keep(self._text_handle(opened.inode, writer, appends=bool(flags & os.O_APPEND)))
         return handle, self.attributes(_TEXT + opened.inode.number)
 
     async def read(self, handle: ControlHandle, offset: int, size: int) -> bytes:

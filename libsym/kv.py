@@ -231,6 +231,8 @@ class Locked:
 
 
 def merge(channel: ClientChannel, kvs: Iterable[KV], path: Path | None, *, rebase: bool, mode: int) -> KV:
+    if not isinstance(kvs, Iterable):
+        raise Invalid(f"kv_merge() takes a list of open files, not {kvs!r}")
     handles = array("Q")
     for kv in kvs:
         if not isinstance(kv, KV):

@@ -324,6 +324,7 @@ def test_wrong_arguments_are_refused_before_they_are_sent() -> None:
         (lambda: sym.kv_extract(kv, [(0, 1 << 70)]), "no entry's number"),
         (lambda: sym.kv_extract(kv, ["ab"]), "no entry's number"),  # type: ignore[list-item]
         (lambda: sym.kv_merge(["a.kv"]), "open files"),  # type: ignore[list-item]
+        (lambda: sym.kv_merge(kv), "a list of open files"),  # type: ignore[arg-type]
         (lambda: sym.tokenize("\ud800"), "surrogate"),
         (lambda: sym.chat_template([{"role": object()}]), "JSON"),
         (lambda: sym.send_to_user(object()), "JSON"),

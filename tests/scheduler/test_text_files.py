@@ -36,8 +36,8 @@ class Texts(Bench):
         self.control = ControlTree(self.fs, Control(self.fs, self.batches, gate, lambda: (), text))
         self.texts = self.control.lookup(self.control.lookup(ROOT_NUMBER, b".symphony").number, b"text").number
 
-    async def create(self, name, mode=0o644):
-        return (await self.control.create(self.texts, name, mode, NEW, ME, 0))[0]
+    async def create(self, name, mode=0o644, flags=NEW):
+        return (await self.control.create(self.texts, name, mode, flags, ME, 0))[0]
 
     async def open(self, name, flags=os.O_RDONLY):
         return await self.control.open(self.control.lookup(self.texts, name).number, flags, 0)
@@ -376,6 +376,23 @@ def test_appending_goes_on_after_what_is_there(bench):
         await bench.write(handle, "!", at=7)
         await bench.close(handle)
         assert await bench.read(b"a") == b"one two!"
+
+    bench.run(scenario)
+
+
+def test_two_shells_append_to_a_context_that_one_of_them_made(bench):
+    """`>> new.kv` in two shells: the first one's offset is a guess as well, once the other has written."""
+
+    async def scenario():
+        first = await bench.create(b"a", flags=NEW | os.O_APPEND)
+        await bench.write(first, "one")
+        await first.flush(0)
+        second = await bench.open(b"a", os.O_WRONLY | os.O_APPEND)
+        await bench.write(second, " two", at=3)
+        await bench.close(second)
+        await bench.write(first, " three", at=7)
+        await bench.close(first)
+        assert await bench.read(b"a") == b"one two three"
 
     bench.run(scenario)
 
