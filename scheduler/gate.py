@@ -301,7 +301,7 @@ class Gate:
     def _entries(self, request: Request) -> tuple[IntArray, IntArray | None]:
         num_tokens, num_positions = request.args[:2]
         if num_tokens < 1:
-            raise Invalid("pred() needs at least one token")
+            raise Invalid("at least one token is needed: there is nothing to append")
         if len(request.payload) != 4 * (num_tokens + num_positions):
             raise Invalid(
                 f"pred() announced {num_tokens} tokens and {num_positions} positions, and sent "

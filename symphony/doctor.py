@@ -291,7 +291,10 @@ def run_bounded(command: list[str], timeout_s: float | None = None) -> tuple[int
     A process that a dead mount blocks may not even die of SIGKILL: it is killed, and waited for no more than a second.
     """
     environment = os.environ | {"LC_ALL": "C.UTF-8"}
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    except OSError as error:
+        return 127, "", f"{command[0]}: {error.strerror}"
     assert child.stdout is not None
     assert child.stderr is not None
     try:
