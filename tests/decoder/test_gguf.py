@@ -217,6 +217,7 @@ def _mutated(whole: bytes, data_start: int, rng: np.random.Generator) -> bytes:
     return bytes(damaged)
 
 
+@pytest.mark.slow
 def test_two_thousand_random_mutations_load_or_are_refused_without_harm(tmp_path):
     config = CONFIG
     metadata = gguf_metadata(config)

@@ -32,6 +32,7 @@ def chunk(tokens, first_page, rows=()):
     return Chunk(tokens, np.arange(len(tokens), dtype=np.int32), pages, 0, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("busy_neighbours")
 def test_steps_of_all_threads_and_of_one_alternate_without_meeting_each_other():

@@ -366,7 +366,7 @@ def machine(tmp_path: Path) -> Iterator[type[Machine]]:
         yield Bound
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [8, pytest.param(120, marks=pytest.mark.slow)])
 def test_random_programs_agree_with_plain_lists(machine: type[Machine], examples: int) -> None:
     run_state_machine_as_test(
         machine,

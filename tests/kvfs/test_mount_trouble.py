@@ -103,6 +103,7 @@ def test_unmounting_with_files_open_is_clean(tmp_path: Path) -> None:
     assert os.listdir(mount.path) == []
 
 
+@pytest.mark.slow
 def test_mounting_where_it_makes_no_sense_says_why(tmp_path: Path) -> None:
     def refusal(base: Path) -> str:
         mount = Mount(base, 16, PAGE_BYTES)

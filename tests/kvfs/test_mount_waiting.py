@@ -17,7 +17,7 @@ import pytest
 
 from tests.kvfs.mounted import NUM_PAGES, CommandFailed, Mount, a_kv_file, check_image, needs_mount, opened
 
-pytestmark = needs_mount
+pytestmark = [needs_mount, pytest.mark.slow]
 
 NUM_WAITERS = 500
 SLOW_PAGE_S = 0.1

@@ -91,6 +91,7 @@ def test_the_c_files_compile_without_a_warning(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
+@pytest.mark.slow
 def test_both_halves_survive_eight_threads_under_sanitizers(tmp_path: Path) -> None:
     program = tmp_path / "stress"
     flags = ["-std=gnu11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{HOUSE}"]

@@ -153,6 +153,7 @@ def test_a_wild_head_of_the_replies_ends_the_connection_but_no_reply_raises(clie
         client.server.receive()
 
 
+@pytest.mark.slow
 def test_twenty_thousand_random_submissions_give_requests_or_protocol_errors() -> None:
     """What is received is what lies between head and tail, byte for byte, or nothing at all."""
     rng = random.Random(2026)

@@ -108,6 +108,7 @@ def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(start_daemon):
     assert again.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -134,6 +135,7 @@ def test_wrong_options_are_one_line_and_leave_nothing(tmp_path, options, message
     assert not os.path.ismount(tmp_path / "kv")
 
 
+@pytest.mark.slow
 def test_kv_of_one_precision_is_refused_by_another(start_daemon, tmp_path):
     image = tmp_path / "context.kv"
     daemon = start_daemon(*TINY, "--precision", "int8")
@@ -156,6 +158,7 @@ def test_kv_of_one_precision_is_refused_by_another(start_daemon, tmp_path):
     assert other.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_configuration_file_says_what_the_options_say(start_daemon, tmp_path):
     config = tmp_path / "symphony.toml"
     config.write_text('model = "tiny"\nkv_memory = "8M"\nthreads = 1\n')

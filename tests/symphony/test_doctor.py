@@ -116,6 +116,7 @@ def test_books_that_do_not_balance_fail_with_what_the_daemon_says(monkeypatch, t
     assert found.advice
 
 
+@pytest.mark.slow
 @needs_fuse
 def test_a_daemon_that_hangs_does_not_hang_the_doctor(daemon, monkeypatch):
     monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))

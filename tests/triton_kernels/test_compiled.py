@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Registers a thread with Triton 3.9 and its own ptxas, by (kernel, compute capability). Heads are query/KV x head_dim.

@@ -8,7 +8,7 @@ import torch
 from libsym.abi import PAGE_ENTRIES
 from triton_kernels.paged_decode_attention import SPLIT_PAGES, layer_pages, paged_decode_attention
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("poisoned_memory")]
 
 # float32: sums of a thousand terms in another order. fp16 and bf16: the weights are rounded to the type
 # before they meet V, and the result once more.

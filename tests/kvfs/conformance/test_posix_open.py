@@ -10,7 +10,7 @@ from tests.kvfs.conformance.script import cases, every
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
 
-pytestmark = needs_mount
+pytestmark = [needs_mount, pytest.mark.slow]
 
 HOW = ("O_RDONLY", "O_WRONLY", "O_RDWR")
 EXTRA = (

@@ -11,7 +11,7 @@ from tests.kvfs.conformance.script import USERS, Case, case
 from tests.kvfs.conformance.twins import Twins
 from tests.kvfs.mounted import needs_mount
 
-pytestmark = needs_mount
+pytestmark = [needs_mount, pytest.mark.slow]
 
 PATHS = (
     "a",
