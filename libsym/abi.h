@@ -1,8 +1,9 @@
 /* The system-call ABI: what a LIP and the daemon share. Everything else is private to one side.
  *
- * A connection is one Unix socket (who is the peer, is it alive), one sealed memfd (this layout) and one
- * eventfd (the doorbell that wakes the daemon). All numbers are in the machine's own byte order: both sides
- * run on it.
+ * A connection is one Unix socket (who is the peer, is it alive), one sealed memfd (this layout) and two
+ * eventfds: the doorbell that wakes the daemon, and the bell that wakes a client which cannot sleep on a futex
+ * because it waits for other things, too (an event loop). All numbers are in the machine's own byte order: both
+ * sides run on it.
  *
  *   offset 0        struct sym_region            4096 bytes
  *   states_offset   one u32 for each result slot
@@ -24,7 +25,7 @@
 #include <stdint.h>
 
 #define SYM_MAGIC 0x314d5953u /* "SYM1" */
-#define SYM_ABI_VERSION 2u
+#define SYM_ABI_VERSION 3u
 
 #define SYM_FRAME_ALIGN 64u
 #define SYM_RING_BYTES (2u << 20)      /* a power of two; holds two frames of the largest size */
@@ -34,7 +35,7 @@
 #define SYM_MAX_SLOTS 1024u
 #define SYM_RANGE_END INT64_MAX /* KV_EXTRACT: where the file ends */
 
-/* First message on the socket, from the client; then the daemon's, with {memfd, eventfd} when err is 0. */
+/* First message on the socket, from the client; then the daemon's, with {memfd, doorbell, bell} when err is 0. */
 struct sym_greeting {
     uint32_t magic, version;
     uint64_t reserved;
@@ -72,17 +73,97 @@ enum sym_op {
     SYM_KV_UNLOCK = 23,
     SYM_CHECK = 24,
     SYM_CONFINE = 25,
+    SYM_PRED_BATCH = 26,
+    SYM_GENERATE = 27,
+    SYM_CANCEL = 28,
+    SYM_SEND = 29,
+    SYM_RECV = 30,
+    SYM_SUBSCRIBE = 31,
+    SYM_UNSUBSCRIBE = 32,
+    SYM_GETRUSAGE = 33,
+    SYM_KV_ADVISE = 34,
+    SYM_KV_SYNC = 35,
+    SYM_VOCABULARY = 36,
 };
 
 enum sym_flag {
     SYM_ROWS_NONE = 1, /* PRED */
     SYM_ROWS_LAST = 2,
     SYM_ROWS_ALL = 4,
+    SYM_MASKED = 8,           /* PRED: a struct sym_mask follows the positions */
+    SYM_REDUCED = 16,         /* PRED: a struct sym_reduction follows: rows are answered by numbers, not by slots */
     SYM_OPEN_WRITE = 1,       /* KV_OPEN */
     SYM_TOKENIZE_SPECIAL = 1, /* TOKENIZE */
     SYM_REBASE = 1,           /* KV_EXTRACT, KV_MERGE */
     SYM_LOCK_SHARED = 1,      /* KV_LOCK */
     SYM_LOCK_NOWAIT = 2,
+};
+
+enum sym_message_kind { SYM_TEXT = 0, SYM_BYTES = 1, SYM_JSON = 2 }; /* SEND, RECV: what the data are */
+
+enum sym_advice {
+    SYM_ADVISE_PIN = 1,
+    SYM_ADVISE_UNPIN = 2,
+    SYM_ADVISE_COLD = 3,
+    SYM_ADVISE_WILLNEED = 4,
+    SYM_ADVISE_TTL = 5,      /* value: milliseconds; 0: for ever */
+    SYM_ADVISE_PRIORITY = 6, /* value: -100 to 100 */
+};
+
+enum sym_finish { /* GENERATE: why it ended */
+    SYM_FINISH_LENGTH = 1,
+    SYM_FINISH_STOP_TOKEN = 2,
+    SYM_FINISH_STOP_TEXT = 3,
+    SYM_FINISH_GRAMMAR = 4, /* it allows nothing more */
+    SYM_FINISH_CANCELLED = 5,
+};
+
+/* PRED, GENERATE: which of the earlier entries the new ones see, besides themselves by causality.
+ * Followed by `num_rows` rows of ceil(num_columns / 32) words, entry i being bit i % 32 of word i / 32.
+ * num_rows is 1 (for all new tokens alike; num_columns = the file's length before them) or the number n of new
+ * tokens (then num_columns = that length + n, and each token sees at least itself). */
+struct sym_mask {
+    uint32_t num_rows, num_columns;
+};
+
+/* How a token is drawn: what sampler.c does with a row of logits. Followed by `num_bias` struct sym_bias, then
+ * `num_before` + `num_generated` int32 tokens for the penalties, then, if `has_allowed`, ceil(vocab_size / 32) words
+ * with a bit for each token that may be drawn. All zero with temperature 0: the argmax. */
+struct sym_sampling {
+    double temperature;
+    double top_p;             /* 1: off */
+    double min_p;             /* 0: off */
+    float repetition_penalty; /* of tokens before and generated; 1: off */
+    float presence_penalty;   /* of tokens generated; 0: off */
+    float frequency_penalty;  /* of tokens generated, each time; 0: off */
+    uint32_t top_k;           /* 0: off */
+    uint64_t seed;            /* the i-th draw (from 0 on) uses the number of seed + i */
+    uint32_t num_bias, num_before, num_generated, has_allowed;
+};
+
+struct sym_bias {
+    int32_t token;
+    float bias; /* added to its logit; -inf: never */
+};
+
+/* PRED: what a row is answered by instead of a result slot. Followed by `num_named` int32 tokens, then, if
+ * `has_sampling`, a struct sym_sampling with what follows it (row i of ROWS_ALL draws with seed + i). */
+struct sym_reduction {
+    uint32_t top_k, num_named, has_sampling, reserved;
+};
+
+/* The answer, once for each row, in the reply's payload; followed by `top_k` struct sym_scored, likeliest first,
+ * then by `num_named` float log-probabilities. */
+struct sym_reduced {
+    int32_t sampled; /* -1: none was asked for */
+    float sampled_logprob; /* under the model's own distribution: before temperature, penalties and limits */
+    float entropy;
+    float logsumexp; /* a token's logit is its log-probability plus this */
+};
+
+struct sym_scored {
+    int32_t token;
+    float logprob;
 };
 
 enum sym_slot_state {
@@ -101,12 +182,15 @@ struct sym_request {
     int64_t args[4];
 };
 
+enum sym_reply_flag { SYM_MORE = 1 /* the reply to this id is not over: others follow */ };
+
 struct sym_reply {
     uint32_t frame_bytes;
     int32_t err; /* errno; then the payload is the message, UTF-8 */
     uint64_t id;
     int64_t args[4];
-    uint64_t reserved[2];
+    uint32_t flags, reserved0;
+    uint64_t reserved1;
 };
 
 struct sym_region {
@@ -132,6 +216,8 @@ struct sym_region {
 
     _Alignas(64) _Atomic uint32_t complete_seq; /* futex: the daemon adds one with every reply */
     _Atomic uint32_t complete_waiters;          /* client: somebody sleeps on complete_seq */
+    _Atomic uint32_t bell_wanted;               /* client: an event loop waits; the daemon clears it and rings the bell */
+    _Atomic uint32_t slots_wanted;              /* daemon: a call waits for slots; whoever frees some clears it and rings */
 
     _Alignas(64) _Atomic uint32_t space_seq; /* futex: the daemon adds one when it made room for requests */
     _Atomic uint32_t space_waiters;          /* client: this many sleep on space_seq */
@@ -141,6 +227,10 @@ _Static_assert(sizeof(struct sym_greeting) == 16, "greeting");
 _Static_assert(sizeof(struct sym_welcome) == 16, "welcome");
 _Static_assert(sizeof(struct sym_request) == 64, "request header");
 _Static_assert(sizeof(struct sym_reply) == 64, "reply header");
+_Static_assert(sizeof(struct sym_mask) == 8, "mask");
+_Static_assert(sizeof(struct sym_sampling) == 64, "sampling");
+_Static_assert(sizeof(struct sym_reduction) == 16, "reduction");
+_Static_assert(sizeof(struct sym_reduced) == 16, "reduced");
 _Static_assert(sizeof(struct sym_region) <= SYM_HEADER_BYTES, "region header");
 
 #endif

@@ -8,7 +8,7 @@ PAGE_ENTRIES = 32
 """Entries in a page. One number for every tier, file and kernel: changing it changes the image format."""
 
 MAGIC = 0x314D5953
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 RING_BYTES = 2 << 20
 MAX_FRAME_BYTES = 1 << 20
@@ -45,6 +45,17 @@ class Op(IntEnum):
     KV_UNLOCK = 23
     CHECK = 24
     CONFINE = 25
+    PRED_BATCH = 26
+    GENERATE = 27
+    CANCEL = 28
+    SEND = 29
+    RECV = 30
+    SUBSCRIBE = 31
+    UNSUBSCRIBE = 32
+    GETRUSAGE = 33
+    KV_ADVISE = 34
+    KV_SYNC = 35
+    VOCABULARY = 36
 
 
 ROWS_NONE = 1
@@ -53,6 +64,44 @@ ROWS_LAST = 2
 """PRED: the distribution after the last token."""
 ROWS_ALL = 4
 """PRED: one distribution after every token."""
+
+MASKED = 8
+"""PRED: with a mask over the entries before."""
+REDUCED = 16
+"""PRED: rows are answered by numbers in the reply, not by result slots."""
+
+MORE = 1
+"""Of a reply: others to the same request follow."""
+
+
+class MessageKind(IntEnum):
+    """SEND, RECV: what the data are."""
+
+    TEXT = 0
+    BYTES = 1
+    JSON = 2
+
+
+class Advice(IntEnum):
+    """KV_ADVISE: what to do with the pages of a file."""
+
+    PIN = 1
+    UNPIN = 2
+    COLD = 3
+    WILLNEED = 4
+    TTL = 5
+    PRIORITY = 6
+
+
+class Finish(IntEnum):
+    """GENERATE: why it ended."""
+
+    LENGTH = 1
+    STOP_TOKEN = 2
+    STOP_TEXT = 3
+    GRAMMAR = 4
+    CANCELLED = 5
+
 
 OPEN_WRITE = 1
 """KV_OPEN: for appending and truncating, not only for reading and forking."""
