@@ -1,17 +1,28 @@
-"""Who holds how many pages: the truth behind `ls`, which shows every fork at its full size."""
+"""Who holds how many pages: the truth behind `ls`, which shows every fork at its full size.
+
+Both walk a tree of any size without holding anybody up, so it may change under them: what comes or goes meanwhile may
+or may not be seen.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
+import trio
 
 from kvfs.content import KvFile
-from kvfs.free_list import IntArray
 from kvfs.inode import READ, SEARCH, Credentials, Inode, allows
 from kvfs.pages import PagePool
+from kvfs.paths import MAX_PATH_BYTES
+
+TURN_S = 0.0003
+"""How long a walk goes on before others get their turn."""
+FEW_NAMES = 500
+"""Sorted at once (0.1 ms); more in a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,45 +38,106 @@ class DuRow:
 
 
 @dataclass(frozen=True, slots=True)
-class DuReport:
-    """Every KV file below a path, and the sum, in which each page counts once."""
+class Denied:
+    """A directory that was not looked into: the caller may not read it, or its path is longer than a path can be."""
 
-    rows: tuple[DuRow, ...]
-    total: DuRow
-    denied: tuple[str, ...]
-    """Directories that the caller may not read."""
+    path: str
 
 
-def disk_usage(pool: PagePool, start: Inode, path: str, creds: Credentials) -> DuReport:
-    """The report for `start`, which the caller reached as `path`."""
-    rows: list[DuRow] = []
-    denied: list[str] = []
-    held: list[IntArray] = []
-    seen: set[int] = set()
-    for name, inode in _walk(start, path, creds, denied):
-        if not isinstance(inode.content, KvFile):
+Visit = Callable[[DuRow | Denied, KvFile | None, Inode], bool]
+"""Called with each find, in the order of names; False ends the walk."""
+
+
+async def walk(start: Inode, path: str, after: Sequence[bytes], creds: Credentials, visit: Visit) -> None:
+    """Visit the KV files at and below `start`, which the caller reached as `path`.
+
+    `after`: names that lead from `start` to the last one that was visited before; those up to it are left out.
+    """
+    if not start.is_directory:
+        if not after and isinstance(start.content, KvFile):
+            visit(_row(path, start.content), start.content, start)
+        return
+    turn_ends_s = perf_counter() + TURN_S
+    walking = [_Directory(path, start, after)]
+    if not (await walking[0].open(creds) or visit(Denied(path), None, start)):
+        return
+    while walking:
+        if perf_counter() > turn_ends_s:
+            await trio.lowlevel.checkpoint()
+            turn_ends_s = perf_counter() + TURN_S
+        directory = walking[-1]
+        if not directory.names:
+            walking.pop()
             continue
-        table = inode.content.table
-        rows.append(DuRow(name, table.length, len(table.pages), table.exclusive_pages, table.shared_pages))
-        if inode.number not in seen:  # a hard link adds nothing
-            seen.add(inode.number)
-            held.append(table.pages)
-    pages = np.concatenate(held) if held else np.empty(0, np.int32)
-    distinct, num_held = np.unique(pages, return_counts=True)
-    exclusive = int(np.count_nonzero(pool.refcount[distinct] == num_held))
-    tokens = sum(row.tokens for row in rows)
-    total = DuRow(path, tokens, len(distinct), exclusive, len(distinct) - exclusive)
-    return DuReport(tuple(rows), total, tuple(denied))
+        name = directory.names.pop()
+        inode = directory.inode.entries.get(name)
+        if inode is None:
+            continue  # removed meanwhile
+        below = directory.after[1:] if directory.after and directory.after[0] == name else ()
+        was_visited = bool(directory.after) and directory.after == (name,)
+        path = os.path.join(directory.path, os.fsdecode(name))  # noqa: PTH118 - no path of the daemon
+        goes_on = True
+        if inode.is_directory:
+            inner = _Directory(path, inode, below)
+            if await inner.open(creds):
+                walking.append(inner)
+            elif not was_visited:
+                goes_on = visit(Denied(path), None, inode)
+        elif isinstance(inode.content, KvFile) and not was_visited:
+            goes_on = visit(_row(path, inode.content), inode.content, inode)
+        if not goes_on:
+            return
 
 
-def _walk(inode: Inode, path: str, creds: Credentials, denied: list[str]) -> Iterator[tuple[str, Inode]]:
-    pending = [(path, inode)]
-    while pending:
-        path, inode = pending.pop()
-        if not inode.is_directory:
-            yield path, inode
-        elif not allows(inode, creds, READ | SEARCH):
-            denied.append(path)
+class _Directory:
+    """One on the way from the start to where the walk is."""
+
+    def __init__(self, path: str, inode: Inode, after: Sequence[bytes]) -> None:
+        self.path = path
+        self.inode = inode
+        self.after = tuple(after)
+        self.names: list[bytes] = []
+        """Those still to come, the next one last."""
+
+    async def open(self, creds: Credentials) -> bool:
+        """Find the names; False if the caller may not."""
+        if not allows(self.inode, creds, READ | SEARCH) or len(os.fsencode(self.path)) > MAX_PATH_BYTES:
+            return False
+        names, first = list(self.inode.entries), self.after[0] if self.after else b""
+        if len(names) <= FEW_NAMES:
+            self.names = _sorted(names, first)
         else:
-            below = sorted(inode.entries.items(), reverse=True)
-            pending += [(os.path.join(path, os.fsdecode(name)), child) for name, child in below]  # noqa: PTH118 - no path of the daemon
+            self.names = await trio.to_thread.run_sync(_sorted, names, first)
+        return True
+
+
+def _sorted(names: list[bytes], first: bytes) -> list[bytes]:
+    return sorted((name for name in names if name >= first), reverse=True)
+
+
+def _row(path: str, kv: KvFile) -> DuRow:
+    table = kv.table
+    exclusive = table.exclusive_pages
+    num_pages = len(table.pages)
+    return DuRow(path, table.length, num_pages, exclusive, num_pages - exclusive)
+
+
+async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> DuRow:
+    """The sum over what `walk` finds, in which each page counts once."""
+    num_held = np.zeros(pool.num_pages, np.int32)
+    seen: set[int] = set()
+    num_tokens = 0
+
+    def add(row: DuRow | Denied, kv: KvFile | None, inode: Inode) -> bool:
+        nonlocal num_tokens
+        if kv is not None and isinstance(row, DuRow):
+            num_tokens += row.tokens
+            if inode.number not in seen:  # a hard link adds nothing
+                seen.add(inode.number)
+                num_held[kv.table.pages] += 1  # a table has a page once
+        return True
+
+    await walk(start, path, (), creds, add)
+    num_pages = int(np.count_nonzero(num_held))
+    exclusive = int(np.count_nonzero((num_held > 0) & (pool.refcount == num_held)))
+    return DuRow(path, num_tokens, num_pages, exclusive, num_pages - exclusive)

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvfs.accounts import Account
+from kvfs.advice import advised, is_stored
 from kvfs.assemble import Assembly, Piece, Ranges, ranges_within
 from kvfs.content import KvFile
-from kvfs.du import DuReport, disk_usage
 from kvfs.inode import (
     READ,
     SEARCH,
@@ -37,7 +37,7 @@ from kvfs.protocols import ModelFacts
 from kvfs.table import PageTable, Reservation
 from kvfs.volume import Volume, VolumeStatistics
 from libsym.abi import RANGE_END
-from libsym.errors import BadHandle, Busy, Exists, Invalid, IsDirectory, NotDirectory, NotFound, SymError
+from libsym.errors import BadHandle, Busy, Exists, Invalid, IsDirectory, NotDirectory, NotFound, NotSupported, SymError
 
 MAX_MERGED = 256
 """Files in one merge: holding each takes some microseconds of the daemon's thread."""
@@ -78,6 +78,10 @@ class KvStat:
     exclusive_pages: int
     mtime_ns: int
     ctime_ns: int
+    pinned: bool
+    ttl_s: float
+    """0: it does not expire."""
+    priority: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +293,17 @@ class FileSystem:
         inode.mode = mode
         inode.changed()
 
+    def kv_advise(self, creds: Credentials, path: str, advice: Sequence[tuple[int, int]]) -> None:
+        """Take advice on a KV file, all or nothing: pairs of what and a value, see `kvfs.advice`."""
+        inode = self._paths.resolve(creds, path)
+        require(inode, creds, READ, path)
+        self._advise(creds, inode, path, advice)
+
+    def kv_advise_open(self, creds: Credentials, handle: OpenKv, advice: Sequence[tuple[int, int]]) -> None:
+        """`kv_advise` of an open file."""
+        self._require_open(handle)
+        self._advise(creds, handle.inode, self.name_of(handle), advice)
+
     def kv_list(self, creds: Credentials, path: str) -> list[Entry]:
         """What a directory holds, by name; the empty path is the root."""
         return [self.entry(name, inode) for name, inode in sorted(self.directory(creds, path).entries.items())]
@@ -316,9 +331,9 @@ class FileSystem:
         self._require_open(handle)
         return self._stat(handle.inode, handle.content)
 
-    def du(self, creds: Credentials, path: str) -> DuReport:
-        """Pages by file below a path, and their sum; the empty path is the root."""
-        return disk_usage(self.pool, self._paths.resolve(creds, path or "."), path or ".", creds)
+    def find(self, creds: Credentials, path: str) -> Inode:
+        """What a path leads to, whatever it is."""
+        return self._paths.resolve(creds, path)
 
     def close(self) -> None:
         """The daemon ends: remove what would outlive it. Not while there is a mount."""
@@ -422,6 +437,14 @@ class FileSystem:
             (origin,) = names
         return self._tree.get(origin[0]), origin[1]
 
+    def _advise(self, creds: Credentials, inode: Inode, what: str, advice: Sequence[tuple[int, int]]) -> None:
+        if not isinstance(inode.content, KvFile):
+            raise NotSupported(f"{what} is no KV file: there is no advice on it")
+        new = advised(inode.advice, advice)
+        if any(is_stored(kind) for kind, _value in advice):
+            require_owner(inode, creds, what)
+            self.volume.advise(inode, new)
+
     def _stat(self, inode: Inode, content: KvFile | None) -> KvStat:
         table = None if content is None else content.table
         return KvStat(
@@ -437,6 +460,9 @@ class FileSystem:
             exclusive_pages=0 if table is None else table.exclusive_pages,
             mtime_ns=inode.mtime_ns,
             ctime_ns=inode.ctime_ns,
+            pinned=inode.advice.pinned,
+            ttl_s=inode.advice.ttl_s,
+            priority=inode.advice.priority,
         )
 
     def _changed(self, handle: OpenKv) -> None:

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 
 from kvfs.accounts import Account
+from kvfs.advice import NO_ADVICE
 from kvfs.content import Content, KvFile
 from libsym.errors import NoAccess, NotPermitted
 
@@ -48,6 +49,7 @@ class Inode:
 
     __slots__ = (
         "account",
+        "advice",
         "atime_ns",
         "content",
         "ctime_ns",
@@ -83,6 +85,8 @@ class Inode:
         """Of a directory that is a domain: who pays for what is below it."""
         self.atime_ns = self.mtime_ns = self.ctime_ns = time.time_ns()
         self.xattrs: dict[bytes, bytes] = {}
+        self.advice = NO_ADVICE
+        """Of a KV file; change it with `Volume.advise`."""
         self.names: set[tuple[int, bytes]] = set()
         """(number of the directory, name) of each hard link."""
         self.opens = 0

@@ -45,6 +45,7 @@ async def serve_mount(
     *,
     allow_other: bool,
     is_busy: Callable[[], bool] = lambda: False,
+    catch_up: Callable[[], None] = lambda: None,
     control: ControlTree | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -53,11 +54,12 @@ async def serve_mount(
     `control`: what its `.symphony` holds; without it there is none.
     `allow_other`: every user may enter, and modes decide; without it only the daemon's own user may, not even root.
     `is_busy`: whether the model is computing; names and attributes then get a bounded share of the time.
+    `catch_up`: called before a request is answered, so that files show what was computed until then.
     """
     where = await trio.to_thread.run_sync(_make_ready, mountpoint, allow_other)
     aliases = await trio.to_thread.run_sync(_aliases, mountpoint, where)
     eager = Eager()
-    requests = Requests(eager, Pace(is_busy))
+    requests = Requests(eager, Pace(is_busy), catch_up)
     answers = Answers(shim.out, shim.send)
     operations = (
         KvOperations(fs.volume, answers, eager)

@@ -36,7 +36,9 @@ Slow: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
 class Requests:
     """The requests of one mount that are being answered."""
 
-    def __init__(self, eager: Eager, pace: Pace) -> None:
+    def __init__(self, eager: Eager, pace: Pace, catch_up: Callable[[], None] = lambda: None) -> None:
+        """`catch_up` is called before anybody looks at a file: what is computed shows from then on."""
+        self._catch_up = catch_up
         self._eager = eager
         self._pace = pace
         self._nursery: trio.Nursery | None = None
@@ -62,6 +64,7 @@ class Requests:
     def answer(self, handler: Quick, _request: Any, *arguments: Any) -> int:
         """By a handler that waits for nothing."""
         try:
+            self._catch_up()
             return handler(*arguments)
         except Exception as error:  # noqa: BLE001 - nothing may reach C
             return -errno_of(error, handler, arguments)
@@ -70,6 +73,7 @@ class Requests:
         """By a handler that may have to wait: then it goes on as a task."""
         coroutine = handler(*arguments)
         try:
+            self._catch_up()
             status = self._eager.start(coroutine)
         except Exception as error:  # noqa: BLE001
             return -errno_of(error, handler, arguments)

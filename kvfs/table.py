@@ -4,15 +4,17 @@
 exactly at the page's fill (it is at the frontier; nobody can be using the slots beyond) or it is the only one that
 refers to the page (then slots beyond its end are leftovers). Every other table gets a copy of the page first.
 
-**A reservation** is the room for one call of a step. Nobody sees its entries before `commit`, and `abort` takes it
-back without trace. The page that a copy is made from stays referenced until then: the decoder copies the bytes when
-the step starts, and until it has, nobody may free the source or append over it.
+**A reservation** is the room for one call of a step, or for several steps to come. Nobody sees its entries before
+`commit` (or `commit_first`, for those that are computed so far), and `abort` takes it back without trace. The page that
+a copy is made from stays referenced until then: the decoder copies the bytes when the step starts, and until it has,
+nobody may free the source or append over it.
 
 Owned by the daemon's trio thread; nothing here awaits or blocks.
 """
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Self
 
 import numpy as np
@@ -27,7 +29,17 @@ from libsym.errors import Invalid, OverQuota
 class PageTable:
     """The entries of one KV file. `close` it when nobody needs it any more."""
 
-    __slots__ = ("_num_pages", "_owner", "_slots", "closed", "length", "pool", "reservation")
+    __slots__ = (
+        "_num_pages",
+        "_owner",
+        "_page_seconds",
+        "_since_s",
+        "_slots",
+        "closed",
+        "length",
+        "pool",
+        "reservation",
+    )
 
     def __init__(self, pool: PagePool, owner: int) -> None:
         self.pool = pool
@@ -38,6 +50,8 @@ class PageTable:
         self.closed = False
         self._slots = np.empty(0, np.int32)  # page numbers, with room to grow
         self._num_pages = 0
+        self._page_seconds = 0.0  # until `_since_s`, when the number of pages changed last
+        self._since_s = 0.0
 
     @classmethod
     def adopt(cls, pool: PagePool, owner: int, pages: IntArray, length: int) -> Self:
@@ -45,7 +59,7 @@ class PageTable:
         assert len(pages) == pages_for(length)
         table = cls(pool, owner)
         table._slots = pages
-        table._num_pages = len(pages)
+        table._has_pages(len(pages))
         table.length = length
         return table
 
@@ -124,7 +138,7 @@ class PageTable:
             raise Invalid(f"can't truncate to {length} entries: the file has {self.length}")
         num_pages = pages_for(length)
         self.pool.release(self._slots[num_pages : self._num_pages], self._owner)
-        self._num_pages = num_pages
+        self._has_pages(num_pages)
         self.length = length
 
     def close(self) -> None:
@@ -132,7 +146,7 @@ class PageTable:
         assert not self.closed
         assert self.reservation is None
         self.pool.release(self.pages, self._owner)
-        self._num_pages = 0
+        self._has_pages(0)
         self.length = 0
         self.closed = True
 
@@ -191,6 +205,19 @@ class PageTable:
         reservation.write_entries()
         return reservation
 
+    @property
+    def page_seconds(self) -> float:
+        """Pages times the seconds that it had them, until now."""
+        return self._page_seconds + self._num_pages * (monotonic() - self._since_s)
+
+    def _has_pages(self, num_pages: int) -> None:
+        """It has so many from now on."""
+        if num_pages != self._num_pages:
+            now_s = monotonic()
+            self._page_seconds += self._num_pages * (now_s - self._since_s)
+            self._since_s = now_s
+            self._num_pages = num_pages
+
     def _grow(self, num_pages: int) -> None:
         if num_pages > self._slots.size:
             slots = np.empty(max(num_pages, 2 * self._slots.size), np.int32)
@@ -201,10 +228,11 @@ class PageTable:
         assert self.reservation is reservation, "this reservation was committed or aborted before"
         self.reservation = None
 
-    def _commit(self, reservation: Reservation) -> None:
-        self._close_reservation(reservation)
-        self._num_pages = len(reservation.pages)
-        self.length += reservation.tokens.size
+    def _commit(self, reservation: Reservation, num_entries: int) -> None:
+        if num_entries == reservation.tokens.size:
+            self._close_reservation(reservation)
+        self.length += num_entries
+        self._has_pages(pages_for(self.length))
         if reservation.copies:
             self._slots = reservation.pages
             self.pool.release(np.array([reservation.copies[0][0]], np.int32), self._owner)
@@ -307,18 +335,44 @@ class Reservation:
 
     def commit(self) -> None:
         """The step is done: the entries are part of the file."""
-        if self._is_stale is not None or self.copies:
-            self._claim()
-        self.table._commit(self)  # noqa: SLF001 - the two classes are one mechanism
+        self._commit(self.tokens.size)
 
-    def _claim(self) -> None:
-        """Note that what was overwritten holds bytes of the owner alone."""
+    def commit_first(self, tokens: IntArray) -> None:
+        """The first entries are computed, and turned out to be these tokens; the others stay reserved."""
+        count, pool = tokens.size, self.table.pool
+        assert 0 < count <= self.tokens.size
+        slots = np.arange(self.start, self.start + count)
+        pool.tokens[self.pages[slots // PAGE_ENTRIES], slots % PAGE_ENTRIES] = tokens
+        self._commit(count)
+        if count < self.tokens.size:
+            self._shift(count)
+
+    def _commit(self, count: int) -> None:
+        num_taken = pages_for(self.start + count) - len(self.pages) + len(self.new_pages)
+        if self._is_stale is not None or self.copies:
+            self._claim(num_taken)
+        self.table._commit(self, count)  # noqa: SLF001 - the two classes are one mechanism
+
+    def _shift(self, count: int) -> None:
+        """Become the reservation of what is left."""
+        num_taken = pages_for(self.start + count) - len(self.pages) + len(self.new_pages)
+        self.start += count
+        self.tokens, self.positions = self.tokens[count:], self.positions[count:]
+        self.new_pages = self.new_pages[num_taken:]
+        if self._is_stale is not None:
+            self._is_stale = self._is_stale[num_taken:]
+            self._num_zeroed = max(0, self._num_zeroed - num_taken)
+        self.copies = ()
+        self._tail_page = int(self.pages[self.start // PAGE_ENTRIES]) if self.start % PAGE_ENTRIES else None
+
+    def _claim(self, num_taken: int) -> None:
+        """Note that what was overwritten, the first new pages, holds bytes of the owner alone."""
         pool, stale = self.table.pool, self._is_stale
-        assert stale is None or not stale[self._num_zeroed :].any(), "pages with bytes of others were not zeroed"
+        assert stale is None or not stale[self._num_zeroed : num_taken].any(), "pages of others were not zeroed"
         if self.table.owner != self._owner:
             return  # the file changed hands meanwhile: the pages hold bytes of both
         if stale is not None:
-            pool.claim(self.new_pages[stale], self._owner)
+            pool.claim(self.new_pages[:num_taken][stale[:num_taken]], self._owner)
         for source, target in self.copies:
             if pool.bytes_of[source] == self._owner:
                 pool.claim(np.array([target], np.int32), self._owner)

@@ -43,13 +43,23 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 
 
 class Tree:
-    """Every inode, by number. `discard` is told of each one that nothing refers to any more."""
+    """Every inode, by number. `discard` is told of each one that nothing refers to any more.
+
+    `idle` is told of a file with a TTL that nobody has open any more.
+    """
 
     def __init__(
-        self, accounts: Accounts, uid: int, gid: int, discard: Callable[[Inode], None], mode: int = 0o755
+        self,
+        accounts: Accounts,
+        uid: int,
+        gid: int,
+        discard: Callable[[Inode], None],
+        mode: int = 0o755,
+        idle: Callable[[Inode], None] = lambda _inode: None,
     ) -> None:
         self._accounts = accounts
         self._discard = discard
+        self._idle = idle
         self._next_number = ROOT_NUMBER + 1
         self.root = Inode(ROOT_NUMBER, stat.S_IFDIR, mode, uid, gid, accounts.of(uid))
         accounts.of(uid).charge_files()
@@ -260,6 +270,8 @@ class Tree:
     def closed(self, inode: Inode) -> None:
         assert inode.opens > 0
         inode.opens -= 1
+        if inode.advice.ttl_ms and not inode.opens:
+            self._idle(inode)
         self.drop_if_unused(inode)
 
     def drop_if_unused(self, inode: Inode) -> None:

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs.accounts import Account
+from kvfs.advice import FileAdvice
+from kvfs.alarms import Alarms
 from kvfs.assemble import Assembly, Piece
 from kvfs.content import KvFile
 from kvfs.domains import Domains
+from kvfs.expiry import Expiry
 from kvfs.header import ImagePlan
 from kvfs.image import ImageFormat
 from kvfs.importer import ImageImport
@@ -62,7 +65,10 @@ class Volume:
         self.pool = pool
         self.model = model
         self.image_format = ImageFormat(model)
-        self.tree = Tree(pool.accounts, uid, gid, self._discard)
+        self.tree = Tree(pool.accounts, uid, gid, self._discard, idle=self._note_idle)
+        self.alarms = Alarms()
+        """What happens at a time; somebody has to `run` them."""
+        self._expiry = Expiry(self.tree, self.alarms)
         self.domains = Domains(self.tree, pool.accounts)
         self.locks = FileLocks()
         self._backing_dir = backing_dir
@@ -151,6 +157,15 @@ class Volume:
             self._charge_another(inode, old, self.pool.accounts.of(uid))
         inode.uid = uid
 
+    def advise(self, inode: Inode, advice: FileAdvice) -> None:
+        """Set what is to become of a file; its TTL runs from now on."""
+        inode.advice = advice
+        inode.changed()
+        self._expiry.note_use(inode)
+
+    def _note_idle(self, inode: Inode) -> None:
+        self._expiry.note_use(inode)
+
     def _charge_another(self, inode: Inode, old: Account, new: Account) -> None:
         new.require_files(1 if inode.domain is None else 1 + inode.domain.num_files)
         if inode.domain is not None:
@@ -173,6 +188,7 @@ class Volume:
 
     def _discard(self, inode: Inode) -> None:
         """Nothing leads to the inode's content any more."""
+        self._expiry.forget(inode)
         content, inode.content = inode.content, None
         if isinstance(content, KvFile):
             self.release_kv(content)
@@ -244,6 +260,7 @@ class Volume:
     def check(self) -> None:
         """Raise AssertionError unless names, versions and pages account for each other."""
         self.tree.check()
+        self._expiry.check()
         shown = {inode.content for inode in self.tree if isinstance(inode.content, KvFile)}
         assert shown <= self._kv_files, "an inode shows a version that was given back"
         tables = [kv.table for kv in self._kv_files]

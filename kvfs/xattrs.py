@@ -1,6 +1,7 @@
 """Extended attributes: what a user noted (`user.*`), and what a KV file or a domain says of itself (`user.kv.*`).
 
-The latter are computed, and can't be set; but a domain's quotas can, by its owner (see `kvfs.domains`).
+The latter are computed, and can't be set; but a domain's quotas can, by its owner (see `kvfs.domains`), and so can the
+advice on a KV file (see `kvfs.advice`).
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
+from kvfs import advice
 from kvfs.content import KvFile
 from kvfs.domains import QUOTA, QUOTA_FILES
-from kvfs.inode import Inode, shown
+from kvfs.inode import Credentials, Inode, require_owner, shown
 from kvfs.protocols import ModelFacts
 from kvfs.table import PageTable
 from kvfs.volume import Volume
@@ -25,6 +27,7 @@ MAX_NAMES_BYTES = 63 << 10
 _USER = b"user."
 _COMPUTED = b"user.kv."
 _QUOTAS = frozenset({QUOTA, QUOTA_FILES})
+_ADVICE = frozenset({advice.PINNED, advice.TTL, advice.PRIORITY})
 
 _KV: dict[bytes, Callable[[KvFile, ModelFacts], str]] = {
     b"user.kv.tokens": lambda kv, _model: str(kv.table.length),
@@ -44,7 +47,7 @@ def get(volume: Volume, inode: Inode, name: bytes) -> bytes:
         raise NotSupported(f"{shown(name)}: attributes of this kind are not kept here")
     if isinstance(inode.content, KvFile) and name in _KV:
         return _KV[name](inode.content, volume.model).encode()
-    found = inode.xattrs.get(name, volume.domains.attributes(inode).get(name))
+    found = inode.xattrs.get(name, _own(volume, inode).get(name))
     if found is None:
         raise _no_data(name)
     return found
@@ -52,14 +55,25 @@ def get(volume: Volume, inode: Inode, name: bytes) -> bytes:
 
 def names(volume: Volume, inode: Inode) -> list[bytes]:
     """Every name that `get` answers."""
-    computed = _KV if isinstance(inode.content, KvFile) else volume.domains.attributes(inode)
-    return [*sorted(inode.xattrs), *computed]
+    computed = _KV if isinstance(inode.content, KvFile) else {}
+    return [*sorted(inode.xattrs), *computed, *_own(volume, inode)]
+
+
+def _own(volume: Volume, inode: Inode) -> dict[bytes, bytes]:
+    """What a KV file or a domain says of itself, and its owner may change."""
+    if isinstance(inode.content, KvFile):
+        return advice.attributes(inode.advice)
+    return volume.domains.attributes(inode)
 
 
 def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> None:
-    """Set an attribute of the user's own, or a domain's quota for `uid`."""
+    """Set an attribute of the user's own, or for `uid` a domain's quota or advice on a KV file."""
     if name in _QUOTAS:
         volume.domains.set_limit(inode, name, value, uid)
+        return
+    if name in _ADVICE:
+        _require_advisable(volume, inode, uid)
+        volume.advise(inode, advice.from_attribute(inode.advice, name, value))
         return
     _require_settable(name)
     others = [(key, kept) for key, kept in inode.xattrs.items() if key != name]
@@ -72,16 +86,27 @@ def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> No
 
 
 def remove(volume: Volume, inode: Inode, name: bytes, uid: int) -> None:
-    """Remove an attribute of the user's own, or a domain's quota for `uid`."""
+    """Remove an attribute of the user's own, or for `uid` a domain's quota or advice on a KV file."""
     if name in _QUOTAS and name in volume.domains.attributes(inode):
         volume.domains.remove_limit(inode, name, uid)
         return
-    if name not in _QUOTAS:
+    if name in _ADVICE and isinstance(inode.content, KvFile):
+        _require_advisable(volume, inode, uid)
+        volume.advise(inode, advice.without_attribute(inode.advice, name))
+        return
+    if name not in _QUOTAS | _ADVICE:
         _require_settable(name)
     if name not in inode.xattrs:
         raise _no_data(name)
     del inode.xattrs[name]
     inode.changed()
+
+
+def _require_advisable(volume: Volume, inode: Inode, uid: int) -> None:
+    path = volume.tree.path_of(inode)
+    if not isinstance(inode.content, KvFile):
+        raise NotSupported(f"{path} is no KV file: there is no advice on it")
+    require_owner(inode, Credentials(uid, 0), path)
 
 
 def _require_settable(name: bytes) -> None:

@@ -141,12 +141,25 @@ def test_xattrs(mount: Mount) -> None:
     os.unlink(b)
     mount.settle()
     assert os.getxattr(a, "user.kv.exclusive") == b"4"
+    advice = {"user.kv.pinned": b"1", "user.kv.ttl": b"3600", "user.kv.priority": b"-3"}
+    assert [values[name] for name in advice] == [b"0", b"0", b"0"]
+    for name, value in advice.items():
+        os.setxattr(a, name, value)
+        assert os.getxattr(a, name) == value
+    mount.sh("cp -a a.kv kept.kv; cp a.kv new.kv")
+    assert os.getxattr(mount.path / "kept.kv", "user.kv.ttl") == b"3600", "cp -a copies attributes"
+    assert os.getxattr(mount.path / "new.kv", "user.kv.ttl") == b"0"
+    for name in advice:
+        os.removexattr(a, name)
+        assert os.getxattr(a, name) == b"0"
     os.setxattr(a, "user.note", b"a note")
     assert os.getxattr(a, "user.note") == b"a note"
     for action, code in (
         (lambda: os.setxattr(a, "user.note", b"", os.XATTR_CREATE), errno.EEXIST),
         (lambda: os.setxattr(a, "user.other", b"", os.XATTR_REPLACE), errno.ENODATA),
         (lambda: os.setxattr(a, "user.kv.tokens", b"7"), errno.EOPNOTSUPP),
+        (lambda: os.setxattr(a, "user.kv.ttl", b"soon"), errno.EINVAL),
+        (lambda: os.setxattr(mount.path / "plain", "user.kv.ttl", b"1"), errno.EOPNOTSUPP),
         (lambda: os.setxattr(a, "user.large", bytes(65536)), errno.ENOSPC),
         (lambda: os.setxattr(a, "trusted.x", b"x"), errno.EOPNOTSUPP),
         (lambda: os.getxattr(a, "system.posix_acl_access"), errno.EOPNOTSUPP),

@@ -121,6 +121,68 @@ def test_an_abort_restores_everything(table: PageTable, decoder: FakeDecoder, po
     assert_holds(decoder, table, [*tokens_for(length), 4])
 
 
+@pytest.mark.parametrize("length", [0, 1, 30, 31, 32, 33])
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_reservation_for_later_is_committed_piece_by_piece_and_the_rest_given_back(
+    table: PageTable, decoder: FakeDecoder, pool: PagePool, length: int, *, forked: bool
+):
+    if length:
+        decoder.append(table, tokens_for(length))
+    fork = table.fork() if forked else None
+    if fork is not None:
+        decoder.append(fork, [77])  # the first at the frontier: the table has to copy its tail
+    whole = table.reserve([0] * 70, range(length, length + 70))
+    found: list[int] = []
+    for count in (1, 2, 30, 1, 5):
+        found += tokens_for(count, seed=len(found))
+        start = whole.start
+        decoder.step(whole)  # the KV of tokens that are not known yet; the last step is the one that counts
+        whole.commit_first(np.array(tokens_for(count, seed=len(found) - count), np.int32))
+        assert (len(table), whole.start) == (length + len(found), start + count)
+        assert len(table.pages) == (len(table) + 31) // 32
+        assert table.read()[0].tolist() == tokens_for(length) + found
+        assert table.read()[1].tolist() == list(range(len(table)))
+        pool.check([table, fork] if fork else [table])
+    whole.abort()
+    pool.check([table, fork] if fork else [table])
+    assert len(pool.digests_of(table.pages[:1])) > 0
+    decoder.append(table, [4])
+    assert table.read()[0].tolist() == [*tokens_for(length), *found, 4]
+    if fork is not None:
+        assert_holds(decoder, fork, [*tokens_for(length), 77])
+        fork.close()
+    table.close()
+    pool.check([])
+
+
+def test_a_reservation_whose_entries_are_all_committed_piece_by_piece_is_over(table: PageTable, pool: PagePool):
+    reservation = table.reserve([0] * 40, range(40))
+    reservation.commit_first(np.arange(39, dtype=np.int32))
+    assert table.reservation is reservation
+    reservation.commit_first(np.array([39], np.int32))
+    assert table.reservation is None
+    assert table.read()[0].tolist() == list(range(40))
+    pool.check([table])
+
+
+def test_pages_of_others_that_were_reserved_ahead_stay_dirty_until_they_are_zeroed(
+    pool: PagePool, decoder: FakeDecoder
+):
+    bobs, mine = PageTable(pool, BOB), PageTable(pool, ANN)
+    decoder.append(bobs, range(14 * 32))
+    bobs.close()
+    reservation = mine.reserve(range(90), range(90))
+    first, second, third = reservation.new_pages.tolist()
+    assert reservation.pages_to_zero(40) == [first, second]
+    reservation.commit_first(np.arange(35, dtype=np.int32))
+    assert pool.bytes_of[[first, second]].tolist() == [ANN, ANN]
+    assert reservation.pages_to_zero(55) == [third]
+    reservation.commit_first(np.arange(1, dtype=np.int32))
+    reservation.abort()
+    assert pool.bytes_of[third] != ANN
+    pool.check([mine])
+
+
 def test_an_abort_leaves_the_frontier_to_a_fork(table: PageTable, decoder: FakeDecoder, pool: PagePool):
     decoder.append(table, [1, 2, 3])
     reservation = table.reserve([4], [3])
@@ -448,3 +510,31 @@ def test_the_target_of_a_copy_needs_no_zeroing(pool: PagePool, decoder: FakeDeco
     decoder.append(fork, [2])
     assert store.num_zeroed == 0
     assert pool.bytes_of[fork.pages].tolist() == [ANN]
+
+
+def test_page_seconds_are_the_pages_times_how_long_it_had_them(
+    table: PageTable, decoder: FakeDecoder, monkeypatch: pytest.MonkeyPatch
+):
+    now_s = 100.0
+    monkeypatch.setattr("kvfs.table.monotonic", lambda: now_s)
+    now_s = 150.0
+    assert table.page_seconds == 0
+    decoder.append(table, tokens_for(40))  # two pages
+    now_s = 153.0
+    decoder.append(table, tokens_for(4))
+    fork = table.fork()
+    assert (table.page_seconds, fork.page_seconds) == (6, 0)
+    decoder.append(fork, tokens_for(40))
+    now_s = 154.0
+    assert (table.page_seconds, fork.page_seconds) == (8, 3)
+    table.truncate(10)
+    now_s = 164.0
+    assert table.page_seconds == 18
+    reservation = table.reserve([1] * 64, range(64))
+    now_s = 165.0
+    assert table.page_seconds == 19, "what is not committed is not had"
+    reservation.abort()
+    table.close()
+    now_s = 1000.0
+    assert table.page_seconds == 19
+    fork.close()

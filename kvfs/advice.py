@@ -1,0 +1,109 @@
+"""What an owner says about the future of a file: keep it, let it go after some time, put it before others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from libsym.abi import Advice
+from libsym.errors import Invalid
+
+MAX_TTL_MS = 10 * 365 * 86_400_000
+"""Ten years: more is a mistake, and 0 is for ever."""
+MAX_PRIORITY = 100
+
+PINNED, TTL, PRIORITY = b"user.kv.pinned", b"user.kv.ttl", b"user.kv.priority"
+"""The same as attributes: 0 or 1, seconds, a whole number."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileAdvice:
+    """Stored with the inode: every name and every version of the file has it, a fork does not."""
+
+    pinned: bool = False
+    """It does not expire, whatever its TTL."""
+    ttl_ms: int = 0
+    """It is removed so long after its last use, when nobody has it open; 0: never."""
+    priority: int = 0
+
+    @property
+    def ttl_s(self) -> float:
+        return self.ttl_ms / 1000
+
+
+NO_ADVICE = FileAdvice()
+
+
+def advised(old: FileAdvice, advice: Sequence[tuple[int, int]]) -> FileAdvice:
+    """What `old` becomes by some pieces of advice, each with its value, one after the other."""
+    for kind, value in advice:
+        if kind == Advice.PIN:
+            old = replace(old, pinned=True)
+        elif kind == Advice.UNPIN:
+            old = replace(old, pinned=False)
+        elif kind == Advice.TTL:
+            old = replace(old, ttl_ms=_within(value, 0, MAX_TTL_MS, "a TTL in milliseconds"))
+        elif kind == Advice.PRIORITY:
+            old = replace(old, priority=_within(value, -MAX_PRIORITY, MAX_PRIORITY, "a priority"))
+        elif kind not in {Advice.COLD, Advice.WILLNEED}:  # of where the bytes are, when there is more than one place
+            raise Invalid(f"there is no advice {kind}")
+    return old
+
+
+def is_stored(kind: int) -> bool:
+    """Whether a piece of advice changes the file: only its owner gives it."""
+    return kind not in {Advice.COLD, Advice.WILLNEED}
+
+
+def attributes(advice: FileAdvice) -> dict[bytes, bytes]:
+    """Advice as extended attributes."""
+    return {
+        PINNED: b"%d" % advice.pinned,
+        TTL: f"{advice.ttl_s:.3f}".rstrip("0").rstrip(".").encode(),
+        PRIORITY: b"%d" % advice.priority,
+    }
+
+
+def from_attribute(old: FileAdvice, name: bytes, value: bytes) -> FileAdvice:
+    """What `old` becomes when one of the attributes is set."""
+    text = value.decode(errors="replace").strip("\0 \n")
+    return advised(old, (_PARSERS[name](text),))
+
+
+def without_attribute(old: FileAdvice, name: bytes) -> FileAdvice:
+    """What `old` becomes when one of the attributes is removed."""
+    return from_attribute(old, name, b"0")
+
+
+def _parse_pinned(text: str) -> tuple[int, int]:
+    if text not in {"0", "1"}:
+        raise Invalid(f"user.kv.pinned is 0 or 1, not {text!r}")
+    return (Advice.PIN if text == "1" else Advice.UNPIN), 0
+
+
+def _parse_ttl(text: str) -> tuple[int, int]:
+    whole, dot, part = text.partition(".")
+    digits = (whole + part) if dot else whole
+    if not (digits.isascii() and digits.isdigit() and len(text) < 20):
+        raise Invalid(f"user.kv.ttl is a number of seconds, as 3600 or 0.5, not {text!r}")
+    return Advice.TTL, round(float(text) * 1000)
+
+
+def _parse_priority(text: str) -> tuple[int, int]:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(text) < 5):
+        raise Invalid(f"user.kv.priority is a whole number, not {text!r}")
+    return Advice.PRIORITY, int(text)
+
+
+_PARSERS: dict[bytes, Callable[[str], tuple[int, int]]] = {
+    PINNED: _parse_pinned,
+    TTL: _parse_ttl,
+    PRIORITY: _parse_priority,
+}
+
+
+def _within(value: int, least: int, most: int, what: str) -> int:
+    if not least <= value <= most:
+        raise Invalid(f"{what} is between {least} and {most}, not {value}")
+    return value

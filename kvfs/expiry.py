@@ -1,0 +1,53 @@
+"""Files with a TTL that nobody has open: each has an alarm, which takes away all of its names.
+
+Whoever uses a file has it open (a handle of a LIP, an open file of the mount), so its last use is the last close;
+setting advice counts as one. An open file has no need of an alarm, and pays nothing: one that goes off meanwhile does
+nothing, and the close sets the next.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from kvfs.alarms import Alarm, Alarms
+from kvfs.content import KvFile
+from kvfs.inode import Inode
+from kvfs.tree import Tree
+
+log = logging.getLogger(__name__)
+
+
+class Expiry:
+    """The alarms of one tree's files, by inode number."""
+
+    def __init__(self, tree: Tree, alarms: Alarms) -> None:
+        self._tree = tree
+        self._alarms = alarms
+        self._of: dict[int, Alarm] = {}
+
+    def note_use(self, inode: Inode) -> None:
+        """Nobody has the file open any more, or its advice has changed: the time runs from now on."""
+        self.forget(inode)
+        if inode.advice.ttl_ms and not inode.advice.pinned and not inode.opens:
+            self._of[inode.number] = self._alarms.set(inode.advice.ttl_s, lambda: self._expire(inode))
+
+    def forget(self, inode: Inode) -> None:
+        """Nothing leads to the file any more."""
+        alarm = self._of.pop(inode.number, None)
+        if alarm is not None:
+            self._alarms.cancel(alarm)
+
+    def _expire(self, inode: Inode) -> None:
+        del self._of[inode.number]
+        if inode.opens or not isinstance(inode.content, KvFile):
+            return  # in use, or a plain file by now: its next close looks again
+        log.info("%s expires: unused for %g s", self._tree.path_of(inode), inode.advice.ttl_s)
+        for directory, name in tuple(inode.names):
+            self._tree.unlink(self._tree.get(directory), name)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every file that has to expire will."""
+        for inode in self._tree:
+            due = inode.advice.ttl_ms and not inode.advice.pinned and not inode.opens
+            if due and inode.names and isinstance(inode.content, KvFile):
+                assert inode.number in self._of, f"inode {inode.number} has a TTL and no alarm"

@@ -1,0 +1,248 @@
+"""Advice on files: who gives it, where it shows, and files that go when nobody uses them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from kvfs import xattrs
+from kvfs.fs import FileSystem
+from kvfs.pages import PagePool
+from kvfs.tree import Credentials
+from libsym.abi import Advice
+from libsym.errors import Invalid, NoAccess, NotFound, NotPermitted, NotSupported, SymError
+from tests.kvfs.fakes import FakeFacts
+
+ROOT = Credentials(0, 0)
+ANN = Credentials(1000, 1000)
+BOB = Credentials(1001, 1001)
+
+
+@pytest.fixture
+def fs(pool: PagePool, facts: FakeFacts, tmp_path: Path) -> Iterator[FileSystem]:
+    fs = FileSystem(pool, facts, tmp_path / "backing", 0, 0)
+    fs.volume.tree.root.mode = 0o777
+    yield fs
+    fs.check()
+
+
+def in_time(fs: FileSystem, main: Callable[[], Awaitable[None]]) -> None:
+    """Run `main` while the file system's alarms go off; time passes when everybody waits for it."""
+
+    async def both() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fs.volume.alarms.run)
+            await main()
+            nursery.cancel_scope.cancel()
+
+    trio.run(both, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def make(fs: FileSystem, name: str, mode: int = 0o600) -> None:
+    fs.kv_close(fs.kv_create(ANN, name, mode))
+
+
+def ttl(seconds: float) -> list[tuple[int, int]]:
+    return [(Advice.TTL, int(seconds * 1000))]
+
+
+def names(fs: FileSystem) -> set[str]:
+    return {entry.name for entry in fs.kv_list(ROOT, "")}
+
+
+def attribute(fs: FileSystem, path: str, name: str) -> str:
+    inode = fs.volume.tree.child(fs.volume.tree.root, os.fsencode(path))
+    return xattrs.get(fs.volume, inode, f"user.kv.{name}".encode()).decode()
+
+
+def set_attribute(fs: FileSystem, path: str, name: str, value: str, uid: int = ANN.uid) -> None:
+    inode = fs.volume.tree.child(fs.volume.tree.root, os.fsencode(path))
+    xattrs.put(fs.volume, inode, f"user.kv.{name}".encode(), value.encode(), uid)
+
+
+def test_advice_shows_in_stat_and_in_attributes(fs: FileSystem) -> None:
+    async def main() -> None:
+        make(fs, "a.kv")
+        assert [attribute(fs, "a.kv", name) for name in ("pinned", "ttl", "priority")] == ["0", "0", "0"]
+        fs.kv_advise(ANN, "a.kv", [(Advice.PIN, 0), (Advice.TTL, 1500), (Advice.PRIORITY, -7)])
+        stat = fs.kv_stat(ANN, "a.kv")
+        assert (stat.pinned, stat.ttl_s, stat.priority) == (True, 1.5, -7)
+        assert [attribute(fs, "a.kv", name) for name in ("pinned", "ttl", "priority")] == ["1", "1.5", "-7"]
+        handle = fs.kv_open(ANN, "a.kv", write=False)
+        fs.kv_advise_open(ANN, handle, [(Advice.UNPIN, 0), (Advice.TTL, 0)])
+        stat = fs.kv_stat_open(handle)
+        assert (stat.pinned, stat.ttl_s, stat.priority) == (False, 0, -7)
+        fork = fs.kv_stat_open(fs.kv_fork(ANN, handle, "b.kv"))
+        assert fork.priority == 0, "a fork is another file"
+
+    in_time(fs, main)
+
+
+def test_attributes_are_advice_and_removing_one_takes_it_back(fs: FileSystem) -> None:
+    async def main() -> None:
+        make(fs, "a.kv")
+        inode = fs.volume.tree.child(fs.volume.tree.root, b"a.kv")
+        for name, value in (("pinned", "1"), ("ttl", "3600"), ("ttl", "0.25"), ("priority", "100")):
+            set_attribute(fs, "a.kv", name, value)
+            assert attribute(fs, "a.kv", name) == value
+            assert f"user.kv.{name}".encode() in xattrs.names(fs.volume, inode)
+        for name in ("pinned", "ttl", "priority"):
+            xattrs.remove(fs.volume, inode, f"user.kv.{name}".encode(), ANN.uid)
+            assert attribute(fs, "a.kv", name) == "0"
+
+    in_time(fs, main)
+
+
+def test_advice_that_makes_no_sense_is_refused_and_changes_nothing(fs: FileSystem) -> None:
+    make(fs, "a.kv")
+    for advice in ((0, 0), (99, 0), (Advice.TTL, -1), (Advice.TTL, 1 << 60), (Advice.PRIORITY, 101)):
+        with pytest.raises(Invalid):
+            fs.kv_advise(ANN, "a.kv", [(Advice.PIN, 0), advice])
+    for name, value in (
+        ("pinned", "yes"),
+        ("ttl", ""),
+        ("ttl", "-1"),
+        ("ttl", "1e3"),
+        ("ttl", "nan"),
+        ("ttl", "."),
+        ("ttl", "9" * 19),
+        ("priority", "1.5"),
+        ("priority", "-"),
+        ("priority", "1000"),
+        ("priority", "\u0663"),
+    ):
+        with pytest.raises(Invalid):
+            set_attribute(fs, "a.kv", name, value)
+    stat = fs.kv_stat(ANN, "a.kv")
+    assert (stat.pinned, stat.ttl_s, stat.priority) == (False, 0, 0)
+
+
+def test_only_the_owner_gives_advice_that_is_kept(fs: FileSystem) -> None:
+    make(fs, "open.kv", 0o666)
+    make(fs, "closed.kv", 0o600)
+    for advice in ((Advice.PIN, 0), (Advice.PRIORITY, 1), (Advice.TTL, 1)):
+        with pytest.raises(NotPermitted):
+            fs.kv_advise(BOB, "open.kv", [advice])
+        with pytest.raises(NoAccess):
+            fs.kv_advise(BOB, "closed.kv", [advice])
+    with pytest.raises(NotPermitted):
+        set_attribute(fs, "open.kv", "pinned", "1", BOB.uid)
+    fs.kv_advise(BOB, "open.kv", [(Advice.WILLNEED, 0), (Advice.COLD, 0)])
+    fs.kv_advise(ROOT, "closed.kv", [(Advice.PIN, 0)])
+    assert fs.kv_stat(ANN, "closed.kv").pinned
+    assert not fs.kv_stat(ANN, "open.kv").pinned
+
+
+def test_there_is_no_advice_on_what_is_no_kv_file(fs: FileSystem) -> None:
+    fs.volume.make_plain(fs.volume.tree.root, b"plain", 0o644, ANN.uid, ANN.gid)
+    with pytest.raises(NotSupported):
+        fs.kv_advise(ANN, "plain", [(Advice.PIN, 0)])
+    with pytest.raises(NotSupported):
+        set_attribute(fs, "plain", "pinned", "1")
+    with pytest.raises(SymError, match="no attribute"):
+        attribute(fs, "plain", "pinned")
+    with pytest.raises(NotFound):
+        fs.kv_advise(ANN, "none", [(Advice.PIN, 0)])
+
+
+def test_an_unused_file_goes_after_its_ttl_with_all_its_names_and_pages(fs: FileSystem) -> None:
+    async def main() -> None:
+        free = fs.pool.num_free
+        handle = fs.kv_create(ANN, "a.kv")
+        fs.reserve(handle, range(40), range(40)).commit()
+        root = fs.volume.tree.root
+        fs.volume.tree.link(handle.inode, root, b"hard.kv")
+        make(fs, "other.kv")
+        fs.kv_advise_open(ANN, handle, ttl(10))
+        fs.kv_close(handle)
+        await trio.sleep(9.9)
+        assert names(fs) == {"a.kv", "hard.kv", "other.kv"}
+        fs.check()
+        await trio.sleep(0.2)
+        assert names(fs) == {"other.kv"}
+        assert fs.pool.num_free == free
+        fs.check()
+
+    in_time(fs, main)
+
+
+def test_use_puts_the_end_off_and_an_open_file_does_not_expire(fs: FileSystem) -> None:
+    async def main() -> None:
+        make(fs, "a.kv")
+        fs.kv_advise(ANN, "a.kv", ttl(10))
+        await trio.sleep(9)
+        handle = fs.kv_open(ANN, "a.kv", write=False)
+        await trio.sleep(100)
+        fs.kv_close(handle)
+        await trio.sleep(9)
+        assert names(fs) == {"a.kv"}, "the time runs from the close"
+        inode = fs.volume.tree.child(fs.volume.tree.root, b"a.kv")
+        fs.volume.tree.opened(inode)  # as the mount does
+        await trio.sleep(100)
+        fs.volume.tree.closed(inode)
+        await trio.sleep(9)
+        fs.kv_stat(ANN, "a.kv")  # looking is no use
+        await trio.sleep(2)
+        assert names(fs) == set()
+
+    in_time(fs, main)
+
+
+def test_a_pinned_file_stays_until_it_is_unpinned(fs: FileSystem) -> None:
+    async def main() -> None:
+        make(fs, "a.kv")
+        fs.kv_advise(ANN, "a.kv", [*ttl(10), (Advice.PIN, 0)])
+        await trio.sleep(1000)
+        fs.kv_advise(ANN, "a.kv", [(Advice.UNPIN, 0)])
+        await trio.sleep(9)
+        assert names(fs) == {"a.kv"}
+        await trio.sleep(2)
+        assert names(fs) == set()
+
+    in_time(fs, main)
+
+
+def test_minds_may_change_a_longer_ttl_and_none(fs: FileSystem) -> None:
+    async def main() -> None:
+        for name in ("longer.kv", "shorter.kv", "none.kv"):
+            make(fs, name)
+            fs.kv_advise(ANN, name, ttl(10))
+        await trio.sleep(5)
+        fs.kv_advise(ANN, "longer.kv", ttl(20))
+        fs.kv_advise(ANN, "shorter.kv", ttl(1))
+        fs.kv_advise(ANN, "none.kv", ttl(0))
+        await trio.sleep(2)
+        assert names(fs) == {"longer.kv", "none.kv"}
+        await trio.sleep(17)
+        assert names(fs) == {"longer.kv", "none.kv"}
+        await trio.sleep(2)
+        assert names(fs) == {"none.kv"}
+
+    in_time(fs, main)
+
+
+def test_a_file_that_became_plain_does_not_expire(fs: FileSystem) -> None:
+    async def main() -> None:
+        make(fs, "a.kv")
+        fs.kv_advise(ANN, "a.kv", ttl(1))
+        fs.volume.truncate(fs.volume.tree.child(fs.volume.tree.root, b"a.kv"), 0)
+        await trio.sleep(2)
+        assert names(fs) == {"a.kv"}
+
+    in_time(fs, main)
+
+
+def test_a_removed_file_leaves_no_alarm_behind(fs: FileSystem) -> None:
+    async def main() -> None:
+        for _ in range(1000):
+            make(fs, "a.kv")
+            fs.kv_advise(ANN, "a.kv", ttl(1e6))
+            fs.kv_remove(ANN, "a.kv")
+        assert len(fs.volume.alarms) == 0
+
+    in_time(fs, main)
