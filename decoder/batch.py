@@ -24,7 +24,7 @@ class Chunk:
     """Page table that covers every entry below `start + n`."""
     start: int
     """Entry index of tokens[0]: attention sees entries 0 .. start + i for row i."""
-    rows: tuple[memoryview, ...]
+    rows: tuple[memoryview[float], ...]
     """Where logits go, one float32 [vocab] buffer each: none, one (the last row) or n (every row)."""
     mask: BoolArray | None = None
     """[n, start + n]: of the entries up to its own, row i sees those with mask[i, j]; its own must be among them."""
@@ -41,3 +41,14 @@ class StepBatch:
     @property
     def num_tokens(self) -> int:
         return sum(len(chunk.tokens) for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeStep:
+    """A decoder's step for callers in C: `int function(void *decoder, const sym_batch *)`, without the interpreter.
+
+    Addresses, good as long as the decoder is open. Every index of the batch has to be in range.
+    """
+
+    function: int
+    decoder: int

@@ -7,6 +7,7 @@ spells spaces as U+2581 and unknown bytes as `<0x0A>`; those decode through the 
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from threading import Lock
@@ -72,6 +73,11 @@ class ByteLevelCodec:
     def cut(self, text: str) -> Cut | None:
         return None if self._cutter is None else self._cutter.find(text)
 
+    def twin(self) -> ByteLevelCodec:
+        twin = copy.copy(self)
+        twin._library = self._library.twin()  # noqa: SLF001 - of the same class
+        return twin
+
 
 class PieceCodec:
     """Tokens are runs of characters with U+2581 for a space, and single bytes for what has no token."""
@@ -105,6 +111,11 @@ class PieceCodec:
     def cut(self, text: str) -> Cut | None:
         return None if self._cutter is None else self._cutter.find(text)
 
+    def twin(self) -> PieceCodec:
+        twin = copy.copy(self)
+        twin._library = self._library.twin()  # noqa: SLF001 - of the same class
+        return twin
+
 
 class _Library:
     """The library's tokenizer behind a lock: whether special tokens are recognised is a property of it."""
@@ -122,6 +133,10 @@ class _Library:
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
+
+    def twin(self) -> _Library:
+        with self._lock:
+            return _Library(copy.deepcopy(self._tokenizer))
 
 
 def _bytes_of(token: str | None) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from decoder.chat import ChatTemplate
@@ -28,11 +28,15 @@ class Codec(Protocol):
 
     def cut(self, text: str) -> Cut | None: ...
 
+    def twin(self) -> Codec:
+        """One that shares no lock with this."""
+        ...
+
 
 class Tokenizer:
     """A model's tokenizer; safe to use from several threads."""
 
-    __slots__ = ("_chat", "_codec", "bos_id", "eos_ids", "fingerprint", "vocab_size")
+    __slots__ = ("_chat", "_codec", "bos_id", "eos_ids", "fingerprint", "special_ids", "vocab_size")
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class Tokenizer:
         vocab_size: int,
         bos_id: int | None,
         eos_ids: frozenset[int],
+        special_ids: frozenset[int],
         chat: ChatTemplate,
         fingerprint: str,
     ) -> None:
@@ -51,6 +56,8 @@ class Tokenizer:
         self.bos_id = bos_id
         self.eos_ids = eos_ids
         """Tokens after which an answer is over."""
+        self.special_ids = special_ids
+        """Tokens that stand for no text: a grammar's text never has them in it."""
         self.fingerprint = fingerprint
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -60,6 +67,11 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise Invalid(f"the text has a lone surrogate at {error.start}: it is not Unicode text") from error
         return self._codec.encode(text, special=special)
+
+    def own_encoder(self) -> Callable[[str], list[int]]:
+        """An `encode` without special tokens that never waits for one who encodes a long text."""
+        twin = self._codec.twin()
+        return lambda text: twin.encode(text, special=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of some tokens; bytes that are no UTF-8 give U+FFFD."""
@@ -116,6 +128,9 @@ class ByteCodec:
 
     def cut(self, text: str) -> Cut | None:
         return self._CUTTER.find(text)
+
+    def twin(self) -> ByteCodec:
+        return self
 
 
 def fingerprint(*parts: Iterable[str]) -> str:

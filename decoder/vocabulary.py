@@ -91,6 +91,7 @@ def byte_tokenizer(vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size,
         bos_id=ByteCodec.BOS,
         eos_ids=frozenset({ByteCodec.EOS}),
+        special_ids=frozenset({ByteCodec.BOS, ByteCodec.EOS, ByteCodec.PAD}),
         chat=ChatTemplate(DEFAULT_CHAT_TEMPLATE, {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}),
         fingerprint=fingerprint(["bytes", "<bos>", "<eos>", "<pad>"]),
     )
@@ -130,6 +131,7 @@ def gguf_tokenizer(file: GgufFile, vocab_size: int) -> Tokenizer:
         bos_id=ids["bos"],
         eos_ids=frozenset(i for i in ends if i is not None)
         | _named_ends({i: text for i, text in added.items() if types[i] == _CONTROL}),  # Gemma: </s> is a tag of HTML
+        special_ids=frozenset(i for i, kind in enumerate(types) if kind in {_CONTROL, _UNKNOWN}),
         chat=ChatTemplate(
             template or None, {word: tokens[i] for key, word in words.items() if (i := ids[key]) is not None}
         ),
@@ -173,6 +175,7 @@ def huggingface_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size,
         bos_id=_declared_bos(directory, texts, vocabulary),
         eos_ids=_declared_ends(directory, texts, vocabulary) | _named_ends(special),
+        special_ids=frozenset(special),
         chat=ChatTemplate(_template_of(directory), texts),
         fingerprint=fingerprint(
             [text or "" for text in tokens],

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decoder.arena import Arena
-from decoder.batch import BoolArray, Chunk, IntArray, StepBatch
+from decoder.batch import BoolArray, Chunk, IntArray, NativeStep, StepBatch
 from decoder.config import KV_DTYPE, ModelConfig
 from decoder.cpu._step import ffi, lib
 from decoder.cpu.cores import available_cores
@@ -105,6 +105,12 @@ class CpuDecoder:
         del keep  # the arrays that the C structure pointed into
         if error:
             raise OSError(error, f"a step of {batch.num_tokens} tokens failed: {os.strerror(error)}")
+
+    @property
+    def native(self) -> NativeStep:
+        """The step itself, for a loop of steps in C; the batch is the caller's to check."""
+        function = ffi.addressof(lib, "sym_step")
+        return NativeStep(int(ffi.cast("uintptr_t", function)), int(ffi.cast("uintptr_t", self._decoder)))
 
     def close(self) -> None:
         """Stops the threads and gives the memory back."""
@@ -238,7 +244,7 @@ def _check_range(what: str, values: npt.NDArray[np.int32], limit: int) -> None:
         raise ValueError(f"{what} {bad} is outside 0 .. {limit - 1}")
 
 
-def _row_pointer(row: memoryview, vocab_size: int) -> Any:
+def _row_pointer(row: memoryview[float], vocab_size: int) -> Any:
     if row.format != "f" or row.nbytes != 4 * vocab_size:
         raise ValueError(f"a row is {row.nbytes} bytes of format {row.format!r}: give {vocab_size} writable floats")
     return ffi.from_buffer("float[]", row, require_writable=True)

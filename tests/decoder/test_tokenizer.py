@@ -247,6 +247,21 @@ def test_the_end_tokens_of_smollm_include_the_chats_end():
     assert smollm().bos_id == 1
 
 
+def test_the_special_tokens_of_smollm_are_those_that_text_never_has_in_it():
+    special = smollm().special_ids
+    assert smollm().eos_ids <= special
+    for token in special:
+        text = smollm().token_bytes(token).decode()
+        assert smollm().encode(text) == [token]
+        assert token not in smollm().encode(text, special=False)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_an_encoder_of_its_own_encodes_as_the_tokenizer_does(text):
+    if spellable(text):
+        assert smollm().own_encoder()(text) == smollm().encode(text, special=False)
+
+
 def test_several_threads_may_encode_at_once():
     from concurrent.futures import ThreadPoolExecutor
 
@@ -506,6 +521,8 @@ def test_the_byte_tokenizer_knows_three_special_tokens():
     assert tokenizer.encode("<eos>", special=False) == list(b"<eos>")
     assert tokenizer.decode([256, 255, 97, 299]) == "<bos>\ufffda"
     assert tokenizer.eos_ids == {257}
+    assert tokenizer.special_ids == {256, 257, 258}
+    assert tokenizer.own_encoder()("<eos>") == list(b"<eos>")
     assert tokenizer.bos_id == 256
     assert tokenizer.chat_template([{"role": "user", "content": "hi"}]) == "<bos>user: hi\nassistant: "
     with pytest.raises(Invalid, match="at least 259"):
