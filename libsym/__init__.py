@@ -1,17 +1,84 @@
 """libsym: the system calls of Symphony, for programs that call a language model.
 
-    import libsym as sym
+A program of Symphony is an ordinary Python process. It calls the model as it would call the kernel: `pred` appends
+tokens to a KV file and gives the distribution of the next one. The loop around it is the program's own.
 
-    kv = sym.kv_create()
-    tokens = sym.tokenize("Once upon a time")
-    for _ in range(32):
-        tokens = [sym.pred(kv, tokens).argmax()]
-        sym.send_to_user(sym.detokenize(tokens))
+    >>> import libsym as sym
+    >>> kv = sym.kv_create()
+    >>> tokens = sym.tokenize("Once upon")
+    >>> for _ in range(3):
+    ...     tokens = [sym.pred(kv, tokens).argmax()]
+    ...     sym.send_to_user(sym.detokenize(tokens))
+    nnn
 
-Functions may be called from any thread. What fails raises a `SymError`, which is an `OSError` with an errno. The
-daemon is found through SYMPHONY_SOCKET or at its default place; a process connects with its first call.
+(Examples are run with `symphony serve --model tiny`, whose tokens are bytes. help(sym.pred) describes one call, the
+manual page libsym(3) all of them with their errors, kv(5) the files.)
+
+THE MODEL
+    pred            append tokens, run the model, give the distribution of the next: a Dist, or what was asked of it
+    pred_batch      many of them, each a Pred, in one crossing: beams, trees
+    generate        a plain loop over pred that the daemon runs: a Generation, an iterator of tokens or of text;
+                    with a Grammar only what it allows, with drafts (Ngram) in fewer steps
+    model_info      which model it is: a ModelInfo
+
+DISTRIBUTIONS
+    Dist            a row of logits, or several, without a copy: argmax, topk, logprob, entropy, probs, sample, logits
+    ReducedDist     only what pred was asked for: the k likeliest, named log-probabilities, a drawn token
+    Sampler         how tokens are drawn: temperature, top_k, top_p, min_p, penalties, bias, seed
+    Draws           the draws along one loop, as Sampler.start gives them
+
+KV FILES, which are KV objects when they are open; paths are relative to the root of the mount
+    kv_create, kv_open, kv_close, kv_remove        as files are
+    kv_write, kv_read, kv_truncate                 entries: append, read, cut
+    kv_fork                                        a copy in constant time
+    kv_extract, kv_merge                           new files of entries of others
+    kv_list, kv_stat, kv_du, kv_rename, kv_chmod   names: KvEntry, KvStat
+    kv_lock, kv_unlock                             as flock(2)
+    kv_advise                                      Advised: PIN, UNPIN, TTL, PRIORITY, COLD, WILLNEED
+    kv_sync                                        as fsync(2); says that nothing is durable yet
+
+TEXT
+    tokenize, detokenize, chat_template            by the model's own tokenizer
+    Detokenizer                                    text that comes token by token
+    vocabulary                                     the bytes of each token
+
+OTHERS
+    send, recv, subscribe, unsubscribe             messages: to a pid, or to all that read a topic
+    send_to_user, recv_from_user                   with whoever launched the program
+    getpid, getrusage                              who it is, and its Usage
+    connect, close                                 the connection; the first call makes it
+    daemon_stat, daemon_check                      the daemon's state, and its books
+    aio                                            the same names as coroutines, for trio and asyncio
+
+ERRORS. What fails raises a SymError: an OSError with an errno, and a message of one line that names the thing, the
+value and what to do. By class: BadHandle, BatchFailed, Busy, CrossDevice, Exists, Invalid, IsDirectory, NameTooLong,
+NoAccess, NoBuffers, NoSpace, NotConnected, NotDirectory, NotEmpty, NotFound, NotPermitted, NotSupported, OverQuota,
+ProtocolError, StepFailed, TooLarge, TooManyLinks, WouldBlock.
+
+    >>> try:
+    ...     sym.kv_open("no.kv")
+    ... except sym.NotFound as error:
+    ...     print(error)
+    no.kv: no such file
+
+THREADS. Functions may be called from any thread; all threads share one connection, and other threads run while one
+waits. Ctrl-C ends a wait.
+
+FORKS. A child by fork(2) has a connection of its own with its first call. KV objects of the parent are BadHandle there.
+
+A DAEMON THAT GOES AWAY wakes whoever waits with NotConnected, and so fails every call until the program says connect():
+handles and anonymous files went with it. The daemon is found through SYMPHONY_SOCKET or at its default place.
+
+EVENT LOOPS. `await sym.aio.pred(kv, tokens)`: see help(sym.aio).
 """
 
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from libsym.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, kv_advise, kv_sync
 from libsym.api import (
     close,
     connect,
@@ -33,14 +100,12 @@ from libsym.api import (
     kv_stat,
     kv_truncate,
     kv_unlock,
-    kv_write,
     model_info,
-    pred,
-    send_to_user,
 )
 from libsym.dist import Dist
 from libsym.errors import (
     BadHandle,
+    BatchFailed,
     Busy,
     CrossDevice,
     Exists,
@@ -64,24 +129,55 @@ from libsym.errors import (
     TooManyLinks,
     WouldBlock,
 )
+from libsym.generate import Generation, Grammar, Ngram, generate
 from libsym.info import KvEntry, KvStat, ModelInfo
 from libsym.kv import KV
+from libsym.messages import recv, send, subscribe, unsubscribe
+from libsym.pred import Pred, kv_write, pred, pred_batch
+from libsym.reduced import ReducedDist
+from libsym.sampling import Draws, Sampler
 from libsym.text import Detokenizer, chat_template, detokenize, tokenize
+from libsym.usage import Usage, getpid, getrusage
+from libsym.user import recv_from_user, send_to_user
+from libsym.vocabulary import vocabulary
+
+if TYPE_CHECKING:
+    from libsym import aio as aio
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`libsym.aio` is loaded when it is first asked for: most programs need no event loop."""
+    if name == "aio":
+        return importlib.import_module("libsym.aio")
+    raise AttributeError(f"module 'libsym' has no attribute {name!r}")
+
 
 __all__ = [
+    "COLD",
     "KV",
+    "PIN",
+    "PRIORITY",
+    "TTL",
+    "UNPIN",
+    "WILLNEED",
+    "Advised",
     "BadHandle",
+    "BatchFailed",
     "Busy",
     "CrossDevice",
     "Detokenizer",
     "Dist",
+    "Draws",
     "Exists",
+    "Generation",
+    "Grammar",
     "Invalid",
     "IsDirectory",
     "KvEntry",
     "KvStat",
     "ModelInfo",
     "NameTooLong",
+    "Ngram",
     "NoAccess",
     "NoBuffers",
     "NoSpace",
@@ -92,18 +188,27 @@ __all__ = [
     "NotPermitted",
     "NotSupported",
     "OverQuota",
+    "Pred",
     "ProtocolError",
+    "ReducedDist",
+    "Sampler",
     "StepFailed",
     "SymError",
     "TooLarge",
     "TooManyLinks",
+    "Usage",
     "WouldBlock",
+    "aio",
     "chat_template",
     "close",
     "connect",
     "daemon_check",
     "daemon_stat",
     "detokenize",
+    "generate",
+    "getpid",
+    "getrusage",
+    "kv_advise",
     "kv_chmod",
     "kv_close",
     "kv_create",
@@ -118,11 +223,19 @@ __all__ = [
     "kv_remove",
     "kv_rename",
     "kv_stat",
+    "kv_sync",
     "kv_truncate",
     "kv_unlock",
     "kv_write",
     "model_info",
     "pred",
+    "pred_batch",
+    "recv",
+    "recv_from_user",
+    "send",
     "send_to_user",
+    "subscribe",
     "tokenize",
+    "unsubscribe",
+    "vocabulary",
 ]

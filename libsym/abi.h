@@ -1,9 +1,9 @@
 /* The system-call ABI: what a LIP and the daemon share. Everything else is private to one side.
  *
- * A connection is one Unix socket (who is the peer, is it alive), one sealed memfd (this layout) and two
- * eventfds: the doorbell that wakes the daemon, and the bell that wakes a client which cannot sleep on a futex
- * because it waits for other things, too (an event loop). All numbers are in the machine's own byte order: both
- * sides run on it.
+ * A connection is one Unix socket (who is the peer, is it alive), one sealed memfd (this layout), the doorbell, an
+ * eventfd that wakes the daemon, and the bell, a pipe that wakes a client which cannot sleep on a futex because it
+ * waits for other things, too (an event loop). Both are rung by writing 8 bytes, a number 1. All numbers are in the
+ * machine's own byte order: both sides run on it.
  *
  *   offset 0        struct sym_region            4096 bytes
  *   states_offset   one u32 for each result slot

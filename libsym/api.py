@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from libsym.abi import Op
+from libsym.arguments import Path, path_text
 from libsym.client import process
-from libsym.dist import Dist
-from libsym.errors import Invalid
-from libsym.info import KvEntry, KvStat, ModelInfo, parse, split_object
-from libsym.kv import KV, Flags, Locked, Path, Range, Rows, create, merge, open_file, path_bytes, path_text
+from libsym.daemon import daemon_check_script, daemon_stat_script, model_info_script
+from libsym.info import KvEntry, KvStat, ModelInfo
+from libsym.kv import (
+    KV,
+    Flags,
+    Locked,
+    Range,
+    create_script,
+    merge_script,
+    open_script,
+    remove_script,
+    stat_script,
+)
+from libsym.names import chmod_script, du_script, list_script, rename_script
 
 
 def connect(socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None) -> None:
@@ -26,46 +34,62 @@ def connect(socket: str | os.PathLike[str] | None = None, *, domain: Path | None
     `domain`: a directory of the caller's own that has a quota (`user.kv.quota`). Then the connection is confined to
     it: paths begin there and can't leave it (CrossDevice), and anonymous files count to its quota. It stays confined as
     long as it lives, and so is the one that a child by fork() makes.
+
+    >>> sym.connect()  # keeps the connection that there is
     """
     process.connect(None if socket is None else path_text(socket), None if domain is None else path_text(domain))
 
 
 def close() -> None:
-    """Ends the connection: files are closed, waiting calls get NotConnected, distributions stay readable."""
+    """Ends the connection: files are closed, waiting calls get NotConnected, distributions stay readable.
+
+    >>> kv = sym.kv_create("a.kv")
+    >>> sym.close()
+    >>> sym.kv_list()[0].name  # the next call connects again
+    'a.kv'
+    """
     process.close()
 
 
 def model_info() -> ModelInfo:
-    """The model that the daemon serves."""
-    return ModelInfo.from_json(process.channel().call(Op.MODEL_INFO).payload)
+    """The model that the daemon serves.
+
+    >>> sym.model_info().vocab_size
+    259
+    """
+    return process.channel().run(model_info_script())
 
 
 def daemon_stat() -> dict[str, Any]:
-    """The state of the daemon in numbers: what `symphony stat` shows."""
-    return _object(process.channel().call(Op.STAT).payload)
+    """The state of the daemon in numbers: what `symphony stat` shows.
+
+    >>> sym.daemon_stat()["model"]
+    'tiny'
+    """
+    return process.channel().run(daemon_stat_script())
 
 
 def daemon_check() -> dict[str, int]:
     """Has the daemon count its pages: free + referenced = all, and every reference has its holder; the figures.
 
     For root and the daemon's own user. Books that do not balance are an error (EIO) that says where.
+
+    >>> books = sym.daemon_check()
+    >>> books["num_free_pages"] + books["num_referenced_pages"] == books["num_pages"]
+    True
     """
-    return _object(process.channel().call(Op.CHECK).payload)
-
-
-def pred(kv: KV, tokens: Iterable[int], positions: int | Sequence[int] | None = None, *, rows: Rows = "last") -> Dist:
-    """Appends `tokens` to `kv`, runs the model, and gives the distribution of the token that follows.
-
-    `positions`: one number for each token, or the first as a number and the others follow it; without them they
-    continue after the last entry's. Causality is the order of the entries; positions only rotate. `rows="all"`: a
-    distribution after every token, `dist[i]` after the i-th.
-    """
-    return kv.pred(tokens, positions, rows=rows)
+    return process.channel().run(daemon_check_script())
 
 
 def kv_create(path: Path | None = None, mode: int = 0o600) -> KV:
-    """A new, empty KV file, open for writing. Without a path it is anonymous: gone with its last handle."""
-    return create(process.channel(), path, mode)
+    """A new, empty KV file, open for writing. Without a path it is anonymous: gone with its last handle.
+
+    >>> with sym.kv_create("a.kv") as kv:
+    ...     sym.kv_write(kv, [1, 2, 3])
+    3
+    """
+    channel = process.channel()
+    return channel.run(create_script(channel, path, mode))
 
 
 def kv_open(path: Path, flags: Flags = "r") -> KV:
@@ -73,17 +97,35 @@ def kv_open(path: Path, flags: Flags = "r") -> KV:
 
     "r": to read, stat and fork it; a fork is the caller's own and can be appended to, so a shared prefix needs no more.
     "rw": also to append (`pred`, `kv_write`) and to truncate; this takes write permission.
+
+    >>> sym.kv_create("a.kv").close()
+    >>> sym.kv_open("a.kv").writable, sym.kv_open("a.kv", "rw").writable
+    (False, True)
     """
-    return open_file(process.channel(), path, flags)
+    channel = process.channel()
+    return channel.run(open_script(channel, path, flags))
 
 
 def kv_close(kv: KV) -> None:
-    """Closes a file; a second time does nothing. Files also close when the object, or the process, is gone."""
+    """Closes a file; a second time does nothing. Files also close when the object, or the process, is gone.
+
+    >>> kv = sym.kv_create()
+    >>> sym.kv_close(kv)
+    >>> kv.closed
+    True
+    """
     kv.close()
 
 
 def kv_fork(kv: KV, path: Path | None = None, *, mode: int = 0o600) -> KV:
-    """A copy-on-write copy in constant time, open for writing; also of a file that another thread appends to."""
+    """A copy-on-write copy in constant time, open for writing; also of a file that another thread appends to.
+
+    >>> base = sym.kv_create()
+    >>> length = sym.kv_write(base, [1, 2, 3])
+    >>> fork = sym.kv_fork(base)
+    >>> sym.kv_write(fork, [4]), base.len()
+    (4, 3)
+    """
     return kv.fork(path, mode=mode)
 
 
@@ -98,6 +140,11 @@ def kv_extract(
     `rebase`: the entries get positions from 0 on, their keys turned accordingly; False: they keep the positions they
     had. Either way an entry stays what it was computed as, after everything that was before it: what is left out has
     left its traces, and what now comes before was not seen. Pages that need no change are shared, not copied.
+
+    >>> kv = sym.kv_create()
+    >>> length = sym.kv_write(kv, [10, 11, 12, 13])
+    >>> sym.kv_read(sym.kv_extract(kv, [(0, 1), (-1, None)]))
+    ([10, 13], [0, 1])
     """
     return kv.extract(ranges, path, rebase=rebase, mode=mode)
 
@@ -107,8 +154,14 @@ def kv_merge(kvs: Iterable[KV], path: Path | None = None, rebase: bool = True, *
 
     Files that were computed apart have not seen each other: merging costs some accuracy against computing them as one
     text, and saves the computing.
+
+    >>> a, b = sym.kv_create(), sym.kv_create()
+    >>> lengths = sym.kv_write(a, [1, 2]), sym.kv_write(b, [3])
+    >>> sym.kv_read(sym.kv_merge([a, b]))
+    ([1, 2, 3], [0, 1, 2])
     """
-    return merge(process.channel(), kvs, path, rebase=rebase, mode=mode)
+    channel = process.channel()
+    return channel.run(merge_script(channel, kvs, path, rebase=rebase, mode=mode))
 
 
 def kv_lock(kv: KV, *, shared: bool = False, blocking: bool = True) -> Locked:
@@ -117,90 +170,123 @@ def kv_lock(kv: KV, *, shared: bool = False, blocking: bool = True) -> Locked:
     It waits until the lock is free, or with `blocking=False` fails with WouldBlock. The lock is advisory and belongs to
     this handle: it excludes other handles, other programs, and flock(1) on the mount. Taken again it is converted.
     `kv_unlock`, closing the file, or the end of `with sym.kv_lock(kv):` gives it back.
+
+    >>> kv = sym.kv_create("a.kv")
+    >>> with sym.kv_lock(kv):
+    ...     try:
+    ...         sym.kv_lock(sym.kv_open("a.kv"), blocking=False)
+    ...     except sym.WouldBlock:
+    ...         print("locked")
+    locked
     """
     return kv.lock(shared=shared, blocking=blocking)
 
 
 def kv_unlock(kv: KV) -> None:
-    """Gives the lock of a file back; nothing happens if this handle has none."""
+    """Gives the lock of a file back; nothing happens if this handle has none.
+
+    >>> kv = sym.kv_create()
+    >>> lock = sym.kv_lock(kv)
+    >>> sym.kv_unlock(kv)
+    """
     kv.unlock()
 
 
 def kv_remove(kv: KV | Path) -> None:
-    """Removes a file by its path; or the name that an open file was opened by, and closes that file."""
-    if isinstance(kv, KV):
-        kv.remove()
-    else:
-        process.channel().call(Op.KV_REMOVE, payload=path_bytes(path_text(kv)))
+    """Removes a file by its path; or the name that an open file was opened by, and closes that file.
 
-
-def kv_write(kv: KV, tokens: Iterable[int], positions: int | Sequence[int] | None = None) -> int:
-    """Appends tokens as `pred` does, without asking for a distribution; gives the new length."""
-    return kv.write(tokens, positions)
+    >>> sym.kv_create("a.kv").close()
+    >>> sym.kv_remove("a.kv")
+    >>> sym.kv_list()
+    []
+    """
+    channel = kv.channel if isinstance(kv, KV) else process.channel()
+    channel.run(remove_script(kv))
 
 
 def kv_read(kv: KV, start: int = 0, stop: int | None = None) -> tuple[list[int], list[int]]:
-    """The tokens and the positions of all entries, or of those from `start` to `stop`, as a slice has them."""
+    """The tokens and the positions of all entries, or of those from `start` to `stop`, as a slice has them.
+
+    >>> kv = sym.kv_create()
+    >>> length = sym.kv_write(kv, [7, 8, 9])
+    >>> sym.kv_read(kv, 1)
+    ([8, 9], [1, 2])
+    """
     return kv.read(start, stop)
 
 
 def kv_truncate(kv: KV, num_tokens: int) -> None:
-    """Cuts the file to its first `num_tokens` entries: rollback. Forks keep what they have."""
+    """Cuts the file to its first `num_tokens` entries: rollback. Forks keep what they have.
+
+    >>> kv = sym.kv_create()
+    >>> length = sym.kv_write(kv, [7, 8, 9])
+    >>> sym.kv_truncate(kv, 1)
+    >>> kv.len()
+    1
+    """
     kv.truncate(num_tokens)
 
 
 def kv_stat(kv: KV | Path) -> KvStat:
-    """What is known of a file: its kind, length, owner, pages and times."""
-    if isinstance(kv, KV):
-        return kv.stat()
-    return KvStat.from_json(process.channel().call(Op.KV_STAT, payload=path_bytes(path_text(kv))).payload)
+    """What is known of a file: its kind, length, owner, pages and times.
+
+    >>> kv = sym.kv_create("a.kv")
+    >>> length = sym.kv_write(kv, [1, 2, 3])
+    >>> sym.kv_stat("a.kv").tokens
+    3
+    """
+    channel = kv.channel if isinstance(kv, KV) else process.channel()
+    return channel.run(stat_script(kv))
 
 
 def kv_list(path: Path = ".") -> list[KvEntry]:
-    """The names in a directory of the mount, sorted; without a path in its root."""
-    wanted, found, more = path_bytes(path_text(path)), list[KvEntry](), 1
-    while more:
-        behind = b"\0" + path_bytes(found[-1].name) if found else b""
-        reply = process.channel().call(Op.KV_LIST, payload=wanted + behind)
-        found += [KvEntry(**split_object(KvEntry, entry)[0]) for entry in parse(reply.payload)]
-        more = reply.args[0]
-    return found
+    """The names in a directory of the mount, sorted; without a path in its root.
+
+    >>> sym.kv_create("b.kv").close()
+    >>> sym.kv_create("a.kv").close()
+    >>> [entry.name for entry in sym.kv_list()]
+    ['a.kv', 'b.kv']
+    """
+    return process.channel().run(list_script(path))
 
 
 def kv_rename(old: Path, new: Path) -> None:
-    """Moves a name, over an existing one if there is one, as rename(2)."""
-    process.channel().call(Op.KV_RENAME, payload=json.dumps([path_text(old), path_text(new)]).encode())
+    """Moves a name, over an existing one if there is one, as rename(2).
+
+    >>> sym.kv_create("a.kv").close()
+    >>> sym.kv_rename("a.kv", "b.kv")
+    >>> [entry.name for entry in sym.kv_list()]
+    ['b.kv']
+    """
+    process.channel().run(rename_script(old, new))
 
 
 def kv_chmod(path: Path, mode: int) -> None:
-    """Changes the permission bits of a file."""
-    process.channel().call(Op.KV_CHMOD, args=(mode, 0, 0, 0), payload=path_bytes(path_text(path)))
+    """Changes the permission bits of a file.
+
+    >>> sym.kv_create("a.kv").close()
+    >>> sym.kv_chmod("a.kv", 0o644)
+    >>> oct(sym.kv_stat("a.kv").mode)
+    '0o644'
+    """
+    process.channel().run(chmod_script(path, mode))
 
 
 def kv_du(path: Path = ".") -> dict[str, Any]:
-    """What the KV files below a path cost: `rows` and their `total`, in tokens, pages, exclusive and shared pages."""
-    return _object(process.channel().call(Op.KV_DU, payload=path_bytes(path_text(path))).payload)
+    """What the KV files below a path cost: `rows` and their `total`, in tokens, pages, exclusive and shared pages.
 
+    In the total each page counts once, however many files share it. `denied` names the directories that were not
+    looked into: they may not be read, or their paths are too long to be used. What others change meanwhile may or may
+    not show.
 
-def send_to_user(x: Any) -> None:
-    """Sends text to whoever launched this program: to standard output, at once.
-
-    Text and bytes go as they are; anything else as a line of JSON.
+    >>> with sym.kv_create("base.kv") as base:
+    ...     length = sym.kv_write(base, [1] * 64)
+    ...     sym.kv_fork(base, "fork.kv").close()
+    >>> [(row["path"], row["pages"], row["exclusive_pages"]) for row in sym.kv_du()["rows"]]
+    [('./base.kv', 2, 0), ('./fork.kv', 2, 0)]
+    >>> sym.kv_du()["total"]["pages"]
+    2
+    >>> sym.kv_remove("base.kv")
+    >>> sym.kv_remove("fork.kv")
     """
-    if isinstance(x, (bytes, bytearray, memoryview)):
-        sys.stdout.flush()
-        sys.stdout.buffer.write(x)
-    elif isinstance(x, str):
-        sys.stdout.write(x)
-    else:
-        try:
-            line = json.dumps(x, ensure_ascii=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise Invalid(f"send_to_user() takes text, bytes, or what JSON can say: {error}") from error
-        sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def _object(text: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = parse(text)
-    return found
+    return process.channel().run(du_script(path))

@@ -18,28 +18,34 @@ import mmap
 import os
 import struct
 from collections import deque
-from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple, NoReturn, Self
 
 from libsym._channel import ffi, lib
-from libsym.abi import FRAME_ALIGN, HEADER_BYTES, MAX_FRAME_BYTES, RING_BYTES, Op
+from libsym.abi import HEADER_BYTES, MAX_FRAME_BYTES, MORE, RING_BYTES, Op
 from libsym.errors import Invalid, NoBuffers, ProtocolError, SymError, TooLarge
 
 REGION_BYTES = 64 << 20
 """Aim for the size of a region. It is committed as it is touched: an idle LIP costs a few pages."""
 
+MAX_OPEN = 2048
+"""Requests of one connection under way at once: twice what the library has. More stay in its ring."""
+
 BACKLOG_BYTES = 4 << 20
 """So many bytes of replies may wait for a client that does not read; then its requests wait, too."""
 
+MAX_TAKEN = int(lib.SYM_MAX_TAKEN)
+"""Requests that one `receive()` gives at most."""
+
 PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
 
-_REQUEST = struct.Struct("=IHHIIQQqqqq")
+_TAKEN = struct.Struct("=QQ4qIIII")  # struct sym_taken of server.c
 _OPS = {int(op): op for op in Op}
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One system call, copied out of shared memory: nobody can change it any more."""
 
     op: Op
@@ -53,23 +59,28 @@ class Request:
 class ServerChannel:
     """The daemon's half of one connection.
 
-    All methods belong to one thread, except that the memory behind `row()` may be written by any, and stays mapped as
-    long as a view of it lives. Nothing blocks. After `close()` replies are dropped: the client is gone.
+    All methods belong to one thread, except `push_now()`, and except that the memory behind `row()` may be written by
+    any, and stays mapped as long as a view of it lives. Nothing blocks. After `close()` replies are dropped: the client
+    is gone.
     """
 
-    def __init__(self, memfd: int, doorbell: int, region: mmap.mmap, plan: Any) -> None:
-        self._memfd = memfd
+    def __init__(self, memfd: int, doorbell: int, bell: tuple[int, int], region: mmap.mmap, plan: Any) -> None:
         self._doorbell = doorbell
-        self._region = region
+        self._bell = bell[1]
+        self._fds: tuple[int, ...] = (memfd, doorbell, bell[0])
         self._plan = plan
-        self._server: Any = ffi.gc(lib.sym_server_new(ffi.from_buffer(region), plan), lib.sym_server_free)
+        self._server: Any = ffi.gc(lib.sym_server_new(ffi.from_buffer(region), plan, self._bell), lib.sym_server_free)
+        self._memory: tuple[Any, mmap.mmap] | None = self._server, region
+        """What other threads hold on to while this one may close the channel."""
         self._inbox = memoryview(ffi.buffer(lib.sym_server_inbox(self._server), RING_BYTES))
-        self._inbox_at = self._inbox_end = 0  # frames between the two are copied out and not yet looked at
+        self._taken = memoryview(ffi.buffer(lib.sym_server_taken(self._server), _TAKEN.size * lib.SYM_MAX_TAKEN))
         self._slots = memoryview(region)[plan.slots_offset :]
-        self._waiting: deque[tuple[int, int, tuple[int, int, int, int], bytes]] = deque()
+        self._waiting: deque[tuple[int, int, int, tuple[int, ...], bytes]] = deque()
         self._waiting_bytes = 0
         self._broken = False
         self._closed = False
+        self.made_room: Callable[[], None] = lambda: None
+        """Called when replies had to wait and none does any more: for whoever holds back others. It may reply."""
 
     @classmethod
     def create(cls, vocab_size: int, *, region_bytes_limit: int = REGION_BYTES) -> Self:
@@ -77,22 +88,36 @@ class ServerChannel:
         plan = ffi.new("sym_plan *")
         if lib.sym_region_plan(vocab_size, region_bytes_limit, plan) != 0:
             raise Invalid(f"no region can hold rows of {vocab_size} logits")
-        memfd = os.memfd_create("symphony-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
+        with ExitStack() as undo:
+            memfd = os.memfd_create("symphony-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            undo.callback(os.close, memfd)
             os.ftruncate(memfd, plan.region_bytes)
             # The client must not be able to shrink the file under us (SIGBUS) or to fill the memory with it.
             fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, _SEALS)
             region = mmap.mmap(memfd, plan.region_bytes)
             doorbell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        except BaseException:
-            os.close(memfd)
-            raise
-        return cls(memfd, doorbell, region, plan)
+            undo.callback(os.close, doorbell)
+            bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            undo.pop_all()
+        return cls(memfd, doorbell, bell, region, plan)
 
     @property
-    def fds(self) -> tuple[int, int]:
-        """The region's memfd and the doorbell, to be sent with `handshake.WELCOME` as SCM_RIGHTS."""
-        return self._memfd, self._doorbell
+    def fds(self) -> tuple[int, ...]:
+        """The region's memfd, the doorbell and the bell, to be sent with `handshake.WELCOME` as SCM_RIGHTS."""
+        return self._fds
+
+    def forget_fds(self) -> None:
+        """They were sent: this side needs the doorbell alone."""
+        for fd in self._fds:
+            if fd != self._doorbell:
+                os.close(fd)
+        self._fds = ()
+
+    @property
+    def memory(self) -> tuple[Any, mmap.mmap]:
+        """The C half, and what it works on: whoever hands its address to the functions of `libsym.hot` keeps this."""
+        assert self._memory is not None
+        return self._memory
 
     @property
     def doorbell(self) -> int:
@@ -111,7 +136,12 @@ class ServerChannel:
     @property
     def num_held_slots(self) -> int:
         """Result rows that calls or live distributions of the client hold now."""
-        return int(lib.sym_server_held_rows(self._server))
+        return 0 if self._closed else int(lib.sym_server_held_rows(self._server))
+
+    @property
+    def is_full(self) -> bool:
+        """So many requests are under way that no more are taken: look again when some have been answered."""
+        return not self._closed and bool(lib.sym_server_num_open(self._server) > MAX_OPEN - MAX_TAKEN)
 
     @property
     def num_waiting_replies(self) -> int:
@@ -127,15 +157,26 @@ class ServerChannel:
             return []
         self._flush()
         self._check_sane()
-        if self._inbox_at == self._inbox_end and not self._choked:
-            num_bytes = lib.sym_server_receive(self._server)
-            self._broken = num_bytes < 0
-            self._check_sane()
-            self._inbox_at, self._inbox_end = 0, num_bytes
-        requests: list[Request] = []
-        while self._inbox_at < self._inbox_end and len(requests) != max_requests:
-            requests.append(self._next_request())
-        return requests
+        if self.is_full:
+            return []
+        most = MAX_TAKEN if max_requests is None else min(max_requests, MAX_TAKEN)
+        count = lib.sym_server_take(self._server, most, self._choked)
+        if count < 0:
+            self._reject()
+        if count == 0:
+            return []
+        inbox = self._inbox
+        # A copy: an iterator over a memoryview, in a traceback that becomes garbage, has the collector crash the
+        # process (CPython clears the view while it is exported).
+        taken = self._taken[: count * _TAKEN.size].tobytes()
+        try:
+            return [
+                Request(_OPS[op], flags, call_id, handle, (a, b, c, d), bytes(inbox[at : at + size]) if size else b"")
+                for call_id, handle, a, b, c, d, flags, op, at, size in _TAKEN.iter_unpack(taken)
+            ]
+        except KeyError as unknown:
+            self._broken = True
+            raise ProtocolError(f"the client sent a malformed request: operation {unknown}") from None
 
     def arm(self) -> bool:
         """Announces that the daemon will sleep on the doorbell. False: there is something to receive, do not sleep."""
@@ -143,8 +184,6 @@ class ServerChannel:
             return True
         self._flush()
         self._check_sane()
-        if self._inbox_at < self._inbox_end:
-            return False
         return bool(lib.sym_server_arm(self._server, self._choked))
 
     def clear_doorbell(self) -> None:
@@ -156,11 +195,18 @@ class ServerChannel:
             raise OSError(-rc, f"reading the doorbell: {os.strerror(-rc)}")
 
     def reply(
-        self, request_id: int, args: tuple[int, ...] = (), payload: bytes = b"", error: SymError | None = None
+        self,
+        request_id: int,
+        args: tuple[int, ...] = (),
+        payload: bytes = b"",
+        error: SymError | None = None,
+        *,
+        more: bool = False,
     ) -> None:
-        """Answers a request. Never blocks and never fails: what finds no room in the ring waits on this side.
+        """Answers a request; with `more` it is not the last answer. What finds no room in the ring waits on this side.
 
-        A payload beyond a frame becomes TooLarge. Rows that the call took stay taken: with an error, free them first.
+        It never blocks and never fails. A payload beyond a frame becomes TooLarge, which ends the call. Rows that the
+        call took stay taken: with an error, free them first.
         """
         if self._closed or self._broken:
             return  # nobody is there to read it; the socket, or the next receive(), says so to the daemon
@@ -170,12 +216,29 @@ class ServerChannel:
         elif len(payload) > PAYLOAD_BYTES:
             code = errno.EMSGSIZE
             payload = f"the answer has {len(payload)} bytes, a message holds {PAYLOAD_BYTES}: ask for less".encode()
-        a, b, c, d = (*args, 0, 0, 0, 0)[:4]
-        four = (a, b, c, d)
-        if self._waiting or not self._push(request_id, code, four, payload):
-            self._waiting.append((request_id, code, four, payload))
+        flags = MORE if more and code == 0 else 0
+        four = (*args, 0, 0, 0, 0)[:4]
+        if self._waiting or not self._push(request_id, code, flags, four, payload):
+            self._waiting.append((request_id, code, flags, four, payload))
             self._waiting_bytes += HEADER_BYTES + len(payload)
             self._flush()
+
+    def push_now(
+        self, request_id: int, args: tuple[int, ...] = (), payload: bytes = b"", *, more: bool = False
+    ) -> bool:
+        """As `reply`, from any thread, if it can be sent this moment. False: it was not sent, others wait."""
+        four = (*args, 0, 0, 0, 0)[:4]
+        flags = MORE if more else 0
+        memory = self._memory
+        if memory is None:
+            return False
+        rc = lib.sym_server_push_now(memory[0], request_id, 0, flags, *four, payload, len(payload))
+        return bool(rc == 0)
+
+    def want_slots(self) -> None:
+        """Has the client ring when it frees slots. Look once more after this: it may have freed some just before."""
+        if not self._closed:
+            lib.sym_server_want_slots(self._server)
 
     def take_rows(self, num_rows: int) -> int:
         """The first of `num_rows` consecutive result slots. NoBuffers: all held now; TooLarge: more than there are."""
@@ -184,6 +247,7 @@ class ServerChannel:
                 f"{num_rows} rows, the connection has {self.num_slots} result slots: use rows='last', or fewer tokens"
             )
         assert num_rows >= 1, num_rows
+        assert not self._closed
         first = lib.sym_server_take_rows(self._server, num_rows)
         if first < 0:
             raise NoBuffers(
@@ -191,7 +255,7 @@ class ServerChannel:
             )
         return int(first)
 
-    def row(self, slot: int) -> memoryview:
+    def row(self, slot: int) -> memoryview[float]:
         """The logits of a result slot: float32, writable, `vocab_size` long."""
         assert 0 <= slot < self.num_slots, slot
         start = slot * self._plan.slot_bytes
@@ -200,18 +264,25 @@ class ServerChannel:
 
     def free_rows(self, first: int, num_rows: int) -> None:
         """Gives back rows of a call that failed."""
-        lib.sym_server_free_rows(self._server, first, num_rows)
+        if not self._closed:
+            lib.sym_server_free_rows(self._server, first, num_rows)
 
     def close(self) -> None:
-        """Tells every waiter of the client that the daemon is gone. Rows still being written stay mapped."""
+        """Tells every waiter of the client that the daemon is gone. Rows still being written stay mapped.
+
+        The memory goes now, not when the collector finds this object in the garbage of a connection that broke.
+        """
         if self._closed:
             return
         self._closed = True
         lib.sym_server_close(self._server)
         self._waiting.clear()
         self._waiting_bytes = 0
-        os.close(self._memfd)
+        self.forget_fds()
         os.close(self._doorbell)
+        os.close(self._bell)
+        self._memory = self._server = None
+        self._inbox = self._taken = self._slots = memoryview(b"")
 
     @property
     def _choked(self) -> bool:
@@ -222,8 +293,8 @@ class ServerChannel:
         if self._broken:
             raise ProtocolError("the client broke the rules of its ring: the connection has to be closed")
 
-    def _push(self, request_id: int, code: int, args: tuple[int, ...], payload: bytes) -> bool:
-        rc = lib.sym_server_push(self._server, request_id, code, *args, payload, len(payload))
+    def _push(self, request_id: int, code: int, flags: int, args: tuple[int, ...], payload: bytes) -> bool:
+        rc = lib.sym_server_push(self._server, request_id, code, flags, *args, payload, len(payload))
         self._broken |= rc < 0
         return bool(rc == 0)
 
@@ -237,23 +308,14 @@ class ServerChannel:
             self._send_waiting()  # the client may have made room before it could see the flag
         if not self._waiting:
             lib.sym_server_set_backlog(self._server, 0)
+            self.made_room()
 
     def _send_waiting(self) -> None:
         while self._waiting and self._push(*self._waiting[0]):
-            self._waiting_bytes -= HEADER_BYTES + len(self._waiting.popleft()[3])
+            self._waiting_bytes -= HEADER_BYTES + len(self._waiting.popleft()[4])
 
-    def _next_request(self) -> Request:
-        at = self._inbox_at
-        frame_bytes, op, zero, flags, zero2, call_id, handle, a, b, c, d = _REQUEST.unpack_from(self._inbox, at)
-        end = at + (frame_bytes + FRAME_ALIGN - 1) // FRAME_ALIGN * FRAME_ALIGN
-        if not HEADER_BYTES <= frame_bytes <= MAX_FRAME_BYTES or end > self._inbox_end:
-            self._reject(f"a frame of {frame_bytes} bytes where {self._inbox_end - at} are there")
-        if op not in _OPS or zero or zero2:
-            self._reject(f"operation {op}, reserved fields {zero} and {zero2}")
-        self._inbox_at = end
-        payload = bytes(self._inbox[at + HEADER_BYTES : at + frame_bytes])
-        return Request(_OPS[op], flags, call_id, handle, (a, b, c, d), payload)
-
-    def _reject(self, what: str) -> NoReturn:
+    def _reject(self) -> NoReturn:
         self._broken = True
-        raise ProtocolError(f"the client sent a malformed request: {what}")
+        raise ProtocolError(
+            "the client sent a malformed request: it is no frame, or the ring's tail is not in the ring"
+        )

@@ -11,9 +11,9 @@ import os
 import threading
 
 from libsym.abi import Op
+from libsym.arguments import path_bytes
 from libsym.client_channel import ClientChannel
 from libsym.handshake import dial
-from libsym.kv import path_bytes
 from libsym.paths import find_socket
 
 
@@ -27,6 +27,11 @@ class Process:
         self._parents: tuple[str, str] | None = None
         """Socket and domain of a confined parent: its child by fork must not find itself outside."""
         os.register_at_fork(after_in_child=self._forget)
+
+    @property
+    def connected(self) -> ClientChannel | None:
+        """The connection if there is one already: what a task may ask for, because it never waits."""
+        return self._channel
 
     def channel(self) -> ClientChannel:
         """The connection, made if there is none yet."""

@@ -5,59 +5,58 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from typing import Any
+from typing import Any, TypeVar
 
 from libsym._channel import ffi, lib
 from libsym.abi import HEADER_BYTES, MAX_FRAME_BYTES, Op
-from libsym.errors import BadHandle, Invalid, NotConnected, ProtocolError, SymError, TooLarge, error_for
+from libsym.calls import Call, Script
+from libsym.errors import BadHandle, Invalid, NotConnected, ProtocolError, SymError, TooLarge
+from libsym.reply import Reply
 
+T = TypeVar("T")
 
-class Reply:
-    """What a call brought. It owns its result slots and its handle until `rows()` or `claim()` takes them over."""
-
-    __slots__ = ("_call", "_channel", "args", "payload")
-
-    def __init__(self, channel: ClientChannel, call: Any) -> None:
-        self._channel = channel
-        self._call = call
-        self.args: list[int] = ffi.unpack(call.args, 4)
-        self.payload: bytes = ffi.unpack(call.payload, call.payload_bytes) if call.payload_bytes else b""
-
-    def claim(self) -> int:
-        """The handle that the call opened; the caller closes it from now on."""
-        self._call.claimed = 1
-        return self.args[0]
-
-    def rows(self) -> memoryview:
-        """The result slots as read-only bytes. They are free again when the last view made of this is gone."""
-        first_row = lib.sym_call_rows(self._call)
-        if first_row == ffi.NULL:
-            raise ProtocolError(f"the daemon named result slots that do not exist: {self.args[:2]}")
-        call = self._call
-        # buffer -> owner -> closure -> call: the slots are released by the call's own destructor, exactly once.
-        owner = ffi.gc(first_row, lambda _row: call)
-        return memoryview(ffi.buffer(owner, self.args[1] * self._channel.slot_bytes)).toreadonly()
+_INTERRUPTED = -errno.EINTR
+_call = lib.sym_client_call
 
 
 class ClientChannel:
     """The LIP's half of a connection, for all of its threads."""
 
-    def __init__(self, connection: socket.socket, memfd: int, doorbell: int, name: str) -> None:
-        """Takes over the three descriptors; `name` is how messages call the daemon: the path of its socket."""
+    def __init__(self, connection: socket.socket, memfd: int, doorbell: int, bell: int, name: str) -> None:
+        """Takes over the four descriptors; `name` is how messages call the daemon: the path of its socket."""
         self.name = name
-        client = lib.sym_client_new(memfd, os.fstat(memfd).st_size, connection.fileno(), doorbell)
+        client = lib.sym_client_new(memfd, os.fstat(memfd).st_size, connection.fileno(), doorbell, bell)
         if client == ffi.NULL:
+            reason = os.strerror(ffi.errno)
             connection.close()
-            os.close(doorbell)
-            os.close(memfd)
-            raise ProtocolError(f"the region that the daemon at {name} sent cannot be used: {os.strerror(ffi.errno)}")
+            for fd in (memfd, doorbell, bell):
+                os.close(fd)
+            raise ProtocolError(f"the region that the daemon at {name} sent cannot be used: {reason}")
         connection.detach()
         os.close(memfd)
         self._client: Any = ffi.gc(client, lib.sym_client_drop)
+        self._results: list[tuple[Any, memoryview]] = []  # not in use; append and pop are atomic
         self.owner_pid = os.getpid()
         self.vocab_size: int = lib.sym_client_vocab_size(client)
         self.num_slots: int = lib.sym_client_slot_count(client)
         self.slot_bytes: int = lib.sym_client_slot_bytes(client)
+        self.vocabulary: list[bytes] | None = None
+        """The bytes of each token, once they were asked for."""
+
+    def run(self, script: Script[T]) -> T:
+        """Runs the calls of a script, one after the other, and gives what it returns."""
+        try:
+            call = next(script)
+            while True:
+                try:
+                    reply = self.perform(call)
+                except BaseException as error:  # noqa: BLE001 - the script may clean up, and raises it again
+                    call = script.throw(error)
+                else:
+                    call = script.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
 
     def call(
         self,
@@ -68,30 +67,71 @@ class ClientChannel:
         args: tuple[int, int, int, int] = (0, 0, 0, 0),
         payload: bytes = b"",
     ) -> Reply:
+        """One call without a script: see `perform`."""
+        return self.perform(Call(op, flags, handle, args, payload))
+
+    def perform(self, request: Call) -> Reply:
         """Sends a request and waits for its reply. An exception from a signal handler (Ctrl-C) ends the wait."""
+        op, flags, handle, args, payload = request
         try:
-            new = lib.sym_call_new(self._client, op, flags, handle, *args)
-        except (OverflowError, TypeError) as error:
-            raise Invalid(f"{op.name.lower()}() takes a whole number of 64 bits, not {args[0]!r}") from error
-        if new == ffi.NULL:
-            raise self._failure(-errno.ENOTCONN, 0)
-        call = ffi.gc(new, lib.sym_call_drop)
+            room = self._results.pop()
+        except IndexError:
+            room = _new_result()
+        result, view = room
+        payload_bytes = len(payload)
         try:
-            rc = lib.sym_call_run(call, payload, len(payload))
-            while rc == -errno.EINTR:  # at least every 100 ms: here Python runs its signal handlers
-                rc = lib.sym_call_run(call, payload, len(payload))
-            self._check(rc, len(payload))
-            reply = Reply(self, call)
-        except BaseException:
-            ffi.release(call)  # not when the traceback is forgotten: now
+            rc = _call(self._client, result, op, flags, handle, *args, payload, payload_bytes)
+            while rc == _INTERRUPTED:  # at least every 100 ms: here Python runs its signal handlers
+                rc = lib.sym_result_wait(result, payload, payload_bytes)
+            self._check(rc, payload_bytes)
+            reply = Reply.of_result(result, view, self.slot_bytes)
+        except BaseException as error:
+            lib.sym_result_drop(result)  # not when the traceback is forgotten: now
+            if isinstance(error, (OverflowError, TypeError)):
+                raise wrong_number(request) from error
             raise
-        if call.err != 0:
-            raise error_for(call.err, reply.payload.decode(errors="replace"))
+        self._results.append(room)
+        if reply.error is not None:
+            try:
+                raise reply.error
+            finally:
+                del reply  # the error holds this frame by its traceback, and would be held by it
         return reply
+
+    def new_call(self, request: Call) -> Any:
+        """A sym_call that is not sent yet; dropping it cancels it."""
+        try:
+            new = lib.sym_call_new(self._client, request.op, request.flags, request.handle, *request.args)
+        except (OverflowError, TypeError) as error:
+            raise wrong_number(request) from error
+        if new == ffi.NULL:
+            raise self.failure(-errno.ENOTCONN)
+        return ffi.gc(new, lib.sym_call_drop)
+
+    def new_loop(self) -> Any:
+        """A sym_loop: what an event loop waits with."""
+        new = lib.sym_loop_new(self._client)
+        if new == ffi.NULL:
+            if ffi.errno == errno.ENOTCONN:
+                raise self.failure(-errno.ENOTCONN)
+            raise SymError(f"no descriptors for an event loop: {os.strerror(ffi.errno)}", ffi.errno)
+        return ffi.gc(new, lib.sym_loop_drop)
 
     def close_later(self, handle: int) -> None:
         """Closes a handle together with the next call. Never waits, never raises: for finalizers."""
-        lib.sym_client_close_later(self._client, handle)
+        lib.sym_client_tell(self._client, Op.KV_CLOSE, handle, 0)
+
+    def close_soon(self, handle: int) -> None:
+        """Closes a handle without waiting for it, now if there is room in the ring. Never raises."""
+        lib.sym_client_tell(self._client, Op.KV_CLOSE, handle, 1)
+
+    def unlock_soon(self, handle: int) -> None:
+        """Gives a lock up without waiting for it, now if there is room in the ring. Never raises."""
+        lib.sym_client_tell(self._client, Op.KV_UNLOCK, handle, 1)
+
+    def stream(self, request: Call) -> Stream:
+        """Sends a request that has several replies. The object takes them, one after the other."""
+        return Stream(self, request)
 
     @property
     def alive(self) -> bool:
@@ -107,10 +147,11 @@ class ClientChannel:
         lib.sym_client_disown(self._client)
 
     def _check(self, rc: int, payload_bytes: int) -> None:
-        if rc != 0:
-            raise self._failure(rc, payload_bytes)
+        if rc:
+            raise self.failure(rc, payload_bytes)
 
-    def _failure(self, rc: int, payload_bytes: int) -> SymError:
+    def failure(self, rc: int, payload_bytes: int = 0) -> SymError:
+        """What to raise when the C said -errno."""
         if rc == -errno.EMSGSIZE:
             return TooLarge(
                 f"a message of {payload_bytes} bytes: {MAX_FRAME_BYTES - HEADER_BYTES} is the most, use several calls"
@@ -125,3 +166,81 @@ class ClientChannel:
         if reason in (errno.EPROTO, errno.ENOMEM):
             return ProtocolError(f"a reply of the daemon at {self.name} could not be read: {os.strerror(reason)}")
         return NotConnected(f"the daemon at {self.name} is gone: start it with `symphony serve`, then sym.connect()")
+
+
+class Stream:
+    """The replies to one request, for one thread at a time. Dropped before its end it is cancelled."""
+
+    def __init__(self, channel: ClientChannel, request: Call) -> None:
+        self._channel = channel
+        self._payload: bytes | None = request.payload
+        self._call = channel.new_call(request)
+        self._num_inside = 0
+        self.is_over = False
+        """The last reply was given out, or an error was."""
+
+    def start(self) -> None:
+        """Sends the request now, not only when the first reply is waited for."""
+        payload = self._payload or b""
+        rc = lib.sym_call_start(self._call, payload, len(payload))
+        while rc == _INTERRUPTED:
+            rc = lib.sym_call_start(self._call, payload, len(payload))
+        if rc:
+            self.close()
+            raise self._channel.failure(rc, len(payload))
+        self._payload = None
+
+    def next(self) -> Reply:
+        """The next reply, as soon as it is there; `reply.more` says whether others follow. Raises the call's error.
+
+        Ctrl-C ends the wait, not the call: what comes meanwhile is kept.
+        """
+        if self.is_over:
+            raise Invalid("nothing more comes: the last reply was taken, or the call was closed")
+        self._num_inside += 1
+        try:
+            return self._next()
+        finally:
+            self._num_inside -= 1
+            if self.is_over and self._num_inside == 0:
+                ffi.release(self._call)
+
+    def cancel(self) -> None:
+        """Asks the daemon to end the call. What it had sent before still comes, and then the end, or ECANCELED."""
+        if not self.is_over:
+            lib.sym_call_cancel(self._call)
+
+    def close(self) -> None:
+        """Ends the call for this side: cancelled if it is not over, and nothing more comes."""
+        self.cancel()
+        self.is_over = True
+        if self._num_inside == 0:  # else whoever waits for a reply lets go of it, when the end comes
+            ffi.release(self._call)
+
+    def _next(self) -> Reply:
+        payload = self._payload or b""
+        rc = lib.sym_call_run(self._call, payload, len(payload))
+        while rc == _INTERRUPTED:
+            rc = lib.sym_call_run(self._call, payload, len(payload))
+        if rc:
+            self.is_over = True
+            raise self._channel.failure(rc, len(payload))
+        self._payload = None
+        reply = Reply.of_answer(lib.sym_call_take(self._call), self._channel.slot_bytes)
+        self.is_over |= not reply.more
+        if reply.error is not None:
+            try:
+                raise reply.error
+            finally:
+                del reply  # the error holds this frame by its traceback, and would be held by it
+        return reply
+
+
+def wrong_number(request: Call) -> Invalid:
+    """The error of arguments that C does not take."""
+    return Invalid(f"{request.op.name.lower()}() takes a whole number of 64 bits, not {request.args[0]!r}")
+
+
+def _new_result() -> tuple[Any, memoryview]:
+    result = ffi.new("sym_result *")
+    return result, memoryview(ffi.buffer(result))

@@ -6,20 +6,18 @@ the `Dist` and every view handed out from it are gone: a loop that holds one `Di
 
 from __future__ import annotations
 
-import errno
+import math
 import os
 from array import array
 from typing import Any, Self
 
 from libsym._channel import ffi, lib
 from libsym.errors import Invalid
+from libsym.rows import Allowed, check_limits, checked, pointer, uniform
 
-_SEED_MASK = (1 << 64) - 1
+__all__ = ["Dist", "uniform"]
 
-
-def uniform(seed: int) -> float:
-    """The number of [0, 1) that a seed stands for; neighbouring seeds give unrelated numbers."""
-    return float(lib.sym_uniform(seed & _SEED_MASK))
+_new_unset = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Dist:
@@ -27,6 +25,13 @@ class Dist:
 
     Methods speak of the last row; `dist[i]` is the distribution after the i-th token, `len(dist)` says how many.
     Logarithms are natural. A row with NaN or +inf raises Invalid rather than an answer without meaning.
+
+    `allowed` narrows a question to some tokens, all others being impossible: a bitmask over the vocabulary (bytes,
+    bytearray or memoryview; token i is bit i % 8 of byte i // 8, in whole words of 4 bytes), or token ids.
+
+    >>> dist = sym.Dist.of([0.0, 2.0, 1.0])
+    >>> dist.argmax(), dist.argmax(allowed=[0, 2])
+    (1, 2)
     """
 
     __slots__ = ("_num_rows", "_row", "_row_bytes", "_rows", "_vocab_size")
@@ -42,19 +47,35 @@ class Dist:
 
     @classmethod
     def of(cls, logits: Any) -> Self:
-        """A distribution of a program's own: from a sequence of floats, for instance logits that it has changed."""
+        """A distribution of a program's own: from a sequence of floats, for instance logits that it has changed.
+
+        >>> dist = sym.Dist.of([0.0, 2.0, 1.0])
+        >>> len(dist), dist.vocab_size, dist.argmax()
+        (1, 3, 1)
+        """
         values = array("f", logits)
         return cls(memoryview(values).cast("B").toreadonly(), 1, len(values) * 4, len(values))
 
     @property
     def logits(self) -> memoryview[float]:
-        """The logits: float32, read-only, without a copy (`numpy.asarray(dist.logits)` neither). Keeps the slot."""
+        """The logits: float32, read-only, without a copy (`numpy.asarray(dist.logits)` neither). Keeps the slot.
+
+        >>> import libsym as sym
+        >>> sym.Dist.of([0.0, 2.0]).logits.tolist()
+        [0.0, 2.0]
+        """
         if self._row is None:
             raise Invalid("this Dist was closed: read it before")
         return self._row
 
     @property
     def vocab_size(self) -> int:
+        """How many tokens there are.
+
+        >>> import libsym as sym
+        >>> sym.Dist.of([0.0, 2.0]).vocab_size
+        2
+        """
         return self._vocab_size
 
     def __len__(self) -> int:
@@ -74,7 +95,14 @@ class Dist:
         return f"<Dist of {self._vocab_size} tokens, {self._num_rows} row{'s' if self._num_rows != 1 else ''}>"
 
     def close(self) -> None:
-        """Lets go of the rows now. Views handed out before stay valid, and keep the slots until they are gone."""
+        """Lets go of the rows now. Views handed out before stay valid, and keep the slots until they are gone.
+
+        >>> dist = sym.Dist.of([0.0, 2.0])
+        >>> logits = dist.logits
+        >>> dist.close()
+        >>> logits[1]
+        2.0
+        """
         self._rows = self._row = None
 
     def __enter__(self) -> Self:
@@ -83,37 +111,63 @@ class Dist:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def argmax(self) -> int:
-        """The likeliest token; of equals the one with the lowest number."""
-        return _checked(lib.sym_row_argmax(self._floats(), self._vocab_size))
+    def argmax(self, *, allowed: Allowed | None = None) -> int:
+        """The likeliest token; of equals the one with the lowest number.
 
-    def logprob(self, token: int) -> float:
-        """The logarithm of a token's probability."""
+        >>> sym.Dist.of([0.0, 3.0, 1.0, 3.0]).argmax()
+        1
+        """
+        return checked(lib.sym_row_argmax(self._floats(), self._vocab_size, pointer(allowed, self._vocab_size)))
+
+    def logprob(self, token: int, *, allowed: Allowed | None = None) -> float:
+        """The logarithm of a token's probability; -inf if it is not allowed.
+
+        >>> round(sym.Dist.of([1.0, 1.0]).logprob(0), 4)
+        -0.6931
+        """
         logits = self.logits
         if not 0 <= token < self._vocab_size:
             raise Invalid(f"token {token} is not in the vocabulary of {self._vocab_size}")
+        bits = pointer(allowed, self._vocab_size)
         total = ffi.new("double *")
-        _checked(lib.sym_row_logsumexp(self._floats(), self._vocab_size, total))
+        checked(lib.sym_row_logsumexp(self._floats(), self._vocab_size, bits, total))
+        if allowed is not None and not ffi.buffer(bits)[token >> 3][0] >> (token & 7) & 1:
+            return -math.inf
         return float(logits[token] - total[0])
 
-    def entropy(self) -> float:
-        """The entropy in nats."""
+    def entropy(self, *, allowed: Allowed | None = None) -> float:
+        """The entropy in nats: how undecided the model is.
+
+        >>> round(sym.Dist.of([5.0, 5.0, 5.0, 5.0]).entropy(), 4)
+        1.3863
+        """
         result = ffi.new("double *")
-        _checked(lib.sym_row_entropy(self._floats(), self._vocab_size, result))
+        bits = pointer(allowed, self._vocab_size)
+        checked(lib.sym_row_entropy(self._floats(), self._vocab_size, bits, result))
         return float(result[0])
 
-    def probs(self) -> memoryview[float]:
-        """The probabilities of all tokens: float32, a copy."""
-        result: Any = array("f", bytes(4 * self._vocab_size))
-        _checked(lib.sym_row_softmax(self._floats(), self._vocab_size, ffi.from_buffer("float[]", result)))
-        return memoryview(result)
+    def probs(self, *, allowed: Allowed | None = None) -> memoryview[float]:
+        """The probabilities of all tokens: float32, a copy.
 
-    def topk(self, k: int) -> list[tuple[int, float]]:
-        """The k likeliest tokens with their log-probabilities, likeliest first; of equals the lower number first."""
+        >>> sym.Dist.of([0.0, 0.0, 7.0]).probs(allowed=[0, 1]).tolist()
+        [0.5, 0.5, 0.0]
+        """
+        result = _new_unset("float[]", self._vocab_size)
+        bits = pointer(allowed, self._vocab_size)
+        checked(lib.sym_row_softmax(self._floats(), self._vocab_size, bits, result))
+        return memoryview(ffi.buffer(result)).cast("f")
+
+    def topk(self, k: int, *, allowed: Allowed | None = None) -> list[tuple[int, float]]:
+        """The k likeliest tokens with their log-probabilities, likeliest first; of equals the lower number first.
+
+        >>> [(token, round(logprob, 2)) for token, logprob in sym.Dist.of([1.0, 2.0, 3.0]).topk(2)]
+        [(2, -0.41), (1, -1.41)]
+        """
         if not 1 <= k <= self._vocab_size:
             raise Invalid(f"topk({k}): k must be 1 to {self._vocab_size}, the size of the vocabulary")
         tokens, logprobs = ffi.new("int32_t[]", k), ffi.new("double[]", k)
-        _checked(lib.sym_row_topk(self._floats(), self._vocab_size, k, tokens, logprobs))
+        bits = pointer(allowed, self._vocab_size)
+        checked(lib.sym_row_topk(self._floats(), self._vocab_size, bits, k, tokens, logprobs))
         return list(zip(ffi.unpack(tokens, k), ffi.unpack(logprobs, k), strict=True))
 
     def sample(
@@ -125,48 +179,33 @@ class Dist:
         *,
         seed: int | None = None,
         u: float | None = None,
+        allowed: Allowed | None = None,
     ) -> int:
         """A token drawn from the distribution. The same row and `seed` (or `u`, of [0, 1)) give the same token.
 
-        In this order: the logits are divided by `temperature` (0: the argmax); `top_k` keeps the k likeliest; `top_p`
-        the fewest likeliest that hold this part of what is left; `min_p` those at least this part as likely as the
-        likeliest.
-        In a loop give each draw a seed of its own (`seed=seed + step`): one seed draws one number.
+        In this order: what is not `allowed` is impossible; the logits are divided by `temperature` (0: the argmax);
+        `top_k` keeps the k likeliest; `top_p` the fewest likeliest that hold this part of what is left; `min_p` those
+        at least this part as likely as the likeliest.
+        In a loop give each draw a seed of its own (`seed=seed + step`): one seed draws one number. A `sym.Sampler` does
+        so, and has penalties.
+
+        >>> dist = sym.Dist.of([0.0, 2.0, 1.0])
+        >>> dist.sample(seed=7) == dist.sample(seed=7)
+        True
+        >>> dist.sample(temperature=0.7, top_p=0.5)
+        1
         """
-        _check_sampling(temperature, top_k, top_p, min_p, u)
+        check_limits(temperature, top_k, top_p, min_p)
         if u is None:
             u = uniform(int.from_bytes(os.urandom(8), "little") if seed is None else seed)
         elif seed is not None:
             raise Invalid("sample() takes a seed or u, not both")
+        elif not 0.0 <= u < 1.0:
+            raise Invalid(f"u={u}: must be at least 0 and below 1")
         top_p, min_p = 1.0 if top_p is None else top_p, min_p or 0.0
-        return _checked(lib.sym_row_sample(self._floats(), self._vocab_size, temperature, top_k or 0, top_p, min_p, u))
+        bits = pointer(allowed, self._vocab_size)
+        row = self._floats()
+        return checked(lib.sym_row_sample(row, self._vocab_size, bits, temperature, top_k or 0, top_p, min_p, u))
 
     def _floats(self) -> Any:
         return ffi.from_buffer("float[]", self.logits)
-
-
-def _check_sampling(
-    temperature: float, top_k: int | None, top_p: float | None, min_p: float | None, u: float | None
-) -> None:
-    if not temperature >= 0.0:
-        raise Invalid(f"temperature={temperature}: must be 0 (the argmax) or more")
-    if top_k is not None and top_k < 1:
-        raise Invalid(f"top_k={top_k}: must be 1 or more, or None to keep all")
-    if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise Invalid(f"top_p={top_p}: must be above 0 and at most 1, or None to keep all")
-    if min_p is not None and not 0.0 <= min_p <= 1.0:
-        raise Invalid(f"min_p={min_p}: must be 0 to 1, or None to keep all")
-    if u is not None and not 0.0 <= u < 1.0:
-        raise Invalid(f"u={u}: must be at least 0 and below 1")
-
-
-def _checked(result: int) -> int:
-    if result >= 0:
-        return int(result)
-    if result == -errno.EDOM:
-        raise Invalid("the logits hold NaN or +inf: no distribution (a fault of the model, or of your own arithmetic)")
-    if result == -errno.ERANGE:
-        raise Invalid("every logit is -inf: no token is possible")
-    if result == -errno.ENOMEM:
-        raise MemoryError("no memory to sort the distribution")
-    raise AssertionError(f"arithmetic over a row answered {result}")

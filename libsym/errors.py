@@ -9,6 +9,8 @@ and what to do; it is one line.
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
+from typing import Any
 
 
 class SymError(OSError):
@@ -158,6 +160,15 @@ class StepFailed(SymError):
     code = errno.EIO
 
 
+class BatchFailed(SymError):
+    """Some calls of a `pred_batch` failed: the errno is the first one's, `results` has what each gave."""
+
+    def __init__(self, message: str, code: int | None = None, results: Sequence[Any] = ()) -> None:
+        super().__init__(message, code)
+        self.results = list(results)
+        """In the order of the calls: a distribution, or the call's own SymError."""
+
+
 def _one_line(message: str) -> str:
     """A message often quotes a name, which may hold anything: line ends, terminal codes, bytes that are no UTF-8."""
     if message.isprintable():
@@ -165,7 +176,9 @@ def _one_line(message: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in message)
 
 
-_BY_ERRNO: dict[int, type[SymError]] = {cls.code: cls for cls in SymError.__subclasses__() if cls is not StepFailed}
+_NEVER_SENT = (StepFailed, BatchFailed)
+"""An EIO says no more than that; a batch that failed is told call by call."""
+_BY_ERRNO: dict[int, type[SymError]] = {cls.code: cls for cls in SymError.__subclasses__() if cls not in _NEVER_SENT}
 
 
 def error_for(code: int, message: str) -> SymError:

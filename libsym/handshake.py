@@ -1,7 +1,8 @@
 """How a LIP and the daemon meet: one message each way on a Unix socket, and the region comes with the answer.
 
-Client: {magic, ABI version, 0}. Daemon: {magic, ABI version, errno, text length, text}, and with errno 0 two
-descriptors, the region's memfd and the doorbell. Who the client is the kernel tells the daemon; no message could.
+Client: {magic, ABI version, 0}. Daemon: {magic, ABI version, errno, text length, text}, and with errno 0 three
+descriptors, the region's memfd, the doorbell and the bell. Who the client is the kernel tells the daemon; no message
+could.
 The socket stays open and silent: its closing is how each side sees the other end.
 """
 
@@ -25,6 +26,7 @@ GREETING = _GREETING.pack(MAGIC, ABI_VERSION, 0)
 WELCOME = _WELCOME.pack(MAGIC, ABI_VERSION, 0, 0)
 """The daemon's answer to a client that it lets in."""
 
+_NUM_FDS = 3
 _MAX_TEXT_BYTES = 4096
 _ANSWER_TIMEOUT_S = 30.0
 
@@ -43,8 +45,8 @@ def refusal(error: SymError) -> bytes:
     return _WELCOME.pack(MAGIC, ABI_VERSION, error.errno or errno.EIO, len(text)) + text
 
 
-def dial(path: str) -> tuple[socket.socket, int, int]:
-    """Connects to the daemon at `path`: the socket, the region's memfd, the doorbell."""
+def dial(path: str) -> tuple[socket.socket, int, int, int]:
+    """Connects to the daemon at `path`: the socket, the region's memfd, the doorbell, the bell."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fds: list[int] = []
     try:
@@ -52,9 +54,9 @@ def dial(path: str) -> tuple[socket.socket, int, int]:
         _connect(connection, path)
         connection.sendall(GREETING)
         size = _WELCOME.size + _MAX_TEXT_BYTES
-        raw, fds, _, _ = socket.recv_fds(connection, size, 2, socket.MSG_CMSG_CLOEXEC)
+        raw, fds, _, _ = socket.recv_fds(connection, size, _NUM_FDS, socket.MSG_CMSG_CLOEXEC)
         _check_welcome(raw, len(fds), path)
-        return connection, fds[0], fds[1]
+        return connection, fds[0], fds[1], fds[2]
     except BaseException as error:
         connection.close()
         for fd in fds:
@@ -88,8 +90,8 @@ def _check_welcome(raw: bytes, num_fds: int, path: str) -> None:
     _check_version(magic, version, f"daemon at {path}")
     if code != 0:
         raise error_for(code, raw[_WELCOME.size : _WELCOME.size + text_bytes].decode(errors="replace"))
-    if num_fds != 2:
-        raise ProtocolError(f"the daemon at {path} sent {num_fds} descriptors instead of 2")
+    if num_fds != _NUM_FDS:
+        raise ProtocolError(f"the daemon at {path} sent {num_fds} descriptors instead of {_NUM_FDS}")
 
 
 def _check_version(magic: int, version: int, who: str) -> None:

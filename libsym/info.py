@@ -15,7 +15,12 @@ from libsym.errors import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The model that the daemon serves."""
+    """The model that the daemon serves.
+
+    >>> info = sym.model_info()
+    >>> info.name, info.vocab_size, info.max_positions
+    ('tiny', 259, 4096)
+    """
 
     name: str
     vocab_size: int
@@ -44,7 +49,13 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class KvStat:
-    """What is known of a file without reading it."""
+    """What is known of a file without reading it.
+
+    >>> kv = sym.kv_create()
+    >>> length = sym.kv_write(kv, [1] * 33)
+    >>> sym.kv_stat(kv).tokens, sym.kv_stat(kv).pages
+    (33, 2)
+    """
 
     kind: str
     """kv, file, dir, link, or as the daemon names it."""
@@ -61,6 +72,11 @@ class KvStat:
     nlink: int = 0
     mtime_ns: int = 0
     ctime_ns: int = 0
+    pinned: bool = False
+    """It does not expire: see `kv_advise`."""
+    ttl_s: float = 0.0
+    """It is removed so long after its last use; 0: never."""
+    priority: int = 0
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
@@ -69,7 +85,12 @@ class KvStat:
 
 @dataclass(frozen=True, slots=True)
 class KvEntry:
-    """One name in a directory."""
+    """One name in a directory.
+
+    >>> sym.kv_create("a.kv").close()
+    >>> [(entry.name, entry.kind, entry.tokens) for entry in sym.kv_list()]
+    [('a.kv', 'kv', 0)]
+    """
 
     name: str
     kind: str

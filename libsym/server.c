@@ -1,28 +1,60 @@
-/* The daemon's half of a channel. Nothing here blocks, and nothing that the client wrote is believed. */
+/* The daemon's half of a channel. Nothing here blocks, and nothing that the client wrote is believed.
+ *
+ * One thread receives, but for what a loop over steps takes out of the ring itself (hot.c, `receive_lock`); replies are
+ * pushed by any (`push_lock`). A reply that finds no room waits at the caller's, and from
+ * then on `queueing` sends every other there, too, until the caller says that nothing waits any more: so replies keep
+ * their order whoever sends them.
+ */
 #include "ring.h"
 
 #include <limits.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/uio.h>
+
+#define SYM_MAX_TAKEN 64u
+
+/* A request that was looked at: its frame is well-formed, what it asks for is not yet judged. */
+struct sym_taken {
+    uint64_t id, handle;
+    int64_t args[4];
+    uint32_t flags, op;
+    uint32_t payload_at, payload_bytes; /* in the inbox */
+};
 
 typedef struct sym_server {
     struct sym_region *region; /* mapped and unmapped by the owner of this struct */
     char *base;
     sym_plan plan;
-    uint64_t submit_head, complete_tail; /* ours; the copies in the region are for the client to read */
-    char inbox[SYM_RING_BYTES];          /* frames are copied here before anybody looks at them */
+    pthread_mutex_t receive_lock;
+    uint64_t submit_head; /* under receive_lock; ours, as complete_tail: the copies in the region are for the client */
+    pthread_mutex_t push_lock;
+    /* under push_lock: */
+    uint64_t complete_tail;
+    int queueing, closed;
+    int bell_fd;
+    _Atomic int64_t num_open; /* requests taken and not yet answered for the last time */
+    /* the receiver's: */
+    uint64_t inbox_at, inbox_end; /* frames between the two are copied out and not yet looked at */
+    struct sym_taken taken[SYM_MAX_TAKEN];
+    char inbox[SYM_RING_BYTES]; /* frames are copied here before anybody looks at them */
 } sym_server;
 
-/* `base` is `plan->region_bytes` of zeroes. */
-sym_server *sym_server_new(char *base, const sym_plan *plan) {
+/* `base` is `plan->region_bytes` of zeroes; `bell_fd` stays the caller's, and open until sym_server_close. */
+sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd) {
     sym_server *server = malloc(sizeof *server); /* inbox pages are committed as they are used */
     if (server == NULL)
         return NULL;
     server->base = base;
     server->region = (struct sym_region *)(void *)base;
     server->plan = *plan;
-    server->submit_head = server->complete_tail = 0;
+    server->submit_head = server->complete_tail = server->inbox_at = server->inbox_end = 0;
+    server->queueing = server->closed = 0;
+    server->bell_fd = bell_fd;
+    pthread_mutex_init(&server->receive_lock, NULL);
+    atomic_init(&server->num_open, 0);
+    pthread_mutex_init(&server->push_lock, NULL);
     struct sym_region *region = server->region;
     region->magic = SYM_MAGIC;
     region->version = SYM_ABI_VERSION;
@@ -43,39 +75,104 @@ void sym_server_free(sym_server *server) { free(server); }
 
 char *sym_server_inbox(sym_server *server) { return server->inbox; }
 
+/* Wakes an event loop of the client, if one waits. Ours is the writing end of a pipe that does not block: an eventfd is
+ * one file for both sides, and a client could have made it block. */
+static void ring_bell(sym_server *server) {
+    if (atomic_load_explicit(&server->region->bell_wanted, memory_order_relaxed) == 0 ||
+        atomic_exchange(&server->region->bell_wanted, 0) == 0)
+        return;
+    const uint64_t one = 1;
+    const ssize_t written = write(server->bell_fd, &one, sizeof one); /* full: it is ringing already */
+    (void)written;
+}
+
+/* Under receive_lock: everything before `head` was taken out of the ring. */
+static void took_requests(sym_server *server, uint64_t head) {
+    struct sym_region *region = server->region;
+    server->submit_head = head;
+    atomic_store_explicit(&region->submit_head, head, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&region->space_waiters, memory_order_relaxed) != 0) {
+        atomic_fetch_add_explicit(&region->space_seq, 1, memory_order_seq_cst);
+        futex_op(&region->space_seq, FUTEX_WAKE, INT_MAX, NULL);
+        ring_bell(server);
+    }
+}
+
+/* Under receive_lock: bytes in the ring that nobody has taken; -EPROTO: the tail is not in the ring. */
+static int64_t submitted_bytes(const sym_server *server) {
+    const uint64_t tail = atomic_load_explicit(&server->region->submit_tail, memory_order_acquire);
+    const uint64_t bytes = tail - server->submit_head;
+    return bytes > SYM_RING_BYTES || bytes % SYM_FRAME_ALIGN != 0 ? -EPROTO : (int64_t)bytes;
+}
+
 /* Moves everything submitted into the inbox and makes room for more: the bytes moved, or -EPROTO. */
 int64_t sym_server_receive(sym_server *server) {
     struct sym_region *region = server->region;
     atomic_store_explicit(&region->daemon_asleep, 0, memory_order_relaxed);
     atomic_store_explicit(&region->daemon_cpu, (uint32_t)sched_getcpu(), memory_order_relaxed);
-    const uint64_t tail = atomic_load_explicit(&region->submit_tail, memory_order_acquire);
-    const uint64_t bytes = tail - server->submit_head;
-    if (bytes > SYM_RING_BYTES || bytes % SYM_FRAME_ALIGN != 0)
-        return -EPROTO;
-    if (bytes == 0)
-        return 0;
-    ring_read(server->base + server->plan.submit_offset, SYM_RING_BYTES, server->submit_head, server->inbox, bytes);
-    server->submit_head = tail;
-    atomic_store_explicit(&region->submit_head, tail, memory_order_release);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&region->space_waiters, memory_order_relaxed) != 0) {
-        atomic_fetch_add_explicit(&region->space_seq, 1, memory_order_seq_cst);
-        futex_op(&region->space_seq, FUTEX_WAKE, INT_MAX, NULL);
+    pthread_mutex_lock(&server->receive_lock);
+    const int64_t bytes = submitted_bytes(server);
+    if (bytes > 0) {
+        ring_read(server->base + server->plan.submit_offset, SYM_RING_BYTES, server->submit_head, server->inbox,
+                  (uint64_t)bytes);
+        took_requests(server, server->submit_head + (uint64_t)bytes);
     }
-    return (int64_t)bytes;
+    pthread_mutex_unlock(&server->receive_lock);
+    return bytes;
 }
+
+/* Looks at up to `most` requests, in `taken`; takes new ones from the ring when the inbox is empty, unless
+ * `ignore_new`. How many; -EPROTO: what comes next (at inbox_at) is no frame, or the ring's tail is wild. */
+int sym_server_take(sym_server *server, uint32_t most, int ignore_new) {
+    if (server->inbox_at == server->inbox_end && !ignore_new) {
+        const int64_t bytes = sym_server_receive(server);
+        if (bytes < 0)
+            return (int)bytes;
+        server->inbox_at = 0;
+        server->inbox_end = (uint64_t)bytes;
+    }
+    uint32_t count = 0;
+    for (; count < most && count < SYM_MAX_TAKEN && server->inbox_at < server->inbox_end; count++) {
+        struct sym_request request;
+        memcpy(&request, server->inbox + server->inbox_at, sizeof request);
+        const uint64_t there = server->inbox_end - server->inbox_at;
+        if (request.frame_bytes < sizeof request || request.frame_bytes > SYM_MAX_FRAME_BYTES ||
+            padded(request.frame_bytes) > there || request.reserved0 != 0 || request.reserved1 != 0)
+            return -EPROTO;
+        struct sym_taken *taken = &server->taken[count];
+        *taken = (struct sym_taken){.id = request.id,
+                                    .handle = request.handle,
+                                    .flags = request.flags,
+                                    .op = request.op,
+                                    .payload_at = (uint32_t)(server->inbox_at + sizeof request),
+                                    .payload_bytes = request.frame_bytes - (uint32_t)sizeof request};
+        memcpy(taken->args, request.args, sizeof taken->args);
+        server->inbox_at += padded(request.frame_bytes);
+    }
+    atomic_fetch_add(&server->num_open, count);
+    return (int)count;
+}
+
+int64_t sym_server_num_open(sym_server *server) { return atomic_load(&server->num_open); }
+
+char *sym_server_taken(sym_server *server) { return (char *)server->taken; }
 
 /* Announces that the daemon is about to sleep on the doorbell. 0: there is work, do not sleep; 1: sleep. */
 int sym_server_arm(sym_server *server, int ignore_requests) {
     struct sym_region *region = server->region;
     atomic_store_explicit(&region->daemon_asleep, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
+    if (server->inbox_at < server->inbox_end)
+        return 0;
     if (ignore_requests)
         return 1;
-    if (atomic_load_explicit(&region->submit_tail, memory_order_acquire) == server->submit_head)
-        return 1;
-    atomic_store_explicit(&region->daemon_asleep, 0, memory_order_relaxed);
-    return 0;
+    pthread_mutex_lock(&server->receive_lock);
+    const int nothing = submitted_bytes(server) == 0;
+    pthread_mutex_unlock(&server->receive_lock);
+    if (!nothing)
+        atomic_store_explicit(&region->daemon_asleep, 0, memory_order_relaxed);
+    return nothing;
 }
 
 /* Empties the doorbell. The client shares its file description and may have made it blocking: RWF_NOWAIT. */
@@ -87,39 +184,96 @@ int sym_server_clear_doorbell(int doorbell_fd) {
     return -errno;
 }
 
-/* 0: sent; 1: no room now; -EPROTO: the client's head is not in the ring. */
-int sym_server_push(sym_server *server, uint64_t id, int32_t err, int64_t a0, int64_t a1, int64_t a2, int64_t a3,
-                    const char *payload, uint32_t payload_bytes) {
+/* Under push_lock. Of id 0 nobody looks at the reply: it is not sent. */
+static int push(sym_server *server, const struct sym_reply *reply, const char *payload) {
     struct sym_region *region = server->region;
-    const struct sym_reply reply = {.frame_bytes = (uint32_t)sizeof(struct sym_reply) + payload_bytes,
-                                    .err = err,
-                                    .id = id,
-                                    .args = {a0, a1, a2, a3}};
+    const uint32_t payload_bytes = reply->frame_bytes - (uint32_t)sizeof *reply;
     const uint64_t used = server->complete_tail - atomic_load_explicit(&region->complete_head, memory_order_acquire);
     if (used > SYM_RING_BYTES)
         return -EPROTO;
-    if (padded(reply.frame_bytes) > SYM_RING_BYTES - used)
+    if (reply->id != 0 && padded(reply->frame_bytes) > SYM_RING_BYTES - used)
         return 1;
+    if ((reply->flags & SYM_MORE) == 0)
+        atomic_fetch_sub(&server->num_open, 1);
+    if (reply->id == 0)
+        return 0;
     char *ring = server->base + server->plan.complete_offset;
-    ring_write(ring, SYM_RING_BYTES, server->complete_tail, &reply, sizeof reply);
-    ring_write(ring, SYM_RING_BYTES, server->complete_tail + sizeof reply, payload, payload_bytes);
-    server->complete_tail += padded(reply.frame_bytes);
+    ring_write(ring, SYM_RING_BYTES, server->complete_tail, reply, sizeof *reply);
+    ring_write(ring, SYM_RING_BYTES, server->complete_tail + sizeof *reply, payload, payload_bytes);
+    server->complete_tail += padded(reply->frame_bytes);
     atomic_store_explicit(&region->complete_tail, server->complete_tail, memory_order_release);
     atomic_fetch_add_explicit(&region->complete_seq, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&region->complete_waiters, memory_order_relaxed) != 0)
+    /* Cleared by whoever wakes: the replies that follow while the sleeper gets up cost no system call. */
+    if (atomic_load_explicit(&region->complete_waiters, memory_order_relaxed) != 0 &&
+        atomic_exchange(&region->complete_waiters, 0) != 0)
         futex_op(&region->complete_seq, FUTEX_WAKE, INT_MAX, NULL);
+    ring_bell(server);
     return 0;
+}
+
+static struct sym_reply reply_of(uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
+                                 int64_t a3, uint32_t payload_bytes) {
+    return (struct sym_reply){.frame_bytes = (uint32_t)sizeof(struct sym_reply) + payload_bytes,
+                              .err = err,
+                              .id = id,
+                              .args = {a0, a1, a2, a3},
+                              .flags = flags};
+}
+
+/* For the receiver's thread, which keeps what finds no room. 0: sent; 1: no room now, from here on every reply waits at the
+ * caller's; -EPROTO: the client's head is not in the ring. */
+int sym_server_push(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
+                    int64_t a3, const char *payload, uint32_t payload_bytes) {
+    const struct sym_reply reply = reply_of(id, err, flags, a0, a1, a2, a3, payload_bytes);
+    pthread_mutex_lock(&server->push_lock);
+    const int rc = push(server, &reply, payload);
+    if (rc == 1)
+        server->queueing = 1;
+    pthread_mutex_unlock(&server->push_lock);
+    return rc;
+}
+
+/* For any thread. 0: sent; 1: not, for others wait already, there is no room, or the channel was closed. */
+int sym_server_push_now(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1,
+                        int64_t a2, int64_t a3, const char *payload, uint32_t payload_bytes) {
+    const struct sym_reply reply = reply_of(id, err, flags, a0, a1, a2, a3, payload_bytes);
+    pthread_mutex_lock(&server->push_lock);
+    const int rc = server->queueing || server->closed ? 1 : push(server, &reply, payload);
+    pthread_mutex_unlock(&server->push_lock);
+    return rc == 0 ? 0 : 1;
 }
 
 /* After raising it the caller tries once more to send: the client may have made room just before. */
 void sym_server_set_backlog(sym_server *server, int waiting) {
+    pthread_mutex_lock(&server->push_lock);
+    server->queueing = waiting != 0;
+    pthread_mutex_unlock(&server->push_lock);
     atomic_store_explicit(&server->region->backlog, waiting != 0, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+/* The client is to ring when it frees slots. After raising it the caller looks at them once more. */
+void sym_server_want_slots(sym_server *server) {
+    atomic_store_explicit(&server->region->slots_wanted, 1, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
 }
 
 static _Atomic uint32_t *slot_states(sym_server *server) {
     return (_Atomic uint32_t *)(void *)(server->base + server->plan.states_offset);
+}
+
+/* Takes the slots of a run that are all free, or none. Any thread: whoever turns FREE into HELD has it. */
+static int hold_rows(_Atomic uint32_t *states, uint32_t first, uint32_t num_rows) {
+    for (uint32_t slot = first; slot < first + num_rows; slot++) {
+        uint32_t state = SYM_SLOT_FREE;
+        if (!atomic_compare_exchange_strong(&states[slot], &state, SYM_SLOT_HELD)) {
+            while (slot-- > first)
+                atomic_store_explicit(&states[slot], SYM_SLOT_FREE, memory_order_release);
+            return 0;
+        }
+    }
+    return 1;
 }
 
 /* The lowest run of free slots, so that little of the region is ever touched; -ENOBUFS: none now. */
@@ -129,12 +283,9 @@ int64_t sym_server_take_rows(sym_server *server, uint32_t num_rows) {
     for (uint32_t slot = 0; slot < server->plan.slot_count; slot++) {
         const uint32_t state = atomic_load_explicit(&states[slot], memory_order_acquire);
         run = state == SYM_SLOT_FREE ? run + 1 : 0;
-        if (run == num_rows) {
-            const uint32_t first = slot + 1 - run;
-            for (uint32_t taken = first; taken <= slot; taken++)
-                atomic_store_explicit(&states[taken], SYM_SLOT_HELD, memory_order_relaxed);
-            return first;
-        }
+        if (run == num_rows && hold_rows(states, slot + 1 - run, num_rows))
+            return slot + 1 - run;
+        run = run == num_rows ? 0 : run;
     }
     return -ENOBUFS;
 }
@@ -151,12 +302,17 @@ uint32_t sym_server_held_rows(sym_server *server) {
     return held;
 }
 
-/* Tells every waiter that nothing will come any more. */
+/* Tells every waiter that nothing will come any more; afterwards no descriptor is used. */
 void sym_server_close(sym_server *server) {
     struct sym_region *region = server->region;
+    pthread_mutex_lock(&server->push_lock);
+    server->closed = 1;
     atomic_store_explicit(&region->gone, 1, memory_order_seq_cst);
     atomic_fetch_add_explicit(&region->complete_seq, 1, memory_order_seq_cst);
     atomic_fetch_add_explicit(&region->space_seq, 1, memory_order_seq_cst);
     futex_op(&region->complete_seq, FUTEX_WAKE, INT_MAX, NULL);
     futex_op(&region->space_seq, FUTEX_WAKE, INT_MAX, NULL);
+    atomic_store(&region->bell_wanted, 1);
+    ring_bell(server);
+    pthread_mutex_unlock(&server->push_lock);
 }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 from libsym.abi import TOKENIZE_SPECIAL, Op
+from libsym.arguments import int32, utf8
+from libsym.calls import Call, Script
 from libsym.client import process
 from libsym.errors import Invalid
-from libsym.kv import int32, utf8
 
 _REPLACEMENT = "\ufffd"
 _MAX_HELD_CHARS = 64
@@ -25,16 +26,20 @@ def tokenize(text: str, *, special: bool = True) -> list[int]:
     """The tokens of a text. `special`: special tokens spelled out in it (`<|im_end|>`) become what they stand for.
 
     Text of somebody else's that goes into a prompt should be tokenized with `special=False`: it cannot end a turn then.
+
+    >>> sym.tokenize("Hi!")
+    [72, 105, 33]
     """
-    payload = utf8(text, "the text")
-    reply = process.channel().call(Op.TOKENIZE, flags=TOKENIZE_SPECIAL if special else 0, payload=payload)
-    return array("i", reply.payload).tolist()
+    return process.channel().run(tokenize_script(text, special=special))
 
 
 def detokenize(tokens: Iterable[int]) -> str:
-    """The text of tokens. For tokens that come one by one, see `Detokenizer`."""
-    reply = process.channel().call(Op.DETOKENIZE, payload=int32(tokens, "token").tobytes())
-    return reply.payload.decode("utf-8")
+    """The text of tokens. For tokens that come one by one, see `Detokenizer`.
+
+    >>> sym.detokenize([72, 105, 33])
+    'Hi!'
+    """
+    return process.channel().run(detokenize_script(tokens))
 
 
 def chat_template(
@@ -43,55 +48,119 @@ def chat_template(
     *,
     add_generation_prompt: bool = True,
 ) -> str:
-    """A conversation as the model was trained to see it: `[{"role": "user", "content": "Hello"}]` and the like."""
+    r"""A conversation as the model was trained to see it: `[{"role": "user", "content": "Hello"}]` and the like.
+
+    >>> sym.chat_template([{"role": "user", "content": "Hello"}])
+    '<bos>user: Hello\nassistant: '
+    """
+    return process.channel().run(chat_template_script(messages, tools, add_generation_prompt=add_generation_prompt))
+
+
+def tokenize_script(text: str, *, special: bool = True) -> Script[list[int]]:
+    payload = utf8(text, "the text")
+    reply = yield Call(Op.TOKENIZE, flags=TOKENIZE_SPECIAL if special else 0, payload=payload)
+    return array("i", reply.payload).tolist()
+
+
+def detokenize_script(tokens: Iterable[int]) -> Script[str]:
+    reply = yield Call(Op.DETOKENIZE, payload=int32(tokens, "token").tobytes())
+    return reply.payload.decode("utf-8")
+
+
+def chat_template_script(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, *, add_generation_prompt: bool = True
+) -> Script[str]:
     try:
         form = {"messages": list(messages), "tools": tools, "add_generation_prompt": add_generation_prompt}
         payload = json.dumps(form).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise Invalid(f"messages and tools must be what JSON can say: {error}") from error
-    return process.channel().call(Op.CHAT_TEMPLATE, payload=payload).payload.decode("utf-8")
+    reply = yield Call(Op.CHAT_TEMPLATE, payload=payload)
+    return reply.payload.decode("utf-8")
 
 
-class Detokenizer:
-    """Turns tokens into text as they come; what may be the beginning of a character is kept back until it is whole.
+Decoding = Generator[list[int], str, str]
+"""Yields tokens, is sent their text; returns the text that is new."""
+
+
+class TextWindow:
+    """The last tokens of a text that grows, and how much of what they say was given out already.
 
     A token's text can depend on those before it (a leading space, the bytes of a character), so a window of the last
-    tokens is detokenized each time and what is new at its end is given out. The pieces together are the text of all
-    tokens. One Detokenizer is for one text and one thread.
+    tokens is detokenized each time and what is new at its end is given out. Who detokenizes, and how it waits for that,
+    is the caller's affair.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str] = detokenize) -> None:
-        """`decode` turns a list of tokens into text; without it the daemon does."""
-        self._decode = decode
+    def __init__(self) -> None:
         self._window: list[int] = []
         self._text = ""  # of the window
         self._num_given_chars = 0  # of that text
 
-    def add(self, tokens: int | Iterable[int]) -> str:
-        """The text that one more token, or several, make certain; often a word, sometimes nothing."""
+    def add(self, tokens: int | Iterable[int]) -> Decoding:
+        """The text that one more token, or several, make certain."""
         self._window += int32((int(tokens),) if isinstance(tokens, (int, Integral)) else tokens, "token")
-        self._text = self._decode(self._window)
+        self._text = yield self._window
         num_certain = len(self._text.rstrip(_REPLACEMENT))
         if len(self._text) - num_certain > _MAX_HELD_CHARS:
             num_certain = len(self._text)
         piece = self._text[self._num_given_chars : num_certain]
         self._num_given_chars = max(self._num_given_chars, num_certain)
         if self._num_given_chars == len(self._text) and len(self._window) > _WINDOW_TOKENS:
-            self._shorten_window()
+            yield from self._shorten()
         return piece
 
     def flush(self) -> str:
-        """What was kept back; then the Detokenizer is ready for a new text."""
+        """What was kept back; then the window is ready for a new text."""
         piece = self._text[self._num_given_chars :]
         self._window, self._text, self._num_given_chars = [], "", 0
         return piece
 
-    def _shorten_window(self) -> None:
+    def _shorten(self) -> Generator[list[int], str, None]:
         """Forgets all but the last few tokens, beginning with a whole character if there is such a place."""
         for num_tokens in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _LONGEST_CHAR_BYTES):
             context = self._window[-num_tokens:]
-            self._text = self._decode(context)
+            self._text = yield context
             if not self._text.startswith(_REPLACEMENT):
                 break
         self._window = context
         self._num_given_chars = len(self._text)
+
+
+class Detokenizer:
+    """Turns tokens into text as they come; what may be the beginning of a character is kept back until it is whole.
+
+    The pieces together are the text of all tokens. One Detokenizer is for one text and one thread.
+
+    >>> text = sym.Detokenizer()
+    >>> [text.add(token) for token in sym.tokenize("né")]
+    ['n', '', 'é']
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str] = detokenize) -> None:
+        """`decode` turns a list of tokens into text; without it the daemon does."""
+        self._decode = decode
+        self._window = TextWindow()
+
+    def add(self, tokens: int | Iterable[int]) -> str:
+        """The text that one more token, or several, make certain; often a word, sometimes nothing.
+
+        >>> text = sym.Detokenizer()
+        >>> text.add(72), text.add([105, 33])
+        ('H', 'i!')
+        """
+        steps = self._window.add(tokens)
+        try:
+            wanted = next(steps)
+            while True:
+                wanted = steps.send(self._decode(wanted))
+        except StopIteration as stop:
+            return str(stop.value)
+
+    def flush(self) -> str:
+        """What was kept back; then the Detokenizer is ready for a new text.
+
+        >>> text = sym.Detokenizer()
+        >>> text.add(sym.tokenize("é")[0]), text.flush()
+        ('', '�')
+        """
+        return self._window.flush()

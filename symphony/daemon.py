@@ -87,7 +87,7 @@ def build(config: Config) -> House:
         uid=os.geteuid(),
         gid=os.getegid(),
     )
-    batches = BatchScheduler(fs, decoder, model.config.max_positions)
+    batches = BatchScheduler(fs, decoder, model.config.max_positions, model.config.vocab_size, native=decoder.native)
     backend = f"cpu ({config.precision}, {decoder.isa}, {decoder.num_threads} threads)"
     text = LoadedText(model, arena, backend, str(config.mount))
     began_s = time.monotonic()
@@ -129,6 +129,7 @@ async def serve(config: Config) -> None:
         try:
             async with _mounted(house), trio.open_nursery() as nursery:
                 nursery.start_soon(house.batches.run)
+                nursery.start_soon(house.fs.volume.alarms.run)
                 nursery.start_soon(house.listener.run, listening)
                 print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
                 number = await anext(signals)
@@ -158,6 +159,7 @@ async def _mounted(house: House) -> AsyncIterator[None]:
                 allow_other=allow_other,
                 control=house.control,
                 is_busy=lambda: house.batches.is_stepping,
+                catch_up=house.batches.sync,
                 task_status=task_status,
             )
         )

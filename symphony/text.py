@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from decoder.arena import Arena
@@ -28,6 +29,17 @@ class LoadedText:
     @property
     def max_positions(self) -> int:
         return self._model.config.max_positions
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self._model.tokenizer.eos_ids
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._model.tokenizer.special_ids
+
+    def own_encoder(self) -> Callable[[str], list[int]]:
+        return self._model.tokenizer.own_encoder()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         return self._model.tokenizer.encode(text, special=special)

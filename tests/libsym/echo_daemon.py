@@ -6,10 +6,12 @@ which the token before is the likeliest, text is bytes, and files are lists of t
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import selectors
 import socket
+import struct
 import sys
 from array import array
 
@@ -25,10 +27,14 @@ BIG = 0x400
 """Answer with as many bytes as args[0] says."""
 FAIL = 0x800
 """Answer with the error whose errno is args[0]."""
+MANY = 0x1000
+"""Answer as many times as args[0] says: with 0, 1, 2, ...; with HOLD all but the last at once."""
 BEST_LOGIT = 5.0
 WINDOW = 10
 SHRINKS = 299
 THE_END = 9999
+REQUEST = struct.Struct("=IHHIIQQ4q")
+REPLY = struct.Struct("=IiQ4qIIQ")
 
 
 class Held(Exception):  # not an error: the answer comes when somebody pings with RELEASE
@@ -42,14 +48,25 @@ class Lip:
         self.files: dict[int, list[int]] = {}
         self.next_handle = 1
         self.closed: list[int] = []
-        self.held: list[tuple[Request, tuple[int, ...]]] = []
+        self.held: list[tuple[Request, tuple[int, ...], bytes]] = []
         self.cuts = 0
+        self.cancelled: list[int] = []
         self.locked = False
 
     def open(self, tokens: list[int]) -> int:
         handle, self.next_handle = self.next_handle, self.next_handle + 1
         self.files[handle] = tokens
         return handle
+
+
+def disk_usage(request: Request) -> tuple[tuple[int, ...], bytes]:
+    """Three files in windows of one, and their sum."""
+    path, _, after = request.payload.decode("utf-8", "surrogateescape").partition("\0")
+    if request.args[0]:
+        return (), json.dumps({"path": path, "pages": 3}).encode()
+    names = [name for name in (f"{path}/a", f"{path}/b\udcff", f"{path}/c") if name > after]
+    window = {"rows": [{"path": names[0], "pages": 1}], "denied": [], "last": names[0]}
+    return (int(len(names) > 1),), json.dumps(window).encode()
 
 
 class EchoDaemon:
@@ -76,6 +93,7 @@ class EchoDaemon:
             return
         lip = Lip(connection, self.vocab_size)
         socket.send_fds(connection, [WELCOME], lip.channel.fds)
+        lip.channel.forget_fds()
         self.lips.append(lip)
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.hang_up(lip))
         self.selector.register(lip.channel.doorbell, selectors.EVENT_READ, lambda: self.rung(lip))
@@ -109,10 +127,14 @@ class EchoDaemon:
             lip.channel.reply(request.id, error=error)
             return
         except Held:
-            lip.held.append((request, ()))
+            lip.held.append((request, (), b""))
             return
+        if request.flags & MANY:
+            for number in range(request.args[0] - 1):
+                lip.channel.reply(request.id, (number,), payload, more=True)
+            args = (request.args[0] - 1,)
         if request.flags & HOLD:
-            lip.held.append((request, args))
+            lip.held.append((request, args, payload))
         else:
             lip.channel.reply(request.id, args, payload)
 
@@ -155,7 +177,16 @@ class EchoDaemon:
                 return (), b""
             case Op.KV_UNLOCK:
                 lip.locked = False
+                lip.held = [each for each in lip.held if each[0].op is not Op.KV_LOCK]
                 return (), b""
+            case Op.CANCEL:  # of what it cannot cancel the answer comes late
+                lip.cancelled.append(request.args[0])
+                for each in [each for each in lip.held if (each[0].op, each[0].id) == (Op.PING, request.args[0])]:
+                    lip.held.remove(each)
+                    lip.channel.reply(each[0].id, error=SymError("cancelled", errno.ECANCELED))
+                return (), b""
+            case Op.PRED_BATCH:
+                return (request.args[0],), self.pred_batch(lip, request)
             case Op.CHECK:
                 return (), b'{"num_pages": 3, "num_free_pages": 3}'
             case Op.KV_STAT:
@@ -166,7 +197,9 @@ class EchoDaemon:
                 names = [name for name in ("a.kv", "b\udcff", "c.kv") if os.fsencode(name) > after]
                 entries = [{"name": name, "kind": "kv", "size": 4096, "tokens": 3, "new": 1} for name in names[:2]]
                 return (int(len(names) > 2),), json.dumps(entries).encode()
-            case Op.KV_RENAME | Op.CHAT_TEMPLATE | Op.KV_DU:
+            case Op.KV_DU:
+                return disk_usage(request)
+            case Op.KV_RENAME | Op.CHAT_TEMPLATE:
                 return (), json.dumps({"echo": request.payload.decode()}).encode()
             case Op.TOKENIZE:
                 return (), array("i", list(request.payload)).tobytes()
@@ -196,8 +229,8 @@ class EchoDaemon:
     def ping(self, lip: Lip, request: Request) -> tuple[tuple[int, ...], bytes]:
         if request.flags & RELEASE:
             for each in self.lips:
-                for held, args in each.held:
-                    each.channel.reply(held.id, args, held.payload)
+                for held, args, payload in each.held:
+                    each.channel.reply(held.id, args, payload)
                 each.held.clear()
         if request.flags & FAIL:
             raise SymError(request.payload.decode(), request.args[0])
@@ -217,6 +250,20 @@ class EchoDaemon:
         file.extend(tokens)
         return first, num_rows, len(file)
 
+    def pred_batch(self, lip: Lip, request: Request) -> bytes:
+        """Reply frames as the ABI has them; what fails is in its own frame."""
+        frames, at = b"", 0
+        for _ in range(request.args[0]):
+            size, _, _, flags, _, _, handle, *args = REQUEST.unpack_from(request.payload, at)
+            part = Request(Op.PRED, flags, 0, handle, tuple(args), request.payload[at + 64 : at + size])
+            try:
+                code, told, text = 0, (*self.pred(lip, part), 0), b""
+            except SymError as error:
+                code, told, text = error.errno, (0, 0, 0, 0), str(error).encode()
+            frames += REPLY.pack(64 + len(text), code, 0, *told, 0, 0, 0) + text + bytes(-len(text) % 64)
+            at += (size + 63) // 64 * 64
+        return frames
+
     def file(self, lip: Lip, request: Request) -> list[int]:
         if request.handle not in lip.files:
             raise BadHandle(f"handle {request.handle} is not open in this program")
@@ -229,6 +276,7 @@ class EchoDaemon:
             "held_slots": lip.channel.num_held_slots,
             "waiting_replies": max(each.channel.num_waiting_replies for each in self.lips),
             "closed": lip.closed,
+            "num_cancelled": len(lip.cancelled),
             "open": sorted(lip.files),
             "locked": lip.locked,
         }

@@ -197,7 +197,8 @@ def test_files_read_write_truncate_fork() -> None:
     assert sym.kv_stat(kv).kind == "kv"
     assert sym.kv_stat("by/path.kv").tokens == 0
     assert sym.kv_list() == [sym.KvEntry(name, "kv", 4096, 3) for name in ("a.kv", "b\udcff", "c.kv")]
-    assert sym.kv_du("dir") == {"echo": "dir"}
+    rows = [{"path": f"dir/{name}", "pages": 1} for name in ("a", "b\udcff", "c")]
+    assert sym.kv_du("dir") == {"rows": rows, "total": {"path": "dir", "pages": 3}, "denied": []}
     sym.kv_rename("a", "b")
     sym.kv_chmod("a", 0o644)
     sym.kv_remove("a")

@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 import pytest
 from echo_client import ENVIRONMENT, Daemon, statistics, wait_until
-from echo_daemon import BIG, FAIL, HOLD, RELEASE
+from echo_daemon import BIG, FAIL, HOLD, MANY, RELEASE
 
 from libsym.abi import MAX_FRAME_BYTES, RING_BYTES, ROWS_LAST, Op
+from libsym.calls import Call
 from libsym.client_channel import ClientChannel
 from libsym.errors import BadHandle, NotConnected, SymError, TooLarge
 
@@ -126,6 +127,45 @@ def test_a_full_ring_of_requests_makes_callers_wait_and_loses_nothing(daemon: Da
         thread.join()
     assert sizes == [len(payload)] * 8
     client.close()
+
+
+def test_more_threads_than_calls_may_be_under_way_wait_their_turn(daemon: Daemon) -> None:
+    """1,024 are under way in a process; the others are sent as those end."""
+    client, observer = daemon.client(), daemon.client()
+    done: list[int] = []
+
+    def call(number: int) -> None:
+        done.append(client.call(Op.PING, flags=HOLD, args=(number, 0, 0, 0)).args[0])
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(1100)]
+    for thread in threads:
+        thread.start()
+    wait_until(observer, "held_calls", 1024)
+    while len(done) < len(threads):
+        observer.call(Op.PING, flags=RELEASE)
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == list(range(1100))
+    observer.close()
+    client.close()
+
+
+def test_a_storm_of_interrupted_threads_leaves_nothing_behind(daemon: Daemon, client: ClientChannel) -> None:
+    """Streams that are closed in the middle, from many threads, while others call."""
+    wrong: list[object] = []
+
+    def storm(thread: int) -> None:
+        for number in range(60):
+            doomed = client.stream(Call(Op.PING, flags=MANY | HOLD, args=(3, 0, 0, 0)))
+            doomed.next()
+            doomed.close()
+            reply = client.call(Op.PING, args=(thread, number, 0, 0))
+            wrong.extend({(*reply.args,)} - {(thread, number, 0, 0)})
+
+    run_threads(storm, 12)
+    assert wrong == []
+    wait_until(client, "held_calls", 0)
+    assert statistics(client)["num_cancelled"] == 12 * 60
 
 
 def test_replies_beyond_the_ring_wait_at_the_daemon_and_arrive_in_the_end(daemon: Daemon) -> None:

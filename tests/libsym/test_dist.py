@@ -215,3 +215,32 @@ def test_logits_are_read_only_and_a_closed_dist_says_so() -> None:
     for ask in (dist.argmax, lambda: dist.logits, lambda: dist[0]):
         with pytest.raises(Invalid, match="closed"):
             ask()
+
+
+def test_allowed_makes_all_others_impossible() -> None:
+    logits = random_logits(1000, seed=6)
+    allowed = [3, 500, 501, 998]
+    bits = bytearray(1024 // 8)
+    for token in allowed:
+        bits[token // 8] |= 1 << token % 8
+    narrowed = np.full(1000, -np.inf, np.float32)
+    narrowed[allowed] = logits[allowed]
+    dist, expected = dist_of(logits), dist_of(narrowed)
+    for given in (allowed, iter(allowed), bytes(bits), bits, memoryview(bits), memoryview(bits).cast("I")):
+        assert dist.sample(u=0.7, allowed=given) == expected.sample(u=0.7)
+    assert dist.argmax(allowed=bits) == expected.argmax()
+    assert dist.topk(5, allowed=bits) == expected.topk(5)
+    assert dist.entropy(allowed=bits) == expected.entropy()
+    assert bytes(dist.probs(allowed=bits)) == bytes(expected.probs())
+    assert [dist.logprob(token, allowed=bits) for token in (3, 998)] == [expected.logprob(token) for token in (3, 998)]
+    assert dist.logprob(4, allowed=bits) == -math.inf
+    assert logits.tolist() == dist.logits.tolist()
+
+
+def test_an_allowed_that_does_not_fit_the_vocabulary_is_named() -> None:
+    dist = Dist.of([1.0] * 40)
+    for bad in ([40], [-1], bytes(4), bytes(9), memoryview(bytes(12))):
+        with pytest.raises(Invalid, match="allowed"):
+            dist.argmax(allowed=bad)
+    with pytest.raises(Invalid, match="no token is possible"):
+        dist.argmax(allowed=[])

@@ -15,7 +15,7 @@ import pytest
 import libsym
 from libsym import abi
 from libsym._channel import lib
-from libsym.channel import ServerChannel
+from libsym.channel import MAX_OPEN, MAX_TAKEN, ServerChannel
 from libsym.errors import Invalid, NoBuffers, ProtocolError, SymError, TooLarge
 from libsym.handshake import check_greeting, refusal
 
@@ -200,7 +200,7 @@ def random_submission(rng: random.Random) -> bytes:
 
 
 def test_replies_that_find_no_room_wait_in_order(client: Client) -> None:
-    for number in range(10):
+    for number in range(1, 11):
         client.server.reply(number, payload=bytes(500_000))
     assert client.server.num_waiting_replies == 6
     assert client.region[BACKLOG] == 1
@@ -212,7 +212,61 @@ def test_replies_that_find_no_room_wait_in_order(client: Client) -> None:
         struct.unpack_from("=Q", client.region, COMPLETE_RING + (tail + i * 500_096) % abi.RING_BYTES + 8)[0]
         for i in range(4)
     ]
-    assert ids == [4, 5, 6, 7]
+    assert ids == [5, 6, 7, 8]
+
+
+def test_requests_that_are_not_answered_are_bounded(client: Client) -> None:
+    client.submit(frame() * (2 * MAX_OPEN))
+    taken = []
+    while received := client.server.receive():
+        taken += received
+    assert MAX_OPEN - MAX_TAKEN < len(taken) <= MAX_OPEN
+    assert client.server.is_full
+    for request in taken[: 2 * MAX_TAKEN]:
+        client.server.reply(request.id, more=True)
+    assert client.server.receive() == [], "they are not over"
+    for request in taken[: 2 * MAX_TAKEN]:
+        client.server.reply(request.id)
+    assert client.server.receive()
+
+
+def test_an_answer_that_nobody_will_look_at_takes_no_room(client: Client) -> None:
+    client.server.reply(0, payload=b"closed")
+    assert struct.unpack_from("=Q", client.region, COMPLETE_TAIL) == (0,)
+
+
+def test_any_thread_may_push_a_reply_unless_others_wait(client: Client) -> None:
+    assert client.server.push_now(1, (5,), b"now", more=True)
+    for number in range(10):
+        client.server.reply(number + 2, payload=bytes(500_000))
+    assert not client.server.push_now(99), "it would overtake those that wait"
+    (tail,) = struct.unpack_from("=Q", client.region, COMPLETE_TAIL)
+    client.write(COMPLETE_HEAD, tail)
+    client.server.receive()
+    client.write(COMPLETE_HEAD, struct.unpack_from("=Q", client.region, COMPLETE_TAIL)[0])
+    client.server.receive()
+    assert client.server.num_waiting_replies == 0
+    assert client.server.push_now(99)
+    client.server.close()
+    assert not client.server.push_now(100)
+
+
+def test_who_holds_replies_back_is_told_when_none_waits_any_more(client: Client) -> None:
+    told = []
+
+    def go_on() -> None:
+        told.append(client.server.num_waiting_replies)
+        client.server.reply(99)
+
+    client.server.made_room = go_on
+    for number in range(1, 6):
+        client.server.reply(number, payload=bytes(500_000))
+    assert told == []
+    (tail,) = struct.unpack_from("=Q", client.region, COMPLETE_TAIL)
+    client.write(COMPLETE_HEAD, tail)
+    client.server.arm()
+    assert told == [0], "whichever call finds the room"
+    assert struct.unpack_from("=Q", client.region, COMPLETE_TAIL)[0] == tail + 500_096 + 64
 
 
 def test_a_client_that_never_reads_is_not_served_without_end(client: Client) -> None:

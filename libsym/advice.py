@@ -1,0 +1,107 @@
+"""What a program says about the future of its files."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+from libsym.abi import Advice, Op
+from libsym.arguments import Path, int64, path_bytes
+from libsym.calls import Call, Script
+from libsym.client import process
+from libsym.errors import Invalid
+from libsym.kv import KV
+
+_PIECE = struct.Struct("=qq")
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """One piece of advice, for `kv_advise`.
+
+    >>> sym.TTL(60) == sym.TTL(60), sym.PIN == sym.UNPIN
+    (True, False)
+    """
+
+    advice: Advice
+    value: int = 0
+
+
+PIN = Advised(Advice.PIN)
+"""Advice: keep the file, whatever its TTL."""
+UNPIN = Advised(Advice.UNPIN)
+"""Advice: it is like any other file again."""
+COLD = Advised(Advice.COLD)
+"""Advice: it will not be used soon."""
+WILLNEED = Advised(Advice.WILLNEED)
+"""Advice: it will be used soon."""
+
+
+def TTL(seconds: float) -> Advised:  # noqa: N802 - advice is in capitals, as in madvise(2)
+    """Advice: remove the file so many seconds after its last use, once nobody has it open. 0: never.
+
+    >>> sym.TTL(3600)
+    Advised(advice=<Advice.TTL: 5>, value=3600000)
+    """
+    if not isinstance(seconds, (int, float)) or not (math.isfinite(seconds) and seconds >= 0):
+        raise Invalid(f"TTL({seconds!r}): give a number of seconds, or 0 for ever")
+    return Advised(Advice.TTL, int64(math.ceil(seconds * 1000)))
+
+
+def PRIORITY(n: int) -> Advised:  # noqa: N802 - as TTL
+    """Advice: what has a higher number, from -100 to 100, is kept rather than what has a lower one.
+
+    >>> sym.PRIORITY(10)
+    Advised(advice=<Advice.PRIORITY: 6>, value=10)
+    """
+    return Advised(Advice.PRIORITY, int64(n))
+
+
+def kv_advise(kv: KV | Path, *advice: Advised) -> None:
+    """Says what is to become of a file, by its path or an open one: PIN, UNPIN, TTL(s), PRIORITY(n), COLD, WILLNEED.
+
+    A file with a TTL is removed, with all its names, so many seconds after its last use: when nobody (no program,
+    nobody on the mount) has had it open for so long, and it is not pinned. The advice is kept with the file, not with a
+    handle; forks begin without any. Only the owner gives it, and may change it at any time; `kv_stat` and `getfattr -d`
+    show it, `setfattr -n user.kv.ttl -v 3600` sets it from a shell.
+
+    PRIORITY is kept, but nothing looks at it yet; COLD and WILLNEED do nothing yet: they are about where a file's bytes
+    are, and in this release that is one place. Whoever may read a file may give the last two.
+
+    >>> with sym.kv_create("advised.kv") as kv:
+    ...     sym.kv_advise(kv, sym.TTL(3600), sym.PIN)
+    ...     sym.kv_stat(kv).ttl_s, sym.kv_stat(kv).pinned
+    (3600.0, True)
+    >>> sym.kv_remove("advised.kv")
+    """
+    (kv.channel if isinstance(kv, KV) else process.channel()).run(advise_script(kv, *advice))
+
+
+def kv_sync(kv: KV) -> None:
+    """Waits for the calls before it on the file, then raises NotSupported: nothing lasts beyond the daemon yet.
+
+    As fsync(2) will, it is to return once the file would survive a crash; until it can, it says so instead of
+    pretending. To keep a file, copy it out of the mount: `cp /kv/a.kv ~/a.kv`.
+
+    >>> with sym.kv_create() as kv:
+    ...     try:
+    ...         sym.kv_sync(kv)
+    ...     except sym.NotSupported:
+    ...         print("not yet")
+    not yet
+    """
+    kv.channel.run(sync_script(kv))
+
+
+def advise_script(kv: KV | Path, *advice: Advised) -> Script[None]:
+    for each in advice:
+        if not isinstance(each, Advised):
+            raise Invalid(f"kv_advise() takes sym.PIN, sym.TTL(60) and the like, not {each!r}")
+    pieces = b"".join(_PIECE.pack(each.advice, each.value) for each in advice)
+    handle, path = (kv.handle, b"") if isinstance(kv, KV) else (0, path_bytes(kv))
+    yield Call(Op.KV_ADVISE, handle=handle, args=(len(advice), 0, 0, 0), payload=pieces + path)
+
+
+def sync_script(kv: KV) -> Script[None]:
+    yield Call(Op.KV_SYNC, handle=kv.handle)

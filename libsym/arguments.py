@@ -1,0 +1,56 @@
+"""What programs give to calls, checked once, as it goes over the wire: paths, texts, numbers."""
+
+from __future__ import annotations
+
+import errno
+import os
+from array import array
+from collections.abc import Iterable
+from numbers import Integral
+
+from libsym.abi import RANGE_END
+from libsym.errors import Invalid
+
+Path = str | os.PathLike[str]
+
+
+def path_text(path: Path) -> str:
+    """A path as the daemon takes it."""
+    text = path.__fspath__() if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise Invalid(f"a path must be text, not {type(path).__name__}")
+    if not text or "\0" in text:
+        raise Invalid(f"{text!r} is no path: it is empty or has a NUL in it")
+    return text
+
+
+def path_bytes(path: Path) -> bytes:
+    """Names are bytes to the kernel; what was no UTF-8 there comes back as it was."""
+    return utf8(path_text(path), "a path", "surrogateescape")
+
+
+def utf8(text: str, what: str, errors: str = "strict") -> bytes:
+    if not isinstance(text, str):
+        raise Invalid(f"{what} must be text, not {type(text).__name__}")
+    try:
+        return text.encode("utf-8", errors)
+    except UnicodeEncodeError as error:
+        raise Invalid(f"{what} has half a surrogate pair at character {error.start}, no Unicode text") from error
+
+
+def int64(number: object) -> int:
+    if not isinstance(number, (int, Integral)) or not -RANGE_END <= int(number) <= RANGE_END:
+        raise Invalid(f"{number!r} is no entry's number: give a whole number of 64 bits")
+    return int(number)
+
+
+def int32(numbers: Iterable[int], what: str) -> array[int]:
+    """Token ids or positions as they go over the wire."""
+    if isinstance(numbers, (str, bytes, bytearray)):
+        raise Invalid(f"{what}s must be a list of whole numbers, not {type(numbers).__name__} (see tokenize())")
+    try:
+        return array("i", numbers)
+    except OverflowError as error:
+        raise Invalid(f"a {what} does not fit 32 bits") from error
+    except TypeError as error:
+        raise Invalid(f"{what}s must be a list of whole numbers ({error})", errno.EINVAL) from error

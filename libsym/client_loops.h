@@ -1,0 +1,191 @@
+/* Event loops: calls whose replies are waited for together with other things. Nothing here waits. */
+#ifndef SYM_CLIENT_LOOPS_H
+#define SYM_CLIENT_LOOPS_H
+
+#include "client_replies.h"
+
+static int watch(int epoll_fd, int fd, uint32_t events) {
+    struct epoll_event event = {.events = events, .data = {.fd = fd}};
+    return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
+}
+
+/* NULL with errno; ENOTCONN: the connection was closed. */
+sym_loop *sym_loop_new(sym_client *client) {
+    errno = ENOTCONN;
+    if (disowned(client) || !client_ref(client))
+        return NULL;
+    sym_loop *loop = calloc(1, sizeof *loop);
+    if (loop == NULL) {
+        client_unref(client);
+        return NULL;
+    }
+    loop->client = client;
+    loop->ready_end = &loop->ready;
+    loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    loop->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_lock(&client->table_lock);
+    const int rc = loop->epoll_fd < 0 || loop->event_fd < 0 || watch(loop->epoll_fd, loop->event_fd, EPOLLIN) != 0 ||
+                   watch(loop->epoll_fd, client->bell_fd, EPOLLIN) != 0 ||
+                   watch(loop->epoll_fd, client->socket_fd, EPOLLRDHUP) != 0;
+    const int reason = client->socket_fd < 0 ? ENOTCONN : errno;
+    if (rc == 0) {
+        loop->next = client->loops;
+        client->loops = loop;
+        atomic_fetch_add(&client->num_loops, 1);
+    }
+    pthread_mutex_unlock(&client->table_lock);
+    if (rc != 0) {
+        close_fd(&loop->epoll_fd);
+        close_fd(&loop->event_fd);
+        free(loop);
+        client_unref(client);
+        errno = reason;
+        return NULL;
+    }
+    return loop;
+}
+
+/* Readable when there may be something to take, or room. */
+int sym_loop_fd(sym_loop *loop) { return loop->epoll_fd; }
+
+/* Under table_lock. */
+static void stop_wanting(sym_loop *loop) {
+    if (loop->wanted_bytes != 0)
+        atomic_fetch_sub(&loop->client->region->space_waiters, 1);
+    loop->wanted_bytes = 0;
+}
+
+/* The loop is over: its calls are dropped one by one, before or after. In a fork's child it only lets go of its
+ * descriptors. */
+void sym_loop_drop(sym_loop *loop) {
+    sym_client *client = loop->client;
+    close_fd(&loop->epoll_fd);
+    close_fd(&loop->event_fd);
+    if (disowned(client))
+        return;
+    pthread_mutex_lock(&client->table_lock);
+    for (sym_loop **each = &client->loops; *each != NULL; each = &(*each)->next)
+        if (*each == loop) {
+            *each = loop->next;
+            break;
+        }
+    atomic_fetch_sub(&client->num_loops, 1);
+    stop_wanting(loop);
+    for (uint32_t i = 0; i < MAX_CALLS; i++)
+        if (client->table[i].id != 0 && client->table[i].call != NULL && client->table[i].call->loop == loop)
+            client->table[i].call->loop = NULL;
+    for (sym_call *call = loop->ready; call != NULL; call = call->next_ready) {
+        call->is_ready = 0;
+        call->loop = NULL;
+    }
+    pthread_mutex_unlock(&client->table_lock);
+    free(loop);
+    client_unref(client);
+}
+
+/* Under table_lock. */
+static void forget_ready(sym_call *call) {
+    if (!call->is_ready)
+        return;
+    sym_loop *loop = call->loop;
+    sym_call **each = &loop->ready;
+    while (*each != call)
+        each = &(*each)->next_ready;
+    *each = call->next_ready;
+    if (*each == NULL)
+        loop->ready_end = each;
+    call->is_ready = 0;
+}
+
+/* Writes the request. 0; -EAGAIN: no room now, the loop will wake when there may be some; else it failed for good. */
+int sym_loop_submit(sym_loop *loop, sym_call *call, uint64_t tag, const char *payload, uint32_t payload_bytes) {
+    sym_client *client = loop->client;
+    if (disowned(client))
+        return -EBADF;
+    if (payload_bytes > SYM_MAX_FRAME_BYTES - sizeof(struct sym_request))
+        return -EMSGSIZE;
+    if (atomic_load(&client->dead) != 0 || atomic_load(&client->region->gone) != 0)
+        return -ENOTCONN;
+    call->tag = tag;
+    const int rc = try_submit(client, call, loop, payload, payload_bytes);
+    pthread_mutex_lock(&client->table_lock);
+    stop_wanting(loop);
+    if (rc != 0) {
+        loop->wanted_bytes = padded(sizeof(struct sym_request) + (uint64_t)payload_bytes);
+        atomic_fetch_add(&client->region->space_waiters, 1);
+    }
+    pthread_mutex_unlock(&client->table_lock);
+    return rc == 0 ? 0 : -EAGAIN;
+}
+
+/* Nothing waits for room any more (a task that did was cancelled). */
+void sym_loop_want_nothing(sym_loop *loop) {
+    if (disowned(loop->client))
+        return;
+    pthread_mutex_lock(&loop->client->table_lock);
+    stop_wanting(loop);
+    pthread_mutex_unlock(&loop->client->table_lock);
+}
+
+/* The tags of calls that have replies, up to `most`; -ENOTCONN when there are none and will be none. */
+int sym_loop_take(sym_loop *loop, uint64_t *tags, int most) {
+    sym_client *client = loop->client;
+    if (disowned(client))
+        return -EBADF;
+    if (!enter(client))
+        return -ENOTCONN;
+    drain_in_passing(client);
+    if (atomic_load(&client->region->gone) != 0 || (atomic_load(&client->dead) == 0 && socket_hung_up(client)))
+        if (try_lead(client)) {
+            check_alive(client, 1);
+            leave_lead(client);
+        }
+    int taken = 0;
+    pthread_mutex_lock(&client->table_lock);
+    for (; taken < most && loop->ready != NULL; taken++) {
+        sym_call *call = loop->ready;
+        tags[taken] = call->tag;
+        loop->ready = call->next_ready;
+        call->is_ready = 0;
+    }
+    if (loop->ready == NULL)
+        loop->ready_end = &loop->ready;
+    pthread_mutex_unlock(&client->table_lock);
+    leave(client);
+    return taken == 0 && atomic_load(&client->dead) != 0 ? -ENOTCONN : taken;
+}
+
+static void empty(int fd) {
+    char rung[64];
+    const ssize_t got = read(fd, rung, sizeof rung);
+    (void)got;
+}
+
+/* Before the loop sleeps on its descriptor. 0: there is something to take, or room, do not sleep; 1: sleep. */
+int sym_loop_arm(sym_loop *loop) {
+    sym_client *client = loop->client;
+    if (disowned(client) || !enter(client))
+        return 0;
+    empty(loop->event_fd);
+    empty(client->bell_fd);
+    atomic_store(&loop->asleep, 1);
+    atomic_store(&client->region->bell_wanted, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+    /* Replies that wait while somebody leads are that leader's: it looks again when it leaves. */
+    int sleep = !(replies_wait(client) && atomic_load(&client->draining) == 0) && atomic_load(&client->dead) == 0 &&
+                atomic_load(&client->region->gone) == 0;
+    pthread_mutex_lock(&client->submit_lock);
+    pthread_mutex_lock(&client->table_lock);
+    if (loop->ready != NULL)
+        sleep = 0;
+    if (loop->wanted_bytes != 0 && client->num_free > 0 && submit_room(client) >= loop->wanted_bytes)
+        sleep = 0;
+    pthread_mutex_unlock(&client->table_lock);
+    pthread_mutex_unlock(&client->submit_lock);
+    if (!sleep)
+        atomic_store(&loop->asleep, 0);
+    leave(client);
+    return sleep;
+}
+
+#endif

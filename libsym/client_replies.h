@@ -1,0 +1,374 @@
+/* Replies: out of the ring, to the calls that they answer; who does it, and how the others wait. */
+#ifndef SYM_CLIENT_REPLIES_H
+#define SYM_CLIENT_REPLIES_H
+
+#include "client_requests.h"
+
+/* -- what a reply owns -- */
+
+static void release_slots(sym_client *client, int64_t first, int64_t count) {
+    _Atomic uint32_t *states = (_Atomic uint32_t *)(void *)(client->base + client->plan.states_offset);
+    const int64_t slot_count = client->plan.slot_count;
+    if (first < 0 || first >= slot_count || count < 0 || count > slot_count - first)
+        return;
+    for (int64_t slot = first; slot < first + count; slot++)
+        atomic_store_explicit(&states[slot], SYM_SLOT_FREE, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&client->region->slots_wanted, memory_order_relaxed) != 0 &&
+        atomic_exchange(&client->region->slots_wanted, 0) != 0) {
+        pthread_mutex_lock(&client->submit_lock); /* the doorbell is closed under it */
+        ring_fd(client->doorbell_fd);
+        pthread_mutex_unlock(&client->submit_lock);
+    }
+}
+
+/* The reply at `*at` in the payload of a batch's reply, and the place of the next. 0; -EPROTO: there is none. */
+static int next_part(const sym_answer *batch, uint32_t *at, struct sym_reply *reply) {
+    if (*at > batch->payload_bytes || batch->payload_bytes - *at < sizeof *reply)
+        return -EPROTO;
+    memcpy(reply, batch->payload + *at, sizeof *reply);
+    if (reply->frame_bytes < sizeof *reply || reply->frame_bytes > batch->payload_bytes - *at)
+        return -EPROTO;
+    *at += (uint32_t)padded(reply->frame_bytes);
+    return 0;
+}
+
+static int owns_something(const sym_answer *answer) {
+    return !answer->claimed && answer->err == 0 &&
+           (gives_handle(answer->op) || answer->op == SYM_PRED_BATCH || answer->op == SYM_RECV ||
+            (answer->op == SYM_PRED && answer->args[0] >= 0 && answer->args[1] > 0));
+}
+
+/* Gives back what a reply brought, unless somebody has claimed it. Not under a lock. */
+static void sym_answer_free(sym_answer *answer) {
+    sym_client *client = answer->client;
+    if (owns_something(answer)) {
+        struct sym_reply part;
+        if (answer->op == SYM_PRED)
+            release_slots(client, answer->args[0], answer->args[1]);
+        if (answer->op == SYM_PRED_BATCH)
+            for (uint32_t at = 0; next_part(answer, &at, &part) == 0;)
+                if (part.err == 0)
+                    release_slots(client, part.args[0], part.args[1]);
+        if (gives_handle(answer->op)) {
+            pthread_mutex_lock(&client->table_lock);
+            put_off(client, SYM_KV_CLOSE, (uint64_t)answer->args[0], 0);
+            pthread_mutex_unlock(&client->table_lock);
+        }
+        if (answer->op == SYM_RECV) { /* nobody has looked at the message: it goes back to the others */
+            pthread_mutex_lock(&client->table_lock);
+            put_off(client, SYM_CANCEL, 0, (int64_t)answer->id);
+            pthread_mutex_unlock(&client->table_lock);
+        }
+    }
+    free(answer);
+    client_unref(client);
+}
+
+static sym_answer *new_answer(sym_client *client, const struct sym_reply *reply, uint32_t payload_bytes) {
+    sym_answer *answer = malloc(sizeof *answer + payload_bytes);
+    if (answer == NULL || !client_ref(client)) {
+        free(answer);
+        return NULL;
+    }
+    *answer = (sym_answer){.client = client,
+                           .id = reply->id,
+                           .err = reply->err,
+                           .flags = reply->flags,
+                           .payload_bytes = payload_bytes};
+    memcpy(answer->args, reply->args, sizeof answer->args);
+    return answer;
+}
+
+/* -- out of the ring -- */
+
+/* Under table_lock. */
+static void hand_over(sym_call *call, sym_answer *answer) {
+    *call->answers_end = answer;
+    call->answers_end = &answer->next;
+    atomic_fetch_add(&call->num_answers, 1);
+    if ((answer->flags & SYM_MORE) == 0)
+        atomic_store(&call->state, CALL_OVER);
+    sym_loop *loop = call->loop;
+    if (loop == NULL) {
+        wake_call(call);
+        return;
+    }
+    if (!call->is_ready) {
+        call->is_ready = 1;
+        call->next_ready = NULL;
+        *loop->ready_end = call;
+        loop->ready_end = &call->next_ready;
+    }
+    notify_loop(loop);
+}
+
+/* Under table_lock: the table has room for whoever waits for that. */
+static void free_entry(sym_client *client, uint32_t index) {
+    client->table[index].id = 0;
+    client->table[index].call = NULL;
+    client->free_indices[client->num_free++] = index;
+    if (client->num_free > 1)
+        return;
+    for (sym_loop *loop = client->loops; loop != NULL; loop = loop->next)
+        if (loop->wanted_bytes != 0)
+            notify_loop(loop);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&client->table_waiters, memory_order_relaxed) != 0) {
+        atomic_fetch_add(&client->table_seq, 1);
+        futex_op(&client->table_seq, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, NULL);
+    }
+}
+
+/* An id that is not in the table is of a request whose answer nobody waits for. */
+static void deliver(sym_client *client, uint64_t id, sym_answer *answer) {
+    const uint32_t index = id & (MAX_CALLS - 1);
+    pthread_mutex_lock(&client->table_lock);
+    struct entry *entry = &client->table[index];
+    if (id != 0 && entry->id == id) {
+        sym_call *call = entry->call;
+        const int more = (answer->flags & SYM_MORE) != 0;
+        answer->op = entry->op;
+        if (call != NULL) {
+            hand_over(call, answer);
+            answer = NULL;
+        }
+        if (!more)
+            free_entry(client, index);
+    }
+    pthread_mutex_unlock(&client->table_lock);
+    if (answer != NULL)
+        sym_answer_free(answer);
+}
+
+/* Under the drain lock: one reply out of the ring. 0, or an errno that ends the connection. */
+static int take_reply(sym_client *client, uint64_t available) {
+    const char *ring = client->base + client->plan.complete_offset;
+    struct sym_reply reply;
+    ring_read(ring, SYM_RING_BYTES, client->complete_head, &reply, sizeof reply);
+    const uint64_t frame = reply.frame_bytes;
+    if (frame < sizeof reply || frame > SYM_MAX_FRAME_BYTES || padded(frame) > available)
+        return EPROTO;
+    const uint32_t payload_bytes = (uint32_t)(frame - sizeof reply);
+    sym_answer *answer = new_answer(client, &reply, payload_bytes);
+    if (answer == NULL)
+        return ENOMEM;
+    if (payload_bytes > 0)
+        ring_read(ring, SYM_RING_BYTES, client->complete_head + sizeof reply, answer->payload, payload_bytes);
+    client->complete_head += padded(frame);
+    atomic_store_explicit(&client->region->complete_head, client->complete_head, memory_order_release);
+    deliver(client, reply.id, answer);
+    return 0;
+}
+
+/* Under the drain lock: hands out every reply that is there. */
+static void drain(sym_client *client) {
+    if (!replies_wait(client))
+        return;
+    while (replies_wait(client)) {
+        const uint64_t tail = atomic_load_explicit(&client->region->complete_tail, memory_order_acquire);
+        const uint64_t available = tail - client->complete_head;
+        const int reason = available > SYM_RING_BYTES ? EPROTO : take_reply(client, available);
+        if (reason != 0) {
+            declare_dead(client, reason);
+            return;
+        }
+    }
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&client->region->backlog, memory_order_relaxed) != 0)
+        ring_fd(client->doorbell_fd);
+}
+
+/* -- who leads -- */
+
+/* Its thread need not wait: it will not lead. */
+static int has_news(const sym_call *call) {
+    return atomic_load(&call->num_answers) != 0 || atomic_load(&call->state) == CALL_OVER;
+}
+
+static int try_lead(sym_client *client) {
+    int free_now = 0;
+    return atomic_load(&client->draining) == 0 && atomic_compare_exchange_strong(&client->draining, &free_now, 1);
+}
+
+/* Nobody leads: wakes a parked follower to do it, or the loops if a reply came in the moment of leaving. Also called by
+ * followers that leave without having led: the turn that they were given must not be lost. */
+static void pass_lead(sym_client *client) {
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load(&client->draining) != 0)
+        return;
+    if (atomic_load(&client->num_parked) == 0 && (atomic_load(&client->num_loops) == 0 || !replies_wait(client)))
+        return;
+    pthread_mutex_lock(&client->table_lock);
+    int woken = 0;
+    for (uint32_t i = 0; !woken && i < MAX_CALLS && atomic_load(&client->num_parked) != 0; i++) {
+        sym_call *call = client->table[i].id != 0 ? client->table[i].call : NULL;
+        woken = call != NULL && atomic_load(&call->parked) != 0 && !has_news(call);
+        if (woken)
+            wake_call(call);
+    }
+    if (!woken && replies_wait(client))
+        notify_loops(client);
+    pthread_mutex_unlock(&client->table_lock);
+}
+
+static void leave_lead(sym_client *client) {
+    atomic_store(&client->draining, 0);
+    pass_lead(client);
+}
+
+/* With or without the drain lock: is the daemon still there? What it sent before it went still counts. */
+static void check_alive(sym_client *client, int leading) {
+    if (!atomic_load(&client->region->gone) && !socket_hung_up(client))
+        return;
+    if (leading)
+        drain(client);
+    declare_dead(client, ENOTCONN);
+}
+
+/* -- waiting -- */
+
+/* 0: woken or the word had changed; -ETIMEDOUT; -EINTR */
+static int futex_park(_Atomic uint32_t *word, uint32_t seen, int private_flag) {
+    const struct timespec timeout = {.tv_sec = 0, .tv_nsec = PARK_NS};
+    if (futex_op(word, FUTEX_WAIT | private_flag, seen, &timeout) == 0 || errno == EAGAIN)
+        return 0;
+    return errno == ETIMEDOUT ? -ETIMEDOUT : -EINTR;
+}
+
+static void cpu_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Spinning pays for a lone short call to a daemon on another CPU. A step takes milliseconds, and may need this very
+ * CPU; several callers keep each other busy. */
+static int pauses_to_spin(sym_client *client, const sym_call *call) {
+    if (takes_long(call->op))
+        return 0;
+    if (atomic_load_explicit(&client->region->daemon_cpu, memory_order_relaxed) == (uint32_t)sched_getcpu())
+        return 0;
+    pthread_mutex_lock(&client->table_lock);
+    const int alone = client->num_free == MAX_CALLS - 1;
+    pthread_mutex_unlock(&client->table_lock);
+    return alone ? SPIN_PAUSES : 0;
+}
+
+/* Under the drain lock: 0 when `call` has a reply or the connection is dead, -EINTR to let Python look around. */
+static int lead(sym_client *client, sym_call *call) {
+    struct sym_region *region = client->region;
+    int pauses = pauses_to_spin(client, call);
+    for (;;) {
+        drain(client);
+        if (has_news(call) || atomic_load(&client->dead) != 0)
+            return 0;
+        for (; pauses > 0 && !replies_wait(client); pauses--)
+            cpu_pause();
+        if (replies_wait(client))
+            continue;
+        const uint32_t seen = atomic_load(&region->complete_seq);
+        atomic_store(&region->complete_waiters, 1);
+        atomic_thread_fence(memory_order_seq_cst);
+        int rc = 0;
+        if (atomic_load(&region->gone))
+            check_alive(client, 1);
+        else if (!replies_wait(client) && atomic_load(&client->dead) == 0)
+            rc = futex_park(&region->complete_seq, seen, 0);
+        atomic_store(&region->complete_waiters, 0);
+        if (rc == -ETIMEDOUT)
+            check_alive(client, 1);
+        if (rc != 0) {
+            drain(client);
+            return has_news(call) ? 0 : -EINTR;
+        }
+    }
+}
+
+/* 0 when woken: a reply, death, or nobody leads any more; -EINTR. */
+static int follow(sym_client *client, sym_call *call) {
+    const uint32_t seen = atomic_load(&call->wake);
+    int rc = 0;
+    atomic_store(&call->parked, 1);
+    atomic_fetch_add(&client->num_parked, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (!has_news(call) && atomic_load(&client->dead) == 0 && atomic_load(&client->draining) != 0)
+        rc = futex_park(&call->wake, seen, FUTEX_PRIVATE_FLAG);
+    atomic_fetch_sub(&client->num_parked, 1);
+    atomic_store(&call->parked, 0);
+    if (rc == -ETIMEDOUT) {
+        check_alive(client, 0);
+        rc = -EINTR;
+    }
+    if (rc != 0)
+        pass_lead(client);
+    return rc;
+}
+
+/* Until `call` has a reply that nobody has taken, or is over. */
+static int wait_reply(sym_client *client, sym_call *call) {
+    for (int rc = 0; rc == 0;) {
+        if (has_news(call))
+            break;
+        if (atomic_load(&client->dead) != 0)
+            return -ENOTCONN;
+        if (try_lead(client)) {
+            rc = lead(client, call);
+            leave_lead(client);
+        } else {
+            rc = follow(client, call);
+        }
+        if (rc != 0 && !has_news(call))
+            return rc;
+    }
+    return 0;
+}
+
+/* Drains if nobody does. */
+static void drain_in_passing(sym_client *client) {
+    if (!try_lead(client))
+        return;
+    drain(client);
+    leave_lead(client);
+}
+
+/* No room for a request: make sure that it is not we who hold the daemon up, then sleep until it takes some. */
+static int wait_room(sym_client *client, uint64_t needed) {
+    struct sym_region *region = client->region;
+    drain_in_passing(client);
+    if (atomic_load(&region->gone)) {
+        check_alive(client, 0);
+        return -EINTR;
+    }
+    const uint32_t seen = atomic_load(&region->space_seq);
+    atomic_fetch_add(&region->space_waiters, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+    pthread_mutex_lock(&client->submit_lock);
+    const int room = submit_room(client) >= needed;
+    pthread_mutex_unlock(&client->submit_lock);
+    const int rc = room ? 0 : futex_park(&region->space_seq, seen, 0);
+    atomic_fetch_sub(&region->space_waiters, 1);
+    if (rc == -ETIMEDOUT)
+        check_alive(client, 0);
+    return rc == 0 ? 0 : -EINTR;
+}
+
+/* MAX_CALLS are under way: sleeps until one of them is over. */
+static int wait_entry(sym_client *client) {
+    drain_in_passing(client);
+    const uint32_t seen = atomic_load(&client->table_seq);
+    atomic_fetch_add(&client->table_waiters, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+    pthread_mutex_lock(&client->table_lock);
+    const int room = client->num_free > 0;
+    pthread_mutex_unlock(&client->table_lock);
+    const int rc = room ? 0 : futex_park(&client->table_seq, seen, FUTEX_PRIVATE_FLAG);
+    atomic_fetch_sub(&client->table_waiters, 1);
+    if (rc == -ETIMEDOUT)
+        check_alive(client, 0);
+    return rc == 0 ? 0 : -EINTR;
+}
+
+#endif

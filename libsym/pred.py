@@ -1,0 +1,312 @@
+"""pred, kv_write and pred_batch: tokens are appended, and what the model says of the next one comes back.
+
+One token and its full row is what a decode loop does thousands of times: `request` takes the short way there.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Literal, overload
+
+from libsym.abi import FRAME_ALIGN, HEADER_BYTES, MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
+from libsym.arguments import int32
+from libsym.calls import Call, Script
+from libsym.client import process
+from libsym.dist import Dist
+from libsym.errors import BadHandle, BatchFailed, Invalid, SymError
+from libsym.open_file import OpenFile
+from libsym.reduced import ReducedDist, reduction_block
+from libsym.reply import Reply
+from libsym.sampling import Sampler
+
+Rows = Literal["last", "all"]
+Positions = int | Sequence[int] | None
+Mask = Sequence[Any]
+"""Bools, one for each entry before; or for each new token a sequence of them, also for the new entries."""
+
+MAX_BATCH = 256
+"""Calls that one `pred_batch` makes."""
+MAX_PRIORITY = 100
+_ROWS = {"last": ROWS_LAST, "all": ROWS_ALL}
+_MASK = struct.Struct("=II")
+_REQUEST = struct.Struct("=IHHIIQQqqqq")
+_DIGITS = bytes([ord("0"), ord("1")]) + bytes(254)
+
+
+@dataclass(frozen=True, slots=True)
+class Pred:
+    """One call of a `pred_batch`: what `pred` takes, for later.
+
+    >>> kv = sym.kv_create()
+    >>> [dist] = sym.pred_batch([sym.Pred(kv, [65, 66], top_k=1)])
+    >>> dist.argmax(), kv.len()
+    (66, 2)
+    """
+
+    kv: OpenFile
+    tokens: Iterable[int]
+    positions: Positions = None
+    rows: Rows = "last"
+    top_k: int | None = None
+    logprobs: Iterable[int] | None = None
+    sampler: Sampler | None = None
+    mask: Mask | None = None
+    priority: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.logprobs is not None:
+            object.__setattr__(self, "logprobs", tuple(self.logprobs))  # it is read twice
+
+
+@overload
+def pred(
+    kv: OpenFile,
+    tokens: Iterable[int],
+    positions: Positions = None,
+    *,
+    rows: Rows = "last",
+    top_k: None = None,
+    logprobs: None = None,
+    sampler: None = None,
+    mask: Mask | None = None,
+    priority: int | None = None,
+) -> Dist: ...
+@overload
+def pred(
+    kv: OpenFile,
+    tokens: Iterable[int],
+    positions: Positions = None,
+    *,
+    rows: Rows = "last",
+    top_k: int | None = None,
+    logprobs: Iterable[int] | None = None,
+    sampler: Sampler | None = None,
+    mask: Mask | None = None,
+    priority: int | None = None,
+) -> Dist | ReducedDist: ...
+def pred(
+    kv: OpenFile,
+    tokens: Iterable[int],
+    positions: Positions = None,
+    *,
+    rows: Rows = "last",
+    top_k: int | None = None,
+    logprobs: Iterable[int] | None = None,
+    sampler: Sampler | None = None,
+    mask: Mask | None = None,
+    priority: int | None = None,
+) -> Dist | ReducedDist:
+    """Appends `tokens` to `kv`, runs the model, and gives the distribution of the token that follows.
+
+    >>> kv = sym.kv_create()
+    >>> dist = sym.pred(kv, sym.tokenize("Once upon"))
+    >>> dist.argmax() == dist.topk(3)[0][0]
+    True
+
+    `positions`: one number for each token, or the first as a number and the others follow it; without them they
+    continue after the last entry's. Causality is the order of the entries; positions only rotate. `rows="all"`: a
+    distribution after every token, `dist[i]` after the i-th.
+
+    A full row takes a result slot of the connection, of which there are 64 to 1,024. Any of these has the daemon reduce
+    the rows to what is asked for, so that no slot is needed and any number of tokens can be asked about at once:
+
+    `top_k`: the k likeliest tokens with their log-probabilities.
+    `logprobs`: the log-probabilities of these tokens.
+    `sampler`: a token drawn from each row, the i-th with the number of `seed + i`. Penalties count `tokens` alone.
+
+    `mask`: which entries the new ones see besides themselves. A bool for each entry of the file, for all new tokens
+    alike; or such a row for each new token, which goes on with a bool for each new entry (a token sees itself, and none
+    after).
+    `priority`: -100 to 100; where calls wait for a place in a step, higher ones go first.
+    """
+    if logprobs is not None:
+        logprobs = tuple(logprobs)
+    call = request(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority)
+    reply = kv.channel.perform(call)
+    if call.flags & REDUCED:
+        return _reduced(reply, top_k, logprobs)
+    return Dist(reply.rows(), reply.args[1], kv.channel.slot_bytes, kv.channel.vocab_size)
+
+
+def kv_write(kv: OpenFile, tokens: Iterable[int], positions: Positions = None) -> int:
+    """Appends tokens as `pred` does, without asking for a distribution; gives the new length.
+
+    >>> kv = sym.kv_create()
+    >>> sym.kv_write(kv, [72, 105])
+    2
+    """
+    return kv.channel.perform(write_request(kv, tokens, positions)).args[2]
+
+
+def pred_batch(preds: Iterable[Pred]) -> list[Dist | ReducedDist]:
+    """Makes many `pred` calls at once, for the price of one crossing: the beams of a search, the branches of a tree.
+
+    >>> root = sym.kv_create()
+    >>> _ = sym.kv_write(root, sym.tokenize("A tree"))
+    >>> dists = sym.pred_batch([sym.Pred(sym.kv_fork(root), [token]) for token in (65, 66, 67)])
+    >>> len(dists)
+    3
+
+    At most 256 calls, whose full rows must fit the connection's result slots together. It ends when all have ended, in
+    any order but those on one file. If one fails the others are made nevertheless: BatchFailed has what each gave.
+    """
+    calls = list(preds)
+    return process.channel().run(batch_script(calls))
+
+
+def pred_script(wanted: Pred) -> Script[Dist | ReducedDist]:
+    """The same as `pred`, for event loops."""
+    call = _request_of(wanted)
+    reply = yield call
+    return _dist(wanted, call.flags, reply)
+
+
+def write_script(kv: OpenFile, tokens: Iterable[int], positions: Positions = None) -> Script[int]:
+    reply = yield write_request(kv, tokens, positions)
+    return reply.args[2]
+
+
+def batch_script(preds: Sequence[Pred]) -> Script[list[Dist | ReducedDist]]:
+    if not 1 <= len(preds) <= MAX_BATCH:
+        raise Invalid(f"pred_batch() makes 1 to {MAX_BATCH} calls, not {len(preds)}: use several")
+    for each in preds:
+        if not isinstance(each, Pred):
+            raise Invalid(f"pred_batch() takes a list of sym.Pred(kv, tokens, …), not {each!r}")
+        if each.kv.channel is not preds[0].kv.channel:
+            raise BadHandle(f"{each.kv!r} belongs to an earlier connection of this program: open it again")
+    calls = [_request_of(each) for each in preds]
+    frames = b"".join(_frame(index, call) for index, call in enumerate(calls))
+    reply = yield Call(Op.PRED_BATCH, args=(len(calls), 0, 0, 0), payload=frames)
+    results: list[Dist | ReducedDist | SymError] = [
+        part.error or _dist(wanted, call.flags, part)
+        for wanted, call, part in zip(preds, calls, reply.parts(), strict=True)
+    ]
+    failed = [(index, result) for index, result in enumerate(results) if isinstance(result, SymError)]
+    if failed:
+        index, error = failed[0]
+        raise BatchFailed(f"call {index} of {len(results)}: {error}", error.errno, results)
+    return [result for result in results if not isinstance(result, SymError)]
+
+
+def request(
+    kv: OpenFile,
+    tokens: Iterable[int],
+    positions: Positions,
+    rows: Rows,
+    top_k: int | None,
+    logprobs: Iterable[int] | None,
+    sampler: Sampler | None,
+    mask: Mask | None,
+    priority: int | None,
+) -> Call:
+    """The call that asks for this."""
+    flags = _ROWS.get(rows)
+    if flags is None:
+        raise Invalid(f"rows={rows!r}: 'last' for the distribution after the last token, 'all' for one after each")
+    ids = int32(tokens, "token")
+    is_reduced = top_k is not None or logprobs is not None or sampler is not None
+    if positions is None and mask is None and priority is None and not is_reduced:
+        return Call(Op.PRED, flags, kv.handle, (len(ids), 0, 0, 0), ids.tobytes())
+    places = places_of(positions, len(ids))
+    payload = ids.tobytes() + places.tobytes()
+    if mask is not None:
+        flags |= MASKED
+        payload += _mask_bytes(mask)
+    if is_reduced:
+        flags |= REDUCED
+        payload += _reduction(ids, top_k, logprobs, sampler)
+    return Call(Op.PRED, flags, kv.handle, (len(ids), len(places), 0, checked_priority(priority)), payload)
+
+
+def write_request(kv: OpenFile, tokens: Iterable[int], positions: Positions) -> Call:
+    ids = int32(tokens, "token")
+    places = places_of(positions, len(ids))
+    payload = ids.tobytes() + places.tobytes()
+    return Call(Op.PRED, ROWS_NONE, kv.handle, (len(ids), len(places), 0, 0), payload)
+
+
+def places_of(positions: Positions, num_tokens: int) -> array[int]:
+    """Positions as they go over the wire: none, the first, or all."""
+    if positions is None:
+        return array("i")
+    if isinstance(positions, (int, Integral)):
+        return int32((int(positions),), "position")
+    places = int32(positions, "position")
+    if len(places) != num_tokens:
+        raise Invalid(f"{num_tokens} tokens and {len(places)} positions: give one for each, or the first as a number")
+    return places
+
+
+def checked_priority(priority: int | None) -> int:
+    if priority is None:
+        return 0
+    if not isinstance(priority, Integral) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise Invalid(
+            f"priority={priority!r}: a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}, higher goes first"
+        )
+    return int(priority)
+
+
+def counted_before(sampler: Sampler, tokens: Sequence[int]) -> Sequence[int]:
+    """The given tokens, where the sampler counts them: they would be sent twice for nothing."""
+    return tokens if sampler.repetition_penalty != 1.0 else ()
+
+
+def _request_of(wanted: Pred) -> Call:
+    return request(
+        wanted.kv,
+        wanted.tokens,
+        wanted.positions,
+        wanted.rows,
+        wanted.top_k,
+        wanted.logprobs,
+        wanted.sampler,
+        wanted.mask,
+        wanted.priority,
+    )
+
+
+def _dist(wanted: Pred, flags: int, reply: Reply) -> Dist | ReducedDist:
+    if flags & REDUCED:
+        return _reduced(reply, wanted.top_k, wanted.logprobs)
+    channel = wanted.kv.channel
+    return Dist(reply.rows(), reply.args[1], channel.slot_bytes, channel.vocab_size)
+
+
+def _reduced(reply: Reply, top_k: int | None, logprobs: Iterable[int] | None) -> ReducedDist:
+    named = () if logprobs is None else tuple(logprobs)
+    return ReducedDist(reply.payload, reply.args[1], top_k, named)
+
+
+def _reduction(ids: array[int], top_k: int | None, logprobs: Iterable[int] | None, sampler: Sampler | None) -> bytes:
+    if top_k is not None and (not isinstance(top_k, Integral) or top_k < 1):
+        raise Invalid(f"top_k={top_k!r}: how many of the likeliest tokens, 1 or more")
+    sampling = None
+    if sampler is not None:
+        sampling = sampler.block(before=counted_before(sampler, ids))
+    return reduction_block(top_k, () if logprobs is None else logprobs, sampling)
+
+
+def _mask_bytes(mask: Mask) -> bytes:
+    """As `struct sym_mask`: a bit for each bool, each row in words of 32 bits."""
+    try:
+        is_nested = len(mask) > 0 and hasattr(mask[0], "__len__")
+        rows = [bytes(map(bool, row)) for row in (mask if is_nested else (mask,))]
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"a mask is a list of bools, or a list of such lists: {error}") from error
+    num_columns = len(rows[0])
+    if any(len(row) != num_columns for row in rows):
+        raise Invalid("the rows of the mask have different lengths: each needs a bool for every entry, old and new")
+    num_bytes = -(-num_columns // 32) * 4
+    words = (int(row[::-1].translate(_DIGITS) or b"0", 2).to_bytes(num_bytes, "little") for row in rows)
+    return _MASK.pack(len(rows), num_columns) + b"".join(words)
+
+
+def _frame(index: int, call: Call) -> bytes:
+    """A request as it would lie in the ring."""
+    header = _REQUEST.pack(HEADER_BYTES + len(call.payload), call.op, 0, call.flags, 0, index, call.handle, *call.args)
+    return header + call.payload + bytes(-len(call.payload) % FRAME_ALIGN)

@@ -1,0 +1,231 @@
+"""Rows answered by numbers: what PRED gives with REDUCED instead of result slots, and how it is made.
+
+A program asks with `reduction_block()` and reads a `ReducedDist`; the daemon makes the answer with a `RowReducer`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from libsym._channel import ffi, lib
+from libsym.errors import Invalid, ProtocolError
+from libsym.rows import checked
+from libsym.sampling import RowSampler
+
+_REDUCTION = struct.Struct("=IIII")  # struct sym_reduction
+_HEAD = struct.Struct("=ifff")  # struct sym_reduced
+_SCORED = struct.Struct("=if")
+_NO_TOKEN = -1
+
+
+class Distribution(Protocol):
+    """What a `Dist` and a `ReducedDist` have in common."""
+
+    def __len__(self) -> int: ...
+    def argmax(self) -> int: ...
+    def topk(self, k: int) -> list[tuple[int, float]]: ...
+    def logprob(self, token: int) -> float: ...
+    def entropy(self) -> float: ...
+
+
+def reduction_block(top_k: int | None = None, named: Iterable[int] = (), sampling_block: bytes | None = None) -> bytes:
+    """What is wanted of each row: struct sym_reduction with what follows it."""
+    tokens = list(named)
+    if top_k is not None and not 1 <= top_k < 1 << 32:
+        raise Invalid(f"top_k={top_k}: must be 1 or more")
+    try:
+        body = struct.pack(f"={len(tokens)}i", *tokens)
+    except struct.error as error:
+        raise Invalid(f"logprobs: token ids are whole numbers of 32 bits: {error}") from error
+    head = _REDUCTION.pack(top_k or 0, len(tokens), sampling_block is not None, 0)
+    return b"".join((head, body, sampling_block or b""))
+
+
+def row_bytes(top_k: int, num_named: int) -> int:
+    """The size of a reduced row."""
+    return _HEAD.size + top_k * _SCORED.size + num_named * 4
+
+
+class RowReducer:
+    """Reduces rows as a block says that may have come from anybody; Invalid if it is malformed.
+
+    >>> from array import array
+    >>> from libsym.reduced import ReducedDist, RowReducer, reduction_block
+    >>> reducer = RowReducer(reduction_block(top_k=2), vocab_size=3)
+    >>> row = reducer.reduce(memoryview(array("f", [0, 3, 1])), index=0)
+    >>> ReducedDist(row, num_rows=1, top_k=2).argmax()
+    1
+    """
+
+    __slots__ = ("_named", "_sampler", "_vocab_size", "row_bytes", "top_k")
+
+    def __init__(self, block: bytes | bytearray | memoryview, vocab_size: int) -> None:
+        data = memoryview(block).cast("B")
+        if len(data) < _REDUCTION.size:
+            raise Invalid(f"a reduction of {len(data)} bytes is malformed")
+        self.top_k, num_named, has_sampling, reserved = _REDUCTION.unpack_from(data)
+        end = _REDUCTION.size + 4 * num_named
+        if reserved != 0 or has_sampling > 1 or end > len(data) or (not has_sampling and end != len(data)):
+            raise Invalid(f"a reduction of {len(data)} bytes is malformed")
+        if self.top_k > vocab_size:
+            raise Invalid(f"top_k={self.top_k}: the vocabulary has {vocab_size} tokens")
+        named = struct.unpack_from(f"={num_named}i", data, _REDUCTION.size)
+        for token in named:
+            if not 0 <= token < vocab_size:
+                raise Invalid(f"logprobs: token {token} is not in the vocabulary of {vocab_size}")
+        self._named: Any = ffi.new("int32_t[]", named)
+        self._vocab_size = vocab_size
+        self._sampler = RowSampler(data[end:], vocab_size) if has_sampling else None
+        self.row_bytes = row_bytes(self.top_k, num_named)
+
+    def reduce(self, row: memoryview[float], index: int) -> bytes:
+        """The answer for a row, the `index`-th of its call: its draw takes the number of seed + index."""
+        if row.nbytes != 4 * self._vocab_size:
+            raise Invalid(f"a row of {row.nbytes // 4} logits for a vocabulary of {self._vocab_size}")
+        result = bytearray(self.row_bytes)
+        out = ffi.from_buffer(result)
+        head = ffi.cast("struct sym_reduced *", out)
+        top = ffi.cast("struct sym_scored *", out + _HEAD.size)
+        named_logprobs = ffi.cast("float *", out + _HEAD.size + self.top_k * _SCORED.size)
+        logits = ffi.from_buffer("float[]", row)
+        num_named = len(self._named)
+        checked(
+            lib.sym_row_reduce(logits, self._vocab_size, self.top_k, self._named, num_named, head, top, named_logprobs)
+        )
+        if self._sampler is not None:
+            head.sampled = self._sampler.draw(row, index)
+            head.sampled_logprob = row[head.sampled] - head.logsumexp
+        return bytes(result)
+
+
+class ReducedDist:
+    """What was asked for of one or several distributions: the likeliest tokens, a drawn one, log-probabilities.
+
+    Methods speak of the last row; `dist[i]` is the i-th, `len(dist)` says how many. What was not asked for raises
+    Invalid, which says what to ask `pred()` for.
+
+    >>> dist = sym.pred(sym.kv_create(), [65, 66], rows="all", top_k=2, sampler=sym.Sampler.greedy())
+    >>> len(dist), dist[0].argmax(), dist[1].argmax(), dist.token
+    (2, 65, 66, 66)
+    """
+
+    __slots__ = (
+        "_entropy",
+        "_logprobs",
+        "_logsumexp",
+        "_named",
+        "_payload",
+        "_ranked",
+        "_row_bytes",
+        "_token",
+        "_top_k",
+    )
+
+    def __init__(
+        self, payload: bytes | memoryview, num_rows: int, top_k: int | None = None, named: Sequence[int] = ()
+    ) -> None:
+        """`payload`: `num_rows` reduced rows, as they were asked for with `top_k` and `named`."""
+        self._top_k = top_k or 0
+        self._named = tuple(named)
+        self._payload = memoryview(payload)
+        self._row_bytes = row_bytes(self._top_k, len(self._named))
+        if num_rows < 1 or len(self._payload) != num_rows * self._row_bytes:
+            raise ProtocolError(f"{num_rows} reduced rows of {self._row_bytes} bytes in {len(self._payload)} bytes")
+        row = self._payload[-self._row_bytes :]
+        sampled_logprob: float
+        self._token: int
+        self._entropy: float
+        self._logsumexp: float
+        self._token, sampled_logprob, self._entropy, self._logsumexp = _HEAD.unpack_from(row)
+        ranked_end = _HEAD.size + self._top_k * _SCORED.size
+        self._ranked: list[tuple[int, float]] = list(_SCORED.iter_unpack(row[_HEAD.size : ranked_end]))
+        self._logprobs: dict[int, float] = dict(self._ranked)
+        self._logprobs.update(
+            zip(self._named, struct.unpack_from(f"={len(self._named)}f", row, ranked_end), strict=True)
+        )
+        if self._token != _NO_TOKEN:
+            self._logprobs[self._token] = sampled_logprob
+
+    def __len__(self) -> int:
+        return len(self._payload) // self._row_bytes
+
+    def __getitem__(self, index: int) -> ReducedDist:
+        at = index + len(self) if index < 0 else index
+        if not 0 <= at < len(self):
+            raise IndexError(f"row {index} of a ReducedDist with {len(self)} rows")
+        row = self._payload[at * self._row_bytes : (at + 1) * self._row_bytes]
+        return ReducedDist(row, 1, self._top_k, self._named)
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self)} row{'s' if len(self) != 1 else ''}"]
+        if self._top_k:
+            parts.append(f"top {self._top_k}")
+        if self._token != _NO_TOKEN:
+            parts.append(f"token {self._token}")
+        return f"<ReducedDist: {', '.join(parts)}>"
+
+    @property
+    def token(self) -> int:
+        """The token that was drawn.
+
+        >>> import libsym as sym
+        >>> kv = sym.kv_create()
+        >>> 0 <= sym.pred(kv, [72, 105], sampler=sym.Sampler.greedy()).token
+        True
+        """
+        if self._token == _NO_TOKEN:
+            raise Invalid("no token was drawn: ask pred() with sampler=…")
+        return self._token
+
+    def argmax(self) -> int:
+        """The likeliest token; of equals the one with the lowest number.
+
+        >>> sym.pred(sym.kv_create(), [65], top_k=1).argmax()
+        65
+        """
+        return self.topk(1)[0][0]
+
+    def topk(self, k: int) -> list[tuple[int, float]]:
+        """The k likeliest tokens with their log-probabilities, likeliest first; of equals the lower number first.
+
+        >>> dist = sym.pred(sym.kv_create(), [65], top_k=5)
+        >>> [token for token, logprob in dist.topk(1)]
+        [65]
+        """
+        if k < 1:
+            raise Invalid(f"topk({k}): k must be 1 or more")
+        if k > self._top_k:
+            had = f"the {self._top_k} likeliest are" if self._top_k else "none are"
+            raise Invalid(f"topk({k}): {had} here: ask pred() with top_k={k}")
+        return self._ranked[:k]
+
+    def logprob(self, token: int) -> float:
+        """The logarithm of a token's probability: of one of the likeliest, of the drawn one, or of a named one.
+
+        >>> dist = sym.pred(sym.kv_create(), [65], logprobs=[65, 66])
+        >>> dist.logprob(65) > dist.logprob(66)
+        True
+        """
+        if token not in self._logprobs:
+            raise Invalid(f"the log-probability of token {token} is not here: ask pred() with logprobs=[{token}]")
+        return self._logprobs[token]
+
+    def logit(self, token: int) -> float:
+        """The logit of a token whose log-probability is here.
+
+        >>> dist = sym.pred(sym.kv_create(), [65], top_k=2)
+        >>> (first, _), (second, _) = dist.topk(2)
+        >>> dist.logit(first) > dist.logit(second)
+        True
+        """
+        return self.logprob(token) + self._logsumexp
+
+    def entropy(self) -> float:
+        """The entropy in nats, of the whole distribution.
+
+        >>> sym.pred(sym.kv_create(), [65], top_k=1).entropy() >= 0
+        True
+        """
+        return self._entropy

@@ -1,0 +1,82 @@
+"""What a call brought, and who owns it."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Self
+
+from libsym._channel import ffi, lib
+from libsym.abi import HEADER_BYTES, MORE
+from libsym.errors import ProtocolError, SymError, error_for
+
+_HEAD = struct.Struct("=4qiIII")  # of sym_result
+_NOTHING = ffi.NULL
+
+
+class Reply:
+    """The answer to a request. It owns its slots, handle or message until `rows()` or `claim()` takes them over."""
+
+    __slots__ = ("_answer", "_slot_bytes", "args", "error", "more", "payload")
+
+    _answer: Any
+    _slot_bytes: int
+    args: list[int]
+    payload: bytes
+    more: bool
+    """Others follow to the same request."""
+    error: SymError | None
+    """How the call failed. (It is raised, except for the parts of a batch.)"""
+
+    @classmethod
+    def of_result(cls, result: Any, view: memoryview, slot_bytes: int) -> Self:
+        """Takes what is in a sym_result, whose bytes are `view`."""
+        a, b, c, d, err, flags, payload_bytes, is_whole = _HEAD.unpack_from(view)
+        if not is_whole:
+            return cls.of_answer(lib.sym_result_take(result), slot_bytes)
+        self = cls.__new__(cls)
+        self._answer = _NOTHING
+        self._slot_bytes = slot_bytes
+        self.args = [a, b, c, d]
+        self.payload = view[48 : 48 + payload_bytes].tobytes() if payload_bytes else b""
+        self.more = flags != 0
+        self.error = error_for(err, self.payload.decode(errors="replace")) if err else None
+        return self
+
+    @classmethod
+    def of_answer(cls, answer: Any, slot_bytes: int) -> Self:
+        """Takes over a sym_answer."""
+        self = cls.__new__(cls)
+        self._answer = ffi.gc(answer, lib.sym_answer_drop)
+        self._slot_bytes = slot_bytes
+        self.args = ffi.unpack(answer.args, 4)
+        self.payload = ffi.unpack(answer.payload, answer.payload_bytes) if answer.payload_bytes else b""
+        self.more = bool(answer.flags & MORE)
+        self.error = error_for(answer.err, self.payload.decode(errors="replace")) if answer.err else None
+        return self
+
+    def claim(self) -> int:
+        """The handle that the call opened, which the caller closes from now on; or says that a message was taken."""
+        if self._answer:
+            self._answer.claimed = 1
+        return self.args[0]
+
+    def rows(self) -> memoryview:
+        """The result slots as read-only bytes. They are free again when the last view made of this is gone."""
+        first_row = lib.sym_answer_rows(self._answer) if self._answer else _NOTHING
+        if first_row == _NOTHING:
+            raise ProtocolError(f"the daemon named result slots that do not exist: {self.args[:2]}")
+        answer = self._answer
+        # buffer -> owner -> closure -> answer: the slots are released by the answer's own destructor, exactly once.
+        owner = ffi.gc(first_row, lambda _row: answer)
+        return memoryview(ffi.buffer(owner, self.args[1] * self._slot_bytes)).toreadonly()
+
+    def parts(self) -> list[Reply]:
+        """The replies to the calls of a PRED_BATCH, in order; each owns its own slots, or has an `error`."""
+        most = self.args[0]
+        if not 1 <= most <= len(self.payload) // HEADER_BYTES:
+            raise ProtocolError(f"the daemon answered a batch with {len(self.payload)} bytes for {most} calls")
+        found = ffi.new("sym_answer *[]", most)
+        count = lib.sym_answer_split(self._answer, found, most) if self._answer else -1
+        if count < 0:
+            raise ProtocolError("the daemon answered a batch with something that is none")
+        return [Reply.of_answer(found[index], self._slot_bytes) for index in range(count)]

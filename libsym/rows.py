@@ -1,0 +1,76 @@
+"""What `rows.c` and its neighbours are asked from Python: bitmasks, ranges of settings, and answers that are errors."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from typing import Any
+
+from libsym._channel import ffi, lib
+from libsym.errors import Invalid
+
+Allowed = bytes | bytearray | memoryview | Iterable[int]
+"""Which tokens may be chosen: a bitmask over the vocabulary (bytes, bytearray or memoryview), or token ids."""
+
+_SEED_MASK = (1 << 64) - 1
+
+
+def uniform(seed: int) -> float:
+    """The number of [0, 1) that a seed stands for; neighbouring seeds give unrelated numbers.
+
+    >>> from libsym.dist import uniform
+    >>> uniform(0), uniform(1)
+    (0.8833108082136426, 0.5665615751722809)
+    """
+    return float(lib.sym_uniform(seed & _SEED_MASK))
+
+
+def bitmask_bytes(vocab_size: int) -> int:
+    """The size of a bitmask: whole words of 32 bits, token i being bit i % 32 of word i // 32, lowest first."""
+    return (vocab_size + 31) // 32 * 4
+
+
+def bitmask(allowed: Allowed, vocab_size: int) -> bytes | bytearray | memoryview:
+    """The bitmask that `allowed` is or stands for."""
+    size = bitmask_bytes(vocab_size)
+    if isinstance(allowed, bytes | bytearray | memoryview):
+        given = allowed.nbytes if isinstance(allowed, memoryview) else len(allowed)
+        if given != size:
+            raise Invalid(f"allowed: a bitmask of {given} bytes; for a vocabulary of {vocab_size} it has {size}")
+        return allowed
+    bits = bytearray(size)
+    for token in allowed:
+        if not 0 <= token < vocab_size:
+            raise Invalid(f"allowed: token {token} is not in the vocabulary of {vocab_size}")
+        bits[token >> 3] |= 1 << (token & 7)
+    return bits
+
+
+def pointer(allowed: Allowed | None, vocab_size: int) -> Any:
+    """`allowed` as C takes it; keeps the bitmask alive."""
+    return ffi.NULL if allowed is None else ffi.from_buffer(bitmask(allowed, vocab_size))
+
+
+def check_limits(temperature: float, top_k: int | None, top_p: float | None, min_p: float | None) -> None:
+    """Raises Invalid if one of them has no meaning."""
+    if not temperature >= 0.0:
+        raise Invalid(f"temperature={temperature}: must be 0 (the argmax) or more")
+    if top_k is not None and top_k < 1:
+        raise Invalid(f"top_k={top_k}: must be 1 or more, or None to keep all")
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise Invalid(f"top_p={top_p}: must be above 0 and at most 1, or None to keep all")
+    if min_p is not None and not 0.0 <= min_p <= 1.0:
+        raise Invalid(f"min_p={min_p}: must be 0 to 1, or None to keep all")
+
+
+def checked(result: int) -> int:
+    """What C answered, unless that was an error."""
+    if result >= 0:
+        return int(result)
+    if result == -errno.EDOM:
+        raise Invalid("the logits hold NaN or +inf: no distribution (a fault of the model, or of your own arithmetic)")
+    if result == -errno.ERANGE:
+        raise Invalid("every logit is -inf: no token is possible, or none that is allowed")
+    if result == -errno.ENOMEM:
+        raise MemoryError("no memory to rank the distribution")
+    raise AssertionError(f"arithmetic over a row answered {result}")

@@ -1,0 +1,236 @@
+"""How tokens are drawn: a `Sampler` says it, a `Draws` does it along a loop. `sampler.c` has the arithmetic.
+
+`generate()` draws with the same C in the daemon: a loop over `pred()` that draws with a `Draws` gives its tokens.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import struct
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from libsym._channel import ffi, lib
+from libsym.dist import Dist
+from libsym.errors import Invalid
+from libsym.hot import address
+from libsym.rows import Allowed, check_limits, checked, pointer
+
+_SETTINGS = struct.Struct("=dddfffIQIIII")  # struct sym_sampling
+_BIAS = struct.Struct("=if")
+_SEED_MASK = (1 << 64) - 1
+_MAX_FLOAT = 3.4028234663852886e38
+_MAX_TOKEN = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """How a token is drawn from a distribution; nothing in it changes, so that any number of loops may share one.
+
+    In this order: `logit_bias` (token id: number) is added to logits. Penalties: `repetition_penalty` (1: off) divides
+    positive logits of tokens that were seen, given or generated, and multiplies negative ones; `frequency_penalty`
+    (0: off) is subtracted from the logits of generated tokens each time that they were, `presence_penalty` (0: off)
+    once. What is not allowed becomes impossible. Logits are divided by `temperature` (0: the argmax). `top_k` keeps
+    the k likeliest; `top_p` the fewest likeliest that hold this part of what is left; `min_p` those at least this part
+    as likely as the likeliest. Then one is drawn.
+
+    With a `seed` the i-th draw of a loop uses the number of seed + i; without, a loop chooses a seed at random.
+
+    >>> sampler = sym.Sampler(temperature=0.8, top_p=0.9, seed=1)
+    >>> draws = sampler.start()
+    >>> [draws.draw(sym.Dist.of([2.0, 2.0, 2.0, -9.0])) for _ in range(5)]
+    [1, 1, 0, 1, 1]
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_limits(self.temperature, self.top_k, self.top_p, self.min_p)
+        if not 1e-6 <= self.repetition_penalty <= 1e6:
+            raise Invalid(f"repetition_penalty={self.repetition_penalty}: must be 1e-6 to 1e6; 1 is off")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not abs(getattr(self, name)) <= _MAX_FLOAT:
+                raise Invalid(f"{name}={getattr(self, name)}: must be a finite number; 0 is off")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the program may go on changing its own
+        for token, bias in self.logit_bias.items():
+            if not 0 <= token <= _MAX_TOKEN:
+                raise Invalid(f"logit_bias: {token} is no token id")
+            if not (bias == -math.inf or abs(bias) <= _MAX_FLOAT):
+                raise Invalid(f"logit_bias: {bias} for token {token}: must be a finite number, or -inf for never")
+
+    @classmethod
+    def greedy(cls) -> Self:
+        """The likeliest token, always.
+
+        >>> sym.Sampler.greedy().start().draw(sym.Dist.of([0.0, 3.0, 1.0]))
+        1
+        """
+        return cls(temperature=0.0)
+
+    def start(self, before: Iterable[int] = ()) -> Draws:
+        """The draws of one loop. `before`: the tokens that were given to the model, for the repetition penalty.
+
+        >>> draws = sym.Sampler(temperature=0, repetition_penalty=2.0).start(before=[1])
+        >>> draws.draw(sym.Dist.of([2.0, 3.0]))
+        0
+        """
+        return Draws(self, before)
+
+    def block(
+        self,
+        before: Iterable[int] = (),
+        generated: Iterable[int] = (),
+        allowed: bytes | bytearray | memoryview | None = None,
+        seed: int | None = None,
+    ) -> bytes:
+        """The settings as the daemon takes them: struct sym_sampling with what follows it.
+
+        `seed` replaces the sampler's own; without either one is chosen at random.
+
+        >>> len(sym.Sampler(temperature=0).block(before=[1, 2, 3]))
+        76
+        """
+        before, generated = _tokens(before), _tokens(generated)
+        seed = self.seed if seed is None else seed
+        settings = _SETTINGS.pack(
+            self.temperature,
+            1.0 if self.top_p is None else self.top_p,
+            self.min_p or 0.0,
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            min(self.top_k or 0, _MAX_TOKEN),
+            (random_seed() if seed is None else seed) & _SEED_MASK,
+            len(self.logit_bias),
+            len(before),
+            len(generated),
+            allowed is not None,
+        )
+        biases = b"".join(_BIAS.pack(token, bias) for token, bias in self.logit_bias.items())
+        return b"".join((settings, biases, before.tobytes(), generated.tobytes(), allowed or b""))
+
+
+class RowSampler:
+    """A sampler over rows of logits: struct sym_sampling and what follows it, from whoever sent it.
+
+    >>> from array import array
+    >>> from libsym.sampling import RowSampler, Sampler
+    >>> sampler = RowSampler(Sampler.greedy().block(), vocab_size=3)
+    >>> sampler.draw(memoryview(array("f", [0, 3, 1])), index=0)
+    1
+    """
+
+    __slots__ = ("_sampler", "vocab_size")
+
+    def __init__(self, block: bytes | bytearray | memoryview, vocab_size: int) -> None:
+        data = ffi.from_buffer(block)
+        sampler = lib.sym_sampler_new(data, len(data), vocab_size)
+        if sampler == ffi.NULL and ffi.errno == errno.ENOMEM:
+            raise MemoryError("no memory for the settings of a sampler")
+        if sampler == ffi.NULL:
+            raise Invalid(
+                f"a sampling block of {len(data)} bytes is malformed, or a setting or a token in it is out of range"
+                f" (the vocabulary has {vocab_size})"
+            )
+        self._sampler: Any = ffi.gc(sampler, lib.sym_sampler_free)
+        self.vocab_size = vocab_size
+
+    @property
+    def address(self) -> int:
+        """Of the C half, for the functions of `libsym.hot`; good as long as this object is."""
+        return address(self._sampler)
+
+    def draw(self, row: memoryview[float], index: int, allowed: Allowed | None = None) -> int:
+        """Draws the token number `index`, without noting it. `allowed` holds beside the block's own bitmask."""
+        if row.nbytes != 4 * self.vocab_size:
+            raise Invalid(f"a row of {row.nbytes // 4} logits for a sampler over a vocabulary of {self.vocab_size}")
+        bits = pointer(allowed, self.vocab_size)
+        return checked(lib.sym_sampler_draw(self._sampler, ffi.from_buffer("float[]", row), bits, index))
+
+    def note(self, token: int) -> None:
+        """Counts a token as generated from now on."""
+        rc = lib.sym_sampler_note(self._sampler, token)
+        if rc == -errno.EINVAL:
+            raise Invalid(f"token {token} is not in the vocabulary of {self.vocab_size}")
+        checked(rc)
+
+
+class Draws:
+    """The draws along one loop: the i-th takes the number of seed + i, and what was drawn counts for the penalties.
+
+    >>> draws = sym.Sampler(temperature=0, presence_penalty=5.0).start()
+    >>> [draws.draw(sym.Dist.of([1.0, 3.0, 2.0])) for _ in range(4)]
+    [1, 2, 0, 1]
+    """
+
+    __slots__ = ("_before", "_noted", "_rows", "_sampler", "index", "seed")
+
+    def __init__(self, sampler: Sampler, before: Iterable[int] = ()) -> None:
+        self._sampler = sampler
+        self._before = _tokens(before)
+        self._noted: list[int] = []  # before the first draw says how large the vocabulary is
+        self._rows: RowSampler | None = None
+        self.index = 0
+        """How many were drawn."""
+        self.seed = random_seed() if sampler.seed is None else sampler.seed & _SEED_MASK
+        """The seed of these draws: give it to a Sampler to have them again."""
+
+    def draw(self, dist: Dist, allowed: Allowed | None = None) -> int:
+        """Draws the next token from the distribution's last row, and notes it.
+
+        >>> sym.Sampler.greedy().start().draw(sym.Dist.of([0.0, 3.0, 1.0]), allowed=[0, 2])
+        2
+        """
+        row = dist.logits
+        if self._rows is None:
+            self._rows = RowSampler(self._sampler.block(self._before, self._noted, seed=self.seed), len(row))
+        token = self._rows.draw(row, self.index, allowed)
+        self._rows.note(token)
+        self.index += 1
+        return token
+
+    def note(self, token: int) -> None:
+        """Counts a token as generated that was not drawn: one that a grammar or the program itself put there.
+
+        >>> draws = sym.Sampler(temperature=0, presence_penalty=5.0).start()
+        >>> draws.note(1)
+        >>> draws.draw(sym.Dist.of([1.0, 3.0, 2.0]))
+        2
+        """
+        if self._rows is None:
+            self._noted.append(token)
+        else:
+            self._rows.note(token)
+
+
+def random_seed() -> int:
+    """A seed that nobody chose."""
+    return int.from_bytes(os.urandom(8), "little")
+
+
+def sampling_block_bytes(payload: bytes | bytearray | memoryview, vocab_size: int) -> int:
+    """How long the sampling block at a payload's start is, by its own counts; Invalid if the payload ends before."""
+    data = ffi.from_buffer(payload)
+    size = int(lib.sym_sampling_bytes(data, len(data), vocab_size))
+    if size < 0:
+        raise Invalid(f"a sampling block is cut short after {len(data)} bytes")
+    return size
+
+
+def _tokens(tokens: Iterable[int]) -> array[int]:
+    try:
+        return array("i", tokens)
+    except (OverflowError, TypeError) as error:
+        raise Invalid(f"tokens are whole numbers of 32 bits: {error}") from error

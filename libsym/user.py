@@ -1,0 +1,131 @@
+"""The RPC with whoever launched this program: its standard input and output.
+
+What is written and read here goes through pipes of the program's own: a user who stops reading stops this program when
+the pipe is full, and nobody else.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import sys
+import threading
+from typing import Any
+
+from libsym.errors import Invalid
+
+_CHUNK_BYTES = 64 << 10
+
+
+def send_to_user(x: Any) -> None:
+    r"""Sends text to whoever launched this program: to standard output, at once.
+
+    Text and bytes go as they are; anything else as a line of JSON.
+
+    >>> sym.send_to_user("hello\n")
+    hello
+    >>> sym.send_to_user({"answer": 42})
+    {"answer": 42}
+    """
+    if isinstance(x, (bytes, bytearray, memoryview)):
+        sys.stdout.flush()
+        sys.stdout.buffer.write(x)
+    elif isinstance(x, str):
+        sys.stdout.write(x)
+    else:
+        try:
+            line = json.dumps(x, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Invalid(f"send_to_user() takes text, bytes, or what JSON can say: {error}") from error
+        sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def recv_from_user() -> str:
+    r"""The next line of standard input, without its end; waits for it. EOFError when there is no more.
+
+    Lines that the user sends while nobody asks wait in the pipe. Do not use input() or sys.stdin beside it: each of the
+    two reads ahead.
+
+    >>> import io, sys
+    >>> sys.stdin = io.StringIO("a line\n")
+    >>> sym.recv_from_user()
+    'a line'
+    """
+    stream = standard_input()
+    if isinstance(stream, int):
+        return lines.next(stream)
+    return ended(stream.readline())
+
+
+def standard_input() -> int | Any:
+    """Its descriptor; where a program has put something else in its place, that."""
+    if sys.stdin is None:
+        raise EOFError("this program has no standard input")
+    try:
+        return sys.stdin.fileno()
+    except (io.UnsupportedOperation, AttributeError):
+        return sys.stdin
+
+
+def ended(line: str) -> str:
+    """A line without its end."""
+    if not line:
+        raise EOFError("the user sends nothing more")
+    return line.removesuffix("\n")
+
+
+class Lines:
+    """Standard input by the line, for threads and tasks together. What was read is kept: nobody loses a line."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read = b""
+        self._at_end = False
+
+    def next(self, descriptor: int) -> str:
+        """The next line, waiting with the thread."""
+        with self._lock:
+            while (line := self._take()) is None:
+                self._read_on(descriptor)
+        return line
+
+    def next_nowait(self, descriptor: int) -> str | None:
+        """The next line if it is there or can be read without waiting, else None. None, too, while a thread waits."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            while (line := self._take()) is None and _is_ready(descriptor):
+                self._read_on(descriptor)
+        finally:
+            self._lock.release()
+        return line
+
+    def _take(self) -> str | None:
+        line, end, rest = self._read.partition(b"\n")
+        if end:
+            self._read = rest
+        elif not self._at_end:
+            return None
+        elif line:
+            self._read = b""
+        else:
+            raise EOFError("the user sends nothing more")
+        return line.removesuffix(b"\r").decode(errors="replace")
+
+    def _read_on(self, descriptor: int) -> None:
+        data = os.read(descriptor, _CHUNK_BYTES)
+        self._read += data
+        self._at_end = not data
+
+
+def _is_ready(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+lines = Lines()
+"""There is one standard input."""

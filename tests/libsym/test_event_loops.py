@@ -1,0 +1,369 @@
+"""Calls from tasks, under trio and under asyncio, alone and beside threads."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import TaskStatus
+from anyio.lowlevel import checkpoint
+from echo_client import ENVIRONMENT, Daemon, statistics, wait_until
+from echo_daemon import HOLD, MANY, RELEASE
+
+import libsym as sym
+from libsym.abi import MAX_FRAME_BYTES, Op
+from libsym.calls import Call
+from libsym.client_channel import ClientChannel
+from libsym.errors import BadHandle, NotConnected, SymError
+from libsym.event_loop import AsyncStream, perform
+
+BACKENDS = ("trio", "asyncio")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def observer(daemon: Daemon) -> Iterator[ClientChannel]:
+    channel = daemon.client()
+    yield channel
+    channel.close()
+
+
+async def calls_held(observer: ClientChannel, count: int) -> None:
+    """Asks the daemon until it holds so many; the test's own timeout ends a wait for nothing."""
+    while statistics(observer)["held_calls"] != count:
+        await checkpoint()
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def ping(number: int = 0, payload: bytes = b"", *, flags: int = 0) -> Call:
+    return Call(Op.PING, flags=flags, args=(number, 0, 0, 0), payload=payload)
+
+
+def test_the_calls_have_coroutine_twins(connected: Daemon, backend: str) -> None:
+    async def program() -> None:
+        assert (await sym.aio.model_info()).name == "echo"
+        assert await sym.aio.detokenize(await sym.aio.tokenize("hello")) == "hello"
+        async with await sym.aio.kv_create() as kv:
+            assert (await sym.aio.pred(kv, [5, 7])).argmax() == 7
+            assert await sym.aio.kv_write(kv, [8]) == 3
+            assert (await sym.aio.kv_read(kv))[0] == [5, 7, 8]
+            async with await sym.aio.kv_fork(kv) as fork:
+                await sym.aio.kv_truncate(fork, 1)
+                assert (await sym.aio.kv_stat(fork)).tokens == 1
+            async with await sym.aio.kv_lock(kv) as held:
+                assert held is kv
+        assert kv.closed
+        stat = await sym.aio.daemon_stat()
+        assert stat["open"] == []
+        assert not stat["locked"]
+        text = sym.aio.Detokenizer()
+        assert "".join([await text.add(ord(c)) for c in "abc"]) + text.flush() == "abc"
+        with pytest.raises(sym.BadHandle, match="closed"):
+            await sym.aio.pred(kv, [1])
+
+    anyio.run(program, backend=backend)
+
+
+def test_every_public_call_has_a_twin_of_the_same_signature() -> None:
+    not_calls = {"PRIORITY", "TTL"}  # what is given to one
+    calls = {name for name in sym.__all__ if inspect.isfunction(getattr(sym, name))} - not_calls
+    assert calls <= set(sym.aio.__all__)
+    for name in calls:
+        mine, twin = inspect.signature(getattr(sym, name)), inspect.signature(getattr(sym.aio, name))
+        assert mine.parameters == twin.parameters, name
+        assert name == "generate" or mine.return_annotation == twin.return_annotation, name  # it has a twin, too
+        assert inspect.iscoroutinefunction(getattr(sym.aio, name))
+
+
+def test_importing_libsym_does_not_import_anyio() -> None:
+    script = "import sys, libsym; assert 'anyio' not in sys.modules; libsym.aio.pred; assert 'anyio' in sys.modules"
+    assert subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=False).returncode == 0
+
+
+def test_a_thousand_tasks_wait_at_once_and_each_gets_its_own(
+    client: ClientChannel, observer: ClientChannel, backend: str
+) -> None:
+    answers: dict[int, bytes] = {}
+
+    async def one(number: int) -> None:
+        answers[number] = (await perform(client, ping(number, b"%d" % number, flags=HOLD))).payload
+
+    async def program() -> None:
+        async with anyio.create_task_group() as tasks:
+            for number in range(1000):
+                tasks.start_soon(one, number)
+            await calls_held(observer, 1000)
+            observer.call(Op.PING, flags=RELEASE)
+
+    anyio.run(program, backend=backend)
+    assert answers == {number: b"%d" % number for number in range(1000)}
+
+
+def test_more_tasks_than_calls_may_be_under_way_wait_their_turn(
+    client: ClientChannel, observer: ClientChannel, backend: str
+) -> None:
+    """1,024 are under way in a process; the others are sent as those end."""
+    done: list[int] = []
+
+    async def one(number: int) -> None:
+        await perform(client, ping(number, flags=HOLD))
+        done.append(number)
+
+    async def program() -> None:
+        async with anyio.create_task_group() as tasks:
+            for number in range(1500):
+                tasks.start_soon(one, number)
+            while len(done) < 1500:
+                observer.call(Op.PING, flags=RELEASE)
+                await checkpoint()
+
+    anyio.run(program, backend=backend)
+    assert sorted(done) == list(range(1500))
+
+
+def test_a_full_ring_makes_tasks_wait_and_loses_nothing(daemon: Daemon, backend: str) -> None:
+    """The daemon is stopped while more is submitted than the ring holds; other tasks of the loop go on."""
+    client = daemon.client()
+    payload = bytes(MAX_FRAME_BYTES // 2)
+    sizes: list[int] = []
+
+    async def one() -> None:
+        sizes.append(len((await perform(client, ping(payload=payload))).payload))
+
+    async def program() -> None:
+        os.kill(daemon.process.pid, signal.SIGSTOP)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(one)
+            await anyio.wait_all_tasks_blocked()
+            assert sizes == []
+            os.kill(daemon.process.pid, signal.SIGCONT)
+
+    anyio.run(program, backend=backend)
+    assert sizes == [len(payload)] * 8
+    client.close()
+
+
+def test_a_cancelled_task_cancels_its_call_and_the_others_go_on(
+    client: ClientChannel, observer: ClientChannel, backend: str
+) -> None:
+    async def program() -> None:
+        answers: list[bytes] = []
+
+        async def wait(payload: bytes, *, task_status: TaskStatus[anyio.CancelScope]) -> None:
+            with anyio.CancelScope() as scope:
+                task_status.started(scope)
+                answers.append((await perform(client, ping(payload=payload, flags=HOLD))).payload)
+
+        async with anyio.create_task_group() as tasks:
+            scopes = [await tasks.start(wait, b"%d" % number) for number in range(3)]
+            await anyio.wait_all_tasks_blocked()
+            scopes[0].cancel()  # the reader, which has to hand over
+            await calls_held(observer, 2)
+            scopes[2].cancel()
+            await calls_held(observer, 1)
+            observer.call(Op.PING, flags=RELEASE)
+        assert answers == [b"1"]
+
+    anyio.run(program, backend=backend)
+
+
+def test_a_storm_of_cancellations_leaves_nothing_behind(client: ClientChannel, backend: str) -> None:
+    """Files that were opened for tasks that are gone are closed, rows given back, and every other answer is right."""
+    wrong: list[object] = []
+
+    async def steady(number: int) -> None:
+        for turn in range(50):
+            reply = await perform(client, ping(1000 * number + turn))
+            wrong.extend({reply.args[0]} - {1000 * number + turn})
+
+    async def doomed(number: int) -> None:
+        with anyio.move_on_after(0.0005 * (number % 7)):
+            while True:
+                await perform(client, Call(Op.KV_CREATE))
+
+    async def program() -> None:
+        async with anyio.create_task_group() as tasks:
+            for number in range(100):
+                tasks.start_soon(steady, number)
+                tasks.start_soon(doomed, number)
+
+    anyio.run(program, backend=backend)
+    assert wrong == []
+    wait_until(client, "open", [])
+    wait_until(client, "held_slots", 0)
+
+
+def test_streams_come_to_tasks_reply_by_reply(client: ClientChannel, backend: str) -> None:
+    async def read(count: int) -> None:
+        stream = AsyncStream(client, Call(Op.PING, flags=MANY, args=(count, 0, 0, 0)))
+        assert [(await stream.next()).args[0] for _ in range(count)] == list(range(count))
+        assert stream.is_over
+
+    async def program() -> None:
+        async with anyio.create_task_group() as tasks:
+            for count in range(1, 60):
+                tasks.start_soon(read, count)
+
+    anyio.run(program, backend=backend)
+
+
+def test_a_stream_whose_wait_was_cancelled_goes_on_where_it_was(
+    client: ClientChannel, observer: ClientChannel, backend: str
+) -> None:
+    async def program() -> None:
+        stream = AsyncStream(client, Call(Op.PING, flags=MANY | HOLD, args=(2, 0, 0, 0)))
+        assert (await stream.next()).args[0] == 0
+        with anyio.move_on_after(0.01) as scope:
+            await stream.next()
+        assert scope.cancel_called
+        observer.call(Op.PING, flags=RELEASE)
+        assert (await stream.next()).args[0] == 1
+
+    anyio.run(program, backend=backend)
+
+
+def test_a_killed_daemon_ends_the_wait_of_every_task(start_daemon: Callable[..., Daemon], backend: str) -> None:
+    daemon = start_daemon()
+    client, observer = daemon.client(), daemon.client()
+    errors: list[SymError] = []
+
+    async def one() -> None:
+        try:
+            await perform(client, ping(flags=HOLD))
+        except SymError as error:
+            errors.append(error)
+
+    async def program() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(one)
+            await calls_held(observer, 20)
+            daemon.kill()
+        with pytest.raises(NotConnected, match="symphony serve"):
+            await perform(client, ping())
+
+    anyio.run(program, backend=backend)
+    assert [type(error) for error in errors] == [NotConnected] * 20
+
+
+def test_closing_the_connection_ends_the_wait_of_every_task(daemon: Daemon, backend: str) -> None:
+    client = daemon.client()
+
+    async def one() -> None:
+        with pytest.raises(NotConnected, match="closed by this program"):
+            await perform(client, ping(flags=HOLD))
+
+    async def program() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(one)
+            await anyio.wait_all_tasks_blocked()
+            client.close()
+
+    anyio.run(program, backend=backend)
+
+
+def test_several_loops_and_plain_threads_share_a_connection(client: ClientChannel) -> None:
+    wrong: list[object] = []
+
+    async def one(loop: int, task: int) -> None:
+        for number in range(40):
+            reply = await perform(client, Call(Op.PING, args=(loop, task, number, 0)))
+            if reply.args[:3] != [loop, task, number]:
+                wrong.append((loop, task, number))
+
+    async def many(loop: int) -> None:
+        async with anyio.create_task_group() as tasks:
+            for task in range(20):
+                tasks.start_soon(one, loop, task)
+
+    def plain(thread: int) -> None:
+        for number in range(300):
+            reply = client.call(Op.PING, args=(thread, number, 0, 0))
+            wrong.extend({(*reply.args,)} - {(thread, number, 0, 0)})
+
+    threads = [threading.Thread(target=plain, args=(n,)) for n in range(3)]
+    threads += [
+        threading.Thread(target=lambda n=n, backend=backend: anyio.run(many, n, backend=backend))  # type: ignore[misc]
+        for n, backend in enumerate(BACKENDS * 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_thread_that_leaves_does_not_strand_a_task(client: ClientChannel, observer: ClientChannel) -> None:
+    """The thread leads while the task sleeps; when its own reply has come, the task's must still be noticed."""
+
+    async def program() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(200):
+                threads = [threading.Thread(target=client.call, args=(Op.PING,)) for _ in range(2)]
+                for thread in threads:
+                    thread.start()
+                tasks.start_soon(perform, client, ping())
+                with anyio.fail_after(30):
+                    await perform(client, ping())
+                for thread in threads:
+                    thread.join()
+
+    anyio.run(program, backend="asyncio")
+
+
+def test_a_loop_leaves_no_descriptor_behind(client: ClientChannel, backend: str) -> None:
+    client.call(Op.PING)
+    anyio.run(perform, client, ping(), backend=backend)
+    before = num_descriptors()
+    for _ in range(20):
+        anyio.run(perform, client, ping(), backend=backend)
+    gc.collect()
+    assert num_descriptors() <= before + 2
+
+
+def test_a_forked_child_may_not_go_on_with_its_parents_loop(client: ClientChannel) -> None:
+    async def program() -> None:
+        await perform(client, ping())
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                await perform(client, ping())
+            except BadHandle:
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0  # noqa: ASYNC222 - a moment
+        assert (await perform(client, ping(7))).args[0] == 7
+
+    anyio.run(program, backend="trio")  # asyncio itself refuses to go on in a child
+
+
+def test_errors_reach_the_task_with_their_class_and_words(client: ClientChannel, backend: str) -> None:
+    async def program() -> None:
+        with pytest.raises(BadHandle, match="handle 77 is not open"):
+            await perform(client, Call(Op.KV_CLOSE, handle=77))
+        with pytest.raises(sym.TooLarge, match="2097152 bytes"):
+            await perform(client, ping(payload=bytes(2 << 20)))
+        with pytest.raises(sym.Invalid, match="whole number"):
+            await perform(client, Call(Op.PING, args=("x", 0, 0, 0)))  # type: ignore[arg-type]
+
+    anyio.run(program, backend=backend)

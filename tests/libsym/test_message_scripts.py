@@ -1,0 +1,139 @@
+"""Messages, advice and lines of input on the program's side: what goes over the wire, and what may come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import libsym as sym
+from libsym.abi import Advice, MessageKind, Op
+from libsym.advice import advise_script
+from libsym.messages import recv_script, send_script, subscribe_script
+from libsym.usage import getpid_script, getrusage_script
+from libsym.user import Lines
+
+
+def answered(script: Any, args: tuple[int, ...] = (0, 0, 0, 0), payload: bytes = b"") -> Any:
+    """What a script of one call returns for a reply."""
+    next(script)
+    with pytest.raises(StopIteration) as over:
+        script.send(SimpleNamespace(args=list(args), payload=payload, claim=int))
+    return over.value.value
+
+
+@pytest.mark.parametrize(
+    ("x", "kind", "data"),
+    [
+        ("text \u20ac", MessageKind.TEXT, "text \u20ac".encode()),
+        ("", MessageKind.TEXT, b""),
+        (b"\xff\x00", MessageKind.BYTES, b"\xff\x00"),
+        (bytearray(b"x"), MessageKind.BYTES, b"x"),
+        (memoryview(b"x"), MessageKind.BYTES, b"x"),
+        ({"a": [1, None, 2.5, "\u20ac"]}, MessageKind.JSON, b'{"a": [1, null, 2.5, "\\u20ac"]}'),
+        (True, MessageKind.JSON, b"true"),
+        (None, MessageKind.JSON, b"null"),
+    ],
+)
+def test_a_message_arrives_as_what_it_was(x: object, kind: MessageKind, data: bytes) -> None:
+    call = next(send_script(7, x))
+    assert (call.op, call.args, call.payload) == (Op.SEND, (kind, 7, 0, 0), data)
+    arrived = answered(recv_script(), (kind, 42), data)
+    assert arrived == x
+    assert type(arrived) is (bytes if kind is MessageKind.BYTES else type(x))
+    call = next(send_script("\u20ac", x))
+    assert (call.args, call.payload) == ((kind, 0, 3, 0), "\u20ac".encode() + data)
+
+
+def test_a_recv_says_how_long_it_may_take() -> None:
+    assert next(recv_script()).args[0] == -1
+    assert [next(recv_script(timeout=seconds)).args[0] for seconds in (0, 0.0001, 1, 1.5)] == [0, 1, 1000, 1500]
+    assert next(recv_script("t", timeout=0)).payload == b"t"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda: send_script(0, "x"),
+        lambda: send_script(-1, "x"),
+        lambda: send_script(1 << 31, "x"),
+        lambda: send_script(True, "x"),
+        lambda: send_script(1.5, "x"),  # type: ignore[arg-type]
+        lambda: send_script("", "x"),
+        lambda: send_script("\udcff", "x"),
+        lambda: send_script(7, "\udcff"),
+        lambda: send_script(7, {1, 2}),
+        lambda: send_script(7, float("nan")),
+        lambda: recv_script(timeout=-1),
+        lambda: recv_script(timeout=float("nan")),
+        lambda: recv_script(timeout=float("inf")),
+        lambda: recv_script(timeout="1"),  # type: ignore[arg-type]
+        lambda: recv_script(""),
+        lambda: subscribe_script(7),  # type: ignore[arg-type]
+        lambda: advise_script("a.kv", 7),  # type: ignore[arg-type]
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_it_is_sent(begin: Callable[[], Any]) -> None:
+    with pytest.raises(sym.Invalid) as caught:
+        next(begin())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"), [(0, b"\xff"), (2, b"{"), (2, b"\xff"), (2, b"[" * 100_000), (3, b"x"), (-1, b"x")]
+)
+def test_a_message_of_a_liar_is_an_error_that_names_the_sender(kind: int, data: bytes) -> None:
+    script = recv_script()
+    next(script)
+    with pytest.raises(sym.ProtocolError, match="process 42"):
+        script.send(SimpleNamespace(args=[kind, 42, 0, 0], payload=data, claim=int))  # type: ignore[arg-type]
+
+
+def test_advice_goes_over_in_one_call() -> None:
+    call = next(advise_script("a\udcff.kv", sym.TTL(0.0015), sym.PIN, sym.PRIORITY(-5)))
+    pieces = struct.pack("=6q", Advice.TTL, 2, Advice.PIN, 0, Advice.PRIORITY, -5)
+    assert (call.op, call.args[0], call.payload) == (Op.KV_ADVISE, 3, pieces + b"a\xff.kv")
+    for seconds in (-1, float("nan"), float("inf"), "1"):
+        with pytest.raises(sym.Invalid):
+            sym.TTL(seconds)  # type: ignore[arg-type]
+
+
+def test_usage_of_a_newer_daemon_is_read_as_far_as_it_is_known() -> None:
+    payload = json.dumps({"calls": 3, "page_seconds": 0.5, "new": 1}).encode()
+    assert answered(getrusage_script(), (42,), payload) == sym.Usage(calls=3, page_seconds=0.5)
+    assert answered(getpid_script(), (42,), payload) == 42
+
+
+def test_lines_come_one_by_one_however_they_are_cut() -> None:
+    reading, writing = os.pipe()
+    lines = Lines()
+    assert lines.next_nowait(reading) is None
+    os.write(writing, b"one\r\n\ntw")
+    assert [lines.next(reading), lines.next(reading), lines.next_nowait(reading)] == ["one", "", None]
+    os.write(writing, "o \u20ac\nend".encode())
+    os.close(writing)
+    assert [lines.next(reading), lines.next_nowait(reading)] == ["two \u20ac", "end"]
+    for _ in range(2):
+        with pytest.raises(EOFError):
+            lines.next(reading)
+    os.close(reading)
+
+
+def test_threads_that_read_lines_share_them() -> None:
+    reading, writing = os.pipe()
+    lines, found = Lines(), list[str]()
+    threads = [threading.Thread(target=lambda: found.append(lines.next(reading))) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    os.write(writing, b"".join(b"%d\n" % number for number in range(20)))
+    for thread in threads:
+        thread.join()
+    assert sorted(map(int, found)) == list(range(20))
+    os.close(reading)
+    os.close(writing)

@@ -1,0 +1,126 @@
+"""Rows answered by numbers say what the whole row says."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libsym.dist import Dist
+from libsym.errors import Invalid, ProtocolError
+from libsym.reduced import ReducedDist, RowReducer, reduction_block
+from libsym.sampling import Sampler
+
+NAMED = [5, 0, 999, 5]
+
+
+def row_of(seed: int, size: int = 1000) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(size) * 3).astype(np.float32)
+
+
+def reduced(rows: list[np.ndarray], sampler: Sampler | None = None, top_k: int | None = 20) -> ReducedDist:
+    """There and back."""
+    block = reduction_block(top_k, NAMED, sampler.block() if sampler else None)
+    reducer = RowReducer(block, len(rows[0]))
+    answer = b"".join(reducer.reduce(memoryview(row), index) for index, row in enumerate(rows))
+    assert len(answer) == len(rows) * reducer.row_bytes
+    return ReducedDist(answer, len(rows), top_k, NAMED)
+
+
+def test_a_reduced_row_agrees_with_the_whole_one() -> None:
+    row = row_of(1)
+    whole, part = Dist.of(row), reduced([row], Sampler(top_p=0.9, seed=3))
+    assert part.argmax() == whole.argmax()
+    assert [token for token, _ in part.topk(20)] == [token for token, _ in whole.topk(20)]
+    assert [logprob for _, logprob in part.topk(7)] == pytest.approx([logprob for _, logprob in whole.topk(7)])
+    assert part.entropy() == pytest.approx(whole.entropy())
+    assert part.token == whole.sample(top_p=0.9, seed=3)
+    for token in (*NAMED, part.token, part.argmax()):
+        assert part.logprob(token) == pytest.approx(whole.logprob(token), abs=1e-5)
+        assert part.logit(token) == pytest.approx(float(row[token]), abs=1e-5)
+
+
+def test_each_row_draws_with_the_next_number_and_the_last_one_speaks() -> None:
+    rows = [row_of(seed) for seed in range(5)]
+    part = reduced(rows, Sampler(seed=10))
+    assert len(part) == 5
+    assert [each.token for each in part] == [Dist.of(row).sample(seed=10 + i) for i, row in enumerate(rows)]
+    assert part.argmax() == part[-1].argmax() == int(rows[-1].argmax())
+    with pytest.raises(IndexError):
+        part[5]
+
+
+def test_a_drawn_tokens_logprob_is_the_models_own_not_the_samplers() -> None:
+    row = row_of(2)
+    rare = int(row.argmin())
+    part = reduced([row], Sampler(temperature=0, logit_bias={rare: 100.0}))
+    assert part.token == rare
+    assert part.logprob(rare) == pytest.approx(Dist.of(row).logprob(rare), rel=1e-5)
+
+
+def test_what_was_not_asked_for_says_how_to_ask() -> None:
+    part = reduced([row_of(3)], top_k=2)
+    other = next(token for token in range(1000) if token not in (*NAMED, *(each for each, _ in part.topk(2))))
+    with pytest.raises(Invalid, match="top_k=3"):
+        part.topk(3)
+    with pytest.raises(Invalid, match=f"logprobs=.{other}."):
+        part.logprob(other)
+    with pytest.raises(Invalid, match="sampler="):
+        _ = part.token
+    with pytest.raises(Invalid, match="top_k=1"):
+        reduced([row_of(3)], top_k=None).argmax()
+
+
+def test_the_whole_vocabulary_may_be_asked_for() -> None:
+    row = row_of(4)
+    assert [token for token, _ in reduced([row], top_k=1000).topk(1000)] == np.lexsort((np.arange(1000), -row)).tolist()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"",
+        bytes(15),
+        reduction_block(2) + b"x",
+        reduction_block(11),
+        reduction_block(1, [10]),
+        reduction_block(1, [-1]),
+        reduction_block(1, [1], Sampler().block())[:-1],
+        struct.pack("=IIII", 0, 2**32 - 1, 0, 0),
+        struct.pack("=IIII", 0, 0, 2, 0),
+        struct.pack("=IIII", 0, 0, 0, 1),
+        struct.pack("=IIII", 0, 0, 1, 0),
+    ],
+)
+def test_a_forged_request_is_refused(block: bytes) -> None:
+    with pytest.raises(Invalid):
+        RowReducer(block, 10)
+
+
+@settings(max_examples=200, deadline=None)
+@given(block=st.binary(max_size=120), vocab_size=st.integers(1, 200))
+def test_whatever_bytes_come_they_make_a_reducer_or_an_error(block: bytes, vocab_size: int) -> None:
+    try:
+        reducer = RowReducer(block, vocab_size)
+    except Invalid:
+        return
+    try:
+        assert len(reducer.reduce(memoryview(np.zeros(vocab_size, np.float32)), 0)) == reducer.row_bytes
+    except Invalid:
+        return
+
+
+def test_an_answer_of_the_wrong_size_is_the_daemons_fault() -> None:
+    with pytest.raises(ProtocolError):
+        ReducedDist(bytes(17), 1)
+    with pytest.raises(ProtocolError):
+        ReducedDist(b"", 0)
+
+
+def test_a_row_without_meaning_is_refused() -> None:
+    for bad, reason in ((np.nan, "NaN"), (-np.inf, "no token is possible")):
+        with pytest.raises(Invalid, match=reason):
+            RowReducer(reduction_block(1), 100).reduce(memoryview(np.full(100, bad, np.float32)), 0)

@@ -1,0 +1,477 @@
+"""The one sampler: against its definition in numpy, on every set of instructions, and with forged blocks."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import math
+import mmap
+import struct
+import threading
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as tried
+from hypothesis import strategies as st
+
+import libsym as sym
+from libsym._channel import ffi, lib
+from libsym.dist import Dist, uniform
+from libsym.errors import Invalid
+from libsym.sampling import Draws, RowSampler, Sampler, sampling_block_bytes
+
+INSTRUCTIONS = [bits for bits in (512, 256, 0) if lib.sym_rows_use(bits) == 0]
+lib.sym_rows_use(INSTRUCTIONS[0])
+
+
+@pytest.fixture(params=INSTRUCTIONS)
+def instructions(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The passes over rows, built for each set of instructions that this machine has."""
+    lib.sym_rows_use(request.param)
+    yield request.param
+    lib.sym_rows_use(INSTRUCTIONS[0])
+
+
+def row_of(size: int, seed: int, scale: float, peaks: int = 0, step: float = 0.0) -> np.ndarray:
+    """Logits: a bell curve, some peaks above it as a model has them, rounded to `step` so that there are equals."""
+    rng = np.random.default_rng(seed)
+    row = rng.standard_normal(size) * scale
+    row[rng.integers(0, size, peaks)] += np.linspace(5, 14, peaks)
+    return (np.round(row / step) * step if step else row).astype(np.float32)
+
+
+def view(row: np.ndarray) -> memoryview:
+    return memoryview(row).toreadonly()
+
+
+def dist_of(row: np.ndarray) -> Dist:
+    return Dist(memoryview(row).cast("B"), 1, row.nbytes, len(row))
+
+
+# ---- the definition ------------------------------------------------------------------------------------------------
+
+SLACK = 1e-5  # of a mass: exponentials and sums of float32 beside those of float64
+
+
+def fits_definition(
+    row: np.ndarray, token: int, u: float, *, temperature: float, top_k: int | None, top_p: float, min_p: float
+) -> bool:
+    """Whether `u` chooses this token, or would if it or a limit were moved by less than the slack."""
+    inverse = np.float32(min(1 / temperature, 1e30))
+    weights = np.exp(((row - row.max()) * inverse).astype(np.float64))
+    weights[weights < 1.7e-38] = 0  # below -87
+    ranked = (top_k is not None and top_k < len(row)) or top_p < 1
+    order = np.lexsort((np.arange(len(row)), -row)) if ranked else np.arange(len(row))
+    order = order[: top_k if ranked else None]
+    kept = weights[order]
+    sums = np.cumsum(kept)
+    sizes = [len(order)] * 2
+    if top_p < 1:
+        sizes = [int(np.searchsorted(sums, top_p * sums[-1] * (1 + slack))) + 1 for slack in (-SLACK, SLACK)]
+    place = int(np.flatnonzero(order == token)[0])
+    if place >= sizes[1] or kept[place] < min_p * (1 - SLACK) or kept[place] == 0:
+        return False
+    kept = np.where(kept < min_p * (1 - SLACK), 0, kept)
+    at_floor = kept[np.abs(kept - min_p) < SLACK * min_p].sum() if min_p else 0
+    sums = np.cumsum(kept)
+    slack = SLACK * sums[-1] + at_floor
+    lowest, highest = (u * sums[min(size, len(sums)) - 1] for size in sizes)
+    return bool(sums[place] >= lowest - slack and sums[place] - kept[place] <= highest + slack)
+
+
+limits = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.01, 0.5, 0.8, 1.0, 1.5, 5.0]),
+        "top_k": st.sampled_from([None, 2, 50, 129, 600, 3000, 10**6]),
+        "top_p": st.sampled_from([1.0, 0.001, 0.3, 0.9, 0.95, 0.9999]),
+        "min_p": st.sampled_from([0.0, 0.001, 0.05, 0.5, 1.0]),
+    }
+)
+rows = st.builds(
+    row_of,
+    size=st.sampled_from([1, 2, 17, 127, 129, 511, 513, 3001, 49_152]),
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([0.0, 0.01, 1.0, 2.5, 20.0]),
+    peaks=st.sampled_from([0, 1, 60]),
+    step=st.sampled_from([0.0, 0.25, 3.0]),
+)
+numbers = st.one_of(st.just(0.0), st.just(1 - 2**-53), st.floats(0, 1, exclude_max=True))
+
+
+@tried(max_examples=400, deadline=None)
+@given(row=rows, setting=limits, u=numbers, impossible=st.sampled_from([0, 0.5, 0.99]))
+def test_every_draw_is_what_the_definition_says(
+    row: np.ndarray, setting: dict[str, float], u: float, impossible: float
+) -> None:
+    hidden = np.random.default_rng(1).random(len(row)) < impossible
+    hidden[len(row) // 2] = False
+    row = np.where(hidden, np.float32(-np.inf), row)
+    token = dist_of(row).sample(u=u, **setting)
+    assert fits_definition(row, token, u, **setting)
+
+
+@tried(max_examples=100, deadline=None)
+@given(row=rows, setting=limits, u=numbers)
+def test_every_set_of_instructions_gives_the_same_bits(row: np.ndarray, setting: dict[str, float], u: float) -> None:
+    answers = []
+    dist, k = dist_of(row), min(len(row), 200)
+    allowed = np.random.default_rng(2).integers(0, 256, (len(row) + 31) // 32 * 4, dtype=np.uint8)
+    allowed[0] |= 1
+    try:
+        for instructions in INSTRUCTIONS:
+            lib.sym_rows_use(instructions)
+            answers.append(
+                (
+                    dist.sample(u=u, **setting),
+                    dist.sample(u=u, **setting, allowed=allowed.tobytes()),
+                    dist.argmax(),
+                    dist.topk(k),
+                    dist.entropy(),
+                    dist.logprob(0),
+                    bytes(dist.probs()),
+                )
+            )
+    finally:
+        lib.sym_rows_use(INSTRUCTIONS[0])
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_equals_keep_their_order_by_number_however_many_there_are() -> None:
+    dist = Dist.of([1.0] * 49_152)
+    assert [dist.sample(top_k=1000, u=(i + 0.5) / 1000) for i in range(0, 1000, 37)] == list(range(0, 1000, 37))
+    assert dist.sample(top_p=0.5, u=1 - 2**-53) == 49_152 // 2 - 1
+    assert [token for token, _ in dist.topk(3000)] == list(range(3000))
+
+
+def test_a_row_that_no_guess_narrows_down_is_drawn_from_all_the_same() -> None:
+    """Few values, each of a different weight, so that a sample of the row sees a handful of places."""
+    row = row_of(49_152, seed=3, scale=1.0, step=1.0)
+    row[::384] = 30.0 - np.arange(128, dtype=np.float32) / 16  # what a sample of every 384th entry sees
+    for setting in ({"top_k": 700}, {"top_p": 0.999999}):
+        full = {"temperature": 1.0, "top_k": None, "top_p": 1.0, "min_p": 0.0, **setting}
+        for u in (0.0, 0.3, 0.999, 1 - 2**-53):
+            assert fits_definition(row, dist_of(row).sample(u=u, **setting), u, **full)
+
+
+def test_nothing_beyond_the_row_is_read(instructions: int) -> None:
+    """The last slot of a region ends where the mapping does."""
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(start + page), page, 0) == 0
+    for size in (1, 15, 16, 17, 511, 513, page // 4):
+        row = np.frombuffer(memory, np.float32, size, page - 4 * size)
+        row[:] = row_of(size, seed=size, scale=1.0)
+        dist = dist_of(row)
+        assert dist.topk(size)[0][0] == dist.argmax() == int(row.argmax())
+        assert sum(dist.probs()) == pytest.approx(1, abs=1e-5)
+        assert dist.entropy() >= 0
+        for setting in ({}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"allowed": range(size)}):
+            assert 0 <= dist.sample(seed=1, **setting) < size
+
+
+# ---- samplers ------------------------------------------------------------------------------------------------------
+
+
+def adjusted(row: np.ndarray, sampler: Sampler, before: list[int], generated: list[int]) -> np.ndarray:
+    """Bias, then penalties, the slow way."""
+    result = row.copy()
+    for token, bias in sampler.logit_bias.items():
+        result[token] += np.float32(bias)
+    for token in {*before, *generated}:
+        penalty = np.float32(sampler.repetition_penalty)
+        result[token] = result[token] * penalty if result[token] < 0 else result[token] / penalty
+    for token in set(generated):
+        result[token] -= np.float32(sampler.frequency_penalty) * np.float32(generated.count(token))
+        result[token] -= np.float32(sampler.presence_penalty)
+    return result
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.05}, {}])
+def test_bias_and_penalties_change_the_logits_before_anything_else(settings: dict[str, float]) -> None:
+    rng = np.random.default_rng(5)
+    row = row_of(3000, seed=5, scale=2.5, peaks=40)
+    sampler = Sampler(
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        logit_bias={7: 9.0, 8: -math.inf, int(row.argmax()): -1.0},
+        seed=11,
+        **settings,
+    )
+    before = rng.integers(0, 3000, 500).tolist()
+    draws, generated = sampler.start(before), []
+    for index in range(300):
+        expected = dist_of(adjusted(row, sampler, before, generated)).sample(seed=11 + index, **settings)
+        generated.append(draws.draw(dist_of(row)))
+        assert generated[-1] == expected
+    assert len(set(generated)) > 20
+    assert 8 not in generated
+
+
+def test_a_repetition_penalty_counts_what_was_given_and_the_others_only_what_was_generated() -> None:
+    row = Dist.of([3.0, 2.0, -1.0, -1.5])
+    assert Sampler(temperature=0, repetition_penalty=2.0).start(before=[0]).draw(row) == 1
+    assert Sampler(temperature=0, presence_penalty=2.0).start(before=[0]).draw(row) == 0
+    assert Sampler(temperature=0, frequency_penalty=2.0).start(before=[0]).draw(row) == 0
+    negative = Dist.of([-1.0, -1.5])
+    assert Sampler(temperature=0, repetition_penalty=2.0).start(before=[0]).draw(negative) == 1
+
+
+def test_a_frequency_penalty_grows_each_time_and_a_presence_penalty_does_not() -> None:
+    row = Dist.of([2.5, 0.0])
+    assert [Sampler(temperature=0, frequency_penalty=1.0).start().draw(row)] == [0]
+    draws = Sampler(temperature=0, frequency_penalty=1.0).start()
+    assert [draws.draw(row) for _ in range(4)] == [0, 0, 0, 1]
+    draws = Sampler(temperature=0, presence_penalty=1.0).start()
+    assert [draws.draw(row) for _ in range(4)] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}, {"top_k": 20, "min_p": 0.1}, {"temperature": 0.0}])
+def test_draws_and_dist_sample_are_one_definition(settings: dict[str, float]) -> None:
+    draws = Sampler(seed=40, **settings).start()
+    for index in range(50):
+        dist = dist_of(row_of(1000, seed=index, scale=1.0))
+        assert (
+            draws.draw(dist)
+            == dist.sample(seed=40 + index, **settings)
+            == dist.sample(u=uniform(40 + index), **settings)
+        )
+
+
+def test_without_a_seed_a_loop_has_its_own_and_tells_it() -> None:
+    dist = Dist.of([0.0] * 1000)
+    first, second = Sampler().start(), Sampler().start()
+    drawn = [first.draw(dist) for _ in range(20)]
+    assert drawn != [second.draw(dist) for _ in range(20)]
+    again = Sampler(seed=first.seed).start()
+    assert drawn == [again.draw(dist) for _ in range(20)]
+    assert first.index == 20
+
+
+def test_seeds_wrap_around_at_64_bits() -> None:
+    dist = Dist.of([0.0] * 1000)
+    draws = Sampler(seed=2**64 - 1).start()
+    assert [draws.draw(dist), draws.draw(dist)] == [dist.sample(seed=-1), dist.sample(seed=0)]
+    assert Sampler(seed=-1).start().draw(dist) == dist.sample(seed=-1)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.01}])
+def test_only_what_is_allowed_is_drawn_and_it_may_change_with_each_draw(settings: dict[str, float]) -> None:
+    dist = dist_of(row_of(3001, seed=1, scale=3.0))
+    draws = Sampler(seed=0, **settings).start()
+    rng = np.random.default_rng(0)
+    for index in range(30):
+        allowed = rng.choice(3001, 40, replace=False).tolist()
+        bits = bytearray(3008 // 8)
+        for token in allowed:
+            bits[token // 8] |= 1 << token % 8
+        token = draws.draw(dist, allowed=memoryview(bits))
+        assert token in allowed
+        assert token == dist.sample(seed=index, allowed=allowed, **settings)
+
+
+def test_a_bitmask_in_the_block_and_one_for_the_draw_both_hold() -> None:
+    block = Sampler.greedy().block(allowed=struct.pack("<I", 0b0110))
+    sampler = RowSampler(block, 4)
+    row = memoryview(array("f", [9, 1, 2, 8]))
+    assert sampler.draw(row, 0) == 2
+    assert sampler.draw(row, 0, struct.pack("<I", 0b1011)) == 1
+    with pytest.raises(Invalid, match="no token is possible"):
+        sampler.draw(row, 0, struct.pack("<I", 0b1001))
+
+
+def test_bits_beyond_the_vocabulary_mean_nothing() -> None:
+    assert Dist.of([1.0, 2.0]).argmax(allowed=struct.pack("<I", 0xFFFFFFFD)) == 0
+
+
+def test_a_row_without_meaning_is_refused_also_where_nothing_is_allowed() -> None:
+    for bad in (math.nan, math.inf):
+        row = Dist.of([1.0, bad, 2.0])
+        for sampler in (Sampler.greedy(), Sampler(), Sampler(top_p=0.5), Sampler(logit_bias={0: 1.0})):
+            with pytest.raises(Invalid, match="NaN"):
+                sampler.start().draw(row)
+            with pytest.raises(Invalid, match="NaN"):
+                sampler.start().draw(row, allowed=[0, 2])
+
+
+def test_tokens_noted_by_hand_count_like_drawn_ones() -> None:
+    row = Dist.of([1.0, 3.0, 2.0])
+    draws = Sampler(temperature=0, presence_penalty=5.0).start()
+    draws.note(1)
+    assert draws.draw(row) == 2
+    draws.note(0)
+    assert draws.draw(row) == 1
+    with pytest.raises(Invalid, match="token 3 is not in the vocabulary of 3"):
+        draws.note(3)
+
+
+def test_a_history_of_every_token_is_counted_right() -> None:
+    row = row_of(5000, seed=8, scale=1.0)
+    history = np.random.default_rng(8).permutation(5000)[:4999].tolist()
+    missing = ({*range(5000)} - {*history}).pop()
+    sampler = RowSampler(Sampler(temperature=0, presence_penalty=100.0).block(generated=history), 5000)
+    assert sampler.draw(view(row), 0) == missing
+    sampler.note(missing)
+    assert sampler.draw(view(row), 0) == int(row.argmax())
+
+
+def test_threads_draw_side_by_side() -> None:
+    """Each has room of its own to work in, also when rows of several sizes take turns."""
+    dists = [dist_of(row_of(size, seed=size, scale=1.0)) for size in (20_000, 300, 49_152)]
+    expected = [dist.sample(seed=seed, top_p=0.9) for seed in range(30) for dist in dists]
+    wrong: list[int] = []
+
+    def draw() -> None:
+        drawn = [dist.sample(seed=seed, top_p=0.9) for seed in range(30) for dist in dists]
+        if drawn != expected:
+            wrong.append(1)
+
+    threads = [threading.Thread(target=draw) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": -1.0},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"min_p": 2.0},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": math.nan},
+        {"presence_penalty": math.inf},
+        {"frequency_penalty": math.nan},
+        {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {1: math.nan}},
+        {"logit_bias": {1: math.inf}},
+    ],
+)
+def test_settings_without_meaning_are_named_when_a_sampler_is_made(settings: dict[str, object]) -> None:
+    with pytest.raises(Invalid, match=next(iter(settings))):
+        Sampler(**settings)
+
+
+def test_a_sampler_keeps_its_settings_whatever_becomes_of_the_programs_own() -> None:
+    bias = {0: 5.0}
+    sampler = Sampler(temperature=0, logit_bias=bias)
+    bias[1] = 50.0
+    assert sampler.start().draw(Dist.of([0.0, 1.0])) == 0
+    with pytest.raises(AttributeError):
+        sampler.temperature = 1.0
+    assert hash(sampler) == hash(Sampler(temperature=0, logit_bias=sampler.logit_bias))
+
+
+# ---- blocks from anybody -------------------------------------------------------------------------------------------
+
+BLOCK = struct.Struct("=dddfffIQIIII")
+GOOD = (1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0)
+
+
+def test_a_block_is_laid_out_as_the_abi_says_and_zeros_are_greedy() -> None:
+    assert BLOCK.size == 64
+    assert Sampler(seed=0).block() == BLOCK.pack(*GOOD)
+    assert RowSampler(bytes(64), 3).draw(memoryview(array("f", [1, 3, 2])), 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (0, -1.0),
+        (0, math.nan),
+        (1, -0.5),
+        (1, 1.5),
+        (1, math.nan),
+        (2, -0.1),
+        (2, 1.1),
+        (2, math.nan),
+        (3, -1.0),
+        (3, math.inf),
+        (3, math.nan),
+        (4, math.nan),
+        (4, math.inf),
+        (5, -math.inf),
+        (8, 1),  # biases, tokens and bits that do not follow
+        (8, 2**32 - 1),
+        (9, 1),
+        (10, 2**32 - 1),
+        (11, 1),
+        (11, 2),
+    ],
+)
+def test_a_forged_setting_is_refused(field: int, value: float) -> None:
+    forged = [*GOOD]
+    forged[field] = value
+    with pytest.raises(Invalid, match="malformed"):
+        RowSampler(BLOCK.pack(*forged), 100)
+
+
+@pytest.mark.parametrize(
+    ("counts", "tail"),
+    [
+        ((1, 0, 0, 0), struct.pack("=if", 100, 1.0)),
+        ((1, 0, 0, 0), struct.pack("=if", -1, 1.0)),
+        ((1, 0, 0, 0), struct.pack("=if", 1, math.nan)),
+        ((1, 0, 0, 0), struct.pack("=if", 1, math.inf)),
+        ((0, 1, 0, 0), struct.pack("=i", 100)),
+        ((0, 0, 1, 0), struct.pack("=i", -5)),
+        ((0, 0, 0, 1), bytes(12)),
+        ((0, 0, 0, 1), bytes(20)),
+        ((0, 0, 0, 0), bytes(4)),
+    ],
+)
+def test_forged_tables_are_refused(counts: tuple[int, ...], tail: bytes) -> None:
+    with pytest.raises(Invalid, match="malformed"):
+        RowSampler(BLOCK.pack(*GOOD[:8], *counts) + tail, 100)
+
+
+@tried(max_examples=300, deadline=None)
+@given(
+    block=st.binary(max_size=200) | st.binary(max_size=120).map(lambda tail: BLOCK.pack(*GOOD[:8], 1, 2, 3, 1) + tail),
+    vocab_size=st.sampled_from([0, 1, 100, 2**31, 2**32 - 1]),
+)
+def test_whatever_bytes_come_they_make_a_sampler_or_an_error(block: bytes, vocab_size: int) -> None:
+    try:
+        sampler = RowSampler(block, vocab_size)
+    except (Invalid, MemoryError):
+        return
+    if vocab_size <= 100:
+        row = memoryview(array("f", [0.5] * vocab_size))
+        try:
+            assert 0 <= sampler.draw(row, 0) < vocab_size
+        except Invalid:
+            return
+
+
+def test_a_block_may_lie_at_any_address_and_says_where_it_ends() -> None:
+    sampler = Sampler(temperature=0, repetition_penalty=2.0, logit_bias={1: 4.0})
+    block = sampler.block(before=[1], generated=[2], allowed=bytes([0xFF] * 4))
+    shifted = memoryview(b"x" + block + b"{}")[1:]
+    assert sampling_block_bytes(shifted, 3) == len(block)
+    assert RowSampler(shifted[: len(block)], 3).draw(memoryview(array("f", [1, 0, 3])), 0) == 1
+    with pytest.raises(Invalid, match="cut short"):
+        sampling_block_bytes(shifted[: len(block) - 1], 3)
+
+
+def test_a_row_of_another_size_is_refused() -> None:
+    sampler = RowSampler(Sampler.greedy().block(), 3)
+    with pytest.raises(Invalid, match="a row of 2 logits"):
+        sampler.draw(memoryview(array("f", [1, 2])), 0)
+    draws = Draws(Sampler.greedy())
+    draws.draw(Dist.of([1.0, 2.0]))
+    with pytest.raises(Invalid, match="a row of 3 logits"):
+        draws.draw(Dist.of([1.0, 2.0, 3.0]))
+
+
+def test_samplers_are_part_of_libsym() -> None:
+    assert sym.Sampler is Sampler
+    assert sym.Draws is Draws
+    assert ffi.sizeof("struct sym_reduced") == 16
+    assert lib.sym_rows_use(1024) == -errno.ENOTSUP

@@ -1,0 +1,210 @@
+"""Calls with many replies, batches, and who owns the slots that they bring."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import signal
+import struct
+import threading
+from collections.abc import Callable
+
+import anyio
+import pytest
+from echo_client import Daemon, statistics, wait_until
+from echo_daemon import BEST_LOGIT, HOLD, MANY, RELEASE, REQUEST
+
+from libsym.abi import ROWS_LAST, Op
+from libsym.calls import Call
+from libsym.client_channel import ClientChannel, Stream
+from libsym.errors import Invalid, NotConnected, ProtocolError, SymError
+from libsym.event_loop import perform
+from libsym.reply import Reply
+
+
+def stream(client: ClientChannel, count: int, *, flags: int = 0, payload: bytes = b"") -> Stream:
+    return client.stream(Call(Op.PING, flags=MANY | flags, args=(count, 0, 0, 0), payload=payload))
+
+
+def test_replies_come_in_order_and_the_last_one_says_so(client: ClientChannel) -> None:
+    found = stream(client, 5, payload=b"x")
+    replies = [found.next() for _ in range(5)]
+    assert [reply.args[0] for reply in replies] == [0, 1, 2, 3, 4]
+    assert [reply.more for reply in replies] == [True] * 4 + [False]
+    assert found.is_over
+    with pytest.raises(Invalid, match="nothing more"):
+        found.next()
+
+
+def test_other_calls_go_on_between_the_replies(client: ClientChannel) -> None:
+    first, second = stream(client, 300), stream(client, 300)
+    for number in range(300):
+        assert first.next().args[0] == number
+        assert client.call(Op.PING, payload=b"between").payload == b"between"
+        assert second.next().args[0] == number
+
+
+def test_a_stream_that_is_dropped_is_cancelled_at_the_daemon(client: ClientChannel) -> None:
+    found = stream(client, 3, flags=HOLD)
+    assert found.next().args[0] == 0
+    assert statistics(client)["held_calls"] == 1
+    del found
+    gc.collect()
+    wait_until(client, "held_calls", 0)
+    assert statistics(client)["num_cancelled"] == 1
+
+
+def test_a_cancelled_stream_gives_what_was_sent_and_then_its_end(client: ClientChannel) -> None:
+    found = stream(client, 3, flags=HOLD)
+    assert found.next().args[0] == 0
+    found.cancel()
+    assert found.next().args[0] == 1
+    with pytest.raises(SymError) as caught:
+        found.next()
+    assert caught.value.errno == errno.ECANCELED
+    assert found.is_over
+
+
+def test_the_death_of_the_daemon_ends_a_stream_in_the_middle(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon()
+    client = daemon.client()
+    found = stream(client, 3, flags=HOLD)
+    assert [found.next().args[0], found.next().args[0]] == [0, 1]
+    daemon.kill()
+    with pytest.raises(NotConnected):
+        found.next()
+    assert found.is_over
+
+
+def test_what_came_before_the_daemon_died_can_still_be_read(start_daemon: Callable[..., Daemon]) -> None:
+    daemon = start_daemon()
+    client = daemon.client()
+    found = stream(client, 100)
+    found.next()
+    client.call(Op.PING)  # behind the last reply
+    daemon.kill()
+    assert [found.next().args[0] for _ in range(99)] == list(range(1, 100))
+
+
+def test_threads_that_stream_and_threads_that_call_share_a_connection(client: ClientChannel) -> None:
+    """A stream's thread may leave with a reply while others wait: somebody must go on leading."""
+    wrong: list[object] = []
+
+    def read(_thread: int) -> None:
+        for count in range(1, 40):
+            found = stream(client, count)
+            wrong.extend(number for number in range(count) if found.next().args[0] != number)
+
+    def call(thread: int) -> None:
+        for number in range(500):
+            reply = client.call(Op.PING, args=(thread, number, 0, 0))
+            wrong.extend({(*reply.args,)} - {(thread, number, 0, 0)})
+
+    threads = [threading.Thread(target=target, args=(n,)) for n in range(4) for target in (read, call)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_ctrl_c_while_waiting_loses_no_reply_of_a_stream(daemon: Daemon, client: ClientChannel) -> None:
+    observer = daemon.client()
+    found = stream(client, 2, flags=HOLD)
+    assert found.next().args[0] == 0
+    timer = threading.Timer(0.0, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come before the wait has begun
+        timer.start()
+        found.next()
+    timer.join()
+    observer.call(Op.PING, flags=RELEASE)
+    assert found.next().args[0] == 1
+    observer.close()
+
+
+def part(handle: int, *tokens: int) -> bytes:
+    payload = struct.pack(f"={len(tokens)}i", *tokens)
+    head = REQUEST.pack(64 + len(payload), Op.PRED, 0, ROWS_LAST, 0, 0, handle, len(tokens), 0, 0, 0)
+    return head + payload + bytes(-len(payload) % 64)
+
+
+def batch(client: ClientChannel, *frames: bytes, flags: int = 0) -> Reply:
+    return client.call(Op.PRED_BATCH, flags=flags, args=(len(frames), 0, 0, 0), payload=b"".join(frames))
+
+
+def test_each_part_of_a_batch_owns_its_own_rows(client: ClientChannel) -> None:
+    handle = client.call(Op.KV_CREATE).claim()
+    parts = batch(client, part(handle, 5), part(handle, 6, 7), part(handle, 9)).parts()
+    rows = [each.rows() for each in parts]
+    assert [row.cast("f")[token] for row, token in zip(rows, (5, 7, 9), strict=True)] == [BEST_LOGIT] * 3
+    del parts
+    gc.collect()
+    assert statistics(client)["held_slots"] == 3
+    rows.pop(1)
+    gc.collect()
+    assert statistics(client)["held_slots"] == 2
+    rows.clear()
+    gc.collect()
+    assert statistics(client)["held_slots"] == 0
+
+
+def test_a_part_that_failed_says_so_and_the_others_are_whole(client: ClientChannel) -> None:
+    handle = client.call(Op.KV_CREATE).claim()
+    good, bad = batch(client, part(handle, 5), part(handle + 1, 6)).parts()
+    assert good.error is None
+    assert good.rows().cast("f")[5] == BEST_LOGIT
+    assert bad.error is not None
+    assert bad.error.errno == errno.EBADF
+    with pytest.raises(ProtocolError):
+        bad.rows()
+
+
+def test_a_batch_whose_parts_nobody_asks_for_gives_its_rows_back(client: ClientChannel) -> None:
+    handle = client.call(Op.KV_CREATE).claim()
+    whole = batch(client, part(handle, 5), part(handle, 6))
+    assert statistics(client)["held_slots"] == 2
+    del whole
+    assert statistics(client)["held_slots"] == 0
+    parts = batch(client, part(handle, 5), part(handle, 6)).parts()
+    assert statistics(client)["held_slots"] == 2
+    del parts
+    assert statistics(client)["held_slots"] == 0
+
+
+def test_a_batch_that_arrives_too_late_gives_its_rows_back(client: ClientChannel) -> None:
+    handle = client.call(Op.KV_CREATE).claim()
+    late = Call(Op.PRED_BATCH, flags=HOLD, args=(2, 0, 0, 0), payload=part(handle, 5) + part(handle, 6))
+
+    async def give_up() -> None:
+        with anyio.move_on_after(0.01):
+            await perform(client, late)
+
+    anyio.run(give_up)
+    assert statistics(client)["held_slots"] == 2
+    client.call(Op.PING, flags=RELEASE)
+    wait_until(client, "held_slots", 0)
+
+
+def test_a_stream_may_be_closed_while_another_thread_waits_for_it(client: ClientChannel) -> None:
+    found = stream(client, 2, flags=HOLD)
+    found.next()
+    errors: list[int | None] = []
+
+    def wait() -> None:
+        try:
+            found.next()
+        except SymError as error:
+            errors.append(error.errno)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_until(client, "held_calls", 1)
+    found.close()
+    thread.join()
+    assert set(errors) <= {errno.ECANCELED, errno.EINVAL}
+    assert len(errors) == 1
+
+
+def test_only_a_batch_has_parts(client: ClientChannel) -> None:
+    with pytest.raises(ProtocolError, match="batch"):
+        client.call(Op.PING, payload=bytes(128)).parts()

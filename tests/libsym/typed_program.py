@@ -1,0 +1,126 @@
+"""A program that uses all of libsym, for a type checker alone (see test_types.py): what has no type is a defect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, assert_type
+
+import libsym as sym
+
+ERRORS: list[type[sym.SymError]] = [
+    sym.BadHandle,
+    sym.BatchFailed,
+    sym.Busy,
+    sym.CrossDevice,
+    sym.Exists,
+    sym.Invalid,
+    sym.IsDirectory,
+    sym.NameTooLong,
+    sym.NoAccess,
+    sym.NoBuffers,
+    sym.NoSpace,
+    sym.NotConnected,
+    sym.NotDirectory,
+    sym.NotEmpty,
+    sym.NotFound,
+    sym.NotPermitted,
+    sym.NotSupported,
+    sym.OverQuota,
+    sym.ProtocolError,
+    sym.StepFailed,
+    sym.TooLarge,
+    sym.TooManyLinks,
+    sym.WouldBlock,
+]
+
+
+def model(kv: sym.KV) -> None:
+    dist = assert_type(sym.pred(kv, [1, 2], 0, rows="all", mask=[True], priority=1), sym.Dist)
+    few = sym.pred(kv, [3], top_k=4, logprobs=[5], sampler=sym.Sampler(temperature=0.5, seed=1))
+    assert isinstance(few, sym.ReducedDist)
+    assert_type(few.token, int)
+    for found in (dist, few):
+        assert_type(found.argmax(), int)
+        assert_type(found.topk(2), list[tuple[int, float]])
+        assert_type(found.logprob(5) + found.entropy(), float)
+    assert_type(dist.sample(0.7, top_p=0.9, allowed=[1, 2], seed=3), int)
+    assert_type(dist.probs(), memoryview[float])
+    assert_type(dist[0], sym.Dist)
+    assert_type(sym.pred_batch([sym.Pred(kv, [1], rows="last")]), list[sym.Dist | sym.ReducedDist])
+    try:
+        sym.pred_batch([sym.Pred(kv, [-1])])
+    except sym.BatchFailed as error:
+        assert_type(error.results, list[Any])
+    assert_type(sym.kv_write(kv, [1], positions=[7]), int)
+    draws: sym.Draws = sym.Sampler.greedy().start(before=[1])
+    assert_type(draws.draw(dist), int)
+    assert_type(sym.model_info(), sym.ModelInfo)
+
+
+def generation(kv: sym.KV) -> str:
+    found = sym.generate(
+        kv,
+        [1],
+        sampler=sym.Sampler(top_k=5),
+        stop=["\n", 7],
+        max_tokens=9,
+        grammar=sym.Grammar.json({"type": "object"}),
+        draft=sym.Ngram(max_tokens=4),
+        seed=1,
+    )
+    assert_type(found, sym.Generation)
+    with found:
+        tokens: Iterator[int] = iter(found)
+        assert_type(next(tokens), int)
+    assert_type(found.pending, list[int])
+    return "".join(found.text())
+
+
+def files(kv: sym.KV) -> None:
+    sym.kv_close(sym.kv_create("a.kv", 0o640))
+    with sym.kv_open("a.kv", "rw") as other, sym.kv_lock(other, shared=True):
+        sym.kv_truncate(other, 0)
+    sym.kv_unlock(kv)
+    forks: list[sym.KV] = [sym.kv_fork(kv), sym.kv_extract(kv, [(0, 1), slice(None)]), sym.kv_merge([kv, kv])]
+    assert_type(sym.kv_read(forks[0]), tuple[list[int], list[int]])
+    assert_type(sym.kv_stat("a.kv"), sym.KvStat)
+    assert_type(sym.kv_list(), list[sym.KvEntry])
+    assert_type(sym.kv_du(), dict[str, Any])
+    advice: list[sym.Advised] = [sym.PIN, sym.UNPIN, sym.COLD, sym.WILLNEED, sym.TTL(60), sym.PRIORITY(5)]
+    sym.kv_advise(kv, *advice)
+    sym.kv_rename("a.kv", "b.kv")
+    sym.kv_chmod("b.kv", 0o600)
+    sym.kv_remove("b.kv")
+    sym.kv_sync(kv)
+
+
+def texts() -> None:
+    text = sym.Detokenizer()
+    assert_type(text.add(sym.tokenize("Hello", special=False)) + text.flush(), str)
+    assert_type(sym.detokenize([1]) + sym.chat_template([{"role": "user", "content": "Hello"}]), str)
+    assert_type(sym.vocabulary(), list[bytes])
+
+
+def others() -> None:
+    sym.connect("/run/symphony/symphony.sock", domain="guests")
+    sym.subscribe("news")
+    assert_type(sym.send("news", {"a": 1}) + sym.send(sym.getpid(), "hello"), int)
+    assert_type(sym.recv("news", timeout=1.0), Any)
+    sym.unsubscribe("news")
+    sym.send_to_user(sym.recv_from_user())
+    assert_type(sym.getrusage(), sym.Usage)
+    assert_type(sym.daemon_stat(), dict[str, Any])
+    assert_type(sym.daemon_check(), dict[str, int])
+    sym.close()
+
+
+async def coroutines() -> None:
+    async with await sym.aio.kv_create() as kv:
+        assert_type(await sym.aio.pred(kv, [1]), sym.Dist)
+        assert_type(await sym.aio.tokenize("Hello"), list[int])
+        generation = await sym.aio.generate(kv, [1], max_tokens=3)
+        async for token in generation:
+            assert_type(token, int)
+        async for piece in generation.text():
+            assert_type(piece, str)
+        assert_type(await sym.aio.recv(timeout=0), Any)
