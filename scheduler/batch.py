@@ -4,8 +4,11 @@ The life of a call: *queued* behind earlier work on the same file, *ready* once 
 *running* while a step computes some of them, *finished* when all are committed or all are given back. A call
 is atomic: a failure in any of its chunks leaves the file as it was.
 
-Everything here runs on the trio thread; only `decoder.step` runs elsewhere. The running step may touch
+Everything here runs on the trio thread; only steps run elsewhere. The running step may touch
 pages, so whatever frees pages of a file with work in flight goes through `exclusive`.
+
+When all that there is to do is one token for each of some files, the steps follow each other in C (`run.py`) until
+somebody has to decide something; `sync` brings the files up to date meanwhile, before anybody looks at them.
 
 When to launch: at once, unless callers of the last step are about to return. A LIP's think time (from a
 completion to its next call) is measured; those that usually come back within a tenth of a step are waited
@@ -15,23 +18,32 @@ for, that long at most, so that the batch does not fall apart into two half-empt
 from __future__ import annotations
 
 import logging
+import os
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import islice
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import trio
 
-from decoder.batch import Chunk, IntArray, StepBatch
+from decoder.batch import IntArray, NativeStep, StepBatch
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.table import PageTable, Reservation
-from libsym.abi import PAGE_ENTRIES
-from libsym.errors import Invalid, StepFailed, SymError
+from libsym.abi import PAGE_ENTRIES, Finish
+from libsym.errors import Invalid, NoSpace, OverQuota, StepFailed, SymError
+from scheduler._loop import lib as loop
+from scheduler.call import Caller, EntryMask, FileCall, PredCall, Rows
+from scheduler.generation import GenerateCall
 from scheduler.policy import Limits, plan_step
+from scheduler.run import COMPUTING, MAX_MEMBERS, Member, Run
 from scheduler.step_thread import StepThread
+
+__all__ = ["BatchScheduler", "Caller", "EntryMask", "FileCall", "PredCall", "Statistics", "Usage"]
 
 log = logging.getLogger(__name__)
 
@@ -49,60 +61,16 @@ MAX_REMEMBERED_ANSWERS = 256
 """Of one LIP: as many calls as a step holds. Bounds what threads that have ended leave behind."""
 
 
+AHEAD_ENTRIES = 64
+"""Entries reserved beyond the next for a file that a run may grow: a run ends when they are used up."""
+AHEAD_POOL_SHARE = 16
+"""With less than this part of the pool free, only what is left of a file's last page is reserved ahead."""
+
+
 class StepRunner(Protocol):
     """What the scheduler needs of a decoder."""
 
     def step(self, batch: StepBatch) -> None: ...
-
-
-class Caller(Protocol):
-    """What the scheduler knows of a LIP."""
-
-    @property
-    def pid(self) -> int: ...
-
-
-@dataclass(slots=True, eq=False)
-class PredCall:
-    """One `pred()`: entries to append, and where the wanted rows go."""
-
-    caller: Caller
-    file: OpenKv
-    tokens: IntArray
-    positions: IntArray | None
-    rows: tuple[memoryview, ...]
-    """None, one (the last row's) or one for each token."""
-    finished: Callable[[SymError | None], None]
-    """Called once, on the trio thread."""
-    reservation: Reservation | None = None
-    num_done: int = 0
-    cancelled: bool = False
-    is_running: bool = False
-    submitted_s: float = field(default_factory=time.perf_counter)
-    compute_s: float = 0.0
-    """Time of the steps that held some of it."""
-
-    @property
-    def num_left(self) -> int:
-        return len(self.tokens) - self.num_done
-
-    def chunk(self, num_now: int) -> Chunk:
-        """The next `num_now` entries, with the page table up to their end."""
-        reservation = self.reservation
-        assert reservation is not None
-        first, end = self.num_done, self.num_done + num_now
-        if len(self.rows) == len(self.tokens):
-            rows = self.rows[first:end]
-        else:
-            rows = self.rows if end == len(self.tokens) else ()
-        num_pages = -(-(reservation.start + end) // PAGE_ENTRIES)
-        return Chunk(
-            tokens=reservation.tokens[first:end],
-            positions=reservation.positions[first:end],
-            pages=reservation.pages[:num_pages],
-            start=reservation.start + first,
-            rows=rows,
-        )
 
 
 @dataclass(slots=True)
@@ -166,6 +134,24 @@ class _Returning:
         self.answered_s.clear()
 
 
+class Scratch:
+    """Rows of logits that nobody waits for: drawn from or reduced in the step's thread, then used again."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._blocks: list[memoryview[float]] = []
+
+    def rows(self, count: int) -> list[memoryview[float]]:
+        """The first `count` rows; made when they are first needed, and kept."""
+        while len(self._blocks) < count:
+            row: Any = np.empty(self._vocab_size, np.float32)
+            self._blocks.append(memoryview(row))
+        return self._blocks[:count]
+
+
+Job: TypeAlias = FileCall | Callable[[], None]
+
+
 @dataclass(slots=True)
 class BatchScheduler:
     """Owns the queues; `run` is its loop."""
@@ -173,26 +159,45 @@ class BatchScheduler:
     fs: FileSystem
     decoder: StepRunner
     max_positions: int
+    vocab_size: int
     limits: Limits = field(default_factory=Limits)
+    native: NativeStep | None = None
+    """The decoder's step for loops in C; without it every step is scheduled here."""
     statistics: Statistics = field(default_factory=Statistics)
     num_steps_by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
     """Steps by the number of their calls, see `STEP_SIZES`."""
     num_calls_in_steps: int = 0
     """Summed over steps: a call that took three of them counts three times."""
-    _files: dict[PageTable, deque[PredCall | Callable[[], None]]] = field(default_factory=dict)
-    _ready: dict[PredCall, None] = field(default_factory=dict)
+    _files: dict[PageTable, deque[Job]] = field(default_factory=dict)
+    _ready: dict[FileCall, None] = field(default_factory=dict)
     _returning: dict[Caller, _Returning] = field(default_factory=dict)
     _usage: dict[Caller, Usage] = field(default_factory=dict)
     _arrival: trio.Event = field(default_factory=trio.Event)
     is_stepping: bool = False
     """Whether the decoder is computing a step: to be read by others."""
+    _run: Run | None = None
+    _synced: int = 0
+    """Progress of the run that the files show already."""
+    _scratch: Scratch = field(init=False)
+    _wake_fd: int = -1
+
+    def __post_init__(self) -> None:
+        self._scratch = Scratch(self.vocab_size)
 
     # ---- what the gate calls
 
-    def submit(self, call: PredCall) -> None:
+    def submit(self, call: FileCall) -> None:
         """Queue a call; it runs after everything submitted before it for the same file."""
         self._note_return(call.caller)
-        self._enqueue(call.file.table, call)
+        if self._run is None or not self._run.take(call):
+            self._enqueue(call.file.table, call)
+
+    def cancel(self, call: FileCall) -> None:
+        """End a call early, with ECANCELED and nothing appended; a generation ends with what it has."""
+        if call.cancelled:
+            return
+        call.cancelled = True
+        self._end_cancelled()
 
     def exclusive(self, file: OpenKv, action: Callable[[], None]) -> None:
         """Run `action` when no earlier call on the file is in flight: at once if it is idle."""
@@ -204,10 +209,9 @@ class BatchScheduler:
         self._usage.pop(caller, None)
         for jobs in self._files.values():
             for job in jobs:
-                if isinstance(job, PredCall) and job.caller is caller:
-                    job.cancelled = True
-        for call in [call for call in self._ready if call.cancelled and not call.is_running]:
-            self._finish(call, None)
+                if isinstance(job, FileCall) and job.caller is caller:
+                    job.cancelled = job.is_dropped = True
+        self._end_cancelled()
 
     def usage_of(self, caller: Caller) -> Usage:
         """What the answered calls of a caller have used."""
@@ -217,9 +221,30 @@ class BatchScheduler:
     def num_waiting(self) -> int:
         return sum(len(jobs) for jobs in self._files.values())
 
+    def sync(self) -> None:
+        """Let files show what a run has computed so far: to be called before anybody looks at them."""
+        run = self._run
+        if run is not None and run.progress != self._synced:
+            self._sync(run)
+
+    def _sync(self, run: Run) -> None:
+        self._synced = run.progress
+        for member in run.members:
+            self._commit_member(member)
+            self._count_member(member)
+        self._count_run(run)
+
+    def _end_cancelled(self) -> None:
+        if self._run is not None:
+            self._run.stop()
+        for call in [call for call in self._ready if call.cancelled and not call.is_running]:
+            self._finish(call, None)
+
     # ---- one file's queue; its head is the job in flight
 
-    def _enqueue(self, table: PageTable, job: PredCall | Callable[[], None]) -> None:
+    def _enqueue(self, table: PageTable, job: Job) -> None:
+        if self._run is not None and self._run.holds(table):
+            self._run.stop()
         jobs = self._files.setdefault(table, deque())
         jobs.append(job)
         if len(jobs) == 1:
@@ -234,26 +259,65 @@ class BatchScheduler:
             jobs.popleft()
         del self._files[table]
 
-    def _start(self, job: PredCall | Callable[[], None]) -> bool:
+    def _start(self, job: Job) -> bool:
         """Start one job; False: it is over already. Whatever goes wrong, the file's other jobs must get their turn."""
-        try:
-            if not isinstance(job, PredCall):
+        if not isinstance(job, FileCall):
+            try:
                 job()
-            elif not job.cancelled:
-                job.reservation = self.fs.reserve(job.file, job.tokens, self._positions(job))
-                self._ready[job] = None
-                self._arrival.set()
-                return True
-        except Exception as failure:
-            if isinstance(job, PredCall) and isinstance(failure, SymError):
-                self._report(job, failure)
-                return False
-            log.exception("a job failed before it began")
-            if isinstance(job, PredCall):
-                self._report(job, SymError(f"the daemon failed to take the call: {failure!r}"))
-        return False
+            except Exception:
+                log.exception("a job failed before it began")
+            return False
+        if job.cancelled:
+            self._report(job, None)
+            return False
+        return self._start_turn(job)
 
-    def _positions(self, call: PredCall) -> IntArray:
+    def _start_turn(self, call: FileCall) -> bool:
+        """Reserve what a call's turn appends; then it is ready. False: it has failed, and is over."""
+        try:
+            reservation = self._reserve(call)
+            try:
+                call.begin(reservation, self.max_positions)
+            except BaseException:
+                reservation.abort()
+                raise
+        except Exception as failure:
+            if isinstance(failure, SymError):
+                self._report(call, failure)
+            else:
+                log.exception("a call failed before it began")
+                self._report(call, SymError(f"the daemon failed to take the call: {failure!r}"))
+            return False
+        self._ready[call] = None
+        self._arrival.set()
+        if self._run is not None:
+            self._run.stop()
+        return True
+
+    def _reserve(self, call: FileCall) -> Reservation:
+        positions = self._positions(call)
+        ahead = self._num_ahead(call, int(positions[-1]) + 1)
+        if ahead:
+            last = int(positions[-1])
+            more = np.arange(last + 1, last + 1 + ahead, dtype=np.int32)
+            tokens = np.concatenate((call.tokens, np.zeros(ahead, np.int32)))
+            try:
+                return self.fs.reserve(call.file, tokens, np.concatenate((positions, more)))
+            except (NoSpace, OverQuota):
+                pass  # then as many as are asked for, or nothing
+        return self.fs.reserve(call.file, call.tokens, positions)
+
+    def _num_ahead(self, call: FileCall, next_position: int) -> int:
+        """Entries to reserve beyond a turn's: for a run, if there may be one."""
+        if self.native is None or call.hot is None:
+            return 0
+        length = call.file.table.length + len(call.tokens)
+        ahead = -length % PAGE_ENTRIES
+        if self.fs.pool.num_free * AHEAD_POOL_SHARE > self.fs.pool.num_pages:
+            ahead += AHEAD_ENTRIES
+        return max(0, min(ahead, self.max_positions - next_position))
+
+    def _positions(self, call: FileCall) -> IntArray:
         """Those that were given; else they go on after the last entry's."""
         if call.positions is not None:
             return call.positions
@@ -271,14 +335,36 @@ class BatchScheduler:
     async def run(self) -> None:
         """Run steps for ever."""
         thread = StepThread()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
-            while True:
-                await self._wait_for_work()
-                plan = plan_step(self._ready, self.limits)
-                await self._run_step(thread, plan)
-                await trio.lowlevel.checkpoint()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_run)
+                await self._step_for_ever(thread)
         finally:
             thread.close()
+            os.close(self._wake_fd)
+
+    async def _watch_run(self) -> None:
+        """A run looks at the rings of its programs; what it finds there for others is for the gate."""
+        while True:
+            await trio.lowlevel.wait_readable(self._wake_fd)
+            if self._run is not None:
+                self._wake_programs(self._run)
+
+    def _wake_programs(self, run: Run) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+            run.wake_programs()
+
+    async def _step_for_ever(self, thread: StepThread) -> None:
+        while True:
+            await self._wait_for_work()
+            plan = plan_step(self._ready, self.limits, time.perf_counter())
+            if self._may_run(plan):
+                await self._run_steps(thread, [call for call, _ in plan])
+            else:
+                await self._run_step(thread, plan)
+            await trio.lowlevel.checkpoint()
 
     async def _wait_for_work(self) -> None:
         while not self._ready:
@@ -295,7 +381,9 @@ class BatchScheduler:
             for record in self._expected(wait_s):
                 record.note_miss()
 
-    async def _run_step(self, thread: StepThread, plan: list[tuple[PredCall, int]]) -> None:
+    # ---- one step
+
+    async def _run_step(self, thread: StepThread, plan: list[tuple[FileCall, int]]) -> None:
         copies: list[tuple[int, int]] = []
         stale: list[int] = []
         for call, num_now in plan:
@@ -304,80 +392,245 @@ class BatchScheduler:
             stale += call.reservation.pages_to_zero(call.num_done + num_now)
             if call.num_done == 0:
                 copies += call.reservation.copies
-        batch = StepBatch(tuple(call.chunk(num_now) for call, num_now in plan), tuple(copies))
-        error: SymError | None = None
+        scratch = self._shares_of_scratch(plan)
+        chunks = [call.chunk(num_now, rows) for (call, num_now), rows in zip(plan, scratch, strict=True)]
+        batch = StepBatch(tuple(chunks), tuple(copies))
+        digests = [(call, rows) for (call, _), rows in zip(plan, scratch, strict=True) if rows]
         began_s = time.perf_counter()
-        self.is_stepping = True
-        try:
-            await thread.run(lambda: self._compute(batch, stale))
-        except Exception as failure:
-            log.exception("step %d failed: %d calls aborted", self.statistics.num_steps, len(plan))
-            error = StepFailed(f"the decoder failed: {failure}; nothing was appended")
-        finally:
-            self.is_stepping = False
+        error = await self._in_thread(thread, len(plan), lambda: self._compute(batch, stale, digests))
         self._count(plan, time.perf_counter() - began_s)
         self._settle(plan, error)
 
-    def _compute(self, batch: StepBatch, stale: list[int]) -> None:
+    def _shares_of_scratch(self, plan: list[tuple[FileCall, int]]) -> list[Rows]:
+        counts = [call.num_scratch(num_now) for call, num_now in plan]
+        rows = iter(self._scratch.rows(sum(counts)))
+        return [list(islice(rows, count)) for count in counts]
+
+    async def _in_thread(self, thread: StepThread, num_calls: int, function: Callable[[], None]) -> SymError | None:
+        """Compute in the step's thread; what went wrong."""
+        self.is_stepping = True
+        try:
+            await thread.run(function)
+        except Exception as failure:
+            log.exception("step %d failed: %d calls aborted", self.statistics.num_steps, num_calls)
+            return StepFailed(f"the decoder failed: {failure}; nothing was appended")
+        finally:
+            self.is_stepping = False
+        return None
+
+    def _compute(self, batch: StepBatch, stale: list[int], digests: list[tuple[FileCall, Rows]]) -> None:
         """In the step's thread."""
+        self._zero(stale)
+        self.decoder.step(batch)
+        for call, rows in digests:
+            call.digest(len(call.tokens) - 1 if call.num_digested == 1 else call.num_done, rows)
+
+    def _zero(self, stale: list[int]) -> None:
         for page in stale:
             self.fs.pool.store.zero(page)
-        self.decoder.step(batch)
 
-    def _count(self, plan: list[tuple[PredCall, int]], step_s: float) -> None:
+    def _count(self, plan: list[tuple[FileCall, int]], step_s: float) -> None:
         numbers = self.statistics
         numbers.num_steps += 1
         numbers.step_s += step_s
         numbers.last_step_s = step_s
         numbers.num_tokens += sum(num_now for _, num_now in plan)
         numbers.num_prefill_tokens += sum(num_now for call, num_now in plan if len(call.tokens) > 1)
-        numbers.max_calls_in_step = max(numbers.max_calls_in_step, len(plan))
-        self.num_steps_by_size[bisect_left(STEP_SIZES, len(plan))] += 1
-        self.num_calls_in_steps += len(plan)
+        self._count_size(len(plan), 1)
         for call, _ in plan:
             call.compute_s += step_s
         numbers.max_lips_in_step = max(numbers.max_lips_in_step, len({call.caller.pid for call, _ in plan}))
 
-    def _settle(self, plan: list[tuple[PredCall, int]], error: SymError | None) -> None:
+    def _count_size(self, num_calls: int, num_steps: int) -> None:
+        self.statistics.max_calls_in_step = max(self.statistics.max_calls_in_step, num_calls)
+        self.num_steps_by_size[bisect_left(STEP_SIZES, num_calls)] += num_steps
+        self.num_calls_in_steps += num_calls * num_steps
+
+    def _settle(self, plan: list[tuple[FileCall, int]], error: SymError | None) -> None:
         for call, num_now in plan:
             call.is_running = False
             call.num_done += num_now
-            if error is not None:
+            if error is not None or call.is_dropped or (call.cancelled and (call.num_left or call.cancellation())):
                 self._finish(call, error)
-            elif call.cancelled or call.num_left == 0:
-                self._finish(call, None)
+            elif call.num_left == 0:
+                self._end_turn(call)
 
-    def _finish(self, call: PredCall, error: SymError | None) -> None:
-        """Commit or give back a call's entries, answer it, and start the file's next job."""
+    def _end_turn(self, call: FileCall) -> None:
+        """Every entry of a turn is computed: commit those that count; the call goes on with its next turn, or ends."""
+        reservation = call.reservation
+        assert reservation is not None
+        num_entries = call.end_turn()
+        call.num_appended += num_entries
+        num_reserved = len(reservation.tokens)
+        reservation.commit_first(reservation.tokens[:num_entries])
+        if num_entries < num_reserved:
+            reservation.abort()
+        self.fs.committed(call.file)
+        call.reservation = None
+        del self._ready[call]
+        if not call.next_turn() or call.cancelled:
+            self._leave(call, None)
+        elif not self._start_turn(call):
+            self._next_job(call)
+
+    def _finish(self, call: FileCall, error: SymError | None) -> None:
+        """Give a call's entries back, answer it, and start the file's next job."""
         del self._ready[call]
         assert call.reservation is not None
-        if error is None and not call.cancelled:
-            call.reservation.commit()
-            self.fs.committed(call.file)
-        else:
-            call.reservation.abort()
+        call.reservation.abort()
+        self._leave(call, error)
+
+    def _leave(self, call: FileCall, error: SymError | None) -> None:
+        self._report(call, error)
+        self._next_job(call)
+
+    def _next_job(self, call: FileCall) -> None:
+        """The head of a file's queue is over: it is the next one's turn."""
         table = call.file.table
         jobs = self._files[table]
         assert jobs[0] is call
-        self._report(call, error)
         jobs.popleft()
         if jobs:
             self._start_jobs(table)
         else:
             del self._files[table]
 
-    def _report(self, call: PredCall, error: SymError | None) -> None:
+    def _report(self, call: FileCall, error: SymError | None) -> None:
+        if call.cancelled and error is None:
+            error = call.cancellation()
         self.statistics.num_calls += 1
         self.statistics.num_failed_calls += error is not None
         queue_s = time.perf_counter() - call.submitted_s - call.compute_s
         self.statistics.queue_s += queue_s
-        if not call.cancelled:
-            num_tokens = 0 if error is not None else len(call.tokens)
-            used = Usage(1, int(error is not None), num_tokens, queue_s, call.compute_s)
-            self._usage[call.caller] = self.usage_of(call.caller) + used
-            if error is None:
+        if call.is_dropped:
+            return
+        used = Usage(1, int(error is not None), call.num_appended, queue_s, call.compute_s)
+        self._usage[call.caller] = self.usage_of(call.caller) + used
+        if error is None:
+            self._returning.setdefault(call.caller, _Returning()).note_answer()
+        call.end(error)
+
+    # ---- steps that follow each other in C
+
+    def _may_run(self, plan: list[tuple[FileCall, int]]) -> bool:
+        return (
+            self.native is not None
+            and len(plan) == len(self._ready) <= MAX_MEMBERS
+            and all(call.num_left == 1 and call.hot is not None and call.mask is None for call, _ in plan)
+        )
+
+    async def _run_steps(self, thread: StepThread, calls: list[FileCall]) -> None:
+        assert self.native is not None
+        copies: list[tuple[int, int]] = []
+        stale: list[int] = []
+        for call in calls:
+            call.is_running = True
+            assert call.reservation is not None
+            stale += call.reservation.pages_to_zero(len(call.reservation.tokens))
+            copies += call.reservation.copies
+        run = Run(self.native, calls, copies, self._scratch.rows(len(calls)), self._wake_fd)
+        self._run, self._synced = run, 0
+
+        def compute() -> None:
+            self._zero(stale)
+            run.execute()
+
+        error = await self._in_thread(thread, len(calls), compute)
+        self._sync(run)
+        self._run = None
+        self._wake_programs(run)
+        for num_calls in range(1, len(calls) + 1):
+            if num_steps := run.steps_of(num_calls):
+                self._count_size(num_calls, num_steps)
+        for member in run.members:
+            self._settle_member(member, error)
+
+    def _commit_member(self, member: Member) -> None:
+        num_done, call = member.num_done, member.call
+        if num_done > member.num_committed:
+            assert call.reservation is not None
+            call.reservation.commit_first(member.log[member.num_committed : num_done])
+            self.statistics.num_tokens += num_done - member.num_committed
+            self.fs.committed(call.file)
+            member.num_committed = num_done
+
+    def _count_member(self, member: Member) -> None:
+        """Note what the calls of a program used; a generation counts as one call, at its end."""
+        compute_s = member.compute_ns * 1e-9
+        num_entries = member.num_committed - member.num_counted_entries
+        member.num_counted_entries = member.num_committed
+        if member.hot is None:
+            member.call.compute_s += compute_s - member.compute_s
+            member.call.num_appended += num_entries
+        elif not member.call.is_dropped:
+            num_calls = member.num_calls - member.num_counted
+            used = Usage(num_calls, 0, num_entries, 0.0, compute_s - member.compute_s)
+            self._usage[member.call.caller] = self.usage_of(member.call.caller) + used
+            self.statistics.num_calls += num_calls
+            member.num_counted += num_calls
+        member.compute_s = compute_s
+
+    def _count_run(self, run: Run) -> None:
+        counts, numbers = run.count(), self.statistics
+        numbers.num_steps += counts.num_steps
+        numbers.step_s += counts.step_s
+        numbers.last_step_s = counts.last_step_s
+        callers = {member.call.caller.pid for member in run.members}
+        numbers.max_lips_in_step = max(numbers.max_lips_in_step, len(callers))
+
+    def _settle_member(self, member: Member, error: SymError | None) -> None:
+        """A run is over: what a member left is given back, and its call goes on or ends."""
+        call, reservation = member.call, member.call.reservation
+        assert reservation is not None
+        call.is_running = False
+        del self._ready[call]
+        if member.num_done < len(member.log):
+            reservation.abort()
+        call.reservation = None
+        if isinstance(call, GenerateCall):
+            self._settle_generation(call, member, error)
+        else:
+            self._settle_program(call, member, error)
+
+    def _settle_generation(self, call: GenerateCall, member: Member, error: SymError | None) -> None:
+        if member.end == loop.SYM_END_UNSENT:
+            call.emit([member.token])
+        if member.end == loop.SYM_END_STOP_TOKEN:
+            call.stopped(Finish.STOP_TOKEN, member.token)
+        elif member.num_to_emit == 0:
+            call.stopped(Finish.LENGTH)
+        elif member.end == loop.SYM_END_DRAW:
+            call.failed(member.draw_failure())
+        elif error is None and not call.cancelled:
+            call.went_on(member.token, member.draw_index, member.num_to_emit)
+            if not self._start_turn(call):
+                self._next_job(call)
+            return
+        self._leave(call, error)
+
+    def _settle_program(self, call: FileCall, member: Member, error: SymError | None) -> None:
+        """Its calls are answered but for the last, perhaps; `call` itself was the first of them."""
+        hot = member.hot
+        assert hot is not None
+        if member.num_done == 0:
+            self._leave(call, error)
+            return
+        again: FileCall | None = None
+        if not call.is_dropped:
+            if member.end == loop.SYM_END_UNSENT:
+                hot.answer(member.call_id, member.slot, call.file.table.length)
+            if member.state == COMPUTING:
+                again = hot.again(member.call_id, member.slot, member.token)
+            else:
                 self._returning.setdefault(call.caller, _Returning()).note_answer()
-            call.finished(error)
+        if again is None:
+            self._next_job(call)
+        else:
+            self._files[call.file.table][0] = again
+            if error is not None:
+                self._leave(again, error)
+            elif not self._start_turn(again):
+                self._next_job(again)
 
     # ---- who is about to return
 

@@ -149,6 +149,7 @@ class Control:
             "tokens": usage.num_tokens,
             "queue_seconds": f"{usage.queue_s:.6f}",
             "compute_seconds": f"{usage.compute_s:.6f}",
+            "page_seconds": f"{sum(lip.page_seconds.total() for lip in lips):.6f}",
         }
         return _lines(facts)
 

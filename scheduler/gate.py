@@ -8,34 +8,39 @@ others) or has to wait (locks) leaves the rest to a coroutine in the program's o
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
 import trio
 
-from decoder.batch import IntArray
 from kvfs.fs import FileSystem
-from libsym.abi import OPEN_WRITE, ROWS_ALL, ROWS_LAST, ROWS_NONE, TOKENIZE_SPECIAL, Op
+from libsym.abi import OPEN_WRITE, TOKENIZE_SPECIAL, Op
 from libsym.channel import PAYLOAD_BYTES, Request
-from libsym.errors import Invalid, NoAccess, NotPermitted, SymError, WouldBlock
+from libsym.errors import Invalid, NotPermitted, NotSupported, SymError, WouldBlock
+from scheduler.advising import Advising
 from scheduler.assembling import Assembler
-from scheduler.batch import BatchScheduler, PredCall
-from scheduler.lip import Lip
+from scheduler.batch import BatchScheduler
+from scheduler.du import DiskUsage
+from scheduler.fields import check_range
+from scheduler.generating import Generating, Vocabulary
+from scheduler.lip import MAX_LATER, Lip
 from scheduler.listing import Listing
 from scheduler.locking import Locking
+from scheduler.mail import Mail
 from scheduler.messages import Reply, json_of, json_reply, mode_of, text_of
+from scheduler.predicting import Limited, Predicting
+from scheduler.usage import Accounting
 
 log = logging.getLogger(__name__)
 
 READ_ENTRIES = PAYLOAD_BYTES // 8
 """Tokens and positions, 4 bytes each, that one reply of KV_READ holds."""
-MAX_LATER = 1024
-"""Of one program at once, as many as its library has: each holds a task and its request in our memory."""
 SHORT_TEXT_BYTES = 2048
 """Texts up to here are tokenized at once (about 0.2 ms); longer ones in a worker thread."""
 
@@ -48,6 +53,19 @@ class TextModel(Protocol):
 
     @property
     def max_positions(self) -> int: ...
+
+    @property
+    def token_texts(self) -> Sequence[bytes]: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def own_encoder(self) -> Callable[[str], list[int]]:
+        """An `encode` without special tokens that waits for nobody."""
+        ...
 
     def encode(self, text: str, *, special: bool) -> list[int]: ...
 
@@ -76,8 +94,13 @@ class Gate:
         """System calls taken, by operation."""
         self._locking = Locking(fs)
         assembler = Assembler(fs)
+        limited = Limited(text)
+        predicting = Predicting(batches, limited)
+        self._advising = Advising(fs)
+        self._mail = Mail(fs.volume.alarms)
         self._now: dict[Op, Callable[[Lip, Request], Reply]] = {
             Op.PING: lambda _lip, _request: Reply(),
+            Op.CANCEL: _cancel,
             Op.KV_CREATE: self._kv_create,
             Op.KV_OPEN: self._kv_open,
             Op.KV_FORK: self._kv_fork,
@@ -86,23 +109,33 @@ class Gate:
             Op.KV_CHMOD: self._kv_chmod,
             Op.KV_READ: self._kv_read,
             Op.KV_REMOVE: self._kv_remove,
-            Op.KV_DU: self._kv_du,
             Op.KV_UNLOCK: self._locking.unlock,
+            Op.KV_ADVISE: self._advising.advise,
+            Op.SUBSCRIBE: self._mail.subscribe,
+            Op.UNSUBSCRIBE: self._mail.unsubscribe,
             Op.CHECK: self._check,
             Op.MODEL_INFO: lambda _lip, _request: json_reply(self._text.info()),
             Op.STAT: lambda lip, _request: json_reply(self._daemon_info() | self._account_of(lip)),
             Op.CONFINE: self._confine,
         }
         self._in_turn: dict[Op, Callable[[Lip, Request], None]] = {
-            Op.PRED: self._pred,
+            Op.PRED: predicting.pred,
+            Op.PRED_BATCH: predicting.pred_batch,
             Op.KV_CLOSE: self._kv_close,
             Op.KV_TRUNCATE: self._kv_truncate,
+            Op.KV_SYNC: self._kv_sync,
+            Op.RECV: self._mail.recv,
         }
-        self._later: dict[Op, Callable[[Lip, Request], Reply | Coroutine[Any, Any, Reply]]] = {
+        self._later: dict[Op, Callable[[Lip, Request], Reply | Coroutine[Any, Any, Reply | None] | None]] = {
             Op.KV_LIST: Listing(fs).list,
+            Op.KV_DU: DiskUsage(fs).du,
             Op.KV_EXTRACT: assembler.extract,
             Op.KV_MERGE: assembler.merge,
             Op.KV_LOCK: self._locking.lock,
+            Op.GENERATE: Generating(batches, text, limited).generate,
+            Op.VOCABULARY: Vocabulary(text).window,
+            Op.SEND: self._mail.send,
+            Op.GETRUSAGE: Accounting(batches).getrusage,
             Op.TOKENIZE: self._long_text,
             Op.DETOKENIZE: self._long_text,
             Op.CHAT_TEMPLATE: self._long_text,
@@ -115,6 +148,7 @@ class Gate:
 
     def handle(self, lip: Lip, request: Request, nursery: trio.Nursery) -> None:
         """Take one system call: answer it now, or see to it that it will be answered."""
+        self._batches.sync()
         op = request.op
         self.num_calls[op] += 1
         if op in self._in_turn:
@@ -126,9 +160,15 @@ class Gate:
         else:
             self._answer(lip, request, lambda lip, request: self._begin(lip, request, nursery))
 
+    def welcome(self, lip: Lip) -> None:
+        """A program has connected: messages may be sent to it from now on."""
+        self._mail.join(lip)
+
     def hang_up(self, lip: Lip) -> None:
         """The program has gone: its calls are forgotten and its files closed, once no step uses them."""
         lip.is_connected = False
+        self._mail.leave(lip)
+        lip.slots.drop()
         self._batches.drop(lip)
         for file in lip.take_all():
             self._batches.exclusive(file, lambda file=file: self._fs.kv_close(file))  # type: ignore[misc]
@@ -150,23 +190,32 @@ class Gate:
         """Begin an operation; what it leaves to a coroutine is answered when that ends."""
         if lip.num_later >= MAX_LATER:
             raise WouldBlock(f"{MAX_LATER} calls of this program wait already: let some of them end")
+        if request.op not in self._later:
+            raise NotSupported(f"this daemon does not do {request.op.name}")
         outcome = self._later[request.op](lip, request)
-        if isinstance(outcome, Reply):
-            return outcome
+        if outcome is None or isinstance(outcome, Reply):
+            return outcome  # None: it answers by itself
         lip.num_later += 1
-        nursery.start_soon(self._answer_later, lip, request, outcome)
+        scope = trio.CancelScope()
+        # Now: the cancellation may be in the same batch. (Of two calls with one id, the LIP's own fault, one can be.)
+        lip.cancellable[request.id] = scope.cancel
+        nursery.start_soon(self._answer_later, lip, request, outcome, scope)
         return None
 
-    async def _answer_later(self, lip: Lip, request: Request, rest: Coroutine[Any, Any, Reply]) -> None:
-        outcome: Reply | Exception
+    async def _answer_later(
+        self, lip: Lip, request: Request, rest: Coroutine[Any, Any, Reply | None], scope: trio.CancelScope
+    ) -> None:
+        outcome: Reply | Exception | None = SymError(f"{request.op.name.lower()}() was cancelled", errno.ECANCELED)
         try:
-            outcome = await rest
+            with scope:
+                outcome = await rest
         except Exception as failure:  # noqa: BLE001 - reported by _answer, which knows every kind
             outcome = failure
         finally:
             lip.num_later -= 1
+            lip.cancellable.pop(request.id, None)
 
-        def result(_lip: Lip, _request: Request) -> Reply:
+        def result(_lip: Lip, _request: Request) -> Reply | None:
             if isinstance(outcome, Exception):
                 raise outcome
             return outcome
@@ -182,6 +231,8 @@ class Gate:
         if lip.handles or lip.num_later:
             raise Invalid("only a connection without open files can be confined to a domain: connect again")
         lip.credentials = self._fs.confine(lip.credentials, text_of(request))
+        self._mail.leave(lip)
+        self._mail.join(lip)
         return Reply()
 
     def _account_of(self, lip: Lip) -> dict[str, Any]:
@@ -244,9 +295,6 @@ class Gate:
             self._fs.kv_remove(lip.credentials, text_of(request))
         return Reply()
 
-    def _kv_du(self, lip: Lip, request: Request) -> Reply:
-        return json_reply(asdict(self._fs.du(lip.credentials, text_of(request))))
-
     def _check(self, lip: Lip, _request: Request) -> Reply:
         """The whole of the books at once: some microseconds for each file, so it is for those who run the daemon."""
         if lip.credentials.uid not in {0, os.geteuid()}:
@@ -279,45 +327,9 @@ class Gate:
 
         self._batches.exclusive(file, lambda: self._answer(lip, request, truncate))
 
-    def _pred(self, lip: Lip, request: Request) -> None:
+    def _kv_sync(self, lip: Lip, request: Request) -> None:
         file = lip.file(request.handle)
-        if not file.writable:
-            raise NoAccess("the file is open for reading only: open it with flags 'rw', or fork it")
-        tokens, positions = self._entries(request)
-        num_rows = _num_rows(request, len(tokens))
-        first_row = lip.channel.take_rows(num_rows) if num_rows else 0
-
-        def finished(error: SymError | None) -> None:
-            if error is None:
-                lip.channel.reply(request.id, (first_row, num_rows, file.table.length))
-                return
-            if num_rows:
-                lip.channel.free_rows(first_row, num_rows)
-            lip.channel.reply(request.id, error=error)
-
-        rows = tuple(lip.channel.row(first_row + index) for index in range(num_rows))
-        self._batches.submit(PredCall(lip, file, tokens, positions, rows, finished))
-
-    def _entries(self, request: Request) -> tuple[IntArray, IntArray | None]:
-        num_tokens, num_positions = request.args[:2]
-        if num_tokens < 1:
-            raise Invalid("at least one token is needed: there is nothing to append")
-        if len(request.payload) != 4 * (num_tokens + num_positions):
-            raise Invalid(
-                f"pred() announced {num_tokens} tokens and {num_positions} positions, and sent "
-                f"{len(request.payload)} bytes"
-            )
-        numbers = np.frombuffer(request.payload, np.int32)
-        tokens, positions = numbers[:num_tokens], numbers[num_tokens:]
-        _check_range("token", tokens, self._text.vocab_size, "the vocabulary")
-        if num_positions == 0:
-            return tokens, None
-        if num_positions == 1:
-            positions = np.arange(positions[0], int(positions[0]) + num_tokens, dtype=np.int64)
-        elif num_positions != num_tokens:
-            raise Invalid(f"{num_tokens} tokens need {num_tokens} positions (or only the first), not {num_positions}")
-        _check_range("position", positions, self._text.max_positions, "the model's context")
-        return tokens, positions.astype(np.int32)
+        self._batches.exclusive(file, lambda: self._answer(lip, request, self._advising.refuse_sync))
 
     # ---- text
 
@@ -332,7 +344,7 @@ class Gate:
         if len(request.payload) % 4:
             raise Invalid("detokenize() takes 32-bit token ids")
         tokens = np.frombuffer(request.payload, np.int32)
-        _check_range("token", tokens, self._text.vocab_size, "the vocabulary")
+        check_range("token", tokens, self._text.vocab_size, "the vocabulary")
         return Reply((), self._text.decode(tokens.tolist()).encode())
 
     def _chat_template(self, request: Request) -> Reply:
@@ -348,19 +360,9 @@ class Gate:
             raise Invalid("chat_template(): the messages have half a surrogate pair in them, no Unicode text") from None
 
 
-def _num_rows(request: Request, num_tokens: int) -> int:
-    match request.flags & (ROWS_NONE | ROWS_LAST | ROWS_ALL):
-        case value if value == ROWS_NONE:
-            return 0
-        case value if value == ROWS_LAST:
-            return 1
-        case value if value == ROWS_ALL:
-            return num_tokens
-        case _:
-            raise Invalid("pred() wants no row, the last row or all rows")
-
-
-def _check_range(what: str, numbers: IntArray, limit: int, of: str) -> None:
-    if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= limit):
-        wrong = int(numbers.min()) if int(numbers.min()) < 0 else int(numbers.max())
-        raise Invalid(f"{what} {wrong} is out of range: {of} has 0 to {limit - 1}")
+def _cancel(lip: Lip, request: Request) -> Reply:
+    """Ends the call whose id is args[0], if it is one that can be ended and is still under way."""
+    cancel = lip.cancellable.pop(request.args[0], None)
+    if cancel is not None:
+        cancel()
+    return Reply()

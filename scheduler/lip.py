@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+
+import trio
 
 from kvfs.fs import OpenKv
 from kvfs.tree import Credentials
 from libsym.channel import ServerChannel
 from libsym.errors import BadHandle
+from scheduler.slots import Slots, Then
+from scheduler.usage import PageSeconds
+
+MAX_LATER = 1024
+"""Calls of one program that wait at once, as many as its library has: each holds its request in our memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,14 +30,40 @@ class Lip:
     is_connected: bool = True
     since_ns: int = field(default_factory=time.time_ns)
     num_later: int = 0
-    """Calls that a coroutine will answer."""
+    """Calls that are under way and will be answered when something has happened."""
+    cancellable: dict[int, Callable[[], None]] = field(default_factory=dict)
+    """What ends a call that is under way, by the request's id."""
+    nap: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Of whoever waits for the program to ring."""
+    when_room: dict[object, Callable[[], None]] = field(default_factory=dict)
+    """What held back its replies, by whoever did: called once, when none waits for room in the ring any more."""
+    page_seconds: PageSeconds = field(default_factory=PageSeconds)
+    slots: Slots = field(init=False)
+    """Who waits for result slots."""
     _next_handle: int = 1
+
+    def __post_init__(self) -> None:
+        self.slots = Slots(self.channel)
+
+    def wake(self) -> None:
+        """Look at its ring although it has not rung."""
+        self.nap.cancel()
+
+    def take_rows(self, num_rows: int, then: Then) -> Callable[[], None]:
+        """Result slots for a call: see `Slots.take`. Of a call that failed, `free_rows` gives them back."""
+        return self.slots.take(num_rows, then)
+
+    def free_rows(self, first: int, num_rows: int) -> None:
+        """Give back the slots of a call that failed, to whoever waits for some."""
+        self.channel.free_rows(first, num_rows)
+        self.slots.serve()
 
     def add(self, file: OpenKv) -> int:
         """A new handle; numbers are not used twice, so that a stale one is an error and not another file."""
         handle = self._next_handle
         self._next_handle += 1
         self.handles[handle] = file
+        self.page_seconds.opened(file.table)
         return handle
 
     def file(self, handle: int) -> OpenKv:
@@ -42,9 +75,16 @@ class Lip:
     def remove(self, handle: int) -> OpenKv:
         file = self.file(handle)
         del self.handles[handle]
+        self.page_seconds.closed(file.table)
         return file
 
     def take_all(self) -> Iterator[OpenKv]:
         """Give up every handle: the program has gone."""
         while self.handles:
             yield self.handles.popitem()[1]
+
+    def made_room(self) -> None:
+        """The program has read its replies: whoever held back others goes on."""
+        held_back, self.when_room = self.when_room, {}
+        for go_on in held_back.values():
+            go_on()

@@ -28,7 +28,10 @@ ACCEPT_AGAIN_S = 0.1
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _CALLS_AT_ONCE = 64
 """A LIP that floods its ring lets the others in after this many."""
+_FULL_S = 0.005
+"""A LIP that has more under way than its library would is looked after this often, until some of it is answered."""
 _SO_PEERGROUPS = 59
+_SO_PEERPIDFD = 77
 _MAX_GROUPS = 256
 """Supplementary groups of a peer: Python's getsockopt takes a buffer of 1,024 bytes at most."""
 
@@ -69,10 +72,13 @@ class Listener:
 
     async def _serve_lip(self, connection: trio.socket.SocketType, lip: Lip) -> None:
         self.lips.add(lip)
+        lip.channel.made_room = lip.made_room
+        self._gate.welcome(lip)
         log.debug("program %d connected (uid %d)", lip.pid, lip.credentials.uid)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_wait_for_hangup, connection, nursery.cancel_scope)
+                nursery.start_soon(_wait_for_end, connection, lip.pid, nursery.cancel_scope)
                 await self._take_calls(lip, nursery)
         finally:
             self.lips.remove(lip)
@@ -102,6 +108,7 @@ class Listener:
         except BaseException:
             channel.close()
             raise
+        channel.forget_fds()
         return Lip(*peer, channel)
 
     def _new_channel(self) -> ServerChannel:
@@ -117,13 +124,17 @@ class Listener:
     async def _take_calls(self, lip: Lip, nursery: trio.Nursery) -> None:
         channel = lip.channel
         while True:
+            lip.slots.serve()
             requests = channel.receive(_CALLS_AT_ONCE)
             for request in requests:
                 self._gate.handle(lip, request, nursery)
             if requests:
                 await trio.lowlevel.checkpoint()
+            elif channel.is_full:
+                await trio.sleep(_FULL_S)
             elif channel.arm():
-                await trio.lowlevel.wait_readable(channel.doorbell)
+                with trio.move_on_at(lip.slots.deadline) as lip.nap:
+                    await trio.lowlevel.wait_readable(channel.doorbell)
                 channel.clear_doorbell()
 
 
@@ -133,6 +144,22 @@ async def _wait_for_hangup(connection: trio.socket.SocketType, scope: trio.Cance
         await connection.recv(1)
     except ConnectionError:
         log.debug("connection reset")
+    scope.cancel()
+
+
+async def _wait_for_end(connection: trio.socket.SocketType, pid: int, scope: trio.CancelScope) -> None:
+    """The process itself: a child of its may have inherited the socket, and keep it open without being the program."""
+    try:
+        pidfd = peer_pidfd(connection, pid)
+    except ProcessLookupError:
+        scope.cancel()
+        return
+    if pidfd is None:
+        return
+    try:
+        await trio.lowlevel.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)
     scope.cancel()
 
 
@@ -152,6 +179,27 @@ def peer_credentials(connection: trio.socket.SocketType) -> tuple[int, Credentia
         raise SymError(f"the groups of process {pid} can't be read: {error.strerror}", error.errno) from error
     groups = struct.unpack(f"{len(raw) // 4}I", raw)
     return pid, Credentials(uid, gid, frozenset(groups))
+
+
+def peer_pidfd(connection: trio.socket.SocketType, pid: int) -> int | None:
+    """A descriptor of the process that connected, readable when it has ended. None: this kernel tells nothing of it.
+
+    ProcessLookupError: it has ended.
+    """
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except ProcessLookupError:
+        raise
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:  # before Linux 6.5 by its number, which might be another's by now
+            log.debug("no pidfd of the peer %d: %s", pid, error.strerror)
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError as error:  # not of our namespace, or a kernel before 5.3: the socket's hang-up has to do
+        log.debug("no pidfd of process %d: %s", pid, error.strerror)
+        return None
 
 
 def bind(path: Path) -> socket.socket:

@@ -66,6 +66,7 @@ class Bench:
             self.fs,
             self.steps,
             self.model.config.max_positions,
+            self.model.config.vocab_size,
             limits or Limits(max_tokens=64, max_tokens_beside_decodes=16),
         )
 

@@ -46,7 +46,7 @@ class Bench:
         arena = Arena(model.config, 32)
         self.fs = FileSystem(PagePool(arena), Facts(model, arena, "float32"), tmp_path / "files", 0, 0)
         decoder = CpuDecoder(model.config, model.weights, arena, 1)
-        batches = BatchScheduler(self.fs, decoder, model.config.max_positions)
+        batches = BatchScheduler(self.fs, decoder, model.config.max_positions, model.config.vocab_size)
         self.gate = Gate(self.fs, batches, None, dict)
 
     def lip(self):
@@ -132,5 +132,44 @@ def test_an_extract_of_a_program_that_goes_gives_its_pages_back(bench, goes_earl
             assert lip.channel.args[1][1] == 319
         bench.gate.hang_up(lip)
         assert bench.fs.pool.num_free == free
+
+    trio.run(main)
+
+
+def test_a_call_that_waits_can_be_cancelled_and_then_holds_nothing(bench):
+    async def main():
+        holder, lip, other = bench.holder(), bench.lip(), bench.lip()
+        handle = bench.open(lip)
+        async with trio.open_nursery() as nursery:
+            bench.gate.handle(lip, request(Op.KV_LOCK, 1, handle), nursery)
+            await trio.testing.wait_all_tasks_blocked()
+            bench.gate.handle(other, request(Op.CANCEL, 1, args=(1, 0)), nursery)  # nobody else's business
+            await trio.testing.wait_all_tasks_blocked()
+            assert lip.channel.errors == {}
+            bench.gate.handle(lip, request(Op.CANCEL, 2, args=(1, 0)), nursery)
+            bench.gate.handle(lip, request(Op.CANCEL, 3, args=(1, 0)), nursery)
+            await trio.testing.wait_all_tasks_blocked()
+            assert lip.channel.errors == {2: 0, 3: 0, 1: errno.ECANCELED}
+            bench.gate.handle(lip, request(Op.KV_LOCK, 4, handle, flags=LOCK_NOWAIT), nursery)
+            assert lip.channel.errors[4] == errno.EWOULDBLOCK
+            bench.fs.kv_close(holder)
+            bench.gate.handle(lip, request(Op.KV_LOCK, 5, handle, flags=LOCK_NOWAIT), nursery)
+            assert lip.channel.errors[5] == 0
+        assert lip.cancellable == {}
+        assert lip.num_later == 0
+
+    trio.run(main)
+
+
+def test_a_call_cancelled_before_it_began_to_wait_is_answered_once(bench):
+    async def main():
+        bench.holder()
+        lip = bench.lip()
+        handle = bench.open(lip)
+        async with trio.open_nursery() as nursery:
+            bench.gate.handle(lip, request(Op.KV_LOCK, 1, handle), nursery)
+            bench.gate.handle(lip, request(Op.CANCEL, 2, args=(1, 0)), nursery)
+            await trio.testing.wait_all_tasks_blocked()
+        assert lip.channel.errors == {2: 0, 1: errno.ECANCELED}
 
     trio.run(main)

@@ -11,6 +11,9 @@ LIMITS = Limits(max_tokens=64, max_tokens_beside_decodes=16, max_calls=4)
 class Call:
     name: str
     num_left: int
+    priority: int = 0
+    submitted_s: float = 0.0
+    num_digested: int = 0
 
 
 def named(plan):

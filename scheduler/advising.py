@@ -1,0 +1,43 @@
+"""kv_advise and kv_sync: what a program says about the future of its files, and asks."""
+
+from __future__ import annotations
+
+import struct
+
+from kvfs.fs import FileSystem
+from libsym.channel import Request
+from libsym.errors import Invalid, NotSupported
+from scheduler.lip import Lip
+from scheduler.messages import Reply, text_of
+
+MAX_ADVICE = 16
+"""Pieces in one call: more of them contradict each other."""
+_PIECE = struct.Struct("=qq")
+"""What, and its value."""
+
+
+class Advising:
+    """Answers KV_ADVISE, and says for KV_SYNC what can't be promised."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+
+    def advise(self, lip: Lip, request: Request) -> Reply:
+        """The payload: args[0] pairs of numbers, and the path behind them if there is no handle."""
+        count = request.args[0]
+        end = count * _PIECE.size
+        if not 1 <= count <= MAX_ADVICE or end > len(request.payload):
+            raise Invalid(f"{count} pieces of advice in {len(request.payload)} bytes: 1 to {MAX_ADVICE} can be given")
+        advice = list(_PIECE.iter_unpack(request.payload[:end]))
+        if request.handle:
+            self._fs.kv_advise_open(lip.credentials, lip.file(request.handle), advice)
+        else:
+            self._fs.kv_advise(lip.credentials, text_of(request, end), advice)
+        return Reply()
+
+    @staticmethod
+    def refuse_sync(_lip: Lip, _request: Request) -> Reply:
+        """When the calls before it are over: a 0 would be a promise that this release can't keep."""
+        raise NotSupported(
+            "nothing on the mount outlives the daemon in this release: to keep a file, copy it out (cp a.kv ~/a.kv)"
+        )

@@ -1,0 +1,81 @@
+"""kv_du: what the files below a path cost, in replies of a bounded size, for any number of them.
+
+A reply holds as many rows as fit, in the order of their paths; its first argument says whether there are more, and the
+next request names the last one that it has. The sum, in which each page counts once, is a request of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Coroutine
+from dataclasses import asdict
+from typing import Any
+
+from kvfs.content import KvFile
+from kvfs.du import Denied, DuRow, total, walk
+from kvfs.fs import FileSystem
+from kvfs.inode import Inode
+from kvfs.tree import Credentials
+from libsym.channel import PAYLOAD_BYTES, Request
+from libsym.errors import Invalid
+from scheduler.lip import Lip
+from scheduler.messages import Reply, json_reply, text_of
+
+ROWS, TOTAL = 0, 1
+"""What args[0] asks for."""
+
+
+class DiskUsage:
+    """Answers KV_DU. The payload is a path and, behind a NUL, the path of the last row that the caller has."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+
+    def du(self, lip: Lip, request: Request) -> Coroutine[Any, Any, Reply]:
+        """Find where to begin; the coroutine does the rest."""
+        path, _, after = text_of(request).partition("\0")
+        path = path or "."
+        start = self._fs.find(lip.credentials, path)
+        if request.args[0] == TOTAL:
+            return self._total(start, path, lip.credentials)
+        if request.args[0] != ROWS:
+            raise Invalid(f"kv_du() gives rows (0) or their total (1), not {request.args[0]}")
+        return self._rows(start, path, _names_below(path, after), lip.credentials)
+
+    async def _total(self, start: Inode, path: str, creds: Credentials) -> Reply:
+        return json_reply(asdict(await total(self._fs.pool, start, path, creds)))
+
+    async def _rows(self, start: Inode, path: str, after: list[bytes], creds: Credentials) -> Reply:
+        found: dict[str, list[str]] = {"rows": [], "denied": []}
+        last = ""
+        room = PAYLOAD_BYTES - len('{"rows":[],"denied":[],"last":}')
+        has_more = False
+
+        def take(row: DuRow | Denied, _kv: KvFile | None, _inode: Inode) -> bool:
+            nonlocal last, room, has_more
+            text = json.dumps(asdict(row) if isinstance(row, DuRow) else row.path)
+            needed = len(text) + len(",")
+            # `last` is sent, too: it is no longer than the row that names it.
+            if 2 * needed > room:
+                has_more = True
+                return False
+            room -= needed
+            found["rows" if isinstance(row, DuRow) else "denied"].append(text)
+            last = row.path
+            return True
+
+        await walk(start, path, after, creds, take)
+        rows, denied = (",".join(found[kind]) for kind in ("rows", "denied"))
+        return Reply(
+            (int(has_more),), f'{{"rows":[{rows}],"denied":[{denied}],"last":{json.dumps(last)}}}'.encode("ascii")
+        )
+
+
+def _names_below(path: str, last: str) -> list[bytes]:
+    """The names that lead from a directory to a path below it, as `walk` made it."""
+    if not last:
+        return []
+    if not last.startswith(path):
+        raise Invalid(f"{last} does not lie below {path}")
+    return [os.fsencode(name) for name in last.removeprefix(path).lstrip("/").split("/")]

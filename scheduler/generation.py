@@ -1,0 +1,227 @@
+"""A loop of pred -> draw -> pred that no program has to be woken for: exactly what the same loop over `pred()` gives.
+
+    while True:
+        row = pred(file, pending)
+        token = draw(row)
+        a stop token: the end; it is neither emitted nor in the file
+        emit the token, and what the grammar forces after it; both are pending
+        a stop text is complete, the grammar allows no more, enough is emitted: the end
+
+So the last tokens that were emitted are not in the file, but for an end by a stop token. A draft changes nothing but
+the number of steps: its tokens are appended with the pending one, and count only as far as they are what is drawn.
+
+Drawing happens in the step's thread, right after the step; committing and emitting on the daemon's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+
+import numpy as np
+
+from decoder.batch import IntArray
+from kvfs.fs import OpenKv
+from kvfs.table import Reservation
+from libsym.abi import Finish
+from libsym.channel import ServerChannel
+from libsym.errors import SymError
+from libsym.sampling import RowSampler
+from scheduler.call import Caller, FileCall, HotGeneration, Rows
+from scheduler.drafts import NgramDraft
+from scheduler.grammar import Grammar
+from scheduler.stops import StopTexts
+
+Emit = Callable[[list[int], int], None]
+"""(tokens, entries of the file now)."""
+Finished = Callable[[SymError | None, Finish], None]
+
+
+class _Drawn(Enum):
+    """What a draw leads to."""
+
+    THE_DRAFT = auto()
+    """The next token of the draft: the row after it is there already."""
+    ANOTHER = auto()
+    THE_END = auto()
+
+
+class GenerateCall(FileCall):
+    """One `generate()`."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        file: OpenKv,
+        tokens: IntArray,
+        positions: IntArray | None,
+        *,
+        max_tokens: int,
+        sampler: RowSampler,
+        stop_tokens: frozenset[int],
+        stops: StopTexts | None,
+        grammar: Grammar | None,
+        draft: NgramDraft | None,
+        emit: Emit,
+        finished: Finished,
+        priority: int = 0,
+        channel: ServerChannel | None = None,
+        request_id: int = 0,
+    ) -> None:
+        """`max_tokens`: 0 is as many as the model's context holds.
+
+        `channel` and `request_id`: where a loop of steps may send the tokens itself, as replies that others follow.
+        """
+        super().__init__(caller, file, tokens, positions, priority=priority)
+        self._max_tokens = max_tokens
+        self._max_positions = 0  # of the model: told with the first turn's place
+        self._sampler = sampler
+        self._stop_tokens = stop_tokens
+        self._stops = stops
+        self._grammar = grammar
+        self._draft = draft
+        self._emit = emit
+        self._finished = finished
+        is_plain = stops is None and grammar is None and draft is None
+        self._channel = channel if is_plain else None
+        self._request_id = request_id
+        self._num_pending = len(tokens)  # of `tokens`; behind them is the draft
+        self._num_accepted = 0  # of the draft, in this turn
+        self._num_to_emit: int | None = None  # not known before the first turn has its place
+        self._draw_index = 0
+        self._drawn: list[int] = []  # in this turn, to be emitted
+        self._pending: list[int] = []  # of the next turn
+        self._finish: Finish | None = None
+        self._error: SymError | None = None
+        self.stop_token = -1
+        """That ended it, or -1."""
+
+    @property
+    def hot(self) -> HotGeneration | None:
+        if self._channel is None or self._num_to_emit is None or len(self.tokens) != 1:
+            return None
+        return HotGeneration(
+            self._channel, self._request_id, self._sampler, self._draw_index, self._stop_tokens, self._num_to_emit
+        )
+
+    @property
+    def num_digested(self) -> int:
+        return 1 if len(self.tokens) == self._num_pending else len(self.tokens)
+
+    def begin(self, reservation: Reservation, max_positions: int) -> None:
+        super().begin(reservation, max_positions)
+        if self._num_to_emit is None:
+            self._max_positions = max_positions
+            # The last token that is emitted is not computed, so it needs no position.
+            room = max_positions - int(reservation.positions[len(self.tokens) - 1])
+            self._num_to_emit = min(self._max_tokens or room, room)
+
+    def digest(self, first: int, rows: Rows) -> None:
+        """Draw from every row that the draft turns out to be right about, and from the first where it is not."""
+        try:
+            for index, row in enumerate(rows, first):
+                # The row after token `index`; of the pending tokens only the last one's says something new.
+                if index < self._num_pending + self._num_accepted - 1 or self._drawn_up:
+                    continue
+                if self._draw(row, index) is _Drawn.THE_DRAFT:
+                    self._num_accepted += 1
+        except SymError as error:
+            self._error = error
+
+    @property
+    def _drawn_up(self) -> bool:
+        """Whether nothing more can be drawn in this turn."""
+        return bool(self._pending) or self._finish is not None or self._error is not None
+
+    def _draw(self, row: memoryview[float], index: int) -> _Drawn:
+        allowed = None if self._grammar is None else self._grammar.allowed()
+        token = self._sampler.draw(row, self._draw_index, allowed)
+        self._draw_index += 1
+        if token in self._stop_tokens:
+            self.stopped(Finish.STOP_TOKEN, token)
+            return _Drawn.THE_END
+        if self._grammar is not None:
+            self._grammar.advance(token)
+        emitted = self._note([token])
+        if self._finish is None and self._grammar is not None:
+            emitted += self._note(self._grammar.forced())
+            if self._finish is None and self._grammar.is_over:
+                self._finish = Finish.GRAMMAR
+        if self._finish is not None:
+            return _Drawn.THE_END
+        if len(emitted) == 1 and index + 1 < len(self.tokens) and self.tokens[index + 1] == token:
+            return _Drawn.THE_DRAFT
+        self._pending = emitted
+        return _Drawn.ANOTHER
+
+    def _note(self, tokens: list[int]) -> list[int]:
+        """Emit tokens, as many as may be: these."""
+        emitted: list[int] = []
+        for token in tokens:
+            if self._finish is not None:
+                break
+            assert self._num_to_emit is not None
+            self._sampler.note(token)
+            emitted.append(token)
+            self._num_to_emit -= 1
+            if self._stops is not None and self._stops.add(token):
+                self._finish = Finish.STOP_TEXT
+            elif self._num_to_emit == 0:
+                self._finish = Finish.LENGTH
+        self._drawn += emitted
+        return emitted
+
+    def end_turn(self) -> int:
+        return self._num_pending + self._num_accepted
+
+    def next_turn(self) -> bool:
+        drawn, self._drawn = self._drawn, []
+        if drawn:
+            self._emit(drawn, self.file.table.length)
+        if self._finish is not None or self._error is not None:
+            return False
+        self._begin_turn(self._pending, drawn)
+        return True
+
+    def _begin_turn(self, pending: list[int], drawn: list[int]) -> None:
+        assert pending
+        assert self._num_to_emit is not None
+        tokens = list(pending)
+        if self._draft is not None:
+            self._draft.add(drawn)
+            # The row after the last of the draft is drawn from, too; positions must reach.
+            room = self._max_positions - self.file.table.next_position - len(pending)
+            tokens += self._draft.propose(max(0, min(self._num_to_emit - 1, room)))
+        self.tokens = np.asarray(tokens, np.int32)
+        self.positions = None
+        self._num_pending = len(pending)
+        self._num_accepted = 0
+        self._pending = []
+
+    def cancellation(self) -> SymError | None:
+        return None  # it ends with what it has
+
+    def end(self, error: SymError | None) -> None:
+        finish = Finish.CANCELLED if self.cancelled or self._finish is None else self._finish
+        self._finished(self._error if error is None else error, finish)
+
+    # What a loop of steps did without the scheduler
+
+    def went_on(self, token: int, draw_index: int, num_to_emit: int) -> None:
+        """The loop drew and emitted so far; `token` is pending."""
+        self._draw_index = draw_index
+        self._num_to_emit = num_to_emit
+        self._begin_turn([token], [])
+
+    def stopped(self, finish: Finish, stop_token: int = -1) -> None:
+        """The last token was drawn; if it was a stop token, it is not among those that were emitted."""
+        self._finish = finish
+        self.stop_token = stop_token
+
+    def failed(self, error: SymError) -> None:
+        """The loop could not draw."""
+        self._error = error
+
+    def emit(self, tokens: list[int]) -> None:
+        """Emit what the loop found no room to send."""
+        self._emit(tokens, self.file.table.length)

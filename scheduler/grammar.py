@@ -1,0 +1,216 @@
+"""Grammars: which tokens may come next, so that what is generated is JSON of a schema, matches a regex, or parses.
+
+llguidance does the parsing, over the bytes of the model's tokens, and it is met here alone. A grammar is compiled in a
+worker's thread (a large schema takes a second); masks are computed where the row is drawn from, in the step's thread:
+there is no trio in them. What a grammar may cost is limited; one that would cost more is an error of its own call.
+
+Text is matched byte by byte and special tokens are never text. Where one continuation alone is possible, it is
+tokenized as the model would (`forced`): those tokens need no draws. The model's end tokens may come where the grammar
+may end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask
+
+from libsym.errors import Invalid, SymError
+
+MAX_SOURCE_BYTES = 256 << 10
+"""Of a schema or a grammar."""
+NUM_KEPT = 32
+"""Compiled grammars that are kept for the next call with the same; each may hold some megabytes."""
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=100_000,  # about 7 ms of everybody's step, at worst
+    step_max_items=40_000,  # 2 ms
+    max_items_in_row=600,  # the work for a token grows with the square: 3 ms; 120 with llguidance's own 2,000
+    max_lexer_states=20_000,  # of some 2 KiB
+    verbose_errors=False,
+)
+_SEPARATOR = "\x02"
+"""No tokenizer joins it to what follows."""
+
+
+class GrammarText(Protocol):
+    """What grammars need of the model's text side."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def token_texts(self) -> Sequence[bytes]: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def own_encoder(self) -> Callable[[str], list[int]]: ...
+
+
+class Grammar:
+    """Where one generation is in its grammar. Not safe for several threads at once."""
+
+    __slots__ = ("_matcher", "_vocab_size", "_words")
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._words: npt.NDArray[np.int32] = np.zeros((1, -(-vocab_size // 32)), np.int32)
+
+    def allowed(self) -> memoryview:
+        """The tokens that may come next: 32-bit words, a bit for each token. Valid until the next call."""
+        fill_next_token_bitmask(self._matcher, self._words)
+        self._check()
+        return memoryview(self._words.view(np.uint32)[0])
+
+    def advance(self, token: int) -> None:
+        """Take a token that was allowed."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def forced(self) -> list[int]:
+        """The tokens that have to follow: taken already."""
+        if self._matcher.is_stopped():
+            return []
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        self._check()
+        if tokens:
+            self._matcher.consume_tokens(tokens)
+            self._check()
+        return tokens
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing but the end may follow."""
+        return bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise Invalid(f"the grammar can't go on: {_reason(self._matcher)}")
+
+
+class Grammars:
+    """Compiles grammars for one model, and keeps the latest."""
+
+    def __init__(self, text: GrammarText) -> None:
+        self._text = text
+        self._lock = Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+
+    def kept(self, kind: str, source: str) -> Grammar | None:
+        """A grammar that was compiled before: at once."""
+        with self._lock:
+            found = self._kept.get((kind, source))
+            if found is None:
+                return None
+            self._kept.move_to_end((kind, source))
+            return Grammar(found.deep_copy(), self._text.vocab_size)
+
+    def compile(self, kind: str, source: str) -> Grammar:
+        """A grammar at its beginning. For a worker's thread: it may take seconds, the first one of a model longer."""
+        if (known := self.kept(kind, source)) is not None:
+            return known
+        if len(source) > MAX_SOURCE_BYTES:
+            raise Invalid(f"a grammar of {len(source)} characters: {MAX_SOURCE_BYTES} is the most")
+        matcher = LLMatcher(self._model_tokenizer(), _described(kind, source), log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise Invalid(f"the {kind} grammar can't be used: {_reason(matcher)}")
+        with self._lock:
+            self._kept[kind, source] = matcher
+            while len(self._kept) > NUM_KEPT:
+                self._kept.popitem(last=False)
+            return Grammar(matcher.deep_copy(), self._text.vocab_size)
+
+    def _model_tokenizer(self) -> LLTokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = LLTokenizer(
+                    _ModelTokenizer(self._text),  # type: ignore[arg-type] # by structure
+                    n_vocab=self._text.vocab_size,
+                    eos_token=sorted(self._text.eos_ids),
+                )
+            return self._tokenizer
+
+
+class _ModelTokenizer:
+    """The model's vocabulary as llguidance takes one: bytes of tokens, and a function that tokenizes."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id: int | None = None
+
+    def __init__(self, text: GrammarText) -> None:
+        if not text.eos_ids:
+            raise SymError("this model declares no token that ends a text, so it can have no grammars")
+        self.eos_token_id = min(text.eos_ids)
+        self.tokens = list(text.token_texts)
+        self.special_token_ids = sorted(text.special_ids | text.eos_ids)
+        self._encode = text.own_encoder()
+        special = set(self.special_token_ids)
+        self._token_of = {data: token for token, data in enumerate(self.tokens) if data and token not in special}
+        self._longest = max(map(len, self._token_of))
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Tokens whose bytes are exactly those of the text: the model's own where it can say it, else the longest."""
+        data = text.encode() if isinstance(text, str) else text
+        for prefix in ("", _SEPARATOR):  # some tokenizers put a space before a text
+            tokens = self._encoded(prefix, data)
+            if tokens is not None:
+                return tokens
+        return self._longest_tokens(data)
+
+    def _encoded(self, prefix: str, data: bytes) -> list[int] | None:
+        try:
+            tokens = self._encode(prefix + data.decode())
+        except (SymError, UnicodeDecodeError):
+            return None
+        num_before = len(b"".join(self.tokens[token] for token in tokens)) - len(data)
+        begin = 0
+        while num_before > 0:
+            num_before -= len(self.tokens[tokens[begin]])
+            begin += 1
+        rest = tokens[begin:]
+        return rest if b"".join(self.tokens[token] for token in rest) == data else None
+
+    def _longest_tokens(self, data: bytes) -> list[int]:
+        tokens, at = [], 0
+        while at < len(data):
+            for length in range(min(self._longest, len(data) - at), 0, -1):
+                if (token := self._token_of.get(data[at : at + length])) is not None:
+                    tokens.append(token)
+                    at += length
+                    break
+            else:
+                at += 1  # a byte that this model can't spell: no token has it, and no mask will allow it
+        return tokens
+
+
+def _described(kind: str, source: str) -> str:
+    match kind:
+        case "json":
+            try:
+                return LLMatcher.grammar_from_json_schema(json.dumps(json.loads(source)))
+            except (ValueError, RecursionError) as error:
+                raise Invalid(f"the schema is no JSON: {error}") from None
+        case "regex":
+            return LLMatcher.grammar_from_regex(source)
+        case "lark":
+            return LLMatcher.grammar_from_lark(source)
+        case _:
+            raise Invalid(f"a grammar of kind {kind[:40]!r}: 'json', 'regex' and 'lark' are known")
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """What llguidance says, on one line."""
+    return " ".join(matcher.get_error().split())[:500]

@@ -1,0 +1,379 @@
+"""Messages from program to program: each connection has a mailbox, and a buffer for each topic that it reads.
+
+*Nobody waits for a reader.* A message goes into the reader's buffer, or if that is full, it does not: the sender is
+told at once (a mailbox), or the reader is later (a topic). A topic that nobody reads does not exist. Buffers go with
+their connection: of a process with several, the newest one that the sender may reach has the mailbox that counts.
+
+*Nothing is lost between two receivers.* A message is in a buffer, or on its way to one RECV. A client that gives a RECV
+up says CANCEL; if the message was sent by then, the client has not looked at it, and it goes back to where it was. For
+this the last messages that were sent are kept a while.
+
+*What it costs is bounded.* All buffers of a message share its bytes. A connection holds at most MAX_BYTES in its
+mailbox, the same in all its topics together and the same of what it was just sent; and a RECV is answered only while
+the ring of the connection has room, so a process that is stopped with a thousand threads in `recv` takes no more.
+
+Owned by the daemon's trio thread; nothing here awaits, but for a message that goes to many readers.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import trio
+
+from kvfs.alarms import Alarm, Alarms
+from libsym.abi import MessageKind
+from libsym.channel import PAYLOAD_BYTES, Request
+from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, SymError, TooLarge, WouldBlock
+from scheduler.lip import MAX_LATER, Lip
+from scheduler.messages import Reply
+
+MAX_TOPIC_BYTES = 255
+"""Of a topic's name, as of a file's."""
+MAX_MESSAGE_BYTES = PAYLOAD_BYTES - MAX_TOPIC_BYTES
+"""What fits a frame whatever the topic is called. Longer things are better put into a file."""
+MAX_MESSAGES = 1024
+"""In one buffer: as many as a program may have threads or tasks."""
+MAX_BYTES = 2 << 20
+"""Two of the largest messages. The ring of the connection takes as much."""
+MAX_TOPICS = 1024
+"""That one connection reads: one for each of its tasks."""
+NO_LIMIT_MS = -1
+
+_KINDS = frozenset(MessageKind)
+_AT_ONCE_READERS = 32
+_AT_ONCE_BYTES = 1 << 20
+"""Copied into rings before others get their turn: some 0.2 ms."""
+
+Account: TypeAlias = tuple[int, int | None]
+"""Uid, and the number of the directory that a connection is confined to. Topics are an account's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one SEND said; every buffer that it is in refers to the same one."""
+
+    kind: int
+    sender: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class Budget:
+    """What some buffers hold together."""
+
+    num_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A RECV that waits."""
+
+    request_id: int
+    alarm: Alarm | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Box:
+    """One buffer: the mailbox of a connection, or what a topic has for it. Messages are numbered as they come."""
+
+    lip: Lip
+    topic: bytes
+    """Empty: it is the mailbox."""
+    budget: Budget
+    messages: deque[tuple[int, Message]] = field(default_factory=deque)
+    waiters: dict[Waiter, None] = field(default_factory=dict)
+    """In order of arrival."""
+    num_lost: int = 0
+    """Since the reader was told last."""
+    is_closed: bool = False
+    _next_number: int = 0
+
+    def put(self, message: Message) -> bool:
+        """Take a message in, unless that is too much."""
+        if len(self.messages) >= MAX_MESSAGES or self.budget.num_bytes + len(message.data) > MAX_BYTES:
+            return False
+        self.messages.append((self._next_number, message))
+        self._next_number += 1
+        self.budget.num_bytes += len(message.data)
+        return True
+
+    def take(self) -> tuple[int, Message]:
+        """The oldest message and its number."""
+        number, message = self.messages.popleft()
+        self.budget.num_bytes -= len(message.data)
+        return number, message
+
+    def put_back(self, number: int, message: Message) -> None:
+        """A message that was taken and not read: it is where it was, before those that came later."""
+        place = 0
+        while place < len(self.messages) and self.messages[place][0] < number:
+            place += 1
+        self.messages.insert(place, (number, message))
+        self.budget.num_bytes += len(message.data)
+
+    def close(self) -> None:
+        """Nobody reads it any more."""
+        self.is_closed = True
+        self.budget.num_bytes -= sum(len(message.data) for _number, message in self.messages)
+        self.messages.clear()
+        self.waiters.clear()
+
+
+@dataclass(slots=True, eq=False)
+class Reader:
+    """What one connection has."""
+
+    account: Account
+    mailbox: Box
+    topics: dict[bytes, Box] = field(default_factory=dict)
+    topics_budget: Budget = field(default_factory=Budget)
+    sent: deque[tuple[int, int, Callable[[], None]]] = field(default_factory=deque)
+    """Of messages that were just sent: the request's id, the bytes, and what takes it back."""
+    sent_bytes: int = 0
+
+    def boxes(self) -> list[Box]:
+        return [self.mailbox, *self.topics.values()]
+
+
+class Mail:
+    """Answers SEND, RECV, SUBSCRIBE and UNSUBSCRIBE."""
+
+    def __init__(self, alarms: Alarms) -> None:
+        self._alarms = alarms
+        self._readers: dict[Lip, Reader] = {}
+        self._processes: dict[int, list[Lip]] = {}
+        """Connections by process, oldest first."""
+        self._topics: dict[tuple[Account, bytes], dict[Box, None]] = {}
+
+    # Who is there
+
+    def join(self, lip: Lip) -> None:
+        """A program has connected, or is somebody else from now on: it gets a mailbox."""
+        root = lip.credentials.root
+        account = lip.credentials.uid, None if root is None else root.number
+        self._readers[lip] = Reader(account, Box(lip, b"", Budget()))
+        self._processes.setdefault(lip.pid, []).append(lip)
+
+    def leave(self, lip: Lip) -> None:
+        """Its buffers go, and nobody is told of what was in them. Nothing happens if it had not joined."""
+        reader = self._readers.get(lip)
+        if reader is None:
+            return
+        for box in reader.boxes():
+            self._close(reader, box)
+        for request_id, _num_bytes, take_back in reader.sent:
+            _forget(lip, request_id, take_back)
+        del self._readers[lip]
+        connections = self._processes[lip.pid]
+        connections.remove(lip)
+        if not connections:
+            del self._processes[lip.pid]
+
+    @property
+    def num_topics(self) -> int:
+        """Topics that somebody reads."""
+        return len(self._topics)
+
+    # System calls
+
+    def send(self, lip: Lip, request: Request) -> Reply | Coroutine[Any, Any, Reply]:
+        """args: kind, process (0: a topic), bytes of the topic's name, which the payload begins with."""
+        kind, pid, topic_bytes, _ = request.args
+        if kind not in _KINDS:
+            raise Invalid(f"there is no kind {kind} of messages")
+        if not 0 <= topic_bytes <= len(request.payload) or (pid and topic_bytes):
+            raise Invalid(f"a topic of {topic_bytes} bytes in a message of {len(request.payload)} to process {pid}")
+        message = Message(kind, lip.pid, request.payload[topic_bytes:])
+        if len(message.data) > MAX_MESSAGE_BYTES:
+            raise TooLarge(
+                f"a message of {len(message.data)} bytes: {MAX_MESSAGE_BYTES} is the most, put it into a file"
+            )
+        if pid:
+            return self._send_to_process(lip, pid, message)
+        return self._send_to_topic(lip, _topic(request.payload[:topic_bytes]), message)
+
+    def recv(self, lip: Lip, request: Request) -> None:
+        """args: how many milliseconds it may take, -1 for any time; the payload is a topic, or nothing: the mailbox.
+
+        Answered with kind and sender, and the data, as soon as there is something.
+        """
+        timeout_ms = request.args[0]
+        if timeout_ms < NO_LIMIT_MS:
+            raise Invalid(f"a timeout of {timeout_ms} ms: give 0 or more, or -1 to wait for ever")
+        reader = self._readers[lip]
+        box = self._subscribe(lip, reader, request.payload) if request.payload else reader.mailbox
+        if timeout_ms == 0 and not box.messages and not box.num_lost:
+            raise WouldBlock(f"there is no message in {_name(box)}")
+        if lip.num_later >= MAX_LATER:
+            raise WouldBlock(f"{MAX_LATER} calls of this program wait already: let some of them end")
+        waiter = Waiter(request.id)
+        box.waiters[waiter] = None
+        lip.num_later += 1
+        lip.cancellable[request.id] = partial(self._end, box, waiter, errno.ECANCELED, "recv() was cancelled")
+        if timeout_ms > 0:
+            no_message = f"no message came to {_name(box)} in {timeout_ms} ms"
+            waiter.alarm = self._alarms.set(
+                timeout_ms / 1000, partial(self._end, box, waiter, errno.EWOULDBLOCK, no_message)
+            )
+        self._hand_over(box)
+
+    def subscribe(self, lip: Lip, request: Request) -> Reply:
+        """From now on, what is sent to the topic is kept for this connection."""
+        self._subscribe(lip, self._readers[lip], request.payload)
+        return Reply()
+
+    def unsubscribe(self, lip: Lip, request: Request) -> Reply:
+        """The topic is not read any more, and a RECV that waits for it ends; nothing happens if it was not."""
+        reader = self._readers[lip]
+        box = reader.topics.get(_topic(request.payload))
+        if box is not None:
+            for waiter in tuple(box.waiters):
+                self._end(box, waiter, errno.EINTR, f"the wait was ended: {_name(box)} was unsubscribed meanwhile")
+            self._close(reader, box)
+        return Reply()
+
+    # Parts
+
+    def _send_to_process(self, lip: Lip, pid: int, message: Message) -> Reply:
+        box = self._readers[self._addressee(lip, pid)].mailbox
+        if not box.put(message):
+            raise WouldBlock(
+                f"the mailbox of process {pid} is full ({len(box.messages)} messages, {box.budget.num_bytes} bytes): "
+                "it has to receive some first"
+            )
+        self._hand_over(box)
+        return Reply((1,))
+
+    def _addressee(self, lip: Lip, pid: int) -> Lip:
+        """The newest connection of a process that the sender may reach."""
+        account = self._readers[lip].account
+        reaches_all = account == (0, None)
+        connections = self._processes.get(pid, ())
+        for other in reversed(connections):
+            if reaches_all or self._readers[other].account == account:
+                return other
+        if connections and lip.credentials.root is None:
+            raise NotPermitted(f"process {pid} is another account's: uid {lip.credentials.uid} can't send to it")
+        raise NotFound(f"no program with pid {pid} is connected")
+
+    def _send_to_topic(self, lip: Lip, topic: bytes, message: Message) -> Reply | Coroutine[Any, Any, Reply]:
+        """All buffers have it when this returns; the readers that wait, too, unless they are many."""
+        boxes = self._topics.get((self._readers[lip].account, topic), {})
+        num_reached, waiting = 0, list[Box]()
+        for box in boxes:
+            if not box.put(message):
+                box.num_lost += 1
+                continue
+            num_reached += 1
+            if box.waiters:
+                waiting.append(box)
+        if len(waiting) > _AT_ONCE_READERS or len(waiting) * len(message.data) > _AT_ONCE_BYTES:
+            return self._hand_over_to_many(waiting, len(message.data), num_reached)
+        for box in waiting:
+            self._hand_over(box)
+        return Reply((num_reached,))
+
+    async def _hand_over_to_many(self, boxes: Sequence[Box], num_bytes: int, num_reached: int) -> Reply:
+        """Not to be ended by the sender's end: the readers wait, and their messages are there."""
+        a_turn = min(_AT_ONCE_READERS, max(1, _AT_ONCE_BYTES // max(1, num_bytes)))
+        with trio.CancelScope(shield=True):
+            for first in range(0, len(boxes), a_turn):
+                for box in boxes[first : first + a_turn]:
+                    self._hand_over(box)
+                await trio.lowlevel.checkpoint()
+        return Reply((num_reached,))
+
+    def _hand_over(self, box: Box) -> None:
+        """Answer whoever waits, while there are messages, and room in the ring: the rest comes when there is."""
+        channel = box.lip.channel
+        while box.waiters and (box.messages or box.num_lost):
+            if channel.num_waiting_replies:
+                box.lip.when_room[box] = partial(self._hand_over, box)
+                return
+            waiter = next(iter(box.waiters))
+            if box.num_lost:
+                num_lost, box.num_lost = box.num_lost, 0
+                why = f"{num_lost} messages of {_name(box)} were lost: its buffer was full, receive more often"
+                self._end(box, waiter, errno.ENOBUFS, why)
+                continue
+            self._stop_waiting(box, waiter)
+            number, message = box.take()
+            self._remember(box, waiter.request_id, number, message)
+            channel.reply(waiter.request_id, (message.kind, message.sender), message.data)
+
+    def _remember(self, box: Box, request_id: int, number: int, message: Message) -> None:
+        """Until so many others were sent, the client may give the message back by cancelling its RECV."""
+        lip = box.lip
+        reader = self._readers[lip]
+        take_back = partial(self._take_back, box, number, message)
+        lip.cancellable[request_id] = take_back
+        reader.sent.append((request_id, len(message.data), take_back))
+        reader.sent_bytes += len(message.data)
+        while len(reader.sent) > MAX_MESSAGES or (reader.sent_bytes > MAX_BYTES and len(reader.sent) > 1):
+            oldest, num_bytes, its_take_back = reader.sent.popleft()
+            reader.sent_bytes -= num_bytes
+            _forget(lip, oldest, its_take_back)
+
+    def _take_back(self, box: Box, number: int, message: Message) -> None:
+        if not box.is_closed:
+            box.put_back(number, message)
+            self._hand_over(box)
+
+    def _end(self, box: Box, waiter: Waiter, code: int, why: str) -> None:
+        """A RECV ends without a message."""
+        self._stop_waiting(box, waiter)
+        box.lip.channel.reply(waiter.request_id, error=SymError(why, code))
+
+    def _stop_waiting(self, box: Box, waiter: Waiter) -> None:
+        del box.waiters[waiter]
+        box.lip.num_later -= 1
+        box.lip.cancellable.pop(waiter.request_id, None)
+        if waiter.alarm is not None:
+            self._alarms.cancel(waiter.alarm)
+
+    def _subscribe(self, lip: Lip, reader: Reader, payload: bytes) -> Box:
+        topic = _topic(payload)
+        box = reader.topics.get(topic)
+        if box is None:
+            if len(reader.topics) >= MAX_TOPICS:
+                raise NoBuffers(f"this program reads {MAX_TOPICS} topics already: unsubscribe() from some")
+            box = reader.topics[topic] = Box(lip, topic, reader.topics_budget)
+            self._topics.setdefault((reader.account, topic), {})[box] = None
+        return box
+
+    def _close(self, reader: Reader, box: Box) -> None:
+        for waiter in tuple(box.waiters):
+            self._stop_waiting(box, waiter)
+        box.close()
+        box.lip.when_room.pop(box, None)
+        if box.topic:
+            del reader.topics[box.topic]
+            readers = self._topics[reader.account, box.topic]
+            del readers[box]
+            if not readers:
+                del self._topics[reader.account, box.topic]
+
+
+def _topic(name: bytes) -> bytes:
+    if not 1 <= len(name) <= MAX_TOPIC_BYTES:
+        raise Invalid(f"a topic's name has 1 to {MAX_TOPIC_BYTES} bytes, not {len(name)}")
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        raise Invalid(f"the topic {name.decode(errors='replace')} is no UTF-8") from None
+    return name
+
+
+def _name(box: Box) -> str:
+    return f"the topic {box.topic.decode()}" if box.topic else "the mailbox"
+
+
+def _forget(lip: Lip, request_id: int, cancel: Callable[[], None]) -> None:
+    if lip.cancellable.get(request_id) is cancel:
+        del lip.cancellable[request_id]

@@ -1,0 +1,112 @@
+"""Result slots for the calls of one program: at once while there are some, then in order, as it lets go of rows.
+
+A program that keeps all its distributions is the only one that could free a slot, and it may be waiting for this very
+call. So a wait has an end: NoBuffers when no slot has moved for PATIENCE_S. Until then the client rings when it frees
+some, and the listener calls `serve()`.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from libsym.channel import ServerChannel
+from libsym.errors import NoBuffers, SymError
+
+PATIENCE_S = 1.0
+"""Without a slot given out or freed. A loop that is slow to look at its rows takes milliseconds; one that holds them
+all would wait for ever."""
+
+Then = Callable[[int | SymError], None]
+"""Is told the first slot, or why there is none."""
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    num_rows: int
+    then: Then
+
+
+class Slots:
+    """Gives out the slots of one connection. All of it on the trio thread; `then` may call back into it."""
+
+    def __init__(self, channel: ServerChannel) -> None:
+        self._channel = channel
+        self._waits: deque[_Wait] = deque()
+        self._num_held = 0
+        self.deadline = math.inf
+        """When `serve()` is due at the latest, in trio's time."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Calls that wait for slots."""
+        return len(self._waits)
+
+    def take(self, num_rows: int, then: Then) -> Callable[[], None]:
+        """Tells `then` the first of `num_rows` slots: now, or when its turn has come. Gives what cancels the wait."""
+        wait = _Wait(num_rows, then)
+        found = None if self._waits else self._find(num_rows)
+        if found is not None:
+            then(found)
+            return lambda: None
+        self._waits.append(wait)
+        if len(self._waits) == 1:
+            self._moved()
+            self.serve()
+        return lambda: self._cancel(wait)
+
+    def serve(self) -> None:
+        """Slots may have become free, or time has passed."""
+        if not self._waits:
+            return
+        self._channel.want_slots()  # first: what is freed after the look below rings
+        while self._waits and (found := self._find(self._waits[0].num_rows)) is not None:
+            wait = self._waits.popleft()
+            self._moved()
+            wait.then(found)
+        held = self._channel.num_held_slots
+        if held != self._num_held:
+            self._moved()
+        if trio.current_time() >= self.deadline:
+            self._give_up()
+        if not self._waits:
+            self.deadline = math.inf
+
+    def drop(self) -> None:
+        """The program has gone: its waits are forgotten."""
+        self._waits.clear()
+        self.deadline = math.inf
+
+    def _find(self, num_rows: int) -> int | SymError | None:
+        try:
+            return self._channel.take_rows(num_rows)
+        except NoBuffers:
+            return None
+        except SymError as error:
+            return error
+
+    def _moved(self) -> None:
+        self._num_held = self._channel.num_held_slots
+        self.deadline = trio.current_time() + PATIENCE_S
+
+    def _give_up(self) -> None:
+        waits = [*self._waits]
+        self._waits.clear()
+        for wait in waits:
+            wait.then(
+                NoBuffers(
+                    f"no {wait.num_rows} of the connection's {self._channel.num_slots} result slots became free in "
+                    f"{PATIENCE_S:g} s: drop some Dists first, or ask for top_k"
+                )
+            )
+
+    def _cancel(self, wait: _Wait) -> None:
+        if wait in self._waits:
+            self._waits.remove(wait)
+            wait.then(SymError("pred() was cancelled while it waited for result slots", errno.ECANCELED))
+            self.serve()

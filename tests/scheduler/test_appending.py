@@ -1,0 +1,400 @@
+"""PRED, PRED_BATCH and GENERATE as a malicious program may send them, and how tokens wait for a reader."""
+
+import errno
+import json
+import logging
+import os
+import struct
+from array import array
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from decoder.arena import Arena
+from decoder.cpu.backend import CpuDecoder
+from decoder.facts import Facts
+from decoder.model import load_model
+from kvfs.fs import FileSystem
+from kvfs.pages import PagePool
+from kvfs.tree import Credentials
+from libsym.abi import MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Finish, Op
+from libsym.channel import Request
+from libsym.errors import NoBuffers
+from libsym.reduced import reduction_block
+from libsym.sampling import Sampler
+from scheduler.batch import BatchScheduler
+from scheduler.gate import Gate
+from scheduler.lip import Lip
+
+VOCAB_SIZE = 259
+NUM_SLOTS = 64
+REQUEST = struct.Struct("=IHHIIQQqqqq")
+GREEDY = Sampler.greedy().block()
+
+
+@dataclass
+class Answers:
+    """Takes the place of a channel: what was replied, by request, and slots that can't be given out twice."""
+
+    replies: dict[int, list] = field(default_factory=dict)
+    over: set[int] = field(default_factory=set)
+    free: set[int] = field(default_factory=lambda: set(range(NUM_SLOTS)))
+    num_waiting_replies = 0
+    num_slots = NUM_SLOTS
+
+    def reply(self, request_id, args=(), payload=b"", error=None, *, more=False):
+        assert request_id not in self.over, "answered after its end"
+        if not more:
+            self.over.add(request_id)
+        self.replies.setdefault(request_id, []).append((args, payload, error))
+
+    def take_rows(self, num_rows):
+        for first in range(NUM_SLOTS - num_rows + 1):
+            wanted = set(range(first, first + num_rows))
+            if wanted <= self.free:
+                self.free -= wanted
+                return first
+        raise NoBuffers("none are free")
+
+    def row(self, _slot):
+        return memoryview(np.empty(VOCAB_SIZE, np.float32))
+
+    def free_rows(self, first, num_rows):
+        rows = set(range(first, first + num_rows))
+        assert not rows & self.free, "freed twice"
+        self.free |= rows
+
+    @property
+    def num_held_slots(self):
+        return NUM_SLOTS - len(self.free)
+
+    def want_slots(self):
+        pass
+
+    def close(self):
+        pass
+
+
+class Text:
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self, model):
+        self.max_positions = model.config.max_positions
+        self.token_texts = [model.tokenizer.token_bytes(token) for token in range(VOCAB_SIZE)]
+        self.eos_ids = model.tokenizer.eos_ids
+        self.special_ids = model.tokenizer.special_ids
+        self.own_encoder = model.tokenizer.own_encoder
+
+
+class Bench:
+    def __init__(self, directory):
+        model = load_model("tiny")
+        arena = Arena(model.config, 64)
+        self.fs = FileSystem(PagePool(arena), Facts(model, arena, "float32"), directory / "files", 0, 0)
+        decoder = CpuDecoder(model.config, model.weights, arena, 1)
+        self.batches = BatchScheduler(self.fs, decoder, model.config.max_positions, VOCAB_SIZE)
+        self.gate = Gate(self.fs, self.batches, Text(model), dict)
+        self.me = Credentials(0, 0)
+
+    def run(self, *requests, prepare=lambda _lip: None):
+        """Send requests of one program to its file (handle 1) and to one that it may read (2); their replies."""
+        lip = Lip(os.getpid(), self.me, Answers())
+        prepare(lip)
+
+        async def main():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.batches.run)
+                file = self.fs.kv_create(self.me, None)
+                lip.add(file)
+                reading = self.fs.kv_create(self.me, "read.kv")
+                lip.add(self.fs.kv_open(self.me, "read.kv", write=False))
+                with trio.fail_after(30):
+                    for request in requests:
+                        self.gate.handle(lip, request, nursery)
+                    while len(lip.channel.over) < len({request.id for request in requests}):
+                        await trio.testing.wait_all_tasks_blocked()
+                        await trio.sleep(0.001)
+                self.length = file.table.length
+                assert lip.cancellable == {}
+                self.gate.hang_up(lip)
+                self.fs.kv_remove(self.me, "read.kv")
+                self.fs.kv_close(reading)
+                self.fs.check()
+                nursery.cancel_scope.cancel()
+
+        trio.run(main)
+        return lip.channel
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    return Bench(tmp_path_factory.mktemp("bench"))
+
+
+def int32(*numbers):
+    return array("i", numbers).tobytes()
+
+
+def pred(payload, *, flags=ROWS_LAST, handle=1, args=None, number=1):
+    return Request(Op.PRED, flags, number, handle, args or (1, 0, 0, 0), payload)
+
+
+def generate(payload, *, handle=1, args=(1, 0, 4, 0), number=1):
+    return Request(Op.GENERATE, 0, number, handle, args, payload)
+
+
+def frame(request, *, op=Op.PRED, frame_bytes=None, zero=0):
+    size = 64 + len(request.payload) if frame_bytes is None else frame_bytes
+    header = REQUEST.pack(size, op, zero, request.flags, 0, request.id, request.handle, *request.args)
+    return header + request.payload + bytes(-len(request.payload) % 64)
+
+
+def batch(count, payload, number=1):
+    return Request(Op.PRED_BATCH, 0, number, 0, (count, 0, 0, 0), payload)
+
+
+def the_error(answers, number=1):
+    return answers.replies[number][-1][2]
+
+
+MASK = struct.pack("=II", 1, 0)
+WRONG_PREDS = {
+    "no tokens": pred(b"", args=(0, 0, 0, 0)),
+    "a negative number of tokens": pred(int32(1), args=(-1, 0, 0, 0)),
+    "more tokens than were sent": pred(int32(1), args=(2, 0, 0, 0)),
+    "as many tokens as there are numbers": pred(int32(1), args=(1 << 62, 0, 0, 0)),
+    "fewer tokens than were sent": pred(int32(1, 2), args=(1, 0, 0, 0)),
+    "half a token": pred(b"\1\0", args=(1, 0, 0, 0)),
+    "a token beyond the vocabulary": pred(int32(VOCAB_SIZE)),
+    "a negative token": pred(int32(-1)),
+    "a position beyond the context": pred(int32(1, 1 << 30), args=(1, 1, 0, 0)),
+    "a first position whose last overflows": pred(int32(1, 2, (1 << 31) - 1), args=(2, 1, 0, 0)),
+    "a negative position": pred(int32(1, -1), args=(1, 1, 0, 0)),
+    "some positions": pred(int32(1, 2, 3, 4, 5), args=(3, 2, 0, 0)),
+    "a negative number of positions": pred(int32(1), args=(1, -1, 0, 0)),
+    "two kinds of rows": pred(int32(1), flags=ROWS_LAST | ROWS_ALL),
+    "no kind of rows": pred(int32(1), flags=0),
+    "a priority beyond the limits": pred(int32(1), args=(1, 0, 0, 101)),
+    "a mask that is not there": pred(int32(1), flags=ROWS_LAST | MASKED),
+    "a mask that is cut short": pred(int32(1) + struct.pack("=II", 1, 1), flags=ROWS_LAST | MASKED),
+    "a mask of four billion columns": pred(int32(1) + struct.pack("=II", 1, 0xFFFFFFFF), flags=ROWS_LAST | MASKED),
+    "a mask of four billion rows": pred(int32(1) + struct.pack("=II", 0xFFFFFFFF, 0), flags=ROWS_LAST | MASKED),
+    "a mask of another file": pred(int32(1) + struct.pack("=III", 1, 9, 0x1FF), flags=ROWS_LAST | MASKED),
+    "a mask of no rows": pred(int32(1) + struct.pack("=II", 0, 0), flags=ROWS_LAST | MASKED),
+    "what follows a mask": pred(int32(1) + MASK + b"more", flags=ROWS_LAST | MASKED),
+    "a reduction that is not there": pred(int32(1), flags=ROWS_LAST | REDUCED),
+    "more named tokens than were sent": pred(
+        int32(1) + struct.pack("=IIII", 1, 0xFFFFFFFF, 0, 0), flags=ROWS_LAST | REDUCED
+    ),
+    "a named token beyond the vocabulary": pred(int32(1) + reduction_block(1, [VOCAB_SIZE]), flags=ROWS_LAST | REDUCED),
+    "more likely tokens than there are": pred(int32(1) + reduction_block(VOCAB_SIZE + 1), flags=ROWS_LAST | REDUCED),
+    "a reserved field": pred(int32(1) + struct.pack("=IIII", 1, 0, 0, 1), flags=ROWS_LAST | REDUCED),
+    "a sampler that is cut short": pred(int32(1) + reduction_block(None, (), GREEDY[:-1]), flags=ROWS_LAST | REDUCED),
+    "what follows a reduction": pred(int32(1) + reduction_block(1) + b"more", flags=ROWS_LAST | REDUCED),
+    "a file that is open for reading": pred(int32(1), handle=2),
+    "a handle that is none": pred(int32(1), handle=77),
+}
+
+
+@pytest.mark.parametrize("request_", WRONG_PREDS.values(), ids=WRONG_PREDS.keys())
+def test_a_pred_that_is_wrong_is_answered_by_an_error_and_appends_nothing(bench, request_):
+    answers = bench.run(request_)
+    assert the_error(answers).errno in {errno.EINVAL, errno.EACCES, errno.EBADF, errno.EMSGSIZE}
+    assert bench.length == 0
+    assert len(answers.free) == NUM_SLOTS
+
+
+GOOD = frame(pred(int32(1)))
+WRONG_BATCHES = {
+    "none": batch(0, b""),
+    "a negative number": batch(-1, GOOD),
+    "more than are possible": batch(257, GOOD * 257),
+    "more than were sent": batch(2, GOOD),
+    "fewer than were sent": batch(1, GOOD * 2),
+    "a frame that is cut short": batch(1, GOOD[:40]),
+    "a payload that is cut short": batch(1, GOOD[:64]),
+    "a frame without padding": batch(1, GOOD[:68]),
+    "a frame smaller than its header": batch(1, frame(pred(int32(1)), frame_bytes=63)),
+    "a frame larger than the message": batch(1, frame(pred(int32(1)), frame_bytes=0xFFFFFFFF)),
+    "another operation": batch(1, frame(pred(int32(1)), op=Op.KV_CLOSE)),
+    "a batch in a batch": batch(1, frame(pred(int32(1)), op=Op.PRED_BATCH)),
+    "a reserved field": batch(1, frame(pred(int32(1)), zero=1)),
+}
+
+
+@pytest.mark.parametrize("request_", WRONG_BATCHES.values(), ids=WRONG_BATCHES.keys())
+def test_a_batch_that_is_no_batch_is_an_error_as_a_whole(bench, request_):
+    answers = bench.run(request_)
+    assert the_error(answers).errno == errno.EINVAL
+    assert bench.length == 0
+    assert len(answers.free) == NUM_SLOTS
+
+
+def test_every_wrong_pred_is_an_error_of_its_own_in_a_batch(bench):
+    parts = [frame(each) for each in WRONG_PREDS.values()] + [GOOD]
+    answers = bench.run(batch(len(parts), b"".join(parts)))
+    (args, payload, error), at, codes = answers.replies[1][0], 0, []
+    assert (args, error) == ((len(parts),), None)
+    while at < len(payload):
+        size, code = struct.unpack_from("=Ii", payload, at)
+        codes.append(code)
+        at += -(-size // 64) * 64
+    assert len(codes) == len(parts)
+    assert all(codes[:-1])
+    assert codes[-1] == 0
+    assert bench.length == 1
+    assert answers.num_held_slots == 1
+
+
+def options(**given):
+    return json.dumps(given).encode()
+
+
+WRONG_GENERATIONS = {
+    "no sampler": generate(int32(1)),
+    "a sampler that is cut short": generate(int32(1) + GREEDY[:63]),
+    "a sampler with more biases than were sent": generate(
+        int32(1) + GREEDY[:48] + struct.pack("=IIII", 0xFFFFFFFF, 0, 0, 0)
+    ),
+    "a sampler that is not a number": generate(int32(1) + struct.pack("=d", float("nan")) + GREEDY[8:]),
+    "no JSON": generate(int32(1) + GREEDY + b"{"),
+    "JSON that is too deep": generate(int32(1) + GREEDY + b"[" * 100_000),
+    "JSON that is no object": generate(int32(1) + GREEDY + b"[1]"),
+    "an unknown option": generate(int32(1) + GREEDY + options(colour="red")),
+    "stop tokens that are none": generate(int32(1) + GREEDY + options(stop_tokens=["a"])),
+    "a stop token that is a bool": generate(int32(1) + GREEDY + options(stop_tokens=[True])),
+    "a stop token beyond the vocabulary": generate(int32(1) + GREEDY + options(stop_tokens=[VOCAB_SIZE])),
+    "a stop text that is none": generate(int32(1) + GREEDY + options(stop=[1])),
+    "an empty stop text": generate(int32(1) + GREEDY + options(stop=[""])),
+    "half a character to stop at": generate(int32(1) + GREEDY + b'{"stop": ["\\ud800"]}'),
+    "too many stop texts": generate(int32(1) + GREEDY + options(stop=["a"] * 65)),
+    "a stop text that is too long": generate(int32(1) + GREEDY + options(stop=["a" * 1025])),
+    "a grammar without a source": generate(int32(1) + GREEDY + options(grammar={"kind": "json"})),
+    "a grammar of an unknown kind": generate(int32(1) + GREEDY + options(grammar={"kind": "x", "source": "x"})),
+    "a grammar that is none": generate(int32(1) + GREEDY + options(grammar={"kind": "regex", "source": "("})),
+    "a draft without numbers": generate(int32(1) + GREEDY + options(draft={"max_tokens": "8", "min_match": 2})),
+    "a draft that is too long": generate(int32(1) + GREEDY + options(draft={"max_tokens": 65, "min_match": 2})),
+    "an end that is neither": generate(int32(1) + GREEDY + options(stop_at_end="no")),
+    "a negative number of tokens to make": generate(int32(1) + GREEDY, args=(1, 0, -1, 0)),
+    "a priority beyond the limits": generate(int32(1) + GREEDY, args=(1, 0, 1, -101)),
+    "no tokens": generate(GREEDY, args=(0, 0, 1, 0)),
+    "a file that is open for reading": generate(int32(1) + GREEDY, handle=2),
+}
+
+
+@pytest.mark.parametrize("request_", WRONG_GENERATIONS.values(), ids=WRONG_GENERATIONS.keys())
+def test_a_generation_that_is_wrong_is_answered_by_an_error_and_appends_nothing(bench, request_):
+    answers = bench.run(request_)
+    assert the_error(answers).errno in {errno.EINVAL, errno.EACCES}
+    assert len(answers.replies[1]) == 1
+    assert bench.length == 0
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_message_surprises_the_gate(bench, caplog, data):
+    """What is right but for some bytes, flags or numbers is answered once, and nothing fails inside the daemon."""
+    right = [
+        pred(
+            int32(1, 2, 3) + MASK + reduction_block(2, [1], GREEDY),
+            flags=ROWS_ALL | MASKED | REDUCED,
+            args=(3, 0, 0, 0),
+        ),
+        pred(int32(1, 2, 3, 0), flags=ROWS_NONE, args=(3, 1, 0, 0)),
+        batch(2, GOOD * 2),
+        generate(
+            int32(1, 2) + GREEDY + options(stop=["a"], draft={"max_tokens": 3, "min_match": 1}), args=(2, 0, 4, 0)
+        ),
+    ]
+    request = data.draw(st.sampled_from(right))
+    payload = bytearray(request.payload)
+    for _ in range(data.draw(st.integers(0, 4))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(payload)) | st.just(len(payload)))
+    numbers = st.integers(-3, 5) | st.integers(-(1 << 63), (1 << 63) - 1)
+    args = tuple(data.draw(st.just(arg) | numbers) for arg in request.args)
+    if request.op is Op.GENERATE and not 0 < args[2] < 50:
+        args = (*args[:2], 4, args[3])  # a context full of tokens takes a second
+    flags = data.draw(st.just(request.flags) | st.integers(0, 63))
+    caplog.clear()
+    with caplog.at_level(logging.ERROR):
+        answers = bench.run(request._replace(payload=bytes(payload[:cut]), args=args, flags=flags))
+    assert not caplog.records
+    assert answers.over == {1}
+
+
+# ---- on the way to the program
+
+
+def tokens_of(answers, number=1):
+    return [list(array("i", payload)) for _, payload, error in answers.replies[number] if error is None]
+
+
+def test_tokens_are_sent_as_they_come(bench):
+    answers = bench.run(generate(int32(1, 2) + GREEDY, args=(2, 0, 5, 0)))
+    *tokens, last = answers.replies[1]
+    assert [args for args, _, _ in tokens] == [(1, entries) for entries in (2, 3, 4, 5, 6)]
+    assert last == ((0, 6, Finish.LENGTH, -1), b"", None)
+
+
+def test_tokens_are_kept_and_sent_together_while_replies_wait(bench):
+    def wait(lip):
+        lip.channel.num_waiting_replies = 1
+
+    together = bench.run(generate(int32(1, 2) + GREEDY, args=(2, 0, 20, 0)), prepare=wait)
+    one_by_one = bench.run(generate(int32(1, 2) + GREEDY, args=(2, 0, 20, 0)))
+    first, last = together.replies[1]
+    assert first[0] == (1, 2)  # from the first a program knows how long the file was
+    assert last[0][:3] == (19, 21, Finish.LENGTH)
+    assert [*chain(*tokens_of(together))] == [*chain(*tokens_of(one_by_one))]
+
+
+def test_what_was_kept_is_sent_before_an_error(bench):
+    """The pool has 64 pages of 32 entries."""
+
+    def wait(lip):
+        lip.channel.num_waiting_replies = 1
+
+    payload = int32(*[1] * 2000) + GREEDY + options(stop_at_end=False)
+    answers = bench.run(generate(payload, args=(2000, 0, 100, 0)), prepare=wait)
+    assert the_error(answers).errno == errno.ENOSPC
+    assert sum(map(len, tokens_of(answers))) == bench.length - 2000 + 1
+    assert answers.replies[1][-2][0] == (0, bench.length)
+
+
+def test_a_cancelled_generation_says_so_and_where_the_file_is(bench):
+    requests = [
+        generate(int32(1) + GREEDY + options(stop_at_end=False), args=(1, 0, 0, 0), number=5),
+        Request(Op.CANCEL, 0, 6, 0, (5, 0, 0, 0), b""),
+    ]
+    answers = bench.run(*requests)
+    args, _, error = answers.replies[5][-1]
+    assert error is None or error.errno == errno.ECANCELED
+    if error is None:
+        assert args[1:3] == (bench.length, Finish.CANCELLED)
+
+
+def test_a_cancelled_pred_appends_nothing_and_gives_its_slots_back(bench):
+    answers = bench.run(
+        pred(int32(*[1] * 40), flags=ROWS_ALL, args=(40, 0, 0, 0), number=5),
+        Request(Op.CANCEL, 0, 6, 0, (5, 0, 0, 0), b""),
+    )
+    assert the_error(answers, 5).errno == errno.ECANCELED
+    assert bench.length == 0
+    assert len(answers.free) == NUM_SLOTS
+
+
+def test_a_cancelled_batch_is_told_call_by_call(bench):
+    parts = frame(pred(int32(1, 2), args=(2, 0, 0, 0))) * 3
+    answers = bench.run(batch(3, parts, number=5), Request(Op.CANCEL, 0, 6, 0, (5, 0, 0, 0), b""))
+    (args, payload, error) = answers.replies[5][0]
+    assert (args, error) == ((3,), None)
+    assert struct.unpack_from("=Ii", payload, 0)[1] == errno.ECANCELED
+    assert bench.length == 0
+    assert len(answers.free) == NUM_SLOTS

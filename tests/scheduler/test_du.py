@@ -1,0 +1,198 @@
+"""kv_du at the gate: any number of files in any tree, in windows, and a sum in which each page counts once."""
+
+import json
+import os
+import random
+import stat
+
+import pytest
+import trio
+
+from decoder.arena import Arena
+from decoder.facts import Facts
+from decoder.model import load_model
+from kvfs.fs import FileSystem
+from kvfs.pages import PagePool
+from kvfs.tree import Credentials
+from libsym.abi import Op
+from libsym.channel import PAYLOAD_BYTES, Request
+from libsym.errors import Invalid, NotFound
+from scheduler.du import ROWS, TOTAL, DiskUsage
+from scheduler.lip import Lip
+
+ME, OTHER = Credentials(1000, 1000), Credentials(1001, 1001)
+
+
+class Bench:
+    def __init__(self, tmp_path):
+        model = load_model("tiny")
+        arena = Arena(model.config, 256)
+        self.fs = FileSystem(PagePool(arena), Facts(model, arena, "float32"), tmp_path / "files", 0, 0)
+        self.tree = self.fs.volume.tree
+        self.tree.root.mode = 0o777
+        self.usage = DiskUsage(self.fs)
+
+    def directory(self, path, mode=0o700):
+        parent, _, name = path.rpartition("/")
+        above = self.fs.find(ME, parent or ".")
+        return self.tree.make(above, os.fsencode(name), stat.S_IFDIR, mode=mode, uid=1000, gid=1000)
+
+    def make(self, path, num_entries=0):
+        file = self.fs.kv_create(ME, path)
+        if num_entries:
+            self.fs.reserve(file, [1] * num_entries, range(num_entries)).commit()
+        self.fs.kv_close(file)
+
+    def ask(self, what, path, last="", creds=ME):
+        payload = f"{path}\0{last}".encode("utf-8", "surrogateescape")
+        rest = self.usage.du(Lip(1, creds, None), Request(Op.KV_DU, 0, 1, 0, (what, 0, 0, 0), payload))
+        reply = trio.run(lambda: rest)
+        assert len(reply.payload) <= PAYLOAD_BYTES
+        return reply.args[:1] == (1,), json.loads(reply.payload)
+
+    def rows(self, path=".", creds=ME):
+        """All rows, and in how many windows they came."""
+        rows, denied, last, num_windows, more = [], [], "", 0, True
+        while more:
+            more, window = self.ask(ROWS, path, last, creds)
+            rows += window["rows"]
+            denied += window["denied"]
+            last = window["last"]
+            num_windows += 1
+        return rows, denied, num_windows
+
+    def total(self, path=".", creds=ME):
+        return self.ask(TOTAL, path, creds=creds)[1]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def test_rows_of_a_tree_come_in_the_order_of_names_and_say_what_each_file_costs(bench):
+    bench.directory("d")
+    bench.directory("d/in")
+    for path, length in (("d/z.kv", 33), ("d/in/a.kv", 1), ("d/a.kv", 0)):
+        bench.make(path, length)
+    rows, denied, _ = bench.rows("d")
+    assert [(row["path"], row["tokens"], row["pages"]) for row in rows] == [
+        ("d/a.kv", 0, 0),
+        ("d/in/a.kv", 1, 1),
+        ("d/z.kv", 33, 2),
+    ]
+    assert denied == []
+    assert bench.total("d") == {"path": "d", "tokens": 34, "pages": 3, "exclusive_pages": 3, "shared_pages": 0}
+    assert bench.rows("d/z.kv")[0] == [rows[2]]
+    assert bench.total("d/z.kv")["pages"] == 2
+
+
+def test_more_files_than_a_message_holds_come_in_windows_each_once(bench):
+    count = 12_000
+    bench.directory("d")
+    for index in range(count):
+        bench.make(f"d/{index:05}.kv")
+    rows, _, num_windows = bench.rows("d")
+    assert [row["path"] for row in rows] == [f"d/{index:05}.kv" for index in range(count)]
+    assert num_windows > 1
+
+
+def test_windows_join_wherever_they_end_in_a_tree_of_odd_names(bench, monkeypatch):
+    monkeypatch.setattr("scheduler.du.PAYLOAD_BYTES", 1000)
+    chance = random.Random(7)
+    directories = [""]
+    for _ in range(12):
+        path = chance.choice(directories) + chance.choice(["d", "e e", "\udcff\udcfe", "0", "z.kv", "\u20ac"]) + "x"
+        if path + "/" not in directories:
+            bench.directory(path)
+            directories.append(path + "/")
+    wanted = set()
+    for number in range(120):
+        path = f"{chance.choice(directories)}{chance.choice(['a', 'dx.kv', 'dy', '~'])}{number}\udc80.kv"
+        bench.make(path, number % 3)
+        wanted.add(f"./{path}")
+    rows, _, num_windows = bench.rows()
+    assert len(rows) == len(wanted)
+    assert {row["path"] for row in rows} == wanted
+    assert num_windows > 10
+    top = next(path for path in directories if path)[:-1]
+    below, _, _ = bench.rows(top)
+    assert below == [row | {"path": row["path"][2:]} for row in rows if row["path"].startswith(f"./{top}/")]
+
+
+def test_what_is_removed_between_two_windows_does_not_matter(bench, monkeypatch):
+    monkeypatch.setattr("scheduler.du.PAYLOAD_BYTES", 1000)
+    bench.directory("d")
+    for index in range(20):
+        bench.make(f"d/{index:02}.kv")
+    more, window = bench.ask(ROWS, ".")
+    assert more
+    bench.fs.kv_remove(ME, window["last"])
+    _, following = bench.ask(ROWS, ".", window["last"])
+    assert following["rows"][0]["path"] == f"./d/{len(window['rows']):02}.kv"
+
+
+def test_what_the_caller_may_not_read_is_named_and_not_counted(bench):
+    bench.directory("mine", 0o700)
+    bench.directory("open", 0o755)
+    bench.make("mine/a.kv", 5)
+    bench.make("open/b.kv", 40)
+    rows, denied, _ = bench.rows(creds=OTHER)
+    assert [row["path"] for row in rows] == ["./open/b.kv"]
+    assert denied == ["./mine"]
+    assert bench.total(creds=OTHER)["pages"] == 2
+    assert bench.rows("mine", OTHER)[1] == ["mine"]
+
+
+def test_a_page_that_forks_share_counts_once_in_the_sum(bench):
+    bench.make("a.kv", 64)
+    source = bench.fs.kv_open(ME, "a.kv", write=False)
+    bench.fs.kv_fork(ME, source, "b.kv")
+    bench.tree.link(source.inode, bench.tree.root, b"hard.kv")
+    assert [row["shared_pages"] for row in bench.rows()[0]] == [2, 2, 2]
+    found = bench.total()
+    assert (found["pages"], found["exclusive_pages"], found["tokens"]) == (2, 2, 192)
+
+
+def test_a_tree_deeper_than_a_path_is_named_where_it_becomes_so(bench):
+    above = bench.tree.root
+    for _ in range(20):
+        above = bench.tree.make(above, b"n" * 255, stat.S_IFDIR, mode=0o700, uid=1000, gid=1000)
+    _, denied, _ = bench.rows()
+    assert len(denied) == 1
+
+
+def test_a_long_walk_lets_others_have_their_turn(bench):
+    bench.directory("d")
+    for index in range(3000):
+        bench.make(f"d/{index:05}.kv")
+    turns = 0
+
+    async def main():
+        nonlocal turns
+        is_over = trio.Event()
+
+        async def count():
+            nonlocal turns
+            while not is_over.is_set():
+                turns += 1
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            request = Request(Op.KV_DU, 0, 1, 0, (TOTAL, 0, 0, 0), b"d")
+            await bench.usage.du(Lip(1, ME, None), request)
+            is_over.set()
+
+    trio.run(main)
+    assert turns > 10
+
+
+def test_what_makes_no_sense_is_refused_before_anything_is_begun(bench):
+    for args, payload, error in (
+        ((2, 0, 0, 0), b".", Invalid),
+        ((ROWS, 0, 0, 0), b"none", NotFound),
+        ((ROWS, 0, 0, 0), b".\0elsewhere", Invalid),
+    ):
+        with pytest.raises(error):
+            bench.usage.du(Lip(1, ME, None), Request(Op.KV_DU, 0, 1, 0, args, payload))

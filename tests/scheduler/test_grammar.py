@@ -1,0 +1,229 @@
+"""Grammars over the vocabularies of the tiny model and of small real tokenizers."""
+
+import json
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from decoder.gguf import read_gguf
+from decoder.model import packaged_gguf
+from decoder.vocabulary import byte_tokenizer, gguf_tokenizer
+from libsym.errors import Invalid
+from scheduler.grammar import NUM_KEPT, Grammars
+
+VOCAB_SIZE = 300  # the byte tokenizer has 259: the model may have more than the tokenizer
+EOS = 257
+
+
+class Text:
+    """What the daemon makes of a tokenizer."""
+
+    def __init__(self, tokenizer):
+        self.vocab_size = tokenizer.vocab_size
+        self.token_texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.eos_ids = tokenizer.eos_ids
+        self.special_ids = tokenizer.special_ids
+        self.own_encoder = tokenizer.own_encoder
+
+
+@pytest.fixture
+def grammars():
+    return Grammars(Text(byte_tokenizer(VOCAB_SIZE)))
+
+
+def allowed(grammar):
+    bits = np.unpackbits(np.frombuffer(grammar.allowed(), np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def walk(grammar, text):
+    """Take a text byte by byte, each as the masks allow it; what is forced in it is skipped."""
+    at = 0
+    while at < len(text):
+        assert text[at] in allowed(grammar), text[:at]
+        grammar.advance(text[at])
+        forced = bytes(grammar.forced())
+        assert text.startswith(forced, at + 1)
+        at += 1 + len(forced)
+
+
+def test_only_what_may_follow_is_allowed(grammars):
+    grammar = grammars.compile("regex", "[ab]{2}[0-9]")
+    assert allowed(grammar) == set(b"ab")
+    grammar.advance(ord("a"))
+    grammar.advance(ord("b"))
+    assert allowed(grammar) == set(b"0123456789")
+    assert not grammar.is_over
+
+
+def test_where_it_may_end_the_end_token_is_allowed(grammars):
+    grammar = grammars.compile("regex", "a{1,3}")
+    grammar.advance(ord("a"))
+    assert allowed(grammar) == {ord("a"), EOS}
+
+
+def test_it_is_over_when_nothing_may_follow(grammars):
+    grammar = grammars.compile("regex", "a{1,2}")
+    grammar.advance(ord("a"))
+    assert not grammar.is_over
+    grammar.advance(ord("a"))
+    assert grammar.is_over
+    assert grammar.forced() == []
+
+
+def test_what_has_to_follow_is_forced_and_counts_as_taken(grammars):
+    grammar = grammars.compile("regex", "(yes|no), thank you(!|\\.)")
+    grammar.advance(ord("n"))
+    assert bytes(grammar.forced()) == b"o, thank you"
+    assert allowed(grammar) == set(b"!.")
+
+
+@pytest.fixture(scope="module")
+def smollm():
+    """The vocabulary of a real model, and its tokenizer."""
+    file = read_gguf(packaged_gguf())
+    tokenizer = gguf_tokenizer(file, len(file.texts("tokenizer.ggml.tokens")))
+    return Grammars(Text(tokenizer)), tokenizer
+
+
+def test_what_is_forced_is_tokenized_as_the_model_would(smollm):
+    grammars, tokenizer = smollm
+    grammar = grammars.compile("regex", "(yes|no), thank you very much; naïve café(!|\\.)")
+    assert tokenizer.encode("yes")[0] in allowed(grammar)
+    grammar.advance(tokenizer.encode("yes")[0])
+    assert grammar.forced() == tokenizer.encode(", thank you very much; naïve café")
+
+
+def test_special_tokens_of_a_real_model_are_no_text(smollm):
+    grammars, tokenizer = smollm
+    grammar = grammars.compile("regex", "(?s:.)*")
+    assert allowed(grammar) & tokenizer.special_ids == tokenizer.eos_ids
+
+
+def test_a_tokenizer_that_puts_a_space_before_a_text_puts_none_into_what_is_forced():
+    text = Text(byte_tokenizer(VOCAB_SIZE))
+    text.own_encoder = lambda: lambda given: list(b" " + given.encode())
+    grammar = Grammars(text).compile("regex", "[ab] and so on[.!]")
+    grammar.advance(ord("a"))
+    assert bytes(grammar.forced()) == b" and so on"
+
+
+def test_a_text_that_the_tokenizer_cannot_spell_alone_is_forced_by_its_longest_tokens():
+    text = Text(byte_tokenizer(VOCAB_SIZE))
+
+    def refuse(given):
+        raise Invalid(f"{given} can't be spelled")
+
+    text.own_encoder = lambda: refuse
+    grammar = Grammars(text).compile("regex", "[ab] and so on[.!]")
+    grammar.advance(ord("a"))
+    assert bytes(grammar.forced()) == b" and so on"
+
+
+def test_special_tokens_and_padding_are_no_text(grammars):
+    assert allowed(grammars.compile("regex", "(.|\\n)+")) <= set(range(256))
+
+
+def test_the_mask_has_a_word_for_each_32_tokens(grammars):
+    words = grammars.compile("regex", "a").allowed()
+    assert (words.itemsize, len(words)) == (4, -(-VOCAB_SIZE // 32))
+
+
+def test_json_of_a_schema_is_what_comes_of_it(grammars):
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 5}, "tags": {"type": "array", "maxItems": 2}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    choose = random.Random(1)
+    for _ in range(5):
+        grammar, tokens = grammars.compile("json", json.dumps(schema)), []
+        while not grammar.is_over and len(tokens) < 2000:
+            choices = sorted(allowed(grammar) - set(b" \t\r\n"))
+            token = EOS if EOS in choices else choose.choice(choices)
+            if token == EOS:
+                break
+            grammar.advance(token)
+            tokens += [token, *grammar.forced()]
+        if len(tokens) < 2000:
+            made = json.loads(bytes(tokens))
+            assert len(made["name"]) <= 5
+
+
+def test_a_lark_grammar_parses(grammars):
+    source = 'start: sum\nsum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/\n'
+    grammar = grammars.compile("lark", source)
+    walk(grammar, b"12+3")
+    assert allowed(grammar) == {*b"0123456789+", EOS}
+
+
+def test_a_compiled_grammar_begins_anew_each_time(grammars):
+    first = grammars.compile("regex", "ab+")
+    first.advance(ord("a"))
+    second = grammars.compile("regex", "ab+")
+    assert allowed(second) == {ord("a")}
+    assert ord("b") in allowed(first)
+    assert grammars.kept("regex", "ab+") is not None
+    assert grammars.kept("lark", "ab+") is None
+
+
+def test_the_latest_grammars_are_kept(grammars):
+    for number in range(NUM_KEPT + 1):
+        grammars.compile("regex", f"a{number}")
+        grammars.compile("regex", "a0")
+    assert grammars.kept("regex", "a0") is not None
+    assert grammars.kept("regex", "a1") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "words"),
+    [
+        ("regex", "(", "unclosed"),
+        ("lark", "start: nothing", "nothing"),
+        ("json", '{"type": "frob"}', "frob"),
+        ("json", "{", "JSON"),
+        ("yaml", "a: b", "yaml"),
+        ("regex", "a" * 300_000, "300000"),
+    ],
+)
+def test_what_is_no_grammar_is_refused_in_one_line_that_says_why(grammars, kind, source, words):
+    with pytest.raises(Invalid, match=words) as caught:
+        grammars.compile(kind, source)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+def test_a_grammar_that_costs_too_much_is_an_error_of_its_own(grammars):
+    """Thousands of ways to read each letter: the parser's work for one token is limited."""
+    source = "start: a\na: a a | a a a | LETTER | LETTER a\nLETTER: /x/\n"
+    other = grammars.compile("regex", "x+")
+
+    def go_on():
+        grammar = grammars.compile("lark", source)
+        for _ in range(2000):
+            grammar.allowed()
+            grammar.advance(ord("x"))
+
+    with pytest.raises(Invalid, match="grammar"):
+        go_on()
+    other.advance(ord("x"))
+    assert ord("x") in allowed(other)
+
+
+def test_a_token_that_was_not_allowed_is_an_error(grammars):
+    grammar = grammars.compile("regex", "a")
+    with pytest.raises(Invalid, match="grammar"):
+        grammar.advance(ord("b"))
+
+
+def test_grammars_are_compiled_in_several_threads_at_once(grammars):
+    made = []
+    threads = [threading.Thread(target=lambda: made.append(grammars.compile("regex", "[ab]c"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [allowed(each) for each in made] == [set(b"ab")] * 8

@@ -1,0 +1,147 @@
+"""Result slots: who waits, in which order, and when a wait is over."""
+
+import errno
+import math
+import mmap
+
+import pytest
+import trio
+import trio.testing
+
+from libsym.channel import ServerChannel
+from libsym.errors import NoBuffers, SymError, TooLarge
+from scheduler.slots import PATIENCE_S, Slots
+
+VOCAB_SIZE = 3000
+STATES_OFFSET = 4096
+SLOTS_WANTED = 460  # offset in struct sym_region
+
+
+class Bench:
+    """A connection whose client is this test: it frees slots where the library would."""
+
+    def __init__(self):
+        self.channel = ServerChannel.create(VOCAB_SIZE, region_bytes_limit=1)
+        self.region = mmap.mmap(self.channel.fds[0], 0)
+        self.slots = Slots(self.channel)
+        self.given = []
+
+    def take(self, num_rows, name):
+        return self.slots.take(num_rows, lambda found: self.given.append((name, found)))
+
+    def free(self, slot):
+        """As the client does it; True if it would have rung."""
+        self.region[STATES_OFFSET + 4 * slot] = 0
+        rings = self.region[SLOTS_WANTED] == 1
+        self.region[SLOTS_WANTED] = 0
+        return rings
+
+
+@pytest.fixture
+def bench():
+    found = Bench()
+    assert found.channel.num_slots == 64
+    yield found
+    found.channel.close()
+    found.region.close()
+
+
+def run(main):
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_free_slots_are_given_at_once(bench):
+    async def main():
+        bench.take(2, "a")
+        bench.take(3, "b")
+        assert bench.given == [("a", 0), ("b", 2)]
+        assert bench.slots.deadline == math.inf
+
+    run(main)
+
+
+def test_waits_are_served_in_order_as_slots_become_free(bench):
+    async def main():
+        bench.take(64, "all")
+        bench.take(2, "a")
+        bench.take(1, "b")
+        assert bench.free(7), "the client is asked to ring"
+        bench.slots.serve()
+        assert bench.given == [("all", 0)], "a waits for two, and b waits behind a"
+        assert bench.free(8), "it is asked again"
+        bench.slots.serve()
+        assert bench.given[1:] == [("a", 7)]
+        bench.free(3)
+        bench.slots.serve()
+        assert bench.given[2:] == [("b", 3)]
+        assert bench.slots.num_waiting == 0
+        assert bench.slots.deadline == math.inf
+
+    run(main)
+
+
+def test_a_program_that_frees_nothing_gets_an_error_in_the_end(bench):
+    async def main():
+        bench.take(64, "all")
+        bench.take(1, "a")
+        bench.take(1, "b")
+        await trio.sleep(PATIENCE_S * 0.9)
+        bench.slots.serve()
+        assert len(bench.given) == 1
+        await trio.sleep_until(bench.slots.deadline)
+        bench.slots.serve()
+        assert [name for name, _ in bench.given[1:]] == ["a", "b"]
+        assert all(isinstance(found, NoBuffers) for _, found in bench.given[1:])
+        assert "drop some Dists" in str(bench.given[1][1])
+
+    run(main)
+
+
+def test_every_slot_that_moves_begins_the_time_anew(bench):
+    async def main():
+        bench.take(64, "all")
+        bench.take(8, "a")
+        for slot in range(8):
+            await trio.sleep(PATIENCE_S * 0.9)
+            assert bench.given == [("all", 0)]
+            bench.free(slot)
+            bench.slots.serve()
+        assert bench.given[1:] == [("a", 0)]
+
+    run(main)
+
+
+def test_more_rows_than_there_are_is_an_error_at_once(bench):
+    async def main():
+        bench.take(65, "a")
+        assert isinstance(bench.given[0][1], TooLarge)
+
+    run(main)
+
+
+def test_a_cancelled_wait_is_told_so_and_lets_the_next_one_through(bench):
+    async def main():
+        bench.take(64, "all")
+        cancel = bench.take(9, "a")
+        bench.take(1, "b")
+        bench.free(5)
+        cancel()
+        (_, refused), given = bench.given[1:]
+        assert isinstance(refused, SymError)
+        assert refused.errno == errno.ECANCELED
+        assert given == ("b", 5)
+        cancel()
+        assert len(bench.given) == 3
+
+    run(main)
+
+
+def test_slots_freed_by_the_daemon_itself_serve_the_next(bench):
+    async def main():
+        bench.take(64, "all")
+        bench.take(1, "a")
+        bench.channel.free_rows(0, 64)
+        bench.slots.serve()
+        assert bench.given[1:] == [("a", 0)]
+
+    run(main)
