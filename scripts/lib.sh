@@ -69,14 +69,14 @@ install_packages() {
 fingerprint() {
     {
         "$1" -c 'import sys; print(sys.version, sys.executable)'
-        cat scripts/lib.sh setup.py pyproject.toml libsym/*.[ch] kvfs/*.[ch] decoder/cpu/*.[ch] \
-            libsym/*_build.py kvfs/*_build.py decoder/cpu/*_build.py
+        cat scripts/lib.sh setup.py pyproject.toml libsym/*.[ch] kvfs/*.[ch] decoder/cpu/*.[ch] scheduler/*.[ch] \
+            libsym/*_build.py kvfs/*_build.py decoder/cpu/*_build.py scheduler/*_build.py
     } | sha256sum | cut -d ' ' -f 1
 }
 
 extensions_are_built() {
     local module
-    for module in libsym/_channel kvfs/_digest kvfs/_shim decoder/cpu/_step; do
+    for module in libsym/_channel kvfs/_digest kvfs/_shim decoder/cpu/_step scheduler/_loop; do
         compgen -G "$module.*.so" >/dev/null || return 1
     done
 }

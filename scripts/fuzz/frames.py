@@ -1,0 +1,559 @@
+#!/usr/bin/env python3
+"""Malformed frames against a real daemon, while the shared region changes under its hands.
+
+It starts a daemon with the tiny model, and beside it an honest program of another user, whose paths, texts, tokens and
+messages hold a secret. The attacker (uid 65534, if this runs as root) writes frames straight into its ring: valid ones
+of every operation with one field broken, and now and then one that breaks the ring. Another thread of it writes into
+the region meanwhile: indices, flags, slot states, frames after they were published.
+
+It fails unless the daemon lives, the honest program was served and right throughout, nothing of its secret is anywhere
+in the attacker's region, the daemon's log has no traceback, and its memory and descriptors are about what they were.
+
+    scripts/fuzz/frames.py                        # 10,000,000 frames: some minutes
+    scripts/fuzz/frames.py --frames 1000000 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.random  # now: as another user it may not be readable any more
+
+HOUSE = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(HOUSE))
+
+import libsym as sym  # noqa: E402 - found through the line above
+from libsym import abi  # noqa: E402
+from libsym.abi import RING_BYTES, Op  # noqa: E402
+from libsym.errors import SymError  # noqa: E402
+from libsym.handshake import dial  # noqa: E402
+
+NOBODY = 65534
+SECRET_TEXT = "7c1f-the-honest-program-alone-knows-this-9e42"
+SECRET_TOKENS = [201, 17, 233, 5, 190, 88, 142, 61, 249, 33]
+SECRETS = (SECRET_TEXT.encode(), np.array(SECRET_TOKENS, np.int32).tobytes())
+
+# Offsets in struct sym_region.
+SUBMIT_TAIL, COMPLETE_HEAD, SUBMIT_HEAD, COMPLETE_TAIL = 128, 192, 256, 320
+FLAGS = (384, 388, 396, 448, 452, 456, 460, 512, 516)  # daemon_asleep to space_waiters, but not `gone`
+GONE = 392
+STATES = 4096
+MAX_SLOTS = 1024
+SUBMIT_RING = 8192
+COMPLETE_RING = SUBMIT_RING + RING_BYTES
+SLOTS = COMPLETE_RING + RING_BYTES
+
+HEADER = np.dtype(
+    [
+        *[("bytes", "u4"), ("op", "u2"), ("zero", "u2"), ("flags", "u4"), ("zero2", "u4"), ("id", "u8")],
+        *[("handle", "u8"), ("args", "i8", 4)],
+    ]
+)
+STRIDES = (64, 128, 192, 320)
+BURST = 2048
+FRAMES_A_CONNECTION = 40_000
+FATAL_IN_BURSTS = 0.2
+"""So many bursts end in a frame that costs the connection."""
+HANG_UP_S = 2.0
+MAX_GROWTH_BYTES = 400 << 20
+MAX_MORE_DESCRIPTORS = 16
+WILD = np.array(
+    [
+        *[0, 1, 2, 3, 63, 64, 255, 256, 1023, 1024, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1],
+        *[-1, -2, -64, -(2**31), -(2**63), -(2**63) + 1],
+    ],
+    np.int64,
+)
+
+
+def i32(*numbers: int) -> bytes:
+    return np.array(numbers, np.int32).tobytes()
+
+
+def i64(*numbers: int) -> bytes:
+    return np.array(numbers, np.int64).tobytes()
+
+
+def sampling(**fields: float) -> bytes:
+    block = np.zeros(1, [(n, "f8") for n in ("temperature", "top_p", "min_p")] + [(n, "f4") for n in "rpf"]
+                     + [("top_k", "u4"), ("seed", "u8"), ("counts", "u4", 4)])  # fmt: skip
+    block["top_p"], block["r"] = 1.0, 1.0
+    for name, value in fields.items():
+        block[name] = value
+    return block.tobytes()
+
+
+def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
+    """(operation, flags, handle, args, payload, how often) of calls that a daemon takes, or nearly; every operation."""
+    tokens = i32(5, 6, 7)
+    reduction = np.array([4, 2, 1, 0], np.uint32).tobytes() + i32(3, 9) + sampling(temperature=0.7)
+    part = np.zeros(1, HEADER)
+    part["bytes"], part["op"], part["flags"], part["handle"] = 76, Op.PRED, abi.ROWS_LAST, 1
+    part["args"][0, 0] = 3
+    frame = part.tobytes() + tokens + bytes(52)
+    options = json.dumps({"stop_tokens": [0], "stop": ["."], "grammar": None, "draft": None}).encode()
+    rare, often = 1, 40
+    return [
+        (Op.KV_CREATE, 0, 0, (0o600,), b"", 2 * rare),
+        (Op.KV_CREATE, 0, 0, (0o600,), b"evil.kv", often),
+        (Op.KV_OPEN, 1, 0, (), b"evil.kv", 2 * rare),
+        (Op.KV_OPEN, 0, 0, (), b"../../etc/passwd", often),
+        (Op.KV_OPEN, 0, 0, (), b"private/" + SECRET_TEXT[:4].encode(), often),
+        (Op.KV_CLOSE, 0, 2, (), b"", often),
+        (Op.KV_FORK, 0, 1, (0o600,), b"", rare),
+        (Op.KV_REMOVE, 0, 0, (), b"evil.kv", often),
+        (Op.KV_TRUNCATE, 0, 1, (1,), b"", often),
+        (Op.KV_STAT, 0, 1, (), b"", often),
+        (Op.KV_STAT, 0, 0, (), b"private", often),
+        (Op.KV_LIST, 0, 0, (), b".\0evil", rare),
+        (Op.KV_RENAME, 0, 0, (), json.dumps(["evil.kv", "devil.kv"]).encode(), often),
+        (Op.KV_CHMOD, 0, 0, (0o644,), b"evil.kv", often),
+        (Op.KV_READ, 0, 1, (0, 100), b"", often),
+        (Op.KV_DU, 0, 0, (), b".", rare),
+        (Op.PRED, abi.ROWS_LAST, 1, (3, 0), tokens, rare),
+        (Op.PRED, abi.ROWS_ALL, 1, (3, 1), tokens + i32(9), rare),
+        (Op.PRED, abi.ROWS_NONE, 2, (3, 3), tokens + i32(1, 2, 3), rare),
+        (Op.PRED, abi.ROWS_LAST | abi.REDUCED, 1, (3, 0), tokens + reduction, rare),
+        (Op.PRED, abi.ROWS_LAST | abi.MASKED, 1, (3, 0), tokens + np.array([1, 3, 7], np.uint32).tobytes(), rare),
+        (Op.PRED, abi.ROWS_LAST, 77, (3, 0), tokens, often),
+        (Op.TOKENIZE, 1, 0, (), "what is asked 世界".encode(), often),
+        (Op.DETOKENIZE, 0, 0, (), i32(5, 300, 17), often),
+        (Op.CHAT_TEMPLATE, 0, 0, (), b'{"messages": [{"role": "user", "content": "x"}]}', often),
+        (Op.MODEL_INFO, 0, 0, (), b"", often),
+        (Op.STAT, 0, 0, (), b"", rare),
+        (Op.PING, 0, 0, (1, 2, 3, 4), b"ping", often),
+        (Op.KV_EXTRACT, abi.REBASE, 1, (0o600, 1), i64(0, 2), rare),
+        (Op.KV_MERGE, 0, 0, (0o600, 2), i64(1, 1), rare),
+        (Op.KV_LOCK, abi.LOCK_NOWAIT, 1, (), b"", often),
+        (Op.KV_LOCK, 0, 1, (), b"", rare),
+        (Op.KV_UNLOCK, 0, 1, (), b"", often),
+        (Op.CHECK, 0, 0, (), b"", rare),
+        (Op.CONFINE, 0, 0, (), b"private", often),
+        (Op.PRED_BATCH, 0, 0, (2,), frame * 2, rare),
+        (Op.GENERATE, 0, 1, (3, 0, 2, 0), tokens + sampling() + options, rare),
+        (Op.CANCEL, 0, 0, (7,), b"", often),
+        (Op.SEND, 0, 0, (1,), b"to the first process", often),
+        (Op.SEND, 1, 0, (0,), b"topic\0data", often),
+        (Op.RECV, 0, 0, (0,), b"", often),
+        (Op.RECV, 0, 0, (-1,), b"topic", rare),
+        (Op.SUBSCRIBE, 0, 0, (), b"topic", often),
+        (Op.UNSUBSCRIBE, 0, 0, (), b"topic", often),
+        (Op.GETRUSAGE, 0, 0, (), b"", often),
+        (Op.KV_ADVISE, 0, 1, (abi.Advice.PIN, 0), b"", often),
+        (Op.KV_ADVISE, 0, 0, (abi.Advice.TTL, 1000), b"evil.kv", often),
+        (Op.KV_SYNC, 0, 1, (), b"", rare),
+        (Op.VOCABULARY, 0, 0, (0,), b"", rare),
+    ]
+
+
+class Frames:
+    """Bursts of frames of one length each: mostly valid, one field broken."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        calls = valid_calls()
+        assert {call[0] for call in calls} == set(Op), set(Op) - {call[0] for call in calls}
+        self.pools = {stride: self._pool(calls, stride) for stride in STRIDES}
+
+    def _pool(self, calls: list, stride: int) -> np.ndarray:
+        rows = []
+        for op, flags, handle, args, payload, often in calls:
+            if len(payload) > stride - 64:
+                continue
+            head = np.zeros(1, HEADER)
+            head["bytes"], head["op"], head["flags"], head["handle"] = 64 + len(payload), op, flags, handle
+            head["args"][0, : len(args)] = args
+            # In a longer frame than needed the length is what is broken.
+            head["bytes"] = max(64 + len(payload), stride - 63)
+            rows += [np.frombuffer((head.tobytes() + payload).ljust(stride, b"\0"), np.uint8)] * often
+        return np.array(rows)
+
+    def burst(self, count: int, *, fatal: bool) -> bytes:
+        rng = self.rng
+        stride = int(rng.choice(STRIDES, p=[0.3, 0.4, 0.2, 0.1]))
+        pool = self.pools[stride]
+        frames = pool[rng.integers(len(pool), size=count)]
+        heads = frames[:, :64].view(HEADER)[:, 0]
+        heads["id"] = rng.integers(0, 2**11, count)
+        heads["handle"] = np.where(heads["handle"] == 1, rng.integers(1, 40, count), heads["handle"])
+        kind = rng.integers(0, 10, count)
+        wild = rng.choice(WILD, count)
+        wild = np.where(rng.random(count) < 0.3, rng.integers(-(2**63), 2**63 - 1, count), wild)
+        for argument in range(4):
+            heads["args"][kind == argument, argument] = wild[kind == argument]
+        heads["flags"][kind == 4] = wild[kind == 4].astype(np.uint32)
+        heads["handle"][kind == 5] = wild[kind == 5].astype(np.uint64)
+        heads["id"][kind == 6] = wild[kind == 6].astype(np.uint64)
+        heads["bytes"][kind == 7] = rng.integers(max(64, stride - 63), stride + 1, count)[kind == 7]
+        if stride > 64:
+            broken = np.flatnonzero(kind == 8)
+            for _ in range(4):
+                frames[broken, rng.integers(64, stride, len(broken))] = rng.integers(0, 256, len(broken))
+        if fatal:
+            last = heads[-1:]
+            match rng.integers(4):
+                case 0:
+                    last["bytes"] = rng.choice([0, 1, 63, stride + 1, 2**20 + 1, 2**31, 2**32 - 1])
+                case 1:
+                    last["op"] = rng.choice([0, 37, 999, 65535])
+                case 2:
+                    last["zero"] = 1
+                case 3:
+                    last["zero2"] = rng.integers(1, 2**32)
+        return frames.tobytes()
+
+
+class Attacker:
+    """One connection after the other, until so many frames were taken from its rings."""
+
+    def __init__(self, path: str, seed: int) -> None:
+        self.path = path
+        self.frames = Frames(seed)
+        self.counts: Counter[str] = Counter()
+        self.leaks: list[str] = []
+        self.mutating = threading.Event()
+        self.region: mmap.mmap | None = None
+        self.stop = False
+        self.lock = threading.Lock()
+        self.rng = np.random.default_rng(seed + 1)
+
+    def run(self, num_frames: int) -> None:
+        mutator = threading.Thread(target=self.mutate)
+        mutator.start()
+        try:
+            while self.counts["frames"] < num_frames:
+                self.one_connection(min(FRAMES_A_CONNECTION, num_frames - self.counts["frames"]))
+        finally:
+            self.stop = True
+            mutator.join()
+
+    def one_connection(self, num_frames: int) -> None:
+        try:
+            connection, memfd, doorbell, bell = dial(self.path)
+        except SymError as error:
+            if "many" not in str(error) and "later" not in str(error):
+                raise
+            time.sleep(0.01)
+            return
+        self.counts["connections"] += 1
+        region = mmap.mmap(memfd, 0)
+        with self.lock:
+            self.region = region
+        try:
+            self.attack(connection, doorbell, num_frames, region)
+        finally:
+            with self.lock:
+                self.region = None
+            self.look_for_secrets(memfd)
+            connection.close()  # the mapping goes with its last view
+            for fd in (memfd, doorbell, bell):
+                os.close(fd)
+
+    def attack(self, connection: socket.socket, doorbell: int, num_frames: int, region: mmap.mmap) -> None:
+        """Bursts of frames; behind one that is fatal nothing is looked at, so it is the last."""
+        connection.setblocking(False)
+        words = np.frombuffer(region, np.uint64, 80)
+        ring = memoryview(region)[SUBMIT_RING : SUBMIT_RING + RING_BYTES]
+        tail = 0
+        fatal = False
+        for sent in range(BURST, num_frames + 2 * BURST, BURST):
+            fatal = sent >= num_frames or self.frames.rng.random() < FATAL_IN_BURSTS
+            raw = self.frames.burst(BURST, fatal=fatal)
+            at = tail % RING_BYTES
+            first = min(len(raw), RING_BYTES - at)
+            ring[at : at + first] = raw[:first]
+            ring[: len(raw) - first] = raw[first:]
+            tail += len(raw)
+            words[SUBMIT_TAIL // 8] = tail
+            if not self.wait(connection, doorbell, words, tail, -1 if fatal else RING_BYTES // 2):
+                break
+            self.counts["frames"] += BURST
+        self.counts["frames"] += BURST * fatal
+
+    def wait(self, connection: socket.socket, doorbell: int, words: np.ndarray, tail: int, most: int) -> bool:
+        """Until at most so much is left in the ring, reading replies meanwhile; False: the daemon hung up."""
+        patience = time.monotonic() + HANG_UP_S
+        while True:
+            words[COMPLETE_HEAD // 8] = words[COMPLETE_TAIL // 8]
+            left = tail - int(words[SUBMIT_HEAD // 8])  # garbage while the mutator plays with it
+            if 0 <= left <= most:
+                return True
+            try:
+                connection.recv(1)
+            except BlockingIOError:
+                pass
+            except ConnectionError:
+                self.counts["dropped"] += 1
+                return False
+            else:
+                self.counts["dropped"] += 1
+                return False
+            if left == 0 and time.monotonic() > patience:
+                self.counts["not dropped"] += 1  # the other thread has repaired the frame
+                return True
+            with suppress(BlockingIOError):
+                os.eventfd_write(doorbell, 1)
+            time.sleep(0.0002)
+
+    def mutate(self) -> None:
+        """The other thread: what may change while the daemon looks at it, does."""
+        rng = self.rng
+        while not self.stop:
+            with self.lock:
+                region = self.region
+                if region is not None:
+                    view = np.frombuffer(region, np.uint8, SLOTS)
+                    for _ in range(20):
+                        self.mutate_once(view, rng)
+                    del view
+            time.sleep(0.0005)
+
+    def mutate_once(self, view: np.ndarray, rng: np.random.Generator) -> None:
+        self.counts["mutations"] += 1
+        match rng.integers(0, 40):
+            case 0:  # the tail, for a moment: seen, it costs the connection
+                if rng.random() < 0.005:
+                    tail = view[SUBMIT_TAIL : SUBMIT_TAIL + 8].view(np.uint64)
+                    before = tail[0]
+                    tail[0] = rng.integers(0, 2**63)
+                    tail[0] = before
+            case 1 | 2:  # what the daemon alone writes
+                index = view[SUBMIT_HEAD : SUBMIT_HEAD + 8].view(np.uint64)
+                before = index[0]
+                index[0] = rng.integers(0, 2**63)
+                index[0] = before
+            case 3 | 4:  # the description of the region
+                view[rng.integers(0, 128)] = rng.integers(0, 256)
+            case 5 | 6 | 7 | 8:  # a frame after it was published: its length now and then, most often what follows
+                at = int(rng.integers(0, RING_BYTES // 64)) * 64
+                at += int(rng.integers(16, 64)) if rng.random() < 0.999 else int(rng.integers(0, 16))
+                view[SUBMIT_RING + at] = rng.integers(0, 256)
+            case 9 | 10 | 11:
+                view[COMPLETE_RING + rng.integers(0, RING_BYTES)] = rng.integers(0, 256)
+            case value if value < 26:
+                at = STATES + 4 * int(rng.integers(0, MAX_SLOTS))
+                view[at : at + 4].view(np.uint32)[0] = rng.choice([0, 0, 0, 1, 2, 2**32 - 1])
+            case _:
+                at = int(rng.choice(FLAGS))
+                view[at : at + 4].view(np.uint32)[0] = rng.choice([0, 1, 2, 2**31, 2**32 - 1])
+
+    def look_for_secrets(self, memfd: int) -> None:
+        """In all of the region that was ever written."""
+        size, at = os.fstat(memfd).st_size, 0
+        while at < size:
+            try:
+                at = os.lseek(memfd, at, os.SEEK_DATA)
+            except OSError:
+                return
+            end = os.lseek(memfd, at, os.SEEK_HOLE)
+            found = os.pread(memfd, end - at, at)
+            self.leaks += [f"{secret!r} at {at + found.find(secret)}" for secret in SECRETS if secret in found]
+            self.counts["bytes searched"] += len(found)
+            at = end
+
+
+def attack(path: str, num_frames: int, seed: int, root_uid: bool) -> None:
+    """The process of the attacker."""
+    if root_uid:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    attacker = Attacker(path, seed)
+    attacker.run(num_frames)
+    print(json.dumps({**attacker.counts, "leaks": attacker.leaks[:10]}), flush=True)
+
+
+def be_honest() -> None:
+    """The process of the honest program: the same calls over and over, with answers that it knows."""
+    rounds, stop = 0, threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+    expected: list[int] | None = None
+    has_mail = hasattr(sym, "send") and hasattr(sym, "getpid")
+    while not stop.is_set():
+        path = f"private/{SECRET_TEXT}-{rounds}.kv"
+        with sym.kv_create(path) as kv:
+            tokens = sym.tokenize(SECRET_TEXT)
+            assert sym.detokenize(tokens) == SECRET_TEXT
+            sym.kv_write(kv, SECRET_TOKENS)
+            row = sym.pred(kv, tokens)
+            drawn = [row.argmax(), *(token for token, _ in row.topk(5))]
+            expected = expected or drawn
+            assert drawn == expected, (drawn, expected)
+            assert sym.kv_read(kv)[0] == SECRET_TOKENS + tokens
+            assert sym.kv_stat(path).tokens == len(SECRET_TOKENS) + len(tokens)
+            if has_mail:
+                sym.send(sym.getpid(), SECRET_TEXT)
+                assert sym.recv() == SECRET_TEXT
+        sym.kv_remove(path)
+        rounds += 1
+    print(json.dumps({"rounds": rounds}), flush=True)
+
+
+class Daemon:
+    """`symphony serve --model tiny`, where other users reach it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.mount = directory / "kv"
+        self.socket = directory / "symphony.sock"
+        self.log = directory / "daemon.log"
+        environment = {**os.environ, "SYMPHONY_SOCKET": str(self.socket), "PYTHONPATH": str(HOUSE)}
+        words = [
+            "serve",
+            "--mount",
+            self.mount,
+            "--state",
+            directory / "state",
+            "--model",
+            "tiny",
+            "--kv-memory",
+            "64M",
+        ]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-m", "symphony", *words],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+            )
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline().startswith("symphony: "):
+            raise SystemExit(self.log.read_text())
+
+    def memory_bytes(self) -> int:
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        return int(found[1]) * 1024 if found else 0
+
+    def num_descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if f" {self.mount} " in Path("/proc/mounts").read_text():
+            subprocess.run(["fusermount3", "-uzq", self.mount], check=False)
+
+
+def fuzz(num_frames: int, seed: int, num_attackers: int) -> dict[str, object]:
+    directory = Path(tempfile.mkdtemp(prefix="symphony-fuzz-"))
+    directory.chmod(0o755)
+    daemon = Daemon(directory)
+    try:
+        return judge(daemon, num_frames, seed, num_attackers)
+    finally:
+        daemon.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def judge(daemon: Daemon, num_frames: int, seed: int, num_attackers: int) -> dict[str, object]:
+    (daemon.mount / "private").mkdir(0o700)
+    environment = {**os.environ, "SYMPHONY_SOCKET": str(daemon.socket)}
+    me = [sys.executable, __file__]
+    honest = subprocess.Popen(
+        [*me, "--honest"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    memory, descriptors, start = daemon.memory_bytes(), daemon.num_descriptors(), time.monotonic()
+    share = -(-num_frames // num_attackers)
+    attackers = [
+        subprocess.Popen(
+            [*me, "--attack", str(daemon.socket), "--frames", str(share), "--seed", str(seed + 100 * number)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for number in range(num_attackers)
+    ]
+    told: Counter[str] = Counter()
+    leaks: list[str] = []
+    broken: list[str] = []
+    for attacker in attackers:
+        out, _ = attacker.communicate()
+        if attacker.returncode:
+            broken.append(f"the attacker ended with {attacker.returncode}")
+            continue
+        found = json.loads(out)
+        leaks += found.pop("leaks")
+        told.update(found)
+    seconds = time.monotonic() - start
+    out, _ = honest.communicate("")
+    taken = sum(map(int, re.findall(r"^symphony_system_calls_total\S* (\d+)", metrics(daemon), re.MULTILINE)))
+    lives = daemon.process.poll() is None
+    log = daemon.log.read_text(errors="replace")
+    more_memory = daemon.memory_bytes() - memory if lives else 0
+    more_descriptors = daemon.num_descriptors() - descriptors if lives else 0
+    rounds = json.loads(out)["rounds"] if honest.returncode == 0 else 0
+    broken += [
+        what
+        for what, is_so in [
+            ("the daemon ended", not lives),
+            ("the honest program failed", honest.returncode != 0),
+            ("the honest program was not served", rounds < 10),
+            (f"the gate took {taken} calls only", taken < num_frames * 0.9),
+            (f"the attacker saw {leaks[:3]}", bool(leaks)),
+            ("the daemon's log has a traceback:\n" + log[-4000:], "Traceback" in log),
+            (f"the daemon grew by {more_memory >> 20} MiB", more_memory > MAX_GROWTH_BYTES),
+            (f"the daemon has {more_descriptors} descriptors more", more_descriptors > MAX_MORE_DESCRIPTORS),
+        ]
+        if is_so
+    ]
+    return {
+        **told,
+        "calls that the gate took": taken,
+        "honest rounds": rounds,
+        "seconds": round(seconds, 1),
+        "daemon grew by MiB": more_memory >> 20,
+        "more descriptors": more_descriptors,
+        "broken": broken,
+    }
+
+
+def metrics(daemon: Daemon) -> str:
+    return (daemon.mount / ".symphony/metrics").read_text() if daemon.process.poll() is None else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Throw malformed frames at a daemon.")
+    parser.add_argument("--frames", type=int, default=10_000_000, help="how many are taken from the attackers' rings")
+    parser.add_argument("--seed", type=int, default=2026)
+    parser.add_argument("--attackers", type=int, default=1, help="processes")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--attack", help=argparse.SUPPRESS)
+    parser.add_argument("--honest", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.honest:
+        be_honest()
+        return 0
+    if args.attack:
+        attack(args.attack, args.frames, args.seed, os.geteuid() == 0)
+        return 0
+    result = fuzz(args.frames, args.seed, args.attackers)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name}: {value}")
+    return 1 if result["broken"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,123 @@
+"""The channel between real programs and a real daemon: who is alive, who waits, how many may call at once."""
+
+import errno
+import os
+import signal
+import socket
+import struct
+
+import anyio
+import pytest
+
+import libsym as sym
+from libsym import abi
+
+
+@pytest.fixture
+def connected(daemon, monkeypatch):
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+    sym.connect(str(daemon.socket))
+    yield daemon
+    sym.close()
+
+
+def test_a_program_that_ended_is_gone_even_if_a_child_has_its_socket(connected):
+    """The child comes of fork(2) behind Python's back, and so keeps every descriptor."""
+    program = connected.program(
+        """
+        import ctypes
+        kv = sym.kv_create("left.kv")
+        sym.kv_lock(kv)
+        libc = ctypes.CDLL(None)
+        child = libc.fork()
+        if child == 0:
+            libc.pause()
+        print(child, flush=True)
+        os._exit(0)
+        """
+    )
+    child = int(program.stdout.readline())
+    try:
+        assert program.wait() == 0
+        with sym.kv_open("left.kv", "rw") as kv, sym.kv_lock(kv):
+            assert os.path.exists(f"/proc/{child}"), "the child is still there"  # noqa: PTH110
+    finally:
+        os.kill(child, signal.SIGKILL)
+        program.communicate()
+    sym.kv_remove("left.kv")
+
+
+def greet(path, greeting):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        connection.sendall(greeting)
+        return connection.recv(4096)
+
+
+@pytest.mark.parametrize("version", [0, 2, 4, 2**32 - 1])
+def test_another_version_of_the_abi_is_refused_in_words(connected, version):
+    answer = greet(connected.socket, struct.pack("=IIQ", abi.MAGIC, version, 0))
+    magic, ours, code, num_bytes = struct.unpack_from("=IIiI", answer)
+    assert (magic, ours, code) == (abi.MAGIC, abi.ABI_VERSION, errno.EPROTO)
+    text = answer[16 : 16 + num_bytes].decode()
+    assert f"speaks ABI version {version}, this side {abi.ABI_VERSION}: use one release for both" in text
+
+
+def test_a_cancelled_wait_for_a_lock_is_over_at_the_daemon(connected):
+    async def give_up(kv):
+        with anyio.move_on_after(0.05) as scope:
+            await sym.aio.kv_lock(kv)
+        assert scope.cancelled_caught
+
+    with sym.kv_create("locked.kv") as kv, sym.kv_open("locked.kv") as other:
+        with sym.kv_lock(kv):
+            anyio.run(give_up, other)
+        for _ in range(3):  # nobody was granted it meanwhile
+            sym.kv_lock(kv, blocking=False)
+            sym.kv_unlock(kv)
+    sym.kv_remove("locked.kv")
+
+
+THREADS = """
+    from concurrent.futures import ThreadPoolExecutor
+    def loop(seed):
+        with sym.kv_create() as kv:
+            tokens, found = [seed], []
+            for _ in range(3):
+                tokens = [sym.pred(kv, tokens).argmax()]
+                found += tokens
+            return found
+    with ThreadPoolExecutor(20) as pool:
+        print(list(pool.map(loop, range(100, 120))), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_thousand_threads_of_fifty_programs_get_what_one_would_get_alone(connected):
+    alone = connected.run(THREADS)
+    programs = [connected.program(THREADS) for _ in range(50)]
+    outputs = [program.communicate(timeout=110) for program in programs]
+    assert [err for _, err in outputs if err] == []
+    assert {out for out, _ in outputs} == {alone}
+
+
+def test_a_thousand_tasks_of_one_program_get_what_one_would_get_alone(connected):
+    answers = {}
+
+    async def loop(number):
+        async with await sym.aio.kv_create() as kv:
+            tokens, found = [100 + number % 10], []
+            for _ in range(2):
+                tokens = [(await sym.aio.pred(kv, tokens)).argmax()]
+                found += tokens
+        answers[number] = found
+
+    async def main():
+        async with anyio.create_task_group() as tasks:
+            for number in range(1000):
+                tasks.start_soon(loop, number)
+
+    anyio.run(main, backend="trio")
+    assert len(answers) == 1000
+    for number in range(10):
+        assert all(answers[each] == answers[number] for each in range(number, 1000, 10))

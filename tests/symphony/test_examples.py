@@ -1,0 +1,95 @@
+"""Every public name of libsym is described with an example, and every example does what it says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import pytest
+from examples import run_examples
+
+import libsym as sym
+
+CONSTANTS = {"PIN", "UNPIN", "COLD", "WILLNEED"}
+"""Values for kv_advise(), whose examples use them: objects have no docstring of their own."""
+
+INTERNAL = {
+    "KV.give_up": "for whoever closes the file",
+    "KvStat.from_json": "of what the daemon said",
+    "ModelInfo.from_json": "of what the daemon said",
+    "Generation.take": "of a reply",
+    "AsyncGeneration.take": "of a reply",
+    "AsyncGeneration.fetch": "of a reply",
+}
+"""Methods without an underscore that libsym itself calls, in another module than their own."""
+
+WITHOUT_EXAMPLE = {
+    "daemon_check": "only root and the daemon's own user may call it, and the figures are the daemon's",
+    "connect": "a socket is a place on somebody's machine; the manual page has some",
+}
+"""What cannot have one that holds everywhere, and why; coroutines alike."""
+
+
+def own_methods(cls: type) -> Iterator[tuple[str, Any]]:
+    """Public methods that libsym wrote, its bases' too; plain properties explain themselves beside the others."""
+    for name in dir(cls):
+        found = inspect.getattr_static(cls, name)
+        found = found.__func__ if isinstance(found, classmethod | staticmethod) else found
+        if not name.startswith("_") and isinstance(found, FunctionType) and found.__module__.startswith("libsym"):
+            yield name, found
+
+
+def described(prefix: str, module: Any) -> Iterator[tuple[str, Any]]:
+    for name in module.__all__:
+        found = getattr(module, name)
+        if name in CONSTANTS or inspect.ismodule(found):
+            continue
+        if inspect.isclass(found) and issubclass(found, sym.SymError):
+            continue  # raised by the calls: the manual lists them with their errnos
+        if name not in WITHOUT_EXAMPLE:
+            yield prefix + name, found
+        if inspect.isclass(found):
+            methods = {f"{name}.{method}": each for method, each in own_methods(found)}
+            yield from ((prefix + method, each) for method, each in methods.items() if method not in INTERNAL)
+
+
+DESCRIBED = {**dict(described("sym.", sym)), **dict(described("sym.aio.", sym.aio)), "sym.aio": sym.aio}
+
+
+@pytest.fixture
+def mount(daemon, monkeypatch):
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+    sym.close()
+    return daemon.mount
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_its_example_does_what_it_says(name, mount):
+    run_examples(inspect.getdoc(DESCRIBED[name]) or "", name, mount)
+
+
+def test_the_manual_of_the_module_runs(mount):
+    run_examples(sym.__doc__, "libsym", mount)
+
+
+def test_help_names_everything_that_there_is():
+    assert set(sym.__all__) - set(re.findall(r"\w+", sym.__doc__)) == set()
+
+
+def arguments(function):
+    found = inspect.signature(function).parameters.values()
+    return [(each.name, each.kind, each.default) for each in found]
+
+
+def test_coroutines_have_the_names_and_the_arguments_of_the_functions():
+    """`sym.aio.pred` is called as `sym.pred` is, and nothing that waits is missing."""
+    for name in sym.aio.__all__:
+        coroutine, function = getattr(sym.aio, name), getattr(sym, name, None)
+        if inspect.isfunction(function):
+            assert arguments(coroutine) == arguments(function), name
+    functions = {name for name in sym.__all__ if inspect.isfunction(getattr(sym, name))}
+    wait_for_nothing = {"TTL", "PRIORITY"}
+    assert functions - set(sym.aio.__all__) == wait_for_nothing

@@ -1,0 +1,102 @@
+"""The manual page libsym(3): every call with its arguments, every error, and examples that do what they say."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from examples import run_examples
+
+import libsym as sym
+from libsym.abi import ABI_VERSION
+
+MANUAL = Path(__file__).resolve().parents[2] / "man" / "libsym.3"
+SOURCE = MANUAL.read_text(encoding="utf-8")
+
+
+def plain(line: str) -> str:
+    """A line of the source as it is read."""
+    for written, read in [("\\-", "-"), ("\\(dq", '"'), ("\\&", ""), ("\\e", "\\"), ("\\fB", ""), ("\\fI", "")]:
+        line = line.replace(written, read)
+    return line.replace("\\fP", "")
+
+
+def headings() -> dict[str, str]:
+    """What each entry is headed by, by its name."""
+    found = [plain(line) for line in re.findall(r'^\.SS "?(.*?)"?$', SOURCE, re.MULTILINE)]
+    return {re.match(r"\w+", heading).group(): heading for heading in found}
+
+
+def examples() -> dict[str, str]:
+    """What is typed at a prompt, by the section or the call that it stands under."""
+    found, at = {}, ""
+    for block in re.finditer(r'^\.S[SH] "?(\w[\w ,]*)[^\n]*$|^\.EX\n(.*?)^\.EE$', SOURCE, re.MULTILINE | re.DOTALL):
+        if block[1]:
+            at = block[1]
+        else:
+            assert at not in found, f"two examples of {at}: make them one"
+            found[at] = "\n".join(map(plain, block[2].splitlines())) + "\n"
+    return found
+
+
+EXAMPLES = examples()
+FUNCTIONS = {name for name in sym.__all__ if inspect.isfunction(getattr(sym, name))}
+ADVICE = {"TTL", "PRIORITY"}
+"""Described with kv_advise()."""
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_its_example_does_what_it_says(name, daemon, monkeypatch):
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+    sym.close()
+    run_examples(EXAMPLES[name], f"libsym(3), {name}", daemon.mount)
+
+
+def test_every_call_has_an_entry_with_an_example():
+    assert set(headings()) - set(sym.__all__) == set()
+    assert FUNCTIONS - set(headings()) == ADVICE
+    assert set(headings()) - set(EXAMPLES) == set()
+
+
+def test_the_entries_name_the_arguments_that_there_are():
+    def arguments(signature):
+        return [(each.name, each.kind, each.default) for each in signature.parameters.values()]
+
+    for name, heading in headings().items():
+        found = getattr(sym, name)
+        if "(" not in heading or inspect.isclass(found):
+            continue
+        described: dict[str, object] = {}
+        exec(f"def {heading.partition(' ->')[0]}: pass", {"detokenize": sym.detokenize}, described)
+        assert arguments(inspect.signature(described[name])) == arguments(inspect.signature(found)), heading
+
+
+def test_classes_are_described_with_all_that_they_have():
+    words = set(re.findall(r"\w+", plain(SOURCE)))
+    for cls in (sym.KV, sym.Dist, sym.ReducedDist, sym.Draws, sym.Sampler, sym.Usage, sym.KvStat, sym.ModelInfo):
+        internal = {"give_up", "from_json"}
+        public = {name for name in dir(cls) if not name.startswith("_")} - internal
+        assert public - words == set(), cls
+
+
+def test_every_name_is_mentioned():
+    assert set(sym.__all__) - set(re.findall(r"\w+", plain(SOURCE))) == set()
+
+
+def test_every_error_is_listed_with_its_errno_and_what_its_docstring_says():
+    section = SOURCE.partition("\n.SH ERRORS\n")[2].partition("\n.SH ")[0]
+    listed = {
+        name: (code, text) for name, code, text in re.findall(r'^\.BR (\w+) " \((\w+)\)"\n(.*)$', section, re.MULTILINE)
+    }
+    classes = {cls.__name__: cls for cls in sym.SymError.__subclasses__()}
+    del classes["BatchFailed"]  # has the errno of the call that failed
+    assert listed == {
+        name: (errno.errorcode[cls.code], (cls.__doc__ or "").partition("\n")[0]) for name, cls in classes.items()
+    }
+
+
+def test_it_is_about_this_version_of_the_abi():
+    assert f"version {ABI_VERSION}" in plain(SOURCE)
