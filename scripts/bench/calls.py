@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What system calls cost: an empty one, many at once, and what `pred()` and `generate()` add to a decoder's own loop.
 
-    .venv/bin/python scripts/bench/calls.py [--model smollm2] [--precision bf16] [--rounds 5] [--tokens 200] [--json]
+    .venv/bin/python scripts/bench/calls.py [--model smollm2] [--precision bf16] [--rounds 40] [--tokens 30] [--json]
 
 A real daemon on a socket of its own. *busy*: another program generates all the time. The three ways to decode take
 turns, and each round's differences are from its own three: a machine drifts by more than what is measured.
@@ -19,8 +19,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +52,8 @@ while True:
 
 
 @contextmanager
-def daemon(model: str, precision: str) -> Iterator[str]:
+def daemon(model: str, precision: str) -> Iterator[tuple[str, int]]:
+    """Its socket and its pid."""
     with tempfile.TemporaryDirectory() as directory:
         where = Path(directory)
         (where / "kv").mkdir()
@@ -63,7 +66,7 @@ def daemon(model: str, precision: str) -> Iterator[str]:
         try:
             assert served.stdout is not None
             assert served.stdout.readline().startswith("symphony:"), "the daemon did not start"
-            yield socket
+            yield socket, served.pid
         finally:
             sym.close()
             served.terminate()
@@ -89,6 +92,17 @@ def busy_program(socket: str) -> Iterator[None]:
 # Empty calls
 
 
+def cpu_s(pid: int) -> float:
+    """Time on a CPU, in user and kernel mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def own_cpu_s() -> float:
+    """Of this process and its children that have ended."""
+    return sum(os.times()[:4])
+
+
 def python_pings(num_threads: int, num_calls: int) -> dict[str, float]:
     times_us: list[float] = []
 
@@ -97,7 +111,7 @@ def python_pings(num_threads: int, num_calls: int) -> dict[str, float]:
         call = Call(Op.PING)
         for _ in range(count):
             began = time.perf_counter_ns()
-            channel.call(call)
+            channel.perform(call)
             own.append((time.perf_counter_ns() - began) / 1000)
         times_us.extend(own)
 
@@ -130,26 +144,19 @@ def build_ping(directory: str) -> Path:
     return program
 
 
-def empty_calls(socket: str, program: Path, num_calls: int) -> list[dict[str, object]]:
+def empty_calls(socket: str, pid: int, program: Path, num_calls: int) -> list[dict[str, Any]]:
     sym.connect(socket)
-    rows: list[dict[str, object]] = []
-    for busy in (False, True):
-        for num_threads in (1, 8):
-            if busy:
-                with busy_program(socket):
-                    found = {
-                        "Python": python_pings(num_threads, num_calls),
-                        "C": c_pings(program, socket, num_threads, num_calls),
-                    }
-            else:
-                found = {
-                    "Python": python_pings(num_threads, num_calls),
-                    "C": c_pings(program, socket, num_threads, num_calls),
-                }
-            rows += [
-                {"from": name, "daemon": "busy" if busy else "idle", "threads": num_threads, **numbers}
-                for name, numbers in found.items()
-            ]
+    ways = {"Python": python_pings, "C": partial(c_pings, program, socket)}
+    rows: list[dict[str, Any]] = []
+    for load in ("idle", "busy"):
+        with busy_program(socket) if load == "busy" else nullcontext():
+            for num_threads in (1, 8):
+                for name, way in ways.items():
+                    before = cpu_s(pid), own_cpu_s()
+                    numbers = way(num_threads, num_calls)
+                    used_us = [(cpu_s(pid) - before[0]) * 1e6, (own_cpu_s() - before[1]) * 1e6]
+                    cpu = dict(zip(("daemon_us", "program_us"), (each / num_calls for each in used_us), strict=True))
+                    rows.append({"from": name, "daemon": load, "threads": num_threads, **numbers, **cpu})
     return rows
 
 
@@ -209,7 +216,7 @@ def by_generate(num_tokens: int, times_s: list[float]) -> list[int]:
     return found
 
 
-def decoding(socket: str, model: str, precision: str, rounds: int, num_tokens: int) -> dict[str, object]:
+def decoding(socket: str, model: str, precision: str, rounds: int, num_tokens: int) -> list[dict[str, Any]]:
     sym.connect(socket)
     own = OwnLoop(model, precision, num_tokens)
     ways = {"own loop": own.tokens, "pred": by_pred, "generate": by_generate}
@@ -217,7 +224,7 @@ def decoding(socket: str, model: str, precision: str, rounds: int, num_tokens: i
     p99s: dict[str, list[float]] = {name: [] for name in ways}
     texts = set()
     for number in range(rounds + 1):
-        for name, way in ways.items():
+        for name, way in rotated(list(ways.items()), number):
             times_s: list[float] = []
             texts.add(tuple(way(num_tokens, times_s)))
             if number:  # the first round warms up
@@ -226,53 +233,60 @@ def decoding(socket: str, model: str, precision: str, rounds: int, num_tokens: i
                 p99s[name].append(times_us[len(times_us) * 99 // 100])
     own.close()
     assert len(texts) == 1, "the three ways decoded different tokens"
-    added = {
-        name: statistics.median(way - own for way, own in zip(medians[name], medians["own loop"], strict=True))
-        for name in ("pred", "generate")
-    }
-    return {
-        "rows": [
+    rows = []
+    for name in ways:
+        added = [way - own for way, own in zip(medians[name], medians["own loop"], strict=True)]
+        low, middle, high = statistics.quantiles(added, n=4) if rounds > 1 else added * 3
+        rows.append(
             {
                 "way": name,
                 "p50_us": statistics.median(medians[name]),
                 "p99_us": statistics.median(p99s[name]),
-                "added_us": added.get(name, 0.0),
-                "added_from_us": min(w - o for w, o in zip(medians[name], medians["own loop"], strict=True)),
-                "added_to_us": max(w - o for w, o in zip(medians[name], medians["own loop"], strict=True)),
+                "added_us": middle,
+                "added_low_us": low,
+                "added_high_us": high,
             }
-            for name in ways
-        ]
-    }
+        )
+    return rows
+
+
+def rotated(ways: list[Any], number: int) -> list[Any]:
+    """Another one goes first each round: what ran before leaves its mark on the caches and the clock."""
+    first = number % len(ways)
+    return ways[first:] + ways[:first]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what system calls cost.")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=30)
     parser.add_argument("--calls", type=int, default=40_000, help="empty calls for each row")
     parser.add_argument("--only", choices=("empty", "decoding"))
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     args = parser.parse_args()
-    result: dict[str, object] = {"model": args.model, "precision": args.precision}
-    with tempfile.TemporaryDirectory() as directory, daemon(args.model, args.precision) as socket:
+    result: dict[str, Any] = {"model": args.model, "precision": args.precision}
+    with tempfile.TemporaryDirectory() as directory, daemon(args.model, args.precision) as (socket, pid):
         if args.only != "decoding":
-            result["empty"] = empty_calls(socket, build_ping(directory), args.calls)
+            result["empty"] = empty_calls(socket, pid, build_ping(directory), args.calls)
         if args.only != "empty":
-            result["decoding"] = decoding(socket, args.model, args.precision, args.rounds, args.tokens)["rows"]
+            result["decoding"] = decoding(socket, args.model, args.precision, args.rounds, args.tokens)
     if args.json:
         print(json.dumps(result, indent=2))
         return
     if "empty" in result:
-        print(f"{'empty call from':16}{'daemon':>7}{'threads':>9}{'p50 us':>9}{'p99 us':>9}{'calls/s':>10}")
-        for row in result["empty"]:  # type: ignore[attr-defined]
-            print("{from:16}{daemon:>7}{threads:>9}{p50_us:>9.1f}{p99_us:>9.1f}{calls_per_s:>10.0f}".format(**row))
+        print(f"{'':>50}  CPU time a call, us")
+        print(f"{'empty call from':16}{'daemon':>7}{'threads':>9}{'p50 us':>9}{'p99 us':>9}", end="")
+        print(f"{'daemon':>8}{'program':>9}{'calls/s':>9}")
+        for row in result["empty"]:
+            start = "{from:16}{daemon:>7}{threads:>9}{p50_us:>9.1f}{p99_us:>9.1f}".format(**row)
+            print(start + "{daemon_us:>8.1f}{program_us:>9.1f}{calls_per_s:>9.0f}".format(**row))
     if "decoding" in result:
-        print(f"\n{'a token by':12}{'p50 us':>10}{'p99 us':>10}{'added us':>10}   (least to most of the rounds)")
-        for row in result["decoding"]:  # type: ignore[attr-defined]
+        print(f"\n{'a token by':12}{'p50 us':>10}{'p99 us':>10}{'added us':>10}   (middle half of the rounds)")
+        for row in result["decoding"]:
             times = "{way:12}{p50_us:>10.1f}{p99_us:>10.1f}{added_us:>10.1f}".format(**row)
-            print(times + "   ({added_from_us:.1f} to {added_to_us:.1f})".format(**row))
+            print(times + "   ({added_low_us:.1f} to {added_high_us:.1f})".format(**row))
     print(PEERS)
 
 
