@@ -59,7 +59,8 @@ uint32_t sym_server_held_rows(sym_server *server);
 void sym_server_close(sym_server *server);
 
 typedef struct { ...; } sym_hot_call;
-int sym_server_take_hot(sym_server *server, uint64_t handle, int32_t position, sym_hot_call *call);
+int sym_server_take_hot(sym_server *server, uint64_t handle, int32_t position, const int *stop,
+                        sym_hot_call *call);
 int sym_server_watch(sym_server *server);
 int sym_server_unwatch(sym_server *server, int slept);
 

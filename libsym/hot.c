@@ -15,8 +15,10 @@ static int looks_hot(const struct sym_request *request) {
            request->frame_bytes == sizeof *request + sizeof(int32_t) * (size_t)(1 + num_positions);
 }
 
-/* Under receive_lock. */
-static int take_hot(sym_server *server, uint64_t handle, int32_t position, sym_hot_call *call) {
+/* Under receive_lock. What the receiver took, and what it stops the loop for, came before what is in the ring now. */
+static int take_hot(sym_server *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call) {
+    if (server->closed || server->receiver_has || __atomic_load_n(stop, __ATOMIC_ACQUIRE))
+        return SYM_HOT_NONE;
     const int64_t bytes = submitted_bytes(server);
     if (bytes <= 0)
         return bytes == 0 ? SYM_HOT_NONE : SYM_HOT_COLD; /* the gate will say what is wrong with it */
@@ -41,10 +43,11 @@ static int take_hot(sym_server *server, uint64_t handle, int32_t position, sym_h
     return SYM_HOT_TAKEN;
 }
 
-/* Takes the next request if it is the one that continues the file `handle` at `position`. From any thread. */
-int sym_server_take_hot(sym_server *server, uint64_t handle, int32_t position, sym_hot_call *call) {
+/* Takes the next request if it is the one that continues the file `handle` at `position`, and if nothing that came before
+ * it is still with the receiver. From any thread; `stop`: once the receiver has set it, nothing is taken. */
+int sym_server_take_hot(sym_server *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call) {
     pthread_mutex_lock(&server->receive_lock);
-    const int outcome = take_hot(server, handle, position, call);
+    const int outcome = take_hot(server, handle, position, stop, call);
     pthread_mutex_unlock(&server->receive_lock);
     return outcome;
 }

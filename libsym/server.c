@@ -28,11 +28,14 @@ typedef struct sym_server {
     char *base;
     sym_plan plan;
     pthread_mutex_t receive_lock;
-    uint64_t submit_head; /* under receive_lock; ours, as complete_tail: the copies in the region are for the client */
+    /* under receive_lock: */
+    uint64_t submit_head; /* ours, as complete_tail: the copies in the region are for the client */
+    int receiver_has;     /* the receiver took requests, and has not come back for more: later ones have to wait */
     pthread_mutex_t push_lock;
     /* under push_lock: */
     uint64_t complete_tail;
-    int queueing, closed;
+    int queueing;
+    int closed; /* set under both locks */
     int bell_fd;
     _Atomic int64_t num_open; /* requests taken and not yet answered for the last time */
     /* the receiver's: */
@@ -50,7 +53,7 @@ sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd) {
     server->region = (struct sym_region *)(void *)base;
     server->plan = *plan;
     server->submit_head = server->complete_tail = server->inbox_at = server->inbox_end = 0;
-    server->queueing = server->closed = 0;
+    server->queueing = server->closed = server->receiver_has = 0;
     server->bell_fd = bell_fd;
     pthread_mutex_init(&server->receive_lock, NULL);
     atomic_init(&server->num_open, 0);
@@ -113,6 +116,7 @@ int64_t sym_server_receive(sym_server *server) {
     atomic_store_explicit(&region->daemon_cpu, (uint32_t)sched_getcpu(), memory_order_relaxed);
     pthread_mutex_lock(&server->receive_lock);
     const int64_t bytes = submitted_bytes(server);
+    server->receiver_has = bytes > 0;
     if (bytes > 0) {
         ring_read(server->base + server->plan.submit_offset, SYM_RING_BYTES, server->submit_head, server->inbox,
                   (uint64_t)bytes);
@@ -305,6 +309,7 @@ uint32_t sym_server_held_rows(sym_server *server) {
 /* Tells every waiter that nothing will come any more; afterwards no descriptor is used. */
 void sym_server_close(sym_server *server) {
     struct sym_region *region = server->region;
+    pthread_mutex_lock(&server->receive_lock);
     pthread_mutex_lock(&server->push_lock);
     server->closed = 1;
     atomic_store_explicit(&region->gone, 1, memory_order_seq_cst);
@@ -315,4 +320,5 @@ void sym_server_close(sym_server *server) {
     atomic_store(&region->bell_wanted, 1);
     ring_bell(server);
     pthread_mutex_unlock(&server->push_lock);
+    pthread_mutex_unlock(&server->receive_lock);
 }

@@ -31,7 +31,7 @@
 typedef int (*step_function)(void *decoder, const sym_batch *batch);
 typedef int (*push_function)(void *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
                              int64_t a3, const char *payload, uint32_t payload_bytes);
-typedef int (*take_function)(void *server, uint64_t handle, int32_t position, sym_hot_call *call);
+typedef int (*take_function)(void *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call);
 typedef int (*watch_function)(void *server);
 typedef int (*unwatch_function)(void *server, int slept);
 typedef int64_t (*draw_function)(void *sampler, const float *row, const uint32_t *allowed, uint64_t index);
@@ -43,7 +43,7 @@ struct sym_run {
     int32_t num_members;
     int64_t wait_share_percent, wait_min_ns, wait_max_ns;
     int wake_fd;
-    _Atomic int stop;
+    int stop; /* atomic: set by others */
     pthread_mutex_t lock;
     void *servers[MAX_MEMBERS]; /* each once */
     int slept[MAX_MEMBERS];
@@ -64,6 +64,8 @@ static int64_t now_ns(void) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1000000000L + now.tv_nsec;
 }
+
+static int is_stopped(const sym_run *loop) { return __atomic_load_n(&loop->stop, __ATOMIC_SEQ_CST); }
 
 static int32_t pages_for(int32_t entries) { return (entries + PAGE_ENTRIES - 1) / PAGE_ENTRIES; }
 
@@ -241,7 +243,7 @@ static int32_t poll_calls(sym_run *loop) {
             continue;
         sym_hot_call call;
         const int outcome =
-            ((take_function)loop->hooks.take)(member->server, member->handle, member->position, &call);
+            ((take_function)loop->hooks.take)(member->server, member->handle, member->position, &loop->stop, &call);
         if (outcome == SYM_HOT_TAKEN)
             continue_with(member, &call);
         else
@@ -259,7 +261,7 @@ static void wait_for_calls(sym_run *loop) {
     const int64_t deadline_ns = now_ns() + wait_ns;
     int64_t spins = 0;
     int32_t num_missing;
-    while ((num_missing = poll_calls(loop)) > 0 && !atomic_load(&loop->stop) && now_ns() < deadline_ns) {
+    while ((num_missing = poll_calls(loop)) > 0 && !is_stopped(loop) && now_ns() < deadline_ns) {
         if (++spins > SPINS_BEFORE_YIELD)
             sched_yield();
     }
@@ -304,21 +306,21 @@ int sym_run_execute(sym_run *loop) {
         loop->num_steps++;
         watch(loop); /* before anybody is answered, so that nobody rings */
         const int all_go_on = take_results(loop);
-        if (all_go_on && !atomic_load(&loop->stop))
+        if (all_go_on && !is_stopped(loop))
             wait_for_calls(loop);
         unwatch(loop);
-        if (!all_go_on || atomic_load(&loop->stop))
+        if (!all_go_on || is_stopped(loop))
             return 0;
     }
 }
 
-void sym_run_stop(sym_run *loop) { atomic_store(&loop->stop, 1); }
+void sym_run_stop(sym_run *loop) { __atomic_store_n(&loop->stop, 1, __ATOMIC_SEQ_CST); }
 
 int sym_run_inject(sym_run *loop, int32_t index, const sym_hot_call *call, int32_t position) {
     pthread_mutex_lock(&loop->lock);
     sym_member *member = &loop->members[index];
     const int continues = position < 0 || position == member->position;
-    const int waits = member->state == SYM_WAITING && continues && !atomic_load(&loop->stop);
+    const int waits = member->state == SYM_WAITING && continues && !is_stopped(loop);
     if (waits)
         continue_with(member, call);
     pthread_mutex_unlock(&loop->lock);

@@ -14,7 +14,7 @@ import pytest
 
 import libsym
 from libsym import abi
-from libsym._channel import lib
+from libsym._channel import ffi, lib
 from libsym.channel import MAX_OPEN, MAX_TAKEN, ServerChannel
 from libsym.errors import Invalid, NoBuffers, ProtocolError, SymError, TooLarge
 from libsym.handshake import check_greeting, refusal
@@ -330,3 +330,46 @@ def test_the_greeting_is_checked() -> None:
         with pytest.raises(ProtocolError, match=why):
             check_greeting(bad)
     assert b"no room" in refusal(SymError("no room"))
+
+
+# What a loop over steps takes out of the ring itself
+
+
+def decode_frame(token: int = 3, *, handle: int = 5) -> bytes:
+    """A pred() of one token, as a decode loop makes it."""
+    payload = struct.pack("=i", token)
+    return (
+        struct.pack("=IHHIIQQ4q", 64 + 4, abi.Op.PRED, 0, abi.ROWS_LAST, 0, 7, handle, 1, 0, 0, 0) + payload + bytes(60)
+    )
+
+
+def take_hot(memory: tuple[object, object], *, stop: int = 0, handle: int = 5) -> int:
+    found = ffi.new("sym_hot_call *")
+    return int(lib.sym_server_take_hot(memory[0], handle, 0, ffi.new("int *", stop), found))
+
+
+def test_a_loop_takes_the_call_that_it_waits_for_unless_it_was_stopped(client: Client) -> None:
+    client.submit(decode_frame())
+    assert take_hot(client.server.memory, handle=6) == 0
+    assert take_hot(client.server.memory, stop=1) == 0, "what it was stopped for comes first"
+    assert take_hot(client.server.memory) == 1
+    assert take_hot(client.server.memory) == 0
+
+
+def test_a_loop_takes_nothing_while_earlier_calls_are_with_the_gate(client: Client) -> None:
+    client.submit(frame())
+    assert [request.op for request in client.server.receive()] == [abi.Op.PING]
+    client.submit(frame() + decode_frame(), tail=64 + len(decode_frame()))
+    assert take_hot(client.server.memory) == 0
+    assert [request.op for request in client.server.receive()] == [abi.Op.PRED]
+    assert client.server.receive() == []
+    client.submit(frame() + 2 * decode_frame(), tail=64 + 2 * len(decode_frame()))
+    assert take_hot(client.server.memory) == 1
+
+
+def test_a_loop_takes_nothing_of_a_client_that_is_gone(client: Client) -> None:
+    """It would ring a bell that is closed: by then the number may be another file's."""
+    memory = client.server.memory
+    client.submit(decode_frame())
+    client.server.close()
+    assert take_hot(memory) == 0
