@@ -105,8 +105,9 @@ class Grammars:
 
     def __init__(self, text: GrammarText) -> None:
         self._text = text
-        self._lock = Lock()
+        self._lock = Lock()  # the daemon's thread takes it, so it is held for moments
         self._tokenizer: LLTokenizer | None = None
+        self._tokenizer_lock = Lock()  # held for as long as it takes to make it
         self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
 
     def kept(self, kind: str, source: str) -> Grammar | None:
@@ -134,7 +135,7 @@ class Grammars:
             return Grammar(matcher.deep_copy(), self._text.vocab_size)
 
     def _model_tokenizer(self) -> LLTokenizer:
-        with self._lock:
+        with self._tokenizer_lock:
             if self._tokenizer is None:
                 self._tokenizer = LLTokenizer(
                     _ModelTokenizer(self._text),  # type: ignore[arg-type] # by structure

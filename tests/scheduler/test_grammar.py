@@ -122,6 +122,25 @@ def test_a_text_that_the_tokenizer_cannot_spell_alone_is_forced_by_its_longest_t
     assert bytes(grammar.forced()) == b" and so on"
 
 
+def test_nobody_waits_for_the_first_grammar_who_only_asks_what_is_kept():
+    """The daemon's thread asks, and a large vocabulary takes a second."""
+    text = Text(byte_tokenizer(VOCAB_SIZE))
+    make, answered = text.own_encoder, threading.Event()
+
+    def ask():
+        assert grammars.kept("regex", "a") is None
+        answered.set()
+
+    def own_encoder():
+        threading.Thread(target=ask).start()
+        assert answered.wait(10)
+        return make()
+
+    text.own_encoder = own_encoder
+    grammars = Grammars(text)
+    grammars.compile("regex", "a")
+
+
 def test_special_tokens_and_padding_are_no_text(grammars):
     assert allowed(grammars.compile("regex", "(.|\\n)+")) <= set(range(256))
 
