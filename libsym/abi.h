@@ -118,7 +118,7 @@ enum sym_finish { /* GENERATE: why it ended */
     SYM_FINISH_CANCELLED = 5,
 };
 
-/* PRED, GENERATE: which of the earlier entries the new ones see, besides themselves by causality.
+/* PRED: which of the earlier entries the new ones see, besides themselves by causality.
  * Followed by `num_rows` rows of ceil(num_columns / 32) words, entry i being bit i % 32 of word i / 32.
  * num_rows is 1 (for all new tokens alike; num_columns = the file's length before them) or the number n of new
  * tokens (then num_columns = that length + n, and each token sees at least itself). */

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from decoder.batch import BoolArray, Chunk, IntArray
 from kvfs.fs import OpenKv
@@ -36,25 +37,39 @@ class Caller(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EntryMask:
-    """Which entries new ones see: one row of bits for all n of them, over the entries before; or a row for each."""
+    """Which entries new ones see: one row of bits for all n of them, over the entries before; or a row for each.
 
-    bits: BoolArray
-    """[1, entries before] or [n, entries before + n]; each of n sees itself."""
+    The bits stay packed until a step wants them: as many calls may wait as have one, of any size.
+    """
 
-    def rows(self, num_before: int, num_new: int) -> BoolArray:
-        """[num_new, num_before + num_new], once it is known how many there are before."""
-        num_rows, num_columns = self.bits.shape
-        if num_rows == num_new and num_columns == num_before + num_new:
-            if not self.bits[np.arange(num_new), num_before + np.arange(num_new)].all():
+    packed: npt.NDArray[np.uint8]
+    """[rows, bytes], bit i % 8 of byte i / 8 for entry i."""
+    num_columns: int
+    """Of 1 row: the entries before; of n rows: those and n, and each of n sees itself."""
+
+    def check(self, num_before: int, num_new: int) -> None:
+        """Once it is known how many there are before. Invalid: it is no mask for them."""
+        num_rows = len(self.packed)
+        if num_rows == num_new and self.num_columns == num_before + num_new:
+            own = np.arange(num_before, self.num_columns)
+            if not (self.packed[np.arange(num_new), own // 8] >> (own % 8) & 1).all():
                 raise Invalid("the mask hides a token from itself: each must see its own entry")
-            return self.bits
-        if num_rows != 1 or num_columns != num_before:
+        elif num_rows != 1 or self.num_columns != num_before:
             raise Invalid(
-                f"a mask of {num_rows} rows and {num_columns} columns: the file has {num_before} entries, so give one "
-                f"row of {num_before} for all new tokens, or {num_new} rows of {num_before + num_new}"
+                f"a mask of {num_rows} rows and {self.num_columns} columns: the file has {num_before} entries, so give "
+                f"one row of {num_before} for all new tokens, or {num_new} rows of {num_before + num_new}"
             )
-        causal = np.tri(num_new, dtype=np.bool_)
-        return np.concatenate((np.repeat(self.bits, num_new, axis=0), causal), axis=1)
+
+    def rows(self, num_before: int, first: int, end: int) -> BoolArray:
+        """[end - first, num_before + end]: of the new tokens `first` to `end`, over the entries up to the last."""
+        if self.num_columns > num_before:
+            return self._bits(self.packed[first:end], num_before + end)
+        causal = np.tri(end - first, end, first, dtype=np.bool_)
+        return np.concatenate((np.repeat(self._bits(self.packed, num_before), end - first, axis=0), causal), axis=1)
+
+    @staticmethod
+    def _bits(packed: npt.NDArray[np.uint8], count: int) -> BoolArray:
+        return np.unpackbits(packed, axis=1, count=count, bitorder="little").view(np.bool_)
 
 
 class FileCall(ABC):
@@ -84,7 +99,6 @@ class FileCall(ABC):
         self.submitted_s = time.perf_counter()
         self.compute_s = 0.0
         """Time of the steps that held some of it."""
-        self._mask_rows: BoolArray | None = None
 
     @property
     def num_left(self) -> int:
@@ -106,9 +120,8 @@ class FileCall(ABC):
         del max_positions
         self.reservation = reservation
         self.num_done = 0
-        self._mask_rows = None
         if self.mask is not None:
-            self._mask_rows = self.mask.rows(reservation.start, len(self.tokens))
+            self.mask.check(reservation.start, len(self.tokens))
 
     def chunk(self, num_now: int, scratch: Rows) -> Chunk:
         """The next `num_now` entries, with the page table up to their end; rows to digest go to `scratch`."""
@@ -122,7 +135,7 @@ class FileCall(ABC):
             pages=reservation.pages[:num_pages],
             start=reservation.start + first,
             rows=tuple(scratch) if self.num_digested else self.slots(first, end),
-            mask=None if self._mask_rows is None else self._mask_rows[first:end, : reservation.start + end],
+            mask=None if self.mask is None else self.mask.rows(reservation.start, first, end),
         )
 
     def num_scratch(self, num_now: int) -> int:

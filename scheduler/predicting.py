@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from decoder.batch import BoolArray, IntArray
+from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from libsym.abi import FRAME_ALIGN, HEADER_BYTES, MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel import PAYLOAD_BYTES, Request
@@ -343,9 +343,8 @@ def _mask(fields: Fields, num_tokens: int) -> EntryMask:
     if num_rows not in (1, num_tokens):
         raise Invalid(f"a mask of {num_rows} rows: one for all {num_tokens} new tokens, or one for each")
     row_bytes = -(-num_columns // 32) * 4
-    words = np.frombuffer(fields.take(num_rows * row_bytes, "the mask's rows"), np.uint8).reshape(num_rows, row_bytes)
-    bits: BoolArray = np.unpackbits(words, axis=1, count=num_columns, bitorder="little").view(np.bool_)
-    return EntryMask(bits)
+    packed = np.frombuffer(fields.take(num_rows * row_bytes, "the mask's rows"), np.uint8).reshape(num_rows, row_bytes)
+    return EntryMask(packed, num_columns)
 
 
 def _frames(batch: Request) -> list[Request]:

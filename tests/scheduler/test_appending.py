@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import struct
+import tracemalloc
 from array import array
 from dataclasses import dataclass, field
 from itertools import chain
@@ -234,6 +235,19 @@ def test_a_batch_that_is_no_batch_is_an_error_as_a_whole(bench, request_):
     assert the_error(answers).errno == errno.EINVAL
     assert bench.length == 0
     assert len(answers.free) == NUM_SLOTS
+
+
+def test_masks_of_calls_that_wait_take_no_more_room_than_they_came_with(bench):
+    payload = int32(1) + struct.pack("=II", 1, 8 * 900_000) + bytes(900_000)
+    waiting = [pred(payload, flags=ROWS_LAST | MASKED, number=number) for number in range(2, 10)]
+    tracemalloc.start()
+    try:
+        answers = bench.run(pred(int32(1)), *waiting)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert {the_error(answers, each.id).errno for each in waiting} == {errno.EINVAL}
+    assert peak < 2 * len(waiting) * len(payload), f"{peak} bytes"
 
 
 def test_every_wrong_pred_is_an_error_of_its_own_in_a_batch(bench):
