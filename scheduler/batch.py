@@ -178,6 +178,8 @@ class BatchScheduler:
     _run: Run | None = None
     _synced: int = 0
     """Progress of the run that the files show already."""
+    _short: list[PageTable] = field(default_factory=list)
+    """Files whose next call found no room, and there may be some when the run gives back what it has reserved."""
     _scratch: Scratch = field(init=False)
     _wake_fd: int = -1
 
@@ -273,7 +275,10 @@ class BatchScheduler:
         return self._start_turn(job)
 
     def _start_turn(self, call: FileCall) -> bool:
-        """Reserve what a call's turn appends; then it is ready. False: it has failed, and is over."""
+        """Reserve what a call's turn appends; then it is ready. False: it has failed, and is over.
+
+        While there is a run, one that finds no room is started again when that is over.
+        """
         try:
             reservation = self._reserve(call)
             try:
@@ -282,6 +287,10 @@ class BatchScheduler:
                 reservation.abort()
                 raise
         except Exception as failure:
+            if isinstance(failure, (NoSpace, OverQuota)) and self._run is not None:
+                self._short.append(call.file.table)
+                self._run.stop()
+                return True
             if isinstance(failure, SymError):
                 self._report(call, failure)
             else:
@@ -543,6 +552,11 @@ class BatchScheduler:
             if num_steps := run.steps_of(num_calls):
                 self._count_size(num_calls, num_steps)
         for member in run.members:
+            self._give_back(member)
+        short, self._short = self._short, []
+        for table in short:
+            self._start_jobs(table)
+        for member in run.members:
             self._settle_member(member, error)
 
     def _commit_member(self, member: Member) -> None:
@@ -578,8 +592,8 @@ class BatchScheduler:
         callers = {member.call.caller.pid for member in run.members}
         numbers.max_lips_in_step = max(numbers.max_lips_in_step, len(callers))
 
-    def _settle_member(self, member: Member, error: SymError | None) -> None:
-        """A run is over: what a member left is given back, and its call goes on or ends."""
+    def _give_back(self, member: Member) -> None:
+        """A run is over: what a member has reserved and left."""
         call, reservation = member.call, member.call.reservation
         assert reservation is not None
         call.is_running = False
@@ -587,6 +601,10 @@ class BatchScheduler:
         if member.num_done < len(member.log):
             reservation.abort()
         call.reservation = None
+
+    def _settle_member(self, member: Member, error: SymError | None) -> None:
+        """What it had reserved is given back; its call goes on or ends."""
+        call = member.call
         if isinstance(call, GenerateCall):
             self._settle_generation(call, member, error)
         else:

@@ -1,0 +1,102 @@
+"""Steps that follow each other in C, beside what the scheduler does meanwhile."""
+
+import ctypes
+import os
+import threading
+
+import numpy as np
+import pytest
+import trio
+
+from decoder.arena import Arena
+from decoder.batch import NativeStep
+from decoder.facts import Facts
+from decoder.model import load_model
+from kvfs.fs import FileSystem
+from kvfs.pages import PagePool
+from kvfs.tree import Credentials
+from libsym.channel import ServerChannel
+from libsym.errors import NoSpace
+from scheduler.batch import BatchScheduler, PredCall
+from scheduler.decoding import decode_call
+from scheduler.lip import Lip
+
+NUM_PAGES = 4
+ME = Credentials(0, 0, frozenset())
+
+
+class Steps:
+    """Steps that compute nothing, and can be held."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self._native_step)
+
+    def step(self, _batch):
+        pass
+
+    def _native_step(self, _decoder, _batch):
+        self.entered.release()
+        assert self.gate.wait(20)
+        return 0
+
+
+class Bench:
+    def __init__(self, directory):
+        model = load_model("tiny")
+        arena = Arena(model.config, NUM_PAGES)
+        self.fs = FileSystem(PagePool(arena), Facts(model, arena, "float32"), directory / "files", 0, 0)
+        self.steps = Steps()
+        native = NativeStep(ctypes.cast(self.steps.function, ctypes.c_void_p).value, 0)
+        vocab_size = model.config.vocab_size
+        self.batches = BatchScheduler(self.fs, self.steps, model.config.max_positions, vocab_size, native=native)
+        self.lip = Lip(os.getpid(), ME, ServerChannel.create(vocab_size))
+
+    def decode(self, file):
+        """A call that a run goes on from."""
+        handle, slot = self.lip.add(file), self.lip.channel.take_rows(1)
+        tokens = np.array([7], np.int32)
+        self.batches.submit(decode_call(self.lip, file, handle, 1, slot, tokens, None, lambda: None))
+
+    def write(self, file, num_tokens, finished):
+        self.batches.submit(PredCall(self.lip, file, np.ones(num_tokens, np.int32), None, (), finished))
+
+    def run(self, scenario):
+        async def main():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.batches.run)
+                with trio.fail_after(30):
+                    await scenario()
+                nursery.cancel_scope.cancel()
+            self.batches.drop(self.lip)
+            self.lip.channel.close()
+            self.fs.check()
+
+        trio.run(main)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(96, type(None)), (97, NoSpace)])
+def test_what_a_run_has_reserved_ahead_is_there_for_others(bench, num_tokens, expected):
+    """It has taken three pages of four, and uses one."""
+    outcomes, over = [], trio.Event()
+
+    def finished(error):
+        outcomes.append(type(error))
+        over.set()
+
+    async def scenario():
+        bench.decode(bench.fs.kv_create(ME, None))
+        await trio.to_thread.run_sync(bench.steps.entered.acquire)
+        assert bench.fs.pool.num_free == 1
+        bench.write(bench.fs.kv_create(ME, None), num_tokens, finished)
+        bench.steps.gate.set()
+        await over.wait()
+
+    bench.run(scenario)
+    assert outcomes == [expected]
