@@ -31,6 +31,10 @@ class StepThread:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            function, task, token = work
-            result = outcome.capture(function)
-            token.run_sync_soon(trio.lowlevel.reschedule, task, result)
+            self._do(*work)
+            del work  # a step has hold of the memory of its programs, and the next one may be long in coming
+
+    @staticmethod
+    def _do(function: Callable[[], None], task: trio.lowlevel.Task, token: trio.lowlevel.TrioToken) -> None:
+        result = outcome.capture(function)
+        token.run_sync_soon(trio.lowlevel.reschedule, task, result)

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from libsym.errors import NoSpace
 from scheduler.batch import BatchScheduler, PredCall
 from scheduler.decoding import decode_call
 from scheduler.lip import Lip
+from scheduler.step_thread import StepThread
 
 NUM_PAGES = 4
 ME = Credentials(0, 0, frozenset())
@@ -100,3 +102,21 @@ def test_what_a_run_has_reserved_ahead_is_there_for_others(bench, num_tokens, ex
 
     bench.run(scenario)
     assert outcomes == [expected]
+
+
+def test_a_step_that_is_over_keeps_the_memory_of_no_program():
+    class Step:
+        def __call__(self):
+            pass
+
+    is_gone = threading.Event()
+
+    async def main():
+        thread, step = StepThread(), Step()
+        weakref.finalize(step, is_gone.set)
+        await thread.run(step)
+        del step
+        assert await trio.to_thread.run_sync(is_gone.wait, 20)
+        thread.close()
+
+    trio.run(main)
