@@ -368,12 +368,14 @@ class BatchScheduler:
     async def _step_for_ever(self, thread: StepThread) -> None:
         while True:
             await self._wait_for_work()
-            plan = plan_step(self._ready, self.limits, time.perf_counter())
-            if self._may_run(plan):
-                await self._run_steps(thread, [call for call, _ in plan])
-            else:
-                await self._run_step(thread, plan)
+            await self._step(thread, plan_step(self._ready, self.limits, time.perf_counter()))
             await trio.lowlevel.checkpoint()
+
+    async def _step(self, thread: StepThread, plan: list[tuple[FileCall, int]]) -> None:
+        if self._may_run(plan):
+            await self._run_steps(thread, [call for call, _ in plan])
+        else:
+            await self._run_step(thread, plan)
 
     async def _wait_for_work(self) -> None:
         while not self._ready:
@@ -511,6 +513,7 @@ class BatchScheduler:
         self.statistics.num_failed_calls += error is not None
         queue_s = time.perf_counter() - call.submitted_s - call.compute_s
         self.statistics.queue_s += queue_s
+        call.let_go()
         if call.is_dropped:
             return
         used = Usage(1, int(error is not None), call.num_appended, queue_s, call.compute_s)

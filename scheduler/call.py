@@ -167,7 +167,11 @@ class FileCall(ABC):
 
     @abstractmethod
     def end(self, error: SymError | None) -> None:
-        """It is over. Called once, on the trio thread."""
+        """It is over. Called once, on the trio thread, unless nobody waits for it any more."""
+
+    def let_go(self) -> None:
+        """It is over, and so is its use of pages and of the program's memory, whoever still refers to it."""
+        self.reservation = None
 
 
 class PredCall(FileCall):
@@ -226,6 +230,10 @@ class PredCall(FileCall):
 
     def end(self, error: SymError | None) -> None:
         self._finished(error)
+
+    def let_go(self) -> None:
+        super().let_go()
+        self.rows = ()
 
 
 # What a decode loop needs to go on without the scheduler: see `loop.c`.

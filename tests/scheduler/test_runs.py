@@ -1,7 +1,9 @@
 """Steps that follow each other in C, beside what the scheduler does meanwhile."""
 
 import ctypes
+import gc
 import os
+import struct
 import threading
 import weakref
 
@@ -16,11 +18,13 @@ from decoder.model import load_model
 from kvfs.fs import FileSystem
 from kvfs.pages import PagePool
 from kvfs.tree import Credentials
-from libsym.channel import ServerChannel
+from libsym.abi import ROWS_ALL, ROWS_LAST, Op
+from libsym.channel import Request, ServerChannel
 from libsym.errors import NoSpace
 from scheduler.batch import BatchScheduler, PredCall
 from scheduler.decoding import decode_call
 from scheduler.lip import Lip
+from scheduler.predicting import Limited, Predicting
 from scheduler.step_thread import StepThread
 
 NUM_PAGES = 4
@@ -36,11 +40,11 @@ class Steps:
         self.function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self._native_step)
 
     def step(self, _batch):
-        pass
-
-    def _native_step(self, _decoder, _batch):
         self.entered.release()
         assert self.gate.wait(20)
+
+    def _native_step(self, _decoder, batch):
+        self.step(batch)
         return 0
 
 
@@ -53,6 +57,7 @@ class Bench:
         native = NativeStep(ctypes.cast(self.steps.function, ctypes.c_void_p).value, 0)
         vocab_size = model.config.vocab_size
         self.batches = BatchScheduler(self.fs, self.steps, model.config.max_positions, vocab_size, native=native)
+        self.predicting = Predicting(self.batches, Limited(model.config))
         self.lip = Lip(os.getpid(), ME, ServerChannel.create(vocab_size))
 
     def decode(self, file):
@@ -63,6 +68,10 @@ class Bench:
 
     def write(self, file, num_tokens, finished):
         self.batches.submit(PredCall(self.lip, file, np.ones(num_tokens, np.int32), None, (), finished))
+
+    async def wait_entered(self):
+        """Wait until a step has begun."""
+        await trio.to_thread.run_sync(self.steps.entered.acquire)
 
     def run(self, scenario):
         async def main():
@@ -94,7 +103,7 @@ def test_what_a_run_has_reserved_ahead_is_there_for_others(bench, num_tokens, ex
 
     async def scenario():
         bench.decode(bench.fs.kv_create(ME, None))
-        await trio.to_thread.run_sync(bench.steps.entered.acquire)
+        await bench.wait_entered()
         assert bench.fs.pool.num_free == 1
         bench.write(bench.fs.kv_create(ME, None), num_tokens, finished)
         bench.steps.gate.set()
@@ -102,6 +111,28 @@ def test_what_a_run_has_reserved_ahead_is_there_for_others(bench, num_tokens, ex
 
     bench.run(scenario)
     assert outcomes == [expected]
+
+
+@pytest.mark.parametrize("flags", [ROWS_LAST, ROWS_ALL], ids=["in a run", "in a step"])
+def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_over(bench, flags):
+    """At once, and not when the collector comes."""
+    is_free = threading.Event()
+    weakref.finalize(bench.lip.channel.memory[1], is_free.set)
+
+    async def scenario():
+        handle = bench.lip.add(bench.fs.kv_create(ME, None))
+        bench.predicting.pred(bench.lip, Request(Op.PRED, flags, 1, handle, (1, 0, 0, 0), struct.pack("=i", 7)))
+        await bench.wait_entered()
+        bench.batches.drop(bench.lip)
+        bench.lip.channel.close()
+        bench.steps.gate.set()
+        assert await trio.to_thread.run_sync(is_free.wait, 20)
+
+    gc.disable()
+    try:
+        bench.run(scenario)
+    finally:
+        gc.enable()
 
 
 def test_a_step_that_is_over_keeps_the_memory_of_no_program():
