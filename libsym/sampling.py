@@ -135,13 +135,14 @@ class RowSampler:
     __slots__ = ("_sampler", "vocab_size")
 
     def __init__(self, block: bytes | bytearray | memoryview, vocab_size: int) -> None:
-        data = ffi.from_buffer(block)
-        sampler = lib.sym_sampler_new(data, len(data), vocab_size)
+        with ffi.from_buffer(block) as data:  # given back now: an error that is kept has this frame
+            size = len(data)
+            sampler = lib.sym_sampler_new(data, size, vocab_size)
         if sampler == ffi.NULL and ffi.errno == errno.ENOMEM:
             raise MemoryError("no memory for the settings of a sampler")
         if sampler == ffi.NULL:
             raise Invalid(
-                f"a sampling block of {len(data)} bytes is malformed, or a setting or a token in it is out of range"
+                f"a sampling block of {size} bytes is malformed, or a setting or a token in it is out of range"
                 f" (the vocabulary has {vocab_size})"
             )
         self._sampler: Any = ffi.gc(sampler, lib.sym_sampler_free)
@@ -222,10 +223,10 @@ def random_seed() -> int:
 
 def sampling_block_bytes(payload: bytes | bytearray | memoryview, vocab_size: int) -> int:
     """How long the sampling block at a payload's start is, by its own counts; Invalid if the payload ends before."""
-    data = ffi.from_buffer(payload)
-    size = int(lib.sym_sampling_bytes(data, len(data), vocab_size))
+    with ffi.from_buffer(payload) as data:
+        size = int(lib.sym_sampling_bytes(data, len(data), vocab_size))
     if size < 0:
-        raise Invalid(f"a sampling block is cut short after {len(data)} bytes")
+        raise Invalid(f"a sampling block is cut short after {len(payload)} bytes")
     return size
 
 

@@ -39,6 +39,7 @@ from libsym.errors import Invalid, NoSpace, OverQuota, StepFailed, SymError
 from scheduler._loop import lib as loop
 from scheduler.call import Caller, EntryMask, FileCall, PredCall, Rows
 from scheduler.generation import GenerateCall
+from scheduler.messages import kept
 from scheduler.policy import Limits, plan_step
 from scheduler.run import COMPUTING, MAX_MEMBERS, Member, Run
 from scheduler.step_thread import StepThread
@@ -292,7 +293,7 @@ class BatchScheduler:
                 self._run.stop()
                 return True
             if isinstance(failure, SymError):
-                self._report(call, failure)
+                self._report(call, kept(failure))
             else:
                 log.exception("a call failed before it began")
                 self._report(call, SymError(f"the daemon failed to take the call: {failure!r}"))
@@ -555,6 +556,7 @@ class BatchScheduler:
             if num_steps := run.steps_of(num_calls):
                 self._count_size(num_calls, num_steps)
         for member in run.members:
+            member.let_go()
             self._give_back(member)
         short, self._short = self._short, []
         for table in short:

@@ -222,6 +222,7 @@ class Gate:
 
         if lip.is_connected:
             self._answer(lip, request, result)
+        outcome = None  # an error leads to the frame that it is kept in: the two would be garbage
 
     # ---- who asks
 

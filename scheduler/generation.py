@@ -30,6 +30,7 @@ from libsym.sampling import RowSampler
 from scheduler.call import Caller, FileCall, HotGeneration, Rows
 from scheduler.drafts import NgramDraft
 from scheduler.grammar import Grammar
+from scheduler.messages import kept
 from scheduler.stops import StopTexts
 
 Emit = Callable[[list[int], int], None]
@@ -126,7 +127,7 @@ class GenerateCall(FileCall):
                 if self._draw(row, index) is _Drawn.THE_DRAFT:
                     self._num_accepted += 1
         except SymError as error:
-            self._error = error
+            self._error = kept(error)
 
     @property
     def _drawn_up(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libsym.channel import Request
-from libsym.errors import Invalid
+from libsym.errors import Invalid, SymError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,16 @@ class Reply:
 
     args: tuple[int, ...] = ()
     payload: bytes = b""
+
+
+def kept(error: SymError) -> SymError:
+    """An error that outlives its handler, without the frames that led to it.
+
+    With them it would be garbage that only the collector can take, rows and all; and where C has a buffer of a
+    memoryview in that, CPython ends the process: it clears the view first.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def text_of(request: Request, begin: int = 0) -> str:

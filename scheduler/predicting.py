@@ -24,7 +24,7 @@ from scheduler.call import EntryMask, PredCall
 from scheduler.decoding import decode_call
 from scheduler.fields import Fields, check_priority, check_range
 from scheduler.lip import Lip
-from scheduler.messages import Reply
+from scheduler.messages import Reply, kept
 from scheduler.reducing import Reduction
 
 MAX_BATCH = 256
@@ -153,7 +153,7 @@ class Predicting:
         try:
             return self._parse(lip, request)
         except SymError as error:
-            return error
+            return kept(error)
 
     def _parse(self, lip: Lip, request: Request) -> Wanted:
         file = appendable(lip, request.handle)

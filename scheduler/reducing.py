@@ -10,6 +10,7 @@ from libsym.channel import PAYLOAD_BYTES
 from libsym.errors import SymError, TooLarge
 from libsym.reduced import RowReducer
 from scheduler.call import Rows
+from scheduler.messages import kept
 
 
 class Reduction:
@@ -38,7 +39,7 @@ class Reduction:
             for index, row in enumerate(rows, first - self._first):
                 self._answer[index * row_bytes : (index + 1) * row_bytes] = self._reducer.reduce(row, index)
         except SymError as error:
-            self.error = error
+            self.error = kept(error)
 
     @property
     def num_bytes(self) -> int:

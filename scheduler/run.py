@@ -15,6 +15,7 @@ from libsym.hot import address, hook_addresses
 from libsym.rows import checked
 from scheduler._loop import ffi, lib
 from scheduler.call import FileCall, HotGeneration, HotPred, Rows
+from scheduler.messages import kept
 
 WAIT_PERCENT = 10
 """Share of a step's time that the next one may wait for programs that usually come back so soon."""
@@ -88,6 +89,10 @@ class Member:
         member.row = buffer
         self._keep.append(buffer)
 
+    def let_go(self) -> None:
+        """The run is over: what C had is given back here and now. See `kept` for what would come of it in garbage."""
+        self._keep.clear()
+
     @property
     def hot(self) -> HotPred | None:
         """Of a program's calls; None: its tokens are drawn."""
@@ -103,7 +108,7 @@ class Member:
         try:
             checked(-self.draw_error)
         except SymError as failure:
-            return failure
+            return kept(failure)
         raise AssertionError("a token was drawn")
 
     def __getattr__(self, name: str) -> Any:

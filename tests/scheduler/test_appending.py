@@ -1,6 +1,7 @@
 """PRED, PRED_BATCH and GENERATE as a malicious program may send them, and how tokens wait for a reader."""
 
 import errno
+import gc
 import json
 import logging
 import os
@@ -264,6 +265,27 @@ def test_every_wrong_pred_is_an_error_of_its_own_in_a_batch(bench):
     assert codes[-1] == 0
     assert bench.length == 1
     assert answers.num_held_slots == 1
+
+
+def test_errors_that_are_kept_are_no_garbage_with_a_buffer_in_it(bench):
+    """CPython ends the process when its collector finds a memoryview that C has a buffer of."""
+    broken = pred(int32(1) + struct.pack("=IIII", 0, 0, 1, 0) + bytes(60), flags=ROWS_LAST | REDUCED)
+    impossible = Sampler(logit_bias={ord("a"): -np.inf}).block() + options(grammar={"kind": "regex", "source": "a"})
+    requests = batch(2, 2 * frame(broken)), broken, generate(int32(1) + impossible)
+    gc.collect()
+    gc.disable()
+    try:
+        for each in requests:
+            bench.run(each)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        for each in gc.garbage:
+            if isinstance(each, memoryview):
+                each.release()  # BufferError: somebody has a buffer of it
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 def options(**given):

@@ -18,7 +18,7 @@ from decoder.model import load_model
 from kvfs.fs import FileSystem
 from kvfs.pages import PagePool
 from kvfs.tree import Credentials
-from libsym.abi import ROWS_ALL, ROWS_LAST, Op
+from libsym.abi import ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel import Request, ServerChannel
 from libsym.errors import NoSpace
 from scheduler.batch import BatchScheduler, PredCall
@@ -87,6 +87,10 @@ class Bench:
         trio.run(main)
 
 
+def decode(number, handle, flags=ROWS_LAST):
+    return Request(Op.PRED, flags, number, handle, (1, 0, 0, 0), struct.pack("=i", 7))
+
+
 @pytest.fixture
 def bench(tmp_path):
     return Bench(tmp_path)
@@ -121,11 +125,36 @@ def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_over(b
 
     async def scenario():
         handle = bench.lip.add(bench.fs.kv_create(ME, None))
-        bench.predicting.pred(bench.lip, Request(Op.PRED, flags, 1, handle, (1, 0, 0, 0), struct.pack("=i", 7)))
+        bench.predicting.pred(bench.lip, decode(1, handle, flags))
         await bench.wait_entered()
         bench.batches.drop(bench.lip)
         bench.lip.channel.close()
         bench.steps.gate.set()
+        assert await trio.to_thread.run_sync(is_free.wait, 20)
+
+    gc.disable()
+    try:
+        bench.run(scenario)
+    finally:
+        gc.enable()
+
+
+def test_an_error_that_is_kept_has_hold_of_no_run(bench):
+    """The collector can not take a buffer that C has: what led to one, and was garbage, ended the daemon."""
+    is_free = threading.Event()
+    weakref.finalize(bench.lip.channel.memory[1], is_free.set)
+
+    async def scenario():
+        handle = bench.lip.add(bench.fs.kv_create(ME, None))
+        bench.predicting.pred(bench.lip, decode(1, handle))
+        await bench.wait_entered()
+        too_many = struct.pack("=IHHIIQQ4q", 64 + 800, Op.PRED, 0, ROWS_NONE, 0, 0, handle, 200, 0, 0, 0) + bytes(832)
+        bench.predicting.pred_batch(bench.lip, Request(Op.PRED_BATCH, 0, 2, 0, (1, 0, 0, 0), too_many))
+        bench.steps.gate.set()
+        while bench.batches.num_waiting:
+            await trio.lowlevel.checkpoint()
+        assert bench.batches.statistics.num_failed_calls == 1
+        bench.lip.channel.close()
         assert await trio.to_thread.run_sync(is_free.wait, 20)
 
     gc.disable()
