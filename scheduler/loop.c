@@ -160,8 +160,8 @@ static int is_stop_token(const sym_member *member, int32_t token) {
     return 0;
 }
 
-/* A program's call is computed: it gets its row, and its next call is waited for. */
-static void answer(sym_run *loop, sym_member *member) {
+/* A program's call is computed: it gets its row, and its next call is waited for. 0: it can't go on. */
+static int answer(sym_run *loop, sym_member *member) {
     pthread_mutex_lock(&loop->lock);
     if (((push_function)loop->hooks.push)(member->server, member->call_id, 0, 0, member->slot, 1, entries(member), 0, NULL,
                                           0) != 0)
@@ -170,23 +170,25 @@ static void answer(sym_run *loop, sym_member *member) {
         end_member(member, SYM_END_ROOM);
     else
         member->state = SYM_WAITING;
+    const int goes_on = member->state != SYM_ENDED;
     pthread_mutex_unlock(&loop->lock);
+    return goes_on;
 }
 
-/* The next token is drawn, sent, and computed in the next step. */
-static void draw(sym_run *loop, sym_member *member) {
+/* The next token is drawn, sent, and computed in the next step. 0: it can't go on. */
+static int draw(sym_run *loop, sym_member *member) {
     const int64_t drawn = ((draw_function)loop->hooks.draw)(member->sampler, member->row, NULL, member->draw_index);
     if (drawn < 0) {
         member->draw_error = (int32_t)-drawn;
         end_member(member, SYM_END_DRAW);
-        return;
+        return 0;
     }
     const int32_t token = (int32_t)drawn;
     member->draw_index++;
     if (is_stop_token(member, token)) {
         member->token = token;
         end_member(member, SYM_END_STOP_TOKEN);
-        return;
+        return 0;
     }
     ((note_function)loop->hooks.note)(member->sampler, token);
     member->token = token;
@@ -198,6 +200,7 @@ static void draw(sym_run *loop, sym_member *member) {
         end_member(member, SYM_END_LENGTH);
     else if (entries(member) >= member->capacity)
         end_member(member, SYM_END_ROOM);
+    return member->state != SYM_ENDED;
 }
 
 /* After a step: whether every member can go on. Programs are answered first: they think while others' tokens are drawn. */
@@ -212,13 +215,12 @@ static int take_results(sym_run *loop) {
         __atomic_store_n(&member->num_done, member->num_done + 1, __ATOMIC_RELEASE);
         atomic_fetch_add(&loop->progress, 1);
         if (member->sampler == NULL)
-            answer(loop, member);
+            all_go_on &= answer(loop, member);
     }
     for (int32_t n = 0; n < loop->num_active; n++) {
         sym_member *member = &loop->members[loop->active[n]];
         if (member->sampler != NULL)
-            draw(loop, member);
-        all_go_on &= member->state != SYM_ENDED;
+            all_go_on &= draw(loop, member);
     }
     return all_go_on;
 }
