@@ -107,6 +107,9 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
     part["bytes"], part["op"], part["flags"], part["handle"] = 76, Op.PRED, abi.ROWS_LAST, 1
     part["args"][0, 0] = 3
     frame = part.tobytes() + tokens + bytes(52)
+    numbers = np.array([4, 12, 1, 0], np.uint32).tobytes() + i32(*range(12)) + sampling(temperature=0.7)
+    part["bytes"], part["flags"] = 76 + len(numbers), abi.ROWS_LAST | abi.REDUCED
+    frame_with_numbers = part.tobytes() + tokens + numbers + bytes(-(12 + len(numbers)) % 64)
     options = json.dumps({"stop_tokens": [0], "stop": ["."], "grammar": None, "draft": None}).encode()
     rare, often = 1, 40
     return [
@@ -127,6 +130,8 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.KV_READ, 0, 1, (0, 100), b"", often),
         (Op.KV_DU, 0, 0, (), b".", rare),
         (Op.PRED, abi.ROWS_LAST, 1, (3, 0), tokens, rare),
+        (Op.PRED, abi.ROWS_LAST, 1, (1, 0), i32(5), 2 * rare),  # as decode loops make them
+        (Op.PRED, abi.ROWS_LAST, 1, (1, 1), i32(5, 9), 2 * rare),
         (Op.PRED, abi.ROWS_ALL, 1, (3, 1), tokens + i32(9), rare),
         (Op.PRED, abi.ROWS_NONE, 2, (3, 3), tokens + i32(1, 2, 3), rare),
         (Op.PRED, abi.ROWS_LAST | abi.REDUCED, 1, (3, 0), tokens + reduction, rare),
@@ -146,6 +151,7 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.CHECK, 0, 0, (), b"", rare),
         (Op.CONFINE, 0, 0, (), b"private", often),
         (Op.PRED_BATCH, 0, 0, (2,), frame * 2, rare),
+        (Op.PRED_BATCH, 0, 0, (1,), frame_with_numbers, rare),
         (Op.GENERATE, 0, 1, (3, 0, 2, 0), tokens + sampling() + options, rare),
         (Op.CANCEL, 0, 0, (7,), b"", often),
         (Op.SEND, 0, 0, (1,), b"to the first process", often),
