@@ -45,6 +45,11 @@ SHORT_TEXT_BYTES = 2048
 """Texts up to here are tokenized at once (about 0.2 ms); longer ones in a worker thread."""
 
 
+MAX_CHAT_TEXTS = 20_000
+MAX_CHAT_OTHER_BYTES = 64 << 10
+"""Some thousands of messages: 20 ms in which nothing else runs, at worst."""
+
+
 class TextModel(Protocol):
     """What the gate asks of the model: its text side and its limits."""
 
@@ -267,7 +272,7 @@ class Gate:
         return json_reply(asdict(self._fs.kv_stat(lip.credentials, text_of(request))))
 
     def _kv_rename(self, lip: Lip, request: Request) -> Reply:
-        names = json_of(request)
+        names = json_of(request, request.payload, max_texts=2, max_other_bytes=64)
         if not (isinstance(names, list) and len(names) == 2 and all(isinstance(name, str) for name in names)):
             raise Invalid("rename takes two paths")
         self._fs.kv_rename(lip.credentials, names[0], names[1])
@@ -349,7 +354,7 @@ class Gate:
         return Reply((), self._text.decode(tokens.tolist()).encode())
 
     def _chat_template(self, request: Request) -> Reply:
-        form = json_of(request)
+        form = json_of(request, request.payload, max_texts=MAX_CHAT_TEXTS, max_other_bytes=MAX_CHAT_OTHER_BYTES)
         if not isinstance(form, dict) or not isinstance(form.get("messages"), list):
             raise Invalid("chat_template() takes a list of messages")
         text = self._text.chat_template(

@@ -6,7 +6,6 @@ sent together, so a reader that stops costs four bytes a token.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +26,15 @@ from scheduler.fields import Fields, check_priority
 from scheduler.generation import GenerateCall
 from scheduler.grammar import Grammar, Grammars, GrammarText
 from scheduler.lip import Lip
-from scheduler.messages import Reply
+from scheduler.messages import Reply, json_of
 from scheduler.predicting import Limited, appendable
 from scheduler.stops import StopTexts
 
 MAX_STOP_TEXTS = 64
 MAX_STOP_TEXT_BYTES = 1024
+MAX_OPTION_TEXTS = MAX_STOP_TEXTS + 16
+MAX_OPTION_OTHER_BYTES = 32 << 10
+"""Some thousands of stop tokens."""
 DRAFT_HISTORY = 1024
 """The last entries of the file that a draft looks through, besides what is given and generated: 0.5 ms to take in."""
 _PAYLOAD_TOKENS = PAYLOAD_BYTES // 4
@@ -119,7 +121,7 @@ class Generating:
             raise Invalid(f"max_tokens={max_tokens}: 1 or more, or 0 for as many as the context holds")
         vocab_size = self._limited.vocab_size
         sampler = RowSampler(fields.take(sampling_block_bytes(fields.left, vocab_size), "the sampler"), vocab_size)
-        options = _options(fields.rest())
+        options = _options(request, fields.rest())
         draft = options.get("draft")
         if draft is not None:
             NgramDraft((), max_tokens=draft[0], min_match=draft[1])  # its limits are checked there
@@ -273,12 +275,11 @@ class Vocabulary:
         return Reply((count, len(texts)), payload)
 
 
-def _options(source: bytes) -> dict[str, Any]:
+def _options(request: Request, source: bytes) -> dict[str, Any]:
     """The JSON at the end of a GENERATE, with every value of the type that it has to be."""
-    try:
-        options = json.loads(source) if source else {}
-    except (ValueError, RecursionError) as error:
-        raise Invalid(f"the options of generate() are no JSON: {error}") from None
+    options = {}
+    if source:
+        options = json_of(request, source, max_texts=MAX_OPTION_TEXTS, max_other_bytes=MAX_OPTION_OTHER_BYTES)
     if not isinstance(options, dict):
         raise Invalid("the options of generate() are no JSON object")
     checked: dict[str, Any] = {}

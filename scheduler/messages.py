@@ -41,9 +41,16 @@ def mode_of(request: Request) -> int:
     return mode
 
 
-def json_of(request: Request) -> Any:
+def json_of(request: Request, payload: bytes, *, max_texts: int, max_other_bytes: int) -> Any:
+    """JSON with so many texts at most, names included, and so many bytes that are no text.
+
+    Nothing else runs while it is parsed, and a value takes up to a microsecond: 0.3 s for a message full of `[],`.
+    """
+    plain = payload.replace(rb"\\", b"").replace(rb"\"", b"")
+    if plain.count(b'"') > 2 * max_texts or sum(map(len, plain.split(b'"')[::2])) > max_other_bytes:
+        raise Invalid(f"{request.op.name} takes JSON of at most {max_texts} texts and {max_other_bytes} other bytes")
     try:
-        return json.loads(request.payload)
+        return json.loads(payload.decode())
     except (ValueError, RecursionError) as error:
         raise Invalid(f"{request.op.name} takes JSON: {error}") from None
 

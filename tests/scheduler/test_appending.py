@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import os
+import re
 import struct
 import tracemalloc
 from array import array
@@ -306,6 +307,8 @@ WRONG_GENERATIONS = {
     "stop tokens that are none": generate(int32(1) + GREEDY + options(stop_tokens=["a"])),
     "a stop token that is a bool": generate(int32(1) + GREEDY + options(stop_tokens=[True])),
     "a stop token beyond the vocabulary": generate(int32(1) + GREEDY + options(stop_tokens=[VOCAB_SIZE])),
+    "more stop tokens than anybody needs": generate(int32(1) + GREEDY + options(stop_tokens=[1] * 20_000)),
+    "more names than there are": generate(int32(1) + GREEDY + options(**{f"x{i}": None for i in range(200)})),
     "a stop text that is none": generate(int32(1) + GREEDY + options(stop=[1])),
     "an empty stop text": generate(int32(1) + GREEDY + options(stop=[""])),
     "half a character to stop at": generate(int32(1) + GREEDY + b'{"stop": ["\\ud800"]}'),
@@ -366,6 +369,13 @@ def test_no_message_surprises_the_gate(bench, caplog, data):
 
 
 # ---- on the way to the program
+
+
+def test_what_is_in_a_stop_text_or_a_grammar_counts_as_text(bench):
+    text = '\\"[,\\\\' * 150
+    asked = options(stop=[text] * 64, grammar={"kind": "regex", "source": "[ab]|" + re.escape(text)})
+    answers = bench.run(generate(int32(1) + GREEDY + asked))
+    assert the_error(answers) is None
 
 
 def tokens_of(answers, number=1):
