@@ -40,7 +40,7 @@ from libsym.generate import Grammar, Ngram, generate_call
 from libsym.info import KvEntry, KvStat, ModelInfo
 from libsym.kv import KV, Flags, Locked, Range
 from libsym.open_file import OpenFile
-from libsym.pred import Mask, Positions, Pred, Rows, batch_script, pred_script, write_script
+from libsym.pred import Mask, Positions, Pred, Rows, batch_channel, batch_script, pred_script, write_script
 from libsym.reduced import ReducedDist
 from libsym.sampling import Sampler
 from libsym.text import TextWindow
@@ -196,7 +196,8 @@ async def pred_batch(preds: Iterable[Pred]) -> list[Dist | ReducedDist]:
     >>> [dist.argmax() for dist in dists]
     [65, 65]
     """
-    return await _run(batch_script(list(preds)))
+    calls = list(preds)
+    return await run(batch_channel(calls), batch_script(calls))
 
 
 async def generate(

@@ -15,7 +15,7 @@ from typing import Any, Literal, overload
 from libsym.abi import FRAME_ALIGN, HEADER_BYTES, MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.arguments import int32
 from libsym.calls import Call, Script
-from libsym.client import process
+from libsym.client_channel import ClientChannel
 from libsym.dist import Dist
 from libsym.errors import BadHandle, BatchFailed, Invalid, SymError
 from libsym.open_file import OpenFile
@@ -155,7 +155,7 @@ def pred_batch(preds: Iterable[Pred]) -> list[Dist | ReducedDist]:
     any order but those on one file. If one fails the others are made nevertheless: BatchFailed has what each gave.
     """
     calls = list(preds)
-    return process.channel().run(batch_script(calls))
+    return batch_channel(calls).run(batch_script(calls))
 
 
 def pred_script(wanted: Pred) -> Script[Dist | ReducedDist]:
@@ -170,7 +170,8 @@ def write_script(kv: OpenFile, tokens: Iterable[int], positions: Positions = Non
     return reply.args[2]
 
 
-def batch_script(preds: Sequence[Pred]) -> Script[list[Dist | ReducedDist]]:
+def batch_channel(preds: Sequence[Pred]) -> ClientChannel:
+    """The connection that the files of a batch are open on: on another one their handles would be other files."""
     if not 1 <= len(preds) <= MAX_BATCH:
         raise Invalid(f"pred_batch() makes 1 to {MAX_BATCH} calls, not {len(preds)}: use several")
     for each in preds:
@@ -178,6 +179,11 @@ def batch_script(preds: Sequence[Pred]) -> Script[list[Dist | ReducedDist]]:
             raise Invalid(f"pred_batch() takes a list of sym.Pred(kv, tokens, …), not {each!r}")
         if each.kv.channel is not preds[0].kv.channel:
             raise BadHandle(f"{each.kv!r} belongs to an earlier connection of this program: open it again")
+    return preds[0].kv.channel
+
+
+def batch_script(preds: Sequence[Pred]) -> Script[list[Dist | ReducedDist]]:
+    """For what `batch_channel` took."""
     calls = [_request_of(each) for each in preds]
     frames = b"".join(_frame(index, call) for index, call in enumerate(calls))
     reply = yield Call(Op.PRED_BATCH, args=(len(calls), 0, 0, 0), payload=frames)

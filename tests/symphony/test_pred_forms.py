@@ -3,6 +3,7 @@
 import math
 import threading
 
+import anyio
 import pytest
 
 import libsym as sym
@@ -299,6 +300,21 @@ def test_more_calls_than_a_batch_takes_are_invalid():
     kv = file()
     with pytest.raises(sym.Invalid, match="256"):
         sym.pred_batch([sym.Pred(kv, [1])] * 257)
+    assert len(kv) == 0
+
+
+@pytest.mark.parametrize("pred_batch", [sym.pred_batch, lambda preds: anyio.run(sym.aio.pred_batch, preds)])
+def test_a_batch_never_reaches_the_files_of_another_connection(daemon, pred_batch):
+    """Handles are numbers that each connection counts from 1."""
+    lost = sym.kv_create()
+    sym.close()
+    sym.connect(daemon.socket)
+    kv = sym.kv_create()
+    assert kv.handle == lost.handle
+    with pytest.raises(sym.NotConnected):
+        pred_batch([sym.Pred(lost, [1])])
+    with pytest.raises(sym.BadHandle, match="earlier connection"):
+        pred_batch([sym.Pred(kv, [1]), sym.Pred(lost, [1])])
     assert len(kv) == 0
 
 
