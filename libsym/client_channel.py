@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 from typing import Any, TypeVar
 
 from libsym._channel import ffi, lib
@@ -175,9 +176,10 @@ class Stream:
         self._channel = channel
         self._payload: bytes | None = request.payload
         self._call = channel.new_call(request)
-        self._num_inside = 0
+        self._turn = threading.Lock()  # of whoever waits for a reply: a second one would take it from under the first
         self.is_over = False
         """The last reply was given out, or an error was."""
+        self._is_closed = False
 
     def start(self) -> None:
         """Sends the request now, not only when the first reply is waited for."""
@@ -195,15 +197,16 @@ class Stream:
 
         Ctrl-C ends the wait, not the call: what comes meanwhile is kept.
         """
-        if self.is_over:
-            raise Invalid("nothing more comes: the last reply was taken, or the call was closed")
-        self._num_inside += 1
+        if not self._turn.acquire(blocking=False):
+            raise Invalid("another thread waits for what comes next: one at a time")
         try:
+            if self.is_over:
+                raise Invalid("nothing more comes: the last reply was taken, or the call was closed")
             return self._next()
         finally:
-            self._num_inside -= 1
-            if self.is_over and self._num_inside == 0:
-                ffi.release(self._call)
+            self._turn.release()
+            if self._is_closed:
+                self._let_go()
 
     def cancel(self) -> None:
         """Asks the daemon to end the call. What it had sent before still comes, and then the end, or ECANCELED."""
@@ -213,9 +216,17 @@ class Stream:
     def close(self) -> None:
         """Ends the call for this side: cancelled if it is not over, and nothing more comes."""
         self.cancel()
-        self.is_over = True
-        if self._num_inside == 0:  # else whoever waits for a reply lets go of it, when the end comes
+        self.is_over = self._is_closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of a call that was closed, unless somebody waits for its reply, who will do it then.
+
+        One that is merely over goes with this object: another thread may just be cancelling it.
+        """
+        if self._turn.acquire(blocking=False):
             ffi.release(self._call)
+            self._turn.release()
 
     def _next(self) -> Reply:
         payload = self._payload or b""

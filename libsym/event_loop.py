@@ -62,6 +62,7 @@ class AsyncStream:
         self._channel = channel
         self._call: Any = channel.new_call(request)
         self._payload: bytes | None = request.payload
+        self._is_awaited = False
         self.is_over = False
         """The last reply was given out, or an error was."""
 
@@ -72,14 +73,18 @@ class AsyncStream:
         """
         if self.is_over:
             raise Invalid("nothing more comes: the last reply was taken, or the call was closed")
+        if self._is_awaited:
+            raise Invalid("another task waits for what comes next: one at a time")
         waits = _waits_of(self._channel)
         waiter = _Waiter(self._call, self._payload)
+        self._is_awaited = True
         try:
             if self._payload is not None:
                 waits.submit(waiter)
             await checkpoint()  # whoever else has something to send does so before anybody waits
             answer = await waits.answer(waiter)
         finally:
+            self._is_awaited = False
             if waiter.is_sent:
                 self._payload = None
         if answer == ffi.NULL:

@@ -23,7 +23,7 @@ import libsym as sym
 from libsym.abi import MAX_FRAME_BYTES, Op
 from libsym.calls import Call
 from libsym.client_channel import ClientChannel
-from libsym.errors import BadHandle, NotConnected, SymError
+from libsym.errors import BadHandle, Invalid, NotConnected, SymError
 from libsym.event_loop import AsyncStream, perform
 
 BACKENDS = ("trio", "asyncio")
@@ -237,6 +237,32 @@ def test_a_stream_whose_wait_was_cancelled_goes_on_where_it_was(
         assert (await stream.next()).args[0] == 1
 
     anyio.run(program, backend=backend)
+
+
+def test_only_one_task_at_a_time_waits_for_a_stream(
+    client: ClientChannel, observer: ClientChannel, backend: str
+) -> None:
+    found: list[int] = []
+    refused: list[str] = []
+
+    async def wait(stream: AsyncStream) -> None:
+        try:
+            found.append((await stream.next()).args[0])
+        except Invalid as error:
+            refused.append(str(error))
+            observer.call(Op.PING, flags=RELEASE)
+
+    async def program() -> None:
+        stream = AsyncStream(client, Call(Op.PING, flags=MANY | HOLD, args=(2, 0, 0, 0)))
+        await stream.next()
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait, stream)
+                tasks.start_soon(wait, stream)
+
+    anyio.run(program, backend=backend)
+    assert found == [1]
+    assert refused == ["another task waits for what comes next: one at a time"]
 
 
 def test_a_killed_daemon_ends_the_wait_of_every_task(start_daemon: Callable[..., Daemon], backend: str) -> None:

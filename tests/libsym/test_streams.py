@@ -8,6 +8,7 @@ import signal
 import struct
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import anyio
 import pytest
@@ -203,6 +204,20 @@ def test_a_stream_may_be_closed_while_another_thread_waits_for_it(client: Client
     thread.join()
     assert set(errors) <= {errno.ECANCELED, errno.EINVAL}
     assert len(errors) == 1
+
+
+def test_only_one_thread_at_a_time_waits_for_a_stream(client: ClientChannel) -> None:
+    """The others are told so: one that found the end taken from under it would have nothing to return."""
+    found = stream(client, 2, flags=HOLD)
+    found.next()
+    with ThreadPoolExecutor(8) as threads:
+        waits = as_completed([threads.submit(found.next) for _ in range(8)], timeout=20)
+        try:
+            refused = [next(waits).exception() for _ in range(7)]
+        finally:
+            client.call(Op.PING, flags=RELEASE)
+        assert next(waits).result().args[0] == 1
+    assert {str(error) for error in refused} == {"another thread waits for what comes next: one at a time"}
 
 
 def test_only_a_batch_has_parts(client: ClientChannel) -> None:
