@@ -9,6 +9,7 @@ import errno
 import math
 import os
 import struct
+import threading
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -123,7 +124,7 @@ class Sampler:
 
 
 class RowSampler:
-    """A sampler over rows of logits: struct sym_sampling and what follows it, from whoever sent it.
+    """A sampler over rows of logits: struct sym_sampling and what follows it, from whoever sent it. Of one thread.
 
     >>> from array import array
     >>> from libsym.sampling import RowSampler, Sampler
@@ -171,18 +172,21 @@ class RowSampler:
 class Draws:
     """The draws along one loop: the i-th takes the number of seed + i, and what was drawn counts for the penalties.
 
+    Threads may share it: they draw one after the other.
+
     >>> draws = sym.Sampler(temperature=0, presence_penalty=5.0).start()
     >>> [draws.draw(sym.Dist.of([1.0, 3.0, 2.0])) for _ in range(4)]
     [1, 2, 0, 1]
     """
 
-    __slots__ = ("_before", "_noted", "_rows", "_sampler", "index", "seed")
+    __slots__ = ("_before", "_noted", "_rows", "_sampler", "_turn", "index", "seed")
 
     def __init__(self, sampler: Sampler, before: Iterable[int] = ()) -> None:
         self._sampler = sampler
         self._before = _tokens(before)
         self._noted: list[int] = []  # before the first draw says how large the vocabulary is
         self._rows: RowSampler | None = None
+        self._turn = threading.Lock()  # the C that draws lets other threads of Python run
         self.index = 0
         """How many were drawn."""
         self.seed = random_seed() if sampler.seed is None else sampler.seed & _SEED_MASK
@@ -195,11 +199,12 @@ class Draws:
         2
         """
         row = dist.logits
-        if self._rows is None:
-            self._rows = RowSampler(self._sampler.block(self._before, self._noted, seed=self.seed), len(row))
-        token = self._rows.draw(row, self.index, allowed)
-        self._rows.note(token)
-        self.index += 1
+        with self._turn:
+            if self._rows is None:
+                self._rows = RowSampler(self._sampler.block(self._before, self._noted, seed=self.seed), len(row))
+            token = self._rows.draw(row, self.index, allowed)
+            self._rows.note(token)
+            self.index += 1
         return token
 
     def note(self, token: int) -> None:
@@ -210,10 +215,11 @@ class Draws:
         >>> draws.draw(sym.Dist.of([1.0, 3.0, 2.0]))
         2
         """
-        if self._rows is None:
-            self._noted.append(token)
-        else:
-            self._rows.note(token)
+        with self._turn:
+            if self._rows is None:
+                self._noted.append(token)
+            else:
+                self._rows.note(token)
 
 
 def random_seed() -> int:

@@ -10,6 +10,7 @@ import struct
 import threading
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -336,6 +337,16 @@ def test_threads_draw_side_by_side() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_threads_that_share_draws_draw_one_after_the_other() -> None:
+    """Each draw is of one number and counts once, also while the table of counted tokens grows."""
+    dist = Dist.of([0.0] * 4096)
+    draws = Sampler(temperature=0, presence_penalty=1.0).start()
+    with ThreadPoolExecutor(8) as threads:
+        drawn = list(threads.map(lambda _: draws.draw(dist), range(4096)))
+    assert sorted(drawn) == list(range(4096))
+    assert draws.index == 4096
 
 
 @pytest.mark.parametrize(
