@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import operator
 import os
 from array import array
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from libsym.abi import RANGE_END
 from libsym.errors import Invalid
 
 Path = str | os.PathLike[str]
+_SEED_MASK = (1 << 64) - 1
 
 
 def path_text(path: Path) -> str:
@@ -42,6 +44,14 @@ def int64(number: object) -> int:
     if not isinstance(number, (int, Integral)) or not -RANGE_END <= int(number) <= RANGE_END:
         raise Invalid(f"{number!r} is no entry's number: give a whole number of 64 bits")
     return int(number)
+
+
+def seed64(seed: int) -> int:
+    """A seed as C counts on from it: any whole number, modulo 2^64."""
+    try:
+        return operator.index(seed) & _SEED_MASK
+    except TypeError:
+        raise Invalid(f"seed={seed!r}: must be a whole number") from None
 
 
 def int32(numbers: Iterable[int], what: str) -> array[int]:

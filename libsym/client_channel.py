@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import threading
+from numbers import Integral
 from typing import Any, TypeVar
 
 from libsym._channel import ffi, lib
@@ -249,7 +250,8 @@ class Stream:
 
 def wrong_number(request: Call) -> Invalid:
     """The error of arguments that C does not take."""
-    return Invalid(f"{request.op.name.lower()}() takes a whole number of 64 bits, not {request.args[0]!r}")
+    wrong = [arg for arg in request.args if not isinstance(arg, Integral) or not -(1 << 63) <= arg < 1 << 63]
+    return Invalid(f"{request.op.name.lower()}() takes a whole number of 64 bits, not {(wrong or request.args)[0]!r}")
 
 
 def _new_result() -> tuple[Any, memoryview]:

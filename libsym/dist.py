@@ -202,10 +202,10 @@ class Dist:
             raise Invalid("sample() takes a seed or u, not both")
         elif not 0.0 <= u < 1.0:
             raise Invalid(f"u={u}: must be at least 0 and below 1")
-        top_p, min_p = 1.0 if top_p is None else top_p, min_p or 0.0
+        top_k, top_p, min_p = min(top_k or 0, self._vocab_size), 1.0 if top_p is None else top_p, min_p or 0.0
         bits = pointer(allowed, self._vocab_size)
         row = self._floats()
-        return checked(lib.sym_row_sample(row, self._vocab_size, bits, temperature, top_k or 0, top_p, min_p, u))
+        return checked(lib.sym_row_sample(row, self._vocab_size, bits, temperature, top_k, top_p, min_p, u))
 
     def _floats(self) -> Any:
         return ffi.from_buffer("float[]", self.logits)

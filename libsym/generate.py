@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import errno
 import json
+import operator
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from libsym.abi import Finish, Op
-from libsym.arguments import int32, utf8
+from libsym.arguments import int32, seed64, utf8
 from libsym.calls import Call
 from libsym.client_channel import ClientChannel
 from libsym.errors import Invalid, SymError
@@ -22,8 +23,6 @@ from libsym.pred import Positions, checked_priority, counted_before, places_of
 from libsym.reply import Reply
 from libsym.sampling import Sampler, random_seed
 from libsym.vocabulary import vocabulary_script
-
-_SEED_MASK = (1 << 64) - 1
 
 Ending = Literal["length", "stop_token", "stop_text", "grammar", "cancelled"]
 _ENDINGS: dict[int, Ending] = {
@@ -129,7 +128,7 @@ def generate(
 
     So the last tokens are not in the file yet (`pending`): give them first to the next call.
 
-    `sampler`: how tokens are drawn; without one the likeliest is taken. `seed`: the sampler's, if that has none.
+    `sampler`: how tokens are drawn; without one the likeliest is taken. `seed`: in place of the sampler's own.
     `stop`: token ids, which are not given out, and texts, with the end of which it ends. `stop_at_end=False`: the
     model's end tokens are tokens as others. `max_tokens`: no more than these; without it as many as the model's context
     holds. `grammar`: nothing but this is possible; where one continuation alone is, no step is needed for it. `draft`:
@@ -330,7 +329,7 @@ def generate_call(
         raise Invalid(f"max_tokens={max_tokens!r}: 1 or more, or None for as many as the context holds")
     sampler = Sampler.greedy() if sampler is None else sampler
     seed = sampler.seed if seed is None else seed
-    seed = random_seed() if seed is None else seed & _SEED_MASK
+    seed = random_seed() if seed is None else seed64(seed)
     texts, stop_tokens = _stops(stop)
     options: dict[str, Any] = {"stop_at_end": bool(stop_at_end)}
     if stop_tokens:
@@ -348,14 +347,16 @@ def generate_call(
             raise Invalid(f"draft={draft!r}: 'ngram', or sym.Ngram(max_tokens, min_match), or None")
         options["draft"] = {"max_tokens": ngram.max_tokens, "min_match": ngram.min_match}
     block = sampler.block(before=counted_before(sampler, ids), seed=seed)
-    payload = ids.tobytes() + places.tobytes() + block + json.dumps(options).encode()
+    payload = ids.tobytes() + places.tobytes() + block + json.dumps(options, default=operator.index).encode()
     args = (len(ids), len(places), max_tokens or 0, checked_priority(priority))
     return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(seed, tuple(texts))
 
 
 def _stops(stop: str | int | Iterable[str | int]) -> tuple[list[str], list[int]]:
     """Stop texts and stop tokens, of one or a mixture of both."""
-    each = [stop] if isinstance(stop, (str, int, Integral)) else list(stop)
+    each = [stop] if isinstance(stop, (str, int, Integral)) else stop
+    if isinstance(each, (bytes, bytearray)) or not isinstance(each, Iterable):
+        raise Invalid(f"stop={stop!r}: give a token id or a text, or a list of them")
     texts: list[str] = []
     tokens: list[int] = []
     for one in each:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 from libsym._channel import ffi, lib
+from libsym.arguments import int32, seed64
 from libsym.errors import Invalid
 
 Allowed = bytes | bytearray | memoryview | Iterable[int]
 """Which tokens may be chosen: a bitmask over the vocabulary (bytes, bytearray or memoryview), or token ids."""
-
-_SEED_MASK = (1 << 64) - 1
 
 
 def uniform(seed: int) -> float:
@@ -22,7 +22,7 @@ def uniform(seed: int) -> float:
     >>> uniform(0), uniform(1)
     (0.8833108082136426, 0.5665615751722809)
     """
-    return float(lib.sym_uniform(seed & _SEED_MASK))
+    return float(lib.sym_uniform(seed64(seed)))
 
 
 def bitmask_bytes(vocab_size: int) -> int:
@@ -39,7 +39,7 @@ def bitmask(allowed: Allowed, vocab_size: int) -> bytes | bytearray | memoryview
             raise Invalid(f"allowed: a bitmask of {given} bytes; for a vocabulary of {vocab_size} it has {size}")
         return allowed
     bits = bytearray(size)
-    for token in allowed:
+    for token in int32(allowed, "allowed token"):
         if not 0 <= token < vocab_size:
             raise Invalid(f"allowed: token {token} is not in the vocabulary of {vocab_size}")
         bits[token >> 3] |= 1 << (token & 7)
@@ -55,8 +55,8 @@ def check_limits(temperature: float, top_k: int | None, top_p: float | None, min
     """Raises Invalid if one of them has no meaning."""
     if not temperature >= 0.0:
         raise Invalid(f"temperature={temperature}: must be 0 (the argmax) or more")
-    if top_k is not None and top_k < 1:
-        raise Invalid(f"top_k={top_k}: must be 1 or more, or None to keep all")
+    if top_k is not None and (not isinstance(top_k, (int, Integral)) or top_k < 1):
+        raise Invalid(f"top_k={top_k!r}: must be a whole number, 1 or more, or None to keep all")
     if top_p is not None and not 0.0 < top_p <= 1.0:
         raise Invalid(f"top_p={top_p}: must be above 0 and at most 1, or None to keep all")
     if min_p is not None and not 0.0 <= min_p <= 1.0:

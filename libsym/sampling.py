@@ -13,9 +13,11 @@ import threading
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Self
 
 from libsym._channel import ffi, lib
+from libsym.arguments import seed64
 from libsym.dist import Dist
 from libsym.errors import Invalid
 from libsym.hot import address
@@ -23,7 +25,6 @@ from libsym.rows import Allowed, check_limits, checked, pointer
 
 _SETTINGS = struct.Struct("=dddfffIQIIII")  # struct sym_sampling
 _BIAS = struct.Struct("=if")
-_SEED_MASK = (1 << 64) - 1
 _MAX_FLOAT = 3.4028234663852886e38
 _MAX_TOKEN = (1 << 31) - 1
 
@@ -66,10 +67,12 @@ class Sampler:
                 raise Invalid(f"{name}={getattr(self, name)}: must be a finite number; 0 is off")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the program may go on changing its own
         for token, bias in self.logit_bias.items():
-            if not 0 <= token <= _MAX_TOKEN:
-                raise Invalid(f"logit_bias: {token} is no token id")
+            if not isinstance(token, (int, Integral)) or not 0 <= token <= _MAX_TOKEN:
+                raise Invalid(f"logit_bias: {token!r} is no token id")
             if not (bias == -math.inf or abs(bias) <= _MAX_FLOAT):
                 raise Invalid(f"logit_bias: {bias} for token {token}: must be a finite number, or -inf for never")
+        if self.seed is not None:
+            seed64(self.seed)
 
     @classmethod
     def greedy(cls) -> Self:
@@ -113,7 +116,7 @@ class Sampler:
             self.presence_penalty,
             self.frequency_penalty,
             min(self.top_k or 0, _MAX_TOKEN),
-            (random_seed() if seed is None else seed) & _SEED_MASK,
+            random_seed() if seed is None else seed64(seed),
             len(self.logit_bias),
             len(before),
             len(generated),
@@ -142,10 +145,10 @@ class RowSampler:
         if sampler == ffi.NULL and ffi.errno == errno.ENOMEM:
             raise MemoryError("no memory for the settings of a sampler")
         if sampler == ffi.NULL:
-            raise Invalid(
-                f"a sampling block of {size} bytes is malformed, or a setting or a token in it is out of range"
-                f" (the vocabulary has {vocab_size})"
-            )
+            wrong = [token for token in _tokens_of(bytes(block)) if not 0 <= token < vocab_size]
+            if wrong:
+                raise Invalid(f"token {wrong[0]} of the sampler is out of range: the vocabulary has {vocab_size}")
+            raise Invalid(f"a sampling block of {size} bytes is malformed, or a setting in it is out of range")
         self._sampler: Any = ffi.gc(sampler, lib.sym_sampler_free)
         self.vocab_size = vocab_size
 
@@ -189,7 +192,7 @@ class Draws:
         self._turn = threading.Lock()  # the C that draws lets other threads of Python run
         self.index = 0
         """How many were drawn."""
-        self.seed = random_seed() if sampler.seed is None else sampler.seed & _SEED_MASK
+        self.seed = random_seed() if sampler.seed is None else seed64(sampler.seed)
         """The seed of these draws: give it to a Sampler to have them again."""
 
     def draw(self, dist: Dist, allowed: Allowed | None = None) -> int:
@@ -234,6 +237,17 @@ def sampling_block_bytes(payload: bytes | bytearray | memoryview, vocab_size: in
     if size < 0:
         raise Invalid(f"a sampling block is cut short after {len(payload)} bytes")
     return size
+
+
+def _tokens_of(block: Any) -> list[int]:
+    """The tokens in a sampling block: of the biases, and those that were seen. None if they are not all there."""
+    data = bytes(ffi.buffer(block))
+    if lib.sym_sampling_bytes(block, len(data), 0) < 0:
+        return []
+    *_, num_bias, num_before, num_generated, _ = _SETTINGS.unpack_from(data)
+    seen = _SETTINGS.size + num_bias * _BIAS.size
+    biased = [token for token, _ in _BIAS.iter_unpack(data[_SETTINGS.size : seen])]
+    return [*biased, *array("i", data[seen : seen + 4 * (num_before + num_generated)])]
 
 
 def _tokens(tokens: Iterable[int]) -> array[int]:

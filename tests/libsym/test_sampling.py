@@ -354,6 +354,7 @@ def test_threads_that_share_draws_draw_one_after_the_other() -> None:
     [
         {"temperature": -1.0},
         {"top_k": 0},
+        {"top_k": 1.5},
         {"top_p": 0.0},
         {"min_p": 2.0},
         {"repetition_penalty": 0.0},
@@ -363,11 +364,32 @@ def test_threads_that_share_draws_draw_one_after_the_other() -> None:
         {"logit_bias": {-1: 1.0}},
         {"logit_bias": {1: math.nan}},
         {"logit_bias": {1: math.inf}},
+        {"logit_bias": {1.5: 1.0}},
+        {"logit_bias": {"1": 1.0}},
+        {"seed": 1.5},
+        {"seed": "1"},
     ],
 )
 def test_settings_without_meaning_are_named_when_a_sampler_is_made(settings: dict[str, object]) -> None:
     with pytest.raises(Invalid, match=next(iter(settings))):
         Sampler(**settings)
+
+
+def test_seeds_may_be_numbers_of_numpy() -> None:
+    for seed in (np.int64(5), np.int64(-5), np.uint64(2**64 - 5)):
+        assert Sampler(seed=seed).start().seed == int(seed) % 2**64
+        assert uniform(seed) == uniform(int(seed))
+
+
+def test_a_bias_of_a_token_beyond_the_vocabulary_is_named() -> None:
+    for sampler in (Sampler(logit_bias={0: 1.0, 300: 1.0}), Sampler(repetition_penalty=2.0)):
+        with pytest.raises(Invalid, match="token 300 of the sampler is out of range: the vocabulary has 3"):
+            sampler.start(before=[1, 300]).draw(Dist.of([0.0, 1.0, 2.0]))
+
+
+def test_bools_are_no_tokens_that_are_allowed() -> None:
+    with pytest.raises(Invalid, match="whole numbers"):
+        Dist.of([0.0, 1.0, 2.0]).argmax(allowed=np.array([True, True, False]))
 
 
 def test_a_sampler_keeps_its_settings_whatever_becomes_of_the_programs_own() -> None:
@@ -439,7 +461,7 @@ def test_a_forged_setting_is_refused(field: int, value: float) -> None:
     ],
 )
 def test_forged_tables_are_refused(counts: tuple[int, ...], tail: bytes) -> None:
-    with pytest.raises(Invalid, match="malformed"):
+    with pytest.raises(Invalid, match=r"malformed|out of range"):
         RowSampler(BLOCK.pack(*GOOD[:8], *counts) + tail, 100)
 
 

@@ -422,6 +422,8 @@ def test_a_reader_that_stops_loses_nothing_and_delays_nobody():
         {"max_tokens": 1.5},
         {"stop": [""]},
         {"stop": [1.5]},
+        {"stop": 1.5},
+        {"stop": b"END"},
         {"stop": [VOCAB_SIZE]},
         {"stop": [-1]},
         {"stop": ["x"] * 65},
@@ -433,6 +435,8 @@ def test_a_reader_that_stops_loses_nothing_and_delays_nobody():
         {"draft": sym.Ngram(min_match=0)},
         {"priority": 101},
         {"positions": [1, 2]},
+        {"seed": 1.5},
+        {"sampler": sym.Sampler(logit_bias={VOCAB_SIZE: 1.0})},
     ],
 )
 def test_what_is_out_of_range_is_invalid_and_appends_nothing(wrong):
@@ -440,6 +444,26 @@ def test_what_is_out_of_range_is_invalid_and_appends_nothing(wrong):
     with pytest.raises(sym.Invalid):
         list(sym.generate(kv, PROMPT, **wrong))
     assert len(kv) == 0
+
+
+def test_what_is_no_number_of_64_bits_is_named():
+    with pytest.raises(sym.Invalid, match=str(2**63)):
+        sym.generate(sym.kv_create(), PROMPT, max_tokens=2**63)
+
+
+def test_numbers_of_numpy_are_numbers():
+    one = np.int64(1)
+    drafted = sym.generate(
+        sym.kv_create(),
+        np.array(PROMPT),
+        max_tokens=one * 20,
+        stop=one * EOS,
+        draft=sym.Ngram(one * 4, one),
+        seed=one,
+        priority=one,
+        positions=one,
+    )
+    assert list(drafted) == list(sym.generate(sym.kv_create(), PROMPT, max_tokens=20, positions=1))
 
 
 def test_a_file_that_is_open_for_reading_generates_nothing():
