@@ -29,7 +29,7 @@ from scheduler.batch import BatchScheduler
 from scheduler.du import DiskUsage
 from scheduler.fields import check_range
 from scheduler.generating import Generating, Vocabulary
-from scheduler.lip import MAX_LATER, Lip
+from scheduler.lip import MAX_LATER, MAX_WAITS, Lip
 from scheduler.listing import Listing
 from scheduler.locking import Locking
 from scheduler.mail import Mail
@@ -193,8 +193,9 @@ class Gate:
 
     def _begin(self, lip: Lip, request: Request, nursery: trio.Nursery) -> Reply | None:
         """Begin an operation; what it leaves to a coroutine is answered when that ends."""
-        if lip.num_later >= MAX_LATER:
-            raise WouldBlock(f"{MAX_LATER} calls of this program wait already: let some of them end")
+        most = MAX_WAITS if request.op is Op.KV_LOCK else MAX_LATER
+        if lip.num_later >= most:
+            raise WouldBlock(f"{most} calls of this program wait already: let some of them end")
         if request.op not in self._later:
             raise NotSupported(f"this daemon does not do {request.op.name}")
         outcome = self._later[request.op](lip, request)

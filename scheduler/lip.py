@@ -17,6 +17,8 @@ from scheduler.usage import PageSeconds
 
 MAX_LATER = 1024
 """Calls of one program that wait at once, as many as its library has: each holds its request in our memory."""
+MAX_WAITS = 1000
+"""With so many no more may wait for a message or a lock: its library has to have room for what ends such a wait."""
 
 
 @dataclass(slots=True, eq=False)

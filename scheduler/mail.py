@@ -30,7 +30,7 @@ from kvfs.alarms import Alarm, Alarms
 from libsym.abi import MessageKind
 from libsym.channel import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, SymError, TooLarge, WouldBlock
-from scheduler.lip import MAX_LATER, Lip
+from scheduler.lip import MAX_WAITS, Lip
 from scheduler.messages import Reply
 
 MAX_TOPIC_BYTES = 255
@@ -210,8 +210,8 @@ class Mail:
         box = self._subscribe(lip, reader, request.payload) if request.payload else reader.mailbox
         if timeout_ms == 0 and not box.messages and not box.num_lost:
             raise WouldBlock(f"there is no message in {_name(box)}")
-        if lip.num_later >= MAX_LATER:
-            raise WouldBlock(f"{MAX_LATER} calls of this program wait already: let some of them end")
+        if lip.num_later >= MAX_WAITS:
+            raise WouldBlock(f"{MAX_WAITS} calls of this program wait already: let some of them end")
         waiter = Waiter(request.id)
         box.waiters[waiter] = None
         lip.num_later += 1

@@ -19,7 +19,7 @@ from kvfs.tree import Credentials
 from libsym.abi import LOCK_NOWAIT, REBASE, Op
 from libsym.channel import Request
 from scheduler.batch import BatchScheduler
-from scheduler.gate import MAX_LATER, Gate
+from scheduler.gate import MAX_LATER, MAX_WAITS, Gate
 from scheduler.lip import Lip
 
 
@@ -76,9 +76,12 @@ def test_one_program_can_not_fill_the_daemon_with_calls_that_wait(bench):
         holder, greedy, modest = bench.holder(), bench.lip(), bench.lip()
         handles = {lip: bench.open(lip) for lip in (greedy, modest)}
         async with trio.open_nursery() as nursery:
-            for number in range(1, MAX_LATER + 2):
+            for number in range(1, MAX_WAITS + 2):
                 bench.gate.handle(greedy, request(Op.KV_LOCK, number, handles[greedy]), nursery)
-            assert greedy.channel.errors == {MAX_LATER + 1: errno.EWOULDBLOCK}
+            assert greedy.channel.errors == {MAX_WAITS + 1: errno.EWOULDBLOCK}
+            for number in range(MAX_WAITS + 2, MAX_LATER + 3):
+                bench.gate.handle(greedy, request(Op.KV_LIST, number), nursery)
+            assert greedy.channel.errors == dict.fromkeys((MAX_WAITS + 1, MAX_LATER + 2), errno.EWOULDBLOCK)
             bench.gate.handle(modest, request(Op.KV_LIST, 1), nursery)
             await trio.testing.wait_all_tasks_blocked()
             assert modest.channel.errors == {1: 0}

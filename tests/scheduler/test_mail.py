@@ -12,7 +12,7 @@ from kvfs.inode import Credentials, Inode
 from libsym.abi import MessageKind, Op
 from libsym.channel import Request
 from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, TooLarge, WouldBlock
-from scheduler.lip import MAX_LATER, Lip
+from scheduler.lip import MAX_WAITS, Lip
 from scheduler.mail import MAX_BYTES, MAX_MESSAGE_BYTES, MAX_MESSAGES, MAX_TOPIC_BYTES, MAX_TOPICS, Mail
 
 TEXT = MessageKind.TEXT
@@ -347,7 +347,7 @@ def test_what_was_sent_is_kept_for_a_while_only(post):
 
 def test_one_program_can_not_fill_the_daemon_with_waits(post):
     reader = post.join(2)
-    for _ in range(MAX_LATER):
+    for _ in range(MAX_WAITS):
         post.recv(reader)
     with pytest.raises(WouldBlock):
         post.recv(reader)

@@ -101,3 +101,36 @@ def test_a_generation_that_is_no_good_is_an_error_at_once(run):
                 await sym.aio.generate(kv, PROMPT, grammar=sym.Grammar.regex("("))
 
     run(main)
+
+
+def test_a_thousand_tasks_that_wait_leave_room_for_the_calls_that_wake_them(run):
+    got, refused = [], []
+
+    async def wait(call, all_refused):
+        try:
+            got.append(await call())
+        except sym.WouldBlock as error:
+            refused.append(str(error))
+            if len(refused) == 4:
+                all_refused.set()
+
+    async def main():
+        all_refused = anyio.Event()
+        kv = await sym.aio.kv_create("waits.kv")
+        async with anyio.create_task_group() as tasks, await sym.aio.kv_lock(kv):
+            for _ in range(1000):
+                tasks.start_soon(wait, lambda: sym.aio.recv("news"), all_refused)
+            await anyio.wait_all_tasks_blocked()
+            other = await sym.aio.kv_open("waits.kv")
+            for _ in range(2):
+                tasks.start_soon(wait, lambda: sym.aio.recv("news"), all_refused)
+                tasks.start_soon(wait, lambda: sym.aio.kv_lock(other), all_refused)
+            with anyio.fail_after(20):
+                await all_refused.wait()
+                for number in range(1000):
+                    assert await sym.aio.send("news", number) == 1
+        await sym.aio.kv_remove(kv)
+
+    run(main)
+    assert sorted(got) == list(range(1000))
+    assert set(refused) == {"1000 calls of this program wait already: let some of them end"}
