@@ -85,6 +85,7 @@ class AsyncStream:
             answer = await waits.answer(waiter)
         finally:
             self._is_awaited = False
+            waits.withdraw(waiter)
             if waiter.is_sent:
                 self._payload = None
         if answer == ffi.NULL:
@@ -166,12 +167,15 @@ class _Waits:
                     await waiter.sleep()
         finally:
             self._asleep.pop(tag, None)
-            if not waiter.is_sent and waiter in self._unsent:
-                self._unsent.remove(waiter)
-                if not self._unsent:
-                    lib.sym_loop_want_nothing(self._loop)
             if self._reader is waiter:
                 self._hand_over()
+
+    def withdraw(self, waiter: _Waiter) -> None:
+        """Its task waits no longer: what was not sent will not be, by whoever reads, from a call that may be gone."""
+        if not waiter.is_sent and waiter in self._unsent:
+            self._unsent.remove(waiter)
+            if not self._unsent:
+                lib.sym_loop_want_nothing(self._loop)
 
     async def _read(self) -> None:
         """As the reader: takes what is there and wakes whose it is, or else sleeps until there is something."""

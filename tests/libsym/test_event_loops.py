@@ -184,6 +184,29 @@ def test_a_cancelled_task_cancels_its_call_and_the_others_go_on(
     anyio.run(program, backend=backend)
 
 
+def test_what_a_cancelled_task_had_no_room_to_send_is_never_sent(
+    client: ClientChannel, observer: ClientChannel, backend: str
+) -> None:
+    """Not even by the task that reads when there is room: the call may be gone by then."""
+
+    async def program() -> None:
+        held = [client.stream(ping(flags=HOLD)) for _ in range(1024)]
+        for each in held:
+            each.start()
+        stream = AsyncStream(client, ping(flags=HOLD))
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await stream.next()
+        assert scope.cancelled_caught
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(perform, client, ping())
+            await anyio.wait_all_tasks_blocked()
+            observer.call(Op.PING, flags=RELEASE)
+        assert statistics(observer)["held_calls"] == 0
+
+    anyio.run(program, backend=backend)
+
+
 def test_a_storm_of_cancellations_leaves_nothing_behind(client: ClientChannel, backend: str) -> None:
     """Files that were opened for tasks that are gone are closed, rows given back, and every other answer is right."""
     wrong: list[object] = []
