@@ -75,11 +75,12 @@ void sym_client_close(sym_client *client);
 void sym_client_disown(sym_client *client);
 void sym_client_drop(sym_client *client);
 
-typedef struct {
-    int64_t args[4]; int32_t err; uint32_t flags, payload_bytes; int32_t claimed; char payload[]; ...;
+typedef struct sym_answer {
+    int64_t args[4]; int32_t err; uint32_t flags, payload_bytes; int32_t claimed; char payload[];
+    struct sym_answer *next, *parts; ...;
 } sym_answer;
 const float *sym_answer_rows(sym_answer *answer);
-int sym_answer_split(sym_answer *batch, sym_answer **parts, uint32_t most);
+int sym_answer_split(sym_answer *batch, uint32_t most);
 void sym_answer_drop(sym_answer *answer);
 
 typedef struct sym_call sym_call;
@@ -92,12 +93,11 @@ void sym_call_cancel(sym_call *call);
 void sym_call_drop(sym_call *call);
 
 typedef struct {
-    int64_t args[4]; int32_t err; uint32_t flags, payload_bytes, is_whole; char payload[...]; ...;
+    int64_t args[4]; int32_t err; uint32_t flags, payload_bytes, is_whole; char payload[...]; sym_answer *answer; ...;
 } sym_result;
 int sym_client_call(sym_client *client, sym_result *result, uint16_t op, uint32_t flags, uint64_t handle, int64_t a0,
                     int64_t a1, int64_t a2, int64_t a3, const char *payload, uint32_t payload_bytes);
 int sym_result_wait(sym_result *result, const char *payload, uint32_t payload_bytes);
-sym_answer *sym_result_take(sym_result *result);
 void sym_result_drop(sym_result *result);
 
 typedef struct sym_loop sym_loop;

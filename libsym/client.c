@@ -237,10 +237,11 @@ const float *sym_answer_rows(sym_answer *answer) {
                                          (uint64_t)first * plan->slot_bytes);
 }
 
-/* Splits the reply to a PRED_BATCH: each part owns its own slots from now on, the whole owns none. The number of parts;
+/* Splits the reply to a PRED_BATCH: each part owns its own slots from now on, the whole owns the parts. Their number;
  * -EPROTO: there are more than `most`, or it is none; -ENOMEM. */
-int sym_answer_split(sym_answer *batch, sym_answer **parts, uint32_t most) {
+int sym_answer_split(sym_answer *batch, uint32_t most) {
     struct sym_reply reply;
+    sym_answer **end = &batch->parts;
     uint32_t at = 0, num_parts = 0;
     int rc = batch->op == SYM_PRED_BATCH && batch->err == 0 && !batch->claimed ? 0 : -EPROTO;
     while (rc == 0 && at < batch->payload_bytes) {
@@ -256,24 +257,22 @@ int sym_answer_split(sym_answer *batch, sym_answer **parts, uint32_t most) {
         }
         part->op = SYM_PRED;
         memcpy(part->payload, batch->payload + begin + sizeof reply, payload_bytes);
-        parts[num_parts++] = part;
+        *end = part;
+        end = &part->next;
+        num_parts++;
     }
-    if (rc == 0) {
-        batch->claimed = 1;
-        return (int)num_parts;
-    }
-    while (num_parts > 0) {
-        parts[--num_parts]->claimed = 1; /* the slots stay the whole's */
-        sym_answer_free(parts[num_parts]);
-    }
-    return rc;
+    batch->claimed |= rc == 0;
+    for (sym_answer *part = batch->parts; rc != 0 && part != NULL; part = part->next)
+        part->claimed = 1; /* the slots stay the whole's */
+    return rc == 0 ? (int)num_parts : rc;
 }
 
 /* -- one call, one reply, in one crossing -- */
 
 #define RESULT_BYTES 512
 
-/* What Python reads at once. `answer`: the reply itself, if it owns something or is longer than `payload`. */
+/* What Python reads at once. `answer`: the reply itself, if it owns something or is longer than `payload`; whoever takes
+ * it sets this to NULL. */
 typedef struct sym_result {
     int64_t args[4];
     int32_t err;
@@ -318,13 +317,6 @@ int sym_client_call(sym_client *client, sym_result *result, uint16_t op, uint32_
     result->answer = NULL;
     result->call = sym_call_new(client, op, flags, handle, a0, a1, a2, a3);
     return result->call == NULL ? -ENOTCONN : sym_result_wait(result, payload, payload_bytes);
-}
-
-/* The reply itself: the caller's from now on. */
-sym_answer *sym_result_take(sym_result *result) {
-    sym_answer *answer = result->answer;
-    result->answer = NULL;
-    return answer;
 }
 
 void sym_result_drop(sym_result *result) {

@@ -54,7 +54,8 @@ struct sym_loop;
 
 /* One reply, out of the ring. */
 typedef struct sym_answer {
-    struct sym_answer *next; /* in a call's queue */
+    struct sym_answer *next;  /* in a call's queue, or of a batch's parts */
+    struct sym_answer *parts; /* of a batch that was split, those that nobody has taken */
     struct sym_client *client;
     uint64_t id; /* of the call */
     uint16_t op;

@@ -238,7 +238,8 @@ class Stream:
             self.is_over = True
             raise self._channel.failure(rc, len(payload))
         self._payload = None
-        reply = Reply.of_answer(lib.sym_call_take(self._call), self._channel.slot_bytes)
+        answer = ffi.gc(lib.sym_call_take(self._call), lib.sym_answer_drop)
+        reply = Reply.of_answer(answer, self._channel.slot_bytes)
         self.is_over |= not reply.more
         if reply.error is not None:
             try:

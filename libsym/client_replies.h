@@ -42,6 +42,10 @@ static int owns_something(const sym_answer *answer) {
 /* Gives back what a reply brought, unless somebody has claimed it. Not under a lock. */
 static void sym_answer_free(sym_answer *answer) {
     sym_client *client = answer->client;
+    for (sym_answer *part; (part = answer->parts) != NULL;) {
+        answer->parts = part->next;
+        sym_answer_free(part);
+    }
     if (owns_something(answer)) {
         struct sym_reply part;
         if (answer->op == SYM_PRED)

@@ -190,7 +190,7 @@ class Locked:
 def create_script(channel: ClientChannel, path: Path | None, mode: int) -> Script[KV]:
     name = _name(path)
     reply = yield Call(Op.KV_CREATE, args=(mode, 0, 0, 0), payload=_name_bytes(name))
-    return KV(channel, reply.claim(), name, writable=True)
+    return _opened(channel, reply, name, writable=True)
 
 
 def open_script(channel: ClientChannel, path: Path, flags: Flags) -> Script[KV]:
@@ -199,7 +199,7 @@ def open_script(channel: ClientChannel, path: Path, flags: Flags) -> Script[KV]:
     name = path_text(path)
     writable = flags == "rw"
     reply = yield Call(Op.KV_OPEN, flags=OPEN_WRITE if writable else 0, payload=path_bytes(name))
-    return KV(channel, reply.claim(), name, writable=writable)
+    return _opened(channel, reply, name, writable=writable)
 
 
 def close_script(kv: KV) -> Script[None]:
@@ -217,7 +217,7 @@ def close_script(kv: KV) -> Script[None]:
 def fork_script(kv: KV, path: Path | None = None, *, mode: int = 0o600) -> Script[KV]:
     name = _name(path)
     reply = yield Call(Op.KV_FORK, handle=kv.handle, args=(mode, 0, 0, 0), payload=_name_bytes(name))
-    return KV(kv.channel, reply.claim(), name, writable=True)
+    return _opened(kv.channel, reply, name, writable=True)
 
 
 def extract_script(
@@ -234,7 +234,7 @@ def extract_script(
         args=(mode, len(pairs) // 2, 0, 0),
         payload=pairs.tobytes() + _name_bytes(name),
     )
-    return KV(kv.channel, reply.claim(), name, writable=True)
+    return _opened(kv.channel, reply, name, writable=True)
 
 
 def merge_script(
@@ -256,7 +256,7 @@ def merge_script(
         args=(mode, len(handles), 0, 0),
         payload=handles.tobytes() + _name_bytes(name),
     )
-    return KV(channel, reply.claim(), name, writable=True)
+    return _opened(channel, reply, name, writable=True)
 
 
 def lock_script(kv: KV, *, shared: bool = False, blocking: bool = True) -> Script[Locked]:
@@ -314,6 +314,12 @@ def _read_once(kv: KV, start: int, wanted: slice) -> Script[tuple[list[int], lis
             return None
         _take_entries(reply, stop - at, tokens, positions)
     return tokens.tolist(), positions.tolist()
+
+
+def _opened(channel: ClientChannel, reply: Reply, name: str | None, *, writable: bool) -> KV:
+    kv = KV(channel, reply.args[0], name, writable=writable)
+    reply.claim()  # not before the file has somebody else to close it; closed by both it is closed once
+    return kv
 
 
 def _name(path: Path | None) -> str | None:

@@ -14,7 +14,11 @@ _NOTHING = ffi.NULL
 
 
 class Reply:
-    """The answer to a request. It owns its slots, handle or message until `rows()` or `claim()` takes them over."""
+    """The answer to a request. It owns its slots, handle or message until `rows()` or `claim()` takes them over.
+
+    Ctrl-C may raise its exception where a function begins or has been called. So no call stands between a C struct's
+    letting go of an answer and `ffi.gc`: what a call brought is always somebody's.
+    """
 
     __slots__ = ("_answer", "_slot_bytes", "args", "error", "more", "payload")
 
@@ -32,7 +36,8 @@ class Reply:
         """Takes what is in a sym_result, whose bytes are `view`."""
         a, b, c, d, err, flags, payload_bytes, is_whole = _HEAD.unpack_from(view)
         if not is_whole:
-            return cls.of_answer(lib.sym_result_take(result), slot_bytes)
+            answer, result.answer = result.answer, _NOTHING
+            return cls.of_answer(ffi.gc(answer, lib.sym_answer_drop), slot_bytes)
         self = cls.__new__(cls)
         self._answer = _NOTHING
         self._slot_bytes = slot_bytes
@@ -44,9 +49,9 @@ class Reply:
 
     @classmethod
     def of_answer(cls, answer: Any, slot_bytes: int) -> Self:
-        """Takes over a sym_answer."""
+        """Takes over a sym_answer, which is dropped with its last reference."""
         self = cls.__new__(cls)
-        self._answer = ffi.gc(answer, lib.sym_answer_drop)
+        self._answer = answer
         self._slot_bytes = slot_bytes
         self.args = ffi.unpack(answer.args, 4)
         self.payload = ffi.unpack(answer.payload, answer.payload_bytes) if answer.payload_bytes else b""
@@ -75,8 +80,12 @@ class Reply:
         most = self.args[0]
         if not 1 <= most <= len(self.payload) // HEADER_BYTES:
             raise ProtocolError(f"the daemon answered a batch with {len(self.payload)} bytes for {most} calls")
-        found = ffi.new("sym_answer *[]", most)
-        count = lib.sym_answer_split(self._answer, found, most) if self._answer else -1
+        count = lib.sym_answer_split(self._answer, most) if self._answer else -1
         if count < 0:
             raise ProtocolError("the daemon answered a batch with something that is none")
-        return [Reply.of_answer(found[index], self._slot_bytes) for index in range(count)]
+        return [self._next_part() for _ in range(count)]
+
+    def _next_part(self) -> Reply:
+        part = self._answer.parts
+        self._answer.parts = part.next
+        return Reply.of_answer(ffi.gc(part, lib.sym_answer_drop), self._slot_bytes)

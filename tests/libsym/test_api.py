@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -99,6 +101,59 @@ def test_a_numpy_view_stays_right_while_other_calls_reuse_free_slots() -> None:
     for token in range(50):
         sym.pred(kv, [token])
     assert view.argmax() == 5
+
+
+class Interrupt(Exception):
+    """As a signal handler raises it."""
+
+
+def ends_before(moment: int, call: Callable[[], object]) -> bool:
+    """Whether a call ends before the so-manieth moment at which a signal could interrupt it; there it is.
+
+    Python looks for signals where a function begins and where one of C has been called. (What they raise in a finalizer
+    it drops: the file then stays open as long as the connection.)
+    """
+    num_left = moment
+
+    def count(frame: FrameType, event: str, _what: object) -> None:
+        nonlocal num_left
+        names = {each.f_code.co_name for each, _ in traceback.walk_stack(frame)}
+        is_here = frame.f_code.co_name in ("ends_before", "<lambda>")  # the second is a finalizer's, too
+        if event in ("call", "c_return") and "__del__" not in names and not is_here:
+            num_left -= 1
+            if num_left == 0:
+                raise Interrupt
+
+    sys.setprofile(count)
+    try:
+        call()
+    except Interrupt:
+        return False
+    finally:
+        sys.setprofile(None)
+    return True
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda kvs: sym.pred(kvs[0], [1]),
+        lambda kvs: sym.pred(kvs[0], [1, 2], rows="all")[0].logits,
+        lambda kvs: sym.pred_batch([sym.Pred(kv, [1, 2], rows="all") for kv in kvs]),
+        lambda kvs: sym.kv_create(),
+        lambda kvs: sym.kv_fork(kvs[0]),
+    ],
+    ids=["pred", "rows", "batch", "create", "fork"],
+)
+def test_a_call_that_is_interrupted_at_any_moment_leaves_nothing_behind(call: Callable[[list[sym.KV]], object]) -> None:
+    kvs = [sym.kv_create() for _ in range(3)]
+    moment = 1
+    while not ends_before(moment, lambda: call(kvs)):
+        moment += 1
+        sym.daemon_stat()  # what was put off goes with it
+        stat = sym.daemon_stat()
+        assert (stat["held_slots"], stat["open"]) == (0, sorted(kv.handle for kv in kvs)), f"at moment {moment}"
+    assert moment > 20
 
 
 def test_too_many_live_dists_are_no_buffers_and_dropping_one_helps() -> None:
