@@ -83,7 +83,7 @@ const float *sym_answer_rows(sym_answer *answer);
 int sym_answer_split(sym_answer *batch, uint32_t most);
 void sym_answer_drop(sym_answer *answer);
 
-typedef struct sym_call sym_call;
+typedef struct { sym_answer *answers; ...; } sym_call;
 sym_call *sym_call_new(sym_client *client, uint16_t op, uint32_t flags, uint64_t handle, int64_t a0, int64_t a1,
                        int64_t a2, int64_t a3);
 int sym_call_run(sym_call *call, const char *payload, uint32_t payload_bytes);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import threading
+from collections.abc import Callable
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from libsym.reply import Reply
 T = TypeVar("T")
 
 _INTERRUPTED = -errno.EINTR
+_NOTHING_MORE = "nothing more comes: the last reply was taken, or the call was closed"
 _call = lib.sym_client_call
 
 
@@ -170,6 +171,10 @@ class ClientChannel:
         return NotConnected(f"the daemon at {self.name} is gone: start it with `symphony serve`, then sym.connect()")
 
 
+def _nothing(_reply: Reply) -> None:
+    """Is told of a reply and does nothing."""
+
+
 class Stream:
     """The replies to one request, for one thread at a time. Dropped before its end it is cancelled."""
 
@@ -177,7 +182,7 @@ class Stream:
         self._channel = channel
         self._payload: bytes | None = request.payload
         self._call = channel.new_call(request)
-        self._turn = threading.Lock()  # of whoever waits for a reply: a second one would take it from under the first
+        self._is_awaited = False
         self.is_over = False
         """The last reply was given out, or an error was."""
         self._is_closed = False
@@ -193,19 +198,19 @@ class Stream:
             raise self._channel.failure(rc, len(payload))
         self._payload = None
 
-    def next(self) -> Reply:
+    def next(self, take: Callable[[Reply], None] = _nothing) -> Reply:
         """The next reply, as soon as it is there; `reply.more` says whether others follow. Raises the call's error.
 
-        Ctrl-C ends the wait, not the call: what comes meanwhile is kept.
+        Ctrl-C ends the wait, not the call: what comes meanwhile is kept, and what `take` was not told of comes again.
         """
-        if not self._turn.acquire(blocking=False):
+        # A lock could be taken and then be nobody's, by Ctrl-C; no other thread runs between these two lines.
+        if self._is_awaited:
             raise Invalid("another thread waits for what comes next: one at a time")
+        self._is_awaited = True
         try:
-            if self.is_over:
-                raise Invalid("nothing more comes: the last reply was taken, or the call was closed")
-            return self._next()
+            return self._next(take)
         finally:
-            self._turn.release()
+            self._is_awaited = False
             if self._is_closed:
                 self._let_go()
 
@@ -225,11 +230,12 @@ class Stream:
 
         One that is merely over goes with this object: another thread may just be cancelling it.
         """
-        if self._turn.acquire(blocking=False):
+        if not self._is_awaited:
             ffi.release(self._call)
-            self._turn.release()
 
-    def _next(self) -> Reply:
+    def _next(self, take: Callable[[Reply], None]) -> Reply:
+        if self.is_over:
+            raise Invalid(_NOTHING_MORE)
         payload = self._payload or b""
         rc = lib.sym_call_run(self._call, payload, len(payload))
         while rc == _INTERRUPTED:
@@ -238,8 +244,14 @@ class Stream:
             self.is_over = True
             raise self._channel.failure(rc, len(payload))
         self._payload = None
-        answer = ffi.gc(lib.sym_call_take(self._call), lib.sym_answer_drop)
+        answer = self._call.answers
+        if answer == ffi.NULL:  # the last one was taken, and Ctrl-C came before that could be noted
+            self.is_over = True
+            raise Invalid(_NOTHING_MORE)
         reply = Reply.of_answer(answer, self._channel.slot_bytes)
+        if reply.error is None:
+            take(reply)
+        reply.own(ffi.gc(lib.sym_call_take(self._call), lib.sym_answer_drop))
         self.is_over |= not reply.more
         if reply.error is not None:
             try:

@@ -169,14 +169,16 @@ class Progress:
         return self.tokens[num_appended:]
 
     def take(self, reply: Reply) -> None:
+        """Whole or not at all: behind the last call in it nothing can interrupt it (see `Reply`)."""
         count, num_entries, finish, stopped_by = reply.args
+        ending, tokens = _ENDINGS.get(finish), array("i", reply.payload)
         if count:
-            self.tokens += array("i", reply.payload)
+            self.tokens += tokens
             if self._length_before is None:  # the first tokens come when what was given is in the file, and no more
                 self._length_before = num_entries
         self._num_entries = num_entries
         if not reply.more:
-            self.finish = _ENDINGS.get(finish)
+            self.finish = ending
             if self.finish == "stop_token":
                 self.stopped_by = stopped_by
             elif self.finish == "stop_text":
@@ -251,10 +253,10 @@ class Generation(Progress):
 
     def _fetch(self) -> bool:
         """Wait for more. False: it is over, and there is none."""
-        if self._stream.is_over:
+        if self._stream.is_over or self.finish is not None:
             return False
         try:
-            self.take(self._stream.next())
+            self._stream.next(self.take)
         except SymError as error:
             if error.errno != errno.ECANCELED:
                 raise

@@ -49,7 +49,7 @@ class Reply:
 
     @classmethod
     def of_answer(cls, answer: Any, slot_bytes: int) -> Self:
-        """Takes over a sym_answer, which is dropped with its last reference."""
+        """What is in a sym_answer, which is dropped with its last reference if it was given to `ffi.gc`."""
         self = cls.__new__(cls)
         self._answer = answer
         self._slot_bytes = slot_bytes
@@ -58,6 +58,10 @@ class Reply:
         self.more = bool(answer.flags & MORE)
         self.error = error_for(answer.err, self.payload.decode(errors="replace")) if answer.err else None
         return self
+
+    def own(self, answer: Any) -> None:
+        """Takes over the sym_answer that it was made of."""
+        self._answer = answer
 
     def claim(self) -> int:
         """The handle that the call opened, which the caller closes from now on; or says that a message was taken."""

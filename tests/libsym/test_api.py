@@ -11,15 +11,14 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import pytest
 from echo_client import ENVIRONMENT, VOCAB_SIZE, Daemon
 from echo_daemon import BEST_LOGIT, SHRINKS, THE_END
+from interrupts import ends_before
 
 import libsym as sym
 
@@ -101,37 +100,6 @@ def test_a_numpy_view_stays_right_while_other_calls_reuse_free_slots() -> None:
     for token in range(50):
         sym.pred(kv, [token])
     assert view.argmax() == 5
-
-
-class Interrupt(Exception):
-    """As a signal handler raises it."""
-
-
-def ends_before(moment: int, call: Callable[[], object]) -> bool:
-    """Whether a call ends before the so-manieth moment at which a signal could interrupt it; there it is.
-
-    Python looks for signals where a function begins and where one of C has been called. (What they raise in a finalizer
-    it drops: the file then stays open as long as the connection.)
-    """
-    num_left = moment
-
-    def count(frame: FrameType, event: str, _what: object) -> None:
-        nonlocal num_left
-        names = {each.f_code.co_name for each, _ in traceback.walk_stack(frame)}
-        is_here = frame.f_code.co_name in ("ends_before", "<lambda>")  # the second is a finalizer's, too
-        if event in ("call", "c_return") and "__del__" not in names and not is_here:
-            num_left -= 1
-            if num_left == 0:
-                raise Interrupt
-
-    sys.setprofile(count)
-    try:
-        call()
-    except Interrupt:
-        return False
-    finally:
-        sys.setprofile(None)
-    return True
 
 
 @pytest.mark.parametrize(

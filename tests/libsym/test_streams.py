@@ -7,6 +7,7 @@ import gc
 import signal
 import struct
 import threading
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -14,12 +15,14 @@ import anyio
 import pytest
 from echo_client import Daemon, statistics, wait_until
 from echo_daemon import BEST_LOGIT, HOLD, MANY, RELEASE, REQUEST
+from interrupts import ends_before
 
-from libsym.abi import ROWS_LAST, Op
+from libsym.abi import ROWS_LAST, Finish, Op
 from libsym.calls import Call
 from libsym.client_channel import ClientChannel, Stream
 from libsym.errors import Invalid, NotConnected, ProtocolError, SymError
 from libsym.event_loop import perform
+from libsym.generate import Progress
 from libsym.reply import Reply
 
 
@@ -131,6 +134,35 @@ def part(handle: int, *tokens: int) -> bytes:
 
 def batch(client: ClientChannel, *frames: bytes, flags: int = 0) -> Reply:
     return client.call(Op.PRED_BATCH, flags=flags, args=(len(frames), 0, 0, 0), payload=b"".join(frames))
+
+
+def test_ctrl_c_at_any_moment_loses_no_reply_and_repeats_none(client: ClientChannel) -> None:
+    moment, taken, is_done = 0, [0, 1, 2], False
+    while not is_done:
+        assert taken == [0, 1, 2], f"at moment {moment}"
+        moment += 1
+        taken = []
+        found = stream(client, 3)
+
+        def read_on(found: Stream = found, taken: list[int] = taken) -> None:
+            while len(taken) < 3:
+                found.next(lambda reply: taken.append(reply.args[0]))
+
+        is_done = ends_before(moment, read_on)
+        read_on()
+    assert moment > 20
+
+
+def test_ctrl_c_at_any_moment_leaves_a_generation_that_took_a_reply_whole_or_not_at_all(client: ClientChannel) -> None:
+    reply = client.call(Op.PING, args=(2, 7, Finish.STOP_TOKEN, 9), payload=array("i", [5, 6]).tobytes())
+    moment, is_done = 0, False
+    while not is_done:
+        moment += 1
+        progress = Progress(0, ())
+        is_done = ends_before(moment, lambda progress=progress: progress.take(reply))
+        state = (progress.tokens, progress.pending, progress.finish, progress.stopped_by)
+        assert state in (([], [], None, None), ([5, 6], [5, 6], "stop_token", 9))
+    assert moment > 2
 
 
 def test_each_part_of_a_batch_owns_its_own_rows(client: ClientChannel) -> None:
