@@ -18,7 +18,7 @@ from libsym.vocabulary import vocabulary_script
 class AsyncGeneration(Progress):
     """A generation under way: `async for token in generation`. One task at a time may wait for its tokens.
 
-    Cancelling that task ends the wait, not the generation; `async with` does that.
+    A second one gets Invalid. Cancelling a task ends its wait, not the generation; `async with` does that.
 
     >>> generation = await sym.aio.generate(await sym.aio.kv_create(), [65], max_tokens=3)
     >>> [token async for token in generation], generation.finish

@@ -186,7 +186,7 @@ class Progress:
 
 
 class Generation(Progress):
-    """A generation under way: an iterator of its tokens. One thread at a time may wait for them.
+    """A generation under way: an iterator of its tokens. One thread at a time may wait for them; a second gets Invalid.
 
     >>> with sym.generate(sym.kv_create(), [65], max_tokens=100) as generation:
     ...     first = next(generation)
