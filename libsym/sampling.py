@@ -239,15 +239,14 @@ def sampling_block_bytes(payload: bytes | bytearray | memoryview, vocab_size: in
     return size
 
 
-def _tokens_of(block: Any) -> list[int]:
+def _tokens_of(block: bytes) -> list[int]:
     """The tokens in a sampling block: of the biases, and those that were seen. None if they are not all there."""
-    data = bytes(ffi.buffer(block))
-    if lib.sym_sampling_bytes(block, len(data), 0) < 0:
+    if lib.sym_sampling_bytes(block, len(block), 0) < 0:
         return []
-    *_, num_bias, num_before, num_generated, _ = _SETTINGS.unpack_from(data)
+    *_, num_bias, num_before, num_generated, _ = _SETTINGS.unpack_from(block)
     seen = _SETTINGS.size + num_bias * _BIAS.size
-    biased = [token for token, _ in _BIAS.iter_unpack(data[_SETTINGS.size : seen])]
-    return [*biased, *array("i", data[seen : seen + 4 * (num_before + num_generated)])]
+    biased = [token for token, _ in _BIAS.iter_unpack(block[_SETTINGS.size : seen])]
+    return [*biased, *array("i", block[seen : seen + 4 * (num_before + num_generated)])]
 
 
 def _tokens(tokens: Iterable[int]) -> array[int]:
