@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 READ_ENTRIES = PAYLOAD_BYTES // 8
 """Tokens and positions, 4 bytes each, that one reply of KV_READ holds."""
+FILES_A_TURN = 32
+"""Closed before others get their turn, when a program has gone: 1 ms."""
 SHORT_TEXT_BYTES = 2048
 """Texts up to here are tokenized at once (about 0.2 ms); longer ones in a worker thread."""
 
@@ -171,13 +173,29 @@ class Gate:
 
     def hang_up(self, lip: Lip) -> None:
         """The program has gone: its calls are forgotten and its files closed, once no step uses them."""
+        self._disconnect(lip)
+        self._close_files(lip, len(lip.handles))
+
+    async def see_off(self, lip: Lip) -> None:
+        """`hang_up` of a program with any number of files, without holding anybody up."""
+        self._disconnect(lip)
+        with trio.CancelScope(shield=True):
+            while len(lip.handles) > FILES_A_TURN:
+                self._close_files(lip, FILES_A_TURN)
+                await trio.lowlevel.checkpoint()
+        self._close_files(lip, len(lip.handles))
+
+    def _disconnect(self, lip: Lip) -> None:
         lip.is_connected = False
         self._mail.leave(lip)
         lip.slots.drop()
         self._batches.drop(lip)
-        for file in lip.take_all():
-            self._batches.exclusive(file, lambda file=file: self._fs.kv_close(file))  # type: ignore[misc]
         lip.channel.close()
+
+    def _close_files(self, lip: Lip, count: int) -> None:
+        for _ in range(count):
+            file = lip.take()
+            self._batches.exclusive(file, lambda file=file: self._fs.kv_close(file))  # type: ignore[misc]
 
     def _answer(self, lip: Lip, request: Request, operation: Callable[[Lip, Request], Reply | None]) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -80,10 +80,9 @@ class Lip:
         self.page_seconds.closed(file.table)
         return file
 
-    def take_all(self) -> Iterator[OpenKv]:
-        """Give up every handle: the program has gone."""
-        while self.handles:
-            yield self.handles.popitem()[1]
+    def take(self) -> OpenKv:
+        """Give up one of its handles: the program has gone."""
+        return self.handles.popitem()[1]
 
     def made_room(self) -> None:
         """The program has read its replies: whoever held back others goes on."""

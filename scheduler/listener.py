@@ -81,8 +81,10 @@ class Listener:
                 nursery.start_soon(_wait_for_end, connection, lip.pid, nursery.cancel_scope)
                 await self._take_calls(lip, nursery)
         finally:
-            self.lips.remove(lip)
-            self._gate.hang_up(lip)
+            try:
+                await self._gate.see_off(lip)
+            finally:
+                self.lips.remove(lip)
             log.debug("program %d gone", lip.pid)
 
     async def _greet(self, connection: trio.socket.SocketType) -> Lip | None:

@@ -19,7 +19,7 @@ from kvfs.tree import Credentials
 from libsym.abi import LOCK_NOWAIT, REBASE, Op
 from libsym.channel import Request
 from scheduler.batch import BatchScheduler
-from scheduler.gate import MAX_LATER, MAX_WAITS, Gate
+from scheduler.gate import FILES_A_TURN, MAX_LATER, MAX_WAITS, Gate
 from scheduler.lip import Lip
 
 
@@ -69,6 +69,31 @@ def bench(tmp_path):
 
 def request(op, number, handle=0, *, flags=0, args=(0, 0), payload=b""):
     return Request(op, flags, number, handle, (*args, 0, 0), payload)
+
+
+def test_others_get_their_turn_while_the_files_of_a_program_are_closed(bench):
+    left = []
+
+    async def others(lip):
+        while lip.handles:
+            left.append(len(lip.handles))
+            await trio.lowlevel.checkpoint()
+
+    async def main():
+        lip = bench.lip()
+        bench.gate.welcome(lip)
+        for _ in range(5 * FILES_A_TURN):
+            lip.add(bench.fs.kv_create(lip.credentials, None))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(others, lip)
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await bench.gate.see_off(lip)
+        bench.fs.check()
+        assert bench.fs.volume.num_kv_versions == 0
+
+    trio.run(main)
+    assert len(left) >= 4
 
 
 def test_one_program_can_not_fill_the_daemon_with_calls_that_wait(bench):
