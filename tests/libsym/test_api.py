@@ -458,7 +458,8 @@ try:
         sym.pred(kv, [1])
         sym.kv_truncate(kv, 0)
 except KeyboardInterrupt:
-    print("interrupted", sym.pred(kv, [5]).argmax(), sym.daemon_stat()["held_slots"])
+    print("interrupted", end=" ")
+print(sym.pred(kv, [5]).argmax(), sym.daemon_stat()["held_slots"])  # the exception is gone, and what its frames held
 """
     environment = {**ENVIRONMENT, "SYMPHONY_SOCKET": connected.path}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
