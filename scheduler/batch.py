@@ -167,6 +167,8 @@ class BatchScheduler:
     statistics: Statistics = field(default_factory=Statistics)
     num_steps_by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
     """Steps by the number of their calls, see `STEP_SIZES`."""
+    num_taken_calls: int = 0
+    """Calls of pred() that runs took without the gate."""
     num_calls_in_steps: int = 0
     """Summed over steps: a call that took three of them counts three times."""
     _files: dict[PageTable, deque[Job]] = field(default_factory=dict)
@@ -594,6 +596,7 @@ class BatchScheduler:
         numbers.num_steps += counts.num_steps
         numbers.step_s += counts.step_s
         numbers.last_step_s = counts.last_step_s
+        self.num_taken_calls += counts.num_taken
         callers = {member.call.caller.pid for member in run.members}
         numbers.max_lips_in_step = max(numbers.max_lips_in_step, len(callers))
 

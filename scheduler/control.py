@@ -6,6 +6,7 @@ Satisfies kvfs's `ControlFiles`, by structure.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +17,7 @@ from decoder.batch import IntArray
 from decoder.cuts import Cut
 from kvfs.control_files import Process
 from kvfs.fs import FileSystem, OpenKv
+from libsym.abi import Op
 from libsym.errors import NotFound, SymError
 from scheduler import metrics
 from scheduler.batch import STEP_SIZES, BatchScheduler, Usage
@@ -80,7 +82,8 @@ class Control:
         """Everything that is counted, in Prometheus's text format."""
         steps, pool, volume = self._batches.statistics, self._fs.pool.statistics(), self._fs.statfs()
         gauge, counter, counters = metrics.gauge, metrics.counter, metrics.counters
-        calls = {op.name.lower(): count for op, count in sorted(self._gate.num_calls.items())}
+        taken = self._gate.num_calls + Counter({Op.PRED: self._batches.num_taken_calls})
+        calls = {op.name.lower(): count for op, count in sorted(taken.items())}
         return metrics.exposition(
             (
                 gauge("symphony_model_info", "The model, as a label.", 1, {"name": self._fs.volume.model.name}),

@@ -55,7 +55,7 @@ struct sym_run {
     const uint32_t *masks[MAX_MEMBERS];
     float *out[MAX_MEMBERS];
     int32_t *pages; /* room for every page of every member */
-    _Atomic int64_t progress;
+    _Atomic int64_t progress, num_taken;
     int64_t num_steps, step_ns, last_step_ns, steps_of[MAX_MEMBERS + 1];
 };
 
@@ -246,10 +246,12 @@ static int32_t poll_calls(sym_run *loop) {
         sym_hot_call call;
         const int outcome =
             ((take_function)loop->hooks.take)(member->server, member->handle, member->position, &loop->stop, &call);
-        if (outcome == SYM_HOT_TAKEN)
+        if (outcome == SYM_HOT_TAKEN) {
             continue_with(member, &call);
-        else
+            atomic_fetch_add(&loop->num_taken, 1);
+        } else {
             num_missing += member->is_quick;
+        }
         cold |= outcome == SYM_HOT_COLD;
     }
     pthread_mutex_unlock(&loop->lock);
@@ -330,6 +332,8 @@ int sym_run_inject(sym_run *loop, int32_t index, const sym_hot_call *call, int32
 }
 
 int64_t sym_run_progress(const sym_run *loop) { return atomic_load(&loop->progress); }
+
+int64_t sym_run_num_taken(const sym_run *loop) { return atomic_load(&loop->num_taken); }
 
 int64_t sym_run_num_steps(const sym_run *loop) { return loop->num_steps; }
 

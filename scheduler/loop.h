@@ -68,6 +68,7 @@ int sym_run_inject(sym_run *loop, int32_t member, const sym_hot_call *call, int3
 int64_t sym_run_progress(const sym_run *loop);
 int32_t sym_member_num_done(const sym_member *member);
 
+int64_t sym_run_num_taken(const sym_run *loop); /* calls out of the programs' rings */
 int64_t sym_run_num_steps(const sym_run *loop);
 int64_t sym_run_step_ns(const sym_run *loop);
 int64_t sym_run_last_step_ns(const sym_run *loop);

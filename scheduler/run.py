@@ -36,6 +36,8 @@ class Counts:
     num_steps: int
     step_s: float
     last_step_s: float
+    num_taken: int
+    """Calls that came out of the programs' rings without the gate."""
 
 
 class Member:
@@ -152,6 +154,7 @@ class Run:
         self._loop = ffi.gc(loop, lib.sym_run_free)
         self._counted_steps = 0
         self._counted_ns = 0
+        self._counted_taken = 0
 
     def execute(self) -> None:
         """In the step's thread: run steps until somebody has to decide something."""
@@ -196,13 +199,15 @@ class Run:
 
     def count(self) -> Counts:
         """The steps since the last count."""
+        num_taken = lib.sym_run_num_taken(self._loop)
         num_steps, step_ns = lib.sym_run_num_steps(self._loop), lib.sym_run_step_ns(self._loop)
         counts = Counts(
             num_steps - self._counted_steps,
             (step_ns - self._counted_ns) * 1e-9,
             lib.sym_run_last_step_ns(self._loop) * 1e-9,
+            num_taken - self._counted_taken,
         )
-        self._counted_steps, self._counted_ns = num_steps, step_ns
+        self._counted_steps, self._counted_ns, self._counted_taken = num_steps, step_ns, num_taken
         return counts
 
     def steps_of(self, num_calls: int) -> int:

@@ -1,6 +1,7 @@
 """Decode loops go on in C from step to step: nobody can tell but by the time that it takes."""
 
 import json
+import re
 import signal
 import textwrap
 
@@ -213,3 +214,20 @@ def test_a_connection_may_end_in_the_middle_of_a_step(daemon):
         """
     )
     assert out == "32\n"
+
+
+def test_calls_that_a_run_takes_are_counted_like_those_of_the_gate(daemon):
+    before = taken_calls(daemon)
+    daemon.run(
+        """
+        kv, tokens = sym.kv_create(), [5]
+        for _ in range(100):
+            tokens = [sym.pred(kv, tokens).argmax()]
+        """
+    )
+    assert taken_calls(daemon) - before == 100
+
+
+def taken_calls(daemon):
+    text = (daemon.mount / ".symphony/metrics").read_text()
+    return int(dict(re.findall(r'^symphony_system_calls_total\{op="(\w+)"\} (\d+)', text, re.MULTILINE)).get("pred", 0))
