@@ -71,6 +71,7 @@ FRAMES_A_CONNECTION = 40_000
 FATAL_IN_BURSTS = 0.2
 """So many bursts end in a frame that costs the connection."""
 HANG_UP_S = 2.0
+GIVE_UP_S = 10.0
 MAX_GROWTH_BYTES = 400 << 20
 MAX_MORE_DESCRIPTORS = 16
 WILD = np.array(
@@ -293,8 +294,13 @@ class Attacker:
         self.counts["frames"] += BURST * fatal
 
     def wait(self, connection: socket.socket, doorbell: int, words: np.ndarray, tail: int, most: int) -> bool:
-        """Until at most so much is left in the ring, reading replies meanwhile; False: the daemon hung up."""
+        """Until at most so much is left in the ring, reading replies meanwhile; False: the connection is over.
+
+        The other thread writes to the head, too. When it puts back an old one that the daemon has no reason to write
+        again, the ring seems full for ever: then the connection is given up.
+        """
         patience = time.monotonic() + HANG_UP_S
+        seen, unchanged_until = tail, time.monotonic() + GIVE_UP_S
         while True:
             words[COMPLETE_HEAD // 8] = words[COMPLETE_TAIL // 8]
             left = tail - int(words[SUBMIT_HEAD // 8])  # garbage while the mutator plays with it
@@ -313,6 +319,11 @@ class Attacker:
             if left == 0 and time.monotonic() > patience:
                 self.counts["not dropped"] += 1  # the other thread has repaired the frame
                 return True
+            if left != seen:
+                seen, unchanged_until = left, time.monotonic() + GIVE_UP_S
+            elif time.monotonic() > unchanged_until:
+                self.counts["given up"] += 1
+                return False
             with suppress(BlockingIOError):
                 os.eventfd_write(doorbell, 1)
             time.sleep(0.0002)
@@ -514,6 +525,7 @@ def judge(daemon: Daemon, num_frames: int, seed: int, num_attackers: int) -> dic
             ("the daemon ended", not lives),
             ("the honest program failed", honest.returncode != 0),
             ("the honest program was not served", rounds < 10),
+            (f"{told['given up']} connections were stuck", told["given up"] * 100 > told["connections"]),
             (f"the gate took {taken} calls only", taken < num_frames * 0.9),
             (f"the attacker saw {leaks[:3]}", bool(leaks)),
             ("the daemon's log has a traceback:\n" + log[-4000:], "Traceback" in log),
