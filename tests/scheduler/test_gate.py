@@ -93,7 +93,7 @@ def test_others_get_their_turn_while_the_files_of_a_program_are_closed(bench):
         assert bench.fs.volume.num_kv_versions == 0
 
     trio.run(main)
-    assert len(left) >= 4
+    assert len(left) >= 3  # once for each turn but the last, where either may go first
 
 
 def test_one_program_can_not_fill_the_daemon_with_calls_that_wait(bench):
