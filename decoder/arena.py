@@ -39,9 +39,10 @@ class Arena:
             raise Invalid(f"arena dtype {dtype!r} is not supported on the CPU: use {' or '.join(_NUMBERS)}")
         if num_pages < 1:
             raise Invalid(f"an arena of {num_pages} pages cannot hold anything: give it at least 1")
-        element, together, self.layout = _NUMBERS[dtype]
-        self.dtype = dtype
+        element, together, layout = _NUMBERS[dtype]
+        self.dtype: str = dtype
         """The safetensors name of the element type."""
+        self.layout: str = layout
         self._shape = PageShape(config, together)
         self._rebaser = Rebaser(config, self._shape)
         self._num_pages = num_pages
@@ -62,13 +63,18 @@ class Arena:
         return self._page_bytes
 
     def view(self, page: int, count: int = 1) -> memoryview:
-        """The bytes of `count` consecutive pages, writable, without a copy."""
+        """The bytes of `count` consecutive pages, to be read, without a copy."""
         assert 0 <= page <= page + count <= self._num_pages, (page, count, self._num_pages)
-        return self._bytes[page * self._page_bytes : (page + count) * self._page_bytes]
+        return self._bytes[page * self._page_bytes : (page + count) * self._page_bytes].toreadonly()
+
+    def writable(self, page: int) -> memoryview:
+        """The bytes of one page, to be overwritten."""
+        assert 0 <= page < self._num_pages, (page, self._num_pages)
+        return self._bytes[page * self._page_bytes : (page + 1) * self._page_bytes]
 
     def copy(self, source: int, target: int) -> None:
         """Copy one whole page."""
-        self.view(target)[:] = self.view(source)
+        self.writable(target)[:] = self.view(source)
 
     def zero(self, page: int) -> None:
         """Fill one page with zeros."""

@@ -34,11 +34,11 @@ FORMAT_NAME = "symphony.kv"
 FORMAT_VERSION = "1"
 TENSORS = ("pages", "tokens", "positions")
 
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
 """Bytes of an element, by the names that safetensors gives to types."""
 
-_INFINITY = {"F32": 0x7F80_0000, "BF16": 0x7F80, "F16": 0x7C00}
-"""The bits of plus infinity."""
+_INFINITY = {"F32": 0x7F80_0000, "BF16": 0x7F80, "F16": 0x7C00, "F8_E4M3": 0x7F}
+"""The bits of plus infinity; F8_E4M3 has none, and its NaN is the number above all others."""
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1 << 16

@@ -110,7 +110,7 @@ class ImageImport:
         offset = self.plan.layout.pages
         pages = self._pages.tolist()
         for first in range(0, len(pages), NUM_LANES):
-            views = [store.view(page) for page in pages[first : first + NUM_LANES]]
+            views = [store.writable(page) for page in pages[first : first + NUM_LANES]]
             for index, view in enumerate(views, first):
                 checkpoint()
                 if (num_read := source.read_into(offset, view)) != page_bytes:

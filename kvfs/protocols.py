@@ -22,11 +22,14 @@ class PageStore(Protocol):
     def page_bytes(self) -> int: ...
 
     def view(self, page: int, count: int = 1) -> memoryview:
-        """The bytes of `count` consecutive pages, writable, without a copy."""
+        """The bytes of `count` consecutive pages as they are now, to be read, without a copy.
+
+        What a page holds below its table's end stays good as long as somebody refers to the page.
+        """
         ...
 
-    def copy(self, source: int, target: int) -> None:
-        """Copy one whole page."""
+    def writable(self, page: int) -> memoryview:
+        """The bytes of one page that nobody else knows, to be overwritten whole."""
         ...
 
     def zero(self, page: int) -> None:

@@ -82,7 +82,7 @@ class Snapshot:
         page, begin = divmod(offset - self.layout.pages, self.pool.page_bytes)
         if 0 <= page < self._num_full and end - offset <= self.pool.page_bytes - begin:
             self._compute()
-            return self.pool.store.view(int(self._pages[page])).toreadonly()[begin : begin + end - offset]
+            return self.pool.store.view(int(self._pages[page]))[begin : begin + end - offset]
         parts = list(self._parts(offset, end))
         if len(parts) == 1:
             return parts[0]
@@ -118,7 +118,7 @@ class Snapshot:
         pages = self._pages[first:stop]
         cuts = (np.flatnonzero(np.diff(pages) != 1) + 1).tolist()
         for run_first, run_stop in zip([0, *cuts], [*cuts, len(pages)], strict=True):
-            view = self.pool.store.view(int(pages[run_first]), run_stop - run_first).toreadonly()
+            view = self.pool.store.view(int(pages[run_first]), run_stop - run_first)
             run_begin = (first + run_first) * page_bytes
             yield view[max(begin - run_begin, 0) : end - run_begin]
 

@@ -22,7 +22,8 @@ def test_a_view_is_the_arenas_own_memory():
     arena = Arena(tiny_config(), 4)
     arena.pages[2] = 3.0
     assert np.frombuffer(arena.view(2), np.float32).min() == 3.0
-    arena.view(1, 2)[:] = bytes(2 * arena.page_bytes)
+    assert arena.view(1, 2).readonly
+    arena.writable(2)[:] = bytes(arena.page_bytes)
     assert not arena.pages.any()
 
 

@@ -73,9 +73,14 @@ class FakeStore:
             self.num_worker_pages += 1
             time.sleep(self.worker_page_s)
         assert 0 <= page <= self.num_pages - count
-        return self._bytes[page * self.page_bytes : (page + count) * self.page_bytes]
+        return self._bytes[page * self.page_bytes : (page + count) * self.page_bytes].toreadonly()
+
+    def writable(self, page: int) -> memoryview:
+        self.view(page)
+        return self._bytes[page * self.page_bytes : (page + 1) * self.page_bytes]
 
     def copy(self, source: int, target: int) -> None:
+        """For the fake decoder."""
         self.pages[target] = self.pages[source]
 
     def zero(self, page: int) -> None:

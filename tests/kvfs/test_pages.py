@@ -35,7 +35,7 @@ class Held:
 
 
 def write_marker(store: FakeStore, page: int) -> None:
-    store.view(page)[100 : 100 + len(MARKER)] = MARKER
+    store.writable(page)[100 : 100 + len(MARKER)] = MARKER
 
 
 def test_a_fresh_free_list_gives_pages_from_the_bottom():
@@ -209,7 +209,8 @@ def test_a_digest_is_that_of_the_bytes_and_lives_until_the_page_is_freed(pool: P
     write_marker(store, int(pages[1]))
     expected = b"".join(hashlib.blake2b(store.view(page), digest_size=32).digest() for page in pages.tolist())
     assert pool.digests_of(pages) == expected
-    store.view(int(pages[0]))[:] = bytes([9]) * store.page_bytes  # nobody does this to a full page: it shows the cache
+    # Nobody does this to a full page: it shows the cache.
+    store.writable(int(pages[0]))[:] = bytes([9]) * store.page_bytes
     assert pool.digests_of(pages) == expected
     pool.release(pages, ANN)
     again = pool.allocate(2, ANN)
