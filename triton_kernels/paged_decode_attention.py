@@ -1,18 +1,17 @@
 """Attention of one new token a sequence over its paged KV: split along the sequence, then merged.
 
-The query heads of one KV head are packed into the rows of one matrix product (GQA), so K and V are
-read once a group. The sequence is cut every `SPLIT_PAGES` pages, counted from its own start and from
-nothing else: a sequence gives the same bits alone and in any batch, and a long one still fills the
-machine. Each split leaves a normalised partial result and the log2 of its sum of weights; a second
-kernel joins the splits of a row in order.
+The splits, their arithmetic and why their boundaries are fixed: attention_splits.py. This kernel spreads the
+splits of all rows over a grid that is as large as the GPU, whatever the lengths: a program takes every n-th
+(row, split, KV head), so a batch of one long and many short rows is as even as one of equals, and a page
+table that is wider than its rows need costs nothing. (A program for each split that a table could hold would be
+simpler; with a table of 131,072 entries and lengths of 4,096 it starts 31 empty programs for each full one, each of
+which occupies the shared memory of a full one while it finds that out.)
 
-A split count chosen from the batch's size would fill a GPU a little better with few sequences, but
-the order of the additions, and so the bits, would then depend on the neighbours.
+The KV heads of a split follow each other, so that programs that run together read one frame's consecutive bytes.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -20,150 +19,222 @@ import triton
 import triton.language as tl
 
 from libsym.abi import PAGE_ENTRIES
+from triton_kernels.attention_splits import (
+    SPLIT_ENTRIES,
+    SPLIT_PAGES,
+    SPLIT_STEPS,
+    STEP_ENTRIES,
+    TOTAL_LANES,
+    finish_merge,
+    finish_split,
+    frame_offsets,
+    load_frames,
+    merge_split,
+    multiprocessors,
+    score_scales,
+    score_step,
+    sum_step,
+    tile,
+)
+from triton_kernels.shared_prefix_attention import SharedPrefixes, attend_shared_prefixes
 
-SPLIT_PAGES = 8
-"""Pages in a split. 256 entries: 32 sequences of 2,048 with 3 KV heads give 768 programs, more than 5 for each of
-132 multiprocessors, while the partial results stay under 1 % of the K and V read. Part of the numbers'
-contract: another value gives other bits."""
-
-LOG2_E = math.log2(math.e)
+MERGE_HEADS = 4
+MERGE_AHEAD = 8
+"""Partial results that the merge loads before it uses the first: it waits for the memory once instead of 8 times."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """The compile-time numbers of a launch, from the model's shape and element type alone."""
+    """The compile-time numbers of a launch, from the model's shape and element types alone."""
 
     group: int
-    """Query heads of one KV head."""
-    group_rows: int
-    """Rows of the packed matrix product: `group`, padded to what a tensor core takes."""
+    tile_rows: int
     head_dim: int
     head_lanes: int
-    """`head_dim`, padded to a power of two."""
     num_warps: int
     num_stages: int
+    programs_per_multiprocessor: int
+    """How many fit into a Hopper one, by registers and shared memory. With three stages at head_dim 128 two programs
+    have 128 KB under way, where 4.3 TB/s over 132 multiprocessors and a microsecond of latency ask for 33."""
 
 
-def launch_shape(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> LaunchShape:
+def launch_shape(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> LaunchShape:
     """How to launch for this model; nothing in it depends on the batch."""
-    assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
-    assert 64 <= head_dim <= 256, head_dim
-    group = num_heads // num_kv_heads
-    head_lanes = int(triton.next_power_of_2(head_dim))
-    # 16 rows: the M of mma.sync. A stage is a page's K and V of one head; float32's are twice as large.
+    shape = tile(num_heads, num_kv_heads, head_dim, dtype)
+    step_bytes = 2 * STEP_ENTRIES * shape.head_lanes * (kv_dtype or dtype).itemsize
     return LaunchShape(
-        group=group,
-        group_rows=max(16, int(triton.next_power_of_2(group))),
-        head_dim=head_dim,
-        head_lanes=head_lanes,
-        num_warps=4,
-        num_stages=2 if dtype == torch.float32 else 3,
+        group=shape.group,
+        tile_rows=shape.rows,
+        head_dim=shape.head_dim,
+        head_lanes=shape.head_lanes,
+        num_warps=shape.num_warps,
+        num_stages=3 if step_bytes <= 32 << 10 else 2 if step_bytes <= 64 << 10 else 1,
+        programs_per_multiprocessor=3 if shape.head_lanes <= 64 else 2 if shape.head_lanes <= 128 else 1,
     )
 
 
-@triton.jit
-def _attend_split_kernel(
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Where splits leave their partial results. One serves every layer of a step; contents need not be kept."""
+
+    partials: torch.Tensor
+    """float32, at least batch * num_heads * splits * head_dim."""
+    log2_weights: torch.Tensor
+    """float32, at least batch * num_heads * splits."""
+
+    @staticmethod
+    def allocate(batch: int, num_heads: int, head_dim: int, table_pages: int, device: torch.device | str) -> Scratch:
+        rows = batch * num_heads * num_splits(table_pages)
+        return Scratch(
+            torch.empty(rows * head_dim, dtype=torch.float32, device=device),
+            torch.empty(rows, dtype=torch.float32, device=device),
+        )
+
+
+def num_splits(table_pages: int) -> int:
+    """Splits that a page table of this width can need."""
+    return max(1, -(-table_pages // SPLIT_PAGES))
+
+
+@triton.jit(do_not_specialize=["table_batch_stride", "batch", "num_splits"])
+def _attend_splits_kernel(
     query_ptr: tl.tensor,  # [batch, num_heads, head_dim]
     key_ptr: tl.tensor,  # [num_pages, kv_heads, 32, head_dim]
     value_ptr: tl.tensor,  # as key_ptr, same strides
     page_table_ptr: tl.tensor,  # [batch, table_pages] int32
     length_ptr: tl.tensor,  # [batch] int32
+    row_splits_ptr: tl.tensor,  # [batch] int32: splits that a shared prefix does, read when SHARED
     partial_ptr: tl.tensor,  # [batch, num_heads, num_splits, head_dim] float32, contiguous
     log2_weight_ptr: tl.tensor,  # [batch, num_heads, num_splits] float32, contiguous
-    scale_log2: tl.tensor,  # softmax scale times log2(e): weights are powers of two
+    score_scale: tl.tensor,
+    log2_scale: tl.tensor,
+    window: tl.tensor,  # entries that a row sees, its own included, when WINDOWED
     query_batch_stride: tl.tensor,
     query_head_stride: tl.tensor,
     page_stride: tl.tensor,
     kv_head_stride: tl.tensor,
     entry_stride: tl.tensor,
     table_batch_stride: tl.tensor,
+    batch: tl.tensor,
     num_heads: tl.tensor,
+    num_kv_heads: tl.tensor,
     num_splits: tl.tensor,
+    BATCH_LANES: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUP_ROWS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_LANES: tl.constexpr,
     PAGE: tl.constexpr,
-    PAGES_PER_SPLIT: tl.constexpr,
+    STEP: tl.constexpr,
+    SPLIT_STEPS: tl.constexpr,
+    TOTAL_LANES: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SHARED: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    length = tl.load(length_ptr + row)
-    first_page = split * PAGES_PER_SPLIT
-    if first_page * PAGE >= length:
-        return
-    last_page = tl.minimum(first_page + PAGES_PER_SPLIT, tl.cdiv(length, PAGE))
+    # The work list: the splits of row 0, then those of row 1, ..., each once for every KV head.
+    rows = tl.arange(0, BATCH_LANES)
+    lengths = tl.load(length_ptr + rows, mask=rows < batch, other=0)
+    firsts = tl.zeros_like(lengths)
+    if WINDOWED:
+        firsts = tl.maximum(lengths - window, 0) // (SPLIT_STEPS * STEP)
+    if SHARED:
+        firsts = tl.maximum(firsts, tl.load(row_splits_ptr + rows, mask=rows < batch, other=0))
+    counts = tl.maximum(tl.cdiv(lengths, SPLIT_STEPS * STEP) - firsts, 0)
+    ends = tl.cumsum(counts, axis=0)
+    num_items = tl.sum(counts, axis=0) * num_kv_heads
 
-    members = tl.arange(0, GROUP_ROWS)
+    members = tl.arange(0, TILE_ROWS)
     lanes = tl.arange(0, HEAD_LANES)
-    slots = tl.arange(0, PAGE)
-    heads = kv_head * GROUP + members
-    query_offsets = row.to(tl.int64) * query_batch_stride + heads[:, None] * query_head_stride + lanes[None, :]
+    slots = tl.arange(0, STEP)
     query_inside = (members < GROUP)[:, None] & (lanes < HEAD_DIM)[None, :]
-    query = tl.load(query_ptr + query_offsets, mask=query_inside, other=0.0)
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        kv_head = item % num_kv_heads
+        unit = item // num_kv_heads
+        row = tl.sum((ends <= unit).to(tl.int32), axis=0)
+        split = unit + tl.sum(tl.where(rows == row, firsts + counts - ends, 0), axis=0)
+        length = tl.load(length_ptr + row)
+        lowest = 0
+        if WINDOWED:
+            lowest = tl.maximum(length - window, 0)
+        num_pages = tl.cdiv(length, PAGE)
+        first_step = tl.maximum(split * SPLIT_STEPS, lowest // STEP)
+        last_step = tl.minimum((split + 1) * SPLIT_STEPS, tl.cdiv(length, STEP))
 
-    highest = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_ROWS], tl.float32)
-    summed = tl.zeros([GROUP_ROWS, HEAD_LANES], tl.float32)
-    head_offsets = kv_head * kv_head_stride + slots[:, None] * entry_stride + lanes[None, :]
-    for table_index in range(first_page, last_page):
-        page = tl.load(page_table_ptr + row.to(tl.int64) * table_batch_stride + table_index).to(tl.int64)
-        # Slots past the length hold whatever was there before, NaN too: they must not be read, since 0 * NaN is NaN.
-        held = table_index * PAGE + slots < length
-        inside = held[:, None] & (lanes < HEAD_DIM)[None, :]
-        key = tl.load(key_ptr + page * page_stride + head_offsets, mask=inside, other=0.0)
-        value = tl.load(value_ptr + page * page_stride + head_offsets, mask=inside, other=0.0)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
-        scores = tl.where(held[None, :], scores, float("-inf"))
-        # Every page of the loop holds at least one entry, so the new maximum is finite and nothing is inf - inf.
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_highest[:, None])
-        shrink = tl.exp2(highest - new_highest)
-        total = total * shrink + tl.sum(weights, axis=1)
-        summed = summed * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-        highest = new_highest
+        heads = kv_head * GROUP + members
+        query_offsets = row.to(tl.int64) * query_batch_stride + heads[:, None] * query_head_stride + lanes[None, :]
+        query = tl.load(query_ptr + query_offsets, mask=query_inside, other=0.0)
+        table_ptr = page_table_ptr + row.to(tl.int64) * table_batch_stride
+        entry_offsets = kv_head * kv_head_stride + (slots % PAGE)[:, None] * entry_stride + lanes[None, :]
+        highest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([TILE_ROWS, TOTAL_LANES], tl.float32)
+        summed = tl.zeros([TILE_ROWS, HEAD_LANES], tl.float32)
+        first_frame, second_frame = load_frames(table_ptr, first_step, num_pages)
+        for step in range(first_step, last_step):
+            entries = step * STEP + slots
+            # Slots past the length hold whatever was there before, NaN too: they must not be read, as 0 * NaN is NaN.
+            inside = (entries < length)[:, None] & (lanes < HEAD_DIM)[None, :]
+            offsets = frame_offsets(first_frame, second_frame, page_stride, slots, PAGE)[:, None] + entry_offsets
+            first_frame, second_frame = load_frames(table_ptr, step + 1, num_pages)
+            key = tl.load(key_ptr + offsets, mask=inside, other=0.0).to(query.dtype)
+            value = tl.load(value_ptr + offsets, mask=inside, other=0.0).to(query.dtype)
+            seen = entries < length
+            partly_seen = (step + 1) * STEP > length
+            if WINDOWED:
+                seen = seen & (entries >= lowest)
+                partly_seen = partly_seen | (step * STEP < lowest)
+            scores = score_step(query, key, seen[None, :], partly_seen, score_scale, SOFTCAP)
+            highest, total, summed = sum_step(scores, value, highest, total, summed, log2_scale)
+        partial, log2_weight = finish_split(highest, total, summed)
+        partial_rows = (row.to(tl.int64) * num_heads + heads) * num_splits + split
+        tl.store(partial_ptr + partial_rows[:, None] * HEAD_DIM + lanes[None, :], partial, mask=query_inside)
+        tl.store(log2_weight_ptr + partial_rows, log2_weight, mask=members < GROUP)
 
-    partial_rows = (row.to(tl.int64) * num_heads + heads) * num_splits + split
-    tl.store(
-        partial_ptr + partial_rows[:, None] * HEAD_DIM + lanes[None, :], summed / total[:, None], mask=query_inside
-    )
-    tl.store(log2_weight_ptr + partial_rows, highest + tl.log2(total), mask=members < GROUP)
 
-
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _merge_splits_kernel(
     partial_ptr: tl.tensor,  # [batch, num_heads, num_splits, head_dim] float32, contiguous
     log2_weight_ptr: tl.tensor,  # [batch, num_heads, num_splits] float32, contiguous
     length_ptr: tl.tensor,  # [batch] int32
     out_ptr: tl.tensor,  # [batch, num_heads, head_dim], contiguous
+    window: tl.tensor,
     num_heads: tl.tensor,
     num_splits: tl.tensor,
+    HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_LANES: tl.constexpr,
     SPLIT_ENTRIES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    WINDOWED: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     lanes = tl.arange(0, HEAD_LANES)
-    inside = lanes < HEAD_DIM
-    out_row = row.to(tl.int64) * num_heads + tl.program_id(1)
-    used_splits = tl.cdiv(tl.load(length_ptr + row), SPLIT_ENTRIES)
-    highest = float("-inf")
-    total = 0.0
-    summed = tl.zeros([HEAD_LANES], tl.float32)
-    for split in range(used_splits):
-        partial_row = out_row * num_splits + split
-        log2_weight = tl.load(log2_weight_ptr + partial_row)
-        partial = tl.load(partial_ptr + partial_row * HEAD_DIM + lanes, mask=inside, other=0.0)
-        new_highest = tl.maximum(highest, log2_weight)
-        shrink = tl.exp2(highest - new_highest)
-        weight = tl.exp2(log2_weight - new_highest)
-        total = total * shrink + weight
-        summed = summed * shrink + partial * weight
-        highest = new_highest
-    # A row of length 0 (padding of a captured graph) attends to nothing and gives zeros.
-    merged = summed / tl.where(total > 0.0, total, 1.0)
-    tl.store(out_ptr + out_row * HEAD_DIM + lanes, merged.to(out_ptr.dtype.element_ty), mask=inside)
+    length = tl.load(length_ptr + row)
+    first_split = 0
+    if WINDOWED:
+        first_split = tl.maximum(length - window, 0) // SPLIT_ENTRIES
+    last_split = tl.cdiv(length, SPLIT_ENTRIES)
+    out_rows = row.to(tl.int64) * num_heads + heads
+    last_splits = tl.where(heads < num_heads, last_split, 0)
+    highest = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    summed = tl.zeros([HEADS, HEAD_LANES], tl.float32)
+    for first in range(first_split, last_split, AHEAD):
+        for ahead in tl.static_range(AHEAD):
+            used = first + ahead < last_splits
+            inside = used[:, None] & (lanes < HEAD_DIM)[None, :]
+            partial_rows = out_rows * num_splits + first + ahead
+            log2_weight = tl.load(log2_weight_ptr + partial_rows, mask=used, other=float("-inf"))
+            partial_ptrs = partial_ptr + partial_rows[:, None] * HEAD_DIM + lanes[None, :]
+            partial = tl.load(partial_ptrs, mask=inside, other=0.0)
+            highest, total, summed = merge_split(highest, total, summed, partial, log2_weight)
+    merged = finish_merge(total, summed)
+    out_offsets = out_rows[:, None] * HEAD_DIM + lanes[None, :]
+    inside = (heads < num_heads)[:, None] & (lanes < HEAD_DIM)[None, :]
+    tl.store(out_ptr + out_offsets, merged.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def paged_decode_attention(
@@ -174,81 +245,125 @@ def paged_decode_attention(
     lengths: torch.Tensor,
     *,
     scale: float | None = None,
+    softcap: float = 0.0,
+    window: int = 0,
+    groups: SharedPrefixes | None = None,
+    scratch: Scratch | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend `query [batch, num_heads, head_dim]` to each row's first `lengths[row]` entries.
 
     `key_pages` and `value_pages` are one layer's views of the arena, `[num_pages, kv_heads, 32,
-    head_dim]` (see `layer_pages`); `page_tables` is `[batch, table_pages]` int32, of which row r uses
-    the first `ceil(lengths[r] / 32)`. Nothing past a length is read. The host never waits for the device.
+    head_dim]` (see `layer_pages`), of the query's type or float8_e4m3fn; `page_tables` is `[batch, table_pages]`
+    int32, of which row r uses the first `ceil(lengths[r] / 32)`. Nothing past a length is read. With a `window` a
+    row sees its last `window` entries. `groups` names rows that share their first pages: these are read once for
+    them all, and the bits stay. `scratch` and `out` are for callers that keep their buffers. The host never waits
+    for the device.
     """
     batch, num_heads, head_dim = query.shape
     _, num_kv_heads, page_entries, _ = key_pages.shape
-    table_pages = page_tables.shape[1]
     assert page_entries == PAGE_ENTRIES, page_entries
     assert key_pages.shape[3] == head_dim, (key_pages.shape, query.shape)
     assert value_pages.shape == key_pages.shape
     assert value_pages.stride() == key_pages.stride()
-    assert query.dtype == key_pages.dtype == value_pages.dtype
+    assert key_pages.dtype == value_pages.dtype
+    assert key_pages.dtype in {query.dtype, torch.float8_e4m3fn}, (key_pages.dtype, query.dtype)
     assert query.stride(2) == key_pages.stride(3) == page_tables.stride(1) == lengths.stride(0) == 1
     assert page_tables.shape[0] == lengths.shape[0] == batch
     assert page_tables.dtype == lengths.dtype == torch.int32
     out = torch.empty((batch, num_heads, head_dim), dtype=query.dtype, device=query.device) if out is None else out
     assert out.shape == query.shape
     assert out.is_contiguous()
+    table_pages = page_tables.shape[1]
+    scratch = scratch or Scratch.allocate(batch, num_heads, head_dim, table_pages, query.device)
+    splits = num_splits(table_pages)
+    assert scratch.log2_weights.numel() >= batch * num_heads * splits
+    assert scratch.partials.numel() >= batch * num_heads * splits * head_dim
 
-    shape = launch_shape(num_heads, num_kv_heads, head_dim, query.dtype)
-    num_splits = max(1, triton.cdiv(table_pages, SPLIT_PAGES))
-    partial = torch.empty((batch, num_heads, num_splits, head_dim), dtype=torch.float32, device=query.device)
-    log2_weight = torch.empty((batch, num_heads, num_splits), dtype=torch.float32, device=query.device)
-    _attend_split_kernel[(batch, num_kv_heads, num_splits)](
+    shape = launch_shape(num_heads, num_kv_heads, head_dim, query.dtype, key_pages.dtype)
+    score_scale, log2_scale = score_scales(head_dim, scale, softcap)
+    if groups is not None:
+        attend_shared_prefixes(
+            query,
+            key_pages,
+            value_pages,
+            page_tables,
+            lengths,
+            groups,
+            scratch.partials,
+            scratch.log2_weights,
+            scale=scale,
+            softcap=softcap,
+            window=window,
+        )
+    programs = min(batch * num_kv_heads * splits, shape.programs_per_multiprocessor * multiprocessors(query.device))
+    _attend_splits_kernel[(programs,)](
         query,
         key_pages,
         value_pages,
         page_tables,
         lengths,
-        partial,
-        log2_weight,
-        (head_dim**-0.5 if scale is None else scale) * LOG2_E,
+        lengths if groups is None else groups.row_splits,
+        scratch.partials,
+        scratch.log2_weights,
+        score_scale,
+        log2_scale,
+        window,
         query.stride(0),
         query.stride(1),
         key_pages.stride(0),
         key_pages.stride(1),
         key_pages.stride(2),
         page_tables.stride(0),
+        batch,
         num_heads,
-        num_splits,
+        num_kv_heads,
+        splits,
+        BATCH_LANES=batch_lanes(batch),
         GROUP=shape.group,
-        GROUP_ROWS=shape.group_rows,
+        TILE_ROWS=shape.tile_rows,
         HEAD_DIM=shape.head_dim,
         HEAD_LANES=shape.head_lanes,
         PAGE=PAGE_ENTRIES,
-        PAGES_PER_SPLIT=SPLIT_PAGES,
-        enable_fp_fusion=True,
+        STEP=STEP_ENTRIES,
+        SPLIT_STEPS=SPLIT_STEPS,
+        TOTAL_LANES=TOTAL_LANES,
+        SOFTCAP=softcap > 0.0,
+        WINDOWED=window > 0,
+        SHARED=groups is not None,
+        enable_fp_fusion=False,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )
-    _merge_splits_kernel[(batch, num_heads)](
-        partial,
-        log2_weight,
+    _merge_splits_kernel[(batch, triton.cdiv(num_heads, MERGE_HEADS))](
+        scratch.partials,
+        scratch.log2_weights,
         lengths,
         out,
+        window,
         num_heads,
-        num_splits,
+        splits,
+        HEADS=MERGE_HEADS,
         HEAD_DIM=shape.head_dim,
         HEAD_LANES=shape.head_lanes,
-        SPLIT_ENTRIES=SPLIT_PAGES * PAGE_ENTRIES,
-        enable_fp_fusion=True,
-        num_warps=1,
+        SPLIT_ENTRIES=SPLIT_ENTRIES,
+        AHEAD=MERGE_AHEAD,
+        WINDOWED=window > 0,
+        enable_fp_fusion=False,
+        num_warps=4,
     )
     return out
+
+
+def batch_lanes(batch: int) -> int:
+    """Lanes of the work list: few values, since each is a compilation."""
+    return max(32, int(triton.next_power_of_2(batch)))
 
 
 def layer_pages(pages: torch.Tensor, layer: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """One layer's K and V, `[num_pages, kv_heads, 32, head_dim]`, as views of the arena's page blobs.
 
-    `pages` is `[num_pages, layers, 2, kv_heads, 32 * head_dim]` with both K and V as `[32][head_dim]`.
+    `pages` is `[num_pages, layers, 2, kv_heads, 32, head_dim]`; the last two axes may be one.
     """
-    blobs = pages[:, layer]
-    halves = blobs.view(*blobs.shape[:-1], PAGE_ENTRIES, head_dim)
+    halves = pages[:, layer].view(pages.shape[0], 2, pages.shape[3], PAGE_ENTRIES, head_dim)
     return halves[:, 0], halves[:, 1]

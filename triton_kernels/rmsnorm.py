@@ -1,4 +1,8 @@
-"""RMSNorm, alone or fused with the residual addition before it."""
+"""RMSNorm, alone or fused with the residual addition before it (and with the norm before that, as Gemma has it).
+
+The residual may be wider than what is added to it: float32 beside bfloat16 costs a decoder's step next to nothing, for
+the weights are what it reads.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ MAX_HIDDEN_SIZE = 16384
 def _rmsnorm_kernel(
     x_ptr: tl.tensor,  # [rows, hidden_size]
     residual_ptr: tl.tensor,  # [rows, hidden_size], read when ADD_RESIDUAL
+    post_weight_ptr: tl.tensor,  # [hidden_size], read when POST_NORM
     weight_ptr: tl.tensor,  # [hidden_size]
     out_ptr: tl.tensor,  # [rows, hidden_size], contiguous
     new_residual_ptr: tl.tensor,  # [rows, hidden_size], contiguous, written when ADD_RESIDUAL
@@ -22,28 +27,33 @@ def _rmsnorm_kernel(
     hidden_size: tl.tensor,
     eps: tl.tensor,
     ADD_RESIDUAL: tl.constexpr,
+    POST_NORM: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden_size
-    x = tl.load(x_ptr + row * x_row_stride + columns, mask=inside, other=0.0)
+    # All loads before the first sum: a row alone is a matter of latency.
+    wide = tl.load(x_ptr + row * x_row_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
     if ADD_RESIDUAL:
         residual = tl.load(residual_ptr + row * residual_row_stride + columns, mask=inside, other=0.0)
+    if POST_NORM:
+        post_weight = tl.load(post_weight_ptr + columns, mask=inside, other=0.0)
+        wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / hidden_size + eps) * post_weight.to(tl.float32)
+    if ADD_RESIDUAL:
         # Rounded to the stored type before it is normed, so that fused and separate give the same bits.
-        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
-        tl.store(new_residual_ptr + row * hidden_size + columns, x, mask=inside)
-    wide = x.to(tl.float32)
-    mean_square = tl.sum(wide * wide, axis=0) / hidden_size
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = wide * tl.rsqrt(mean_square + eps) * weight
-    tl.store(out_ptr + row * hidden_size + columns, normed.to(x.dtype), mask=inside)
+        new_residual = (wide + residual.to(tl.float32)).to(residual.dtype)
+        tl.store(new_residual_ptr + row * hidden_size + columns, new_residual, mask=inside)
+        wide = new_residual.to(tl.float32)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / hidden_size + eps) * weight.to(tl.float32)
+    tl.store(out_ptr + row * hidden_size + columns, normed.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """`x / rms(x) * weight` over the last axis of `x [rows, hidden_size]`, computed in float32."""
+    """`x / rms(x) * weight` over the last axis of `x [rows, hidden_size]`, computed in float32 and rounded once."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    _launch(x, x, weight, eps, out, out, add_residual=False)
+    _launch(x, x, None, weight, eps, out, out, add_residual=False)
     return out
 
 
@@ -53,18 +63,20 @@ def add_rmsnorm(
     weight: torch.Tensor,
     eps: float,
     *,
+    post_weight: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     new_residual: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`(rmsnorm(x + residual), x + residual)` in one pass over `[rows, hidden_size]`.
 
-    `new_residual` may be `residual` itself: each row is read before it is written.
+    With a `post_weight`, `rmsnorm(x)` by it is what is added. `new_residual` has the residual's type, and may be
+    `residual` itself: each row is read before it is written.
     """
     assert residual.shape == x.shape, (residual.shape, x.shape)
-    assert residual.dtype == x.dtype, (residual.dtype, x.dtype)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    new_residual = torch.empty(x.shape, dtype=x.dtype, device=x.device) if new_residual is None else new_residual
-    _launch(x, residual, weight, eps, out, new_residual, add_residual=True)
+    new_residual = torch.empty(x.shape, dtype=residual.dtype, device=x.device) if new_residual is None else new_residual
+    assert new_residual.dtype == residual.dtype, (new_residual.dtype, residual.dtype)
+    _launch(x, residual, post_weight, weight, eps, out, new_residual, add_residual=True)
     return out, new_residual
 
 
@@ -82,6 +94,7 @@ def num_warps(hidden_size: int) -> int:
 def _launch(
     x: torch.Tensor,
     residual: torch.Tensor,
+    post_weight: torch.Tensor | None,
     weight: torch.Tensor,
     eps: float,
     out: torch.Tensor,
@@ -93,12 +106,13 @@ def _launch(
     assert x.stride(1) == residual.stride(1) == weight.stride(0) == 1
     assert weight.shape == (hidden_size,), weight.shape
     assert out.shape == new_residual.shape == x.shape
-    assert out.dtype == new_residual.dtype == x.dtype
+    assert post_weight is None or post_weight.shape == (hidden_size,)
     assert out.is_contiguous()
     assert new_residual.is_contiguous()
     _rmsnorm_kernel[(rows,)](
         x,
         residual,
+        weight if post_weight is None else post_weight,
         weight,
         out,
         new_residual,
@@ -107,6 +121,7 @@ def _launch(
         hidden_size,
         eps,
         ADD_RESIDUAL=add_residual,
+        POST_NORM=post_weight is not None,
         BLOCK=block_size(hidden_size),
         enable_fp_fusion=True,
         num_warps=num_warps(hidden_size),

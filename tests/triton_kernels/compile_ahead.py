@@ -1,107 +1,204 @@
-"""Compiles the kernels for a GPU that need not be there, and prints each one's registers and spills as JSON.
+"""Compiles the kernels for GPUs that need not be there, and says what each takes of a multiprocessor.
 
-Run as a program, without TRITON_INTERPRET: Triton decides at its import which of the two it does.
+    scripts/compile_kernels [--record] [KERNEL_FILE ...]
+
+The launch functions themselves run, on tensors without memory (torch's `meta` device) and with a driver
+that names a GPU and launches nothing: so what is compiled is what a decoder on that GPU would compile,
+down to which arguments Triton finds to be multiples of 16. A launch function that waited for the device
+would fail here, since a tensor without memory has no value to wait for.
+
+Which launches there are: `launches/<kernel file>.py`, whose `launches()` yields them. What they took when
+they were last recorded: `recorded/<kernel file>.json`, written by `scripts/compile_kernels --record`.
+
+Needs a process without TRITON_INTERPRET: Triton decides at its import which of the two it does.
 """
 
+import argparse
+import importlib
 import json
+import multiprocessing
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
-import torch
 import triton
+from launches import Launch
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
-from libsym.abi import PAGE_ENTRIES
-from triton_kernels import paged_decode_attention as attention
-from triton_kernels import rmsnorm
-
-ELEMENT = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-# (query heads, KV heads, head_dim, element): SmolLM2-135M, Llama-3-8B, Gemma's widest head, the reference's precision.
-ATTENTION_SHAPES = [
-    (9, 3, 64, "bf16"),
-    (9, 3, 64, "fp16"),
-    (32, 8, 128, "bf16"),
-    (4, 1, 256, "bf16"),
-    (9, 3, 64, "fp32"),
-]
-NORM_SHAPES = [(576, "bf16"), (4096, "bf16"), (16384, "bf16")]
+HERE = Path(__file__).resolve().parent
+KERNEL_FILES = tuple(sorted(path.stem for path in (HERE / "launches").glob("[!_]*.py")))
+CAPABILITIES = (90, 80)
 
 
-def compile_kernel(kernel, signature, constants, capability, **options):
-    """Registers a thread, bytes of stack that they spill to, and whether the PTX uses the matrix unit."""
-    types = dict.fromkeys(constants, "constexpr") | signature
-    # What Triton finds at run time: torch's memory is aligned to 16 bytes, strides of whole heads are multiples of 16.
-    aligned = [
-        name for name in kernel.arg_names if types[name][0] == "*" or (name.endswith("_stride") and "table" not in name)
-    ]
-    attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    ordered = {name: types[name] for name in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=ordered, constexprs=constants, attrs=attrs)
-    compiled = triton.compile(
-        source, target=GPUTarget("cuda", capability, 32), options={"enable_fp_fusion": True} | options
-    )
+class AbsentGpu:
+    """The part of Triton's driver that compiling asks."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_device(self) -> int:
+        return self.capability  # compiled kernels are kept by device
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+
+def launches_of(kernel_file: str) -> Iterator[Launch]:
+    return importlib.import_module(f"launches.{kernel_file}").launches()
+
+
+def compile_file(kernel_file: str, capability: int, *, every: bool) -> dict[str, dict]:
+    """What each kernel of each launch takes: `{"attend_split 9/3x64 bf16": {"registers": 63, ...}}`."""
+    triton.runtime.driver.set_active(AbsentGpu(capability))
+    report: dict[str, dict] = {}
+    compiled: list[tuple[str, object]] = []
+    plain_run = JITFunction.run
+
+    def compile_only(self, *args, grid, warmup, **options):
+        del warmup
+        assert all(0 < size < 2**31 for size in grid[:1]), (self.__name__, grid)
+        assert all(0 < size < 2**16 for size in grid[1:]), (self.__name__, grid)
+        kernel = plain_run(self, *args, grid=grid, warmup=True, **options)
+        compiled.append((self.__name__.strip("_").removesuffix("_kernel"), kernel))
+        return kernel
+
+    JITFunction.run = compile_only
+    try:
+        for launch in launches_of(kernel_file):
+            if capability < launch.least_capability or not (every or launch.default):
+                continue
+            if not every and report and capability != CAPABILITIES[0]:
+                break  # the suite compiles one launch of each file for the older GPU
+            may_spill = launch.may_spill or capability < launch.may_spill_before
+            compiled.clear()
+            launch.run()
+            assert compiled, f"{launch.name} of {kernel_file} launches nothing"
+            for kernel_name, kernel in dict.fromkeys(compiled):
+                name, repeats = f"{kernel_name} {launch.name}", 1
+                while name in report:  # one kernel, compiled twice for one launch
+                    repeats += 1
+                    name = f"{kernel_name} {launch.name} ({repeats})"
+                report[name] = figures(kernel) | {"may_spill": may_spill}
+    finally:
+        JITFunction.run = plain_run
+    return report
+
+
+def figures(kernel: object) -> dict:
+    """Registers a thread, bytes of stack that they spill to, shared memory, warps, and the matrix instruction."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(compiled.asm["cubin"])
+        cubin.write(kernel.asm["cubin"])
         cubin.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name]
         usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
-    return {"registers": int(registers), "spilled": int(stack), "matrix_unit": "mma" in compiled.asm["ptx"]}
+    matrix = next((unit for unit in ("wgmma.mma", "mma.sync") if unit in kernel.asm["ptx"]), "none")
+    return {
+        "registers": int(registers),
+        "spilled": int(stack),
+        "shared": int(kernel.metadata.shared),
+        "warps": int(kernel.metadata.num_warps),
+        "matrix": matrix.split(".")[0],
+    }
 
 
-def compile_attention(num_heads, num_kv_heads, head_dim, element, capability):
-    shape = attention.launch_shape(num_heads, num_kv_heads, head_dim, ELEMENT[element])
-    pages = dict.fromkeys(("query_ptr", "key_ptr", "value_ptr"), f"*{element}")
-    partial = dict.fromkeys(("partial_ptr", "log2_weight_ptr"), "*fp32")
-    lists = dict.fromkeys(("page_table_ptr", "length_ptr"), "*i32")
-    strides = ("query_batch", "query_head", "page", "kv_head", "entry", "table_batch")
-    numbers = {f"{name}_stride": "i32" for name in strides} | {"num_heads": "i32", "num_splits": "i32"}
-    width = {"HEAD_DIM": shape.head_dim, "HEAD_LANES": shape.head_lanes}
-    split = {"PAGE": PAGE_ENTRIES, "PAGES_PER_SPLIT": attention.SPLIT_PAGES}
-    yield (
-        "attend",
-        compile_kernel(
-            attention._attend_split_kernel,
-            pages | partial | lists | numbers | {"scale_log2": "fp32"},
-            width | split | {"GROUP": shape.group, "GROUP_ROWS": shape.group_rows},
-            capability,
-            num_warps=shape.num_warps,
-            num_stages=shape.num_stages,
-        ),
+def resident_blocks(taken: dict) -> int:
+    """Blocks that a Hopper multiprocessor holds: 65,536 registers (given to a thread by eights), 228 KiB of memory.
+
+    Of that, a block takes 1 KiB more than it asks for.
+    """
+    threads = 32 * taken["warps"]
+    by_registers = 65536 // (threads * -(-taken["registers"] // 8) * 8)
+    by_memory = 228 * 1024 // (taken["shared"] + 1024)
+    return min(by_registers, by_memory, 2048 // threads)
+
+
+def resident_warps(taken: dict) -> int:
+    return resident_blocks(taken) * taken["warps"]
+
+
+def recorded(kernel_file: str) -> dict[str, dict]:
+    """`{"sm_90": {"attend_split 9/3x64 bf16": {"registers": 63, ...}}}` as it was last recorded."""
+    path = HERE / "recorded" / f"{kernel_file}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def compile_all(
+    kernel_files: tuple[str, ...], capabilities: tuple[int, ...], *, every: bool, processes: int | None = None
+) -> Iterator[tuple[str, int, dict[str, dict]]]:
+    """`(kernel file, capability, report)` of each, as they come from several processes."""
+    tasks = [(kernel_file, capability, every) for kernel_file in kernel_files for capability in capabilities]
+    with multiprocessing.get_context("spawn").Pool(processes or len(os.sched_getaffinity(0))) as pool:
+        yield from pool.imap(_compile_task, tasks, chunksize=1)
+
+
+def _compile_task(task: tuple[str, int, bool]) -> tuple[str, int, dict[str, dict]]:
+    kernel_file, capability, every = task
+    return kernel_file, capability, compile_file(kernel_file, capability, every=every)
+
+
+def faults(taken: dict, before: dict | None) -> list[str]:
+    """What is wrong with what a kernel takes now, beside what was recorded of it."""
+    found = []
+    if taken["spilled"] and not taken["may_spill"]:
+        found.append("SPILLS")
+    if before is not None:
+        if resident_warps(taken) < resident_warps(before):
+            found.append(f"FEWER WARPS FIT: {resident_warps(taken)}, recorded {resident_warps(before)}")
+        if taken["matrix"] != before["matrix"]:
+            found.append(f"ANOTHER MATRIX INSTRUCTION: recorded {before['matrix']}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="compile_kernels",
+        description="Compile every kernel as the decoder launches it, and fail if one of the decode path spills "
+        "registers or fewer warps of it fit than were recorded.",
     )
-    yield (
-        "merge",
-        compile_kernel(
-            attention._merge_splits_kernel,
-            partial | {"length_ptr": "*i32", "out_ptr": f"*{element}", "num_heads": "i32", "num_splits": "i32"},
-            width | {"SPLIT_ENTRIES": attention.SPLIT_PAGES * PAGE_ENTRIES},
-            capability,
-            num_warps=1,
-        ),
+    parser.add_argument("kernel_files", nargs="*", help="as in triton_kernels/, without .py; all by default")
+    parser.add_argument("--record", action="store_true", help="write the figures into tests/triton_kernels/recorded/")
+    parser.add_argument("--default", action="store_true", help="only what the test suite compiles")
+    parser.add_argument(
+        "--capability", type=int, action="append", choices=CAPABILITIES, help="80 or 90; both by default"
     )
-
-
-def compile_norm(hidden_size, element, capability):
-    rows = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "new_residual_ptr"), f"*{element}")
-    numbers = {"x_row_stride": "i32", "residual_row_stride": "i32", "hidden_size": "i32", "eps": "fp32"}
-    constants = {"ADD_RESIDUAL": True, "BLOCK": rmsnorm.block_size(hidden_size)}
-    warps = rmsnorm.num_warps(hidden_size)
-    return compile_kernel(rmsnorm._rmsnorm_kernel, rows | numbers, constants, capability, num_warps=warps)
-
-
-def main(capability):
-    report = {}
-    for num_heads, num_kv_heads, head_dim, element in ATTENTION_SHAPES:
-        for part, figures in compile_attention(num_heads, num_kv_heads, head_dim, element, capability):
-            report[f"{part} {num_heads}/{num_kv_heads}x{head_dim} {element}"] = figures
-    for hidden_size, element in NORM_SHAPES:
-        report[f"rmsnorm {hidden_size} {element}"] = compile_norm(hidden_size, element, capability)
-    print(json.dumps(report))
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    arguments = parser.parse_args()
+    reports: dict[str, dict] = {}
+    worse = False
+    for kernel_file, capability, report in compile_all(
+        tuple(arguments.kernel_files) or KERNEL_FILES,
+        tuple(arguments.capability or CAPABILITIES),
+        every=not arguments.default,
+    ):
+        reports.setdefault(kernel_file, {})[f"sm_{capability}"] = report
+        before = recorded(kernel_file).get(f"sm_{capability}", {})
+        print(f"{kernel_file}, sm_{capability}:")
+        for name, taken in report.items():
+            found = faults(taken, before.get(name))
+            worse |= bool(found)
+            print(
+                f"  {name:<48} {taken['registers']:>3} registers {taken['spilled']:>4} spilled {taken['shared']:>6}",
+                f"shared {taken['warps']:>2} warps {resident_blocks(taken):>2} blocks {taken['matrix']:<5}",
+                *found,
+                flush=True,
+            )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(reports))
+    if arguments.record:
+        for kernel_file, report in reports.items():
+            path = HERE / "recorded" / f"{kernel_file}.json"
+            path.write_text(json.dumps(recorded(kernel_file) | report, indent=1) + "\n")
+    return int(worse and not arguments.record)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    sys.exit(main())

@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 import triton
-from interpreter import mend_bfloat16
+from interpreter import mend_bfloat16, mend_float8
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 assert triton.knobs.runtime.interpret == INTERPRETED, "TRITON_INTERPRET changed after the process started"
@@ -15,13 +15,14 @@ def device(monkeypatch) -> str:
     if not INTERPRETED:
         return "cuda"
     mend_bfloat16(monkeypatch)
+    mend_float8(monkeypatch)
     return "cpu"
 
 
 @pytest.fixture
 def poisoned_memory():
     """Every torch.empty comes filled with NaN, so that a value that nobody wrote shows."""
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # a GPU has no such algorithm for some references
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
     torch.use_deterministic_algorithms(False)

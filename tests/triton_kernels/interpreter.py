@@ -1,9 +1,12 @@
-"""bfloat16 in Triton's interpreter, as a GPU computes it.
+"""bfloat16, float8 and matrix products in Triton's interpreter, as a GPU computes them.
+
+A row of a matrix product has the same bits on a GPU however many rows there are, and numpy's BLAS promises
+nothing of the kind. So products are summed in float64 and rounded once.
 
 The interpreter (3.6 to 3.9) keeps bfloat16 as its 16 bits in a uint16 array. Its matrix product then
 multiplies the bit patterns as integers, and its conversion from float32 truncates, where a GPU
-multiplies the values and rounds to the nearest even. Both are mended here, so that the kernels under
-test stay those that a GPU runs.
+multiplies the values and rounds to the nearest even. Its conversion to float8 loses the smallest numbers.
+These are mended here, so that the kernels under test stay those that a GPU runs.
 """
 
 import numpy as np
@@ -23,11 +26,12 @@ def _rounded(data: np.ndarray) -> np.ndarray:
 
 
 def mend_bfloat16(monkeypatch) -> None:
-    plain_dot = InterpreterBuilder.create_dot
     plain_cast = InterpreterBuilder.cast_impl
 
-    def create_dot(self, a, b, *rest):
-        return plain_dot(self, _widened(a), _widened(b), *rest)
+    def create_dot(self, a, b, d, *_):
+        assert d.dtype.scalar == tl.float32, d.dtype
+        product = _widened(a).data.astype(np.float64) @ _widened(b).data.astype(np.float64)
+        return TensorHandle((product + d.data).astype(np.float32), tl.float32)
 
     def cast_impl(self, source, target_type):
         if source.dtype.scalar == tl.float32 and target_type.scalar == tl.bfloat16:
@@ -36,3 +40,18 @@ def mend_bfloat16(monkeypatch) -> None:
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
     monkeypatch.setattr(InterpreterBuilder, "cast_impl", cast_impl)
+
+
+def mend_float8(monkeypatch) -> None:
+    plain_cast = InterpreterBuilder.create_fp_to_fp
+
+    def create_fp_to_fp(self, source, target_type, rounding_mode):
+        if source.dtype.scalar == tl.float32 and target_type.scalar == tl.float8e4nv:
+            rounded = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.float8_e4m3fn)
+            return TensorHandle(rounded.view(torch.uint8).numpy().reshape(source.data.shape), tl.float8e4nv)
+        if source.dtype.scalar == tl.float8e4nv and target_type.scalar == tl.float32:
+            exact = torch.from_numpy(np.ascontiguousarray(source.data)).view(torch.float8_e4m3fn).float()
+            return TensorHandle(exact.numpy().reshape(source.data.shape), tl.float32)
+        return plain_cast(self, source, target_type, rounding_mode)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_fp_to_fp", create_fp_to_fp)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from libsym.abi import PAGE_ENTRIES
-from triton_kernels.paged_decode_attention import SPLIT_PAGES, layer_pages, paged_decode_attention
+from triton_kernels.attention_splits import SPLIT_PAGES
+from triton_kernels.paged_decode_attention import Scratch, layer_pages, paged_decode_attention
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("poisoned_memory")]
 
@@ -75,7 +76,9 @@ def make_batch(shape: Shape, lengths, dtype, device, *, layers: int = 2, layer: 
     return Batch(query.to(device), keys, values, page_tables.to(device), lengths)
 
 
-def reference_attention(batch: Batch, scale: float | None = None) -> torch.Tensor:
+def reference_attention(
+    batch: Batch, scale: float | None = None, softcap: float = 0.0, window: int = 0
+) -> torch.Tensor:
     """Softmax attention in float64, a row and a head at a time."""
     _, num_heads, head_dim = batch.query.shape
     group = num_heads // batch.keys.shape[1]
@@ -86,7 +89,9 @@ def reference_attention(batch: Batch, scale: float | None = None) -> torch.Tenso
             keys = batch.keys[pages, head // group].reshape(-1, head_dim)[:length].double()
             values = batch.values[pages, head // group].reshape(-1, head_dim)[:length].double()
             scores = keys @ batch.query[row, head].double() * (head_dim**-0.5 if scale is None else scale)
-            out[row, head] = torch.softmax(scores, dim=0) @ values
+            scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+            seen = slice(max(0, length - window) if window else 0, length)
+            out[row, head] = torch.softmax(scores[seen], dim=0) @ values[seen]
     return out
 
 
@@ -122,6 +127,7 @@ def test_lengths_around_a_split_boundary_are_exact(device, length):
 @pytest.mark.parametrize(
     "shape",
     [
+        Shape(num_heads=2, num_kv_heads=1, head_dim=16),
         Shape(num_heads=4, num_kv_heads=4, head_dim=80),
         Shape(num_heads=7, num_kv_heads=1, head_dim=96),
         Shape(num_heads=32, num_kv_heads=1, head_dim=128),
@@ -157,6 +163,42 @@ def test_scores_beyond_the_range_of_exp_stay_finite(device):
     batch = make_batch(SMALL, [SPLIT_ENTRIES + 33], torch.float32, device)
     batch.query.mul_(1000.0)
     assert_close(batch.attend(), reference_attention(batch))
+
+
+@pytest.mark.parametrize("window", [1, 31, 64, 65, SPLIT_ENTRIES, 300, 10_000])
+def test_a_window_hides_what_lies_before_it(device, window):
+    batch = make_batch(SMALL, [33, 2 * SPLIT_ENTRIES + 37], torch.float32, device)
+    for row, length in enumerate(batch.lengths.tolist()):  # frames wholly before the window are not read
+        batch.page_tables[row, : max(0, length - window) // PAGE_ENTRIES // 2 * 2] = 2**31 - 1
+    expected = reference_attention(
+        make_batch(SMALL, [33, 2 * SPLIT_ENTRIES + 37], torch.float32, device), window=window
+    )
+    assert_close(batch.attend(window=window), expected)
+
+
+def test_a_softcap_bends_the_scores_before_the_softmax(device):
+    batch = make_batch(SMALL, [97, SPLIT_ENTRIES + 1], torch.float32, device)
+    batch.query.mul_(10.0)
+    assert_close(batch.attend(softcap=5.0, window=200), reference_attention(batch, softcap=5.0, window=200))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_float8_pages_are_attended_as_the_values_they_hold(device, dtype):
+    batch = make_batch(SMALL, [97, SPLIT_ENTRIES + 1], torch.float32, device)
+    held = [pages.clamp(-448, 448).to(torch.float8_e4m3fn) for pages in (batch.keys, batch.values)]
+    half = batch.query.to(dtype)
+    coarse = Batch(half, *held, batch.page_tables, batch.lengths)
+    exact = Batch(half, *(pages.to(dtype) for pages in held), batch.page_tables, batch.lengths)
+    assert torch.equal(coarse.attend(), exact.attend())
+    # What float8 costs: 3 bits of K and of V, on scores of about 1 and values of about 1.
+    error = (coarse.attend().double() - reference_attention(batch)).abs().max()
+    assert 0.001 < error < 0.08
+
+
+def test_scratch_that_a_caller_keeps_may_be_larger_than_needed_and_hold_anything(device):
+    batch = make_batch(SMALL, [97, SPLIT_ENTRIES + 1], torch.float32, device)
+    scratch = Scratch.allocate(5, SMALL.num_heads, SMALL.head_dim, 40, device)
+    assert torch.equal(batch.attend(scratch=scratch), batch.attend())
 
 
 @pytest.mark.parametrize("dtype", ABSOLUTE_ERROR, ids=str)

@@ -55,6 +55,28 @@ def test_the_fused_addition_gives_the_bits_of_the_separate_one(device, dtype):
     assert torch.equal(normed, rmsnorm(x + residual, weight, EPS))
 
 
+@pytest.mark.parametrize("dtype", RELATIVE_ERROR, ids=str)
+def test_what_is_added_may_be_normed_before(device, dtype):
+    x, residual = (random_rows(3, 576, dtype, device, seed) for seed in (1, 2))
+    weight, post_weight = random_weight(576, dtype, device), 0.5 * random_weight(576, dtype, device)
+    normed, new_residual = add_rmsnorm(x, residual, weight, EPS, post_weight=post_weight)
+    expected = residual.double() + reference_rmsnorm(x, post_weight, EPS)
+    torch.testing.assert_close(new_residual.double(), expected, rtol=RELATIVE_ERROR[dtype], atol=1e-6)
+    assert_close(normed, reference_rmsnorm(new_residual, weight, EPS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_wider_residual_keeps_what_is_added_to_it(device, dtype):
+    x, weight = random_rows(3, 576, dtype, device), random_weight(576, torch.float32, device)
+    residual = random_rows(3, 576, torch.float32, device, seed=2)
+    normed, new_residual = add_rmsnorm(x, residual, weight, EPS)
+    assert torch.equal(new_residual, x.float() + residual)
+    assert normed.dtype == dtype
+    assert_close(normed, reference_rmsnorm(new_residual, weight, EPS))
+    narrow = torch.full_like(x, float("nan"))
+    assert torch.equal(rmsnorm(new_residual, weight, EPS, out=narrow), normed)
+
+
 def test_the_residual_may_be_updated_in_place(device):
     x, residual = (random_rows(5, 576, torch.float32, device, seed) for seed in (1, 2))
     weight = random_weight(576, torch.float32, device)

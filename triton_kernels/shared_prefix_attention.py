@@ -1,0 +1,356 @@
+"""Decode attention over a prefix that several rows share: its pages are read once for all of them.
+
+The rows of a group (calls on forks of one KV file, mostly) have the same frames in their first pages. Their query heads
+become the rows of one matrix product over those pages: what was a product of a few rows for each of them, bound by
+memory, is one of hundreds, bound by the matrix unit. The partial results go where paged_decode_attention's own
+splits go, with the same bits, and its merge joins both.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+
+from libsym.abi import PAGE_ENTRIES
+from triton_kernels.attention_splits import (
+    SPLIT_ENTRIES,
+    SPLIT_PAGES,
+    SPLIT_STEPS,
+    STEP_ENTRIES,
+    TOTAL_LANES,
+    finish_split,
+    frame_offsets,
+    load_frames,
+    multiprocessors,
+    score_scales,
+    score_step,
+    sum_step,
+    tile,
+)
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Which rows of a batch share their first pages; int32 on the device. Unused groups are empty."""
+
+    first: torch.Tensor
+    """[groups + 1]: group g's members are `rows[first[g]:first[g + 1]]`."""
+    rows: torch.Tensor
+    """[members of all groups]"""
+    splits: torch.Tensor
+    """[groups]: whole splits whose frames the members share."""
+    row_splits: torch.Tensor
+    """[batch]: the splits of a row that its group does, 0 without a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchShape:
+    group: int
+    tile_rows: int
+    members: int
+    """Rows of the batch in one tile."""
+    head_dim: int
+    head_lanes: int
+    num_warps: int
+    num_stages: int
+    programs_per_multiprocessor: int
+
+
+def launch_shape(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> LaunchShape:
+    """How to launch for this model; nothing in it depends on the batch."""
+    shape = tile(num_heads, num_kv_heads, head_dim, dtype)
+    step_bytes = 2 * STEP_ENTRIES * shape.head_lanes * (kv_dtype or dtype).itemsize
+    wide = dtype != torch.float32 and shape.head_lanes <= 128
+    tile_rows = max(shape.rows, 128) if wide else shape.rows
+    return LaunchShape(
+        group=shape.group,
+        tile_rows=tile_rows,
+        members=tile_rows // shape.group,
+        head_dim=shape.head_dim,
+        head_lanes=shape.head_lanes,
+        num_warps=8 if wide else shape.num_warps,
+        num_stages=3 if step_bytes <= 32 << 10 else 2 if step_bytes <= 64 << 10 else 1,
+        programs_per_multiprocessor=1,
+    )
+
+
+@triton.jit(do_not_specialize=["table_batch_stride", "num_groups", "num_splits"])
+def _attend_prefixes_kernel(
+    query_ptr: tl.tensor,  # [batch, num_heads, head_dim]
+    key_ptr: tl.tensor,  # [num_pages, kv_heads, 32, head_dim]
+    value_ptr: tl.tensor,  # as key_ptr, same strides
+    page_table_ptr: tl.tensor,  # [batch, table_pages] int32
+    length_ptr: tl.tensor,  # [batch] int32
+    first_ptr: tl.tensor,  # [num_groups + 1] int32
+    member_ptr: tl.tensor,  # [first[num_groups]] int32
+    splits_ptr: tl.tensor,  # [num_groups] int32
+    partial_ptr: tl.tensor,  # [batch, num_heads, num_splits, head_dim] float32, contiguous
+    log2_weight_ptr: tl.tensor,  # [batch, num_heads, num_splits] float32, contiguous
+    score_scale: tl.tensor,
+    log2_scale: tl.tensor,
+    window: tl.tensor,
+    query_batch_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    page_stride: tl.tensor,
+    kv_head_stride: tl.tensor,
+    entry_stride: tl.tensor,
+    table_batch_stride: tl.tensor,
+    num_groups: tl.tensor,
+    num_heads: tl.tensor,
+    num_kv_heads: tl.tensor,
+    num_splits: tl.tensor,
+    GROUP_LANES: tl.constexpr,
+    GROUP: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_LANES: tl.constexpr,
+    PAGE: tl.constexpr,
+    STEP: tl.constexpr,
+    SPLIT_STEPS: tl.constexpr,
+    TOTAL_LANES: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOWED: tl.constexpr,
+) -> None:
+    # The work list: for each group, each split, each KV head: its tiles of members, which follow each other so
+    # that the second finds K and V in the L2 cache.
+    groups = tl.arange(0, GROUP_LANES)
+    held = groups < num_groups
+    firsts = tl.load(first_ptr + groups, mask=held, other=0)
+    sizes = tl.load(first_ptr + groups + 1, mask=held, other=0) - firsts
+    tiles = (sizes + MEMBERS - 1) // MEMBERS
+    counts = tiles * tl.load(splits_ptr + groups, mask=held, other=0)
+    ends = tl.cumsum(counts, axis=0)
+    num_items = tl.sum(counts, axis=0) * num_kv_heads
+
+    tile_rows = tl.arange(0, TILE_ROWS)
+    lanes = tl.arange(0, HEAD_LANES)
+    slots = tl.arange(0, STEP)
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        # Whole groups come one after the other, so an item's group is found without regard to its KV head.
+        group = tl.sum((ends * num_kv_heads <= item).to(tl.int32), axis=0)
+        chosen = groups == group
+        group_tiles = tl.sum(tl.where(chosen, tiles, 0), axis=0)
+        first = tl.sum(tl.where(chosen, firsts, 0), axis=0)
+        size = tl.sum(tl.where(chosen, sizes, 0), axis=0)
+        unit = item - tl.sum(tl.where(chosen, ends - counts, 0), axis=0) * num_kv_heads
+        kv_head = unit // group_tiles % num_kv_heads
+        split = unit // group_tiles // num_kv_heads
+
+        members = unit % group_tiles * MEMBERS + tile_rows // GROUP
+        inside_rows = (tile_rows < MEMBERS * GROUP) & (members < size)
+        # Rows past the last member are copies of the first one that nobody stores.
+        rows = tl.load(member_ptr + first + tl.where(inside_rows, members, 0))
+        heads = kv_head * GROUP + tile_rows % GROUP
+        inside_tile = inside_rows[:, None] & (lanes < HEAD_DIM)[None, :]
+        query_rows = rows.to(tl.int64) * query_batch_stride + heads * query_head_stride
+        query = tl.load(query_ptr + query_rows[:, None] + lanes[None, :], mask=inside_tile, other=0.0)
+        lowest = tl.zeros([TILE_ROWS], tl.int32)
+        most_lowest = 0
+        first_step = split * SPLIT_STEPS
+        if WINDOWED:
+            lengths = tl.load(length_ptr + rows)
+            lowest = tl.maximum(lengths - window, 0)
+            most_lowest = tl.max(lowest, axis=0)
+            first_step = tl.maximum(first_step, tl.min(lowest, axis=0) // STEP)
+        table_ptr = page_table_ptr + tl.load(member_ptr + first).to(tl.int64) * table_batch_stride
+        entry_offsets = kv_head * kv_head_stride + (slots % PAGE)[:, None] * entry_stride + lanes[None, :]
+        highest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([TILE_ROWS, TOTAL_LANES], tl.float32)
+        summed = tl.zeros([TILE_ROWS, HEAD_LANES], tl.float32)
+        num_pages = (split + 1) * SPLIT_STEPS * (STEP // PAGE)
+        first_frame, second_frame = load_frames(table_ptr, first_step, num_pages)
+        for step in range(first_step, (split + 1) * SPLIT_STEPS):
+            offsets = frame_offsets(first_frame, second_frame, page_stride, slots, PAGE)[:, None] + entry_offsets
+            first_frame, second_frame = load_frames(table_ptr, step + 1, num_pages)
+            inside = (lanes < HEAD_DIM)[None, :]
+            key = tl.load(key_ptr + offsets, mask=inside, other=0.0).to(query.dtype)
+            value = tl.load(value_ptr + offsets, mask=inside, other=0.0).to(query.dtype)
+            seen = (step * STEP + slots)[None, :] >= lowest[:, None]
+            partly_seen = step * STEP < most_lowest
+            scores = score_step(query, key, seen, partly_seen, score_scale, SOFTCAP)
+            highest, total, summed = sum_step(scores, value, highest, total, summed, log2_scale)
+        partial, log2_weight = finish_split(highest, total, summed)
+        partial_rows = (rows.to(tl.int64) * num_heads + heads) * num_splits + split
+        tl.store(partial_ptr + partial_rows[:, None] * HEAD_DIM + lanes[None, :], partial, mask=inside_tile)
+        tl.store(log2_weight_ptr + partial_rows, log2_weight, mask=inside_rows)
+
+
+def attend_shared_prefixes(
+    query: torch.Tensor,
+    key_pages: torch.Tensor,
+    value_pages: torch.Tensor,
+    page_tables: torch.Tensor,
+    lengths: torch.Tensor,
+    groups: SharedPrefixes,
+    partials: torch.Tensor,
+    log2_weights: torch.Tensor,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    window: int = 0,
+) -> None:
+    """Write the partial results of the groups' splits into the scratch of paged_decode_attention, which calls this."""
+    batch, num_heads, head_dim = query.shape
+    num_kv_heads = key_pages.shape[1]
+    num_groups = groups.splits.shape[0]
+    splits = max(1, triton.cdiv(page_tables.shape[1], SPLIT_PAGES))
+    assert groups.first.shape[0] == num_groups + 1
+    assert groups.row_splits.shape[0] == batch
+    assert groups.first.dtype == groups.rows.dtype == groups.splits.dtype == groups.row_splits.dtype == torch.int32
+    if num_groups == 0:
+        return
+    shape = launch_shape(num_heads, num_kv_heads, head_dim, query.dtype, key_pages.dtype)
+    score_scale, log2_scale = score_scales(head_dim, scale, softcap)
+    most_tiles = groups.rows.shape[0] // shape.members + num_groups
+    _attend_prefixes_kernel[
+        (min(most_tiles * splits * num_kv_heads, shape.programs_per_multiprocessor * multiprocessors(query.device)),)
+    ](
+        query,
+        key_pages,
+        value_pages,
+        page_tables,
+        lengths,
+        groups.first,
+        groups.rows,
+        groups.splits,
+        partials,
+        log2_weights,
+        score_scale,
+        log2_scale,
+        window,
+        query.stride(0),
+        query.stride(1),
+        key_pages.stride(0),
+        key_pages.stride(1),
+        key_pages.stride(2),
+        page_tables.stride(0),
+        num_groups,
+        num_heads,
+        num_kv_heads,
+        splits,
+        GROUP_LANES=group_lanes(num_groups),
+        GROUP=shape.group,
+        MEMBERS=shape.members,
+        TILE_ROWS=shape.tile_rows,
+        HEAD_DIM=shape.head_dim,
+        HEAD_LANES=shape.head_lanes,
+        PAGE=PAGE_ENTRIES,
+        STEP=STEP_ENTRIES,
+        SPLIT_STEPS=SPLIT_STEPS,
+        TOTAL_LANES=TOTAL_LANES,
+        SOFTCAP=softcap > 0.0,
+        WINDOWED=window > 0,
+        enable_fp_fusion=False,
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )
+
+
+def group_lanes(num_groups: int) -> int:
+    """Lanes of the work list: few values, since each is a compilation."""
+    return max(32, int(triton.next_power_of_2(num_groups)))
+
+
+def find_groups(page_tables: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
+    """`(first, rows, splits, row_splits)` of SharedPrefixes, on the host: which rows share which whole splits.
+
+    A row is in one group at most, and the groups are those that save the most reads: a group of m rows that
+    share s splits saves (m - 1) * s. Forks of forks are a tree of prefixes, and a node of it is worth a group of its
+    own if its rows save more there than in the group of a node above.
+    """
+    candidates = _rows_that_share_their_first_split(page_tables, lengths)
+    groups: list[tuple[list[int], int]] = []
+    if candidates.size:
+        order, common = _sorted_prefixes(page_tables[candidates], lengths[candidates] // SPLIT_ENTRIES)
+        chosen = _Forks(common.tolist(), {}, {}).groups(0, len(order), 0, [])
+        groups = [(sorted(candidates[order[members]].tolist()), shared) for members, shared in chosen]
+    first = np.cumsum([0, *(len(members) for members, _ in groups)], dtype=np.int32)
+    rows = np.array([row for members, _ in groups for row in members], dtype=np.int32)
+    splits = np.array([shared for _, shared in groups], dtype=np.int32)
+    row_splits = np.zeros(len(lengths), dtype=np.int32)
+    row_splits[rows] = np.repeat(splits, np.diff(first))
+    return first, rows, splits, row_splits
+
+
+def _rows_that_share_their_first_split(page_tables: Int32Array, lengths: Int32Array) -> npt.NDArray[np.int64]:
+    """Most batches share nothing, and this sees it without looking at whole page tables."""
+    long_enough = np.flatnonzero(lengths >= SPLIT_ENTRIES)
+    if long_enough.size < 2:  # page tables may be narrower than a split then
+        return long_enough[:0]
+    beginnings = [beginning.tobytes() for beginning in page_tables[long_enough, :SPLIT_PAGES]]
+    count = Counter(beginnings)
+    return long_enough[[count[beginning] > 1 for beginning in beginnings]]
+
+
+def _sorted_prefixes(
+    page_tables: Int32Array, whole_splits: npt.NDArray[np.integer]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The rows in order of their frames, and how many splits each shares with the next."""
+    most = int(whole_splits.max())
+    tables = page_tables[:, : most * SPLIT_PAGES].reshape(len(page_tables), most, SPLIT_PAGES)
+    tables = np.where((np.arange(most) < whole_splits[:, None])[:, :, None], tables, -1)
+    rows = [table.tobytes() for table in tables]
+    order = np.array(sorted(range(len(rows)), key=rows.__getitem__))
+    equal = (tables[order[1:]] == tables[order[:-1]]).all(axis=2)
+    agreeing = np.where(equal.all(axis=1), most, equal.argmin(axis=1))
+    shorter = np.minimum(whole_splits[order[1:]], whole_splits[order[:-1]])
+    return order, np.minimum(agreeing, shorter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Forks:
+    """Rows in the order of their frames as a tree of prefixes: rows low to high share their first `depth` splits."""
+
+    common: list[int]
+    """The splits that each row shares with the next."""
+    parts: dict[tuple[int, int], tuple[int, list[tuple[int, int]]]]
+    saved: dict[tuple[int, int, int], int]
+
+    def children(self, low: int, high: int) -> tuple[int, list[tuple[int, int]]]:
+        """`depth`, and the ranges of rows that share more."""
+        if (low, high) not in self.parts:
+            depth = min(self.common[low : high - 1])
+            cuts = [low, *(row + 1 for row in range(low, high - 1) if self.common[row] == depth), high]
+            self.parts[low, high] = depth, list(itertools.pairwise(cuts))
+        return self.parts[low, high]
+
+    def most_saved(self, low: int, high: int, above: int) -> int:
+        """The most splits that these rows can save, where each may join a group of `above` splits."""
+        if high - low == 1:
+            return above
+        key = (low, high, above)
+        if key not in self.saved:
+            depth, parts = self.children(low, high)
+            best = sum(self.most_saved(*part, above) for part in parts)
+            if depth > above:
+                best = max(best, sum(self.most_saved(*part, depth) for part in parts) - depth)
+            self.saved[key] = best
+        return self.saved[key]
+
+    def groups(self, low: int, high: int, above: int, joining: list[int]) -> Iterator[tuple[list[int], int]]:
+        """The groups that save so much, `(rows, splits)`; rows that join the one above go to `joining`."""
+        if high - low == 1:
+            joining.append(low)
+            return
+        depth, parts = self.children(low, high)
+        if depth > above and sum(self.most_saved(*part, above) for part in parts) < self.most_saved(low, high, above):
+            members: list[int] = []
+            for part in parts:
+                yield from self.groups(*part, depth, members)
+            yield members, depth
+        else:
+            for part in parts:
+                yield from self.groups(*part, above, joining)
