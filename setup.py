@@ -24,6 +24,7 @@ setup(
         "kvfs",
         "decoder",
         "decoder.cpu",
+        "decoder.cuda",
         "triton_kernels",
         "scheduler",
         "symphony",

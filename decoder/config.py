@@ -8,7 +8,10 @@ from libsym.abi import PAGE_ENTRIES
 
 KV_DTYPE = {"float32": "F32", "bf16": "BF16", "int8": "BF16", "int4": "BF16"}
 """What an arena holds, by the precision of the arithmetic."""
-_DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+GPU_PRECISIONS = ("float32", "bf16", "float16")
+"""Of the arithmetic on a GPU, where KV is in the same type, or in another of these."""
+GPU_KV_DTYPE = {"float32": "F32", "bf16": "BF16", "float16": "F16", "fp8": "F8_E4M3"}
+_DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
 
 
 @dataclass(frozen=True, slots=True)

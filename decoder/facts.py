@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from decoder.arena import Arena
 from decoder.model import Model
+
+
+class KvFormat(Protocol):
+    """What an arena says about the pages in it."""
+
+    @property
+    def dtype(self) -> str:
+        """The safetensors name of the element type."""
+        ...
+
+    @property
+    def layout(self) -> str:
+        """Where the numbers of K and V lie within a page."""
+        ...
 
 
 class Facts:
@@ -13,7 +27,7 @@ class Facts:
 
     __slots__ = ("_arena", "_model", "identity")
 
-    def __init__(self, model: Model, arena: Arena, precision: str) -> None:
+    def __init__(self, model: Model, arena: KvFormat, precision: str) -> None:
         self._model = model
         self._arena = arena
         self.identity = {**model.identity, "precision": precision, "layout": arena.layout}

@@ -164,6 +164,10 @@ class BatchScheduler:
     limits: Limits = field(default_factory=Limits)
     native: NativeStep | None = None
     """The decoder's step for loops in C; without it every step is scheduled here."""
+    expect: Callable[[IntArray], None] | None = None
+    """To be told at once of the pages that a call will need: they may be far from the decoder."""
+    max_entries: int | None = None
+    """Of a file that a call appends to: what the decoder can have before it at a time."""
     statistics: Statistics = field(default_factory=Statistics)
     num_steps_by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
     """Steps by the number of their calls, see `STEP_SIZES`."""
@@ -302,11 +306,19 @@ class BatchScheduler:
             return False
         self._ready[call] = None
         self._arrival.set()
+        if self.expect is not None:
+            self.expect(reservation.pages)
         if self._run is not None:
             self._run.stop()
         return True
 
     def _reserve(self, call: FileCall) -> Reservation:
+        num_entries = call.file.table.length + len(call.tokens)
+        if self.max_entries is not None and num_entries > self.max_entries:
+            raise NoSpace(
+                f"a file of {num_entries} entries does not fit the GPU, which has room for {self.max_entries}: start "
+                "the daemon with more --gpu-memory"
+            )
         positions = self._positions(call)
         ahead = self._num_ahead(call, int(positions[-1]) + 1)
         if ahead:

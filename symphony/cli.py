@@ -51,7 +51,19 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--quota-files", metavar="N", type=int, help="files that each user may have (default: any number)"
     )
-    serve.add_argument("--precision", metavar="P", help="float32, bf16 (default), int8, or int4 for a 4-bit .gguf file")
+    serve.add_argument(
+        "--precision", metavar="P", help="float32, bf16 (default), int8, int4 (4-bit .gguf), float16 (GPU)"
+    )
+    serve.add_argument("--device", metavar="D", help="what computes: cpu (default), or cuda, an NVIDIA GPU")
+    serve.add_argument(
+        "--gpu-memory", metavar="SIZE", help="memory of the GPU to use, like 40G (default: 90%% of what is free)"
+    )
+    serve.add_argument("--kv-dtype", metavar="T", help="what a GPU keeps KV in: the precision (default), or fp8")
+    serve.add_argument(
+        "--invariant",
+        action=argparse.BooleanOptionalAction,
+        help="on a GPU: the same call gives the same bits in any batch (default)",
+    )
     serve.add_argument("--threads", type=int, help="threads of the decoder (default: the cores given)")
     serve.add_argument(
         "--allow-other",

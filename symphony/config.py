@@ -8,13 +8,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from decoder.config import KV_DTYPE
+from decoder.config import GPU_PRECISIONS, KV_DTYPE
 from kvfs.sizes import parse_bytes
 from libsym.errors import Invalid, NotFound
 from libsym.paths import default_socket
-
-KV_MEMORY_SHARE = 0.25
-"""Share of the memory that is free at start that the page pool may grow to, when nothing was said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +22,19 @@ class Config:
     mount: Path = Path("/kv")
     socket: Path = Path("/run/symphony/symphony.sock")
     state: Path = Path("/var/lib/symphony")
-    kv_memory: int = 1 << 30
-    """Bytes of the page pool; committed as pages are used."""
+    kv_memory: int | None = None
+    """Bytes of the page pool in host memory, committed as pages are used; None: a quarter of what is free (with a GPU,
+    as much more as its own pages take)."""
+    device: str = "cpu"
+    """What computes: cpu or cuda."""
     precision: str = "bf16"
-    """Of the arithmetic: float32, bf16, int8 or int4."""
+    """Of the arithmetic: float32, bf16, int8 or int4; on a GPU float32, bf16 or float16."""
+    gpu_memory: int | None = None
+    """Bytes of the GPU for weights, workspace and pages; None: nine tenths of what is free."""
+    kv_dtype: str | None = None
+    """What a GPU keeps KV in: fp8, or the precision; None: the precision."""
+    invariant: bool = True
+    """On a GPU: the same call gives the same bits in any batch."""
     threads: int | None = None
     """Of the CPU decoder; None: the cores that this process is given."""
     quota: int | None = None
@@ -39,14 +45,25 @@ class Config:
     """Other users may use the mount (the mode bits decide about what); None: when root starts the daemon."""
 
 
+_TYPES: dict[str, type] = {
+    "model": str,
+    "device": str,
+    "precision": str,
+    "kv_dtype": str,
+    "threads": int,
+    "quota_files": int,
+    "allow_other": bool,
+    "invariant": bool,
+}
+
+
 def defaults() -> Config:
     """The defaults of this user."""
-    kv_memory = int(available_memory_bytes() * KV_MEMORY_SHARE)
     if os.geteuid() == 0:
-        return Config(socket=default_socket(), kv_memory=kv_memory)
+        return Config(socket=default_socket())
     home = Path.home()
     state = Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "symphony"
-    return Config(mount=home / "kv", socket=default_socket(), state=state, kv_memory=kv_memory)
+    return Config(mount=home / "kv", socket=default_socket(), state=state)
 
 
 def load(path: Path | None, overrides: dict[str, Any]) -> Config:
@@ -55,13 +72,27 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
     if path is not None:
         config = replace(config, **_read(path))
     config = replace(config, **{key: _value(key, value) for key, value in overrides.items() if value is not None})
-    if config.precision not in KV_DTYPE:
-        raise Invalid(f"precision {config.precision!r} is not one of {', '.join(KV_DTYPE)}")
+    _check_device(config)
     if config.threads is not None and config.threads < 1:
         raise Invalid(f"threads is {config.threads}: at least 1 is needed")
     if config.quota_files is not None and config.quota_files < 1:
         raise Invalid(f"quota_files is {config.quota_files}: at least 1 is needed")
     return config
+
+
+def _check_device(config: Config) -> None:
+    if config.device not in ("cpu", "cuda"):
+        raise Invalid(f"device {config.device!r} is not one of cpu, cuda")
+    precisions = GPU_PRECISIONS if config.device == "cuda" else KV_DTYPE
+    if config.precision not in precisions:
+        where = " on a GPU" if config.device == "cuda" else ""
+        raise Invalid(f"precision {config.precision!r} is not one of {', '.join(precisions)}{where}")
+    if config.kv_dtype is not None and config.kv_dtype not in (config.precision, "fp8"):
+        raise Invalid(f"kv_dtype {config.kv_dtype!r} is not one of {config.precision} (the precision), fp8")
+    if config.device == "cpu":
+        for key in ("gpu_memory", "kv_dtype"):
+            if getattr(config, key) is not None:
+                raise Invalid(f"{key} is for --device cuda")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -85,9 +116,9 @@ def _value(key: str, value: Any) -> Any:
         return Path(os.path.realpath(Path(value).expanduser()))  # Path.resolve fails on a stale mount
     if key in ("socket", "state"):
         return Path(value).expanduser().absolute()
-    if key in ("kv_memory", "quota"):
+    if key in ("kv_memory", "gpu_memory", "quota"):
         return parse_bytes(str(value))
-    expected = {"model": str, "precision": str, "threads": int, "quota_files": int, "allow_other": bool}[key]
+    expected = _TYPES[key]
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         raise Invalid(f"{key} is {value!r}: {expected.__name__} needed")
     return value

@@ -20,9 +20,6 @@ from typing import Any
 
 import trio
 
-from decoder.arena import Arena
-from decoder.config import KV_DTYPE
-from decoder.cpu.backend import CpuDecoder
 from decoder.facts import Facts
 from decoder.model import Model, load_model
 from decoder.weights import Weights
@@ -31,13 +28,13 @@ from kvfs.control import ControlTree
 from kvfs.fs import FileSystem
 from kvfs.mount import serve_mount
 from kvfs.pages import PagePool
-from libsym.abi import PAGE_ENTRIES
-from libsym.errors import Invalid, NoAccess, NoSpace, SymError
+from libsym.errors import NoAccess, SymError
 from libsym.paths import make_socket_directory
 from scheduler.batch import BatchScheduler
 from scheduler.control import Control
 from scheduler.gate import Gate
 from scheduler.listener import Listener, bind
+from symphony.backends import Backend, build_backend
 from symphony.config import Config
 from symphony.text import LoadedText
 
@@ -53,8 +50,7 @@ class House:
 
     config: Config
     model: Model
-    arena: Arena
-    decoder: CpuDecoder
+    backend: Backend
     fs: FileSystem
     batches: BatchScheduler
     gate: Gate
@@ -65,20 +61,14 @@ class House:
 def build(config: Config) -> House:
     """Load the model and wire the rooms. Nothing is visible to others yet."""
     model = load_model(config.model)
-    page_bytes = PAGE_ENTRIES * model.config.entry_bytes(KV_DTYPE[config.precision])
-    num_pages = config.kv_memory // page_bytes
-    if num_pages < 1:
-        raise Invalid(f"--kv-memory {config.kv_memory} is less than one page of this model ({page_bytes} bytes)")
-    try:
-        arena = Arena(model.config, num_pages, KV_DTYPE[config.precision])
-    except (OSError, OverflowError) as error:
-        raise NoSpace(
-            f"no page pool of {config.kv_memory} bytes can be had ({error}): say a smaller --kv-memory"
-        ) from error
-    decoder = CpuDecoder(model.config, model.weights, arena, config.threads, precision=config.precision)
+    backend = build_backend(config, model)
+    arena = backend.arena
     model = dataclasses.replace(model, weights=Weights({}))  # packed: the checkpoint's mapping can go
     accounts = Accounts(
-        num_pages, page_bytes, Limits(config.quota, config.quota_files), exempt=frozenset({0, os.geteuid()})
+        arena.num_pages,
+        arena.page_bytes,
+        Limits(config.quota, config.quota_files),
+        exempt=frozenset({0, os.geteuid()}),
     )
     fs = FileSystem(
         PagePool(arena, accounts),
@@ -87,14 +77,22 @@ def build(config: Config) -> House:
         uid=os.geteuid(),
         gid=os.getegid(),
     )
-    batches = BatchScheduler(fs, decoder, model.config.max_positions, model.config.vocab_size, native=decoder.native)
-    backend = f"cpu ({config.precision}, {decoder.isa}, {decoder.num_threads} threads)"
-    text = LoadedText(model, arena, backend, str(config.mount))
+    batches = BatchScheduler(
+        fs,
+        backend.decoder,
+        model.config.max_positions,
+        model.config.vocab_size,
+        limits=backend.limits,
+        native=backend.native,
+        expect=backend.expect,
+        max_entries=backend.max_entries,
+    )
+    text = LoadedText(model, arena, backend.description, str(config.mount))
     began_s = time.monotonic()
     gate = Gate(fs, batches, text, lambda: daemon_info(house, time.monotonic() - began_s))
     listener = Listener(gate, model.config.vocab_size)
     control = ControlTree(fs, Control(fs, batches, gate, lambda: listener.lips, text))
-    house = House(config, model, arena, decoder, fs, batches, gate, listener, control)
+    house = House(config, model, backend, fs, batches, gate, listener, control)
     return house
 
 
@@ -105,13 +103,14 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         "pid": os.getpid(),
         "uptime_s": round(uptime_s, 3),
         "model": house.model.name,
-        "precision": house.decoder.precision,
+        "precision": house.config.precision,
         "mount": str(house.config.mount),
         "socket": str(house.config.socket),
         "lips": len(house.listener.lips),
         "waiting_calls": house.batches.num_waiting,
         **asdict(house.fs.statfs()),
         **asdict(steps),
+        **house.backend.statistics(),
     }
 
 
@@ -137,7 +136,7 @@ async def serve(config: Config) -> None:
                 nursery.cancel_scope.cancel()
         finally:
             house.fs.close()
-            house.decoder.close()
+            house.backend.decoder.close()
 
 
 def _allow_many_descriptors() -> None:

@@ -195,7 +195,7 @@ def check_gpu(proc: Path = Path("/proc/driver/nvidia/gpus")) -> Check:
     cards = [_gpu_model(card / "information") for card in sorted(proc.glob("*"))]
     if not cards:
         return Check("gpu", None, "no NVIDIA GPU; the decoder uses the CPU")
-    return Check("gpu", None, f"{', '.join(cards)}; this release decodes on the CPU")
+    return Check("gpu", None, f"{', '.join(cards)}; symphony serve --device cuda decodes there")
 
 
 def _gpu_model(information: Path) -> str:

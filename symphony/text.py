@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from decoder.arena import Arena
 from decoder.cuts import Cut
 from decoder.model import Model
 from libsym.abi import PAGE_ENTRIES
+from symphony.backends import KvStore
 
 
 class LoadedText:
     """Satisfies the gate's `TextModel` and the text view's `TextSource` over a loaded model."""
 
-    def __init__(self, model: Model, arena: Arena, backend: str, mount: str) -> None:
+    def __init__(self, model: Model, arena: KvStore, backend: str, mount: str) -> None:
         self._model = model
         self._arena = arena
         self._backend = backend

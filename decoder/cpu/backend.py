@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from decoder.arena import Arena
-from decoder.batch import BoolArray, Chunk, IntArray, NativeStep, StepBatch
+from decoder.batch import IntArray, NativeStep, StepBatch
+from decoder.checks import Words, check_batch, check_shape
 from decoder.config import KV_DTYPE, ModelConfig
 from decoder.cpu._step import ffi, lib
 from decoder.cpu.cores import available_cores
 from decoder.cpu.packing import pack_weights
 from decoder.rope import inverse_frequencies, rotation_factor
 from decoder.weights import Weights
-from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 
 SOLO_WORK = 1 << 20
 """Multiply-adds below which a step stays on the caller's thread: waking another takes some 50 µs."""
 
-_MAX_HEAD_DIM = 256
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
@@ -45,7 +42,7 @@ class CpuDecoder:
         precision: str = "float32",
         solo_work: int = SOLO_WORK,
     ) -> None:
-        _check_shape(config)
+        check_shape(config)
         if precision not in KV_DTYPE:
             raise Invalid(f"precision {precision!r} is not one of {', '.join(KV_DTYPE)}")
         if arena.dtype != KV_DTYPE[precision]:
@@ -131,25 +128,13 @@ class CpuDecoder:
         return int(lib.sym_shared_rows(self._decoder))
 
     def _lay_out(self, batch: StepBatch) -> tuple[Any, Any]:
-        chunks = batch.chunks
-        lengths = [len(chunk.tokens) for chunk in chunks]
-        used = [_pages_used(chunk) for chunk in chunks]
-        tokens = _joined([chunk.tokens for chunk in chunks])
-        positions = _joined([chunk.positions for chunk in chunks])
-        pages = _joined([chunk.pages[:count] for chunk, count in zip(chunks, used, strict=True)])
-        copies = np.array(batch.copies, dtype=np.int32).reshape(-1)
-        _check_range("token", tokens, self.config.vocab_size)
-        _check_range("position", positions, self.config.max_positions)
-        _check_range("page", pages, self.arena.num_pages)
-        _check_range("page to copy", copies, self.arena.num_pages)
-        vocab = self.config.vocab_size
-        rows = [_row_pointer(row, vocab) for chunk in chunks for row in chunk.rows]
-        words = [None if chunk.mask is None else _mask_words(chunk, chunk.mask) for chunk in chunks]
-        masks = ffi.new("uint32_t *[]", [ffi.NULL if word is None else _address(word) for word in words])
+        chunks, checked = batch.chunks, check_batch(batch, self.config, self.arena.num_pages)
+        rows = [ffi.from_buffer("float[]", row, require_writable=True) for chunk in chunks for row in chunk.rows]
+        masks = ffi.new("uint32_t *[]", [ffi.NULL if mask is None else _address(mask) for mask in checked.masks])
         index: list[IntArray] = [
-            np.array([0, *np.cumsum(lengths)], dtype=np.int32),
+            np.array([0, *np.cumsum(checked.lengths)], dtype=np.int32),
             np.array([chunk.start for chunk in chunks], dtype=np.int32),
-            np.array([0, *np.cumsum(used)], dtype=np.int32),
+            np.array([0, *np.cumsum(checked.used)], dtype=np.int32),
             np.array([len(chunk.rows) for chunk in chunks], dtype=np.int32),
         ]
         out = ffi.new("float *[]", rows)
@@ -157,33 +142,23 @@ class CpuDecoder:
         laid_out = ffi.new(
             "sym_batch *",
             {
-                "num_rows": len(tokens),
+                "num_rows": len(checked.tokens),
                 "num_chunks": len(chunks),
                 "num_wanted": len(rows),
                 "num_copies": len(batch.copies),
-                "tokens": _ints(tokens),
-                "positions": _ints(positions),
+                "tokens": _ints(checked.tokens),
+                "positions": _ints(checked.positions),
                 "first_row": first_row,
                 "start": start,
                 "first_page": first_page,
-                "pages": _ints(pages),
+                "pages": _ints(checked.pages),
                 "wanted": wanted,
                 "masks": masks,
                 "out": out,
-                "copies": _ints(copies),
+                "copies": _ints(checked.copies),
             },
         )
-        return laid_out, (tokens, positions, pages, copies, index, words, masks, rows, out)
-
-
-def _check_shape(config: ModelConfig) -> None:
-    if config.head_dim % 16 or not 16 <= config.head_dim <= _MAX_HEAD_DIM:
-        raise Invalid(f"{config.name}: head_dim {config.head_dim} is not a multiple of 16 from 16 to {_MAX_HEAD_DIM}")
-    if config.num_heads % config.num_kv_heads:
-        raise Invalid(f"{config.name}: {config.num_heads} heads cannot share {config.num_kv_heads} KV heads evenly")
-    for name, size in (("hidden_size", config.hidden_size), ("ffn_size", config.ffn_size)):
-        if size % 16:
-            raise Invalid(f"{config.name}: {name} {size} is not a multiple of 16")
+        return laid_out, (checked, index, masks, rows, out)
 
 
 def choose_isa(wanted: str | None) -> str:
@@ -195,59 +170,8 @@ def choose_isa(wanted: str | None) -> str:
     return name
 
 
-def _pages_used(chunk: Chunk) -> int:
-    """Pages that hold the entries below the chunk's end; the chunk's own shape is checked on the way."""
-    length = len(chunk.tokens)
-    if length < 1 or len(chunk.positions) != length:
-        raise ValueError(
-            f"a chunk has {length} tokens and {len(chunk.positions)} positions: give one for each, at least one"
-        )
-    if len(chunk.rows) not in {0, 1, length}:
-        raise ValueError(
-            f"a chunk of {length} tokens has {len(chunk.rows)} rows: give none, one, or one for each token"
-        )
-    count = -(-(chunk.start + length) // PAGE_ENTRIES)
-    if chunk.start < 0 or count > len(chunk.pages):
-        raise ValueError(
-            f"entries {chunk.start} to {chunk.start + length} do not fit a table of {len(chunk.pages)} pages"
-        )
-    return count
-
-
-def _mask_words(chunk: Chunk, mask: BoolArray) -> npt.NDArray[np.uint32]:
-    """A bit for each entry, a word for each page: [rows, pages]."""
-    rows, entries = len(chunk.tokens), chunk.start + len(chunk.tokens)
-    if mask.shape != (rows, entries):
-        raise ValueError(f"a mask of shape {mask.shape} for {rows} rows over {entries} entries")
-    if not mask[np.arange(rows), chunk.start + np.arange(rows)].all():
-        raise ValueError("a mask hides a row's own entry: every row must see itself")
-    padded = np.zeros((rows, -(-entries // PAGE_ENTRIES) * PAGE_ENTRIES), np.uint8)
-    padded[:, :entries] = mask
-    return np.packbits(padded, axis=1, bitorder="little").view("<u4").astype(np.uint32)
-
-
-def _address(words: npt.NDArray[np.uint32]) -> Any:
+def _address(words: Words) -> Any:
     return ffi.cast("uint32_t *", words.ctypes.data)
-
-
-def _joined(arrays: Sequence[IntArray]) -> IntArray:
-    """One contiguous int32 array; a chunk alone is passed on as it is."""
-    if len(arrays) == 1:
-        return np.ascontiguousarray(arrays[0], dtype=np.int32)
-    return np.concatenate(arrays, dtype=np.int32) if arrays else np.empty(0, dtype=np.int32)
-
-
-def _check_range(what: str, values: npt.NDArray[np.int32], limit: int) -> None:
-    # As unsigned numbers, negative ones are large: one comparison finds both.
-    if values.size and int(values.view(np.uint32).max()) >= limit:
-        bad = next(int(value) for value in values if not 0 <= value < limit)
-        raise ValueError(f"{what} {bad} is outside 0 .. {limit - 1}")
-
-
-def _row_pointer(row: memoryview[float], vocab_size: int) -> Any:
-    if row.format != "f" or row.nbytes != 4 * vocab_size:
-        raise ValueError(f"a row is {row.nbytes} bytes of format {row.format!r}: give {vocab_size} writable floats")
-    return ffi.from_buffer("float[]", row, require_writable=True)
 
 
 def _ints(array: IntArray) -> Any:

@@ -120,6 +120,11 @@ def reference_bench() -> Callable[..., Bench]:
     return make
 
 
+@pytest.fixture(scope="session")
+def new_bench() -> type[Bench]:
+    return Bench
+
+
 @pytest.fixture
 def new_call() -> type[Call]:
     return Call

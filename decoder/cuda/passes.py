@@ -1,0 +1,168 @@
+"""A batch as passes that the device has room for, each with its decodes first and its prefills after.
+
+Nearly every batch is one pass. What makes it several: more rows than the workspace holds, more pages than there are
+frames. Where it is cut changes no bit, for a row's numbers depend on its own sequence alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from decoder.batch import Chunk, IntArray
+from decoder.checks import CheckedBatch, Words
+from decoder.cuda.plan import MAX_DECODES, MAX_ROWS, MAX_SPLITS
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import NoSpace
+from triton_kernels.attention_splits import SPLIT_PAGES
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A chunk, or some of its rows."""
+
+    chunk: Chunk
+    mask: Words | None
+    length: int
+    pages: IntArray
+    """Those that hold the entries below its end."""
+
+    @classmethod
+    def of(cls, chunk: Chunk, mask: Words | None) -> Piece:
+        length = len(chunk.tokens)
+        return cls(chunk, mask, length, chunk.pages[: -(-(chunk.start + length) // PAGE_ENTRIES)])
+
+    @property
+    def is_decode(self) -> bool:
+        return self.length == 1 and self.mask is None
+
+
+class Pass:
+    """What is computed together. All of it in arrays, for a step's host work is on the way of every token."""
+
+    __slots__ = ("counts", "decodes", "lengths", "pages", "pieces", "prefills", "starts")
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        decodes = [piece for piece in pieces if piece.is_decode]
+        decodes.sort(key=lambda piece: not piece.chunk.rows)
+        self.decodes = tuple(decodes)
+        """Those whose row is wanted come first."""
+        self.prefills = tuple(piece for piece in pieces if not piece.is_decode)
+        self.pieces = self.decodes + self.prefills
+        self.lengths = np.array([piece.length for piece in self.pieces], np.int64)
+        self.starts = np.array([piece.chunk.start for piece in self.pieces], np.int64)
+        self.counts = np.array([len(piece.pages) for piece in self.pieces], np.int64)
+        """Pages of each piece."""
+        self.pages = np.concatenate([piece.pages for piece in self.pieces]) if self.pieces else _NO_PAGES
+        """Of all of them, one after the other."""
+
+    def pages_used(self, num_pages: int) -> tuple[IntArray, IntArray, IntArray]:
+        """`(all, written, blank)`: pages that are used, that are written, and that hold nothing before they are."""
+        is_used = np.zeros(num_pages, np.bool_)
+        is_used[self.pages.astype(np.intp)] = True
+        used = np.flatnonzero(is_used).astype(np.int32)
+        # No two pieces write one page.
+        return used, self._pages_from(self.starts // PAGE_ENTRIES), self._pages_from(-(-self.starts // PAGE_ENTRIES))
+
+    def _pages_from(self, first: npt.NDArray[np.int64]) -> IntArray:
+        """Each piece's pages from its first one on."""
+        num_left = self.counts - first
+        return self.pages[np.repeat(np.cumsum(self.counts) - num_left, num_left) + _counted(num_left)]
+
+    def entries(self, frames: IntArray) -> IntArray:
+        """Where each row's K and V go: frame * 32 + slot; `frames`: those of `pages`."""
+        entries = np.repeat(self.starts, self.lengths) + _counted(self.lengths)
+        first_pages = np.cumsum(self.counts) - self.counts
+        page = np.repeat(first_pages, self.lengths) + entries // PAGE_ENTRIES
+        where: IntArray = (frames[page] * PAGE_ENTRIES + entries % PAGE_ENTRIES).astype(np.int32)
+        return where
+
+
+def _counted(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """0, 1, … up to each of the counts."""
+    first: npt.NDArray[np.int64] = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) - np.repeat(first, counts)
+
+
+def divide(batch: Sequence[Chunk], checked: CheckedBatch, num_frames: int) -> list[Pass]:
+    """The passes of a batch, in order; NoSpace if a chunk's file alone has more pages than there are frames."""
+    pieces = list(_pieces(batch, checked))
+    for piece in pieces:
+        if len(piece.pages) > num_frames:
+            raise NoSpace(
+                f"a file of {len(piece.pages)} pages does not fit the {num_frames} that the GPU has room for: shorten "
+                "it, or start the daemon with more --gpu-memory"
+            )
+    passes = []
+    while pieces:
+        count = _num_fitting(pieces, num_frames)
+        passes.append(Pass(pieces[:count]))
+        pieces = pieces[count:]
+    return passes
+
+
+def table_width(num_pages: int) -> int:
+    """Columns of the page tables of decodes: a power of two, so that there are few captured graphs."""
+    return max(MIN_TABLE_PAGES, 1 << (num_pages - 1).bit_length())
+
+
+def bucket(num_decodes: int) -> int:
+    """Rows that a pass of so many decodes is padded to."""
+    return BUCKETS[bisect_left(BUCKETS, num_decodes)]
+
+
+def has_room(num_decodes: int, width: int) -> bool:
+    """Whether tables of this width for so many decodes fit into one pass."""
+    return bucket(num_decodes) * width <= MAX_SPLITS * SPLIT_PAGES
+
+
+MIN_TABLE_PAGES = 64
+"""Attention takes no time for columns that no row has; so short tables need no graphs of their own."""
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, MAX_DECODES)
+
+
+def _pieces(batch: Sequence[Chunk], checked: CheckedBatch) -> Iterator[Piece]:
+    for chunk, mask in zip(batch, checked.masks, strict=True):
+        length, num_rows = len(chunk.tokens), len(chunk.rows)
+        if length <= MAX_ROWS:
+            yield Piece.of(chunk, mask)
+            continue
+        for first in range(0, length, MAX_ROWS):
+            end = min(first + MAX_ROWS, length)
+            whole = num_rows == length
+            some = dataclasses.replace(
+                chunk,
+                tokens=chunk.tokens[first:end],
+                positions=chunk.positions[first:end],
+                start=chunk.start + first,
+                rows=chunk.rows[first:end] if whole else chunk.rows if end == length else (),
+                mask=None,
+            )
+            yield Piece.of(some, None if mask is None else mask[first:end])
+
+
+def _num_fitting(pieces: Sequence[Piece], num_frames: int) -> int:
+    """How many of the first pieces go into one pass."""
+    rows = num_decodes = width = num_pages = 0
+    pages: set[int] = set()
+    is_tight = sum(len(piece.pages) for piece in pieces) > num_frames
+    for count, piece in enumerate(pieces):
+        rows += piece.length
+        num_decodes += piece.is_decode
+        if piece.is_decode:
+            width = max(width, table_width(len(piece.pages)))
+        if is_tight:
+            pages.update(piece.pages.tolist())
+            num_pages = len(pages)
+        fits = rows <= MAX_ROWS and num_decodes <= MAX_DECODES and num_pages <= num_frames
+        if not fits or (num_decodes and not has_room(num_decodes, width)):
+            return max(1, count)
+    return len(pieces)
+
+
+_NO_PAGES = np.empty(0, np.int32)

@@ -1,0 +1,170 @@
+"""A model's weights on the device, tensor by tensor: nothing is held on the host beside what is on its way.
+
+A matrix that is stored in the type of the arithmetic is uploaded as it lies in its file; every other one is decoded on
+the host's cores, some thousand rows at a time, and rounded on the device. Q, K and V are rows of one matrix, and so are
+gate and up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decoder.config import ModelConfig
+from decoder.cpu.cores import available_cores
+from decoder.cuda.device import Device
+from decoder.llama import EMBED, FINAL_NORM, HEAD, layer_name
+from decoder.stored import StoredTensor
+from decoder.weights import Weights
+from libsym.errors import Invalid
+
+_PIECE_VALUES = 1 << 22
+"""Values that one core reads at a time: 16 MiB of float32."""
+_STORED_AS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer's, matrices `[out, in]`; None where the model has none."""
+
+    attn_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Tensor
+    post_attn_norm: Tensor | None
+    ffn_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+    post_ffn_norm: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """All of a model's."""
+
+    embed: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: Tensor
+    """The embedding itself where the two are tied."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Read by a step at least: memory bandwidth over this is the limit at batch 1."""
+        tensors = [self.final_norm, self.head]
+        for layer in self.layers:
+            fields = (getattr(layer, name) for name in LayerWeights.__slots__)
+            tensors += [tensor for tensor in fields if tensor is not None]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def matrix_shapes(self) -> set[tuple[int, int]]:
+        """`(outputs, inputs)` of every product of a step."""
+        matrices = [self.head] + [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        return {(matrix.shape[0], matrix.shape[1]) for matrix in matrices}
+
+
+def load_weights(config: ModelConfig, weights: Weights, dtype: torch.dtype, device: Device) -> DeviceWeights:
+    """Upload a model; Invalid if a value is not finite, or not in `dtype`."""
+    with _Loader(weights, dtype, device) as loader:
+        layers = tuple(_load_layer(loader, index) for index in range(config.num_layers))
+        embed = loader.matrix(EMBED)
+        final_norm = loader.matrix(FINAL_NORM)
+        head = loader.matrix(HEAD) if HEAD in weights else embed
+    return DeviceWeights(embed, layers, final_norm, head)
+
+
+def _load_layer(loader: _Loader, index: int) -> LayerWeights:
+    def matrix(*fields: str) -> Tensor:
+        return loader.matrix(*(layer_name(index, field) for field in fields))
+
+    def optional(*fields: str) -> Tensor | None:
+        return matrix(*fields) if layer_name(index, fields[0]) in loader.weights else None
+
+    return LayerWeights(
+        attn_norm=matrix("attn_norm"),
+        qkv=matrix("q", "k", "v"),
+        qkv_bias=optional("q_bias", "k_bias", "v_bias"),
+        q_norm=optional("q_norm"),
+        k_norm=optional("k_norm"),
+        o=matrix("o"),
+        post_attn_norm=optional("post_attn_norm"),
+        ffn_norm=matrix("ffn_norm"),
+        gate_up=matrix("gate", "up"),
+        down=matrix("down"),
+        post_ffn_norm=optional("post_ffn_norm"),
+    )
+
+
+class _Loader:
+    """Reads ahead of the uploads, a bounded number of pieces; ends with a look at what was uploaded."""
+
+    def __init__(self, weights: Weights, dtype: torch.dtype, device: Device) -> None:
+        self.weights = weights
+        self._dtype, self._device = dtype, device
+        num_threads = available_cores()
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="load")
+        self._pieces: deque[tuple[Tensor, Future[Tensor]]] = deque()
+        self._max_pieces = 2 * num_threads
+        self._is_finite = torch.ones((), dtype=torch.bool, device=device.torch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._upload_pieces(0)
+                if not bool(self._is_finite):
+                    raise Invalid(
+                        f"the weights hold values that are not finite in {self._dtype}: the file is damaged, or needs "
+                        "another --precision"
+                    )
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+
+    def matrix(self, *names: str) -> Tensor:
+        """One tensor of these, one below the other."""
+        shapes = [self.weights.shape(name) for name in names]
+        rows = [shape[0] for shape in shapes]
+        out = torch.empty((sum(rows), *shapes[0][1:]), dtype=self._dtype, device=self._device.torch)
+        for name, part in zip(names, out.split(rows), strict=True):
+            if part.dim() == 1:
+                self._upload(part, torch.from_numpy(self.weights.read(name)))
+            else:
+                self._read_ahead(name, part)
+        return out
+
+    def _read_ahead(self, name: str, part: Tensor) -> None:
+        rows = max(1, _PIECE_VALUES // part.shape[1])
+        for first in range(0, part.shape[0], rows):
+            piece = part[first : first + rows]
+            stored = self.weights.rows(name, first, first + len(piece))
+            self._pieces.append((piece, self._pool.submit(_read, stored, self._dtype)))
+            self._upload_pieces(self._max_pieces)
+
+    def _upload_pieces(self, num_left: int) -> None:
+        while len(self._pieces) > num_left:
+            part, values = self._pieces.popleft()
+            self._upload(part, values.result())
+
+    def _upload(self, part: Tensor, values: Tensor) -> None:
+        part.copy_(values.to(self._device.torch))
+        self._is_finite &= part.isfinite().all()
+
+
+def _read(stored: StoredTensor, dtype: torch.dtype) -> Tensor:
+    """As it is stored, if that is what is wanted; else decoded to float32. On one of the host's cores."""
+    if stored.encoding.name == _STORED_AS[dtype]:
+        # Copied, for torch will have no tensor over memory that cannot be written: a file is mapped so.
+        return torch.from_numpy(np.frombuffer(stored.data, np.uint8).copy()).view(dtype).view(stored.shape)
+    out = np.empty(stored.shape, np.float32)
+    stored.read_into(out)
+    return torch.from_numpy(out)

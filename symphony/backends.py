@@ -1,0 +1,121 @@
+"""What computes: the CPU or a GPU, with the pages that it computes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from decoder.arena import Arena
+from decoder.batch import IntArray, NativeStep, StepBatch
+from decoder.config import KV_DTYPE
+from decoder.cpu.backend import CpuDecoder
+from decoder.facts import KvFormat
+from decoder.model import Model
+from kvfs.protocols import PageStore
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import Invalid, NoSpace
+from scheduler.policy import Limits
+from symphony.config import Config, available_memory_bytes
+
+KV_MEMORY_SHARE = 0.25
+"""Share of the memory that is free at start that the page pool may grow to, when nothing was said."""
+MAX_KV_MEMORY_SHARE = 0.75
+"""The same with a GPU, whose pages have a home in host memory beside what the host keeps for it."""
+GPU_LIMITS = Limits(max_tokens=2048, max_tokens_beside_decodes=512)
+"""Products over 512 rows are bound by arithmetic, and 2,048 keep the longest step short."""
+
+ArenaT = TypeVar("ArenaT")
+
+
+class KvStore(PageStore, KvFormat, Protocol):
+    """An arena: pages for the file system, in a format that images name."""
+
+
+class Decoder(Protocol):
+    """What runs steps."""
+
+    def step(self, batch: StepBatch) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """An arena, and what computes over it."""
+
+    arena: KvStore
+    decoder: Decoder
+    description: str
+    """For people."""
+    native: NativeStep | None = None
+    limits: Limits = field(default_factory=Limits)
+    expect: Callable[[IntArray], None] | None = None
+    """To be told of pages that a call will need."""
+    max_entries: int | None = None
+    """Of a file that a call appends to; None: as many as there are pages."""
+    statistics: Callable[[], dict[str, int]] = dict
+
+
+def build_backend(config: Config, model: Model) -> Backend:
+    """The arena and the decoder that the configuration names, with the model's weights in them."""
+    return _build_cuda(config, model) if config.device == "cuda" else _build_cpu(config, model)
+
+
+def _build_cpu(config: Config, model: Model) -> Backend:
+    dtype = KV_DTYPE[config.precision]
+    page_bytes = PAGE_ENTRIES * model.config.entry_bytes(dtype)
+    kv_memory = config.kv_memory
+    if kv_memory is None:
+        kv_memory = int(available_memory_bytes() * KV_MEMORY_SHARE)
+    arena = _arena(kv_memory, page_bytes, lambda num_pages: Arena(model.config, num_pages, dtype))
+    decoder = CpuDecoder(model.config, model.weights, arena, config.threads, precision=config.precision)
+    description = f"cpu ({config.precision}, {decoder.isa}, {decoder.num_threads} threads)"
+    return Backend(arena, decoder, description, native=decoder.native)
+
+
+def _build_cuda(config: Config, model: Model) -> Backend:
+    try:  # torch takes seconds to import, and memory: a daemon on the CPU does without
+        from decoder.cuda.arena import CudaArena  # noqa: PLC0415
+        from decoder.cuda.backend import CudaDecoder, check_config  # noqa: PLC0415
+        from decoder.cuda.device import open_device  # noqa: PLC0415
+        from decoder.cuda.plan import choose_dtypes, plan_memory  # noqa: PLC0415
+    except ImportError as error:
+        raise Invalid(f"--device cuda needs torch and Triton ({error}): install symphony-os[gpu]") from error
+    check_config(model.config)
+    dtype, kv_dtype = choose_dtypes(config.precision, config.kv_dtype)
+    device = open_device()
+    if not device.is_gpu and config.precision != "float32":
+        raise Invalid(f"Triton's interpreter multiplies {config.precision} wrongly: say --precision float32")
+    plan = plan_memory(model.config, dtype, kv_dtype, device.free_bytes(), config.gpu_memory)
+    kv_memory = config.kv_memory
+    if kv_memory is None:
+        available = available_memory_bytes()
+        wanted = plan.num_frames * plan.page_bytes + available * KV_MEMORY_SHARE
+        kv_memory = int(min(wanted, available * MAX_KV_MEMORY_SHARE))
+    arena = _arena(
+        kv_memory,
+        plan.page_bytes,
+        lambda num_pages: CudaArena(model.config, num_pages, plan.num_frames, device, kv_dtype),
+    )
+    decoder = CudaDecoder(model.config, model.weights, arena, precision=config.precision, invariant=config.invariant)
+    kind = "invariant" if config.invariant else "not invariant"
+    return Backend(
+        arena,
+        decoder,
+        f"cuda ({config.precision}, {kind}, {device.name})",
+        limits=GPU_LIMITS,
+        expect=arena.expect,
+        max_entries=arena.num_frames * PAGE_ENTRIES,
+        statistics=arena.statistics,
+    )
+
+
+def _arena(kv_memory: int, page_bytes: int, make: Callable[[int], ArenaT]) -> ArenaT:
+    num_pages = kv_memory // page_bytes
+    if num_pages < 1:
+        raise Invalid(f"--kv-memory {kv_memory} is less than one page of this model ({page_bytes} bytes)")
+    try:
+        return make(num_pages)
+    except (OSError, OverflowError) as error:
+        raise NoSpace(f"no page pool of {kv_memory} bytes can be had ({error}): say a smaller --kv-memory") from error

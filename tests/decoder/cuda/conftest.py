@@ -1,0 +1,61 @@
+"""The cuda backend in Triton's interpreter (or on a GPU, with TRITON_INTERPRET=0)."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decoder.config import GPU_KV_DTYPE
+from decoder.cuda.arena import CudaArena
+from decoder.cuda.backend import CudaDecoder
+from decoder.cuda.device import Device, open_device
+from decoder.tiny import random_weights, tiny_config
+
+_KERNEL_TESTS = Path(__file__).resolve().parents[2] / "triton_kernels"
+
+
+@pytest.fixture(scope="session")
+def device() -> Device:
+    return open_device()
+
+
+@pytest.fixture
+def mended(device, monkeypatch) -> None:
+    """The interpreter's bfloat16 and float8, as a GPU computes them."""
+    if not device.is_gpu:
+        spec = importlib.util.spec_from_file_location("interpreter", _KERNEL_TESTS / "interpreter.py")
+        interpreter = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(interpreter)
+        interpreter.mend_bfloat16(monkeypatch)
+        interpreter.mend_float8(monkeypatch)
+
+
+@pytest.fixture
+def cuda_bench(device, new_bench) -> Iterator[Callable[..., Any]]:
+    """Makes benches with a decoder each; keyword arguments other than these are the configuration's."""
+    decoders: list[CudaDecoder] = []
+
+    def make(
+        *,
+        precision: str = "float32",
+        kv_dtype: str | None = None,
+        invariant: bool = True,
+        num_pages: int = 64,
+        num_frames: int = 64,
+        seed: int = 0,
+        **shape: Any,
+    ):
+        config = tiny_config(**shape)
+        arena = CudaArena(config, num_pages, num_frames, device, GPU_KV_DTYPE[kv_dtype or precision])
+        weights = random_weights(config, seed=7)
+        decoders.append(CudaDecoder(config, weights, arena, precision=precision, invariant=invariant))
+        return new_bench(config, decoders[-1], arena, seed)
+
+    yield make
+    for decoder in decoders:
+        decoder.close()
+        decoder.arena.check()

@@ -1,0 +1,250 @@
+"""The whole step: as the CPU backend computes it, and the same bits whatever is beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from decoder.batch import Chunk, StepBatch
+from decoder.config import RopeScaling
+from decoder.cuda import passes
+from decoder.cuda.backend import CudaDecoder
+from decoder.cuda.graphs import DecodeSize
+from decoder.tiny import tiny_config
+from libsym.errors import Invalid, NoSpace
+
+ONE_LAYER = {"num_layers": 1}
+FAMILIES = {
+    "llama 3, untied": {
+        "tie_embeddings": False,
+        "num_heads": 3,
+        "num_kv_heads": 1,
+        "head_dim": 48,
+        "rope_scaling": RopeScaling("llama3", 8.0, 16, 1.0, 4.0),
+    },
+    "qwen 2": {"qkv_bias": True, "rope_theta": 1e6},
+    "qwen 3": {"qk_norm": True, "head_dim": 32, "rope_scaling": RopeScaling("yarn", 4.0, 32, attention_factor=1.14)},
+    "gemma 1": {"embed_scale": 8.0, "activation": "gelu_tanh", "num_kv_heads": 1},
+    "gemma 2": {
+        "embed_scale": 8.0,
+        "activation": "gelu_tanh",
+        "attn_scale": 0.2,
+        "attn_softcap": 5.0,
+        "final_softcap": 3.0,
+        "post_norms": True,
+        "window": 12,
+        "sliding_layers": (True, False),
+    },
+    "gemma 3": {
+        "embed_scale": 8.0,
+        "activation": "gelu_tanh",
+        "qk_norm": True,
+        "post_norms": True,
+        "window": 8,
+        "sliding_layers": (True, False),
+        "local_rope_theta": 100.0,
+        "rope_theta": 1e6,
+    },
+}
+
+
+def tokens_of(n: int, seed: int = 3) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 259, n).tolist()
+
+
+def assert_close(got: np.ndarray, expected: np.ndarray, tolerance: float = 1e-4) -> None:
+    assert np.isfinite(got).all()
+    assert np.abs(got - expected).max() < tolerance * np.abs(expected).max()
+
+
+def held(bench, file) -> bytes:
+    """The KV of a file."""
+    full, rest = divmod(file.length, 32)
+    pages = [bytes(bench.arena.view(int(page))) for page in file.pages[:full]]
+    return b"".join(pages) + (bench.arena.head(int(file.pages[full]), rest) if rest else b"")
+
+
+@pytest.mark.parametrize("shape", FAMILIES.values(), ids=FAMILIES.keys())
+def test_every_family_gives_the_cpus_logits_and_greedy_tokens(cuda_bench, cpu_bench, new_call, shape):
+    benches = cuda_bench(**shape), cpu_bench(**shape)
+    outs = []
+    for bench in benches:
+        file, logits = bench.prefill(tokens_of(18), 14, reserve=4)
+        outs.append(np.concatenate([logits, bench.step(new_call(file, [7]))[0]]))
+    assert_close(*outs)
+    assert np.array_equal(outs[0].argmax(1), outs[1].argmax(1))
+
+
+def test_decodes_prefills_masks_and_silent_calls_in_one_batch_give_the_cpus_logits(cuda_bench, cpu_bench, new_call):
+    mask = np.tri(6, 6 + 40, 40, dtype=np.bool_)
+    mask[:, 3:37] = False
+
+    def calls(bench):
+        files = [bench.prefill(tokens_of(length, length), reserve=8)[0] for length in (40, 5)]
+        silent, fresh = bench.file(3), bench.file(9)
+        return [
+            new_call(files[0], tokens_of(6), mask=mask),
+            new_call(silent, [1, 2, 3], "none"),
+            new_call(files[1], [9], positions=[77]),
+            new_call(fresh, tokens_of(5), "last"),
+        ]
+
+    cuda, cpu = cuda_bench(), cpu_bench()
+    for got, expected in zip(cuda.step(*calls(cuda)), cpu.step(*calls(cpu)), strict=True):
+        assert got.shape == expected.shape
+        if got.size:
+            assert_close(got, expected)
+
+
+def test_without_the_fixed_order_of_sums_the_logits_are_as_close(cuda_bench, cpu_bench, new_call):
+    outs = []
+    for bench in (cuda_bench(invariant=False, **ONE_LAYER), cpu_bench(**ONE_LAYER)):
+        file, logits = bench.prefill(tokens_of(20), reserve=1)
+        outs.append(np.concatenate([logits, bench.step(new_call(file, [7]))[0]]))
+    assert_close(*outs)
+
+
+@pytest.mark.parametrize(("precision", "kv_dtype", "tolerance"), [("bf16", None, 0.02), ("bf16", "fp8", 0.2)])
+def test_narrower_types_stay_near(cuda_bench, cpu_bench, new_call, mended, precision, kv_dtype, tolerance):
+    cuda = cuda_bench(precision=precision, kv_dtype=kv_dtype, **ONE_LAYER)
+    outs = []
+    for bench in (cuda, cpu_bench(**ONE_LAYER)):
+        file, logits = bench.prefill(tokens_of(10), reserve=1)
+        outs.append(np.concatenate([logits, bench.step(new_call(file, [7]))[0]]))
+    assert_close(*outs, tolerance)
+
+
+# ---- the same call gives the same bits ----
+
+
+def made_up(bench, length: int, room: int):
+    """A file of entries that nobody computed: prefills take long in the interpreter."""
+    file = bench.file(length + room)
+    file.length = length
+    for index, page in enumerate(file.pages.tolist()):
+        kv = np.random.default_rng(index).standard_normal(bench.arena.page_bytes // 4, dtype=np.float32)
+        bench.arena.writable(page)[:] = kv.tobytes()
+    return file
+
+
+def test_bits_depend_on_nothing_but_the_file(cuda_bench, new_call, mended):
+    bench = cuda_bench(**ONE_LAYER)
+    file = made_up(bench, 250, 16)
+    bench.step(new_call(file, tokens_of(11)))  # into the second split of attention
+    kv, length = held(bench, file), file.length
+    (alone,) = bench.step(new_call(file, [5]))
+
+    chunked = cuda_bench(seed=2, **ONE_LAYER)
+    other = made_up(chunked, 250, 16)
+    for first, end in ((0, 1), (1, 7), (7, 11)):
+        chunked.step(new_call(other, tokens_of(11)[first:end]))
+    assert held(chunked, other) == kv
+    neighbours = [chunked.prefill(tokens_of(n, n), reserve=8)[0] for n in (3, 10)]
+    beside = chunked.step(new_call(neighbours[0], [1]), new_call(other, [5]), new_call(neighbours[1], [2, 3]))
+    assert np.array_equal(beside[1], alone), "in a batch with a prefill"
+
+    other.length = length
+    beside = chunked.step(new_call(neighbours[1], [4]), new_call(other, [5]), new_call(neighbours[0], [4]))
+    assert np.array_equal(beside[1], alone), "among decodes, padded"
+
+    other.length = length
+    (both,) = chunked.step(new_call(other, [5, 6]))
+    assert np.array_equal(both[:1], alone), "as a row of a prefill"
+
+
+def test_a_fork_shares_its_prefix_and_gives_the_same_bits(cuda_bench, new_call, mended):
+    bench = cuda_bench(**ONE_LAYER)
+    length, tail = 262, 8
+    base = made_up(bench, length, 1)
+    fork = bench.file(0)
+    spare = int(bench.file(1).pages[0])
+    fork.pages, fork.length = base.pages.copy(), length
+    fork.pages[tail:] = spare
+    copies = [(int(base.pages[tail]), spare)]
+    # The fork's tail is copied before the base's own append lands in the page.
+    got = bench.step(new_call(base, [5]), new_call(fork, [6]), copies=copies)
+    assert DecodeSize(2, 64, is_shared=True) in bench.decoder._graphs._has_run
+    for token, expected in zip((5, 6), got, strict=True):
+        base.length = length
+        assert np.array_equal(bench.step(new_call(base, [token]))[0], expected)
+
+
+def test_swapping_out_and_in_changes_no_bit(cuda_bench, new_call, mended):
+    roomy, tight = cuda_bench(**ONE_LAYER), cuda_bench(num_frames=2, seed=4, **ONE_LAYER)
+    outs = []
+    for bench in (roomy, tight):
+        files = [bench.prefill(tokens_of(5, seed), reserve=4)[0] for seed in range(4)]
+        outs.append([bench.step(new_call(file, [9]))[0] for file in files])
+        # More pages than frames, so it is computed in passes.
+        outs[-1] += bench.step(*(new_call(file, [8]) for file in files))
+    assert np.array_equal(*outs)
+    assert tight.arena.traffic.num_out > 4
+    assert tight.arena.traffic.num_in > 4
+    assert roomy.arena.traffic.num_in == 0
+
+
+def test_laying_out_ahead_changes_no_bit(cuda_bench, new_call, mended, monkeypatch):
+    ahead, anew = (cuda_bench(num_frames=15, num_pages=32, **ONE_LAYER) for _ in range(2))
+    monkeypatch.setattr(anew.decoder._layout, "expect", lambda *_: None)
+    outs = []
+    for bench in (ahead, anew):
+        base, fork, *others = (made_up(bench, length, 40) for length in (260, 262, 27, 30))
+        fork.pages[:8] = base.pages[:8]
+        pair, all_four = [base, fork], [base, fork, *others]
+        out = []
+        # They cross pages, join, leave, change places; the last ones are evicted and come back.
+        for files in ([pair] * 2, [all_four] * 4, [others] * 2, [all_four[::-1]] * 2, [pair]):
+            for step, some in enumerate(files):
+                out += bench.step(*(new_call(file, [step]) for file in some))
+        kv = [held(bench, file) for file in all_four]
+        outs.append((np.concatenate(out), kv, bench.arena.traffic.num_out))
+    assert np.array_equal(outs[0][0], outs[1][0])
+    assert outs[0][1] == outs[1][1]
+    assert outs[0][2] > 0
+    assert ahead.decoder._layout.num_late < anew.decoder._layout.num_late / 2
+
+
+def test_a_batch_of_more_rows_than_a_pass_takes_is_computed_in_several(cuda_bench, new_call, mended, monkeypatch):
+    whole, cut = cuda_bench(**ONE_LAYER), cuda_bench(**ONE_LAYER)
+    (expected,) = whole.step(new_call(whole.file(9), tokens_of(9)))
+    monkeypatch.setattr(passes, "MAX_ROWS", 4)
+    (got,) = cut.step(new_call(cut.file(9), tokens_of(9)))
+    assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("num_frames", [4, 64])
+def test_copies_alone_and_chains_of_copies_copy_in_order(cuda_bench, num_frames):
+    bench = cuda_bench(num_frames=num_frames, **ONE_LAYER)
+    for page in range(2):
+        bench.arena.writable(page)[:] = bytes([page + 1]) * bench.arena.page_bytes
+    bench.step(copies=[(0, 5), (5, 6), (1, 0)])
+    assert [bench.arena.view(page)[0] for page in (0, 1, 5, 6)] == [2, 2, 1, 1]
+
+
+# ---- the edge ----
+
+
+def chunk(**changes) -> Chunk:
+    rows = (memoryview(np.zeros(259, np.float32)),)
+    ints = {name: np.array(changes.pop(name, [1, 2]), dtype=np.int32) for name in ("tokens", "positions", "pages")}
+    return Chunk(**ints, start=changes.pop("start", 0), rows=changes.pop("rows", rows), **changes)
+
+
+def test_a_batch_that_would_index_out_of_range_is_refused_and_nothing_is_written(cuda_bench):
+    bench = cuda_bench(**ONE_LAYER)
+    for bad in (chunk(tokens=[1, 259]), chunk(positions=[0, 4096]), chunk(pages=[64, 1]), chunk(start=63)):
+        with pytest.raises(ValueError, match=r"outside|do not fit"):
+            bench.decoder.step(StepBatch((chunk(pages=[5, 6]), bad)))
+    assert bench.arena.num_resident == 0
+
+
+def test_a_file_larger_than_the_device_is_refused_with_what_to_do(cuda_bench, new_call):
+    bench = cuda_bench(num_frames=2, **ONE_LAYER)
+    with pytest.raises(NoSpace, match=r"3 pages does not fit the 2 .*--gpu-memory"):
+        bench.step(new_call(bench.file(65), tokens_of(65), "none"))
+
+
+def test_a_shape_that_the_kernels_do_not_have_is_named():
+    for shape, message in (({"head_dim": 24}, "head_dim 24"), ({"hidden_size": 32768}, "hidden_size 32768")):
+        with pytest.raises(Invalid, match=message):
+            CudaDecoder(tiny_config(**shape), None, None)

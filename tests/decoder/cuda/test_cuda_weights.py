@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from decoder.cuda.weights import load_weights
+from decoder.llama import EMBED, layer_name
+from decoder.quants import ENCODINGS
+from decoder.stored import StoredTensor
+from decoder.tiny import random_weights, tiny_config
+from decoder.weights import Weights
+from libsym.errors import Invalid
+
+CONFIG = tiny_config(num_layers=1, qkv_bias=True)
+
+
+def stored_as_bf16(weights: Weights, **options) -> Weights:
+    tensors = {}
+    for name in weights.names():
+        bits = torch.from_numpy(weights.read(name)).bfloat16().view(torch.uint8).numpy()
+        tensors[name] = StoredTensor(name, Path("model"), ENCODINGS["BF16"], weights.shape(name), bits.reshape(-1).data)
+    return Weights(tensors, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("options", [{}, {"interleaved": {layer_name(0, "q"): 4}, "norms_without_one": True}])
+def test_weights_are_what_the_checkpoint_says_in_fused_matrices(device, dtype, options):
+    weights = stored_as_bf16(random_weights(CONFIG), **options)
+
+    def read(*fields: str) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([weights.read(layer_name(0, field)) for field in fields])).to(dtype)
+
+    loaded = load_weights(CONFIG, weights, dtype, device)
+    (layer,) = loaded.layers
+    assert torch.equal(layer.qkv.cpu(), read("q", "k", "v"))
+    assert torch.equal(layer.qkv_bias.cpu(), read("q_bias", "k_bias", "v_bias"))
+    assert torch.equal(layer.gate_up.cpu(), read("gate", "up"))
+    assert torch.equal(layer.attn_norm.cpu(), read("attn_norm"))
+    assert layer.q_norm is None
+    assert loaded.head is loaded.embed
+    size = dtype.itemsize
+    assert loaded.num_bytes == size * sum(int(np.prod(weights.shape(name))) for name in weights.names())
+
+
+@pytest.mark.parametrize("name", [EMBED, layer_name(0, "q_bias")])
+def test_weights_that_are_not_finite_are_refused(device, name):
+    weights = stored_as_bf16(random_weights(CONFIG))
+    damaged = np.frombuffer(weights.stored(name).data, np.uint16).copy()
+    damaged[3] = 0x7F80
+    tensors = {each: weights.stored(each) for each in weights.names()}
+    tensors[name] = StoredTensor(name, Path("model"), ENCODINGS["BF16"], weights.shape(name), damaged.data.cast("B"))
+    with pytest.raises(Invalid, match="not finite"):
+        load_weights(CONFIG, Weights(tensors), torch.bfloat16, device)
+
+
+def test_weights_too_large_for_the_precision_are_refused(device):
+    arrays = {name: random_weights(CONFIG).read(name) for name in random_weights(CONFIG).names()}
+    arrays[EMBED][0, 0] = 1e6
+    with pytest.raises(Invalid, match="another --precision"):
+        load_weights(CONFIG, Weights.of_arrays(arrays), torch.float16, device)
