@@ -78,7 +78,7 @@ def _build_cuda(config: Config, model: Model) -> Backend:
     try:  # torch takes seconds to import, and memory: a daemon on the CPU does without
         from decoder.cuda.arena import CudaArena  # noqa: PLC0415
         from decoder.cuda.backend import CudaDecoder, check_config  # noqa: PLC0415
-        from decoder.cuda.device import open_device  # noqa: PLC0415
+        from decoder.cuda.device import naming_full_memory, open_device  # noqa: PLC0415
         from decoder.cuda.plan import choose_dtypes, plan_memory  # noqa: PLC0415
     except ImportError as error:
         raise Invalid(f"--device cuda needs torch and Triton ({error}): install symphony-os[gpu]") from error
@@ -87,18 +87,22 @@ def _build_cuda(config: Config, model: Model) -> Backend:
     device = open_device()
     if not device.is_gpu and config.precision != "float32":
         raise Invalid(f"Triton's interpreter multiplies {config.precision} wrongly: say --precision float32")
+    device.check_age(kv_dtype)
     plan = plan_memory(model.config, dtype, kv_dtype, device.free_bytes(), config.gpu_memory)
     kv_memory = config.kv_memory
     if kv_memory is None:
         available = available_memory_bytes()
         wanted = plan.num_frames * plan.page_bytes + available * KV_MEMORY_SHARE
         kv_memory = int(min(wanted, available * MAX_KV_MEMORY_SHARE))
-    arena = _arena(
-        kv_memory,
-        plan.page_bytes,
-        lambda num_pages: CudaArena(model.config, num_pages, plan.num_frames, device, kv_dtype),
-    )
-    decoder = CudaDecoder(model.config, model.weights, arena, precision=config.precision, invariant=config.invariant)
+    with naming_full_memory():
+        arena = _arena(
+            kv_memory,
+            plan.page_bytes,
+            lambda num_pages: CudaArena(model.config, num_pages, plan.num_frames, device, kv_dtype),
+        )
+        decoder = CudaDecoder(
+            model.config, model.weights, arena, precision=config.precision, invariant=config.invariant
+        )
     kind = "invariant" if config.invariant else "not invariant"
     return Backend(
         arena,

@@ -97,11 +97,26 @@ class Device:
         """Of the device's memory."""
         return torch.cuda.mem_get_info(self.torch)[0] if self.is_gpu else _INTERPRETED_BYTES
 
+    def check_age(self, kv_dtype: str) -> None:
+        """Invalid where the kernels need a newer GPU: said at start, not in the first step."""
+        if not self.is_gpu:
+            return
+        capability = torch.cuda.get_device_capability(self.torch)
+        is_float8 = kv_dtype == "F8_E4M3"
+        needed = _LEAST_FOR_FLOAT8 if is_float8 else _LEAST_CAPABILITY
+        if capability < needed:
+            least, found = (".".join(map(str, numbers)) for numbers in (needed, capability))
+            what = "--kv-dtype fp8" if is_float8 else "the decoder"
+            raise Invalid(f"{what} needs a GPU of compute capability {least}, {self.name} has {found}")
+
     @property
     def name(self) -> str:
         return torch.cuda.get_device_name(self.torch) if self.is_gpu else "Triton's interpreter"
 
 
+_LEAST_CAPABILITY = (8, 0)
+"""The kernels are compiled and recorded for it; bfloat16 begins there."""
+_LEAST_FOR_FLOAT8 = (8, 9)
 _INTERPRETED_BYTES = 1 << 30
 """What the interpreter's device is said to have."""
 
@@ -117,6 +132,15 @@ def open_device() -> Device:
         )
         raise Invalid(f"no NVIDIA GPU can be used ({why}): mend that, or say --device cpu")
     return Device(torch.device("cuda", torch.cuda.current_device()))
+
+
+@contextmanager
+def naming_full_memory() -> Iterator[None]:
+    """NoSpace where the GPU runs full: others took some since it was planned, or all that was free was asked for."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NoSpace("the GPU's memory ran out: say a smaller --gpu-memory, or end what else uses it") from error
 
 
 def is_interpreted() -> bool:

@@ -62,10 +62,11 @@ def plan_memory(
     page_bytes = PAGE_ENTRIES * config.entry_bytes(kv_dtype)
     num_frames = (available - weight_bytes - workspace_bytes) // page_bytes
     if num_frames < MIN_FRAMES:
+        advice = "free memory" if gpu_memory is None else "say a larger --gpu-memory"
         raise NoSpace(
             f"{config.name} does not fit the GPU: {_gb(weight_bytes)} of weights, {_gb(workspace_bytes)} to compute "
             f"in, at least {_gb(MIN_FRAMES * page_bytes)} of KV; {_gb(max(available, 0))} may be used: choose a "
-            "smaller model, or free memory"
+            f"smaller model, or {advice}"
         )
     return MemoryPlan(weight_bytes, workspace_bytes, page_bytes, num_frames)
 

@@ -6,8 +6,12 @@ import os
 import pytest
 import torch
 
+from decoder.cuda.device import Device
 from decoder.cuda.plan import plan_memory
+from decoder.model import load_model
 from decoder.tiny import tiny_config
+from libsym.errors import Invalid, NoSpace
+from symphony.backends import build_backend
 from symphony.config import load
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -74,3 +78,34 @@ def test_programs_forks_copies_and_images_work_and_pages_come_back_from_the_host
 def test_options_that_contradict_each_other_are_named(words, message):
     with pytest.raises(OSError, match=message):
         load(None, words)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the options are those of the interpreter")
+def test_memory_that_others_took_meanwhile_is_one_line(monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.06 GiB.")
+
+    monkeypatch.setattr("decoder.cuda.backend.CudaDecoder", full)
+    config = load(None, {"device": "cuda", "precision": "float32", "kv_memory": "1M"})
+    with pytest.raises(NoSpace, match="the GPU's memory ran out: say a smaller --gpu-memory"):
+        build_backend(config, load_model("tiny:layers=1"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "kv_dtype", "message"),
+    [
+        ((7, 5), "F16", r"the decoder needs .* 8\.0, Some GPU has 7\.5"),
+        ((8, 0), "F8_E4M3", r"--kv-dtype fp8 needs .* 8\.9, Some GPU has 8\.0"),
+        ((8, 0), "BF16", None),
+        ((9, 0), "F8_E4M3", None),
+    ],
+)
+def test_a_gpu_too_old_for_the_kernels_is_named(monkeypatch, capability, kv_dtype, message):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "Some GPU")
+    device = Device(torch.device("cuda", 0))
+    if message is None:
+        device.check_age(kv_dtype)
+    else:
+        with pytest.raises(Invalid, match=message):
+            device.check_age(kv_dtype)

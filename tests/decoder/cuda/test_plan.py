@@ -39,6 +39,8 @@ def test_narrower_kv_gives_twice_the_frames():
 def test_a_model_that_does_not_fit_is_refused_in_one_line_with_figures():
     with pytest.raises(NoSpace, match=r"^Llama-3-8B does not fit the GPU: 16\.06 GB of weights.*14\.40 GB may be used"):
         plan_memory(tiny_config(**LLAMA_8B), torch.bfloat16, "BF16", 16 * GB)
+    with pytest.raises(NoSpace, match=r"16\.00 GB may be used: choose a smaller model, or say a larger --gpu-memory$"):
+        plan_memory(tiny_config(**LLAMA_8B), torch.bfloat16, "BF16", 140 * GB, 16 * GB)
     with pytest.raises(NoSpace, match=r"--gpu-memory is 20\.00 GB, 16\.00 GB of the GPU's memory are free"):
         plan_memory(tiny_config(**LLAMA_8B), torch.bfloat16, "BF16", 16 * GB, 20 * GB)
 
