@@ -51,7 +51,7 @@ from decoder.rope import inverse_frequencies
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoSpace
 from triton_kernels.page_copy import zero_pages
-from triton_kernels.rebase import assemble_pages
+from triton_kernels.page_rebase import assemble_pages
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from launches import Launch, meta
-from triton_kernels.rebase import assemble_pages
+from triton_kernels.page_rebase import assemble_pages
 
 STORED = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 
