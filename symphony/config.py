@@ -93,6 +93,8 @@ def _check_device(config: Config) -> None:
         for key in ("gpu_memory", "kv_dtype"):
             if getattr(config, key) is not None:
                 raise Invalid(f"{key} is for --device cuda")
+        if not config.invariant:
+            raise Invalid("--no-invariant is for --device cuda: a CPU's bits never depend on the batch")
 
 
 def _read(path: Path) -> dict[str, Any]:

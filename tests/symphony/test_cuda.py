@@ -73,6 +73,7 @@ def test_programs_forks_copies_and_images_work_and_pages_come_back_from_the_host
         ({"device": "cuda", "kv_dtype": "float32"}, "'float32' is not one of bf16 .*fp8"),
         ({"gpu_memory": "4G"}, "gpu_memory is for --device cuda"),
         ({"kv_dtype": "fp8"}, "kv_dtype is for --device cuda"),
+        ({"invariant": False}, "--no-invariant is for --device cuda"),
     ],
 )
 def test_options_that_contradict_each_other_are_named(words, message):
