@@ -30,6 +30,7 @@ def test_the_import_contract_is_kept():
     assert status == 0, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [

@@ -28,6 +28,7 @@ def place(tmp_path):
     return environment, options
 
 
+@pytest.mark.slow
 def test_the_demonstration_forks_continues_and_removes_a_conversation(place, tmp_path):
     environment, options = place
     command = [ROOT / "scripts/run", "--once", *options]

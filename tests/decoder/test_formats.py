@@ -163,6 +163,7 @@ def few_and_many(isa: str) -> list[int]:
     return [1, 33] if isa == "amx-emulated" else [1, 7, 33]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_bits_do_not_depend_on_how_a_prefill_was_chunked(cpu_bench, isa, precision):
@@ -202,6 +203,7 @@ def family(bench, lengths: list[int], shared: int):
     return files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_bits_do_not_depend_on_whether_pages_are_shared(cpu_bench, isa, precision):

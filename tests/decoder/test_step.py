@@ -42,7 +42,7 @@ def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, 700])
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, pytest.param(700, marks=pytest.mark.slow)])
 def test_a_prefill_and_the_tokens_after_it_give_the_references_logits(
     cpu_bench, reference_bench, new_call, shape, length
 ):
@@ -116,6 +116,7 @@ def test_explicit_positions_rotate_and_nothing_more(cpu_bench, reference_bench, 
 # ---- the same call gives the same bits ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     "shape", [SHAPES["gqa 2, head 16"], SHAPES["gqa 3, head 64"], SHAPES["gqa 3, head 80, untied"]]

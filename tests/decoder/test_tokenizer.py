@@ -256,6 +256,7 @@ def test_the_special_tokens_of_smollm_are_those_that_text_never_has_in_it():
         assert token not in smollm().encode(text, special=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", NASTY)
 def test_an_encoder_of_its_own_encodes_as_the_tokenizer_does(text):
     if spellable(text):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
@@ -350,5 +351,6 @@ class Books(RuleBasedStateMachine):
         assert self.pool.num_free == NUM_PAGES
 
 
+@pytest.mark.slow
 class TestBooks(Books.TestCase):
     settings = settings(max_examples=150, stateful_step_count=50, deadline=None, database=None, derandomize=True)

@@ -85,6 +85,7 @@ def test_a_directory_that_others_can_enter_is_no_place_for_a_socket(tmp_path: Pa
         check_private(mine, os.getuid())
 
 
+@pytest.mark.slow
 def test_the_c_files_compile_without_a_warning(tmp_path: Path) -> None:
     for name in ("server.c", "client.c", "rows.c"):
         command = ["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Wno-psabi", "-c", "-o", "/dev/null"]

@@ -39,6 +39,7 @@ def mypy(python: Path, program: Path, tmp_path: Path) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.slow
 def test_a_program_that_uses_everything_passes_mypy_strict(installed: Path, tmp_path: Path) -> None:
     done = mypy(installed, PROGRAM, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,6 +51,7 @@ def test_that_program_uses_every_name() -> None:
     assert set(sym.__all__) - used == set()
 
 
+@pytest.mark.slow
 def test_a_program_that_is_wrong_is_told_so(installed: Path, tmp_path: Path) -> None:
     """Or the test above would pass for a package whose types nobody sees."""
     program = tmp_path / "wrong.py"

@@ -335,6 +335,7 @@ def test_a_generation_that_is_wrong_is_answered_by_an_error_and_appends_nothing(
     assert bench.length == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_message_surprises_the_gate(bench, caplog, data):

@@ -343,6 +343,7 @@ def test_a_launch_waits_for_every_thread_that_is_about_to_return(bench):
     bench.run(scenario)
 
 
+@pytest.mark.slow
 def test_a_program_that_stays_away_is_waited_for_once(bench):
     stays_away, works = Program(1), Program(2)
 

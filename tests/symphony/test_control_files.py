@@ -342,6 +342,7 @@ def test_the_status_of_a_users_program_is_that_users_affair(connected, kv):
     assert "Permission denied" in denied.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle_of_a_long_prefill_leaves_nothing(start_daemon, tmp_path):
     daemon = start_daemon("--model", "tiny:layers=8,hidden=256,ffn=1024,positions=20000", "--kv-memory", "64M")
     (tmp_path / "long.md").write_text("word " * 3900)

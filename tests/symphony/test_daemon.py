@@ -64,6 +64,7 @@ def test_ctrl_c_stops_it_as_well_while_a_program_waits(start_daemon):
     assert not os.path.ismount(daemon.mount)
 
 
+@pytest.mark.slow
 def test_a_second_daemon_on_the_same_state_or_socket_is_refused(start_daemon, tmp_path):
     daemon = start_daemon(*TINY)
     status, said = serve(tmp_path, *TINY)
@@ -98,6 +99,7 @@ def test_a_file_at_the_sockets_place_is_kept(tmp_path):
     assert precious.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(start_daemon):
     daemon = start_daemon(*TINY)
     daemon.process.kill()

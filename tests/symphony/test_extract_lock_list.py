@@ -285,6 +285,7 @@ def test_unlock_ends_the_wait_of_another_thread_with_the_same_file(connected, lo
 # ---- windows
 
 
+@pytest.mark.slow
 def test_a_file_longer_than_a_message_is_read_whole(start_daemon):
     """A message holds 131,064 entries."""
     daemon = start_daemon("--model", "tiny:positions=400,layers=1", "--kv-memory", "64M")

@@ -103,6 +103,7 @@ def test_a_generation_that_is_no_good_is_an_error_at_once(run):
     run(main)
 
 
+@pytest.mark.slow
 def test_a_thousand_tasks_that_wait_leave_room_for_the_calls_that_wake_them(run):
     got, refused = [], []
 

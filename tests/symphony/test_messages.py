@@ -404,6 +404,7 @@ print(os.getxattr(sys.argv[1], "user.kv.ttl"))
     assert out == "1\n1\n1\n1\nb'0'\n"
 
 
+@pytest.mark.slow
 def test_du_of_more_files_than_a_message_holds(daemon):
     out = daemon.run(
         """

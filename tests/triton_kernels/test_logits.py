@@ -18,7 +18,7 @@ try:
 except ImportError:
     lib = None
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("poisoned_memory")]
 
 VOCAB_SIZE = 5003  # two blocks, the second not whole, its last group of 32 neither
 

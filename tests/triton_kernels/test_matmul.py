@@ -5,7 +5,7 @@ import torch
 
 from triton_kernels.matmul import Scratch, cut, launch_shape, make_scratch, matmul
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("poisoned_memory")]
 
 # Of the largest element: float32 sums in another order, and one rounding to the element type.
 RELATIVE_ERROR = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}

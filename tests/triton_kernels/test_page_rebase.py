@@ -10,6 +10,8 @@ from decoder.tiny import tiny_config
 from libsym.abi import PAGE_ENTRIES
 from triton_kernels.page_rebase import assemble_pages
 
+pytestmark = pytest.mark.slow
+
 # A turned key is rounded once, to its own type; the keys are of about 1, the largest of 5.
 ABSOLUTE_ERROR = {torch.float32: 2e-6, torch.float16: 2.5e-3, torch.bfloat16: 2e-2, torch.float8_e4m3fn: 0.3}
 LAYERS, KV_HEADS = 3, 2

@@ -9,7 +9,7 @@ import torch
 from libsym.abi import PAGE_ENTRIES
 from triton_kernels.rope_store import rope_store
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("poisoned_memory")]
 
 # Each result is rounded once, to its own type; before, a few float32 operations on values of up to 5.
 ABSOLUTE_ERROR = {torch.float32: 2e-6, torch.float16: 2.5e-3, torch.bfloat16: 2e-2}

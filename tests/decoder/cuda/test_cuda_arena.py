@@ -200,6 +200,7 @@ def test_entries_are_picked_and_turned_as_on_the_cpu(new_arena):
     assert np.array_equal(got[:, 1].reshape(-1), cpu.pages[5][:, 1].reshape(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_any_operations_in_any_order_leave_what_they_leave_in_a_plain_array(new_arena, seed):
     num_pages, num_frames = 10, 4

@@ -64,6 +64,7 @@ def held(bench, file) -> bytes:
     return b"".join(pages) + (bench.arena.head(int(file.pages[full]), rest) if rest else b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", FAMILIES.values(), ids=FAMILIES.keys())
 def test_every_family_gives_the_cpus_logits_and_greedy_tokens(cuda_bench, cpu_bench, new_call, shape):
     benches = cuda_bench(**shape), cpu_bench(**shape)
@@ -96,6 +97,7 @@ def test_decodes_prefills_masks_and_silent_calls_in_one_batch_give_the_cpus_logi
             assert_close(got, expected)
 
 
+@pytest.mark.slow
 def test_without_the_fixed_order_of_sums_the_logits_are_as_close(cuda_bench, cpu_bench, new_call):
     outs = []
     for bench in (cuda_bench(invariant=False, **ONE_LAYER), cpu_bench(**ONE_LAYER)):
@@ -104,6 +106,7 @@ def test_without_the_fixed_order_of_sums_the_logits_are_as_close(cuda_bench, cpu
     assert_close(*outs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "kv_dtype", "tolerance"), [("bf16", None, 0.02), ("bf16", "fp8", 0.2)])
 def test_narrower_types_stay_near(cuda_bench, cpu_bench, new_call, mended, precision, kv_dtype, tolerance):
     cuda = cuda_bench(precision=precision, kv_dtype=kv_dtype, **ONE_LAYER)
@@ -127,6 +130,7 @@ def made_up(bench, length: int, room: int):
     return file
 
 
+@pytest.mark.slow
 def test_bits_depend_on_nothing_but_the_file(cuda_bench, new_call, mended):
     bench = cuda_bench(**ONE_LAYER)
     file = made_up(bench, 250, 16)
@@ -152,6 +156,7 @@ def test_bits_depend_on_nothing_but_the_file(cuda_bench, new_call, mended):
     assert np.array_equal(both[:1], alone), "as a row of a prefill"
 
 
+@pytest.mark.slow
 def test_a_fork_shares_its_prefix_and_gives_the_same_bits(cuda_bench, new_call, mended):
     bench = cuda_bench(**ONE_LAYER)
     length, tail = 262, 8
@@ -169,6 +174,7 @@ def test_a_fork_shares_its_prefix_and_gives_the_same_bits(cuda_bench, new_call, 
         assert np.array_equal(bench.step(new_call(base, [token]))[0], expected)
 
 
+@pytest.mark.slow
 def test_swapping_out_and_in_changes_no_bit(cuda_bench, new_call, mended):
     roomy, tight = cuda_bench(**ONE_LAYER), cuda_bench(num_frames=2, seed=4, **ONE_LAYER)
     outs = []
@@ -183,6 +189,7 @@ def test_swapping_out_and_in_changes_no_bit(cuda_bench, new_call, mended):
     assert roomy.arena.traffic.num_in == 0
 
 
+@pytest.mark.slow
 def test_laying_out_ahead_changes_no_bit(cuda_bench, new_call, mended, monkeypatch):
     ahead, anew = (cuda_bench(num_frames=15, num_pages=32, **ONE_LAYER) for _ in range(2))
     monkeypatch.setattr(anew.decoder._layout, "expect", lambda *_: None)
@@ -204,6 +211,7 @@ def test_laying_out_ahead_changes_no_bit(cuda_bench, new_call, mended, monkeypat
     assert ahead.decoder._layout.num_late < anew.decoder._layout.num_late / 2
 
 
+@pytest.mark.slow
 def test_a_batch_of_more_rows_than_a_pass_takes_is_computed_in_several(cuda_bench, new_call, mended, monkeypatch):
     whole, cut = cuda_bench(**ONE_LAYER), cuda_bench(**ONE_LAYER)
     (expected,) = whole.step(new_call(whole.file(9), tokens_of(9)))
