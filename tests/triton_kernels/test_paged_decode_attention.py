@@ -118,6 +118,11 @@ def test_a_long_sequence_is_merged_from_its_splits(device, dtype):
     assert_close(batch.attend(), reference_attention(batch))
 
 
+def test_a_sequence_of_4097_beside_a_short_one(device):
+    batch = make_batch(SMALL, [4097, 33], torch.bfloat16, device)
+    assert_close(batch.attend(), reference_attention(batch))
+
+
 @pytest.mark.parametrize("length", [SPLIT_ENTRIES - 1, SPLIT_ENTRIES, SPLIT_ENTRIES + 1])
 def test_lengths_around_a_split_boundary_are_exact(device, length):
     batch = make_batch(SMALL, [length], torch.float32, device)

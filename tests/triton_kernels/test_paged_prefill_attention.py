@@ -133,6 +133,18 @@ def test_chunks_of_odd_lengths_attend_to_what_came_before_and_to_themselves(devi
     assert_close(chunks.attend(invariant=invariant), chunks.reference())
 
 
+def test_33_chunks_of_one_launch_stay_apart(device):
+    sizes = [((1, 31, 32, 33)[number % 4], 1 + number % 3) for number in range(33)]
+    chunks = Chunks(GROUPED, sizes, torch.float32, device)
+    assert_close(chunks.attend(), chunks.reference())
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_chunks_that_end_at_4097_entries(device, invariant):
+    chunks = Chunks(GROUPED, [(4096, 1), (4064, 33)], torch.float32, device)
+    assert_close(chunks.attend(invariant=invariant), chunks.reference())
+
+
 @pytest.mark.parametrize("invariant", [True, False])
 def test_a_head_dim_that_is_no_power_of_two_and_a_group_of_three_are_served(device, invariant):
     chunks = Chunks(PADDED, [(250, 20), (0, 5)], torch.float32, device)

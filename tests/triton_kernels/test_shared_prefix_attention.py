@@ -17,22 +17,24 @@ SMALL = Shape(num_heads=2, num_kv_heads=1, head_dim=16)
 GROUPED = Shape(num_heads=6, num_kv_heads=2, head_dim=32)
 
 
-def forks(shape: Shape, branches: int, dtype: torch.dtype, device: str, *, strangers: int = 1) -> dict:
+def forks(
+    shape: Shape, branches: int, dtype: torch.dtype, device: str, *, strangers: int = 1, shared: int = PREFIX_PAGES
+) -> dict:
     """Rows that share their first pages and go on alone, and among them rows that share nothing."""
     generator = torch.Generator().manual_seed(branches)
     batch = branches + strangers
-    lengths = torch.randint(1, 80, (batch,), generator=generator) + PREFIX_PAGES * PAGE_ENTRIES
-    width = PREFIX_PAGES + 3
-    num_pages = PREFIX_PAGES + 3 * branches + width * strangers
+    lengths = torch.randint(1, 80, (batch,), generator=generator) + shared * PAGE_ENTRIES
+    width = shared + 3
+    num_pages = shared + 3 * branches + width * strangers
     order = torch.randperm(num_pages, generator=generator).int()
     tables = torch.empty((batch, width), dtype=torch.int32)
-    fresh = iter(order[PREFIX_PAGES:].split(1))
+    fresh = iter(order[shared:].split(1))
     for row in range(batch):
         tables[row] = torch.cat(
             [next(fresh) if row % 4 == 1 and row // 4 < strangers else page for page in order[:width].split(1)]
         )
         if not (row % 4 == 1 and row // 4 < strangers):
-            tables[row, PREFIX_PAGES:] = torch.cat([next(fresh) for _ in range(3)])
+            tables[row, shared:] = torch.cat([next(fresh) for _ in range(3)])
     pages = torch.randn(num_pages, 1, 2, shape.num_kv_heads, PAGE_ENTRIES, shape.head_dim, generator=generator)
     keys, values = layer_pages(pages.to(dtype).to(device), 0, shape.head_dim)
     query = torch.randn(batch, shape.num_heads, shape.head_dim, generator=generator).to(dtype)
@@ -65,6 +67,14 @@ def test_a_group_larger_than_a_tile_is_done_in_several(device):
     inputs = forks(SMALL, 33, torch.float32, device, strangers=0)  # 8 members fill a tile
     alone = paged_decode_attention(**inputs)
     assert torch.equal(paged_decode_attention(**inputs, groups=groups_of(inputs)), alone)
+
+
+def test_a_prefix_of_4096_entries_is_shared_in_all_its_splits(device):
+    inputs = forks(SMALL, 3, torch.float32, device, strangers=0, shared=4096 // PAGE_ENTRIES)
+    groups = groups_of(inputs)
+    assert groups.row_splits.tolist() == [4096 // SPLIT_ENTRIES] * 3
+    alone = paged_decode_attention(**inputs)
+    assert torch.equal(paged_decode_attention(**inputs, groups=groups), alone)
 
 
 def test_several_groups_and_empty_ones_are_attended_together(device):
