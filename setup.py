@@ -3,13 +3,37 @@
 import os
 import shutil
 import sysconfig
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import setup
+from setuptools.command.build_ext import build_ext
 
 compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
 if not shutil.which(compiler):
     raise SystemExit(f"Symphony is built with GCC, and there is no {compiler}: install gcc and libc6-dev, or set CC")
+
+
+class SideBySide(build_ext):
+    """Compiles as many units at once as there are processors: the kernels of each instruction set are one."""
+
+    def build_extensions(self) -> None:
+        # Setuptools compiles one unit after the other, and has no other place to say otherwise.
+        compile_one, compile_all = self.compiler._compile, self.compiler.compile  # noqa: SLF001
+
+        def compile_side_by_side(*args: Any, **options: Any) -> list[str]:
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                units: list[Future[None]] = []
+                self.compiler._compile = lambda *unit: units.append(pool.submit(compile_one, *unit))  # noqa: SLF001
+                objects: list[str] = compile_all(*args, **options)
+                for unit in units:
+                    unit.result()
+            return objects
+
+        self.compiler.compile = compile_side_by_side
+        super().build_extensions()
+
 
 setup(
     name="symphony-os",
@@ -36,6 +60,7 @@ setup(
         "decoder.cpu": ["*.h", "*.c"],
         "scheduler": ["*.h", "*.c"],
     },
+    cmdclass={"build_ext": SideBySide},
     setup_requires=["cffi>=1.17,<3"],
     cffi_modules=[
         "libsym/channel_build.py:ffi",

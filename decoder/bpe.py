@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock
 
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from decoder.cuts import SPACE, Cut, Cutter
@@ -19,6 +21,8 @@ from libsym.errors import Invalid
 
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 _MOST_MISSING_BYTES = 64  # rare control characters and lead bytes of unassigned planes: 8 in SmolLM2
+_NO_LETTER = "\ue000"
+"""Of the private use area: no normalizer changes it, and no token begins with it."""
 _NOT_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
 
 
@@ -57,12 +61,26 @@ class ByteLevelCodec:
         self._missing = re.compile(b"[" + b"".join(rb"\x%02x" % byte for byte in missing) + b"]") if missing else None
 
     def encode(self, text: str, *, special: bool) -> list[int]:
+        self._check_spelling(text)
+        return self._library.encode(text, special=special)
+
+    def split(self, text: str) -> list[str | int]:
+        return self._library.split(text)
+
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        self._check_spelling(self._library.joined(parts))
+        return self._library.encode_parts(parts)
+
+    @property
+    def special_texts(self) -> Iterable[str]:
+        return self._library.special_texts.values()
+
+    def _check_spelling(self, text: str) -> None:
         # The library would drop such a character without a word.
         if self._missing is not None and (found := self._missing.search(data := text.encode())):
             start = len(data[: found.start()].decode(errors="ignore"))
             code = f"U+{ord(text[start]):04X}"
             raise Invalid(f"the text has {code} at {start}, which this model's vocabulary cannot spell: remove it")
-        return self._library.encode(text, special=special)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
@@ -97,6 +115,16 @@ class PieceCodec:
     def encode(self, text: str, *, special: bool) -> list[int]:
         return self._library.encode(text, special=special)
 
+    def split(self, text: str) -> list[str | int]:
+        return self._library.split(text)
+
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        return self._library.encode_parts(parts)
+
+    @property
+    def special_texts(self) -> Iterable[str]:
+        return self._library.special_texts.values()
+
     def decode(self, tokens: Sequence[int]) -> str:
         return self._library.decode(tokens)
 
@@ -118,25 +146,83 @@ class PieceCodec:
 
 
 class _Library:
-    """The library's tokenizer behind a lock: whether special tokens are recognised is a property of it."""
+    """The library's tokenizer behind a lock: whether special tokens are recognised is a property of it.
+
+    Each special token has an alias, an added token that nobody can guess. Where special tokens are not recognised the
+    aliases are: so a text may have special tokens at the places that are meant, and be text everywhere else, and all
+    that the library does between and around them stays what it is.
+    """
 
     def __init__(self, tokenizer: LibraryTokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = Lock()
+        special = {token: added for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        self.special_texts = {token: added.content for token, added in special.items()}
+        secret = secrets.token_hex(16)
+        self._aliases = {token: f"{_NO_LETTER}{secret}{token}{_NO_LETTER}" for token in special}
+        tokenizer.add_tokens([_renamed(added, self._aliases[token]) for token, added in special.items()])
+        self._meant_by = {tokenizer.token_to_id(alias): token for token, alias in self._aliases.items()}
+        self._unknown = tokenizer.token_to_id(tokenizer.model.unk_token or "")
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        with self._lock:
-            self._tokenizer.encode_special_tokens = not special
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._encode(text, special=special).ids
         return ids
 
+    def split(self, text: str) -> list[str | int]:
+        """The special tokens that are recognised in a text, and what is between them."""
+        found = self._encode(text, special=True)
+        parts: list[str | int] = []
+        done = 0
+        for token, (start, end) in zip(found.ids, found.offsets, strict=True):
+            spelled_out = self.special_texts.get(token)
+            if spelled_out is not None and spelled_out in text[start:end]:  # not only when it is normalized
+                parts += [text[done:start], token] if start > done else [token]
+                done = end
+        return [*parts, text[done:]] if done < len(text) else parts
+
+    def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
+        """Text and special tokens: nothing in the text becomes one."""
+        text = "".join(part if isinstance(part, str) else self._aliases[part] for part in parts)
+        tokens = [self._meant_by.get(token, token) for token in self.encode(text, special=False)]
+        meant = [part for part in parts if isinstance(part, int) and part != self._unknown]
+        found = [token for token in tokens if token in self.special_texts and token != self._unknown]
+        if found != meant:
+            strays = ", ".join(sorted({self.special_texts[token] for token in {*found} - {*meant}} or {"one"}))
+            raise Invalid(f"this model's vocabulary has special tokens ({strays}) that are words of text, too")
+        return tokens
+
+    def joined(self, parts: Sequence[str | int]) -> str:
+        return "".join(part if isinstance(part, str) else self.special_texts[part] for part in parts)
+
+    def _encode(self, text: str, *, special: bool) -> Encoding:
+        with self._lock:
+            self._tokenizer.encode_special_tokens = not special
+            return self._tokenizer.encode(text, add_special_tokens=False)
+
     def decode(self, tokens: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        # The number of an alias may be one of the model's, which stands for no text: the alias is a secret.
+        known = [token for token in tokens if token not in self._meant_by]
+        text: str = self._tokenizer.decode(known, skip_special_tokens=False)
         return text
 
     def twin(self) -> _Library:
+        twin = copy.copy(self)
+        twin._lock = Lock()  # noqa: SLF001 - of the same class
         with self._lock:
-            return _Library(copy.deepcopy(self._tokenizer))
+            twin._tokenizer = copy.deepcopy(self._tokenizer)  # noqa: SLF001 - of the same class
+        return twin
+
+
+def _renamed(token: AddedToken, text: str) -> AddedToken:
+    """A token that is recognised as another is, and always."""
+    return AddedToken(
+        text,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=False,
+    )
 
 
 def _bytes_of(token: str | None) -> bytes:

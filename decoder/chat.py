@@ -37,18 +37,28 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)  # "bos_token": "<s>", …
         self._compiled: jinja2.Template | None = None
 
-    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, add_generation_prompt: bool) -> str:
-        """The prompt for these messages; whatever the template objects to is an `Invalid`."""
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        add_generation_prompt: bool,
+        now: datetime | None = None,
+    ) -> str:
+        """The prompt for these messages; whatever the template objects to is an `Invalid`.
+
+        `now`: what a template that asks for the date is told, in place of the local time.
+        """
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            raise Invalid("chat_template needs a list of messages, each a dict with 'role' and 'content'")
+            raise Invalid("a conversation is a list of messages, each a dict with 'role' and 'content'")
         if tools is not None and not isinstance(tools, list):
-            raise Invalid(f"chat_template needs tools as a list of JSON schemas, not a {type(tools).__name__}")
+            raise Invalid(f"tools are a list of JSON schemas, not a {type(tools).__name__}")
         try:
             return self._template().render(
                 messages=messages,
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
+                strftime_now=(now or local_time()).strftime,
                 **self._special_tokens,
             )
         except Invalid:
@@ -86,7 +96,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
@@ -105,8 +114,8 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(format_: str) -> str:
-    return datetime.now().strftime(format_)  # noqa: DTZ005 - the local date is what templates ask for
+def local_time() -> datetime:
+    return datetime.now()  # noqa: DTZ005 - the local date is what templates ask for
 
 
 def special_token_text(value: object) -> str | None:

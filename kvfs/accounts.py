@@ -1,9 +1,9 @@
-"""Who pays: pages and files are charged to accounts, and an account may have a limit.
+"""Who pays: pages, bytes of plain files, and files are charged to accounts, and an account may have a limit.
 
 An account is a number: a uid for what lies outside of any domain, `FIRST_DOMAIN | n` for a domain. It is charged once
-for each distinct page that its tables, readers and imports refer to, and once for each inode. What a domain is charged
-its parent is charged as well: the domain around it, or else the uid that owns its directory. So a domain is a part of
-its owner's quota, never a way out of it.
+for each distinct page that its tables, readers and imports refer to, for the size of each plain file (a hole counts, as
+it does in `st_blocks`), and once for each inode. What a domain is charged its parent is charged as well: the domain
+around it, or else the uid that owns its directory. So a domain is a part of its owner's quota, never a way out of it.
 
 Owned by the daemon's trio thread; limits are checked before anything changes.
 """
@@ -32,7 +32,7 @@ class Limits:
     """What an account may have; None: as much as there is."""
 
     num_bytes: int | None = None
-    """Of pages."""
+    """Of pages and plain files together."""
     num_files: int | None = None
 
 
@@ -42,7 +42,7 @@ NO_LIMITS = Limits()
 class Account:
     """What one uid or domain has. What is charged to it is charged to its parents as well."""
 
-    __slots__ = ("describe", "is_open", "limits", "num_files", "number", "page_bytes", "pages", "parent")
+    __slots__ = ("describe", "is_open", "limits", "num_files", "number", "page_bytes", "pages", "parent", "plain_bytes")
 
     def __init__(
         self,
@@ -62,6 +62,8 @@ class Account:
         """False for a domain that was ended: it goes when its last page and file have gone."""
         self.pages = pages
         self.page_bytes = page_bytes
+        self.plain_bytes = 0
+        """Of plain files."""
         self.num_files = 0
 
     @property
@@ -71,12 +73,19 @@ class Account:
     @property
     def is_idle(self) -> bool:
         """Nothing is charged to it, and nothing needs to be remembered of it."""
-        return not (self.pages.num_pages or self.num_files or (self.is_domain and self.is_open))
+        charged = self.pages.num_pages or self.plain_bytes or self.num_files
+        return not (charged or (self.is_domain and self.is_open))
 
     @property
     def num_bytes(self) -> int:
-        """What its distinct pages take."""
-        return self.pages.num_pages * self.page_bytes
+        """What its distinct pages and its plain files take."""
+        return self.pages.num_pages * self.page_bytes + self.plain_bytes
+
+    @property
+    def num_free_bytes(self) -> int | None:
+        """What is left of all limits that hold for it; None without any."""
+        limits = [(each.limits.num_bytes, each.num_bytes) for each in self.chain()]
+        return min((max(0, limit - used) for limit, used in limits if limit is not None), default=None)
 
     def chain(self) -> Iterator[Account]:
         """The account and those that are charged with it."""
@@ -84,6 +93,11 @@ class Account:
         while account is not None:
             yield account
             account = account.parent
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the accounts that are charged with it, from the uid inwards; its own is the last."""
+        return tuple(each.number for each in self.chain())[::-1]
 
     def holds(self, pages: IntArray) -> npt.NDArray[np.bool_]:
         """Which of these pages it holds. Any thread may ask; the answer stays true on the owner's thread alone."""
@@ -94,13 +108,21 @@ class Account:
     def require_new_pages(self, count: int) -> None:
         """Raise OverQuota unless there is room for `count` pages that nobody holds yet."""
         for account in self.chain():
-            account.limit_pages(count)
+            account.limit_bytes(count)
 
-    def require_pages(self, pages: IntArray) -> None:
-        """Raise OverQuota unless there is room for those of these pages that the account does not hold yet."""
+    def require_pages(self, pages: IntArray, plain_bytes: int = 0) -> None:
+        """Raise OverQuota unless there is room for those of these pages that the account does not hold yet.
+
+        `plain_bytes`: and for so much of plain files.
+        """
         for account in self.chain():
             if account.limits.num_bytes is not None:
-                account.limit_pages(account.pages.num_new(pages))
+                account.limit_bytes(account.pages.num_new(pages), plain_bytes)
+
+    def require_plain(self, plain_bytes: int) -> None:
+        """Raise OverQuota unless plain files may grow by so much."""
+        for account in self.chain():
+            account.limit_bytes(0, plain_bytes)
 
     def require_files(self, count: int = 1) -> None:
         """Raise OverQuota unless there is room for so many more files, directories, links, …"""
@@ -112,13 +134,17 @@ class Account:
                     "remove some, or have the quota raised"
                 )
 
-    def limit_pages(self, count: int) -> None:
-        """Raise OverQuota if `count` more pages are too many for this account, whatever those above it may have."""
-        limit = self.limits.num_bytes
-        if limit is not None and count and self.num_bytes + count * self.page_bytes > limit:
+    def limit_bytes(self, num_pages: int, plain_bytes: int = 0) -> None:
+        """Raise OverQuota if so much more is too much for this account, whatever those above it may have."""
+        limit, wanted = self.limits.num_bytes, num_pages * self.page_bytes + plain_bytes
+        if limit is not None and wanted > 0 and self.num_bytes + wanted > limit:
+            holds = f"{self.pages.num_pages} pages" + (
+                f", {self.plain_bytes} bytes of plain files" if self.plain_bytes else ""
+            )
+            more = f"{num_pages} more" if num_pages else f"{plain_bytes} bytes more"
             raise OverQuota(
                 f"{self.describe()} is at its quota of {limit} bytes ({limit // self.page_bytes} pages): it holds "
-                f"{self.pages.num_pages} pages and {count} more are wanted; remove files or forks, or have it raised"
+                f"{holds} and {more} are wanted; remove files or forks, or have it raised"
             )
 
     # Charges
@@ -138,6 +164,12 @@ class Account:
         for account in self.chain():
             account.pages.subtract(pages)
 
+    def charge_plain(self, num_bytes: int) -> None:
+        """Charge plain files' growth, or take back (below 0) what they have lost."""
+        for account in self.chain():
+            account.plain_bytes += num_bytes
+            assert account.plain_bytes >= 0, f"{account.describe()} gives back bytes that it does not have"
+
     def charge_files(self, count: int = 1) -> None:
         for account in self.chain():
             account.num_files += count
@@ -150,12 +182,14 @@ class Account:
     def adopt(self, domain: Account) -> None:
         """Become the parent of a domain instead of the one that it has, or raise OverQuota and change nothing."""
         self.require_files(domain.num_files)
-        self.require_pages(domain.pages.all())
+        self.require_pages(domain.pages.all(), domain.plain_bytes)
         assert domain.parent is not None
         for account in domain.parent.chain():
             account.pages.subtract_all(domain.pages)
         for account in self.chain():
             account.pages.add_all(domain.pages)
+        domain.parent.charge_plain(-domain.plain_bytes)
+        self.charge_plain(domain.plain_bytes)
         domain.parent.refund_files(domain.num_files)
         self.charge_files(domain.num_files)
         domain.parent = self
@@ -216,6 +250,19 @@ class Accounts:
         for account in self:
             pages = np.concatenate(pages_of.get(account.number, [_NO_PAGES]))
             account.pages.check(np.bincount(pages, minlength=self.num_pages), account.describe())
+
+    def check_plain(self, charged: Iterable[tuple[Account, int]]) -> None:
+        """Raise AssertionError unless these (account, bytes of a plain file) are what was charged."""
+        plain_bytes: dict[int, int] = {}
+        for each, num_bytes in charged:
+            for account in each.chain():
+                plain_bytes[account.number] = plain_bytes.get(account.number, 0) + num_bytes
+        for account in self:
+            has = plain_bytes.get(account.number, 0)
+            if account.plain_bytes != has:
+                raise AssertionError(
+                    f"{account.describe()} is charged {account.plain_bytes} bytes of plain files, has {has}"
+                )
 
     def check_files(self, charged: Iterable[Account]) -> None:
         """Raise AssertionError unless these accounts, each mentioned once for each inode, are what was charged."""

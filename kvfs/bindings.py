@@ -18,7 +18,7 @@ _NS = 1_000_000_000
 _PACED_NUMBERS = ("readlink", "opendir", "readdir", "statfs", "listxattr")
 """Quick, and all arguments are numbers."""
 _QUICK_NUMBERS = ("fsync", "releasedir", "fsyncdir")
-_SLOW_NUMBERS = ("read", "flush", "release", "flock", "copy_file_range")
+_SLOW_NUMBERS = ("read", "flush", "release", "flock", "copy_file_range", "fallocate")
 _PACED_NAMES = ("lookup", "mknod", "unlink", "rmdir", "removexattr")
 """Quick, and the second argument is a name."""
 

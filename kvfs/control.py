@@ -127,6 +127,10 @@ class ControlTree:
             return self._mirrored(number)
         raise NotPermitted("control files can't be changed")
 
+    def inode_around(self, number: int) -> Inode:
+        """The inode whose space a control file takes: of a text, that of its KV file."""
+        return self._mirrored(number) if number & _TEXT_BIT else self._tree.root
+
     def truncate(self, number: int, size: int) -> None:
         """As `truncate(2)` on a text: whole entries are kept."""
         inode = self.inode_behind(number)

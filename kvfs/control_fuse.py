@@ -119,6 +119,9 @@ class ControlledOperations(KvOperations):
         self.set_others(behind, fields, mode, gid, atime_ns, mtime_ns)
         return self._answers.attr(_wired(self._control.attributes(number)))
 
+    def statfs(self, number: int) -> int:
+        return super().statfs(self._control.inode_around(number).number if self._control.owns(number) else number)
+
     def getxattr(self, number: int, name: bytes, room: int) -> int:
         return super().getxattr(self._behind(number), name, room)
 

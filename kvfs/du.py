@@ -1,5 +1,8 @@
 """Who holds how many pages: the truth behind `ls`, which shows every fork at its full size.
 
+What a file shares is told as on the mount: to those who may read it. Of other files there is what stat(2) tells, and
+the sum takes them for files that share nothing.
+
 Both walk a tree of any size without holding anybody up, so it may change under them: what comes or goes meanwhile may
 or may not be seen.
 """
@@ -14,10 +17,11 @@ from time import perf_counter
 import numpy as np
 import trio
 
-from kvfs.content import KvFile
+from kvfs.content import Content, KvFile
 from kvfs.inode import READ, SEARCH, Credentials, Inode, allows
 from kvfs.pages import PagePool
 from kvfs.paths import MAX_PATH_BYTES
+from kvfs.plain import PlainFile
 
 TURN_S = 0.0003
 """How long a walk goes on before others get their turn."""
@@ -27,14 +31,17 @@ FEW_NAMES = 500
 
 @dataclass(frozen=True, slots=True)
 class DuRow:
-    """One KV file, or the sum over a directory."""
+    """One regular file, or the sum over a directory."""
 
     path: str
     tokens: int
     pages: int
-    exclusive_pages: int
-    """Pages that would be free if this alone were removed."""
-    shared_pages: int
+    exclusive_pages: int | None
+    """Pages that would be free if this alone were removed; None of a file that the caller may not read."""
+    shared_pages: int | None
+    """In a sum both are of the files that the caller may read."""
+    plain_bytes: int
+    """Of a plain file: its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +51,22 @@ class Denied:
     path: str
 
 
-Visit = Callable[[DuRow | Denied, KvFile | None, Inode], bool]
+Visit = Callable[[DuRow | Denied, Inode], bool]
 """Called with each find, in the order of names; False ends the walk."""
 
 
 async def walk(start: Inode, path: str, after: Sequence[bytes], creds: Credentials, visit: Visit) -> None:
-    """Visit the KV files at and below `start`, which the caller reached as `path`.
+    """Visit the regular files at and below `start`, which the caller reached as `path`.
 
     `after`: names that lead from `start` to the last one that was visited before; those up to it are left out.
     """
     if not start.is_directory:
-        if not after and isinstance(start.content, KvFile):
-            visit(_row(path, start.content), start.content, start)
+        if not after and start.content is not None:
+            visit(_row(path, start, start.content, creds), start)
         return
     turn_ends_s = perf_counter() + TURN_S
     walking = [_Directory(path, start, after)]
-    if not (await walking[0].open(creds) or visit(Denied(path), None, start)):
+    if not (await walking[0].open(creds) or visit(Denied(path), start)):
         return
     while walking:
         if perf_counter() > turn_ends_s:
@@ -82,9 +89,9 @@ async def walk(start: Inode, path: str, after: Sequence[bytes], creds: Credentia
             if await inner.open(creds):
                 walking.append(inner)
             elif not was_visited:
-                goes_on = visit(Denied(path), None, inode)
-        elif isinstance(inode.content, KvFile) and not was_visited:
-            goes_on = visit(_row(path, inode.content), inode.content, inode)
+                goes_on = visit(Denied(path), inode)
+        elif inode.content is not None and not was_visited:
+            goes_on = visit(_row(path, inode, inode.content, creds), inode)
         if not goes_on:
             return
 
@@ -115,29 +122,36 @@ def _sorted(names: list[bytes], first: bytes) -> list[bytes]:
     return sorted((name for name in names if name >= first), reverse=True)
 
 
-def _row(path: str, kv: KvFile) -> DuRow:
-    table = kv.table
-    exclusive = table.exclusive_pages
+def _row(path: str, inode: Inode, content: Content, creds: Credentials) -> DuRow:
+    if isinstance(content, PlainFile):
+        return DuRow(path, 0, 0, 0, 0, content.size)
+    table = content.table
     num_pages = len(table.pages)
-    return DuRow(path, table.length, num_pages, exclusive, num_pages - exclusive)
+    if not allows(inode, creds, READ):
+        return DuRow(path, table.length, num_pages, None, None, 0)
+    exclusive = table.exclusive_pages
+    return DuRow(path, table.length, num_pages, exclusive, num_pages - exclusive, 0)
 
 
 async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> DuRow:
     """The sum over what `walk` finds, in which each page counts once."""
     num_held = np.zeros(pool.num_pages, np.int32)
     seen: set[int] = set()
-    num_tokens = 0
+    num_tokens = num_others = plain_bytes = 0
 
-    def add(row: DuRow | Denied, kv: KvFile | None, inode: Inode) -> bool:
-        nonlocal num_tokens
-        if kv is not None and isinstance(row, DuRow):
+    def add(row: DuRow | Denied, inode: Inode) -> bool:
+        nonlocal num_tokens, num_others, plain_bytes
+        if isinstance(row, DuRow) and inode.number not in seen:  # a hard link adds nothing
+            seen.add(inode.number)
             num_tokens += row.tokens
-            if inode.number not in seen:  # a hard link adds nothing
-                seen.add(inode.number)
-                num_held[kv.table.pages] += 1  # a table has a page once
+            plain_bytes += row.plain_bytes
+            if row.exclusive_pages is None:
+                num_others += row.pages
+            elif isinstance(inode.content, KvFile):
+                num_held[inode.content.table.pages] += 1  # a table has a page once
         return True
 
     await walk(start, path, (), creds, add)
     num_pages = int(np.count_nonzero(num_held))
     exclusive = int(np.count_nonzero((num_held > 0) & (pool.refcount == num_held)))
-    return DuRow(path, num_tokens, num_pages, exclusive, num_pages - exclusive)
+    return DuRow(path, num_tokens, num_pages + num_others, exclusive, num_pages - exclusive, plain_bytes)

@@ -26,11 +26,13 @@ from kvfs.inode import (
     WRITE,
     Credentials,
     Inode,
+    allows,
     mode_for_new,
     require,
     require_owner,
     require_removable,
 )
+from kvfs.locks import FileLocks
 from kvfs.pages import PagePool
 from kvfs.paths import Paths, Place
 from kvfs.protocols import ModelFacts
@@ -44,6 +46,21 @@ MAX_MERGED = 256
 _WHOLE: Ranges = np.array([[0, RANGE_END]])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Claim:
+    """The right to make the file of a name that there is not yet: of those who ask for it, one has it at a time.
+
+    Advisory, as locks are: it keeps nobody from making a file of that name in another way.
+    """
+
+    place: Place
+
+    @property
+    def key(self) -> tuple[int, bytes]:
+        """What is locked."""
+        return self.place.directory.number, self.place.name
+
+
 @dataclass(slots=True, eq=False)
 class OpenKv:
     """A LIP's handle on one version of a KV file: what happens to the name later does not touch it."""
@@ -54,6 +71,8 @@ class OpenKv:
     origin: tuple[int, bytes] | None
     """(number of the directory, name) that it was opened by; None for an anonymous file."""
     closed: bool = False
+    claim: Claim | None = None
+    """Of an anonymous file that is to get a name when it is whole."""
 
     @property
     def table(self) -> PageTable:
@@ -62,7 +81,7 @@ class OpenKv:
 
 @dataclass(frozen=True, slots=True)
 class KvStat:
-    """What there is to know about a file without reading it."""
+    """What there is to know about a file without reading it; with None for what stat(2) does not tell everybody."""
 
     ino: int
     kind: str
@@ -75,13 +94,13 @@ class KvStat:
     """Bytes of the image, for a KV file."""
     tokens: int
     pages: int
-    exclusive_pages: int
+    exclusive_pages: int | None
     mtime_ns: int
     ctime_ns: int
-    pinned: bool
-    ttl_s: float
+    pinned: bool | None
+    ttl_s: float | None
     """0: it does not expire."""
-    priority: int
+    priority: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +136,8 @@ class FileSystem:
         self.volume = Volume(pool, model, backing_dir, uid, gid)
         self._tree = self.volume.tree
         self._paths = Paths(self._tree)
+        self.claims = FileLocks()
+        """Names that files are being made for, each by the `Claim` that has it."""
 
     @property
     def pool(self) -> PagePool:
@@ -174,6 +195,36 @@ class FileSystem:
         inode.content.hits += 1
         return self._open(inode, inode.content, self._origin(creds, path, inode), writable=write)
 
+    def kv_open_or_claim(self, creds: Credentials, path: str, *, write: bool) -> OpenKv | Claim:
+        """`kv_open`, or a claim on the name of a file that is not there: to be acquired, and then made a file of."""
+        try:
+            return self.kv_open(creds, path, write=write)
+        except NotFound:
+            place = self._free_place(creds, path)
+            assert place is not None
+            return Claim(place)
+
+    def kv_create_claimed(self, creds: Credentials, claim: Claim, mode: int) -> OpenKv:
+        """An anonymous file, charged to whom it will be under its name. Closing it gives the claim back."""
+        _check_mode(mode)
+        payer = self._payer(creds, claim.place)
+        file = self._create(creds, None, mode, lambda owner: PageTable(self.pool, owner), payer)
+        file.claim = claim
+        return file
+
+    def kv_name(self, creds: Credentials, handle: OpenKv, *, write: bool) -> None:
+        """Give a file the name that it has claimed, which must still be free; then the handle is as `kv_open` gives."""
+        self._require_open(handle)
+        if handle.claim is None:
+            raise Invalid(f"{self.name_of(handle)} has claimed no name, or was given it already")
+        place = handle.claim.place
+        require(place.directory, creds, WRITE | SEARCH, f"directory of {place.path}")
+        self._tree.name(handle.inode, place.directory, place.name)
+        handle.inode.mode = mode_for_new(place.directory, creds, handle.inode.mode)
+        handle.origin = handle.claim.key
+        handle.writable = write
+        self._give_up_claim(handle)
+
     def kv_create_in(self, creds: Credentials, directory: Inode, name: bytes, mode: int) -> OpenKv:
         """`kv_create` in a directory that the mount has led to: the kernel has checked permissions."""
         self._tree.require_free(directory, name)
@@ -228,6 +279,7 @@ class FileSystem:
         self._require_open(handle)
         handle.closed = True
         self.volume.locks.release(handle.inode.number, handle)
+        self._give_up_claim(handle)
         self.volume.release_kv(handle.content)
         self._tree.closed(handle.inode)
 
@@ -249,12 +301,22 @@ class FileSystem:
         self.volume.truncate_kv(handle.content, num_entries, self.name_of(handle))
         self._changed(handle)
 
-    def kv_remove_open(self, creds: Credentials, handle: OpenKv) -> None:
-        """Remove the name that the handle was opened by; the handle stays good until it is closed."""
+    def kv_remove_open(self, creds: Credentials, handle: OpenKv, path: str = "") -> None:
+        """Remove the name that the handle was opened by; the handle stays good until it is closed.
+
+        `path`: the name that the caller takes it to have now. Where the file has neither of the two any more it is
+        NotFound: somebody moved it, to keep it perhaps. Without a path, the only name that it has goes.
+        """
         self._require_open(handle)
         if handle.origin is None:
             return  # anonymous: there is no name, and closing it removes it
-        directory, name = self._current_name(handle, handle.origin)
+        place = self._paths.place(creds, path) if path else None
+        if place is not None and place.inode is handle.inode:
+            directory, name = place.directory, place.name
+        elif place is not None and handle.origin not in handle.inode.names:
+            raise NotFound(f"{path}: the open file no longer has this name: remove it by the path that it has now")
+        else:
+            directory, name = self._current_name(handle, handle.origin)
         require_removable(directory, handle.inode, creds, os.fsdecode(name))
         self._tree.unlink(directory, name)
 
@@ -269,8 +331,22 @@ class FileSystem:
             raise IsDirectory(f"{path} is a directory")
         self._tree.unlink(place.directory, place.name)
 
-    def kv_rename(self, creds: Credentials, old: str, new: str) -> None:
-        """Move a name, over an existing one if there is one, as `rename(2)`."""
+    def kv_mkdir(self, creds: Credentials, path: str, mode: int) -> None:
+        """A new directory, as `mkdir(2)`."""
+        _check_mode(mode)
+        place = self._paths.place(creds, path)
+        if place.inode is not None:
+            raise Exists(f"{path}: the name is taken; remove it first, or choose another")
+        require(place.directory, creds, WRITE | SEARCH, f"directory of {path}")
+        self._payer(creds, place)
+        mode &= ~(stat.S_ISUID | stat.S_ISGID)
+        self._tree.make(place.directory, place.name, stat.S_IFDIR, mode=mode, uid=creds.uid, gid=creds.gid)
+
+    def kv_rename(self, creds: Credentials, old: str, new: str) -> tuple[int, int, int]:
+        """Move a name, over an existing one if there is one, as `rename(2)`.
+
+        The numbers of what was moved, and of the directories that it left and came into; 0 where nothing was.
+        """
         source, target = self._paths.place(creds, old), self._paths.place(creds, new)
         moved, replaced = source.existing(), target.inode
         require_removable(source.directory, moved, creds, old)
@@ -282,6 +358,9 @@ class FileSystem:
         if moved.is_directory and source.directory is not target.directory:
             require(moved, creds, WRITE, old)  # its `..` changes
         self._tree.rename(source.directory, source.name, target.directory, target.name)
+        if replaced is moved:
+            return 0, 0, 0  # two names of one file: rename(2) leaves both
+        return moved.number, source.directory.number, target.directory.number
 
     def kv_chmod(self, creds: Credentials, path: str, mode: int) -> None:
         """Set the permission bits, as `chmod(2)`."""
@@ -322,9 +401,12 @@ class FileSystem:
         return Entry(os.fsdecode(name), inode.kind, self.volume.size_of(inode), _num_tokens(inode))
 
     def kv_stat(self, creds: Credentials, path: str) -> KvStat:
-        """As `stat(2)`: symbolic links are followed."""
+        """As `stat(2)`: symbolic links are followed. What are attributes on the mount only readers get, as there."""
         inode = self._paths.resolve(creds, path)
-        return self._stat(inode, inode.content if isinstance(inode.content, KvFile) else None)
+        found = self._stat(inode, inode.content if isinstance(inode.content, KvFile) else None)
+        if allows(inode, creds, READ):
+            return found
+        return replace(found, exclusive_pages=None, pinned=None, ttl_s=None, priority=None)
 
     def kv_stat_open(self, handle: OpenKv) -> KvStat:
         """As `fstat(2)`: of the version that the handle has."""
@@ -391,10 +473,15 @@ class FileSystem:
         return Piece(source.table, ranges_within(ranges, source.table.length, self.name_of(source)))
 
     def _create(
-        self, creds: Credentials, place: Place | None, mode: int, make_table: Callable[[int], PageTable]
+        self,
+        creds: Credentials,
+        place: Place | None,
+        mode: int,
+        make_table: Callable[[int], PageTable],
+        payer: Account | None = None,
     ) -> OpenKv:
         """`make_table` is told who pays. Whoever has no room for the file or its pages gets OverQuota, and no file."""
-        account = self._payer(creds, place)
+        account = payer or self._payer(creds, place)
         account.require_files()
         table = make_table(account.number)
         if place is None:
@@ -405,6 +492,11 @@ class FileSystem:
         inode.content = content = self.volume.new_kv(table)
         origin = None if place is None else (place.directory.number, place.name)
         return self._open(inode, content, origin, writable=True)
+
+    def _give_up_claim(self, handle: OpenKv) -> None:
+        if handle.claim is not None:
+            self.claims.release(handle.claim.key, handle.claim)
+            handle.claim = None
 
     def _payer(self, creds: Credentials, place: Place | None) -> Account:
         """Who pays for what the caller makes at a place, or without one.

@@ -27,9 +27,6 @@ from libsym.errors import BadHandle, Exists, NotSupported, SymError
 
 log = logging.getLogger(__name__)
 
-_MAX_FILES = 1 << 31
-"""What `df -i` shows as the total: nothing here limits the number of files but memory."""
-
 _BLOCK_BYTES = 4096
 _KV_BLOCK_BYTES = 1 << 20
 """What programs are told to read at a time: the largest read that the kernel passes on."""
@@ -164,14 +161,16 @@ class KvOperations:
             self._files.set_mtime_ns(inode, mtime_ns)
         inode.changed()
 
-    def statfs(self) -> int:
-        now = self._volume.statistics()
+    def statfs(self, number: int) -> int:
+        """The pool; in a domain what it may have, and of that what is left."""
+        space = self._volume.space_around(self._nodes.inode(number))
         return self._answers.statfs(
-            block_bytes=now.page_bytes,  # a block is a page: so the sums come out exactly
-            num_blocks=now.num_pages,
-            num_free=now.num_free_pages,
-            num_files=_MAX_FILES,
-            num_free_files=_MAX_FILES - now.num_files,
+            block_bytes=space.block_bytes,
+            num_blocks=space.num_bytes // space.block_bytes,
+            num_free=space.free_bytes // space.block_bytes,
+            num_available=space.available_bytes // space.block_bytes,
+            num_files=space.num_files,
+            num_free_files=space.free_files,
             name_bytes=MAX_NAME_BYTES,
         )
 
@@ -243,6 +242,13 @@ class KvOperations:
         """`cp`: a fork where it can be one."""
         source, target = self._file(fh), self._file(target_fh)
         return self._answers.count(await self._files.copy(source, offset, target, target_offset, size))
+
+    async def fallocate(self, fh: int, mode: int, offset: int, size: int) -> int:
+        """Plain `fallocate(2)`; the kernel has looked at RLIMIT_FSIZE."""
+        if mode:
+            raise NotSupported(f"fallocate: mode {mode:#x} is not known here, only 0")
+        await self._files.allocate(self._file(fh), offset, size)
+        return 0
 
     async def flock(self, fh: int, operation: int) -> int:
         """A lock of the open file: the same that LIPs take."""

@@ -8,7 +8,9 @@ Four moves, so that the slow one can run in a worker thread while the owner of t
     table = incoming.finish()   or   incoming.abandon()  owner thread
 
 Pages that the owner holds already, with the same content, are shared at the end: the import's own go back then. They
-are taken first all the same, for what they hold is known only when they are loaded.
+are taken first all the same, for what they hold is known only when they are loaded. Where there is no room for them,
+`survey` (in a worker) reads the image first, to say which of its full pages are there; ImageImport refers to those from
+the beginning then, and takes only the others.
 
 Nobody else knows the pages before `finish`, and what was read is checked as it lies in memory: a source that changes
 while it is read can fail the import, not fool it.
@@ -17,7 +19,8 @@ while it is read can fail the import, not fool it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,17 +30,48 @@ from kvfs.header import ByteSource, ImagePlan, parse_header, read_exactly
 from kvfs.image import ImageFormat, all_finite
 from kvfs.pages import PagePool
 from kvfs.table import PageTable
-from kvfs.twins import Digests, find_twins, true_twins
+from kvfs.twins import Digests, Entries, find_twins, true_twins
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the full pages of an image hold, and which pages of the pool are likely the same."""
+
+    entries: Entries
+    digests: Digests
+    twins: IntArray
+
+
+def survey(
+    pool: PagePool, plan: ImagePlan, owner: int, source: ByteSource, checkpoint: Callable[[], None] = lambda: None
+) -> Survey:
+    """Read an image for which there is no room. For a worker thread: holds nothing, and believes nothing."""
+    num_full = plan.num_entries // PAGE_ENTRIES
+    room = bytearray(NUM_LANES * pool.page_bytes)
+    found: list[bytes] = []
+    for first in range(0, num_full, NUM_LANES):
+        checkpoint()
+        num_now = min(NUM_LANES, num_full - first)
+        view = memoryview(room)[: num_now * pool.page_bytes]
+        if source.read_into(plan.layout.pages + first * pool.page_bytes, view) != len(view):
+            raise Invalid(f"image is cut short: it ends before its page {first + num_now}")
+        found += digests([view[at : at + pool.page_bytes] for at in range(0, len(view), pool.page_bytes)])
+    data = read_exactly(source, plan.layout.tokens, 8 * plan.num_entries)
+    numbers = np.frombuffer(data, "<i4").reshape(2, plan.num_entries)[:, : num_full * PAGE_ENTRIES]
+    tokens, positions = numbers.reshape(2, num_full, PAGE_ENTRIES)
+    known, values = Entries(tokens, positions), _as_digests(found)
+    return Survey(known, values, find_twins(pool, owner, known, values))
 
 
 class ImageImport:
     """An image on its way into the pool. End it with `finish` or `abandon`."""
 
-    __slots__ = ("_digests", "_loaded", "_pages", "_twins", "closed", "owner", "plan", "pool")
+    __slots__ = ("_digests", "_is_own", "_loaded", "_pages", "_twins", "closed", "owner", "plan", "pool")
 
-    def __init__(self, pool: PagePool, plan: ImagePlan, owner: int) -> None:
+    def __init__(self, pool: PagePool, plan: ImagePlan, owner: int, surveyed: Survey | None = None) -> None:
+        """Takes the pages, or raises OverQuota or NoSpace; of what was surveyed only those that are not there."""
         assert plan.image_format.page_bytes == pool.page_bytes
         self.pool = pool
         self.plan = plan
@@ -46,8 +80,16 @@ class ImageImport:
         self._loaded = False
         self._digests: list[bytes] = []
         self._twins: IntArray = np.empty(0, np.int32)
+        self._pages: IntArray = np.empty(plan.num_pages, np.int32)
+        self._is_own = np.ones(plan.num_pages, np.bool_)
+        """Which of the pages are not shared from the beginning."""
+        if surveyed is not None:
+            twins = surveyed.twins
+            there = np.flatnonzero(true_twins(pool, owner, surveyed.entries, surveyed.digests, twins))
+            self._pages[there], self._is_own[there] = twins[there], False
         # Not zeroed first: that would take the owner's thread as long as the load takes the worker.
-        self._pages: IntArray = pool.allocate(plan.num_pages, owner, overwritten=True)
+        self._pages[self._is_own] = pool.allocate(self.num_own_pages, owner, overwritten=True)
+        pool.retain(self._pages[~self._is_own], owner)
 
     def load(self, source: ByteSource, checkpoint: Callable[[], None] = lambda: None) -> None:
         """Read everything and check it; raise Invalid if the content is not what the header promises.
@@ -62,7 +104,8 @@ class ImageImport:
         whole.update(entries)
         if whole.hexdigest() != self.plan.digest:
             raise Invalid("image is damaged: its content has another digest than its header says")
-        self._twins = find_twins(self.pool, self.owner, self._full_pages, self._full_digests)
+        loaded = Entries.of(self.pool, self._full_pages)
+        self._twins = find_twins(self.pool, self.owner, loaded, self._full_digests)
         self._loaded = True
 
     def finish(self) -> PageTable:
@@ -72,8 +115,9 @@ class ImageImport:
         self.closed = True
         pages, num_entries = self._pages, self.plan.num_entries
         full, tail = divmod(num_entries, PAGE_ENTRIES)
-        self.pool.claim(pages, self.owner)
-        self.pool.fill[pages] = PAGE_ENTRIES
+        own = pages[self._is_own]
+        self.pool.claim(own, self.owner)
+        self.pool.fill[own] = PAGE_ENTRIES
         if tail:
             self.pool.fill[pages[full]] = tail
         self.pool.keep_digests(self._full_pages, self._full_digests)
@@ -83,7 +127,8 @@ class ImageImport:
     def _share_twins(self) -> None:
         """Refer to pages that the owner holds already instead of to the import's own."""
         pool, own = self.pool, self._full_pages
-        chosen = np.flatnonzero(true_twins(pool, self.owner, own, self._full_digests, self._twins))
+        is_twin = true_twins(pool, self.owner, Entries.of(pool, own), self._full_digests, self._twins)
+        chosen = np.flatnonzero(is_twin & self._is_own[: len(own)])
         spare, twins = own[chosen], self._twins[chosen]
         pool.retain(twins, self.owner)
         own[chosen] = twins
@@ -102,23 +147,25 @@ class ImageImport:
 
     @property
     def _full_digests(self) -> Digests:
-        num_full = len(self._full_pages)
-        return np.frombuffer(b"".join(self._digests[:num_full]), np.uint8).reshape(num_full, DIGEST_BYTES)
+        return _as_digests(self._digests[: len(self._full_pages)])
 
     def _load_pages(self, source: ByteSource, checkpoint: Callable[[], None]) -> None:
         store, page_bytes, dtype = self.pool.store, self.pool.page_bytes, self.plan.image_format.dtype
-        offset = self.plan.layout.pages
         pages = self._pages.tolist()
-        for first in range(0, len(pages), NUM_LANES):
-            views = [store.writable(page) for page in pages[first : first + NUM_LANES]]
-            for index, view in enumerate(views, first):
+        self._digests = [self.pool.digests[page].tobytes() for page in pages]  # of those that are there: held, so true
+        own = np.flatnonzero(self._is_own).tolist()
+        for first in range(0, len(own), NUM_LANES):
+            group = own[first : first + NUM_LANES]
+            views = [store.writable(pages[index]) for index in group]
+            for index, view in zip(group, views, strict=True):
                 checkpoint()
+                offset = self.plan.layout.pages + index * page_bytes
                 if (num_read := source.read_into(offset, view)) != page_bytes:
                     raise Invalid(f"image is cut short: {num_read} of {page_bytes} bytes at offset {offset}")
                 if not all_finite(view, dtype):  # it would reach what must not see it: zero times infinity is not zero
                     raise Invalid(f"image is damaged: its page {index} holds numbers that are not finite")
-                offset += page_bytes
-            self._digests += digests(views)
+            for index, value in zip(group, digests(views), strict=True):
+                self._digests[index] = value
         tail = self.plan.num_entries % PAGE_ENTRIES
         if tail:
             last = int(self._pages[-1])
@@ -135,10 +182,15 @@ class ImageImport:
         for target, values in ((self.pool.tokens, tokens), (self.pool.positions, positions)):
             padded = np.zeros(plan.num_pages * PAGE_ENTRIES, np.int32)
             padded[: plan.num_entries] = values
-            target[self._pages] = padded.reshape(plan.num_pages, PAGE_ENTRIES)
+            target[self._pages[self._is_own]] = padded.reshape(plan.num_pages, PAGE_ENTRIES)[self._is_own]
         return data
 
     # The books
+
+    @property
+    def num_own_pages(self) -> int:
+        """Pages that it took from the free ones."""
+        return int(self._is_own.sum())
 
     def held_pages(self) -> IntArray:
         return self._pages[:0] if self.closed else self._pages
@@ -156,6 +208,10 @@ def import_image(pool: PagePool, image_format: ImageFormat, source: ByteSource, 
         incoming.abandon()
         raise
     return incoming.finish()
+
+
+def _as_digests(found: Sequence[bytes]) -> Digests:
+    return np.frombuffer(b"".join(found), np.uint8).reshape(len(found), DIGEST_BYTES)
 
 
 def _check_range(name: str, values: IntArray, limit: int) -> None:

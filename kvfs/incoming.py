@@ -17,7 +17,7 @@ from kvfs.image import CLAIM_BYTES, claims_to_be_image
 from kvfs.inode import Inode
 from kvfs.plain import PlainFile
 from kvfs.volume import Volume
-from libsym.errors import Invalid, SymError
+from libsym.errors import Invalid, NoSpace, OverQuota, SymError
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +56,21 @@ async def take_in(volume: Volume, inode: Inode, eager: Eager) -> bool:
     try:
         await _import(volume, inode, content, eager)
     except SymError as error:
-        log.warning("%s stays a plain file: %s", volume.tree.path_of(inode), error)
+        log.info("%s stays a plain file: %s", volume.tree.path_of(inode), error)
         raise
     return True
 
 
 async def _import(volume: Volume, inode: Inode, content: PlainFile, eager: Eager) -> None:
-    incoming = volume.begin_import(parse_header(volume.image_format, content), inode)
+    plan = parse_header(volume.image_format, content)
+    try:
+        incoming = volume.begin_import(plan, inode)
+    except (NoSpace, OverQuota):
+        surveyed = await eager.long_job(volume.survey_import(plan, inode), content)
+        incoming = volume.begin_import(plan, inode, surveyed)
     try:
         await eager.long_job(incoming.load, content)
     except BaseException:
-        volume.abandon_import(incoming)
+        volume.abandon_import(incoming, inode)
         raise
     volume.finish_import(incoming, inode)

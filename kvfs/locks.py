@@ -1,5 +1,7 @@
 """flock(2) over inodes: shared or exclusive, held by an open file, wherever it was opened: on the mount or by a LIP.
 
+The same table, another one, holds the claims on names (`kvfs.fs.Claim`): there the places of names are locked.
+
 Whoever waits is served in order of arrival, except that a conversion gives up the lock that its owner has first, as
 flock(2) does. Advisory: nothing else looks at these locks.
 
@@ -37,21 +39,21 @@ class _Lock:
 
 
 class FileLocks:
-    """Every lock that is held or waited for, by inode number."""
+    """Every lock that is held or waited for, by inode number, or by whatever else is locked."""
 
     def __init__(self) -> None:
-        self._locks: dict[int, _Lock] = {}
+        self._locks: dict[Hashable, _Lock] = {}
 
     def __len__(self) -> int:
         """Inodes with a lock."""
         return len(self._locks)
 
-    def num_waiting(self, number: int) -> int:
+    def num_waiting(self, number: Hashable) -> int:
         """Who waits for the lock of one inode."""
         lock = self._locks.get(number)
         return 0 if lock is None else len(lock.waiting)
 
-    def acquire_nowait(self, number: int, owner: Hashable, *, exclusive: bool) -> None:
+    def acquire_nowait(self, number: Hashable, owner: Hashable, *, exclusive: bool) -> None:
         """Take the lock, or raise EWOULDBLOCK. What the owner held before is converted, or lost if that fails."""
         lock = self._locks.setdefault(number, _Lock())
         if lock.holders.get(owner) == exclusive:
@@ -64,7 +66,7 @@ class FileLocks:
         finally:
             self._settle(number, lock)
 
-    async def acquire(self, number: int, owner: Hashable, *, exclusive: bool) -> None:
+    async def acquire(self, number: Hashable, owner: Hashable, *, exclusive: bool) -> None:
         """Take the lock, after everybody who asked earlier. Cancelled, it leaves the queue."""
         lock = self._locks.setdefault(number, _Lock())
         if lock.holders.get(owner) == exclusive:
@@ -83,13 +85,13 @@ class FileLocks:
             self._settle(number, lock)
             raise
 
-    def release(self, number: int, owner: Hashable) -> None:
+    def release(self, number: Hashable, owner: Hashable) -> None:
         """Give the lock up; nothing happens if the owner has none."""
         lock = self._locks.get(number)
         if lock is not None and lock.holders.pop(owner, None) is not None:
             self._settle(number, lock)
 
-    def _settle(self, number: int, lock: _Lock) -> None:
+    def _settle(self, number: Hashable, lock: _Lock) -> None:
         """Grant what can be granted; forget a lock that nobody wants."""
         while lock.waiting and lock.admits(lock.waiting[0].exclusive):
             waiter = lock.waiting.popleft()

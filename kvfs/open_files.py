@@ -222,6 +222,15 @@ class OpenFiles:
             await self._write(handle, offset, data)
         inode.modified()
 
+    async def allocate(self, handle: Handle, offset: int, size: int) -> None:
+        """As `posix_fallocate(3)`, of a plain file."""
+        inode = handle.file.inode
+        async with handle.file.lock:
+            content = self._writable(handle)
+            with self._volume.charged_for(inode, content, offset + size):
+                await self._eager.in_worker(content.allocate, offset, size)
+        inode.modified()
+
     async def truncate(self, inode: Inode, node: int, size: int, handle: Handle | None) -> None:
         """As `truncate(2)`, or `ftruncate(2)` with a handle."""
         file = self._files.get(inode.number)
@@ -265,14 +274,20 @@ class OpenFiles:
         return count
 
     async def _write(self, handle: Handle, offset: int, data: bytes | memoryview) -> None:
+        content = self._writable(handle)
+        with self._volume.charged_for(handle.file.inode, content, offset + len(data)):
+            if len(data) <= _INLINE_BYTES:
+                content.write_at(offset, data)
+            else:
+                await self._eager.in_worker(content.write_at, offset, data)
+
+    def _writable(self, handle: Handle) -> PlainFile:
+        """What is about to be written; it will be tested when the handle is closed."""
         content = handle.file.inode.content
         if not isinstance(content, PlainFile):
             raise self._unwritable(handle.file.inode)
         handle.wrote = True
-        if len(data) <= _INLINE_BYTES:
-            content.write_at(offset, data)
-        else:
-            await self._eager.in_worker(content.write_at, offset, data)
+        return content
 
     def _truncate(self, file: OpenFile, size: int, node: int) -> None:
         self._volume.truncate(file.inode, size)

@@ -70,13 +70,14 @@ class Paths:
         if len(name) > MAX_NAME_BYTES:
             raise _name_too_long(path)
         absolute = encoded.startswith(b"/")
-        directory = self._walk(creds, head or (b"/" if absolute else b"."), path)
+        directory = self._walk(creds, head or (b"/" if absolute else b"."), path, is_way=True)
         if not directory.is_directory:
             raise NotDirectory(f"{path}: {os.fsdecode(head)} is not a directory")
         require(directory, creds, SEARCH, f"directory of {path}")
         return Place(directory, name, path, must_be_directory=bare != encoded)
 
-    def _walk(self, creds: Credentials, encoded: bytes, path: str) -> Inode:
+    def _walk(self, creds: Credentials, encoded: bytes, path: str, *, is_way: bool = False) -> Inode:
+        """`is_way`: it is where a name is to be, which is not in `encoded`."""
         top = current = creds.root or self._tree.root
         pending = self._components(top, encoded, path)
         links_left = MAX_LINKS
@@ -96,6 +97,8 @@ class Paths:
                 raise _name_too_long(path)
             inode = current.entries.get(name)
             if inode is None:
+                if pending or is_way:
+                    raise NotFound(f"{path}: there is no directory {os.fsdecode(name)} on the way: make it first")
                 raise NotFound(f"{path}: no such file")
             if not inode.is_symlink:
                 current = inode

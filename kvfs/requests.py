@@ -22,7 +22,7 @@ import trio
 
 from kvfs import shim
 from kvfs.eager import LEFT, Eager
-from kvfs.pace import Pace
+from kvfs.pace import QUANTUM, STAYS_BUSY_S, Pace
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ Quick: TypeAlias = Callable[..., int]
 """A handler that waits for nothing."""
 Slow: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
 """A handler that may have to wait."""
+Waiting: TypeAlias = OrderedDict[Any, Callable[[], int]]
+"""Requests of one uid that were put off, in order; called, they are answered."""
 
 
 class Requests:
@@ -43,7 +45,8 @@ class Requests:
         self._pace = pace
         self._nursery: trio.Nursery | None = None
         self._scopes: dict[Any, trio.CancelScope] = {}
-        self._put_off: OrderedDict[Any, Callable[[], int]] = OrderedDict()
+        self._put_off: dict[int, OrderedDict[int, Waiting]] = {}
+        """By who pays (see `kvfs.pace`), then by uid: those who share a bucket are answered in turn."""
         self._something_put_off = trio.Event()
         self._lingers = True
 
@@ -86,13 +89,16 @@ class Requests:
 
     def paced(self, how: Callable[..., int], handler: Quick | Slow, request: Any, *arguments: Any) -> int:
         """By one of the two above, as soon as the pace admits it."""
-        admitted = not self._put_off and self._pace.admits()
+        uid = shim.uid(request)
+        payer = self._pace.payer(uid)
+        admitted = payer not in self._put_off and self._pace.admits(payer)
         if self._pace.is_free is not self._lingers:
             self._lingers = self._pace.is_free
             shim.linger(self._lingers)
         if admitted:
             return how(handler, request, *arguments)
-        self._put_off[request] = functools.partial(how, handler, request, *arguments)
+        waiting = self._put_off.setdefault(payer, OrderedDict()).setdefault(uid, OrderedDict())
+        waiting[request] = functools.partial(how, handler, request, *arguments)
         self._something_put_off.set()
         shim.watch(request)
         return shim.LATER
@@ -102,9 +108,20 @@ class Requests:
         scope = self._scopes.get(request)
         if scope is not None:
             scope.cancel()
-        elif self._put_off.pop(request, None) is not None:
+        elif self._was_put_off(request):
             assert self._nursery is not None
             self._nursery.start_soon(self._refuse, request)  # libfuse holds the request's lock just now
+
+    def _was_put_off(self, request: Any) -> bool:
+        """Whether the request is waiting for its turn; it is no longer."""
+        uid = shim.uid(request)
+        for users in self._put_off.values():
+            waiting = users.get(uid)
+            if waiting is not None and waiting.pop(request, None) is not None:
+                if not waiting:
+                    del users[uid]
+                return True
+        return False
 
     # Tasks
 
@@ -131,12 +148,25 @@ class Requests:
             await self._something_put_off.wait()
             self._something_put_off = trio.Event()
             while self._put_off:
-                await trio.sleep(self._pace.wait_s())
-                while self._put_off and self._pace.admits():
-                    request, call = self._put_off.popitem(last=False)
-                    status = call()
-                    if status != shim.LATER:
-                        shim.answer(request, status)
+                # Not longer than rest takes to be rest: from then on nobody needs to wait.
+                await trio.sleep(min(STAYS_BUSY_S, *map(self._pace.wait_s, self._put_off)))
+                for payer, users in tuple(self._put_off.items()):
+                    self._answer_waiting(payer, users)
+                    if not users:
+                        del self._put_off[payer]
+
+    def _answer_waiting(self, payer: int, users: OrderedDict[int, Waiting]) -> None:
+        """Answer what the pace admits now of one payer's requests: few at a time, for others want their turn."""
+        for _ in range(QUANTUM):
+            if not users or not self._pace.admits(payer):
+                break
+            uid, waiting = users.popitem(last=False)
+            request, call = waiting.popitem(last=False)
+            if waiting:
+                users[uid] = waiting  # behind the others
+            status = call()
+            if status != shim.LATER:
+                shim.answer(request, status)
 
 
 def errno_of(error: Exception, handler: Callable[..., object], arguments: Sequence[object]) -> int:

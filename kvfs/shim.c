@@ -77,11 +77,12 @@ static int kvfs_release(fuse_req_t req, uint64_t file);
 static int kvfs_flock(fuse_req_t req, uint64_t file, int operation);
 static int kvfs_copy_file_range(fuse_req_t req, uint64_t source, int64_t source_offset, uint64_t target,
                                 int64_t target_offset, uint64_t size);
+static int kvfs_fallocate(fuse_req_t req, uint64_t file, int mode, int64_t offset, int64_t size);
 static int kvfs_opendir(fuse_req_t req, uint64_t inode);
 static int kvfs_readdir(fuse_req_t req, uint64_t listing, int64_t offset, size_t size);
 static int kvfs_releasedir(fuse_req_t req, uint64_t listing);
 static int kvfs_fsyncdir(fuse_req_t req, uint64_t listing);
-static int kvfs_statfs(fuse_req_t req);
+static int kvfs_statfs(fuse_req_t req, uint64_t inode);
 static int kvfs_getxattr(fuse_req_t req, uint64_t inode, const char *name, size_t size);
 static int kvfs_listxattr(fuse_req_t req, uint64_t inode, size_t size);
 static int kvfs_setxattr(fuse_req_t req, uint64_t inode, const char *name, const char *value, size_t size, int flags,
@@ -130,6 +131,12 @@ static void on_interrupt(fuse_req_t req, void *unused)
 static void kvfs_watch(fuse_req_t req)
 {
     fuse_req_interrupt_func(req, on_interrupt, NULL);
+}
+
+/* Who makes the request. */
+static uint32_t kvfs_uid(fuse_req_t req)
+{
+    return fuse_req_ctx(req)->uid;
 }
 
 /* Operations */
@@ -270,6 +277,13 @@ static void on_copy_file_range(fuse_req_t req, fuse_ino_t source_inode, off_t so
     answer(req, status);
 }
 
+static void on_fallocate(fuse_req_t req, fuse_ino_t inode, int mode, off_t offset, off_t size,
+                         struct fuse_file_info *file)
+{
+    (void)inode;
+    answer(req, kvfs_fallocate(req, file->fh, mode, offset, size));
+}
+
 static void on_opendir(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *listing)
 {
     (void)listing;
@@ -296,8 +310,7 @@ static void on_fsyncdir(fuse_req_t req, fuse_ino_t inode, int datasync, struct f
 
 static void on_statfs(fuse_req_t req, fuse_ino_t inode)
 {
-    (void)inode;
-    answer(req, kvfs_statfs(req));
+    answer(req, kvfs_statfs(req, inode));
 }
 
 static void on_getxattr(fuse_req_t req, fuse_ino_t inode, const char *name, size_t size)
@@ -367,6 +380,7 @@ static const struct fuse_lowlevel_ops our_operations = {
     .release = on_release,
     .flock = on_flock,
     .copy_file_range = on_copy_file_range,
+    .fallocate = on_fallocate,
     .opendir = on_opendir,
     .readdirplus = on_readdirplus,
     .releasedir = on_releasedir,

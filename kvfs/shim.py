@@ -37,6 +37,9 @@ answer: Callable[[Any, int], None] = lib.kvfs_answer
 watch: Callable[[Any], None] = lib.kvfs_watch
 """From now on, call `interrupted` with the request when whoever waits for it gets a signal."""
 
+uid: Callable[[Any], int] = lib.kvfs_uid
+"""Who makes a request."""
+
 LINGER_NS: int = lib.kvfs_linger_ns
 
 

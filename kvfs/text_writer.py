@@ -6,10 +6,12 @@ be more of them) tokenizes the rest as well; should more text follow, that rest 
 together with it.
 
 It is all or nothing: when the pool is full, a step fails, the text is too long or no UTF-8, or the writer dies by a
-signal, then everything that was written through this handle goes away, and with it the file if the handle made it.
+signal, then everything that was written through this handle goes away, and with it the file if the handle made it. (The
+file stays if there is more in it, or if others have it open, perhaps to write.)
 A writer that dies between two writes shows only in the way it exits: so the FLUSH of a process that a signal is killing
-counts as an interruption, if it is the last one. A write that was interrupted and never repeated leaves a hole in the
-text: that counts as one, too.
+counts as an interruption, if it is the last one. A RELEASE without any FLUSH is one, too: the writer died while it was
+opening the file, and never had a descriptor to close. So is a write that was interrupted and never repeated: it leaves
+a hole in the text.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ _INLINE_CHARS = 2048
 _SHRINKAGE = 4
 """A text may be that much longer than its tokens' texts together: composing it (NFC) takes bytes away."""
 
+_NAME_AND_WRITER = 2
+"""Users of a file's content when nobody else has it open."""
+
 _ROOT = Credentials(0, 0)
 
 
@@ -68,8 +73,8 @@ class TextWriter:
         self._lock = trio.Lock()
         self._is_torn = False
         """A write was interrupted, and not repeated since."""
-        self._is_killed = False
-        """The last FLUSH came from a process that a signal is killing."""
+        self._is_killed = True
+        """The last FLUSH came from a process that a signal is killing; or there was none, and nothing was written."""
         self._error: SymError | None = None
         self._gone = trio.Event()
 
@@ -80,7 +85,7 @@ class TextWriter:
         async with self._lock:
             self._require_good()
             if not self.has_begun:
-                self.has_begun = True
+                self.has_begun, self._is_killed = True, False
                 self._first, self._cuts = self._handle.table.length, self._handle.content.cuts
             taken = 0
             try:
@@ -206,22 +211,31 @@ class TextWriter:
             return
         self._error = error
         log.info("%s: nothing was written: %s", self._name, error)
-        if self._is_new and self._handle.inode.content is self._handle.content:
-            self._remove_name()
+        self._remove_if_own()
         self._prefill.stop(self._take_back)
 
-    def _remove_name(self) -> None:
-        try:
-            self._fs.kv_remove_open(_ROOT, self._handle)
-        except SymError as error:  # it has other names now, which the writer did not give it
-            log.warning("%s: an incomplete text stays: %s", self._name, error)
+    def _remove_if_own(self) -> None:
+        """Remove the file that was made for this writer, unless others have a part in it."""
+        inode, content = self._handle.inode, self._handle.content
+        is_own = not content.table.length or (not self._first and self._is_last(self._num_computed))
+        if self._is_new and is_own and inode.content is content and content.users == _NAME_AND_WRITER:
+            self._is_new = False
+            try:
+                self._fs.kv_remove_open(_ROOT, self._handle)
+            except SymError as error:  # it has other names now, which the writer did not give it
+                log.warning("%s: an incomplete text stays: %s", self._name, error)
 
     def _take_back(self) -> None:
         """No step works on the file: cut away what was computed, unless others went on from it."""
-        num_computed = self._num_tokens - self._prefill.num_queued
-        if num_computed and self._is_last(num_computed):
+        if self._num_computed and self._is_last(self._num_computed):
             self._fs.kv_truncate(self._handle, self._first)
+        self._remove_if_own()  # only now does it show where a step was working on the file
         self._gone.set()
+
+    @property
+    def _num_computed(self) -> int:
+        """The writer's tokens in calls that are over; one that is not may have left entries, too."""
+        return self._num_tokens - self._prefill.num_queued
 
     def _is_last(self, num_tokens: int) -> bool:
         """Whether the file ends in so many tokens of the writer's: after a cut by others, the length does not tell."""

@@ -159,6 +159,15 @@ class Tree:
         self.require_free(directory, name)
         self._attach(directory, name, inode)
 
+    def name(self, inode: Inode, directory: Inode, name: bytes) -> None:
+        """The first name of a file that was made without one. In a setgid directory it gets the directory's group."""
+        if domain_around(inode) is not domain_below(directory):
+            raise CrossDevice(f"{shown(name)}: its directory has become part of another domain: make the file anew")
+        self.require_free(directory, name)
+        if directory.mode & stat.S_ISGID:
+            inode.gid = directory.gid
+        self._attach(directory, name, inode)
+
     # Removing
 
     def unlink(self, directory: Inode, name: bytes) -> None:

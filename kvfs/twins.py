@@ -6,6 +6,9 @@ shared between accounts by content, for that would show one of them what the oth
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Self
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,14 +23,27 @@ Digests = npt.NDArray[np.uint8]
 """[pages, DIGEST_BYTES]"""
 
 
-def find_twins(pool: PagePool, owner: int, pages: IntArray, digests: Digests) -> IntArray:
-    """For each page (with its tokens and positions in the pool) one that is likely its twin, or -1.
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What tells full pages apart beside their bytes: [pages, 32] each."""
+
+    tokens: IntArray
+    positions: IntArray
+
+    @classmethod
+    def of(cls, pool: PagePool, pages: IntArray) -> Self:
+        """Those of pages in the pool."""
+        return cls(pool.tokens[pages], pool.positions[pages])
+
+
+def find_twins(pool: PagePool, owner: int, entries: Entries, digests: Digests) -> IntArray:
+    """For each page that would hold these one that is likely its twin, or -1.
 
     For worker threads: the pool changes meanwhile, so the answer is a guess for `true_twins` to test. Only pages
     whose digest is known are found: those that were imported, or read as an image since they were filled.
     """
-    twins = np.full(len(pages), _ALONE, np.int32)
-    if not pages.size:
+    twins = np.full(len(digests), _ALONE, np.int32)
+    if not twins.size:
         return twins
     known = np.flatnonzero(pool.has_digest & (pool.bytes_of == owner)).astype(np.int32)
     known = known[pool.accounts.of(owner).holds(known)]
@@ -37,10 +53,12 @@ def find_twins(pool: PagePool, owner: int, pages: IntArray, digests: Digests) ->
     order = np.argsort(keys, kind="stable")
     places = np.minimum(np.searchsorted(keys, _keys(digests), sorter=order), known.size - 1)
     likely = known[order[places]]
-    return np.where(true_twins(pool, owner, pages, digests, likely), likely, twins)
+    return np.where(true_twins(pool, owner, entries, digests, likely), likely, twins)
 
 
-def true_twins(pool: PagePool, owner: int, pages: IntArray, digests: Digests, twins: IntArray) -> npt.NDArray[np.bool_]:
+def true_twins(
+    pool: PagePool, owner: int, entries: Entries, digests: Digests, twins: IntArray
+) -> npt.NDArray[np.bool_]:
     """Which of these twins are what `find_twins` took them for: on the thread that owns the pool, they are."""
     true: npt.NDArray[np.bool_] = (
         (twins != _ALONE)
@@ -51,11 +69,11 @@ def true_twins(pool: PagePool, owner: int, pages: IntArray, digests: Digests, tw
     )
     # The rest is compared for those alone that passed: it is most of the work.
     candidates = np.flatnonzero(true)
-    mine, its = pages[candidates], twins[candidates]
+    its = twins[candidates]
     true[candidates] = (
         (pool.digests[its] == digests[candidates]).all(axis=1)
-        & (pool.tokens[its] == pool.tokens[mine]).all(axis=1)
-        & (pool.positions[its] == pool.positions[mine]).all(axis=1)
+        & (pool.tokens[its] == entries.tokens[candidates]).all(axis=1)
+        & (pool.positions[its] == entries.positions[candidates]).all(axis=1)
     )
     return true
 

@@ -10,8 +10,10 @@ Owned by the daemon's trio thread; nothing here awaits.
 from __future__ import annotations
 
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kvfs.accounts import Account
@@ -23,7 +25,7 @@ from kvfs.domains import Domains
 from kvfs.expiry import Expiry
 from kvfs.header import ImagePlan
 from kvfs.image import ImageFormat
-from kvfs.importer import ImageImport
+from kvfs.importer import ImageImport, Survey, survey
 from kvfs.inode import Inode
 from kvfs.locks import FileLocks
 from kvfs.pages import PagePool
@@ -31,8 +33,14 @@ from kvfs.plain import PlainFile
 from kvfs.protocols import ModelFacts
 from kvfs.snapshot import Snapshot
 from kvfs.table import PageTable
-from kvfs.tree import Tree
-from libsym.errors import Busy, Invalid, IsDirectory
+from kvfs.tree import Tree, domain_below
+from libsym.errors import Busy, Invalid, IsDirectory, OverQuota
+
+MAX_FILES = 1 << 31
+"""What `df -i` shows as the total: nothing here limits the number of files but memory."""
+
+QUOTA_BLOCK_BYTES = 512
+"""In which `df` counts in a domain; elsewhere a block is a page: so the sums come out exactly."""
 
 DIRECTORY_BYTES = 4096
 """What `stat` says of a directory's size; it means nothing."""
@@ -58,6 +66,19 @@ class VolumeStatistics:
         return self.num_free_pages * self.page_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What statfs(2) says: of the pool, or of a domain."""
+
+    block_bytes: int
+    num_bytes: int
+    free_bytes: int
+    available_bytes: int
+    """Of the free ones: those that quotas around the domain, and the pool, have left, too."""
+    num_files: int
+    free_files: int
+
+
 class Volume:
     """One tree over one pool. Backing files of plain files lie in `backing_dir`, which nobody else may use."""
 
@@ -76,6 +97,7 @@ class Volume:
         self._snapshots: set[Snapshot] = set()
         self._imports: set[ImageImport] = set()
         self._assemblies: set[Assembly] = set()
+        self._changing: set[PlainFile] = set()  # charged for what they are to become, not for what they are
         backing_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in backing_dir.glob("*.plain"):  # of a daemon that was killed; its names died with it
             leftover.unlink()
@@ -115,7 +137,8 @@ class Volume:
         if content is None:
             raise Invalid(f"{self.tree.path_of(inode)} is not a regular file")
         if isinstance(content, PlainFile):
-            content.resize(size)
+            with self.charged_for(inode, content, size):
+                content.resize(size)
         elif size == 0:
             self._replace(inode, self._plain(inode))
         else:
@@ -172,6 +195,10 @@ class Volume:
             new.adopt(inode.domain)
         elif isinstance(inode.content, KvFile):
             inode.content.table.change_owner(new.number)
+        elif isinstance(inode.content, PlainFile):
+            new.require_plain(inode.content.charged)
+            new.charge_plain(inode.content.charged)
+            old.charge_plain(-inode.content.charged)
         old.refund_files()
         new.charge_files()
         inode.account = new
@@ -179,20 +206,39 @@ class Volume:
     def _plain(self, inode: Inode) -> PlainFile:
         return PlainFile(self._backing_dir, f"{inode.number}.plain")
 
+    @contextmanager
+    def charged_for(self, inode: Inode, content: PlainFile, size: int) -> Iterator[None]:
+        """While a plain file is made so long, it is charged for it; or OverQuota before. Then for what it became."""
+        growth = max(size, content.size) - content.charged
+        if growth > 0:
+            _account(inode).require_plain(growth)
+        self._charge(inode, content, content.charged + growth)
+        self._changing.add(content)
+        try:
+            yield
+        finally:
+            self._changing.discard(content)
+            self._charge(inode, content, content.size)
+
+    def _charge(self, inode: Inode, content: PlainFile, num_bytes: int) -> None:
+        _account(inode).charge_plain(num_bytes - content.charged)
+        content.charged = num_bytes
+
     def _replace(self, inode: Inode, content: PlainFile | KvFile) -> None:
-        old, inode.content = inode.content, content
-        if isinstance(old, KvFile):
-            self.release_kv(old)
-        elif isinstance(old, PlainFile):
-            old.discard()
+        self._give_up_content(inode)
+        inode.content = content
 
     def _discard(self, inode: Inode) -> None:
         """Nothing leads to the inode's content any more."""
         self._expiry.forget(inode)
+        self._give_up_content(inode)
+
+    def _give_up_content(self, inode: Inode) -> None:
         content, inode.content = inode.content, None
         if isinstance(content, KvFile):
             self.release_kv(content)
         elif isinstance(content, PlainFile):
+            self._charge(inode, content, 0)
             content.discard()
 
     # Images
@@ -208,20 +254,52 @@ class Volume:
         self._snapshots.remove(snapshot)
         snapshot.close()
 
-    def begin_import(self, plan: ImagePlan, inode: Inode) -> ImageImport:
-        """Take the pages that an image needs, or OverQuota or NoSpace."""
-        incoming = ImageImport(self.pool, plan, _payer(inode))
+    def begin_import(self, plan: ImagePlan, inode: Inode, surveyed: Survey | None = None) -> ImageImport:
+        """Take the pages that an image needs, or OverQuota or NoSpace; then it may be surveyed, and begun once more.
+
+        From now on the import's own pages are charged in place of as many of the plain file's bytes. The rest of the
+        bytes stay charged: should the import fail, the file needs no room that others could have taken meanwhile.
+        """
+        content = inode.content
+        assert isinstance(content, PlainFile)
+        self._charge(inode, content, 0)
+        try:
+            incoming = ImageImport(self.pool, plan, _payer(inode), surveyed)
+        except BaseException:
+            self._charge(inode, content, content.size)
+            raise
+        self._charge(inode, content, max(0, content.size - incoming.num_own_pages * self.pool.page_bytes))
         self._imports.add(incoming)
+        self._changing.add(content)
         return incoming
 
-    def abandon_import(self, incoming: ImageImport) -> None:
+    def survey_import(self, plan: ImagePlan, inode: Inode) -> Callable[..., Survey]:
+        """For a worker, which gives it the source and a checkpoint: which pages of an image are there already."""
+        return partial(survey, self.pool, plan, _payer(inode))
+
+    def abandon_import(self, incoming: ImageImport, inode: Inode) -> None:
         self._imports.remove(incoming)
         incoming.abandon()
+        self._stays_plain(inode)
+
+    def _stays_plain(self, inode: Inode) -> None:
+        content = inode.content
+        assert isinstance(content, PlainFile)
+        self._changing.remove(content)
+        self._charge(inode, content, content.size)
 
     def finish_import(self, incoming: ImageImport, inode: Inode) -> None:
         """Make the plain file that was imported a KV file. Its times stay: its bytes are the same."""
+        content = inode.content
+        assert isinstance(content, PlainFile)
         self._imports.remove(incoming)
-        table = incoming.finish().hand_over(_payer(inode))  # the file may have changed hands meanwhile
+        self._charge(inode, content, 0)
+        try:
+            table = incoming.finish().hand_over(_payer(inode))  # the file may have changed hands meanwhile
+        except OverQuota:
+            self._stays_plain(inode)
+            raise
+        self._changing.remove(content)
         self._replace(inode, self.new_kv(table))
 
     # Entries of other files
@@ -244,7 +322,7 @@ class Volume:
         """The daemon ends, and with it every name: remove the backing files."""
         for inode in self.tree:
             if isinstance(inode.content, PlainFile):
-                inode.content.discard()
+                self._give_up_content(inode)
 
     # The books
 
@@ -257,10 +335,34 @@ class Volume:
             num_names=self.tree.num_names,
         )
 
+    def space_around(self, inode: Inode) -> Space:
+        """What there is for what lies where the inode does, or in it."""
+        now = self.statistics()
+        around = domain_below(inode)
+        domains = () if around is None else tuple(each for each in around.chain() if each.is_domain)
+        free = available = now.free_bytes
+        block_bytes, num_bytes = now.page_bytes, now.capacity_bytes
+        num_files, free_files = MAX_FILES, MAX_FILES - now.num_files
+        for each in reversed(domains):  # the innermost limit is the one that shows
+            limits = each.limits
+            if limits.num_bytes is not None:
+                block_bytes, num_bytes = QUOTA_BLOCK_BYTES, limits.num_bytes
+                free = max(0, num_bytes - each.num_bytes)
+            if limits.num_files is not None:
+                num_files, free_files = limits.num_files, max(0, limits.num_files - each.num_files)
+        if around is not None and around.num_free_bytes is not None:
+            available = min(available, around.num_free_bytes)
+        return Space(block_bytes, num_bytes, free, available, num_files, free_files)
+
     def check(self) -> None:
         """Raise AssertionError unless names, versions and pages account for each other."""
         self.tree.check()
         self._expiry.check()
+        plain = [(inode, inode.content) for inode in self.tree if isinstance(inode.content, PlainFile)]
+        for inode, content in plain:
+            is_right = content.charged == content.size or content in self._changing
+            assert is_right, f"inode {inode.number} has {content.size} bytes, {content.charged} are charged"
+        self.pool.accounts.check_plain((_account(inode), content.charged) for inode, content in plain)
         shown = {inode.content for inode in self.tree if isinstance(inode.content, KvFile)}
         assert shown <= self._kv_files, "an inode shows a version that was given back"
         tables = [kv.table for kv in self._kv_files]
@@ -273,7 +375,12 @@ class Volume:
         return len(self._kv_files)
 
 
-def _payer(inode: Inode) -> int:
-    """The number of the account that an inode's content is charged to."""
+def _account(inode: Inode) -> Account:
+    """The account that an inode's content is charged to."""
     assert inode.account is not None, f"inode {inode.number} has no content any more"
-    return inode.account.number
+    return inode.account
+
+
+def _payer(inode: Inode) -> int:
+    """The number of that account."""
+    return _account(inode).number

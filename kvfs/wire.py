@@ -94,10 +94,18 @@ class Answers:
         return _COUNT.size
 
     def statfs(
-        self, *, block_bytes: int, num_blocks: int, num_free: int, num_files: int, num_free_files: int, name_bytes: int
+        self,
+        *,
+        block_bytes: int,
+        num_blocks: int,
+        num_free: int,
+        num_available: int,
+        num_files: int,
+        num_free_files: int,
+        name_bytes: int,
     ) -> int:
-        """What `df` shows. No block is kept back for root."""
-        blocks = (num_blocks, num_free, num_free, num_files, num_free_files)
+        """What `df` shows."""
+        blocks = (num_blocks, num_free, num_available, num_files, num_free_files)
         _STATFS.pack_into(self._out, 0, *blocks, block_bytes, name_bytes, block_bytes, 0)
         return _STATFS.size
 

@@ -29,15 +29,18 @@ DISTRIBUTIONS
 
 KV FILES, which are KV objects when they are open; paths are relative to the root of the mount
     kv_create, kv_open, kv_close, kv_remove        as files are
+    kv_open_or_compute                             one computes, the others wait; whole, or not there
     kv_write, kv_read, kv_truncate                 entries: append, read, cut
     kv_fork                                        a copy in constant time
     kv_extract, kv_merge                           new files of entries of others
     kv_list, kv_stat, kv_du, kv_rename, kv_chmod   names: KvEntry, KvStat
+    kv_mkdir                                       directories
     kv_lock, kv_unlock                             as flock(2)
     kv_advise                                      Advised: PIN, UNPIN, TTL, PRIORITY, COLD, WILLNEED
     kv_sync                                        as fsync(2); says that nothing is durable yet
 
 TEXT
+    chat_tokens                                    of a conversation, or its next turn; messages are text to it
     tokenize, detokenize, chat_template            by the model's own tokenizer
     Detokenizer                                    text that comes token by token
     vocabulary                                     the bytes of each token
@@ -93,6 +96,7 @@ from libsym.api import (
     kv_list,
     kv_lock,
     kv_merge,
+    kv_mkdir,
     kv_open,
     kv_read,
     kv_remove,
@@ -102,6 +106,7 @@ from libsym.api import (
     kv_unlock,
     model_info,
 )
+from libsym.computed import kv_open_or_compute
 from libsym.dist import Dist
 from libsym.errors import (
     BadHandle,
@@ -136,7 +141,7 @@ from libsym.messages import recv, send, subscribe, unsubscribe
 from libsym.pred import Pred, kv_write, pred, pred_batch
 from libsym.reduced import ReducedDist
 from libsym.sampling import Draws, Sampler
-from libsym.text import Detokenizer, chat_template, detokenize, tokenize
+from libsym.text import Detokenizer, chat_template, chat_tokens, detokenize, tokenize
 from libsym.usage import Usage, getpid, getrusage
 from libsym.user import recv_from_user, send_to_user
 from libsym.vocabulary import vocabulary
@@ -150,6 +155,11 @@ def __getattr__(name: str) -> ModuleType:
     if name == "aio":
         return importlib.import_module("libsym.aio")
     raise AttributeError(f"module 'libsym' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What programs use: `aio`, too, and no module that only looks like a call (`libsym.text`)."""
+    return [*(name for name in globals() if name.startswith("__")), *__all__]
 
 
 __all__ = [
@@ -200,6 +210,7 @@ __all__ = [
     "WouldBlock",
     "aio",
     "chat_template",
+    "chat_tokens",
     "close",
     "connect",
     "daemon_check",
@@ -218,7 +229,9 @@ __all__ = [
     "kv_list",
     "kv_lock",
     "kv_merge",
+    "kv_mkdir",
     "kv_open",
+    "kv_open_or_compute",
     "kv_read",
     "kv_remove",
     "kv_rename",

@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #define SYM_MAGIC 0x314d5953u /* "SYM1" */
-#define SYM_ABI_VERSION 3u
+#define SYM_ABI_VERSION 4u
 
 #define SYM_FRAME_ALIGN 64u
 #define SYM_RING_BYTES (2u << 20)      /* a power of two; holds two frames of the largest size */
@@ -84,6 +84,10 @@ enum sym_op {
     SYM_KV_ADVISE = 34,
     SYM_KV_SYNC = 35,
     SYM_VOCABULARY = 36,
+    SYM_KV_CLAIM = 37,
+    SYM_KV_NAME = 38,
+    SYM_KV_MKDIR = 39,
+    SYM_CHAT_TOKENS = 40,
 };
 
 enum sym_flag {
@@ -92,7 +96,7 @@ enum sym_flag {
     SYM_ROWS_ALL = 4,
     SYM_MASKED = 8,           /* PRED: a struct sym_mask follows the positions */
     SYM_REDUCED = 16,         /* PRED: a struct sym_reduction follows: rows are answered by numbers, not by slots */
-    SYM_OPEN_WRITE = 1,       /* KV_OPEN */
+    SYM_OPEN_WRITE = 1,       /* KV_OPEN, KV_CLAIM, KV_NAME */
     SYM_TOKENIZE_SPECIAL = 1, /* TOKENIZE */
     SYM_REBASE = 1,           /* KV_EXTRACT, KV_MERGE */
     SYM_LOCK_SHARED = 1,      /* KV_LOCK */

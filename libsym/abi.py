@@ -8,7 +8,7 @@ PAGE_ENTRIES = 32
 """Entries in a page. One number for every tier, file and kernel: changing it changes the image format."""
 
 MAGIC = 0x314D5953
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 RING_BYTES = 2 << 20
 MAX_FRAME_BYTES = 1 << 20
@@ -56,6 +56,10 @@ class Op(IntEnum):
     KV_ADVISE = 34
     KV_SYNC = 35
     VOCABULARY = 36
+    KV_CLAIM = 37
+    KV_NAME = 38
+    KV_MKDIR = 39
+    CHAT_TOKENS = 40
 
 
 ROWS_NONE = 1
@@ -104,7 +108,7 @@ class Finish(IntEnum):
 
 
 OPEN_WRITE = 1
-"""KV_OPEN: for appending and truncating, not only for reading and forking."""
+"""KV_OPEN, KV_CLAIM, KV_NAME: for appending and truncating, not only for reading and forking."""
 
 TOKENIZE_SPECIAL = 1
 """TOKENIZE: special tokens that are spelled out in the text become one token each."""

@@ -6,13 +6,16 @@ import math
 import struct
 from dataclasses import dataclass
 
-from libsym.abi import Advice, Op
-from libsym.arguments import Path, int64, path_bytes
+from libsym.abi import RANGE_END, Advice, Op
+from libsym.arguments import Path, int64, path_bytes, shown
 from libsym.calls import Call, Script
 from libsym.client import process
 from libsym.errors import Invalid
 from libsym.kv import KV
+from libsym.open_file import channel_of
 
+MAX_ADVICE = 16
+"""Pieces in one call: more of them contradict each other."""
 _PIECE = struct.Struct("=qq")
 
 
@@ -44,9 +47,9 @@ def TTL(seconds: float) -> Advised:  # noqa: N802 - advice is in capitals, as in
     >>> sym.TTL(3600)
     Advised(advice=<Advice.TTL: 5>, value=3600000)
     """
-    if not isinstance(seconds, (int, float)) or not (math.isfinite(seconds) and seconds >= 0):
-        raise Invalid(f"TTL({seconds!r}): give a number of seconds, or 0 for ever")
-    return Advised(Advice.TTL, int64(math.ceil(seconds * 1000)))
+    if not isinstance(seconds, (int, float)) or not 0 <= seconds * 1000 <= RANGE_END:
+        raise Invalid(f"TTL({shown(seconds)}): give a number of seconds, at most ten years, or 0 for ever")
+    return Advised(Advice.TTL, math.ceil(seconds * 1000))
 
 
 def PRIORITY(n: int) -> Advised:  # noqa: N802 - as TTL
@@ -55,7 +58,7 @@ def PRIORITY(n: int) -> Advised:  # noqa: N802 - as TTL
     >>> sym.PRIORITY(10)
     Advised(advice=<Advice.PRIORITY: 6>, value=10)
     """
-    return Advised(Advice.PRIORITY, int64(n))
+    return Advised(Advice.PRIORITY, int64(n, "n"))
 
 
 def kv_advise(kv: KV | Path, *advice: Advised) -> None:
@@ -91,10 +94,14 @@ def kv_sync(kv: KV) -> None:
     ...         print("not yet")
     not yet
     """
-    kv.channel.run(sync_script(kv))
+    channel_of(kv, "kv_sync").run(sync_script(kv))
 
 
 def advise_script(kv: KV | Path, *advice: Advised) -> Script[None]:
+    if not 1 <= len(advice) <= MAX_ADVICE:
+        raise Invalid(
+            f"kv_advise() takes 1 to {MAX_ADVICE} pieces of advice, as sym.PIN or sym.TTL(60), not {len(advice)}"
+        )
     for each in advice:
         if not isinstance(each, Advised):
             raise Invalid(f"kv_advise() takes sym.PIN, sym.TTL(60) and the like, not {each!r}")

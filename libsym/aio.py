@@ -18,18 +18,18 @@ nothing, a `recv` takes no message away.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from anyio import to_thread, wait_readable
 from anyio.lowlevel import checkpoint
 
 from libsym import advice as advising
-from libsym import api, daemon, messages, names, usage, user
+from libsym import api, computed, daemon, messages, names, usage, user
 from libsym import kv as files
 from libsym import text as texts
 from libsym.advice import Advised
-from libsym.arguments import Path
+from libsym.arguments import Path, int32
 from libsym.async_generation import AsyncGeneration
 from libsym.calls import Script
 from libsym.client import process
@@ -39,8 +39,18 @@ from libsym.event_loop import run
 from libsym.generate import Grammar, Ngram, generate_call
 from libsym.info import KvEntry, KvStat, ModelInfo
 from libsym.kv import KV, Flags, Locked, Range
-from libsym.open_file import OpenFile
-from libsym.pred import Mask, Positions, Pred, Rows, batch_channel, batch_script, pred_script, write_script
+from libsym.open_file import OpenFile, channel_of
+from libsym.pred import (
+    Mask,
+    Positions,
+    Pred,
+    Rows,
+    batch_channel,
+    batch_of,
+    batch_script,
+    pred_script,
+    write_script,
+)
 from libsym.reduced import ReducedDist
 from libsym.sampling import Sampler
 from libsym.text import TextWindow
@@ -48,11 +58,14 @@ from libsym.usage import Usage
 from libsym.vocabulary import vocabulary_script
 
 T = TypeVar("T")
+Compute = Iterable[int] | Callable[[KV], object]
+"""What a file is to have: its tokens, or a function that fills it, a coroutine function if need be."""
 
 __all__ = [
     "AsyncGeneration",
     "Detokenizer",
     "chat_template",
+    "chat_tokens",
     "close",
     "connect",
     "daemon_check",
@@ -71,7 +84,9 @@ __all__ = [
     "kv_list",
     "kv_lock",
     "kv_merge",
+    "kv_mkdir",
     "kv_open",
+    "kv_open_or_compute",
     "kv_read",
     "kv_remove",
     "kv_rename",
@@ -102,6 +117,11 @@ async def connected() -> ClientChannel:
 
 async def _run(script: Script[T]) -> T:
     return await run(await connected(), script)
+
+
+async def _read(kv: KV | Path, read: Callable[[KV], Script[T]]) -> T:
+    channel = kv.channel if isinstance(kv, KV) else await connected()
+    return await run(channel, files.reading_script(channel, kv, read))
 
 
 async def connect(socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None) -> None:
@@ -185,7 +205,7 @@ async def pred(
     66
     """
     wanted = Pred(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority)
-    return await run(kv.channel, pred_script(wanted))
+    return await run(channel_of(kv, "pred"), pred_script(wanted))
 
 
 async def pred_batch(preds: Iterable[Pred]) -> list[Dist | ReducedDist]:
@@ -196,7 +216,7 @@ async def pred_batch(preds: Iterable[Pred]) -> list[Dist | ReducedDist]:
     >>> [dist.argmax() for dist in dists]
     [65, 65]
     """
-    calls = list(preds)
+    calls = batch_of(preds)
     return await run(batch_channel(calls), batch_script(calls))
 
 
@@ -261,6 +281,33 @@ async def kv_open(path: Path, flags: Flags = "r") -> KV:
     return await run(channel, files.open_script(channel, path, flags))
 
 
+async def kv_open_or_compute(path: Path, compute: Compute, flags: Flags = "r", *, mode: int = 0o600) -> KV:
+    """As `libsym.kv_open_or_compute`; `compute` may be a coroutine function.
+
+    >>> async with await sym.aio.kv_open_or_compute("prefix.kv", await sym.aio.tokenize("Be brief.")) as kv:
+    ...     (await sym.aio.kv_stat(kv)).tokens
+    9
+    """
+    channel = await connected()
+    tokens = () if callable(compute) else int32(compute, "token")
+    while True:
+        kv, is_there = await run(channel, computed.claim_script(channel, path, flags, mode))
+        if is_there:
+            return kv
+        try:
+            if callable(compute):
+                result = compute(kv)
+                if isinstance(result, Awaitable):
+                    await result
+            else:
+                await kv_write(kv, tokens)
+            if await run(channel, computed.name_script(kv, path, flags)):
+                return kv
+        finally:
+            if kv.path is None:
+                await kv.__aexit__()  # waits for nothing
+
+
 async def kv_close(kv: KV) -> None:
     """As `libsym.kv_close`.
 
@@ -269,10 +316,10 @@ async def kv_close(kv: KV) -> None:
     >>> kv.closed
     True
     """
-    await run(kv.channel, files.close_script(kv))
+    await run(channel_of(kv, "kv_close"), files.close_script(kv))
 
 
-async def kv_fork(kv: KV, path: Path | None = None, *, mode: int = 0o600) -> KV:
+async def kv_fork(kv: KV | Path, path: Path | None = None, *, mode: int = 0o600) -> KV:
     """As `libsym.kv_fork`.
 
     >>> base = await sym.aio.kv_create()
@@ -280,11 +327,11 @@ async def kv_fork(kv: KV, path: Path | None = None, *, mode: int = 0o600) -> KV:
     >>> await sym.aio.kv_read(await sym.aio.kv_fork(base))
     ([1, 2], [0, 1])
     """
-    return await run(kv.channel, files.fork_script(kv, path, mode=mode))
+    return await _read(kv, lambda file: files.fork_script(file, path, mode=mode))
 
 
 async def kv_extract(
-    kv: KV, ranges: Iterable[Range], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600
+    kv: KV | Path, ranges: Iterable[Range], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600
 ) -> KV:
     """As `libsym.kv_extract`.
 
@@ -293,10 +340,10 @@ async def kv_extract(
     >>> await sym.aio.kv_read(await sym.aio.kv_extract(kv, [(1, None)]))
     ([2, 3], [0, 1])
     """
-    return await run(kv.channel, files.extract_script(kv, ranges, path, rebase=rebase, mode=mode))
+    return await _read(kv, lambda file: files.extract_script(file, ranges, path, rebase=rebase, mode=mode))
 
 
-async def kv_merge(kvs: Iterable[KV], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600) -> KV:
+async def kv_merge(kvs: Iterable[KV | Path], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600) -> KV:
     """As `libsym.kv_merge`.
 
     >>> kv = await sym.aio.kv_create()
@@ -316,7 +363,7 @@ async def kv_lock(kv: KV, *, shared: bool = False, blocking: bool = True) -> Loc
     ...     await sym.aio.kv_write(kv, [1])
     1
     """
-    return await run(kv.channel, files.lock_script(kv, shared=shared, blocking=blocking))
+    return await run(channel_of(kv, "kv_lock"), files.lock_script(kv, shared=shared, blocking=blocking))
 
 
 async def kv_unlock(kv: KV) -> None:
@@ -326,7 +373,7 @@ async def kv_unlock(kv: KV) -> None:
     >>> lock = await sym.aio.kv_lock(kv)
     >>> await sym.aio.kv_unlock(kv)
     """
-    await run(kv.channel, files.unlock_script(kv))
+    await run(channel_of(kv, "kv_unlock"), files.unlock_script(kv))
 
 
 async def kv_remove(kv: KV | Path) -> None:
@@ -346,10 +393,10 @@ async def kv_write(kv: OpenFile, tokens: Iterable[int], positions: Positions = N
     >>> await sym.aio.kv_write(await sym.aio.kv_create(), [1, 2, 3])
     3
     """
-    return await run(kv.channel, write_script(kv, tokens, positions))
+    return await run(channel_of(kv, "kv_write"), write_script(kv, tokens, positions))
 
 
-async def kv_read(kv: KV, start: int = 0, stop: int | None = None) -> tuple[list[int], list[int]]:
+async def kv_read(kv: KV | Path, start: int = 0, stop: int | None = None) -> tuple[list[int], list[int]]:
     """As `libsym.kv_read`.
 
     >>> kv = await sym.aio.kv_create()
@@ -357,7 +404,7 @@ async def kv_read(kv: KV, start: int = 0, stop: int | None = None) -> tuple[list
     >>> await sym.aio.kv_read(kv, 1)
     ([8, 9], [1, 2])
     """
-    return await run(kv.channel, files.read_script(kv, start, stop))
+    return await _read(kv, lambda file: files.read_script(file, start, stop))
 
 
 async def kv_truncate(kv: KV, num_tokens: int) -> None:
@@ -369,7 +416,7 @@ async def kv_truncate(kv: KV, num_tokens: int) -> None:
     >>> (await sym.aio.kv_stat(kv)).tokens
     1
     """
-    await run(kv.channel, files.truncate_script(kv, num_tokens))
+    await run(channel_of(kv, "kv_truncate"), files.truncate_script(kv, num_tokens))
 
 
 async def kv_stat(kv: KV | Path) -> KvStat:
@@ -391,6 +438,16 @@ async def kv_list(path: Path = ".") -> list[KvEntry]:
     return await _run(names.list_script(path))
 
 
+async def kv_mkdir(path: Path, mode: int = 0o700, *, parents: bool = False) -> None:
+    """As `libsym.kv_mkdir`.
+
+    >>> await sym.aio.kv_mkdir("docs")
+    >>> [entry.kind for entry in await sym.aio.kv_list()]
+    ['dir']
+    """
+    await _run(names.mkdir_script(path, mode, parents=parents))
+
+
 async def kv_rename(old: Path, new: Path) -> None:
     """As `libsym.kv_rename`.
 
@@ -399,7 +456,8 @@ async def kv_rename(old: Path, new: Path) -> None:
     >>> [entry.name for entry in await sym.aio.kv_list()]
     ['b.kv']
     """
-    await _run(names.rename_script(old, new))
+    channel = await connected()
+    await run(channel, names.rename_script(channel, old, new))
 
 
 async def kv_chmod(path: Path, mode: int) -> None:
@@ -452,6 +510,25 @@ async def chat_template(
     return await _run(texts.chat_template_script(messages, tools, add_generation_prompt=add_generation_prompt))
 
 
+async def chat_tokens(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    after_answer: bool = False,
+) -> list[int]:
+    r"""As `libsym.chat_tokens`.
+
+    >>> await sym.aio.detokenize(await sym.aio.chat_tokens([{"role": "user", "content": "Hello"}]))
+    '<bos>user: Hello\nassistant: '
+    """
+    return await _run(
+        texts.chat_tokens_script(
+            messages, tools, add_generation_prompt=add_generation_prompt, after_answer=after_answer
+        )
+    )
+
+
 async def kv_advise(kv: KV | Path, *advice: Advised) -> None:
     """As `libsym.kv_advise`.
 
@@ -473,7 +550,7 @@ async def kv_sync(kv: KV) -> None:
     ...     print("not yet")
     not yet
     """
-    await run(kv.channel, advising.sync_script(kv))
+    await run(channel_of(kv, "kv_sync"), advising.sync_script(kv))
 
 
 async def send(to: int | str, x: object) -> int:

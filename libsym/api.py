@@ -8,6 +8,7 @@ from typing import Any
 
 from libsym.arguments import Path, path_text
 from libsym.client import process
+from libsym.client_channel import ClientChannel
 from libsym.daemon import daemon_check_script, daemon_stat_script, model_info_script
 from libsym.info import KvEntry, KvStat, ModelInfo
 from libsym.kv import (
@@ -15,13 +16,22 @@ from libsym.kv import (
     Flags,
     Locked,
     Range,
+    close_script,
     create_script,
+    extract_script,
+    fork_script,
+    lock_script,
     merge_script,
     open_script,
+    read_script,
+    reading_script,
     remove_script,
     stat_script,
+    truncate_script,
+    unlock_script,
 )
-from libsym.names import chmod_script, du_script, list_script, rename_script
+from libsym.names import chmod_script, du_script, list_script, mkdir_script, rename_script
+from libsym.open_file import channel_of
 
 
 def connect(socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None) -> None:
@@ -109,16 +119,20 @@ def kv_open(path: Path, flags: Flags = "r") -> KV:
 def kv_close(kv: KV) -> None:
     """Closes a file; a second time does nothing. Files also close when the object, or the process, is gone.
 
+    Generations that this handle started are cancelled; other calls of it end first.
+
     >>> kv = sym.kv_create()
     >>> sym.kv_close(kv)
     >>> kv.closed
     True
     """
-    kv.close()
+    channel_of(kv, "kv_close").run(close_script(kv))
 
 
-def kv_fork(kv: KV, path: Path | None = None, *, mode: int = 0o600) -> KV:
+def kv_fork(kv: KV | Path, path: Path | None = None, *, mode: int = 0o600) -> KV:
     """A copy-on-write copy in constant time, open for writing; also of a file that another thread appends to.
+
+    Of an open file, or by its path.
 
     >>> base = sym.kv_create()
     >>> length = sym.kv_write(base, [1, 2, 3])
@@ -126,11 +140,12 @@ def kv_fork(kv: KV, path: Path | None = None, *, mode: int = 0o600) -> KV:
     >>> sym.kv_write(fork, [4]), base.len()
     (4, 3)
     """
-    return kv.fork(path, mode=mode)
+    channel = _channel(kv)
+    return channel.run(reading_script(channel, kv, lambda file: fork_script(file, path, mode=mode)))
 
 
 def kv_extract(
-    kv: KV, ranges: Iterable[Range], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600
+    kv: KV | Path, ranges: Iterable[Range], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600
 ) -> KV:
     """A new file of some entries of `kv`, open for writing; without a path it is anonymous.
 
@@ -146,10 +161,13 @@ def kv_extract(
     >>> sym.kv_read(sym.kv_extract(kv, [(0, 1), (-1, None)]))
     ([10, 13], [0, 1])
     """
-    return kv.extract(ranges, path, rebase=rebase, mode=mode)
+    channel = _channel(kv)
+    return channel.run(
+        reading_script(channel, kv, lambda file: extract_script(file, ranges, path, rebase=rebase, mode=mode))
+    )
 
 
-def kv_merge(kvs: Iterable[KV], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600) -> KV:
+def kv_merge(kvs: Iterable[KV | Path], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600) -> KV:
     """A new file of all entries of these files, one after the other (at most 256 files); the rest as `kv_extract`.
 
     Files that were computed apart have not seen each other: merging costs some accuracy against computing them as one
@@ -179,7 +197,7 @@ def kv_lock(kv: KV, *, shared: bool = False, blocking: bool = True) -> Locked:
     ...         print("locked")
     locked
     """
-    return kv.lock(shared=shared, blocking=blocking)
+    return channel_of(kv, "kv_lock").run(lock_script(kv, shared=shared, blocking=blocking))
 
 
 def kv_unlock(kv: KV) -> None:
@@ -189,34 +207,40 @@ def kv_unlock(kv: KV) -> None:
     >>> lock = sym.kv_lock(kv)
     >>> sym.kv_unlock(kv)
     """
-    kv.unlock()
+    channel_of(kv, "kv_unlock").run(unlock_script(kv))
 
 
 def kv_remove(kv: KV | Path) -> None:
-    """Removes a file by its path; or the name that an open file was opened by, and closes that file.
+    """Removes a file by its path; or an open file's name (`kv.path`), and closes that file.
+
+    NotFound, and the file stays open, where others have moved it or removed the name since.
 
     >>> sym.kv_create("a.kv").close()
     >>> sym.kv_remove("a.kv")
     >>> sym.kv_list()
     []
     """
-    channel = kv.channel if isinstance(kv, KV) else process.channel()
-    channel.run(remove_script(kv))
+    _channel(kv).run(remove_script(kv))
 
 
-def kv_read(kv: KV, start: int = 0, stop: int | None = None) -> tuple[list[int], list[int]]:
+def kv_read(kv: KV | Path, start: int = 0, stop: int | None = None) -> tuple[list[int], list[int]]:
     """The tokens and the positions of all entries, or of those from `start` to `stop`, as a slice has them.
+
+    Of an open file, or by its path.
 
     >>> kv = sym.kv_create()
     >>> length = sym.kv_write(kv, [7, 8, 9])
     >>> sym.kv_read(kv, 1)
     ([8, 9], [1, 2])
     """
-    return kv.read(start, stop)
+    channel = _channel(kv)
+    return channel.run(reading_script(channel, kv, lambda file: read_script(file, start, stop)))
 
 
 def kv_truncate(kv: KV, num_tokens: int) -> None:
     """Cuts the file to its first `num_tokens` entries: rollback. Forks keep what they have.
+
+    Generations that this handle started are cancelled; other calls on the file that came before end first.
 
     >>> kv = sym.kv_create()
     >>> length = sym.kv_write(kv, [7, 8, 9])
@@ -224,19 +248,21 @@ def kv_truncate(kv: KV, num_tokens: int) -> None:
     >>> kv.len()
     1
     """
-    kv.truncate(num_tokens)
+    channel_of(kv, "kv_truncate").run(truncate_script(kv, num_tokens))
 
 
 def kv_stat(kv: KV | Path) -> KvStat:
-    """What is known of a file: its kind, length, owner, pages and times.
+    """What is known of a file: its kind, length, owner, pages and times; and what only its readers are told.
+
+    Like stat(2) it needs no permission on the file itself; without the one to read it, what getfattr(1) would refuse is
+    None: `exclusive_pages` and the advice.
 
     >>> kv = sym.kv_create("a.kv")
     >>> length = sym.kv_write(kv, [1, 2, 3])
     >>> sym.kv_stat("a.kv").tokens
     3
     """
-    channel = kv.channel if isinstance(kv, KV) else process.channel()
-    return channel.run(stat_script(kv))
+    return _channel(kv).run(stat_script(kv))
 
 
 def kv_list(path: Path = ".") -> list[KvEntry]:
@@ -250,15 +276,30 @@ def kv_list(path: Path = ".") -> list[KvEntry]:
     return process.channel().run(list_script(path))
 
 
+def kv_mkdir(path: Path, mode: int = 0o700, *, parents: bool = False) -> None:
+    """Makes a directory. With `parents` also those on the way, of the same mode, and one that is there is fine.
+
+    >>> sym.kv_mkdir("docs/2026", parents=True)
+    >>> sym.kv_mkdir("docs/2026", parents=True)
+    >>> [(entry.name, entry.kind) for entry in sym.kv_list("docs")]
+    [('2026', 'dir')]
+    """
+    process.channel().run(mkdir_script(path, mode, parents=parents))
+
+
 def kv_rename(old: Path, new: Path) -> None:
     """Moves a name, over an existing one if there is one, as rename(2).
+
+    The `path` of a KV that this program has open by the name follows. What others move, or a directory on the way, does
+    not show there.
 
     >>> sym.kv_create("a.kv").close()
     >>> sym.kv_rename("a.kv", "b.kv")
     >>> [entry.name for entry in sym.kv_list()]
     ['b.kv']
     """
-    process.channel().run(rename_script(old, new))
+    channel = process.channel()
+    channel.run(rename_script(channel, old, new))
 
 
 def kv_chmod(path: Path, mode: int) -> None:
@@ -273,11 +314,12 @@ def kv_chmod(path: Path, mode: int) -> None:
 
 
 def kv_du(path: Path = ".") -> dict[str, Any]:
-    """What the KV files below a path cost: `rows` and their `total`, in tokens, pages, exclusive and shared pages.
+    """What the files below a path cost: `rows` and their `total`, in tokens, pages, exclusive and shared pages.
 
-    In the total each page counts once, however many files share it. `denied` names the directories that were not
-    looked into: they may not be read, or their paths are too long to be used. What others change meanwhile may or may
-    not show.
+    Plain files have `plain_bytes` instead. `exclusive_pages` and `shared_pages` are None of files that may not be read;
+    in the total they are of those that may be. In it each page counts once, however many files share it. `denied` names
+    the directories that were not looked into: they may not be read, or their paths are too long to be used. What others
+    change meanwhile may or may not show.
 
     >>> with sym.kv_create("base.kv") as base:
     ...     length = sym.kv_write(base, [1] * 64)
@@ -290,3 +332,8 @@ def kv_du(path: Path = ".") -> dict[str, Any]:
     >>> sym.kv_remove("fork.kv")
     """
     return process.channel().run(du_script(path))
+
+
+def _channel(kv: KV | Path) -> ClientChannel:
+    """For an open file its own connection; for a path this process's."""
+    return kv.channel if isinstance(kv, KV) else process.channel()

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import errno
 import operator
 import os
+import reprlib
 from array import array
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 
 from libsym.abi import RANGE_END
 from libsym.errors import Invalid
 
 Path = str | os.PathLike[str]
 _SEED_MASK = (1 << 64) - 1
+_UNORDERED = (set, frozenset, dict)
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
+
+
+def shown(value: object) -> str:
+    """What was given, as a message quotes it: short, whatever it is."""
+    return _short.repr(value)
 
 
 def path_text(path: Path) -> str:
     """A path as the daemon takes it."""
     text = path.__fspath__() if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
-        raise Invalid(f"a path must be text, not {type(path).__name__}")
+        raise Invalid(f"a path must be text, not {shown(path)}: give the name of a file on the mount (kv.path of a KV)")
     if not text or "\0" in text:
         raise Invalid(f"{text!r} is no path: it is empty or has a NUL in it")
     return text
@@ -40,10 +48,23 @@ def utf8(text: str, what: str, errors: str = "strict") -> bytes:
         raise Invalid(f"{what} has half a surrogate pair at character {error.start}, no Unicode text") from error
 
 
-def int64(number: object) -> int:
+def int64(number: object, what: str) -> int:
     if not isinstance(number, (int, Integral)) or not -RANGE_END <= int(number) <= RANGE_END:
-        raise Invalid(f"{number!r} is no entry's number: give a whole number of 64 bits")
+        raise Invalid(f"{what}={shown(number)}: must be a whole number of 64 bits")
     return int(number)
+
+
+def permissions(mode: object) -> int:
+    """Permission bits. Text is refused with an example: `mode="0600"` and `kv_create(path, "rw")` are common."""
+    if not isinstance(mode, (int, Integral)):
+        raise Invalid(f"mode={shown(mode)}: must be permission bits as a whole number, as 0o600")
+    return int64(mode, "mode")
+
+
+def real(number: object, what: str) -> float:
+    if not isinstance(number, (int, float, Real)):
+        raise Invalid(f"{what}={shown(number)}: must be a number")
+    return float(number)
 
 
 def seed64(seed: int) -> int:
@@ -55,12 +76,15 @@ def seed64(seed: int) -> int:
 
 
 def int32(numbers: Iterable[int], what: str) -> array[int]:
-    """Token ids or positions as they go over the wire."""
-    if isinstance(numbers, (str, bytes, bytearray)):
-        raise Invalid(f"{what}s must be a list of whole numbers, not {type(numbers).__name__} (see tokenize())")
+    """Token ids or positions, in their order, as they go over the wire."""
+    if type(numbers) is not list:  # which most are, and this is where a decode loop comes along
+        if isinstance(numbers, (str, bytes, bytearray)):
+            raise Invalid(f"{what}s must be a list of whole numbers, not {shown(numbers)} (see tokenize())")
+        if isinstance(numbers, _UNORDERED):
+            raise Invalid(f"{what}s must be a list of whole numbers, not {shown(numbers)}, which has no order")
     try:
         return array("i", numbers)
     except OverflowError as error:
         raise Invalid(f"a {what} does not fit 32 bits") from error
     except TypeError as error:
-        raise Invalid(f"{what}s must be a list of whole numbers ({error})", errno.EINVAL) from error
+        raise Invalid(f"{what}s must be a list of whole numbers, not {shown(numbers)} ({error})") from error

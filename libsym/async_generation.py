@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from libsym.calls import Call
 from libsym.errors import SymError
@@ -26,20 +25,20 @@ class AsyncGeneration(Progress):
     """
 
     def __init__(self, kv: OpenFile, call: Call, state: Started) -> None:
-        super().__init__(state.seed, state.stop_texts)
-        self._kv = kv
+        super().__init__(kv, state)
         self._num_given = 0
+        self._failure: SymError | None = None  # that a cancelled one ended with, to be raised where tokens are taken
         self._stream = AsyncStream(kv.channel, call)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> int:
-        while self._num_given >= len(self.tokens):
+        while self._num_given >= len(self._tokens):
             if not await self.fetch():
                 raise StopAsyncIteration
         self._num_given += 1
-        return self.tokens[self._num_given - 1]
+        return self._tokens[self._num_given - 1]
 
     async def text(self) -> AsyncIterator[str]:
         """As `Generation.text`.
@@ -52,39 +51,70 @@ class AsyncGeneration(Progress):
         pieces = TextPieces(await run(channel, vocabulary_script(channel)), self.stop_texts)
         num_taken = 0
         while True:
-            new, num_taken = self.tokens[num_taken:], len(self.tokens)
+            new, num_taken = self._tokens[num_taken:], len(self._tokens)
             if piece := pieces.add(new):
                 yield piece
-            if num_taken == len(self.tokens) and not await self.fetch():
+            if num_taken == len(self._tokens) and not await self.fetch():
                 break
         if piece := pieces.end(self.finish):
             yield piece
 
-    def cancel(self) -> None:
-        """As `Generation.cancel`. It waits for nothing.
+    def cancel(self) -> Settling:
+        """Ends it where it is, within a step, as `Generation.cancel`: at once, and what it gives may be awaited.
+
+        `await generation.cancel()` waits for the end. Without that, `tokens` and `pending` raise Invalid until the
+        tokens that are left were taken.
 
         >>> generation = await sym.aio.generate(await sym.aio.kv_create(), [65])
-        >>> generation.cancel()
-        >>> tokens = [token async for token in generation]
-        >>> generation.finish
-        'cancelled'
+        >>> await generation.cancel()
+        >>> generation.finish, generation.pending == generation.tokens[-1:]
+        ('cancelled', True)
         """
+        self._is_cancelled = True
         self._stream.cancel()
+        return Settling(self._settle)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
-        self.cancel()
+        """Waits for its end, but for a task that is being cancelled, which could not."""
+        settling = self.cancel()
+        if kind is None or issubclass(kind, Exception):
+            await settling
 
     async def fetch(self) -> bool:
         """Wait for more. False: it is over, and there is none."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         if self._stream.is_over:
             return False
         try:
             self.take(await self._stream.next())
         except SymError as error:
-            if error.errno != errno.ECANCELED:
+            if not self._stream.is_over:
                 raise
-            self.finish = "cancelled"
+            self._end_by(error)
         return True
+
+    async def _settle(self) -> None:
+        """Wait for the end of what was cancelled. An error that it ended with is raised where tokens are taken."""
+        try:
+            while await self.fetch():
+                pass
+        except SymError as error:
+            if self._stream.is_over:  # else another task waits, and takes what is left
+                self._failure = error.with_traceback(None)
+
+
+class Settling:
+    """What `AsyncGeneration.cancel` gives: awaited or not, the generation ends."""
+
+    __slots__ = ("_settle",)
+
+    def __init__(self, settle: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._settle = settle
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._settle().__await__()

@@ -139,6 +139,16 @@ class ServerChannel:
         return 0 if self._closed else int(lib.sym_server_held_rows(self._server))
 
     @property
+    def num_lent_slots(self) -> int:
+        """Those of them that calls under way have: sooner or later such a slot is free, or the client's."""
+        return 0 if self._closed else int(lib.sym_server_lent_rows(self._server))
+
+    @property
+    def num_given_slots(self) -> int:
+        """Result rows that calls took, since the connection was made."""
+        return 0 if self._closed else int(lib.sym_server_given_rows(self._server))
+
+    @property
     def is_full(self) -> bool:
         """So many requests are under way that no more are taken: look again when some have been answered."""
         return not self._closed and bool(lib.sym_server_num_open(self._server) > MAX_OPEN - MAX_TAKEN)
@@ -202,14 +212,17 @@ class ServerChannel:
         error: SymError | None = None,
         *,
         more: bool = False,
+        num_rows: int = 0,
     ) -> None:
         """Answers a request; with `more` it is not the last answer. What finds no room in the ring waits on this side.
 
-        It never blocks and never fails. A payload beyond a frame becomes TooLarge, which ends the call. Rows that the
-        call took stay taken: with an error, free them first.
+        It never blocks and never fails. A payload beyond a frame becomes TooLarge, which ends the call. `num_rows` that
+        the call took are the client's from now on; with an error, free them first.
         """
         if self._closed or self._broken:
             return  # nobody is there to read it; the socket, or the next receive(), says so to the daemon
+        if num_rows:
+            lib.sym_server_settle_rows(self._server, num_rows)
         code = 0
         if error is not None:
             code, payload = error.errno or errno.EIO, str(error).encode()[:PAYLOAD_BYTES]

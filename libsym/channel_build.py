@@ -26,7 +26,8 @@ enum sym_op {
     SYM_KV_RENAME, SYM_KV_CHMOD, SYM_KV_READ, SYM_KV_DU, SYM_PRED, SYM_TOKENIZE, SYM_DETOKENIZE, SYM_CHAT_TEMPLATE,
     SYM_MODEL_INFO, SYM_STAT, SYM_PING, SYM_KV_EXTRACT, SYM_KV_MERGE, SYM_KV_LOCK, SYM_KV_UNLOCK, SYM_CHECK,
     SYM_CONFINE, SYM_PRED_BATCH, SYM_GENERATE, SYM_CANCEL, SYM_SEND, SYM_RECV, SYM_SUBSCRIBE, SYM_UNSUBSCRIBE,
-    SYM_GETRUSAGE, SYM_KV_ADVISE, SYM_KV_SYNC, SYM_VOCABULARY, ...
+    SYM_GETRUSAGE, SYM_KV_ADVISE, SYM_KV_SYNC, SYM_VOCABULARY, SYM_KV_CLAIM, SYM_KV_NAME, SYM_KV_MKDIR,
+    SYM_CHAT_TOKENS, ...
 };
 enum sym_flag {
     SYM_ROWS_NONE, SYM_ROWS_LAST, SYM_ROWS_ALL, SYM_OPEN_WRITE, SYM_TOKENIZE_SPECIAL, SYM_REBASE, SYM_LOCK_SHARED,
@@ -55,12 +56,16 @@ void sym_server_want_slots(sym_server *server);
 void sym_server_set_backlog(sym_server *server, int waiting);
 int64_t sym_server_take_rows(sym_server *server, uint32_t num_rows);
 void sym_server_free_rows(sym_server *server, uint32_t first, uint32_t num_rows);
+void sym_server_settle_rows(sym_server *server, uint32_t num_rows);
 uint32_t sym_server_held_rows(sym_server *server);
+int64_t sym_server_given_rows(sym_server *server);
+int64_t sym_server_lent_rows(sym_server *server);
 void sym_server_close(sym_server *server);
 
 typedef struct { ...; } sym_hot_call;
 int sym_server_take_hot(sym_server *server, uint64_t handle, int32_t position, const int *stop,
                         sym_hot_call *call);
+int sym_server_answer_hot(sym_server *server, uint64_t id, int64_t slot, int64_t num_entries);
 int sym_server_watch(sym_server *server);
 int sym_server_unwatch(sym_server *server, int slept);
 

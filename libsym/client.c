@@ -207,8 +207,8 @@ void sym_call_drop(sym_call *call) {
     pthread_mutex_unlock(&client->table_lock);
     for (sym_answer *answer; (answer = sym_call_take(call)) != NULL;)
         sym_answer_free(answer);
-    if (call->op == SYM_RECV)
-        send_later(client); /* a message that it gave back: another may be waiting for it */
+    if (others_wait_for(call->op))
+        send_later(client);
     free(call);
     client_unref(client);
 }
@@ -219,7 +219,7 @@ void sym_answer_drop(sym_answer *answer) {
     sym_client *client = answer->client;
     if (disowned(client))
         return;
-    const int gives_back = answer->op == SYM_RECV && owns_something(answer) && client_ref(client);
+    const int gives_back = others_wait_for(answer->op) && owns_something(answer) && client_ref(client);
     sym_answer_free(answer);
     if (gives_back) {
         send_later(client);

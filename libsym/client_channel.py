@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from numbers import Integral
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from libsym._channel import ffi, lib
 from libsym.abi import HEADER_BYTES, MAX_FRAME_BYTES, Op
@@ -43,6 +44,8 @@ class ClientChannel:
         self.vocab_size: int = lib.sym_client_vocab_size(client)
         self.num_slots: int = lib.sym_client_slot_count(client)
         self.slot_bytes: int = lib.sym_client_slot_bytes(client)
+        self.named_files: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        """Open files that have a name, by their handles."""
         self.vocabulary: list[bytes] | None = None
         """The bytes of each token, once they were asked for."""
 

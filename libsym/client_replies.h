@@ -39,6 +39,10 @@ static int owns_something(const sym_answer *answer) {
             (answer->op == SYM_PRED && answer->args[0] >= 0 && answer->args[1] > 0));
 }
 
+/* What such a reply brought is given back at once, not with the next call: a message goes to another receiver, a claim to
+ * the next who wants to make the file. */
+static int others_wait_for(uint16_t op) { return op == SYM_RECV || op == SYM_KV_CLAIM; }
+
 /* Gives back what a reply brought, unless somebody has claimed it. Not under a lock. */
 static void sym_answer_free(sym_answer *answer) {
     sym_client *client = answer->client;

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from array import array
 from typing import Any, Self
 
 from libsym._channel import ffi, lib
+from libsym.arguments import int64, real, shown
 from libsym.errors import Invalid
 from libsym.rows import Allowed, check_limits, checked, pointer, uniform
 
@@ -27,7 +29,8 @@ class Dist:
     Logarithms are natural. A row with NaN or +inf raises Invalid rather than an answer without meaning.
 
     `allowed` narrows a question to some tokens, all others being impossible: a bitmask over the vocabulary (bytes,
-    bytearray or memoryview; token i is bit i % 8 of byte i // 8, in whole words of 4 bytes), or token ids.
+    bytearray or memoryview; token i is bit i % 8 of byte i // 8, in whole words of 4 bytes), token ids, or a
+    bool for each token.
 
     >>> dist = sym.Dist.of([0.0, 2.0, 1.0])
     >>> dist.argmax(), dist.argmax(allowed=[0, 2])
@@ -53,7 +56,14 @@ class Dist:
         >>> len(dist), dist.vocab_size, dist.argmax()
         (1, 3, 1)
         """
-        values = array("f", logits)
+        is_row = getattr(logits, "ndim", 1) == 1
+        is_row = is_row and not isinstance(logits, (str, bytes, bytearray, set, frozenset, dict))
+        try:
+            values = array("f", logits if is_row else ())
+        except TypeError:
+            values = array("f")
+        if not values:
+            raise Invalid(f"Dist.of() takes one row of logits, a number for each token, not {shown(logits)}")
         return cls(memoryview(values).cast("B").toreadonly(), 1, len(values) * 4, len(values))
 
     @property
@@ -84,10 +94,22 @@ class Dist:
     def __getitem__(self, index: int) -> Dist:
         if self._rows is None:
             raise Invalid("this Dist was closed: read it before")
+        index = int64(index, "the row that is asked for")
         at = index + self._num_rows if index < 0 else index
         if not 0 <= at < self._num_rows:
             raise IndexError(f"row {index} of a Dist with {self._num_rows} rows")
         return Dist(self._rows[at * self._row_bytes :], 1, self._row_bytes, self._vocab_size)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """For numpy: the row [vocab], or all rows [rows, vocab] where there are several; a view, as `logits`."""
+        if self._rows is None:
+            raise Invalid("this Dist was closed: read it before")
+        numpy = sys.modules["numpy"]  # it is numpy that asks
+        rows = numpy.ndarray(
+            (self._num_rows, self._vocab_size), numpy.float32, self._rows, strides=(self._row_bytes, 4)
+        )
+        found = rows[0] if self._num_rows == 1 else rows
+        return numpy.asarray(found, dtype) if copy is None else numpy.array(found, dtype, copy=copy)
 
     def __repr__(self) -> str:
         if self._row is None:
@@ -125,7 +147,7 @@ class Dist:
         >>> round(sym.Dist.of([1.0, 1.0]).logprob(0), 4)
         -0.6931
         """
-        logits = self.logits
+        logits, token = self.logits, int64(token, "token")
         if not 0 <= token < self._vocab_size:
             raise Invalid(f"token {token} is not in the vocabulary of {self._vocab_size}")
         bits = pointer(allowed, self._vocab_size)
@@ -163,6 +185,7 @@ class Dist:
         >>> [(token, round(logprob, 2)) for token, logprob in sym.Dist.of([1.0, 2.0, 3.0]).topk(2)]
         [(2, -0.41), (1, -1.41)]
         """
+        k = int64(k, "k")
         if not 1 <= k <= self._vocab_size:
             raise Invalid(f"topk({k}): k must be 1 to {self._vocab_size}, the size of the vocabulary")
         tokens, logprobs = ffi.new("int32_t[]", k), ffi.new("double[]", k)
@@ -200,7 +223,7 @@ class Dist:
             u = uniform(int.from_bytes(os.urandom(8), "little") if seed is None else seed)
         elif seed is not None:
             raise Invalid("sample() takes a seed or u, not both")
-        elif not 0.0 <= u < 1.0:
+        elif not 0.0 <= real(u, "u") < 1.0:
             raise Invalid(f"u={u}: must be at least 0 and below 1")
         top_k, top_p, min_p = min(top_k or 0, self._vocab_size), 1.0 if top_p is None else top_p, min_p or 0.0
         bits = pointer(allowed, self._vocab_size)

@@ -14,15 +14,21 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from libsym.abi import Finish, Op
-from libsym.arguments import int32, seed64, utf8
+from libsym.arguments import int32, seed64, shown, utf8
 from libsym.calls import Call
 from libsym.client_channel import ClientChannel
 from libsym.errors import Invalid, SymError
-from libsym.open_file import OpenFile
-from libsym.pred import Positions, checked_priority, counted_before, places_of
+from libsym.open_file import OpenFile, channel_of
+from libsym.pred import Positions, checked_priority, checked_sampler, counted_before, places_of
 from libsym.reply import Reply
 from libsym.sampling import Sampler, random_seed
 from libsym.vocabulary import vocabulary_script
+
+MAX_STOP_TEXTS = 64
+MAX_STOP_TEXT_CHARS = 1024
+MAX_DRAFT_TOKENS = 64
+MAX_MATCH = 16
+"""Longer runs of equal tokens are as good a sign as this."""
 
 Ending = Literal["length", "stop_token", "stop_text", "grammar", "cancelled"]
 _ENDINGS: dict[int, Ending] = {
@@ -43,21 +49,31 @@ class Grammar:
     True
     """
 
-    kind: Literal["json", "regex", "lark"]
+    kind: Literal["json", "compact_json", "regex", "lark"]
     source: str
 
     @classmethod
-    def json(cls, schema: str | Mapping[str, Any] | bool = True) -> Self:
+    def json(cls, schema: str | Mapping[str, Any] | bool = True, *, compact: bool = False) -> Self:
         """JSON that a schema describes, given as text or as what JSON can say; without one any JSON.
+
+        A schema allows more than it names: an object may have properties that are not in `properties`, unless it says
+        `"additionalProperties": false`, and need not have those that are not in `required`. Between values any white
+        space may come, so a model may write spaces until its tokens are used up. `compact`: none comes.
 
         >>> grammar = sym.Grammar.json({"enum": ["red", "blue"]})
         >>> "".join(sym.generate(sym.kv_create(), [63], grammar=grammar).text()) in ('"red"', '"blue"')
         True
+        >>> grammar = sym.Grammar.json({"const": {"a": [1, 2]}}, compact=True)
+        >>> "".join(sym.generate(sym.kv_create(), [63], grammar=grammar).text())
+        '{"a":[1,2]}'
         """
+        if not isinstance(compact, bool):
+            raise Invalid(f"compact={shown(compact)}: must be True or False")
+        kind: Literal["json", "compact_json"] = "compact_json" if compact else "json"
         if isinstance(schema, str):
-            return cls("json", schema)
+            return cls(kind, schema)
         try:
-            return cls("json", json.dumps(schema))
+            return cls(kind, json.dumps(schema))
         except (TypeError, ValueError, RecursionError) as error:
             raise Invalid(f"a JSON schema is text or what JSON can say: {error}") from error
 
@@ -68,7 +84,7 @@ class Grammar:
         >>> "".join(sym.generate(sym.kv_create(), [63], grammar=sym.Grammar.regex("a{3}")).text())
         'aaa'
         """
-        return cls("regex", pattern)
+        return cls("regex", _grammar_text(pattern, "a regular expression"))
 
     @classmethod
     def lark(cls, grammar: str) -> Self:
@@ -78,7 +94,13 @@ class Grammar:
         >>> "".join(sym.generate(sym.kv_create(), [63], grammar=grammar).text())
         'yes!'
         """
-        return cls("lark", grammar)
+        return cls("lark", _grammar_text(grammar, "a Lark grammar"))
+
+
+def _grammar_text(source: object, what: str) -> str:
+    if not isinstance(source, str):
+        raise Invalid(f"{what} must be text, not {shown(source)}")
+    return source
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +114,12 @@ class Ngram:
 
     max_tokens: int = 8
     min_match: int = 2
+
+    def __post_init__(self) -> None:
+        for name, most in (("max_tokens", MAX_DRAFT_TOKENS), ("min_match", MAX_MATCH)):
+            number = getattr(self, name)
+            if not isinstance(number, (int, Integral)) or not 1 <= int(number) <= most:
+                raise Invalid(f"Ngram({name}={shown(number)}): must be a whole number from 1 to {most}")
 
 
 def generate(
@@ -126,7 +154,7 @@ def generate(
             yield token
             pending = [token]
 
-    So the last tokens are not in the file yet (`pending`): give them first to the next call.
+    So the last tokens are not in the file when it has ended (`pending`): give them first to the next call.
 
     `sampler`: how tokens are drawn; without one the likeliest is taken. `seed`: in place of the sampler's own.
     `stop`: token ids, which are not given out, and texts, with the end of which it ends. `stop_at_end=False`: the
@@ -136,7 +164,7 @@ def generate(
     what comes out. `positions`, `priority`: as in `pred`.
 
     It begins at once. Other calls on the file wait for its end. It ends early with `cancel()`, at the end of a `with`
-    block, or when the object is gone.
+    block, or when the object is gone; and when the file is closed, removed or truncated by `kv`, which started it.
     """
     call, state = generate_call(
         kv, tokens, positions, sampler, stop, stop_at_end, max_tokens, grammar, draft, seed, priority
@@ -147,42 +175,80 @@ def generate(
 class Progress:
     """What came of a generation so far. (`Generation` and its twin in `sym.aio` take the replies.)"""
 
-    def __init__(self, seed: int, stop_texts: Sequence[str]) -> None:
-        self.tokens: list[int] = []
-        """Those that have come so far, whether they were given out or not."""
-        self.seed = seed
+    def __init__(self, kv: OpenFile, started: Started) -> None:
+        self._kv = kv  # an anonymous file must not be closed while this needs it
+        self._num_cuts = kv.num_cuts
+        self.seed = started.seed
         """Of the draws: with it another call gives the same."""
         self.finish: Ending | None = None
         """Why it ended; None: it has not, or by an error."""
         self.stopped_by: str | int | None = None
         """The stop text or the stop token that ended it."""
-        self.stop_texts = stop_texts
+        self.stop_texts = started.stop_texts
+        self._given = started.tokens
+        self._tokens: list[int] = []
         self._length_before: int | None = None  # of the file, with the tokens that were given
         self._num_entries = 0
+        self._is_cancelled = False
+        self._is_over = False  # the last reply was taken
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that have come so far, whether they were given out or not. Invalid: see `cancel`."""
+        self._require_settled()
+        return self._tokens
 
     @property
     def pending(self) -> list[int]:
-        """The last tokens that came, which are not in the file: they go first into what is appended next."""
+        """The last tokens, which are not in the file: they go first into what is appended next. Invalid: see `cancel`.
+
+        They are the given ones, if it ended before these were in the file.
+        """
+        self._require_settled()
         if self._length_before is None:
-            return []
+            return list(self._given)
         num_appended = self._num_entries - self._length_before
-        return self.tokens[num_appended:]
+        return self._tokens[num_appended:]
+
+    def __repr__(self) -> str:
+        state = self.finish or ("failed" if self._is_over else "cancelled" if self._ends_early else "under way")
+        return f"<{type(self).__name__}: {len(self._tokens)} tokens, {state}>"
 
     def take(self, reply: Reply) -> None:
         """Whole or not at all: behind the last call in it nothing can interrupt it (see `Reply`)."""
         count, num_entries, finish, stopped_by = reply.args
         ending, tokens = _ENDINGS.get(finish), array("i", reply.payload)
-        if count:
-            self.tokens += tokens
-            if self._length_before is None:  # the first tokens come when what was given is in the file, and no more
-                self._length_before = num_entries
+        # Only of a call that was cancelled before its first token is nothing in the file, not even what was given.
+        if self._length_before is None and (count or reply.more or ending != "cancelled"):
+            self._length_before = num_entries
+        self._tokens += tokens
         self._num_entries = num_entries
         if not reply.more:
+            self._is_over = True
             self.finish = ending
             if self.finish == "stop_token":
                 self.stopped_by = stopped_by
             elif self.finish == "stop_text":
                 self.stopped_by = self.stop_texts[stopped_by]
+
+    def _end_by(self, error: SymError) -> None:
+        """The call ended with an error: raise it, unless it is the end that was asked for."""
+        self._is_over = True
+        if error.errno != errno.ECANCELED:
+            raise error
+        self.finish = "cancelled"
+
+    @property
+    def _ends_early(self) -> bool:
+        """Whether `cancel` ended it; or the file was closed, removed or truncated by the handle that started it."""
+        return self._is_cancelled or self._kv.closed or self._kv.num_cuts != self._num_cuts
+
+    def _require_settled(self) -> None:
+        if not self._is_over and self._ends_early:
+            raise Invalid(
+                "the generation was cancelled, and its last tokens are not here yet: take them, or wait for the end "
+                "(`generation.cancel()`, in an event loop `await generation.cancel()`)"
+            )
 
 
 class Generation(Progress):
@@ -195,9 +261,9 @@ class Generation(Progress):
     """
 
     def __init__(self, kv: OpenFile, call: Call, state: Started) -> None:
-        super().__init__(state.seed, state.stop_texts)
-        self._kv = kv  # an anonymous file must not be closed while this needs it
+        super().__init__(kv, state)
         self._num_given = 0
+        self._failure: SymError | None = None  # that `cancel` met, to be raised where tokens are taken
         self._stream = kv.channel.stream(call)
         self._stream.start()
 
@@ -205,11 +271,11 @@ class Generation(Progress):
         return self
 
     def __next__(self) -> int:
-        while self._num_given >= len(self.tokens):
+        while self._num_given >= len(self._tokens):
             if not self._fetch():
                 raise StopIteration
         self._num_given += 1
-        return self.tokens[self._num_given - 1]
+        return self._tokens[self._num_given - 1]
 
     def text(self) -> Iterator[str]:
         """The text of all tokens from the first on, in pieces of whole characters; without the stop text.
@@ -221,10 +287,10 @@ class Generation(Progress):
         pieces = TextPieces(self.channel.run(vocabulary_script(self.channel)), self.stop_texts)
         num_taken = 0
         while True:
-            new, num_taken = self.tokens[num_taken:], len(self.tokens)
+            new, num_taken = self._tokens[num_taken:], len(self._tokens)
             if piece := pieces.add(new):
                 yield piece
-            if num_taken == len(self.tokens) and not self._fetch():
+            if num_taken == len(self._tokens) and not self._fetch():
                 break
         if piece := pieces.end(self.finish):
             yield piece
@@ -234,16 +300,25 @@ class Generation(Progress):
         return self._kv.channel
 
     def cancel(self) -> None:
-        """Ends it where it is. What had come before is still given out; the file goes on from there.
+        """Ends it where it is, within a step. What had come before is still given out; the file goes on from there.
+
+        `tokens` and `pending` are what the file is beside when this returns. Where another thread waits for the tokens,
+        that thread takes the last of them, too: until it has, both raise Invalid.
 
         >>> generation = sym.generate(sym.kv_create(), [65])
         >>> first = next(generation)
         >>> generation.cancel()
-        >>> rest = list(generation)
-        >>> generation.finish
-        'cancelled'
+        >>> generation.finish, first == generation.tokens[0]
+        ('cancelled', True)
         """
+        self._is_cancelled = True
         self._stream.cancel()
+        try:
+            while self._fetch():
+                pass
+        except SymError as error:
+            if self._stream.is_over:  # else another thread waits
+                self._failure = error.with_traceback(None)
 
     def __enter__(self) -> Self:
         return self
@@ -253,14 +328,18 @@ class Generation(Progress):
 
     def _fetch(self) -> bool:
         """Wait for more. False: it is over, and there is none."""
-        if self._stream.is_over or self.finish is not None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if self._stream.is_over or self._is_over:
+            self._is_over = True
             return False
         try:
             self._stream.next(self.take)
         except SymError as error:
-            if error.errno != errno.ECANCELED:
+            if not self._stream.is_over:
                 raise
-            self.finish = "cancelled"
+            self._end_by(error)
         return True
 
 
@@ -308,7 +387,9 @@ class Started:
     """What a generation's progress has to know of its request."""
 
     seed: int
-    stop_texts: tuple[str, ...]
+    stop_texts: tuple[str, ...] = ()
+    tokens: Sequence[int] = ()
+    """That were given."""
 
 
 def generate_call(
@@ -325,11 +406,12 @@ def generate_call(
     priority: int | None,
 ) -> tuple[Call, Started]:
     """The request, and what was chosen for it."""
+    channel_of(kv, "generate")
     ids = int32(tokens, "token")
     places = places_of(positions, len(ids))
     if max_tokens is not None and (not isinstance(max_tokens, Integral) or max_tokens < 1):
         raise Invalid(f"max_tokens={max_tokens!r}: 1 or more, or None for as many as the context holds")
-    sampler = Sampler.greedy() if sampler is None else sampler
+    sampler = Sampler.greedy() if sampler is None else checked_sampler(sampler)
     seed = sampler.seed if seed is None else seed
     seed = random_seed() if seed is None else seed64(seed)
     texts, stop_tokens = _stops(stop)
@@ -351,7 +433,7 @@ def generate_call(
     block = sampler.block(before=counted_before(sampler, ids), seed=seed)
     payload = ids.tobytes() + places.tobytes() + block + json.dumps(options, default=operator.index).encode()
     args = (len(ids), len(places), max_tokens or 0, checked_priority(priority))
-    return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(seed, tuple(texts))
+    return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(seed, tuple(texts), ids)
 
 
 def _stops(stop: str | int | Iterable[str | int]) -> tuple[list[str], list[int]]:
@@ -370,4 +452,9 @@ def _stops(stop: str | int | Iterable[str | int]) -> tuple[list[str], list[int]]
             tokens.append(int(one))
         else:
             raise Invalid(f"stop={one!r}: token ids and texts can end a generation")
+    if len(texts) > MAX_STOP_TEXTS or any(len(text) > MAX_STOP_TEXT_CHARS for text in texts):
+        raise Invalid(
+            f"stop: {len(texts)} texts of up to {max(map(len, texts))} characters: at most {MAX_STOP_TEXTS} are "
+            f"possible, of at most {MAX_STOP_TEXT_CHARS} characters"
+        )
     return texts, tokens

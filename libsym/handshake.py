@@ -12,6 +12,8 @@ import errno
 import os
 import socket
 import struct
+import time
+from contextlib import suppress
 
 from libsym.abi import ABI_VERSION, MAGIC
 from libsym.errors import Invalid, NoAccess, NotConnected, ProtocolError, SymError, error_for
@@ -29,6 +31,8 @@ WELCOME = _WELCOME.pack(MAGIC, ABI_VERSION, 0, 0)
 _NUM_FDS = 3
 _MAX_TEXT_BYTES = 4096
 _ANSWER_TIMEOUT_S = 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+"""Between tries to get into the queue of a daemon that has not yet accepted those who came before."""
 
 
 def check_greeting(raw: bytes) -> None:
@@ -45,14 +49,15 @@ def refusal(error: SymError) -> bytes:
     return _WELCOME.pack(MAGIC, ABI_VERSION, error.errno or errno.EIO, len(text)) + text
 
 
-def dial(path: str) -> tuple[socket.socket, int, int, int]:
+def dial(path: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> tuple[socket.socket, int, int, int]:
     """Connects to the daemon at `path`: the socket, the region's memfd, the doorbell, the bell."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fds: list[int] = []
     try:
-        connection.settimeout(_ANSWER_TIMEOUT_S)
-        _connect(connection, path)
-        connection.sendall(GREETING)
+        connection.settimeout(timeout_s)
+        _connect(connection, path, time.monotonic() + timeout_s)
+        with suppress(ConnectionError):  # it may have hung up already, and said why
+            connection.sendall(GREETING)
         size = _WELCOME.size + _MAX_TEXT_BYTES
         raw, fds, _, _ = socket.recv_fds(connection, size, _NUM_FDS, socket.MSG_CMSG_CLOEXEC)
         _check_welcome(raw, len(fds), path)
@@ -68,7 +73,18 @@ def dial(path: str) -> tuple[socket.socket, int, int, int]:
         raise
 
 
-def _connect(connection: socket.socket, path: str) -> None:
+def _connect(connection: socket.socket, path: str, deadline_s: float) -> None:
+    """Gets into the queue of the daemon, as soon as there is room."""
+    pause_s = _FIRST_PAUSE_S
+    while not _is_queued(connection, path):
+        if time.monotonic() + pause_s > deadline_s:
+            raise TimeoutError
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _is_queued(connection: socket.socket, path: str) -> bool:
+    """One try to connect. False: the daemon's queue is full."""
     try:
         connection.connect(path)
     except (FileNotFoundError, ConnectionRefusedError) as error:
@@ -77,10 +93,13 @@ def _connect(connection: socket.socket, path: str) -> None:
         ) from error
     except PermissionError as error:
         raise NoAccess(f"the socket {path} may not be opened by this user: ask who runs the daemon") from error
+    except BlockingIOError:
+        return False
     except (ConnectionError, TimeoutError):
         raise
     except (OSError, ValueError) as error:
         raise Invalid(f"{path} cannot be a daemon's socket ({error}): set SYMPHONY_SOCKET to its socket") from error
+    return True
 
 
 def _check_welcome(raw: bytes, num_fds: int, path: str) -> None:

@@ -9,6 +9,7 @@ from libsym._channel import ffi, lib
 HOOKS = {
     "push": "sym_server_push_now",
     "take": "sym_server_take_hot",
+    "answer": "sym_server_answer_hot",
     "watch": "sym_server_watch",
     "unwatch": "sym_server_unwatch",
     "draw": "sym_sampler_draw",

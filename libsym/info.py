@@ -51,6 +51,8 @@ class ModelInfo:
 class KvStat:
     """What is known of a file without reading it.
 
+    `exclusive_pages`, `pinned`, `ttl_s` and `priority` are None to a program that may not read the file.
+
     >>> kv = sym.kv_create()
     >>> length = sym.kv_write(kv, [1] * 33)
     >>> sym.kv_stat(kv).tokens, sym.kv_stat(kv).pages
@@ -63,7 +65,7 @@ class KvStat:
     size: int = 0
     """Bytes of the image, for a KV file."""
     pages: int = 0
-    exclusive_pages: int = 0
+    exclusive_pages: int | None = 0
     """Pages that no other file shares: what removing it would free."""
     mode: int = 0
     uid: int = 0
@@ -72,11 +74,11 @@ class KvStat:
     nlink: int = 0
     mtime_ns: int = 0
     ctime_ns: int = 0
-    pinned: bool = False
+    pinned: bool | None = False
     """It does not expire: see `kv_advise`."""
-    ttl_s: float = 0.0
+    ttl_s: float | None = 0.0
     """It is removed so long after its last use; 0: never."""
-    priority: int = 0
+    priority: int | None = 0
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:

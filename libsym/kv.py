@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Literal, Self
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from os import PathLike
+from typing import Literal, Self, TypeVar
 
 from libsym.abi import LOCK_NOWAIT, LOCK_SHARED, OPEN_WRITE, RANGE_END, REBASE, Op
-from libsym.arguments import Path, int64, path_bytes, path_text
+from libsym.arguments import Path, int64, path_bytes, path_text, permissions, shown
 from libsym.calls import Call, Script
 from libsym.client_channel import ClientChannel
 from libsym.errors import BadHandle, Invalid, SymError
@@ -17,6 +19,7 @@ from libsym.pred import kv_write
 from libsym.pred import pred as pred_call
 from libsym.reply import Reply
 
+T = TypeVar("T")
 Flags = Literal["r", "rw"]
 Range = slice | range | Sequence[int | None]
 """Entries: a slice, or (start, stop). None is the beginning or the end, negative numbers count from the end."""
@@ -32,11 +35,22 @@ class KV(OpenFile):
     >>> with sym.kv_create("notes.kv") as kv:
     ...     kv.path, kv.len(), kv.writable, kv.closed
     ('notes.kv', 0, True, False)
-    >>> kv.closed
-    True
+    >>> kv
+    <KV notes.kv, closed>
     """
 
     __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Asks the daemon for the length, if there is one to ask."""
+        name = self.path or "anonymous"
+        if self.closed:
+            return f"<KV {name}, closed>"
+        mode = "open for writing" if self.writable else "open for reading"
+        if self._channel.alive:
+            with suppress(SymError):
+                return f"<KV {name}, {self.len()} entries, {mode}>"
+        return f"<KV {name}, of a connection that is over>"
 
     def __enter__(self) -> Self:
         return self
@@ -53,7 +67,7 @@ class KV(OpenFile):
             self._channel.close_soon(handle)
 
     def close(self) -> None:
-        """Closes the handle; a second time does nothing.
+        """Closes the handle and cancels the generations that it started; a second time does nothing.
 
         >>> kv = sym.kv_create()
         >>> kv.close()
@@ -104,7 +118,9 @@ class KV(OpenFile):
         self._channel.run(unlock_script(self))
 
     def remove(self) -> None:
-        """Removes the name that the file was opened by, and closes it. Other handles and forks keep what they have.
+        """Removes the file's name (`path`), and closes it. Other handles and forks keep what they have.
+
+        NotFound, and nothing happens, where others have moved the file or removed the name since.
 
         >>> kv = sym.kv_create("gone.kv")
         >>> kv.remove()
@@ -114,7 +130,7 @@ class KV(OpenFile):
         self._channel.run(remove_script(self))
 
     def truncate(self, num_tokens: int) -> None:
-        """Cuts the file to its first `num_tokens` entries.
+        """Cuts the file to its first `num_tokens` entries; generations that this handle started are cancelled.
 
         >>> kv = sym.kv_create()
         >>> length = sym.kv_write(kv, [1, 2, 3])
@@ -189,17 +205,15 @@ class Locked:
 
 def create_script(channel: ClientChannel, path: Path | None, mode: int) -> Script[KV]:
     name = _name(path)
-    reply = yield Call(Op.KV_CREATE, args=(mode, 0, 0, 0), payload=_name_bytes(name))
-    return _opened(channel, reply, name, writable=True)
+    reply = yield Call(Op.KV_CREATE, args=(permissions(mode), 0, 0, 0), payload=_name_bytes(name))
+    return opened(channel, reply, name, writable=True)
 
 
 def open_script(channel: ClientChannel, path: Path, flags: Flags) -> Script[KV]:
-    if flags not in ("r", "rw"):
-        raise Invalid(f"flags={flags!r}: 'r' to read and fork, 'rw' to append and cut as well")
+    write = checked_flags(flags)
     name = path_text(path)
-    writable = flags == "rw"
-    reply = yield Call(Op.KV_OPEN, flags=OPEN_WRITE if writable else 0, payload=path_bytes(name))
-    return _opened(channel, reply, name, writable=writable)
+    reply = yield Call(Op.KV_OPEN, flags=write, payload=path_bytes(name))
+    return opened(channel, reply, name, writable=bool(write))
 
 
 def close_script(kv: KV) -> Script[None]:
@@ -216,47 +230,70 @@ def close_script(kv: KV) -> Script[None]:
 
 def fork_script(kv: KV, path: Path | None = None, *, mode: int = 0o600) -> Script[KV]:
     name = _name(path)
-    reply = yield Call(Op.KV_FORK, handle=kv.handle, args=(mode, 0, 0, 0), payload=_name_bytes(name))
-    return _opened(kv.channel, reply, name, writable=True)
+    reply = yield Call(Op.KV_FORK, handle=kv.handle, args=(permissions(mode), 0, 0, 0), payload=_name_bytes(name))
+    return opened(kv.channel, reply, name, writable=True)
 
 
 def extract_script(
     kv: KV, ranges: Iterable[Range], path: Path | None = None, *, rebase: bool = True, mode: int = 0o600
 ) -> Script[KV]:
     if not isinstance(ranges, Iterable):
-        raise Invalid(f"ranges={ranges!r}: give a list of (start, stop) pairs, or of slices")
+        raise Invalid(f"ranges={shown(ranges)}: give a list of (start, stop) pairs, or of slices")
     name = _name(path)
     pairs = array("q", (end for each in ranges for end in _range_ends(each)))
     reply = yield Call(
         Op.KV_EXTRACT,
         flags=REBASE if rebase else 0,
         handle=kv.handle,
-        args=(mode, len(pairs) // 2, 0, 0),
+        args=(permissions(mode), len(pairs) // 2, 0, 0),
         payload=pairs.tobytes() + _name_bytes(name),
     )
-    return _opened(kv.channel, reply, name, writable=True)
+    return opened(kv.channel, reply, name, writable=True)
 
 
 def merge_script(
-    channel: ClientChannel, kvs: Iterable[KV], path: Path | None = None, *, rebase: bool = True, mode: int = 0o600
+    channel: ClientChannel,
+    kvs: Iterable[KV | Path],
+    path: Path | None = None,
+    *,
+    rebase: bool = True,
+    mode: int = 0o600,
 ) -> Script[KV]:
-    if not isinstance(kvs, Iterable):
-        raise Invalid(f"kv_merge() takes a list of open files, not {kvs!r}")
-    handles = array("Q")
-    for kv in kvs:
-        if not isinstance(kv, KV):
-            raise Invalid(f"kv_merge() takes open files, not {kv!r}: kv_open() each first")
-        if kv.channel is not channel:
-            raise BadHandle(f"{kv!r} belongs to an earlier connection of this program: open it again")
-        handles.append(kv.handle)
-    name = _name(path)
-    reply = yield Call(
-        Op.KV_MERGE,
-        flags=REBASE if rebase else 0,
-        args=(mode, len(handles), 0, 0),
-        payload=handles.tobytes() + _name_bytes(name),
-    )
-    return _opened(channel, reply, name, writable=True)
+    if not isinstance(kvs, Iterable) or isinstance(kvs, (str, bytes, PathLike, dict, set, frozenset)):
+        raise Invalid(f"kv_merge() takes a list of open files or their paths, not {shown(kvs)}")
+    handles, by_path = array("Q"), list[KV]()
+    try:
+        for kv in kvs:
+            if isinstance(kv, KV):
+                file = kv
+            else:
+                file = yield from open_script(channel, kv, "r")
+                by_path.append(file)
+            if file.channel is not channel:
+                raise BadHandle(f"{file!r} belongs to an earlier connection of this program: open it again")
+            handles.append(file.handle)
+        name = _name(path)
+        reply = yield Call(
+            Op.KV_MERGE,
+            flags=REBASE if rebase else 0,
+            args=(permissions(mode), len(handles), 0, 0),
+            payload=handles.tobytes() + _name_bytes(name),
+        )
+        return opened(channel, reply, name, writable=True)
+    finally:
+        for file in by_path:
+            channel.close_soon(file.give_up())
+
+
+def reading_script(channel: ClientChannel, kv: KV | Path, read: Callable[[KV], Script[T]]) -> Script[T]:
+    """What only reads a file, of one that is open or, by its path, of one that is opened for this alone."""
+    if isinstance(kv, KV):
+        return (yield from read(kv))
+    opened = yield from open_script(channel, kv, "r")
+    try:
+        return (yield from read(opened))
+    finally:
+        channel.close_soon(opened.give_up())
 
 
 def lock_script(kv: KV, *, shared: bool = False, blocking: bool = True) -> Script[Locked]:
@@ -274,13 +311,15 @@ def remove_script(kv: KV | Path) -> Script[None]:
         yield Call(Op.KV_REMOVE, payload=path_bytes(kv))
         return
     if kv.path is not None:
-        yield Call(Op.KV_REMOVE, handle=kv.handle)
+        yield Call(Op.KV_REMOVE, handle=kv.handle, payload=path_bytes(kv.path))
     yield from close_script(kv)
 
 
 def truncate_script(kv: KV, num_tokens: int) -> Script[None]:
+    num_tokens = int64(num_tokens, "num_tokens")
     if num_tokens < 0:
         raise Invalid(f"cannot cut {kv.name} to {num_tokens} entries: 0 is the least")
+    kv.num_cuts += 1
     yield Call(Op.KV_TRUNCATE, handle=kv.handle, args=(num_tokens, 0, 0, 0))
 
 
@@ -293,6 +332,7 @@ def stat_script(kv: KV | Path) -> Script[KvStat]:
 
 
 def read_script(kv: KV, start: int = 0, stop: int | None = None) -> Script[tuple[list[int], list[int]]]:
+    start, stop = int64(start, "start"), None if stop is None else int64(stop, "stop")
     while True:
         found = yield from _read_once(kv, start, slice(start, stop))
         if found is not None:
@@ -316,8 +356,15 @@ def _read_once(kv: KV, start: int, wanted: slice) -> Script[tuple[list[int], lis
     return tokens.tolist(), positions.tolist()
 
 
-def _opened(channel: ClientChannel, reply: Reply, name: str | None, *, writable: bool) -> KV:
-    kv = KV(channel, reply.args[0], name, writable=writable)
+def checked_flags(flags: Flags) -> int:
+    """Those of a request that opens a file."""
+    if flags not in ("r", "rw"):
+        raise Invalid(f"flags={flags!r}: 'r' to read and fork, 'rw' to append and cut as well")
+    return OPEN_WRITE if flags == "rw" else 0
+
+
+def opened(channel: ClientChannel, reply: Reply, name: str | None, *, writable: bool) -> KV:
+    kv = KV(channel, reply.args[0], name, writable=writable, place=(reply.args[2], reply.args[3]))
     reply.claim()  # not before the file has somebody else to close it; closed by both it is closed once
     return kv
 
@@ -340,9 +387,8 @@ def _range_ends(wanted: Range) -> tuple[int, int]:
         try:
             start, stop = wanted
         except (TypeError, ValueError):
-            raise Invalid(f"{wanted!r} is no range: give (start, stop) pairs, or slices") from None
-    first, last = int64(0 if start is None else start), RANGE_END if stop is None else int64(stop)
-    return first, last
+            raise Invalid(f"{shown(wanted)} is no range: give (start, stop) pairs, or slices") from None
+    return 0 if start is None else int64(start, "start"), RANGE_END if stop is None else int64(stop, "stop")
 
 
 def _take_entries(reply: Reply, most: int, tokens: array[int], positions: array[int]) -> None:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from libsym.abi import MessageKind, Op
-from libsym.arguments import utf8
+from libsym.arguments import shown, utf8
 from libsym.calls import Call, Script
 from libsym.client import process
 from libsym.errors import Invalid, ProtocolError
@@ -87,7 +87,7 @@ def send_script(to: int | str, x: object) -> Script[int]:
     elif isinstance(to, int) and not isinstance(to, bool) and 0 < to < 1 << 31:
         call = Call(Op.SEND, args=(kind, to, 0, 0), payload=data)
     else:
-        raise Invalid(f"send() takes a pid or the name of a topic, not {to!r}")
+        raise Invalid(f"send() takes a pid or the name of a topic, not {shown(to)}")
     reply = yield call
     return reply.args[0]
 

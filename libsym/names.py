@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from posixpath import basename, dirname
 from typing import Any
 
 from libsym.abi import Op
-from libsym.arguments import Path, path_bytes, path_text
+from libsym.arguments import Path, path_bytes, path_text, permissions
 from libsym.calls import Call, Script
+from libsym.client_channel import ClientChannel
+from libsym.errors import Exists, NotFound
 from libsym.info import KvEntry, parse, split_object
+from libsym.kv import stat_script
 
 _TOTAL = 1
 """KV_DU: the sum, not the rows."""
@@ -24,12 +28,46 @@ def list_script(path: Path = ".") -> Script[list[KvEntry]]:
     return found
 
 
-def rename_script(old: Path, new: Path) -> Script[None]:
-    yield Call(Op.KV_RENAME, payload=json.dumps([path_text(old), path_text(new)]).encode())
+def mkdir_script(path: Path, mode: int = 0o700, *, parents: bool = False) -> Script[None]:
+    missing = [path_text(path)]
+    if parents:
+        missing = [nearest for nearest in [_nearest(missing[0])] if nearest]
+    while missing:
+        try:
+            yield Call(Op.KV_MKDIR, args=(permissions(mode), 0, 0, 0), payload=path_bytes(missing[-1]))
+        except NotFound:
+            above = _nearest(dirname(missing[-1].rstrip("/")))
+            if not parents or not above:
+                raise
+            missing.append(above)
+        except Exists:
+            if not parents or (yield from stat_script(missing[-1])).kind != "dir":
+                raise
+            missing.pop()
+        else:
+            missing.pop()
+
+
+def _nearest(path: str) -> str:
+    """The directory of a path that could be made: what `.` and `..` end in is there as soon as what is before it is."""
+    while (last := basename(path := path.rstrip("/"))) in {".", ".."}:
+        path = path.removesuffix(last)
+    return path
+
+
+def rename_script(channel: ClientChannel, old: Path, new: Path) -> Script[None]:
+    """Files that this program has open by the name follow it."""
+    names = path_text(old), path_text(new)
+    reply = yield Call(Op.KV_RENAME, payload=json.dumps(names).encode())
+    inode, left, entered, _ = reply.args
+    for reference in channel.named_files.valuerefs():
+        file = reference()
+        if file is not None:
+            file.moved(*names, inode, left, entered)
 
 
 def chmod_script(path: Path, mode: int) -> Script[None]:
-    yield Call(Op.KV_CHMOD, args=(mode, 0, 0, 0), payload=path_bytes(path))
+    yield Call(Op.KV_CHMOD, args=(permissions(mode), 0, 0, 0), payload=path_bytes(path))
 
 
 def du_script(path: Path = ".") -> Script[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from libsym.arguments import shown
 from libsym.client_channel import ClientChannel
 from libsym.errors import BadHandle, Invalid
 
@@ -11,14 +12,38 @@ from libsym.errors import BadHandle, Invalid
 class OpenFile:
     """A handle on a connection. It is given back with the next call after the object is gone, if not before."""
 
-    __slots__ = ("__weakref__", "_channel", "_handle", "path", "writable")
+    __slots__ = ("__weakref__", "_channel", "_handle", "_place", "num_cuts", "path", "writable")
 
-    def __init__(self, channel: ClientChannel, handle: int, path: str | None, *, writable: bool) -> None:
+    def __init__(
+        self,
+        channel: ClientChannel,
+        handle: int,
+        path: str | None,
+        *,
+        writable: bool,
+        place: tuple[int, int] = (0, 0),
+    ) -> None:
+        """`place`: the numbers of the inode, and of the directory that has its name."""
         self._channel = channel
         self._handle = handle
+        self._place = place
         self.path = path
-        """The name that it was opened by; None: it has none."""
+        """The name that it was opened by, or that this program gave it or moved it to since; None: it has none."""
         self.writable = writable
+        self.num_cuts = 0
+        """Truncations by this handle."""
+        if path is not None:
+            channel.named_files[handle] = self
+
+    def named(self, path: str, inode: int, directory: int) -> None:
+        """The program gave an anonymous file a name."""
+        self.path, self._place = path, (inode, directory)
+        self._channel.named_files[self._handle] = self
+
+    def moved(self, old: str, new: str, inode: int, left: int, entered: int) -> None:
+        """The program moved a name: this file's perhaps."""
+        if self._place == (inode, left) and self.path is not None and _last(self.path) == _last(old):
+            self.path, self._place = new, (inode, entered)
 
     @property
     def handle(self) -> int:
@@ -59,3 +84,20 @@ class OpenFile:
         # Must not wait and must not fail: the channel sends the close with the next call.
         if getattr(self, "_handle", 0):
             self._channel.close_later(self.give_up())
+
+
+def _last(path: str) -> str:
+    """The name that a path ends in."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def not_open(kv: object, call: str) -> Invalid:
+    """The error of a call that takes an open file, and was given something else."""
+    return Invalid(f"{call}() takes an open KV file, not {shown(kv)}: kv_open() it first ('rw' to append)")
+
+
+def channel_of(kv: object, call: str) -> ClientChannel:
+    """The connection of the open file that a call was given."""
+    if not isinstance(kv, OpenFile):
+        raise not_open(kv, call)
+    return kv.channel

@@ -13,14 +13,15 @@ from numbers import Integral
 from typing import Any, Literal, overload
 
 from libsym.abi import FRAME_ALIGN, HEADER_BYTES, MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
-from libsym.arguments import int32
+from libsym.arguments import int32, shown
 from libsym.calls import Call, Script
 from libsym.client_channel import ClientChannel
 from libsym.dist import Dist
 from libsym.errors import BadHandle, BatchFailed, Invalid, SymError
-from libsym.open_file import OpenFile
+from libsym.open_file import OpenFile, channel_of, not_open
 from libsym.reduced import ReducedDist, reduction_block
 from libsym.reply import Reply
+from libsym.rows import bits_of
 from libsym.sampling import Sampler
 
 Rows = Literal["last", "all"]
@@ -34,7 +35,6 @@ MAX_PRIORITY = 100
 _ROWS = {"last": ROWS_LAST, "all": ROWS_ALL}
 _MASK = struct.Struct("=II")
 _REQUEST = struct.Struct("=IHHIIQQqqqq")
-_DIGITS = bytes([ord("0"), ord("1")]) + bytes(254)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Pred:
 
     def __post_init__(self) -> None:
         if self.logprobs is not None:
-            object.__setattr__(self, "logprobs", tuple(self.logprobs))  # it is read twice
+            object.__setattr__(self, "logprobs", _named(self.logprobs))  # it is read twice
 
 
 @overload
@@ -121,10 +121,11 @@ def pred(
     `mask`: which entries the new ones see besides themselves. A bool for each entry of the file, for all new tokens
     alike; or such a row for each new token, which goes on with a bool for each new entry (a token sees itself, and none
     after).
-    `priority`: -100 to 100; where calls wait for a place in a step, higher ones go first.
+    `priority`: -100 to 100; among the calls of one account that wait for a place in a step, higher ones go first.
+    Accounts take turns, whatever their priorities.
     """
     if logprobs is not None:
-        logprobs = tuple(logprobs)
+        logprobs = _named(logprobs)
     call = request(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority)
     reply = kv.channel.perform(call)
     if call.flags & REDUCED:
@@ -139,7 +140,7 @@ def kv_write(kv: OpenFile, tokens: Iterable[int], positions: Positions = None) -
     >>> sym.kv_write(kv, [72, 105])
     2
     """
-    return kv.channel.perform(write_request(kv, tokens, positions)).args[2]
+    return channel_of(kv, "kv_write").perform(write_request(kv, tokens, positions)).args[2]
 
 
 def pred_batch(preds: Iterable[Pred]) -> list[Dist | ReducedDist]:
@@ -152,9 +153,10 @@ def pred_batch(preds: Iterable[Pred]) -> list[Dist | ReducedDist]:
     3
 
     At most 256 calls, whose full rows must fit the connection's result slots together. It ends when all have ended, in
-    any order but those on one file. If one fails the others are made nevertheless: BatchFailed has what each gave.
+    any order but those on one file. If one fails the others are made nevertheless: BatchFailed has what each gave. What
+    can't be asked for at all is raised before anything is made, and says which call it is.
     """
-    calls = list(preds)
+    calls = batch_of(preds)
     return batch_channel(calls).run(batch_script(calls))
 
 
@@ -170,21 +172,37 @@ def write_script(kv: OpenFile, tokens: Iterable[int], positions: Positions = Non
     return reply.args[2]
 
 
+def batch_of(preds: Iterable[Pred]) -> list[Pred]:
+    """The calls of a batch, each of which could be asked for."""
+    if not isinstance(preds, Iterable) or isinstance(preds, (str, bytes, bytearray)):
+        raise Invalid(f"pred_batch() takes a list of sym.Pred(kv, tokens, …), not {shown(preds)}")
+    return list(preds)
+
+
 def batch_channel(preds: Sequence[Pred]) -> ClientChannel:
     """The connection that the files of a batch are open on: on another one their handles would be other files."""
     if not 1 <= len(preds) <= MAX_BATCH:
-        raise Invalid(f"pred_batch() makes 1 to {MAX_BATCH} calls, not {len(preds)}: use several")
-    for each in preds:
+        remedy = "use several" if preds else "give some"
+        raise Invalid(f"pred_batch() makes 1 to {MAX_BATCH} calls, not {len(preds)}: {remedy}")
+    for index, each in enumerate(preds):
         if not isinstance(each, Pred):
-            raise Invalid(f"pred_batch() takes a list of sym.Pred(kv, tokens, …), not {each!r}")
+            raise Invalid(f"call {index} of {len(preds)} is no sym.Pred(kv, tokens, …): {shown(each)}")
+        if not isinstance(each.kv, OpenFile):
+            raise _of_call(index, len(preds), not_open(each.kv, "pred"))
         if each.kv.channel is not preds[0].kv.channel:
-            raise BadHandle(f"{each.kv!r} belongs to an earlier connection of this program: open it again")
+            earlier = BadHandle(f"{each.kv!r} belongs to an earlier connection of this program: open it again")
+            raise _of_call(index, len(preds), earlier)
     return preds[0].kv.channel
 
 
 def batch_script(preds: Sequence[Pred]) -> Script[list[Dist | ReducedDist]]:
     """For what `batch_channel` took."""
-    calls = [_request_of(each) for each in preds]
+    calls = list[Call]()
+    try:
+        for each in preds:
+            calls.append(_request_of(each))
+    except SymError as wrong:
+        raise _of_call(len(calls), len(preds), wrong) from wrong
     frames = b"".join(_frame(index, call) for index, call in enumerate(calls))
     reply = yield Call(Op.PRED_BATCH, args=(len(calls), 0, 0, 0), payload=frames)
     results: list[Dist | ReducedDist | SymError] = [
@@ -210,9 +228,14 @@ def request(
     priority: int | None,
 ) -> Call:
     """The call that asks for this."""
-    flags = _ROWS.get(rows)
-    if flags is None:
-        raise Invalid(f"rows={rows!r}: 'last' for the distribution after the last token, 'all' for one after each")
+    if not isinstance(kv, OpenFile):
+        raise not_open(kv, "pred")
+    try:
+        flags = _ROWS[rows]
+    except (KeyError, TypeError):
+        raise Invalid(
+            f"rows={shown(rows)}: 'last' for the distribution after the last token, 'all' for one after each"
+        ) from None
     ids = int32(tokens, "token")
     is_reduced = top_k is not None or logprobs is not None or sampler is not None
     if positions is None and mask is None and priority is None and not is_reduced:
@@ -257,9 +280,28 @@ def checked_priority(priority: int | None) -> int:
     return int(priority)
 
 
+def checked_sampler(sampler: object) -> Sampler:
+    if not isinstance(sampler, Sampler):
+        raise Invalid(f"sampler={shown(sampler)}: give a sym.Sampler, sym.Sampler.greedy() for instance")
+    return sampler
+
+
 def counted_before(sampler: Sampler, tokens: Sequence[int]) -> Sequence[int]:
     """The given tokens, where the sampler counts them: they would be sent twice for nothing."""
     return tokens if sampler.repetition_penalty != 1.0 else ()
+
+
+def _of_call(index: int, num_calls: int, error: SymError) -> SymError:
+    """An error that says which call of a batch it is about."""
+    return type(error)(f"call {index} of {num_calls}: {error}", error.errno)
+
+
+def _named(logprobs: Iterable[int] | None) -> tuple[int, ...] | None:
+    if logprobs is None:
+        return None
+    if not isinstance(logprobs, Iterable) or isinstance(logprobs, (str, bytes, bytearray)):
+        raise Invalid(f"logprobs={shown(logprobs)}: must be a list of token ids")
+    return tuple(logprobs)
 
 
 def _request_of(wanted: Pred) -> Call:
@@ -293,7 +335,7 @@ def _reduction(ids: array[int], top_k: int | None, logprobs: Iterable[int] | Non
         raise Invalid(f"top_k={top_k!r}: how many of the likeliest tokens, 1 or more")
     sampling = None
     if sampler is not None:
-        sampling = sampler.block(before=counted_before(sampler, ids))
+        sampling = checked_sampler(sampler).block(before=counted_before(sampler, ids))
     return reduction_block(top_k, () if logprobs is None else logprobs, sampling)
 
 
@@ -307,9 +349,7 @@ def _mask_bytes(mask: Mask) -> bytes:
     num_columns = len(rows[0])
     if any(len(row) != num_columns for row in rows):
         raise Invalid("the rows of the mask have different lengths: each needs a bool for every entry, old and new")
-    num_bytes = -(-num_columns // 32) * 4
-    words = (int(row[::-1].translate(_DIGITS) or b"0", 2).to_bytes(num_bytes, "little") for row in rows)
-    return _MASK.pack(len(rows), num_columns) + b"".join(words)
+    return _MASK.pack(len(rows), num_columns) + b"".join(map(bits_of, rows))
 
 
 def _frame(index: int, call: Call) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from libsym._channel import ffi, lib
+from libsym.arguments import int64
 from libsym.errors import Invalid, ProtocolError
 from libsym.rows import checked
 from libsym.sampling import RowSampler
@@ -166,6 +167,9 @@ class ReducedDist:
             parts.append(f"token {self._token}")
         return f"<ReducedDist: {', '.join(parts)}>"
 
+    def __array__(self, *_options: Any, **_more: Any) -> Any:
+        raise Invalid(f"{self!r} has no row of logits: ask pred() without top_k, logprobs and sampler")
+
     @property
     def token(self) -> int:
         """The token that was drawn.
@@ -194,6 +198,7 @@ class ReducedDist:
         >>> [token for token, logprob in dist.topk(1)]
         [65]
         """
+        k = int64(k, "k")
         if k < 1:
             raise Invalid(f"topk({k}): k must be 1 or more")
         if k > self._top_k:
@@ -208,6 +213,7 @@ class ReducedDist:
         >>> dist.logprob(65) > dist.logprob(66)
         True
         """
+        token = int64(token, "token")
         if token not in self._logprobs:
             raise Invalid(f"the log-probability of token {token} is not here: ask pred() with logprobs=[{token}]")
         return self._logprobs[token]

@@ -8,11 +8,15 @@ from numbers import Integral
 from typing import Any
 
 from libsym._channel import ffi, lib
-from libsym.arguments import int32, seed64
+from libsym.arguments import int32, real, seed64
 from libsym.errors import Invalid
 
 Allowed = bytes | bytearray | memoryview | Iterable[int]
-"""Which tokens may be chosen: a bitmask over the vocabulary (bytes, bytearray or memoryview), or token ids."""
+"""Which tokens may be chosen: a bitmask over the vocabulary (bytes, bytearray or memoryview), token ids, or a bool for
+each token of the vocabulary."""
+_DIGITS = bytes([ord("0"), ord("1")]) + bytes(254)
+_BOOLS = ("bool", "bool_")
+"""Names of the types, Python's and numpy's."""
 
 
 def uniform(seed: int) -> float:
@@ -30,16 +34,28 @@ def bitmask_bytes(vocab_size: int) -> int:
     return (vocab_size + 31) // 32 * 4
 
 
+def bits_of(flags: bytes) -> bytes:
+    """A bit for each 0 or 1, in whole words of 32 bits, lowest first."""
+    return int(flags[::-1].translate(_DIGITS) or b"0", 2).to_bytes(bitmask_bytes(len(flags)), "little")
+
+
 def bitmask(allowed: Allowed, vocab_size: int) -> bytes | bytearray | memoryview:
     """The bitmask that `allowed` is or stands for."""
     size = bitmask_bytes(vocab_size)
     if isinstance(allowed, bytes | bytearray | memoryview):
-        given = allowed.nbytes if isinstance(allowed, memoryview) else len(allowed)
-        if given != size:
-            raise Invalid(f"allowed: a bitmask of {given} bytes; for a vocabulary of {vocab_size} it has {size}")
+        num_bytes = allowed.nbytes if isinstance(allowed, memoryview) else len(allowed)
+        if num_bytes != size:
+            raise Invalid(f"allowed: a bitmask of {num_bytes} bytes; for a vocabulary of {vocab_size} it has {size}")
         return allowed
+    given = list(allowed) if isinstance(allowed, Iterable) and not isinstance(allowed, str) else allowed
+    if isinstance(given, list) and given and type(given[0]).__name__ in _BOOLS:
+        if len(given) != vocab_size:
+            raise Invalid(
+                f"allowed: {len(given)} bools; for a vocabulary of {vocab_size} give one for each token, or ids"
+            )
+        return bits_of(bytes(map(bool, given)))
     bits = bytearray(size)
-    for token in int32(allowed, "allowed token"):
+    for token in int32(given, "allowed token"):
         if not 0 <= token < vocab_size:
             raise Invalid(f"allowed: token {token} is not in the vocabulary of {vocab_size}")
         bits[token >> 3] |= 1 << (token & 7)
@@ -53,6 +69,9 @@ def pointer(allowed: Allowed | None, vocab_size: int) -> Any:
 
 def check_limits(temperature: float, top_k: int | None, top_p: float | None, min_p: float | None) -> None:
     """Raises Invalid if one of them has no meaning."""
+    for name, value in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
+        if value is not None or name == "temperature":
+            real(value, name)
     if not temperature >= 0.0:
         raise Invalid(f"temperature={temperature}: must be 0 (the argmax) or more")
     if top_k is not None and (not isinstance(top_k, (int, Integral)) or top_k < 1):

@@ -17,7 +17,7 @@ from numbers import Integral
 from typing import Any, Self
 
 from libsym._channel import ffi, lib
-from libsym.arguments import seed64
+from libsym.arguments import int32, int64, real, seed64, shown
 from libsym.dist import Dist
 from libsym.errors import Invalid
 from libsym.hot import address
@@ -60,15 +60,20 @@ class Sampler:
 
     def __post_init__(self) -> None:
         check_limits(self.temperature, self.top_k, self.top_p, self.min_p)
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            real(getattr(self, name), name)
         if not 1e-6 <= self.repetition_penalty <= 1e6:
             raise Invalid(f"repetition_penalty={self.repetition_penalty}: must be 1e-6 to 1e6; 1 is off")
         for name in ("presence_penalty", "frequency_penalty"):
             if not abs(getattr(self, name)) <= _MAX_FLOAT:
                 raise Invalid(f"{name}={getattr(self, name)}: must be a finite number; 0 is off")
+        if not isinstance(self.logit_bias, Mapping):
+            raise Invalid(f"logit_bias={shown(self.logit_bias)}: must be a dict of token ids and numbers")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the program may go on changing its own
         for token, bias in self.logit_bias.items():
             if not isinstance(token, (int, Integral)) or not 0 <= token <= _MAX_TOKEN:
-                raise Invalid(f"logit_bias: {token!r} is no token id")
+                raise Invalid(f"logit_bias: {shown(token)} is no token id")
+            real(bias, f"logit_bias of token {token}")
             if not (bias == -math.inf or abs(bias) <= _MAX_FLOAT):
                 raise Invalid(f"logit_bias: {bias} for token {token}: must be a finite number, or -inf for never")
         if self.seed is not None:
@@ -166,7 +171,7 @@ class RowSampler:
 
     def note(self, token: int) -> None:
         """Counts a token as generated from now on."""
-        rc = lib.sym_sampler_note(self._sampler, token)
+        rc = lib.sym_sampler_note(self._sampler, token) if 0 <= token <= _MAX_TOKEN else -errno.EINVAL
         if rc == -errno.EINVAL:
             raise Invalid(f"token {token} is not in the vocabulary of {self.vocab_size}")
         checked(rc)
@@ -195,12 +200,20 @@ class Draws:
         self.seed = random_seed() if sampler.seed is None else seed64(sampler.seed)
         """The seed of these draws: give it to a Sampler to have them again."""
 
+    def __repr__(self) -> str:
+        return f"<Draws: {self.index} drawn, seed {self.seed}>"
+
     def draw(self, dist: Dist, allowed: Allowed | None = None) -> int:
         """Draws the next token from the distribution's last row, and notes it.
 
         >>> sym.Sampler.greedy().start().draw(sym.Dist.of([0.0, 3.0, 1.0]), allowed=[0, 2])
         2
         """
+        if not isinstance(dist, Dist):
+            raise Invalid(
+                f"draw() takes a Dist, the whole row, not {shown(dist)}: ask pred() without top_k, logprobs and "
+                "sampler (what the daemon drew itself is `token` of a ReducedDist)"
+            )
         row = dist.logits
         with self._turn:
             if self._rows is None:
@@ -218,6 +231,9 @@ class Draws:
         >>> draws.draw(sym.Dist.of([1.0, 3.0, 2.0]))
         2
         """
+        token = int64(token, "token")
+        if not 0 <= token <= _MAX_TOKEN:
+            raise Invalid(f"token={token}: no vocabulary has such a token")
         with self._turn:
             if self._rows is None:
                 self._noted.append(token)
@@ -250,7 +266,4 @@ def _tokens_of(block: bytes) -> list[int]:
 
 
 def _tokens(tokens: Iterable[int]) -> array[int]:
-    try:
-        return array("i", tokens)
-    except (OverflowError, TypeError) as error:
-        raise Invalid(f"tokens are whole numbers of 32 bits: {error}") from error
+    return int32(tokens, "token")

@@ -38,6 +38,8 @@ typedef struct sym_server {
     int closed; /* set under both locks */
     int bell_fd;
     _Atomic int64_t num_open; /* requests taken and not yet answered for the last time */
+    _Atomic int64_t num_given_rows;   /* slots that calls took, ever */
+    _Atomic int64_t num_settled_rows; /* of those: their call failed, or was answered and they are the program's */
     /* the receiver's: */
     uint64_t inbox_at, inbox_end; /* frames between the two are copied out and not yet looked at */
     struct sym_taken taken[SYM_MAX_TAKEN];
@@ -57,6 +59,8 @@ sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd) {
     server->bell_fd = bell_fd;
     pthread_mutex_init(&server->receive_lock, NULL);
     atomic_init(&server->num_open, 0);
+    atomic_init(&server->num_given_rows, 0);
+    atomic_init(&server->num_settled_rows, 0);
     pthread_mutex_init(&server->push_lock, NULL);
     struct sym_region *region = server->region;
     region->magic = SYM_MAGIC;
@@ -287,14 +291,30 @@ int64_t sym_server_take_rows(sym_server *server, uint32_t num_rows) {
     for (uint32_t slot = 0; slot < server->plan.slot_count; slot++) {
         const uint32_t state = atomic_load_explicit(&states[slot], memory_order_acquire);
         run = state == SYM_SLOT_FREE ? run + 1 : 0;
-        if (run == num_rows && hold_rows(states, slot + 1 - run, num_rows))
+        if (run == num_rows && hold_rows(states, slot + 1 - run, num_rows)) {
+            atomic_fetch_add(&server->num_given_rows, num_rows);
             return slot + 1 - run;
+        }
         run = run == num_rows ? 0 : run;
     }
     return -ENOBUFS;
 }
 
+/* A call that took so many slots is over: with an error that frees them, or with an answer that makes them the program's,
+ * also if that has to wait for room in the ring. */
+void sym_server_settle_rows(sym_server *server, uint32_t num_rows) {
+    atomic_fetch_add(&server->num_settled_rows, num_rows);
+}
+
+int64_t sym_server_given_rows(sym_server *server) { return atomic_load(&server->num_given_rows); }
+
+/* Slots of calls that are under way: sooner or later they are free, or the program's. */
+int64_t sym_server_lent_rows(sym_server *server) {
+    return atomic_load(&server->num_given_rows) - atomic_load(&server->num_settled_rows);
+}
+
 void sym_server_free_rows(sym_server *server, uint32_t first, uint32_t num_rows) {
+    sym_server_settle_rows(server, num_rows);
     for (uint32_t slot = first; slot < first + num_rows && slot < server->plan.slot_count; slot++)
         atomic_store_explicit(&slot_states(server)[slot], SYM_SLOT_FREE, memory_order_release);
 }

@@ -26,6 +26,7 @@ def tokenize(text: str, *, special: bool = True) -> list[int]:
     """The tokens of a text. `special`: special tokens spelled out in it (`<|im_end|>`) become what they stand for.
 
     Text of somebody else's that goes into a prompt should be tokenized with `special=False`: it cannot end a turn then.
+    For messages there is `chat_tokens`.
 
     >>> sym.tokenize("Hi!")
     [72, 105, 33]
@@ -50,10 +51,41 @@ def chat_template(
 ) -> str:
     r"""A conversation as the model was trained to see it: `[{"role": "user", "content": "Hello"}]` and the like.
 
+    For people: in this text the template's marks and those in messages look the same. `chat_tokens` tells them apart.
+
     >>> sym.chat_template([{"role": "user", "content": "Hello"}])
     '<bos>user: Hello\nassistant: '
     """
     return process.channel().run(chat_template_script(messages, tools, add_generation_prompt=add_generation_prompt))
+
+
+def chat_tokens(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    after_answer: bool = False,
+) -> list[int]:
+    r"""The tokens of a conversation, in which messages and tools are text, whatever they spell out.
+
+    Special tokens are those that the model's template writes: `<|im_end|>` in a message ends no turn. Without such
+    marks in messages it is `tokenize(chat_template(...))`. A template that looks at a mark in a message, or changes
+    it, is Invalid: the error names both.
+
+    `after_answer`: the next turn of a conversation that is in a file already, behind the model's answer (whose end
+    token is not in it): the tokens end that answer, and go on with these messages. What the template would write at the
+    top of the conversation (tools, mostly) is Invalid: give it to the call that begins it.
+
+    >>> sym.detokenize(sym.chat_tokens([{"role": "user", "content": "Hello"}]))
+    '<bos>user: Hello\nassistant: '
+    >>> 257 in sym.tokenize("<eos>"), 257 in sym.chat_tokens([{"role": "user", "content": "<eos>"}])
+    (True, False)
+    >>> sym.detokenize(sym.chat_tokens([{"role": "user", "content": "And?"}], after_answer=True))
+    '\nuser: And?\nassistant: '
+    """
+    return process.channel().run(
+        chat_tokens_script(messages, tools, add_generation_prompt=add_generation_prompt, after_answer=after_answer)
+    )
 
 
 def tokenize_script(text: str, *, special: bool = True) -> Script[list[int]]:
@@ -70,13 +102,28 @@ def detokenize_script(tokens: Iterable[int]) -> Script[str]:
 def chat_template_script(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, *, add_generation_prompt: bool = True
 ) -> Script[str]:
-    try:
-        form = {"messages": list(messages), "tools": tools, "add_generation_prompt": add_generation_prompt}
-        payload = json.dumps(form).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise Invalid(f"messages and tools must be what JSON can say: {error}") from error
+    payload = _chat_form(messages, tools, add_generation_prompt=add_generation_prompt)
     reply = yield Call(Op.CHAT_TEMPLATE, payload=payload)
     return reply.payload.decode("utf-8")
+
+
+def chat_tokens_script(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    after_answer: bool = False,
+) -> Script[list[int]]:
+    payload = _chat_form(messages, tools, add_generation_prompt=add_generation_prompt, after_answer=after_answer)
+    reply = yield Call(Op.CHAT_TOKENS, payload=payload)
+    return array("i", reply.payload).tolist()
+
+
+def _chat_form(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, **options: bool) -> bytes:
+    try:
+        return json.dumps({"messages": list(messages), "tools": tools, **options}).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Invalid(f"messages and tools must be what JSON can say: {error}") from error
 
 
 Decoding = Generator[list[int], str, str]

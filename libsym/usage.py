@@ -24,7 +24,9 @@ class Usage:
     """Of `pred` and what else runs the model, answered."""
     failed_calls: int = 0
     tokens: int = 0
-    """Computed, by calls that did not fail."""
+    """Computed, by calls that did not fail; of a generation that failed in the end, those of the steps before."""
+    rejected_tokens: int = 0
+    """Of these, the ones of drafts that turned out wrong: they are in no file."""
     queue_s: float = 0.0
     """Seconds that its calls waited for a step, summed."""
     compute_s: float = 0.0

@@ -14,15 +14,6 @@ import libsym as sym
 MAX_TOKENS = 256
 
 
-def turn(question: str, *, first: bool) -> str:
-    """The text of the next turn. A later one begins by closing the answer before it, as the template would have."""
-    message = [{"role": "user", "content": question}]
-    if first:
-        return sym.chat_template(message)
-    whole = sym.chat_template([{"role": "assistant", "content": "@"}, *message])
-    return whole.partition("@")[2]
-
-
 def answer(kv: sym.KV, tokens: list[int]) -> None:
     """Stream the model's answer; the end token itself is not put into the file."""
     end = sym.model_info().eos_ids
@@ -33,6 +24,8 @@ def answer(kv: sym.KV, tokens: list[int]) -> None:
             break
         sym.send_to_user(text.add(token))
         tokens = [token]
+    else:
+        sym.kv_write(kv, tokens)  # the last one was shown: --resume goes on behind it
     sym.send_to_user(text.flush() + "\n")
 
 
@@ -47,7 +40,8 @@ def main() -> None:
     try:
         kv = sym.kv_open(args.kv, "rw") if args.resume else sym.kv_create(args.kv)
         with kv:
-            answer(kv, sym.tokenize(turn(args.question, first=not args.resume)))
+            question = [{"role": "user", "content": args.question}]
+            answer(kv, sym.chat_tokens(question, after_answer=args.resume))
     except sym.SymError as error:
         parser.exit(1, f"ask: {error}\n")
 

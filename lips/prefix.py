@@ -17,22 +17,31 @@ SYSTEM = "You answer in one short sentence."
 MAX_TOKENS = 48
 
 
+def conversation(query: str) -> list[int]:
+    return sym.chat_tokens([{"role": "system", "content": SYSTEM}, {"role": "user", "content": query}])
+
+
 def open_prefix() -> sym.KV:
-    """The system message's KV: from the mount, or computed once."""
-    try:
-        return sym.kv_open(PREFIX)
-    except sym.NotFound:
-        text = sym.chat_template([{"role": "system", "content": SYSTEM}], add_generation_prompt=False)
-        kv = sym.kv_create(PREFIX)
-        sym.kv_write(kv, sym.tokenize(text))
-        return kv
+    """What conversations with that system message begin with: from the mount, or computed once.
+
+    However many runs begin at the same time, one computes it; and it has its name when it is whole.
+    """
+    one, two = conversation("One?"), conversation("Two!")
+    return sym.kv_open_or_compute(PREFIX, one[: num_common(one, two)])
+
+
+def num_common(one: list[int], two: list[int]) -> int:
+    """How many tokens both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
 
 
 def decode(prefix: sym.KV, query: str, end: frozenset[int]) -> None:
     """Answer one query on a fork of the prefix."""
     kv = sym.kv_fork(prefix)
-    tokens = sym.tokenize(f"<|im_start|>user\n{query}<|im_end|>\n<|im_start|>assistant\n")
-    position = prefix.len()
+    tokens = conversation(query)
+    position = num_common(tokens, sym.kv_read(prefix)[0])
+    sym.kv_truncate(kv, position)  # a tokenizer may join the query's beginning to what comes before it
+    tokens = tokens[position:]
     answer: list[int] = []
     while len(answer) < MAX_TOKENS:
         dist = sym.pred(kv, tokens, position)

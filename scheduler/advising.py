@@ -5,13 +5,12 @@ from __future__ import annotations
 import struct
 
 from kvfs.fs import FileSystem
+from libsym.advice import MAX_ADVICE
 from libsym.channel import Request
 from libsym.errors import Invalid, NotSupported
 from scheduler.lip import Lip
 from scheduler.messages import Reply, text_of
 
-MAX_ADVICE = 16
-"""Pieces in one call: more of them contradict each other."""
 _PIECE = struct.Struct("=qq")
 """What, and its value."""
 
@@ -26,8 +25,10 @@ class Advising:
         """The payload: args[0] pairs of numbers, and the path behind them if there is no handle."""
         count = request.args[0]
         end = count * _PIECE.size
-        if not 1 <= count <= MAX_ADVICE or end > len(request.payload):
-            raise Invalid(f"{count} pieces of advice in {len(request.payload)} bytes: 1 to {MAX_ADVICE} can be given")
+        if not 1 <= count <= MAX_ADVICE:
+            raise Invalid(f"{count} pieces of advice: 1 to {MAX_ADVICE} can be given at once")
+        if end > len(request.payload):
+            raise Invalid(f"{count} pieces of advice need {end} bytes, not {len(request.payload)}")
         advice = list(_PIECE.iter_unpack(request.payload[:end]))
         if request.handle:
             self._fs.kv_advise_open(lip.credentials, lip.file(request.handle), advice)

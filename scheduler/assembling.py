@@ -56,7 +56,7 @@ class Assembler:
             self._fs.volume.abandon_assembly(assembly)
             raise
         file = self._fs.finish_assembly(lip.credentials, assembly, path, mode)
-        return Reply((lip.add(file), file.table.length))
+        return lip.opened(file)
 
 
 def _numbers(request: Request, kind: np.dtype[Any], columns: int) -> tuple[npt.NDArray[Any], str | None]:

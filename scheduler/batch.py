@@ -21,8 +21,8 @@ import logging
 import os
 import time
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -40,7 +40,7 @@ from scheduler._loop import lib as loop
 from scheduler.call import Caller, EntryMask, FileCall, PredCall, Rows
 from scheduler.generation import GenerateCall
 from scheduler.messages import kept
-from scheduler.policy import Limits, plan_step
+from scheduler.policy import Limits, Path, plan_step, prefilling
 from scheduler.run import COMPUTING, MAX_MEMBERS, Member, Run
 from scheduler.step_thread import StepThread
 
@@ -61,6 +61,8 @@ STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 MAX_REMEMBERED_ANSWERS = 256
 """Of one LIP: as many calls as a step holds. Bounds what threads that have ended leave behind."""
 
+MAX_REMEMBERED_PREFILLS = 1024
+"""Accounts and kinds of calls. With more of them those are forgotten that nobody is behind any more."""
 
 AHEAD_ENTRIES = 64
 """Entries reserved beyond the next for a file that a run may grow: a run ends when they are used up."""
@@ -100,6 +102,8 @@ class Usage:
     num_tokens: int = 0
     queue_s: float = 0.0
     compute_s: float = 0.0
+    num_rejected: int = 0
+    """Of the tokens, those of drafts that turned out wrong: they are in no file."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -108,6 +112,7 @@ class Usage:
             self.num_tokens + other.num_tokens,
             self.queue_s + other.queue_s,
             self.compute_s + other.compute_s,
+            self.num_rejected + other.num_rejected,
         )
 
 
@@ -150,7 +155,19 @@ class Scratch:
         return self._blocks[:count]
 
 
-Job: TypeAlias = FileCall | Callable[[], None]
+class Action:
+    """What is done to a file between two calls."""
+
+    __slots__ = ("do", "file")
+
+    def __init__(self, file: OpenKv, do: Callable[[], None]) -> None:
+        self.file = file
+        self.do = do
+
+
+Job: TypeAlias = FileCall | Action
+Jobs: TypeAlias = "OrderedDict[Job, None]"
+"""In order; any of them leaves at once, however long the queue is."""
 
 
 @dataclass(slots=True)
@@ -175,7 +192,11 @@ class BatchScheduler:
     """Calls of pred() that runs took without the gate."""
     num_calls_in_steps: int = 0
     """Summed over steps: a call that took three of them counts three times."""
-    _files: dict[PageTable, deque[Job]] = field(default_factory=dict)
+    _files: dict[PageTable, Jobs] = field(default_factory=dict)
+    _num_jobs: Counter[OpenKv] = field(default_factory=Counter)
+    """Of each handle, those that are queued or in flight."""
+    _when_unused: dict[OpenKv, list[Callable[[], None]]] = field(default_factory=dict)
+    """What waits for the last of them."""
     _ready: dict[FileCall, None] = field(default_factory=dict)
     _returning: dict[Caller, _Returning] = field(default_factory=dict)
     _usage: dict[Caller, Usage] = field(default_factory=dict)
@@ -185,6 +206,8 @@ class BatchScheduler:
     _run: Run | None = None
     _synced: int = 0
     """Progress of the run that the files show already."""
+    _prefilled_s: dict[Path, float] = field(default_factory=dict)
+    """When prefills last had tokens, by account: since there was last nothing to compute."""
     _short: list[PageTable] = field(default_factory=list)
     """Files whose next call found no room, and there may be some when the run gives back what it has reserved."""
     _scratch: Scratch = field(init=False)
@@ -205,21 +228,43 @@ class BatchScheduler:
         """End a call early, with ECANCELED and nothing appended; a generation ends with what it has."""
         if call.cancelled:
             return
+        jobs = self._files.get(call.file.table)
+        if jobs is None or call not in jobs or not self._cancel(jobs, call):
+            call.cancelled = True
+            self._end_cancelled()
+
+    def _cancel(self, jobs: Jobs, call: FileCall) -> bool:
+        """End a call of this queue if nothing was begun for it. False: it is the head, and ends with its step."""
         call.cancelled = True
-        self._end_cancelled()
+        if _head(jobs) is call:
+            return False
+        del jobs[call]
+        self._report(call, None)
+        self._job_is_over(call)
+        return True
 
     def exclusive(self, file: OpenKv, action: Callable[[], None]) -> None:
         """Run `action` when no earlier call on the file is in flight: at once if it is idle."""
-        self._enqueue(file.table, action)
+        self._enqueue(file.table, Action(file, action))
+
+    def when_unused(self, file: OpenKv, action: Callable[[], None]) -> None:
+        """Run `action` when no earlier call by this very handle is in flight; what others do has handles of its own."""
+        if file in self._num_jobs:
+            self._when_unused.setdefault(file, []).append(action)
+            if self._run is not None and self._run.holds(file.table):
+                self._run.stop()
+        else:
+            action()
 
     def drop(self, caller: Caller) -> None:
         """A LIP has gone: forget its calls; what a step is computing is given back when the step ends."""
         self._returning.pop(caller, None)
         self._usage.pop(caller, None)
-        for jobs in self._files.values():
-            for job in jobs:
+        for jobs in list(self._files.values()):
+            for job in list(jobs):
                 if isinstance(job, FileCall) and job.caller is caller:
-                    job.cancelled = job.is_dropped = True
+                    job.is_dropped = True
+                    self._cancel(jobs, job)
         self._end_cancelled()
 
     def usage_of(self, caller: Caller) -> Usage:
@@ -254,27 +299,34 @@ class BatchScheduler:
     def _enqueue(self, table: PageTable, job: Job) -> None:
         if self._run is not None and self._run.holds(table):
             self._run.stop()
-        jobs = self._files.setdefault(table, deque())
-        jobs.append(job)
+        jobs = self._files.setdefault(table, OrderedDict())
+        jobs[job] = None
+        self._num_jobs[job.file] += 1
         if len(jobs) == 1:
             self._start_jobs(table)
 
     def _start_jobs(self, table: PageTable) -> None:
         """Start the head of the queue; actions and calls that fail at once are over when this returns."""
-        jobs = self._files[table]
-        while jobs:
-            if self._start(jobs[0]):
-                return
-            jobs.popleft()
-        del self._files[table]
+        jobs, over = self._files[table], list[Job]()
+        while jobs and not self._start(_head(jobs)):
+            over.append(jobs.popitem(last=False)[0])
+        if not jobs:
+            del self._files[table]
+        for job in over:
+            self._job_is_over(job)
+
+    def _job_is_over(self, job: Job) -> None:
+        """It has left its queue: whoever waits for the last job of its handle may go on."""
+        self._num_jobs[job.file] -= 1
+        if not self._num_jobs[job.file]:
+            del self._num_jobs[job.file]
+            for action in self._when_unused.pop(job.file, ()):
+                _do(action)
 
     def _start(self, job: Job) -> bool:
         """Start one job; False: it is over already. Whatever goes wrong, the file's other jobs must get their turn."""
-        if not isinstance(job, FileCall):
-            try:
-                job()
-            except Exception:
-                log.exception("a job failed before it began")
+        if isinstance(job, Action):
+            _do(job.do)
             return False
         if job.cancelled:
             self._report(job, None)
@@ -383,7 +435,7 @@ class BatchScheduler:
     async def _step_for_ever(self, thread: StepThread) -> None:
         while True:
             await self._wait_for_work()
-            await self._step(thread, plan_step(self._ready, self.limits, time.perf_counter()))
+            await self._step(thread, plan_step(self._ready, self.limits, time.perf_counter(), self._prefilled_s))
             await trio.lowlevel.checkpoint()
 
     async def _step(self, thread: StepThread, plan: list[tuple[FileCall, int]]) -> None:
@@ -394,6 +446,7 @@ class BatchScheduler:
 
     async def _wait_for_work(self) -> None:
         while not self._ready:
+            self._prefilled_s.clear()  # nobody waits, so nobody has to be let go first
             self._arrival = trio.Event()
             await self._arrival.wait()
         wait_s = self.statistics.last_step_s * LAUNCH_WAIT_SHARE
@@ -422,10 +475,20 @@ class BatchScheduler:
         chunks = [call.chunk(num_now, rows) for (call, num_now), rows in zip(plan, scratch, strict=True)]
         batch = StepBatch(tuple(chunks), tuple(copies))
         digests = [(call, rows) for (call, _), rows in zip(plan, scratch, strict=True) if rows]
+        served = prefilling(plan)
         began_s = time.perf_counter()
         error = await self._in_thread(thread, len(plan), lambda: self._compute(batch, stale, digests))
-        self._count(plan, time.perf_counter() - began_s)
+        ended_s = time.perf_counter()
+        self._note_prefills(served, ended_s)  # behind what has become ready in the meantime
+        self._count(plan, ended_s - began_s)
         self._settle(plan, error)
+
+    def _note_prefills(self, served: Iterable[Path], now_s: float) -> None:
+        """These had tokens. What was before all that waits now makes no difference any more."""
+        self._prefilled_s |= dict.fromkeys(served, now_s)
+        if len(self._prefilled_s) > MAX_REMEMBERED_PREFILLS:
+            oldest_s = min((call.waiting_since_s for call in self._ready), default=now_s)
+            self._prefilled_s = {path: at_s for path, at_s in self._prefilled_s.items() if at_s > oldest_s}
 
     def _shares_of_scratch(self, plan: list[tuple[FileCall, int]]) -> list[Rows]:
         counts = [call.num_scratch(num_now) for call, num_now in plan]
@@ -487,6 +550,7 @@ class BatchScheduler:
         assert reservation is not None
         num_entries = call.end_turn()
         call.num_appended += num_entries
+        call.num_rejected += len(call.tokens) - num_entries
         num_reserved = len(reservation.tokens)
         reservation.commit_first(reservation.tokens[:num_entries])
         if num_entries < num_reserved:
@@ -514,12 +578,13 @@ class BatchScheduler:
         """The head of a file's queue is over: it is the next one's turn."""
         table = call.file.table
         jobs = self._files[table]
-        assert jobs[0] is call
-        jobs.popleft()
+        head, _ = jobs.popitem(last=False)
+        assert head is call
         if jobs:
             self._start_jobs(table)
         else:
             del self._files[table]
+        self._job_is_over(call)
 
     def _report(self, call: FileCall, error: SymError | None) -> None:
         if call.cancelled and error is None:
@@ -531,7 +596,8 @@ class BatchScheduler:
         call.let_go()
         if call.is_dropped:
             return
-        used = Usage(1, int(error is not None), call.num_appended, queue_s, call.compute_s)
+        num_computed = call.num_appended + call.num_rejected
+        used = Usage(1, int(error is not None), num_computed, queue_s, call.compute_s, call.num_rejected)
         self._usage[call.caller] = self.usage_of(call.caller) + used
         if error is None:
             self._returning.setdefault(call.caller, _Returning()).note_answer()
@@ -664,7 +730,10 @@ class BatchScheduler:
         if again is None:
             self._next_job(call)
         else:
-            self._files[call.file.table][0] = again
+            jobs = self._files[call.file.table]
+            del jobs[call]
+            jobs[again] = None
+            jobs.move_to_end(again, last=False)
             if error is not None:
                 self._leave(again, error)
             elif not self._start_turn(again):
@@ -680,3 +749,14 @@ class BatchScheduler:
 
     def _expected(self, wait_s: float) -> list[_Returning]:
         return [record for record in self._returning.values() if record.answered_s and record.think_s < wait_s]
+
+
+def _head(jobs: Jobs) -> Job:
+    return next(iter(jobs))
+
+
+def _do(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception:
+        log.exception("what was to be done to a file failed")

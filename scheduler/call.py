@@ -96,7 +96,13 @@ class FileCall(ABC):
         self.is_running = False
         self.num_appended = 0
         """Entries committed, of all turns."""
+        self.num_rejected = 0
+        """Computed and given back, for what was drawn is not the draft."""
         self.submitted_s = time.perf_counter()
+        self.waiting_since_s = self.submitted_s
+        """Since when it has been ready to be computed: of its present turn."""
+        self.accounts: tuple[int, ...] = ()
+        """Of those who pay for its file: a uid, then the domains that the file is in, the inmost last."""
         self.compute_s = 0.0
         """Time of the steps that held some of it."""
 
@@ -120,6 +126,9 @@ class FileCall(ABC):
         del max_positions
         self.reservation = reservation
         self.num_done = 0
+        self.waiting_since_s = time.perf_counter()
+        table = self.file.table
+        self.accounts = table.pool.accounts.of(table.owner).numbers
         if self.mask is not None:
             self.mask.check(reservation.start, len(self.tokens))
 

@@ -150,6 +150,7 @@ class Control:
             "calls": usage.num_calls,
             "failed_calls": usage.num_failed_calls,
             "tokens": usage.num_tokens,
+            "rejected_tokens": usage.num_rejected,
             "queue_seconds": f"{usage.queue_s:.6f}",
             "compute_seconds": f"{usage.compute_s:.6f}",
             "page_seconds": f"{sum(lip.page_seconds.total() for lip in lips):.6f}",

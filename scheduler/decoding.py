@@ -30,7 +30,7 @@ def decode_call(
     channel = lip.channel
 
     def answer(request_id: int, slot: int, num_entries: int) -> None:
-        channel.reply(request_id, (slot, 1, num_entries))
+        channel.reply(request_id, (slot, 1, num_entries), num_rows=1)
 
     def again(request_id: int, slot: int, token: int) -> PredCall:
         return decode_call(lip, file, handle, request_id, slot, np.array([token], np.int32), None, lambda: None)

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from libsym.errors import Invalid
+from libsym.generate import MAX_DRAFT_TOKENS, MAX_MATCH
 
-MAX_DRAFT_TOKENS = 64
-MAX_MATCH = 16
-"""Longer runs of equal tokens are as good a sign as this."""
 NUM_PLACES = 4
 """The latest places of a run that are compared: bounds the work that a proposal takes."""
 

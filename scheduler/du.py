@@ -12,7 +12,6 @@ from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any
 
-from kvfs.content import KvFile
 from kvfs.du import Denied, DuRow, total, walk
 from kvfs.fs import FileSystem
 from kvfs.inode import Inode
@@ -52,7 +51,7 @@ class DiskUsage:
         room = PAYLOAD_BYTES - len('{"rows":[],"denied":[],"last":}')
         has_more = False
 
-        def take(row: DuRow | Denied, _kv: KvFile | None, _inode: Inode) -> bool:
+        def take(row: DuRow | Denied, _inode: Inode) -> bool:
             nonlocal last, room, has_more
             text = json.dumps(asdict(row) if isinstance(row, DuRow) else row.path)
             needed = len(text) + len(",")

@@ -15,17 +15,19 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 import trio
 
-from kvfs.fs import FileSystem
+from kvfs.fs import FileSystem, OpenKv
 from libsym.abi import OPEN_WRITE, TOKENIZE_SPECIAL, Op
 from libsym.channel import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NotPermitted, NotSupported, SymError, WouldBlock
 from scheduler.advising import Advising
 from scheduler.assembling import Assembler
 from scheduler.batch import BatchScheduler
+from scheduler.claiming import Claiming
 from scheduler.du import DiskUsage
 from scheduler.fields import check_range
 from scheduler.generating import Generating, Vocabulary
@@ -35,6 +37,7 @@ from scheduler.locking import Locking
 from scheduler.mail import Mail
 from scheduler.messages import Reply, json_of, json_reply, mode_of, text_of
 from scheduler.predicting import Limited, Predicting
+from scheduler.under_way import UnderWay, UserBytes, cost_of
 from scheduler.usage import Accounting
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,13 @@ SHORT_TEXT_BYTES = 2048
 MAX_CHAT_TEXTS = 20_000
 MAX_CHAT_OTHER_BYTES = 64 << 10
 """Some thousands of messages: 20 ms in which nothing else runs, at worst."""
+
+
+NO_PAYLOAD = frozenset(
+    {Op.PING, Op.CANCEL, Op.KV_CLOSE, Op.KV_TRUNCATE, Op.KV_SYNC, Op.KV_READ, Op.KV_LOCK, Op.KV_UNLOCK}
+    | {Op.KV_NAME, Op.VOCABULARY, Op.CHECK, Op.GETRUSAGE, Op.MODEL_INFO, Op.STAT}
+)
+"""These have no use for one; some of them wait, and would keep it."""
 
 
 class TextModel(Protocol):
@@ -82,6 +92,18 @@ class TextModel(Protocol):
         self, messages: list[dict[str, Any]], tools: list[Any] | None, *, add_generation_prompt: bool
     ) -> str: ...
 
+    def chat_tokens(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        add_generation_prompt: bool,
+        after_answer: bool,
+        checkpoint: Callable[[], None],
+    ) -> list[int]:
+        """`checkpoint` is called now and then: what it raises ends the call."""
+        ...
+
     def info(self) -> dict[str, Any]:
         """What `model_info()` says."""
         ...
@@ -99,7 +121,10 @@ class Gate:
         self._daemon_info = daemon_info
         self.num_calls: Counter[Op] = Counter()
         """System calls taken, by operation."""
+        self._users: WeakValueDictionary[int, UserBytes] = WeakValueDictionary()
+        """What the connections of each user have under way, by uid."""
         self._locking = Locking(fs)
+        self._claiming = Claiming(fs)
         assembler = Assembler(fs)
         limited = Limited(text)
         predicting = Predicting(batches, limited)
@@ -113,6 +138,7 @@ class Gate:
             Op.KV_FORK: self._kv_fork,
             Op.KV_STAT: self._kv_stat,
             Op.KV_RENAME: self._kv_rename,
+            Op.KV_MKDIR: self._kv_mkdir,
             Op.KV_CHMOD: self._kv_chmod,
             Op.KV_READ: self._kv_read,
             Op.KV_REMOVE: self._kv_remove,
@@ -130,6 +156,7 @@ class Gate:
             Op.PRED_BATCH: predicting.pred_batch,
             Op.KV_CLOSE: self._kv_close,
             Op.KV_TRUNCATE: self._kv_truncate,
+            Op.KV_NAME: self._kv_name,
             Op.KV_SYNC: self._kv_sync,
             Op.RECV: self._mail.recv,
         }
@@ -139,6 +166,7 @@ class Gate:
             Op.KV_EXTRACT: assembler.extract,
             Op.KV_MERGE: assembler.merge,
             Op.KV_LOCK: self._locking.lock,
+            Op.KV_CLAIM: self._claiming.claim,
             Op.GENERATE: Generating(batches, text, limited).generate,
             Op.VOCABULARY: Vocabulary(text).window,
             Op.SEND: self._mail.send,
@@ -146,11 +174,13 @@ class Gate:
             Op.TOKENIZE: self._long_text,
             Op.DETOKENIZE: self._long_text,
             Op.CHAT_TEMPLATE: self._long_text,
+            Op.CHAT_TOKENS: self._long_text,
         }
         self._texts: dict[Op, Callable[[Request], Reply]] = {
             Op.TOKENIZE: self._tokenize,
             Op.DETOKENIZE: self._detokenize,
             Op.CHAT_TEMPLATE: self._chat_template,
+            Op.CHAT_TOKENS: self._chat_tokens,
         }
 
     def handle(self, lip: Lip, request: Request, nursery: trio.Nursery) -> None:
@@ -158,17 +188,25 @@ class Gate:
         self._batches.sync()
         op = request.op
         self.num_calls[op] += 1
+        try:
+            self._take_in(lip, request)
+        except SymError as error:
+            lip.channel.reply(request.id, error=error)
+            return
         if op in self._in_turn:
-            self._answer(lip, request, self._in_turn[op])
+            is_over = self._do(lip, request, self._in_turn[op])
         elif op in self._now:
-            self._answer(lip, request, self._now[op])
-        elif op in self._texts and len(request.payload) <= SHORT_TEXT_BYTES:
-            self._answer(lip, request, lambda _lip, request: self._texts[op](request))
+            is_over = self._do(lip, request, self._now[op])
+        elif op in self._texts and op is not Op.CHAT_TOKENS and len(request.payload) <= SHORT_TEXT_BYTES:
+            is_over = self._do(lip, request, lambda _lip, request: self._texts[op](request))
         else:
-            self._answer(lip, request, lambda lip, request: self._begin(lip, request, nursery))
+            is_over = self._do(lip, request, lambda lip, request: self._begin(lip, request, nursery))
+        if is_over:
+            lip.under_way.end(cost_of(request))
 
     def welcome(self, lip: Lip) -> None:
         """A program has connected: messages may be sent to it from now on."""
+        lip.under_way = UnderWay(self._users.setdefault(lip.credentials.uid, UserBytes()))
         self._mail.join(lip)
 
     def hang_up(self, lip: Lip) -> None:
@@ -189,15 +227,30 @@ class Gate:
         lip.is_connected = False
         self._mail.leave(lip)
         lip.slots.drop()
+        lip.under_way.close()
         self._batches.drop(lip)
+        lip.cancellable.clear()  # each refers to a call, and so to the program
+        lip.claims.clear()
         lip.channel.close()
 
     def _close_files(self, lip: Lip, count: int) -> None:
         for _ in range(count):
             file = lip.take()
-            self._batches.exclusive(file, lambda file=file: self._fs.kv_close(file))  # type: ignore[misc]
+            self._batches.when_unused(file, lambda file=file: self._fs.kv_close(file))  # type: ignore[misc]
+
+    @staticmethod
+    def _take_in(lip: Lip, request: Request) -> None:
+        """Count a request in, unless it is too much, or has what nobody will look at."""
+        num_bytes = len(request.payload)
+        if num_bytes and request.op in NO_PAYLOAD:
+            raise Invalid(f"{request.op.name} takes no payload, and {num_bytes} bytes came with it")
+        lip.under_way.begin(cost_of(request))
 
     def _answer(self, lip: Lip, request: Request, operation: Callable[[Lip, Request], Reply | None]) -> None:
+        self._do(lip, request, operation)
+
+    def _do(self, lip: Lip, request: Request, operation: Callable[[Lip, Request], Reply | None]) -> bool:
+        """Answer with what an operation gives. False: it goes on, and what answers it ends it in `lip.under_way`."""
         try:
             reply = operation(lip, request)
         except SymError as error:
@@ -206,12 +259,14 @@ class Gate:
             log.exception("%s of program %d failed", request.op.name, lip.pid)
             lip.channel.reply(request.id, error=SymError(f"{request.op.name} failed inside the daemon: {failure!r}"))
         else:
-            if reply is not None:
-                lip.channel.reply(request.id, reply.args, reply.payload)
+            if reply is None:
+                return False
+            lip.channel.reply(request.id, reply.args, reply.payload)
+        return True
 
     def _begin(self, lip: Lip, request: Request, nursery: trio.Nursery) -> Reply | None:
         """Begin an operation; what it leaves to a coroutine is answered when that ends."""
-        most = MAX_WAITS if request.op is Op.KV_LOCK else MAX_LATER
+        most = MAX_WAITS if request.op in {Op.KV_LOCK, Op.KV_CLAIM} else MAX_LATER
         if lip.num_later >= most:
             raise WouldBlock(f"{most} calls of this program wait already: let some of them end")
         if request.op not in self._later:
@@ -238,6 +293,7 @@ class Gate:
         finally:
             lip.num_later -= 1
             lip.cancellable.pop(request.id, None)
+            lip.under_way.end(cost_of(request))
 
         def result(_lip: Lip, _request: Request) -> Reply | None:
             if isinstance(outcome, Exception):
@@ -246,6 +302,8 @@ class Gate:
 
         if lip.is_connected:
             self._answer(lip, request, result)
+            if request.op is Op.KV_CLAIM and isinstance(outcome, Reply):
+                self._remember_claim(lip, request, outcome.args[0], is_cancelled=scope.cancel_called)
         outcome = None  # an error leads to the frame that it is kept in: the two would be garbage
 
     # ---- who asks
@@ -274,16 +332,16 @@ class Gate:
 
     def _kv_create(self, lip: Lip, request: Request) -> Reply:
         file = self._fs.kv_create(lip.credentials, text_of(request) or None, mode_of(request))
-        return Reply((lip.add(file),))
+        return lip.opened(file)
 
     def _kv_open(self, lip: Lip, request: Request) -> Reply:
         file = self._fs.kv_open(lip.credentials, text_of(request), write=bool(request.flags & OPEN_WRITE))
-        return Reply((lip.add(file),))
+        return lip.opened(file)
 
     def _kv_fork(self, lip: Lip, request: Request) -> Reply:
         source = lip.file(request.handle)
         file = self._fs.kv_fork(lip.credentials, source, text_of(request) or None, mode_of(request))
-        return Reply((lip.add(file),))
+        return lip.opened(file)
 
     def _kv_stat(self, lip: Lip, request: Request) -> Reply:
         if request.handle:
@@ -294,7 +352,10 @@ class Gate:
         names = json_of(request, request.payload, max_texts=2, max_other_bytes=64)
         if not (isinstance(names, list) and len(names) == 2 and all(isinstance(name, str) for name in names)):
             raise Invalid("rename takes two paths")
-        self._fs.kv_rename(lip.credentials, names[0], names[1])
+        return Reply(self._fs.kv_rename(lip.credentials, names[0], names[1]))
+
+    def _kv_mkdir(self, lip: Lip, request: Request) -> Reply:
+        self._fs.kv_mkdir(lip.credentials, text_of(request), mode_of(request))
         return Reply()
 
     def _kv_chmod(self, lip: Lip, request: Request) -> Reply:
@@ -315,7 +376,8 @@ class Gate:
 
     def _kv_remove(self, lip: Lip, request: Request) -> Reply:
         if request.handle:
-            self._fs.kv_remove_open(lip.credentials, lip.file(request.handle))
+            self._fs.kv_remove_open(lip.credentials, lip.file(request.handle), text_of(request))
+            lip.end_generations(request.handle)
         else:
             self._fs.kv_remove(lip.credentials, text_of(request))
         return Reply()
@@ -333,24 +395,52 @@ class Gate:
     # ---- what waits for earlier calls on the same file
 
     def _kv_close(self, lip: Lip, request: Request) -> None:
-        file = lip.remove(request.handle)
-        self._locking.end_waits(file)
+        file = self._take(lip, request.handle)
 
         def close(_lip: Lip, _request: Request) -> Reply:
             self._fs.kv_close(file)
             return Reply()
 
-        self._batches.exclusive(file, lambda: self._answer(lip, request, close))
+        self._batches.when_unused(file, lambda: self._answer(lip, request, close))
+
+    def _take(self, lip: Lip, handle: int) -> OpenKv:
+        """A handle ends: whoever calls this closes the file, once no step uses it."""
+        file = lip.remove(handle)
+        lip.end_generations(handle)
+        self._locking.end_waits(file)
+        return file
+
+    def _remember_claim(self, lip: Lip, request: Request, handle: int, *, is_cancelled: bool) -> None:
+        """A claim whose answer nobody looks at keeps others waiting: CANCEL ends it, before its answer or behind it."""
+
+        def take_back() -> None:
+            if lip.file(handle).claim is not None:
+                file = self._take(lip, handle)
+                self._batches.when_unused(file, lambda: self._fs.kv_close(file))
+
+        if is_cancelled:  # as the claim was given: too late to keep it from that
+            take_back()
+        else:
+            lip.claims[handle] = request.id
+            lip.cancellable[request.id] = take_back
 
     def _kv_truncate(self, lip: Lip, request: Request) -> None:
         file = lip.file(request.handle)
         length = request.args[0]
+        if length < 0:
+            raise Invalid(f"kv_truncate() cuts to 0 entries or more, not {length}")
+        lip.end_generations(request.handle)
 
         def truncate(_lip: Lip, _request: Request) -> Reply:
             self._fs.kv_truncate(file, length)
             return Reply((length,))
 
         self._batches.exclusive(file, lambda: self._answer(lip, request, truncate))
+
+    def _kv_name(self, lip: Lip, request: Request) -> None:
+        file = lip.file(request.handle)
+        lip.end_generations(request.handle)
+        self._batches.exclusive(file, lambda: self._answer(lip, request, self._claiming.name))
 
     def _kv_sync(self, lip: Lip, request: Request) -> None:
         file = lip.file(request.handle)
@@ -373,9 +463,7 @@ class Gate:
         return Reply((), self._text.decode(tokens.tolist()).encode())
 
     def _chat_template(self, request: Request) -> Reply:
-        form = json_of(request, request.payload, max_texts=MAX_CHAT_TEXTS, max_other_bytes=MAX_CHAT_OTHER_BYTES)
-        if not isinstance(form, dict) or not isinstance(form.get("messages"), list):
-            raise Invalid("chat_template() takes a list of messages")
+        form = _chat_form(request)
         text = self._text.chat_template(
             form["messages"], form.get("tools"), add_generation_prompt=bool(form.get("add_generation_prompt", True))
         )
@@ -383,6 +471,25 @@ class Gate:
             return Reply((), text.encode())
         except UnicodeEncodeError:
             raise Invalid("chat_template(): the messages have half a surrogate pair in them, no Unicode text") from None
+
+    def _chat_tokens(self, request: Request) -> Reply:
+        """In a worker, always: the template runs several times when it has to be told apart from the messages."""
+        form = _chat_form(request)
+        tokens = self._text.chat_tokens(
+            form["messages"],
+            form.get("tools"),
+            add_generation_prompt=bool(form.get("add_generation_prompt", True)),
+            after_answer=bool(form.get("after_answer", False)),
+            checkpoint=trio.from_thread.check_cancelled,  # of a call that is cancelled, or whose program has gone
+        )
+        return Reply((len(tokens),), np.asarray(tokens, np.int32).tobytes())
+
+
+def _chat_form(request: Request) -> dict[str, Any]:
+    form = json_of(request, request.payload, max_texts=MAX_CHAT_TEXTS, max_other_bytes=MAX_CHAT_OTHER_BYTES)
+    if not isinstance(form, dict) or not isinstance(form.get("messages"), list):
+        raise Invalid(f"{request.op.name.lower()}() takes a list of messages")
+    return form
 
 
 def _cancel(lip: Lip, request: Request) -> Reply:

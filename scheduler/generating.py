@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from libsym.abi import Finish
 from libsym.channel import PAYLOAD_BYTES, Request
-from libsym.errors import BadHandle, Invalid, SymError
+from libsym.errors import Invalid, SymError
+from libsym.generate import MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
 from libsym.sampling import RowSampler, sampling_block_bytes
 from scheduler.batch import BatchScheduler
 from scheduler.call import HotGeneration
@@ -29,10 +31,10 @@ from scheduler.lip import Lip
 from scheduler.messages import Reply, json_of
 from scheduler.predicting import Limited, appendable
 from scheduler.stops import StopTexts
+from scheduler.under_way import cost_of
 
-MAX_STOP_TEXTS = 64
-MAX_STOP_TEXT_BYTES = 1024
 MAX_OPTION_TEXTS = MAX_STOP_TEXTS + 16
+"""Names of options, too."""
 MAX_OPTION_OTHER_BYTES = 32 << 10
 """Some thousands of stop tokens."""
 DRAFT_HISTORY = 1024
@@ -69,20 +71,25 @@ class Generating:
     def generate(self, lip: Lip, request: Request) -> Coroutine[Any, Any, None] | None:
         """Begin at once, unless a grammar has to be compiled first: then the coroutine does, and sees it through."""
         asked = self._parse(lip, request)
+        lip.generation_began(request.handle, request.id)
+        ended = partial(lip.under_way.end, cost_of(request))
         if asked.grammar is None:
-            self._begin(lip, request, asked, None)
+            self._begin(lip, request, asked, None, ended)
             return None
         if (grammar := self._grammars.kept(*asked.grammar)) is not None:
-            self._begin(lip, request, asked, grammar)
+            self._begin(lip, request, asked, grammar, ended)
             return None
         return self._compile_first(lip, request, asked, asked.grammar)
 
     async def _compile_first(self, lip: Lip, request: Request, asked: Asked, described: tuple[str, str]) -> None:
-        grammar = await trio.to_thread.run_sync(
-            self._grammars.compile, *described, limiter=self._compilers, abandon_on_cancel=True
-        )
-        if lip.handles.get(request.handle) is not asked.file:
-            raise BadHandle("the file was closed while the grammar was compiled")
+        try:
+            grammar = await trio.to_thread.run_sync(
+                self._grammars.compile, *described, limiter=self._compilers, abandon_on_cancel=True
+            )
+            await trio.lowlevel.checkpoint_if_cancelled()  # in the moment when it was compiled
+        except BaseException:
+            lip.generation_ended(request.handle, request.id)
+            raise
         over = trio.Event()
         generation = self._begin(lip, request, asked, grammar, over.set)
         lip.cancellable[request.id] = generation.cancel  # not this task, which only waits
@@ -94,10 +101,10 @@ class Generating:
         request: Request,
         asked: Asked,
         grammar: Grammar | None,
-        ended: Callable[[], None] = lambda: None,
+        ended: Callable[[], None],
     ) -> Generation:
         stops = StopTexts(asked.stop_texts, self._text.token_texts) if asked.stop_texts else None
-        generation = Generation(self._batches, lip, request.id, asked, stops, ended)
+        generation = Generation(self._batches, lip, request, asked, stops, ended)
         lip.cancellable[request.id] = generation.cancel
         generation.begin(grammar, self._draft(asked))
         return generation
@@ -162,19 +169,22 @@ class Generation:
         self,
         batches: BatchScheduler,
         lip: Lip,
-        request_id: int,
+        request: Request,
         asked: Asked,
         stops: StopTexts | None,
         ended: Callable[[], None],
     ) -> None:
         self._batches = batches
         self._lip = lip
-        self._id = request_id
+        self._id = request.id
+        self._handle = request.handle
         self._asked = asked
         self._stops = stops
         self._ended = ended
         self._kept: list[int] = []
         self._call: GenerateCall | None = None
+        self._stop_token = -1
+        self._has_appended = False
 
     def begin(self, grammar: Grammar | None, draft: NgramDraft | None) -> None:
         asked = self._asked
@@ -199,8 +209,14 @@ class Generation:
         self._batches.submit(self._call)
 
     def cancel(self) -> None:
-        assert self._call is not None
-        self._batches.cancel(self._call)
+        if self._call is not None:
+            self._batches.cancel(self._call)
+
+    def let_go(self) -> None:
+        """Its call is over. The two refer to each other: what the program sent would stay until the collector comes."""
+        if self._call is not None:
+            self._stop_token, self._has_appended = self._call.stop_token, self._call.num_appended > 0
+        self._call = None
 
     @property
     def has_kept(self) -> bool:
@@ -226,9 +242,10 @@ class Generation:
     def _finished(self, error: SymError | None, finish: Finish) -> None:
         lip, num_entries = self._lip, self._asked.file.table.length
         lip.cancellable.pop(self._id, None)
+        lip.generation_ended(self._handle, self._id)
         if error is not None:
             self._send(num_entries)
-            if self._has_sent:  # what was pending may have come into the file before it failed
+            if self._has_appended:  # so that the program knows what is pending
                 lip.channel.reply(self._id, (0, num_entries), more=True)
             lip.channel.reply(self._id, error=error)
         else:
@@ -241,7 +258,7 @@ class Generation:
         """The number of the stop text, or the stop token."""
         if finish is Finish.STOP_TEXT and self._stops is not None and self._stops.found is not None:
             return self._stops.found
-        return self._call.stop_token if finish is Finish.STOP_TOKEN and self._call is not None else -1
+        return self._stop_token if finish is Finish.STOP_TOKEN else -1
 
 
 class _Call(GenerateCall):
@@ -254,6 +271,11 @@ class _Call(GenerateCall):
         if self.generation is not None and self.generation.has_kept:
             return None
         return super().hot
+
+    def let_go(self) -> None:
+        super().let_go()
+        assert self.generation is not None
+        self.generation.let_go()
 
 
 class Vocabulary:
@@ -301,8 +323,8 @@ def _stop_token_list(value: Any) -> list[int]:
 def _stop_text_list(value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise Invalid("stop texts are a list of texts")
-    if len(value) > MAX_STOP_TEXTS or any(len(text) > MAX_STOP_TEXT_BYTES for text in value):
-        raise Invalid(f"at most {MAX_STOP_TEXTS} stop texts are possible, of at most {MAX_STOP_TEXT_BYTES} characters")
+    if len(value) > MAX_STOP_TEXTS or any(len(text) > MAX_STOP_TEXT_CHARS for text in value):
+        raise Invalid(f"at most {MAX_STOP_TEXTS} stop texts are possible, of at most {MAX_STOP_TEXT_CHARS} characters")
     return value
 
 

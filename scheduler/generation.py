@@ -203,7 +203,7 @@ class GenerateCall(FileCall):
         return None  # it ends with what it has
 
     def end(self, error: SymError | None) -> None:
-        finish = Finish.CANCELLED if self.cancelled or self._finish is None else self._finish
+        finish = Finish.CANCELLED if self._finish is None else self._finish
         self._finished(self._error if error is None else error, finish)
 
     # What a loop of steps did without the scheduler

@@ -199,9 +199,14 @@ class _ModelTokenizer:
 
 def _described(kind: str, source: str) -> str:
     match kind:
-        case "json":
+        case "json" | "compact_json":
             try:
-                return LLMatcher.grammar_from_json_schema(json.dumps(json.loads(source)))
+                schema = json.dumps(json.loads(source))
+                if kind == "json":
+                    return LLMatcher.grammar_from_json_schema(schema)
+                return LLMatcher.grammar_from_json_schema(
+                    schema, {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+                )
             except (ValueError, RecursionError) as error:
                 raise Invalid(f"the schema is no JSON: {error}") from None
         case "regex":
@@ -209,7 +214,7 @@ def _described(kind: str, source: str) -> str:
         case "lark":
             return LLMatcher.grammar_from_lark(source)
         case _:
-            raise Invalid(f"a grammar of kind {kind[:40]!r}: 'json', 'regex' and 'lark' are known")
+            raise Invalid(f"a grammar of kind {kind[:40]!r}: 'json', 'compact_json', 'regex' and 'lark' are known")
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -12,7 +12,9 @@ from kvfs.fs import OpenKv
 from kvfs.tree import Credentials
 from libsym.channel import ServerChannel
 from libsym.errors import BadHandle
+from scheduler.messages import Reply
 from scheduler.slots import Slots, Then
+from scheduler.under_way import UnderWay, UserBytes
 from scheduler.usage import PageSeconds
 
 MAX_LATER = 1024
@@ -35,10 +37,16 @@ class Lip:
     """Calls that are under way and will be answered when something has happened."""
     cancellable: dict[int, Callable[[], None]] = field(default_factory=dict)
     """What ends a call that is under way, by the request's id."""
+    claims: dict[int, int] = field(default_factory=dict)
+    """Requests that were given a claim, which may be cancelled yet, by the handle that they were given."""
+    generations: dict[int, set[int]] = field(default_factory=dict)
+    """Requests of the generations that are under way, by the handle that started them."""
     nap: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Of whoever waits for the program to ring."""
     when_room: dict[object, Callable[[], None]] = field(default_factory=dict)
     """What held back its replies, by whoever did: called once, when none waits for room in the ring any more."""
+    under_way: UnderWay = field(default_factory=lambda: UnderWay(UserBytes()))
+    """Bytes of its requests."""
     page_seconds: PageSeconds = field(default_factory=PageSeconds)
     slots: Slots = field(init=False)
     """Who waits for result slots."""
@@ -68,6 +76,19 @@ class Lip:
         self.page_seconds.opened(file.table)
         return handle
 
+    def opened(self, file: OpenKv) -> Reply:
+        """A new handle, as a reply tells it: with the entries, and the inode and the directory that it was found by."""
+        return self._told(self.add(file), file)
+
+    def place_of(self, file: OpenKv) -> Reply:
+        """Where an open file is now: a reply as `opened`'s, without a handle."""
+        return self._told(0, file)
+
+    @staticmethod
+    def _told(handle: int, file: OpenKv) -> Reply:
+        directory = 0 if file.origin is None else file.origin[0]
+        return Reply((handle, file.table.length, file.inode.number, directory))
+
     def file(self, handle: int) -> OpenKv:
         try:
             return self.handles[handle]
@@ -77,12 +98,29 @@ class Lip:
     def remove(self, handle: int) -> OpenKv:
         file = self.file(handle)
         del self.handles[handle]
+        self.cancellable.pop(self.claims.pop(handle, 0), None)
         self.page_seconds.closed(file.table)
         return file
 
     def take(self) -> OpenKv:
         """Give up one of its handles: the program has gone."""
         return self.handles.popitem()[1]
+
+    def generation_began(self, handle: int, request_id: int) -> None:
+        self.generations.setdefault(handle, set()).add(request_id)
+
+    def generation_ended(self, handle: int, request_id: int) -> None:
+        under_way = self.generations.get(handle, set())
+        under_way.discard(request_id)
+        if not under_way:
+            self.generations.pop(handle, None)
+
+    def end_generations(self, handle: int) -> None:
+        """End those that this handle started: they go on for seconds, and whoever closes the file waits for them."""
+        for request_id in self.generations.pop(handle, ()):
+            cancel = self.cancellable.pop(request_id, None)
+            if cancel is not None:
+                cancel()
 
     def made_room(self) -> None:
         """The program has read its replies: whoever held back others goes on."""

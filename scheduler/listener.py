@@ -1,33 +1,49 @@
-"""The daemon's socket: who connects is told by the kernel, and gets one shared region and one doorbell."""
+"""The daemon's socket: who connects is told by the kernel, and gets one shared region and one doorbell.
+
+No user can keep the others out: each has its share of the handshakes under way, which are given a time, and of the
+connections. And all connections together leave a part of the daemon's descriptors to the mount and its plain files.
+"""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
+import resource
 import socket
 import struct
 from array import array
+from contextlib import ExitStack
 from pathlib import Path
 
 import trio
 
 from kvfs.tree import Credentials
 from libsym.channel import ServerChannel
-from libsym.errors import Exists, ProtocolError, SymError
+from libsym.errors import Exists, ProtocolError, SymError, WouldBlock
 from libsym.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
 from scheduler.gate import Gate
 from scheduler.lip import Lip
+from scheduler.places import Places
+from scheduler.under_way import num_calls_in
 
 log = logging.getLogger(__name__)
 
 MAX_LIPS = 1024
+MAX_HANDSHAKES = 256
+"""Under way at once. A client greets as soon as it is connected: an honest one has its place for some microseconds."""
 GREETING_TIMEOUT_S = 5.0
+BACKLOG = 1024
+"""Connections that wait to be accepted: as many as can be served. net.core.somaxconn may allow fewer."""
+KEPT_PART = 4
+"""One descriptor in so many is for the mount and its plain files, and for no connection."""
+WARNING_PAUSE_S = 1.0
+"""Between two lines of the log about connections that were refused: whoever is refused may try again at once."""
 ACCEPT_AGAIN_S = 0.1
 """Without descriptors or memory for one more connection: so long until the next try."""
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _CALLS_AT_ONCE = 64
-"""A LIP that floods its ring lets the others in after this many."""
+"""A LIP that floods its ring lets the others in after this many, those of a batch counted each."""
 _FULL_S = 0.005
 """A LIP that has more under way than its library would is looked after this often, until some of it is answered."""
 _SO_PEERGROUPS = 59
@@ -39,10 +55,16 @@ _MAX_GROUPS = 256
 class Listener:
     """Accepts connections and serves each until either side goes."""
 
-    def __init__(self, gate: Gate, vocab_size: int) -> None:
+    def __init__(self, gate: Gate, vocab_size: int, exempt: frozenset[int] = frozenset()) -> None:
+        """`exempt`: users that may take the last places."""
         self._gate = gate
         self._vocab_size = vocab_size
         self.lips: set[Lip] = set()
+        self._handshakes = Places(MAX_HANDSHAKES, "handshakes", exempt)
+        self._connections = Places(MAX_LIPS, "connections", exempt)
+        self._warned_s = -WARNING_PAUSE_S
+        self._num_refused = 0
+        """Since the last line about it."""
 
     async def run(self, listening: trio.socket.SocketType) -> None:
         """Accept for ever; leaving closes every connection."""
@@ -60,9 +82,9 @@ class Listener:
 
     async def _serve(self, connection: trio.socket.SocketType) -> None:
         """One connection, from the handshake to the end; nothing that happens to it reaches the others."""
-        with connection:
+        with connection, ExitStack() as place:
             try:
-                lip = await self._greet(connection)
+                lip = await self._let_in(connection, place)
                 if lip is not None:
                     await self._serve_lip(connection, lip)
             except* (ConnectionError, ProtocolError) as errors:
@@ -87,23 +109,25 @@ class Listener:
                 self.lips.remove(lip)
             log.debug("program %d gone", lip.pid)
 
-    async def _greet(self, connection: trio.socket.SocketType) -> Lip | None:
-        """The handshake; None when the other side is no client of this version, or there are too many."""
-        greeting = b""
-        with trio.move_on_after(GREETING_TIMEOUT_S):
-            while len(greeting) < GREETING_BYTES:
-                data = await connection.recv(GREETING_BYTES - len(greeting))
-                if not data:
-                    return None
-                greeting += data
+    async def _let_in(self, connection: trio.socket.SocketType, place: ExitStack) -> Lip | None:
+        """The handshake, and a place among the connections; None when the other side was refused, or hung up."""
         try:
-            check_greeting(greeting)
-            peer = peer_credentials(connection)
-            channel = self._new_channel()
-        except SymError as error:
-            log.warning("connection refused: %s", error)
-            await connection.send(refusal(error))
-            return None
+            try:
+                pid, credentials = peer_credentials(connection)
+                keep_descriptors(connection.fileno())
+                with self._handshakes.one_for(credentials.uid):
+                    check_greeting(await _greeting(connection))
+                    place.enter_context(self._connections.one_for(credentials.uid))
+                    return await self._welcome(connection, pid, credentials)
+            except SymError as error:
+                self._warn(error)
+                await connection.send(refusal(error))
+        except ConnectionError as error:
+            log.debug("hung up during the handshake: %s", error)
+        return None
+
+    async def _welcome(self, connection: trio.socket.SocketType, pid: int, credentials: Credentials) -> Lip:
+        channel = self._new_channel()
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", channel.fds))
         try:
             await connection.sendmsg([WELCOME], [rights])
@@ -111,25 +135,40 @@ class Listener:
             channel.close()
             raise
         channel.forget_fds()
-        return Lip(*peer, channel)
+        return Lip(pid, credentials, channel)
 
     def _new_channel(self) -> ServerChannel:
-        if len(self.lips) >= MAX_LIPS:
-            raise SymError(f"the daemon serves {MAX_LIPS} programs already: try again later", errno.EAGAIN)
         try:
-            return ServerChannel.create(self._vocab_size)
+            channel = ServerChannel.create(self._vocab_size)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            raise SymError(f"the daemon can take no more programs now: {error.strerror}", errno.EAGAIN) from error
+            raise WouldBlock(f"the daemon can take no more programs now: {error.strerror}") from error
+        try:
+            keep_descriptors(*channel.fds)
+        except WouldBlock:
+            channel.close()
+            raise
+        return channel
+
+    def _warn(self, error: SymError) -> None:
+        self._num_refused += 1
+        if trio.current_time() >= self._warned_s + WARNING_PAUSE_S:
+            log.warning("connection refused: %s (%d since the last such line)", error, self._num_refused)
+            self._warned_s, self._num_refused = trio.current_time(), 0
 
     async def _take_calls(self, lip: Lip, nursery: trio.Nursery) -> None:
         channel = lip.channel
         while True:
             lip.slots.serve()
             requests = channel.receive(_CALLS_AT_ONCE)
+            num_calls = 0
             for request in requests:
+                if num_calls >= _CALLS_AT_ONCE:
+                    await trio.lowlevel.checkpoint()
+                    num_calls = 0
                 self._gate.handle(lip, request, nursery)
+                num_calls += num_calls_in(request)
             if requests:
                 await trio.lowlevel.checkpoint()
             elif channel.is_full:
@@ -138,6 +177,35 @@ class Listener:
                 with trio.move_on_at(lip.slots.deadline) as lip.nap:
                     await trio.lowlevel.wait_readable(channel.doorbell)
                 channel.clear_doorbell()
+
+
+async def _greeting(connection: trio.socket.SocketType) -> bytes:
+    """What the other side says first. SymError: it does not come in time."""
+    greeting = b""
+    with trio.move_on_after(GREETING_TIMEOUT_S):
+        while len(greeting) < GREETING_BYTES:
+            data = await connection.recv(GREETING_BYTES - len(greeting))
+            if not data:
+                raise ConnectionResetError("it had not greeted yet")
+            greeting += data
+        return greeting
+    raise SymError(
+        f"{len(greeting)} of a greeting's {GREETING_BYTES} bytes came in {GREETING_TIMEOUT_S:g} s: connect again",
+        errno.ETIMEDOUT,
+    )
+
+
+def keep_descriptors(*fds: int) -> None:
+    """WouldBlock: with these, which are new, connections would take what is kept for the mount.
+
+    The kernel gives out the lowest number that is free: so there are at least as many descriptors as the number says.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if max(fds) >= limit - limit // KEPT_PART:
+        raise WouldBlock(
+            f"the daemon has {max(fds)} of its {limit} descriptors open, and keeps the rest for the mount: try again "
+            "later, or start it with a higher ulimit -n"
+        )
 
 
 async def _wait_for_hangup(connection: trio.socket.SocketType, scope: trio.CancelScope) -> None:
@@ -204,21 +272,33 @@ def peer_pidfd(connection: trio.socket.SocketType, pid: int) -> int | None:
         return None
 
 
-def bind(path: Path) -> socket.socket:
-    """A listening socket at `path`; a leftover of a dead daemon is replaced, a live one refused."""
+def clear_way(path: Path) -> None:
+    """Take a leftover of a dead daemon away; refuse to where a live one listens, or where something else is."""
     if os.path.lexists(path) and not path.is_socket():
         raise Exists(f"{path} is there and is no socket: choose another --socket")
+    if _listens(path):
+        raise SymError(f"a daemon already listens on {path}: stop it, or choose another --socket", errno.EADDRINUSE)
+    path.unlink(missing_ok=True)
+
+
+def bind(path: Path) -> socket.socket:
+    """A listening socket at `path`, if nobody else listens there."""
+    clear_way(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except FileNotFoundError:
-            pass
-        except ConnectionRefusedError:
-            path.unlink()
-        else:
-            raise SymError(f"a daemon already listens on {path}: stop it, or choose another --socket", errno.EADDRINUSE)
     listening.bind(str(path))
     path.chmod(0o666)  # permission is per file: whoever may reach the socket may own KV files
-    listening.listen(128)
+    listening.listen(BACKLOG)
     return listening
+
+
+def _listens(path: Path) -> bool:
+    """Whether a live process has the socket; it may be stopped, or have so much to do that its queue is full."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except BlockingIOError:
+            return True
+    return True

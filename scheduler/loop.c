@@ -32,6 +32,7 @@ typedef int (*step_function)(void *decoder, const sym_batch *batch);
 typedef int (*push_function)(void *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
                              int64_t a3, const char *payload, uint32_t payload_bytes);
 typedef int (*take_function)(void *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call);
+typedef int (*answer_function)(void *server, uint64_t id, int64_t slot, int64_t num_entries);
 typedef int (*watch_function)(void *server);
 typedef int (*unwatch_function)(void *server, int slept);
 typedef int64_t (*draw_function)(void *sampler, const float *row, const uint32_t *allowed, uint64_t index);
@@ -163,8 +164,7 @@ static int is_stop_token(const sym_member *member, int32_t token) {
 /* A program's call is computed: it gets its row, and its next call is waited for. 0: it can't go on. */
 static int answer(sym_run *loop, sym_member *member) {
     pthread_mutex_lock(&loop->lock);
-    if (((push_function)loop->hooks.push)(member->server, member->call_id, 0, 0, member->slot, 1, entries(member), 0, NULL,
-                                          0) != 0)
+    if (((answer_function)loop->hooks.answer)(member->server, member->call_id, member->slot, entries(member)) != 0)
         end_member(member, SYM_END_UNSENT);
     else if (entries(member) >= member->capacity)
         end_member(member, SYM_END_ROOM);

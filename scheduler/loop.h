@@ -46,7 +46,7 @@ typedef struct sym_member {
 typedef struct sym_run sym_run;
 
 typedef struct sym_run_hooks {
-    void *step, *decoder, *push, *take, *watch, *unwatch, *draw, *note;
+    void *step, *decoder, *push, *take, *answer, *watch, *unwatch, *draw, *note;
 } sym_run_hooks;
 
 /* Null: no memory. `members` stay the caller's, and where they are. `wake_fd`: an eventfd that is rung when something has

@@ -48,7 +48,10 @@ def json_of(request: Request, payload: bytes, *, max_texts: int, max_other_bytes
     """
     plain = payload.replace(rb"\\", b"").replace(rb"\"", b"")
     if plain.count(b'"') > 2 * max_texts or sum(map(len, plain.split(b'"')[::2])) > max_other_bytes:
-        raise Invalid(f"{request.op.name} takes JSON of at most {max_texts} texts and {max_other_bytes} other bytes")
+        raise Invalid(
+            f"{request.op.name} takes JSON of at most {max_texts} texts, names included, and {max_other_bytes} bytes "
+            "that are no text"
+        )
     try:
         return json.loads(payload.decode())
     except (ValueError, RecursionError) as error:

@@ -10,6 +10,7 @@ import errno
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,8 @@ from scheduler.fields import Fields, check_priority, check_range
 from scheduler.lip import Lip
 from scheduler.messages import Reply, kept
 from scheduler.reducing import Reduction
+from scheduler.slots import Then
+from scheduler.under_way import cost_of
 
 MAX_BATCH = 256
 MAX_ERROR_BYTES = 512
@@ -65,6 +68,11 @@ class Limited:
             raise Invalid("at least one token is needed: there is nothing to append")
         if num_positions not in (0, 1, num_tokens):
             raise Invalid(f"{num_tokens} tokens need {num_tokens} positions (or only the first), not {num_positions}")
+        if num_positions == 0 and num_tokens > self._limits.max_positions:
+            raise Invalid(
+                f"{num_tokens} tokens end beyond the model's context of {self._limits.max_positions}, also in an empty "
+                "file: use fewer, or give positions"
+            )
         tokens = fields.int32(num_tokens, "tokens")
         check_range("token", tokens, self._limits.vocab_size, "the vocabulary")
         if num_positions == 0:
@@ -113,7 +121,26 @@ class Predicting:
             self._decode(lip, request)
             return
         wanted = self._parse(lip, request)
-        _Single(self._batches, lip, request.id, wanted).begin()
+        call_id, num_bytes = request.id, cost_of(request)
+
+        def answer(outcome: Reply | SymError) -> None:
+            lip.cancellable.pop(call_id, None)
+            lip.under_way.end(num_bytes)
+            if isinstance(outcome, SymError):
+                lip.channel.reply(call_id, error=outcome)
+            else:
+                lip.channel.reply(call_id, outcome.args, outcome.payload, num_rows=wanted.num_slots)
+
+        appending = _Appending(lip, wanted, answer)
+
+        def have_rows(first_row: int | SymError) -> None:
+            if isinstance(first_row, SymError):
+                answer(first_row)
+            elif (call := appending.call(first_row)) is not None:
+                lip.cancellable[call_id] = partial(self._batches.cancel, call)
+                self._batches.submit(call)
+
+        _when_rows(lip, call_id, wanted.num_slots, have_rows)
 
     def _decode(self, lip: Lip, request: Request) -> None:
         """One token and its row, which may go on as a loop of steps: the short way."""
@@ -138,16 +165,12 @@ class Predicting:
                 lip.cancellable[request.id] = lambda: self._batches.cancel(call)
                 self._batches.submit(call)
 
-        def cancel() -> None:
-            stop_waiting()
-
-        lip.cancellable[request.id] = cancel  # until there is a call to be cancelled
-        stop_waiting = lip.take_rows(1, have_row)
+        _when_rows(lip, request.id, 1, have_row)
 
     def pred_batch(self, lip: Lip, request: Request) -> None:
         """The payload is whole requests; each that is no good fails alone, but a frame that is none fails them all."""
         parts = [self._part(lip, each) for each in _frames(request)]
-        _Batch(self._batches, lip, request.id, parts).begin()
+        _Batch(self._batches, lip, request, parts).begin(parts)
 
     def _part(self, lip: Lip, request: Request) -> Wanted | SymError:
         try:
@@ -171,44 +194,39 @@ class Predicting:
 
 
 class _Appending:
-    """One PRED between the parsing and its answer."""
+    """One PRED between the parsing and its answer.
 
-    __slots__ = ("_answer", "_batches", "_call", "_first_row", "_lip", "wanted")
+    It is what the queued call refers to, and refers to no call: so what the program sent is freed with the answer, or
+    when the program has gone, and not only when the collector comes by.
+    """
 
-    def __init__(
-        self, batches: BatchScheduler, lip: Lip, wanted: Wanted, answer: Callable[[Reply | SymError], None]
-    ) -> None:
-        self._batches = batches
+    __slots__ = ("_answer", "_first_row", "_lip", "wanted")
+
+    def __init__(self, lip: Lip, wanted: Wanted, answer: Callable[[Reply | SymError], None]) -> None:
         self._lip = lip
         self.wanted = wanted
         self._answer = answer
-        self._call: PredCall | None = None
         self._first_row = _NO_SLOTS
 
-    def submit(self, first_row: int) -> None:
-        """Queue it; `first_row`: of its result slots, which are its own from here on."""
+    def call(self, first_row: int) -> PredCall | None:
+        """To be queued; `first_row`: of its result slots, which are its own from here on. None: it is answered."""
         wanted, self._first_row = self.wanted, first_row
         if self._lip.handles.get(wanted.handle) is not wanted.file:
             self._end(_closed())
-        else:
-            channel, reduction = self._lip.channel, wanted.reduction
-            self._call = PredCall(
-                self._lip,
-                wanted.file,
-                wanted.tokens,
-                wanted.positions,
-                tuple(channel.row(first_row + index) for index in range(wanted.num_slots)),
-                self._end,
-                priority=wanted.priority,
-                mask=wanted.mask,
-                num_digested=0 if reduction is None else wanted.num_rows,
-                digest=None if reduction is None else reduction.digest,
-            )
-            self._batches.submit(self._call)
-
-    def cancel(self) -> None:
-        if self._call is not None:
-            self._batches.cancel(self._call)
+            return None
+        channel, reduction = self._lip.channel, wanted.reduction
+        return PredCall(
+            self._lip,
+            wanted.file,
+            wanted.tokens,
+            wanted.positions,
+            tuple(channel.row(first_row + index) for index in range(wanted.num_slots)),
+            self._end,
+            priority=wanted.priority,
+            mask=wanted.mask,
+            num_digested=0 if reduction is None else wanted.num_rows,
+            digest=None if reduction is None else reduction.digest,
+        )
 
     def _end(self, error: SymError | None) -> None:
         wanted = self.wanted
@@ -225,100 +243,80 @@ class _Appending:
         self._answer(Reply((first_row, wanted.num_rows, wanted.file.table.length), payload))
 
 
-class _Single:
-    """A PRED by itself."""
-
-    __slots__ = ("_appending", "_id", "_lip", "_stop_waiting")
-
-    def __init__(self, batches: BatchScheduler, lip: Lip, request_id: int, wanted: Wanted) -> None:
-        self._lip = lip
-        self._id = request_id
-        self._appending = _Appending(batches, lip, wanted, self._answer)
-        self._stop_waiting = _wait_for_nothing
-
-    def begin(self) -> None:
-        lip, appending = self._lip, self._appending
-        lip.cancellable[self._id] = self._cancel
-        if appending.wanted.num_slots:
-            self._stop_waiting = lip.take_rows(appending.wanted.num_slots, self._have_rows)
-        else:
-            appending.submit(_NO_SLOTS)
-
-    def _cancel(self) -> None:
-        self._stop_waiting()
-        self._appending.cancel()
-
-    def _have_rows(self, first_row: int | SymError) -> None:
-        if isinstance(first_row, SymError):
-            self._answer(first_row)
-        else:
-            self._appending.submit(first_row)
-
-    def _answer(self, outcome: Reply | SymError) -> None:
-        self._lip.cancellable.pop(self._id, None)
-        if isinstance(outcome, SymError):
-            self._lip.channel.reply(self._id, error=outcome)
-        else:
-            self._lip.channel.reply(self._id, outcome.args, outcome.payload)
-
-
 class _Batch:
     """The calls of a PRED_BATCH: answered together, when the last has ended."""
 
-    def __init__(self, batches: BatchScheduler, lip: Lip, request_id: int, parts: list[Wanted | SymError]) -> None:
+    def __init__(self, batches: BatchScheduler, lip: Lip, request: Request, parts: list[Wanted | SymError]) -> None:
+        self._batches = batches
         self._lip = lip
-        self._id = request_id
+        self._id = request.id
+        self._num_bytes = cost_of(request)
         self._outcomes: list[Reply | SymError | None] = [None if isinstance(part, Wanted) else part for part in parts]
-        self._appending = {
-            index: _Appending(batches, lip, part, lambda outcome, index=index: self._ended(index, outcome))  # type: ignore[misc]
-            for index, part in enumerate(parts)
-            if isinstance(part, Wanted)
-        }
-        self._num_slots = sum(each.wanted.num_slots for each in self._appending.values())
-        self._num_left = len(self._appending)
-        self._stop_waiting = _wait_for_nothing
+        self._num_left = self._outcomes.count(None)
+        self._num_rows = 0
         num_bytes = sum(_part_bytes(part) for part in parts)
         if num_bytes > PAYLOAD_BYTES:
             raise TooLarge(f"the answer to this batch has {num_bytes} bytes, a message {PAYLOAD_BYTES}: use several")
 
-    def begin(self) -> None:
+    def begin(self, parts: list[Wanted | SymError]) -> None:
         if not self._num_left:
             self._reply()
             return
-        self._lip.cancellable[self._id] = self._cancel
-        if self._num_slots:
-            self._stop_waiting = self._lip.take_rows(self._num_slots, self._have_rows)
-        else:
-            self._have_rows(_NO_SLOTS)
+        appending = [
+            _Appending(self._lip, part, partial(self._ended, index, part.num_slots))
+            for index, part in enumerate(parts)
+            if isinstance(part, Wanted)
+        ]
+        num_slots = sum(each.wanted.num_slots for each in appending)
+        _when_rows(self._lip, self._id, num_slots, partial(self._have_rows, appending))
 
-    def _have_rows(self, first_row: int | SymError) -> None:
+    def _have_rows(self, appending: list[_Appending], first_row: int | SymError) -> None:
         if isinstance(first_row, SymError):
-            self._lip.cancellable.pop(self._id, None)
+            self._let_go()
             self._lip.channel.reply(self._id, error=first_row)
             return
-        for each in list(self._appending.values()):
-            each.submit(first_row)
+        calls = []
+        for each in appending:
+            if (call := each.call(first_row)) is not None:
+                calls.append(call)
             first_row += each.wanted.num_slots
+        if calls:
+            self._lip.cancellable[self._id] = partial(self._cancel, calls)
+        for call in calls:
+            self._batches.submit(call)
 
-    def _cancel(self) -> None:
-        self._stop_waiting()
-        for each in list(self._appending.values()):
-            each.cancel()
+    def _cancel(self, calls: list[PredCall]) -> None:
+        for call in calls:
+            self._batches.cancel(call)
 
-    def _ended(self, index: int, outcome: Reply | SymError) -> None:
+    def _ended(self, index: int, num_slots: int, outcome: Reply | SymError) -> None:
         self._outcomes[index] = outcome
+        self._num_rows += num_slots if isinstance(outcome, Reply) else 0
         self._num_left -= 1
         if self._num_left == 0:
-            self._lip.cancellable.pop(self._id, None)
             self._reply()
 
     def _reply(self) -> None:
+        self._let_go()
         payload = b"".join(_frame(index, outcome) for index, outcome in enumerate(self._outcomes))
-        self._lip.channel.reply(self._id, (len(self._outcomes),), payload)
+        self._lip.channel.reply(self._id, (len(self._outcomes),), payload, num_rows=self._num_rows)
+
+    def _let_go(self) -> None:
+        self._lip.cancellable.pop(self._id, None)
+        self._lip.under_way.end(self._num_bytes)
 
 
-def _wait_for_nothing() -> None:
-    """Where no wait for slots can be ended."""
+def _when_rows(lip: Lip, call_id: int, num_slots: int, have_rows: Then) -> None:
+    """Have `have_rows` told of so many result slots, or why there are none; until then the call can be cancelled."""
+
+    def cancel() -> None:
+        stop_waiting()
+
+    lip.cancellable[call_id] = cancel
+    if num_slots:
+        stop_waiting = lip.take_rows(num_slots, have_rows)
+    else:
+        have_rows(_NO_SLOTS)
 
 
 def _closed() -> BadHandle:

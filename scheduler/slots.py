@@ -1,8 +1,10 @@
 """Result slots for the calls of one program: at once while there are some, then in order, as it lets go of rows.
 
-A program that keeps all its distributions is the only one that could free a slot, and it may be waiting for this very
-call. So a wait has an end: NoBuffers when no slot has moved for PATIENCE_S. Until then the client rings when it frees
-some, and the listener calls `serve()`.
+A slot that a call under way has becomes free, or the program's, however long its step takes. Once all that are not free
+are the program's, it alone could free one, and it may be waiting for this very call. So from then on a wait has an end:
+NoBuffers when no slot has moved for PATIENCE_S. The client rings when it frees some, and the listener calls `serve()`,
+at `deadline` too. A loop of steps answers calls without a word to this side, which sees it at the next look: so the
+end may come up to PATIENCE_S late.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from libsym.channel import ServerChannel
 from libsym.errors import NoBuffers, SymError
 
 PATIENCE_S = 1.0
-"""Without a slot given out or freed. A loop that is slow to look at its rows takes milliseconds; one that holds them
-all would wait for ever."""
+"""With every slot the program's, and none given out or freed. A loop that is slow to look at its rows takes
+milliseconds; one that holds them all would wait for ever."""
 
 Then = Callable[[int | SymError], None]
 """Is told the first slot, or why there is none."""
@@ -38,7 +40,7 @@ class Slots:
     def __init__(self, channel: ServerChannel) -> None:
         self._channel = channel
         self._waits: deque[_Wait] = deque()
-        self._num_held = 0
+        self._seen = (0, 0, 0)
         self.deadline = math.inf
         """When `serve()` is due at the latest, in trio's time."""
 
@@ -56,7 +58,7 @@ class Slots:
             return lambda: None
         self._waits.append(wait)
         if len(self._waits) == 1:
-            self._moved()
+            self.deadline = trio.current_time() + PATIENCE_S
             self.serve()
         return lambda: self._cancel(wait)
 
@@ -65,17 +67,20 @@ class Slots:
         if not self._waits:
             return
         self._channel.want_slots()  # first: what is freed after the look below rings
-        while self._waits and (found := self._find(self._waits[0].num_rows)) is not None:
-            wait = self._waits.popleft()
-            self._moved()
-            wait.then(found)
-        held = self._channel.num_held_slots
-        if held != self._num_held:
-            self._moved()
-        if trio.current_time() >= self.deadline:
-            self._give_up()
+        self._give_out()
+        if self._have_moved():
+            self.deadline = trio.current_time() + PATIENCE_S
+        while self._waits and trio.current_time() >= self.deadline:
+            self._give_up_first()
+            self._give_out()  # those behind it may want fewer
+            if self._have_moved():
+                self.deadline = trio.current_time() + PATIENCE_S
         if not self._waits:
             self.deadline = math.inf
+
+    def _give_out(self) -> None:
+        while self._waits and (found := self._find(self._waits[0].num_rows)) is not None:
+            self._waits.popleft().then(found)
 
     def drop(self) -> None:
         """The program has gone: its waits are forgotten."""
@@ -90,20 +95,20 @@ class Slots:
         except SymError as error:
             return error
 
-    def _moved(self) -> None:
-        self._num_held = self._channel.num_held_slots
-        self.deadline = trio.current_time() + PATIENCE_S
+    def _have_moved(self) -> bool:
+        """Whether a slot was given out, answered or freed since the last look, or a call under way will do so."""
+        channel = self._channel
+        before, self._seen = self._seen, (channel.num_lent_slots, channel.num_given_slots, channel.num_held_slots)
+        return self._seen[0] > 0 or self._seen != before
 
-    def _give_up(self) -> None:
-        waits = [*self._waits]
-        self._waits.clear()
-        for wait in waits:
-            wait.then(
-                NoBuffers(
-                    f"no {wait.num_rows} of the connection's {self._channel.num_slots} result slots became free in "
-                    f"{PATIENCE_S:g} s: drop some Dists first, or ask for top_k"
-                )
+    def _give_up_first(self) -> None:
+        wait = self._waits.popleft()
+        wait.then(
+            NoBuffers(
+                f"no {wait.num_rows} of the connection's {self._channel.num_slots} result slots became free in "
+                f"{PATIENCE_S:g} s: drop some Dists first, or ask for top_k"
             )
+        )
 
     def _cancel(self, wait: _Wait) -> None:
         if wait in self._waits:

@@ -103,6 +103,7 @@ class Accounting:
             "calls": used.num_calls,
             "failed_calls": used.num_failed_calls,
             "tokens": used.num_tokens,
+            "rejected_tokens": used.num_rejected,
             "queue_s": used.queue_s,
             "compute_s": used.compute_s,
             "page_seconds": page_seconds,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -46,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--state", metavar="DIR", help="where the daemon keeps plain files and its lock")
     serve.add_argument("--kv-memory", metavar="SIZE", help="size of the page pool, like 4G (default: 25%% of memory)")
     serve.add_argument(
-        "--quota", metavar="SIZE", help="KV memory that each user may hold, like 4G (default: all of it)"
+        "--quota", metavar="SIZE", help="how much each user's KV and plain files may take, like 4G (default: no limit)"
     )
     serve.add_argument(
         "--quota-files", metavar="N", type=int, help="files that each user may have (default: any number)"
@@ -119,11 +118,9 @@ def _serve(args: argparse.Namespace) -> int:
 
     from symphony.config import Config, load  # noqa: PLC0415
     from symphony.daemon import serve  # noqa: PLC0415
+    from symphony.logs import log_to_stderr  # noqa: PLC0415
 
-    logging.basicConfig(
-        level=logging.DEBUG if args.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    log_to_stderr(verbose=args.verbose)
     names = {field.name for field in fields(Config)}  # the options have the names of the keys
     config = load(args.config, {name: value for name, value in vars(args).items() if name in names})
     try:

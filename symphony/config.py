@@ -38,7 +38,7 @@ class Config:
     threads: int | None = None
     """Of the CPU decoder; None: the cores that this process is given."""
     quota: int | None = None
-    """Bytes of pages that each user may hold, but root and whoever runs the daemon; None: as much as there is."""
+    """Bytes of pages and plain files that each user may hold, but root and whoever runs the daemon; None: no limit."""
     quota_files: int | None = None
     """Files, directories, links, … that each of them may have."""
     allow_other: bool | None = None

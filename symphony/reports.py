@@ -41,7 +41,7 @@ def _of(used: int, quota: int | None, shown: Callable[[int], str]) -> str:
 
 
 def du_lines(usage: dict[str, Any], page_bytes: int) -> list[str]:
-    """Who owns what: EXCLUSIVE is what `rm` of that file alone would free."""
+    """Who owns what: EXCLUSIVE is what `rm` of that file alone would free; `-` where only its readers are told."""
     lines = [f"{'EXCLUSIVE':>9} {'SHARED':>7} {'TOKENS':>8}  PATH"]
     lines += [_du_line(row["path"], row, page_bytes) for row in usage["rows"]]
     lines.append(_du_line("total", usage["total"], page_bytes))
@@ -49,5 +49,10 @@ def du_lines(usage: dict[str, Any], page_bytes: int) -> list[str]:
 
 
 def _du_line(name: str, row: dict[str, Any], page_bytes: int) -> str:
-    exclusive, shared = row["exclusive_pages"] * page_bytes, row["shared_pages"] * page_bytes
-    return f"{human_bytes(exclusive):>9} {human_bytes(shared):>7} {row['tokens']:>8}  {name}"
+    exclusive = _du_bytes(row["exclusive_pages"], page_bytes, row["plain_bytes"])
+    shared = _du_bytes(row["shared_pages"], page_bytes)
+    return f"{exclusive:>9} {shared:>7} {row['tokens']:>8}  {name}"
+
+
+def _du_bytes(num_pages: int | None, page_bytes: int, more: int = 0) -> str:
+    return "-" if num_pages is None else human_bytes(num_pages * page_bytes + more)

@@ -55,6 +55,23 @@ class LoadedText:
     ) -> str:
         return self._model.tokenizer.chat_template(messages, tools, add_generation_prompt=add_generation_prompt)
 
+    def chat_tokens(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        add_generation_prompt: bool,
+        after_answer: bool,
+        checkpoint: Callable[[], None],
+    ) -> list[int]:
+        return self._model.tokenizer.chat_tokens(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            after_answer=after_answer,
+            checkpoint=checkpoint,
+        )
+
     def info(self) -> dict[str, Any]:
         config, tokenizer = self._model.config, self._model.tokenizer
         return {

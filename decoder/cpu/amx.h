@@ -86,17 +86,6 @@ static void emulated_dot(int c, int a, int b, int numbers)
             }
 }
 
-/* The kernel gives a process tiles when it asks for them, once for all its threads. */
-static int can_amx(void)
-{
-#if __GNUC__ >= 11
-    if (!__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-int8") || !__builtin_cpu_supports("amx-bf16"))
-        return 0;
-    return can_avx512bf16() && !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */);
-#else
-    return 0;
-#endif
-}
 #endif
 
 #define TILE_SUMS 32 /* rows of sums: two tiles high, two wide */
@@ -267,7 +256,7 @@ static void T(product)(const struct product *p, long panel, long first, long las
 #define AMX_NAME "amx"
 #endif
 
-static const struct kernels T(kernels) = {
+const struct kernels T(kernels) = {
     .name = AMX_NAME,
     .product = T(product),
     .rms_norm = FN(rms_norm),

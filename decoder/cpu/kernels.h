@@ -580,7 +580,7 @@ static void FN(finish)(const struct softmax *from, long first, long heads, long 
     }
 }
 
-static const struct kernels FN(kernels) = {
+const struct kernels FN(kernels) = {
     .name = ISA_NAME,
     .product = FN(product),
     .rms_norm = FN(rms_norm),

@@ -83,8 +83,8 @@ static void dial(const char *path) {
     snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
     if (connection < 0 || connect(connection, (struct sockaddr *)&address, sizeof address) != 0)
         die("no daemon listens there");
-    if (write(connection, &greeting, sizeof greeting) != (ssize_t)sizeof greeting ||
-        recvmsg(connection, &message, MSG_CMSG_CLOEXEC) < (ssize_t)sizeof welcome.head)
+    (void)send(connection, &greeting, sizeof greeting, MSG_NOSIGNAL); /* where it has refused already, it says why: */
+    if (recvmsg(connection, &message, MSG_CMSG_CLOEXEC) < (ssize_t)sizeof welcome.head)
         die("the daemon hung up");
     if (welcome.head.magic != SYM_MAGIC || welcome.head.version != SYM_ABI_VERSION)
         die("the daemon speaks another version");

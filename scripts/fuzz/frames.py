@@ -166,6 +166,11 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.KV_ADVISE, 0, 0, (abi.Advice.TTL, 1000), b"evil.kv", often),
         (Op.KV_SYNC, 0, 1, (), b"", rare),
         (Op.VOCABULARY, 0, 0, (0,), b"", rare),
+        (Op.KV_CLAIM, 1, 0, (0o600,), b"evil.kv", rare),
+        (Op.KV_CLAIM, 0, 0, (0o600,), b"private/made.kv", often),
+        (Op.KV_NAME, 0, 1, (), b"", often),
+        (Op.KV_MKDIR, 0, 0, (0o700,), b"evil", often),
+        (Op.CHAT_TOKENS, 0, 0, (), b'{"messages": [{"role": "user", "content": "<eos>"}]}', rare),
     ]
 
 

@@ -342,8 +342,8 @@ def test_an_elaborate_template_gives_transformers_prompt(tmp_path, tools):
         ("{{ ''.__class__.__mro__ }}", [], "refused the messages"),
         ("{% for i in range(10**9) %}{% endfor %}", [], "refused the messages"),
         (None, [], "has no chat template"),
-        (TEMPLATE, "hello", "needs a list of messages"),
-        (TEMPLATE, ["hello"], "needs a list of messages"),
+        (TEMPLATE, "hello", "a conversation is a list of messages"),
+        (TEMPLATE, ["hello"], "a conversation is a list of messages"),
     ],
 )
 def test_what_a_template_objects_to_is_one_line(tmp_path, template, messages, reason):

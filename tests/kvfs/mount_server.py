@@ -267,7 +267,9 @@ class Server:
     def _attempt(self, creds: Credentials, call: str, *arguments: Any) -> int:
         write = {"open_to_read": False, "open_to_write": True}.get(call)
         try:
-            if write is None:
+            if call == "open_or_make":
+                opened = self._open_or_make(creds, *arguments)
+            elif write is None:
                 opened = getattr(self.fs, f"kv_{call}")(creds, *arguments)
             else:
                 opened = self.fs.kv_open(creds, *arguments, write=write)
@@ -276,6 +278,16 @@ class Server:
         if isinstance(opened, OpenKv):
             self.fs.kv_close(opened)
         return 0
+
+    def _open_or_make(self, creds: Credentials, path: str, mode: int = 0o600) -> OpenKv:
+        """As KV_CLAIM and KV_NAME do."""
+        found = self.fs.kv_open_or_claim(creds, path, write=False)
+        if isinstance(found, OpenKv):
+            return found
+        self.fs.claims.acquire_nowait(found.key, found, exclusive=True)
+        made = self.fs.kv_create_claimed(creds, found, mode)
+        self.fs.kv_name(creds, made, write=False)
+        return made
 
 
 class Defect:

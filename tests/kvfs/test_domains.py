@@ -12,10 +12,11 @@ import pytest
 from kvfs import xattrs
 from kvfs.accounts import Accounts, Limits
 from kvfs.domains import MAX_DEPTH
-from kvfs.fs import FileSystem, OpenKv
+from kvfs.fs import Claim, FileSystem, OpenKv
 from kvfs.header import parse_header
 from kvfs.inode import Inode
 from kvfs.pages import PagePool
+from kvfs.plain import PlainFile
 from kvfs.tree import RENAME_EXCHANGE, Credentials
 from libsym.errors import (
     CrossDevice,
@@ -78,6 +79,27 @@ class House:
         handle = self.fs.kv_create(who, path)
         self.append(handle, count)
         return handle
+
+    def plain(self, path: str, who: Credentials = ANN) -> Inode:
+        head, _, name = path.rpartition("/")
+        return self.fs.volume.make_plain(self.inode(head or "."), name.encode(), 0o600, who.uid, who.gid)
+
+    def image(self, handle: OpenKv) -> bytes:
+        snapshot = self.fs.volume.open_snapshot(handle.content)
+        image = bytes(snapshot.read(0, snapshot.size))
+        self.fs.volume.close_snapshot(snapshot)
+        return image
+
+    def fill(self, inode: Inode, data: bytes) -> None:
+        assert isinstance(inode.content, PlainFile)
+        with self.fs.volume.charged_for(inode, inode.content, len(data)):
+            inode.content.write_at(0, data)
+
+    def resize(self, inode: Inode, size: int) -> None:
+        self.fs.volume.truncate(inode, size)
+
+    def used_bytes(self, who: Credentials) -> int:
+        return self.fs.pool.accounts.of(who.uid).num_bytes
 
     def used(self, who: Credentials) -> tuple[int, int]:
         account = self.fs.pool.accounts.of(who.uid)
@@ -246,9 +268,7 @@ def test_a_file_that_changes_hands_while_it_is_imported_is_its_new_owners(house:
     volume = house.fs.volume
     bobs = house.kv("b.kv", 32 if there_is_room else 7 * 32, BOB)
     handle = house.kv("a.kv", 64)
-    snapshot = volume.open_snapshot(handle.content)
-    image = BytesSource(bytes(snapshot.read(0, snapshot.size)))
-    volume.close_snapshot(snapshot)
+    image = BytesSource(house.image(handle))
     inode = volume.make_plain(house.tree.root, b"in.kv", 0o600, ANN.uid, ANN.gid)
     incoming = volume.begin_import(parse_header(volume.image_format, image), inode)
     incoming.load(image)
@@ -305,6 +325,31 @@ def test_domains_in_domains_are_charged_with_all_around_them(house: House) -> No
         house.domain(path, ROOT)
     with pytest.raises(Invalid, match="can't be one more"):
         house.domain(path + "/x", ROOT)
+
+
+def test_a_claimed_file_is_charged_to_the_domain_that_it_gets_its_name_in(house: House) -> None:
+    house.domain("d", size="8K")
+    claim = house.fs.kv_open_or_claim(ANN, "d/a.kv", write=False)
+    assert isinstance(claim, Claim)
+    handle = house.fs.kv_create_claimed(ANN, claim, 0o600)
+    house.append(handle, 64)
+    with pytest.raises(OverQuota, match="the domain"):
+        house.fs.reserve(handle, [1], [1])
+    used = house.attributes("d")
+    house.fs.kv_name(ANN, handle, write=False)
+    assert house.attributes("d") == used
+    house.fs.kv_close(handle)
+
+
+def test_a_directory_that_has_become_a_domain_meanwhile_takes_no_claimed_file(house: House) -> None:
+    house.mkdir("d")
+    claim = house.fs.kv_open_or_claim(ANN, "d/a.kv", write=False)
+    assert isinstance(claim, Claim)
+    handle = house.fs.kv_create_claimed(ANN, claim, 0o600)
+    house.set("d", "quota", "1M")
+    with pytest.raises(CrossDevice, match="part of another domain"):
+        house.fs.kv_name(ANN, handle, write=False)
+    house.fs.kv_close(handle)
 
 
 def test_a_removed_domain_pays_for_what_is_still_open(house: House) -> None:
@@ -454,3 +499,165 @@ def test_where_the_domain_ended_a_confined_connection_makes_nothing_at_its_owner
     house.fs.kv_close(handle)
     house.set("home/d", "quota", "16K")
     house.fs.kv_close(house.fs.kv_create(confined, "a.kv"))
+
+
+def test_bytes_of_plain_files_count_to_the_domain_as_pages_do(house: House) -> None:
+    house.domain("d", size="16K")
+    file = house.plain("d/a")
+    house.resize(file, 3 * PAGE)
+    assert house.attributes("d")["used"] == house.used_bytes(ANN) == 3 * PAGE
+    with pytest.raises(OverQuota, match="holds 0 pages, 12288 bytes of plain files and 4097 bytes more are wanted"):
+        house.resize(file, 4 * PAGE + 1)
+    assert house.fs.volume.size_of(file) == 3 * PAGE
+    handle = house.kv("d/a.kv", 32)
+    with pytest.raises(OverQuota, match="holds 1 pages, 12288 bytes of plain files and 1 more are wanted"):
+        house.append(handle, 1)
+    house.resize(file, 2 * PAGE)
+    house.append(handle, 1)
+    house.tree.unlink(house.inode("d"), b"a")
+    assert house.attributes("d")["used"] == 2 * PAGE
+    house.fs.kv_close(handle)
+
+
+def test_a_removed_plain_file_is_charged_until_it_is_closed(house: House) -> None:
+    house.domain("d", size="16K")
+    file = house.plain("d/a")
+    house.resize(file, 100)
+    house.tree.opened(file)
+    house.tree.unlink(house.inode("d"), b"a")
+    assert house.attributes("d")["used"] == 100
+    house.tree.closed(file)
+    assert house.attributes("d")["used"] == 0
+
+
+def test_a_write_that_falls_short_is_charged_for_what_it_wrote(house: House) -> None:
+    file = house.plain("a")
+    assert file.content is not None
+    with house.fs.volume.charged_for(file, file.content, 5000):
+        assert house.used_bytes(ANN) == 5000
+        house.fs.check()
+        file.content.write_at(0, b"some")
+    assert house.used_bytes(ANN) == 4
+
+
+def test_an_image_is_charged_as_pages_or_as_bytes_never_as_both(house: House) -> None:
+    """Four pages may be there, and a file of three and its header: the import needs no room beside it."""
+    volume = house.fs.volume
+    house.domain("d", size="20K")
+    handle = house.kv(None, 3 * 32)
+    image = house.image(handle)
+    house.fs.kv_close(handle)
+    inode = house.plain("d/in.kv")
+    house.fill(inode, image)
+    plan = parse_header(volume.image_format, inode.content)
+    for ending in ("abandoned", "done"):
+        assert house.attributes("d")["used"] == len(image)
+        incoming = volume.begin_import(plan, inode)
+        assert house.attributes("d")["used"] == len(image)
+        house.fs.check()
+        if ending == "done":
+            incoming.load(inode.content)
+            volume.finish_import(incoming, inode)
+        else:
+            volume.abandon_import(incoming, inode)
+    assert house.attributes("d")["used"] == house.used_bytes(ANN) == 3 * PAGE
+    house.resize(inode, 0)
+    assert house.attributes("d")["used"] == 0
+
+
+@pytest.mark.parametrize("ending", ["abandoned", "done"])
+def test_what_an_import_shares_stays_charged_while_it_may_fail(house: House, ending: str) -> None:
+    """All of its pages are there already, so it takes none: its bytes must keep the room that they need on failure."""
+    volume = house.fs.volume
+    house.domain("d", size="32K")
+    handle = house.kv("d/a.kv", 3 * 32)
+    inode = house.plain("d/in.kv")
+    image = house.image(handle)  # the first reader of a page leaves its digest there
+    house.fill(inode, image)
+    plan = parse_header(volume.image_format, inode.content)
+    incoming = volume.begin_import(plan, inode, volume.survey_import(plan, inode)(inode.content))
+    assert incoming.num_own_pages == 0
+    house.fs.check()
+    other = house.plain("d/other")
+    with pytest.raises(OverQuota, match="the domain /d is at its quota"):
+        house.resize(other, 2 * PAGE)
+    if ending == "done":
+        incoming.load(inode.content)
+        volume.finish_import(incoming, inode)
+        assert house.attributes("d")["used"] == 3 * PAGE
+    else:
+        volume.abandon_import(incoming, inode)
+        assert house.attributes("d")["used"] == 3 * PAGE + len(image)
+    house.fs.kv_close(handle)
+
+
+def test_an_image_without_room_for_its_pages_stays_charged_as_a_plain_file(house: House) -> None:
+    volume = house.fs.volume
+    handle = house.kv(None, 3 * 32, BOB)
+    image = BytesSource(house.image(handle))
+    house.fs.kv_close(handle)
+    inode = house.plain("in.kv")
+    house.resize(inode, 100)
+    full = house.kv(None, 7 * 32)
+    with pytest.raises(OverQuota):
+        volume.begin_import(parse_header(volume.image_format, image), inode)
+    assert house.used_bytes(ANN) == 7 * PAGE + 100
+    house.fs.kv_close(full)
+
+
+def test_chown_moves_the_bytes_of_a_plain_file_if_there_is_room(house: House) -> None:
+    file = house.plain("a")
+    house.resize(file, 5 * PAGE)
+    house.fs.volume.change_owner(file, BOB.uid)
+    assert (house.used_bytes(ANN), house.used_bytes(BOB)) == (0, 5 * PAGE)
+    other = house.plain("b")
+    house.resize(other, 4 * PAGE)
+    with pytest.raises(OverQuota, match="uid 1001"):
+        house.fs.volume.change_owner(other, BOB.uid)
+    assert (house.used_bytes(ANN), house.used_bytes(BOB)) == (4 * PAGE, 5 * PAGE)
+
+
+def test_chown_of_a_domain_counts_its_pages_and_bytes_together(house: House) -> None:
+    directory = house.domain("d", size="1M")
+    house.fs.kv_close(house.kv("d/a.kv", 2 * 32))
+    file = house.plain("d/a")
+    house.resize(file, 2 * PAGE)
+    bobs = house.kv("b.kv", 5 * 32, BOB)
+    with pytest.raises(OverQuota, match="uid 1001"):
+        house.fs.volume.change_owner(directory, BOB.uid)
+    house.resize(file, PAGE)
+    house.fs.volume.change_owner(directory, BOB.uid)
+    assert (house.used_bytes(ANN), house.used_bytes(BOB)) == (0, 8 * PAGE)
+    house.fs.kv_close(bobs)
+
+
+def test_the_recount_finds_bytes_that_were_charged_to_nobody(house: House) -> None:
+    file = house.plain("a")
+    assert file.content is not None
+    file.content.size = file.content.charged = 10
+    with pytest.raises(AssertionError, match="uid 1000 is charged 0 bytes of plain files, has 10"):
+        house.fs.check()
+    file.content.charged = 0
+    with pytest.raises(AssertionError, match="has 10 bytes, 0 are charged"):
+        house.fs.check()
+    file.content.size = 0
+
+
+def test_space_in_a_domain_is_what_its_quota_and_those_around_it_leave(house: House) -> None:
+    space = house.fs.volume.space_around
+    house.domain("d", size="20K")
+    house.set("d", "quota_files", "5")
+    house.domain("d/inner", size="1M")
+    file = house.plain("d/inner/a")
+    house.resize(file, 3 * PAGE)
+    for path in ("d/inner", "d/inner/a"):
+        found = space(house.inode(path))
+        assert (found.num_bytes, found.free_bytes) == (1 << 20, (1 << 20) - 3 * PAGE)
+        assert (found.available_bytes, found.num_files, found.free_files) == (2 * PAGE, 5, 3)
+    house.resize(file, 5 * PAGE)
+    house.set("d", "quota", str(4 * PAGE))
+    found = space(house.inode("d"))
+    assert (found.num_bytes, found.free_bytes, found.available_bytes) == (4 * PAGE, 0, 0)
+    everything = space(house.tree.root)
+    assert everything.num_bytes == house.fs.statfs().capacity_bytes
+    assert everything.available_bytes == everything.free_bytes == house.fs.statfs().free_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -12,9 +13,10 @@ import trio
 
 from kvfs.assemble import Assembly
 from kvfs.du import Denied, DuRow, total, walk
-from kvfs.fs import FileSystem, OpenKv
+from kvfs.fs import Claim, FileSystem, OpenKv
 from kvfs.pages import PagePool
 from kvfs.tree import Credentials
+from libsym.abi import Advice
 from libsym.errors import (
     BadHandle,
     Busy,
@@ -241,11 +243,53 @@ def test_directories_must_be_writable(fs: FileSystem) -> None:
         lambda: fs.kv_remove(BOB, "d/a.kv"),
         lambda: fs.kv_rename(BOB, "d/a.kv", "b.kv"),
         lambda: fs.kv_fork(BOB, fs.kv_create(BOB, None), "d/b.kv"),
+        lambda: fs.kv_open_or_claim(BOB, "d/b.kv", write=False),
+        lambda: fs.kv_mkdir(BOB, "d/b", 0o700),
     ):
         with pytest.raises(NoAccess):
             action()
     with pytest.raises(Exists):
         fs.kv_create(BOB, "d/a.kv")
+
+
+def test_a_claimed_file_has_its_name_when_it_is_given_it_and_gives_the_claim_back(fs: FileSystem) -> None:
+    claim = fs.kv_open_or_claim(ANN, "a.kv", write=False)
+    assert isinstance(claim, Claim)
+    fs.claims.acquire_nowait(claim.key, claim, exclusive=True)
+    handle = fs.kv_create_claimed(ANN, claim, 0o640)
+    fs.reserve(handle, [1, 2], [0, 1]).commit()
+    assert fs.kv_list(ANN, "") == []
+    fs.kv_name(ANN, handle, write=False)
+    assert len(fs.claims) == 0
+    assert (fs.kv_stat(BOB, "a.kv").tokens, fs.kv_stat(BOB, "a.kv").mode) == (2, 0o640)
+    with pytest.raises(Invalid, match="has claimed no name, or was given it already"):
+        fs.kv_name(ANN, handle, write=False)
+    with pytest.raises(BadHandle, match="for reading only"):
+        fs.kv_truncate(handle, 0)
+    fs.kv_remove_open(ANN, handle)
+    fs.kv_close(handle)
+
+
+@pytest.mark.parametrize("what", ["taken", "closed to her", "removed"])
+def test_a_claimed_name_that_can_not_be_given_leaves_a_file_without_one(fs: FileSystem, what: str) -> None:
+    tree = fs.volume.tree
+    directory = tree.make(tree.root, b"d", 0o040000, mode=0o755, uid=1000, gid=1000)
+    claim = fs.kv_open_or_claim(ANN, "d/a.kv", write=False)
+    assert isinstance(claim, Claim)
+    fs.claims.acquire_nowait(claim.key, claim, exclusive=True)
+    handle = fs.kv_create_claimed(ANN, claim, 0o600)
+    match what:
+        case "taken":
+            fs.kv_close(fs.kv_create(ANN, "d/a.kv"))
+        case "closed to her":
+            directory.mode = 0o555
+        case "removed":
+            tree.rmdir(tree.root, b"d")
+    with pytest.raises({"taken": Exists, "closed to her": NoAccess, "removed": NotFound}[what]):
+        fs.kv_name(ANN, handle, write=False)
+    assert len(fs.claims) == 1
+    fs.kv_close(handle)
+    assert len(fs.claims) == 0
 
 
 def test_rename_and_list(fs: FileSystem) -> None:
@@ -275,6 +319,17 @@ def test_removing_by_handle_follows_a_rename(fs: FileSystem) -> None:
     append(fs, handle, 1)
 
 
+def test_removing_by_handle_and_path_removes_no_name_that_the_caller_does_not_know(fs: FileSystem) -> None:
+    handle = fs.kv_create(ANN, "a.kv")
+    assert fs.kv_rename(ANN, "a.kv", "b.kv") == (handle.inode.number, 1, 1)
+    for path in ("a.kv", "none.kv"):
+        with pytest.raises(NotFound, match=path):
+            fs.kv_remove_open(ANN, handle, path)
+    assert [entry.name for entry in fs.kv_list(ANN, "")] == ["b.kv"]
+    fs.kv_remove_open(ANN, handle, "b.kv")
+    assert fs.kv_list(ANN, "") == []
+
+
 def test_emptying_a_name_leaves_handles_their_version(fs: FileSystem) -> None:
     handle = fs.kv_create(ANN, "a.kv")
     append(fs, handle, 40)
@@ -299,11 +354,24 @@ def test_a_full_pool_changes_nothing(fs: FileSystem) -> None:
     assert fs.statfs().free_bytes == fs.statfs().capacity_bytes * 15 // 16
 
 
+def test_stat_tells_a_stranger_what_the_mount_does(fs: FileSystem) -> None:
+    handle = fs.kv_create(ANN, "a.kv", 0o600)
+    append(fs, handle, 40)
+    fs.kv_advise(ANN, "a.kv", [(Advice.PIN, 0), (Advice.PRIORITY, 5)])
+    mine, theirs = fs.kv_stat(ANN, "a.kv"), fs.kv_stat(BOB, "a.kv")
+    assert (mine.exclusive_pages, mine.pinned, mine.ttl_s, mine.priority) == (2, True, 0, 5)
+    assert theirs == replace(mine, exclusive_pages=None, pinned=None, ttl_s=None, priority=None)
+    assert fs.kv_stat_open(handle) == mine
+    fs.kv_chmod(ANN, "a.kv", 0o644)
+    assert fs.kv_stat(BOB, "a.kv").pinned
+    fs.kv_close(handle)
+
+
 def du(fs: FileSystem, path: str) -> tuple[list[DuRow], list[str], DuRow]:
     """Rows, directories that may not be read, and the sum."""
     found: list[DuRow | Denied] = []
 
-    def visit(row: DuRow | Denied, _kv: object, _inode: object) -> bool:
+    def visit(row: DuRow | Denied, _inode: object) -> bool:
         found.append(row)
         return True
 
@@ -339,7 +407,8 @@ def test_a_killed_daemons_backing_files_are_cleared(fs: FileSystem, pool: PagePo
     assert inode.content is not None
     path = inode.content.path
     assert not path.exists(), "made with the first byte"
-    inode.content.write_at(0, b"x")
+    with fs.volume.charged_for(inode, inode.content, 1):
+        inode.content.write_at(0, b"x")
     assert path.exists()
     FileSystem(PagePool(pool.store), facts, path.parent, 0, 0)
     assert not path.exists()

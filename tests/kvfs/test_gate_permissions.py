@@ -88,6 +88,11 @@ def modes_of_directories(user: str) -> Iterator[Scenario]:
             ("create", "d/n"),
             ("create", "d/f"),
             ("create", "d/s"),
+            ("open_or_make", "d/n"),
+            ("open_or_make", "d/f"),
+            ("mkdir", "d/n", 0o755),
+            ("mkdir", "d/f", 0o755),
+            ("mkdir", "d/s", 0o755),
             ("remove", "d/f"),
             ("remove", "d/none"),
             ("remove", "d/s"),
@@ -158,6 +163,7 @@ def paths(user: str) -> Iterator[Scenario]:
     ):
         for call in ("stat", "create", "remove"):
             yield Scenario(call, (path,), things)
+        yield Scenario("mkdir", (path, 0o700), things)
         yield Scenario("chmod", (path, 0o640), things)
         yield Scenario("rename", (path, "new"), things)
         yield Scenario("rename", ("d/f", path), things)
@@ -167,7 +173,8 @@ def paths(user: str) -> Iterator[Scenario]:
 def new_files(user: str) -> Iterator[Scenario]:
     for mode in (0o600, 0o644, 0o2755, 0o4711, 0o1777, 0):
         for directory in (0o777, 0o2777):
-            yield Scenario("create", ("d/n", mode), [a_dir("d", directory)])
+            for call in ("create", "open_or_make", "mkdir"):
+                yield Scenario(call, ("d/n", mode), [a_dir("d", directory)])
 
 
 GROUPS: tuple[Callable[[str], Iterator[Scenario]], ...] = (
@@ -299,6 +306,8 @@ _KERNEL: dict[str, Callable[..., Any]] = {
     "open_to_read": lambda path: _open(path, os.O_RDONLY),
     "open_to_write": lambda path: _open(path, os.O_RDWR),
     "create": lambda path, mode=0o600: _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode),
+    "open_or_make": lambda path, mode=0o600: _open(path, os.O_RDONLY | os.O_CREAT, mode),
+    "mkdir": os.mkdir,
     "stat": os.stat,
     "list": _list,
     "remove": os.unlink,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kvfs.mounted import PAGE_BYTES, Mount, a_kv_file, needs_mount
+from tests.kvfs.mounted import NUM_PAGES, PAGE_BYTES, Mount, a_kv_file, needs_mount, opened
 
 pytestmark = needs_mount
 
@@ -46,7 +46,7 @@ def test_a_domain_shows_its_quota_and_what_is_used(mount: Mount, domain: str) ->
     assert {*shown[1:5]} == {
         f'user.kv.quota="{6 * PAGE_BYTES}"',
         'user.kv.quota_files="4"',
-        f'user.kv.used="{4 * PAGE_BYTES}"',
+        f'user.kv.used="{4 * PAGE_BYTES + 6}"',
         'user.kv.used_files="3"',
     }
     mount.sh("rm d/*")
@@ -55,7 +55,9 @@ def test_a_domain_shows_its_quota_and_what_is_used(mount: Mount, domain: str) ->
 
 def test_cp_says_that_the_quota_is_used_up_at_once_and_all_is_well_again_after_rm(mount: Mount, domain: str) -> None:
     mount.sh("cp $OUT/x d/1.kv; cp d/1.kv d/2.kv")
-    mount.call("close", a_kv_file(mount, "other.kv"))
+    other = mount.call("create", "other.kv")
+    mount.call("append", other, 100, 500)  # other tokens than in x, whose pages are there
+    mount.call("close", other)
     for command in ("cp other.kv d/3.kv", "cat other.kv > $OUT/other; cp $OUT/other d/3.kv"):
         done = mount.run(command)
         assert "Disk quota exceeded" in done.stderr
@@ -158,3 +160,67 @@ def test_a_file_that_changes_hands_while_it_is_imported_is_charged_to_whoever_ha
     mount.sh(command)
     mount.call("check")
     assert {mount.call("stat", f"{index}.kv")["kind"] for index in range(1, 31)} == {"kv"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "dd if=/dev/zero of=d/f bs=1k count=50",
+        "dd if=/dev/zero of=d/f bs=1M count=5",
+        "truncate -s 50M d/f",
+        "truncate -s 1T d/f",
+        "cp $OUT/f d/f",
+        "cat $OUT/f $OUT/f | tee d/f > /dev/null",
+    ],
+)
+def test_no_byte_of_a_plain_file_is_written_beyond_the_quota(mount: Mount, domain: str, command: str) -> None:
+    """The domain has room for 24,576 bytes."""
+    mount.sh("head -c 30000 /dev/zero > $OUT/f")
+    done = mount.run(command)
+    assert "Disk quota exceeded" in done.stderr
+    size = (mount.path / "d/f").stat().st_size
+    assert size <= 6 * PAGE_BYTES
+    assert int(os.getxattr(mount.path / "d", "user.kv.used")) == size
+    mount.call("check")
+    mount.sh("rm d/f; head -c 24576 /dev/zero > d/f; : > d/f; head -c 24576 /dev/zero > d/f")
+    done = mount.run("printf x >> d/f")
+    assert "Disk quota exceeded" in done.stderr
+    mount.sh("printf x | dd of=d/f conv=notrunc seek=10 status=none")  # what was there may be written over
+
+
+def test_no_byte_is_copied_into_a_domain_beyond_its_quota(mount: Mount, domain: str) -> None:
+    mount.sh("head -c 30000 /dev/zero > f; head -c 20000 f > d/f")
+    with opened(mount.path / "f") as source, opened(mount.path / "d/f", os.O_WRONLY) as target:
+        with pytest.raises(OSError, match="quota"):
+            os.copy_file_range(source, target, 30000, 0, 20000)
+        assert os.copy_file_range(source, target, 4576, 0, 20000) == 4576
+    assert os.getxattr(mount.path / "d", "user.kv.used") == b"24576"
+
+
+def test_df_of_a_domain_shows_its_quota_and_what_is_left(mount: Mount, domain: str) -> None:
+    quota = 6 * PAGE_BYTES
+    mount.sh("cp a.kv d/a.kv; head -c 1024 /dev/zero > d/f")
+    for path in ("d", "d/f", "d/a.kv"):
+        shown = mount.sh(f"df -B1 --output=size,used,avail,itotal,iused {path}").splitlines()[1].split()
+        assert [int(each) for each in shown] == [quota, 4 * PAGE_BYTES + 1024, 2 * PAGE_BYTES - 1024, 4, 2]
+    assert int(mount.sh("df -B1 --output=size . | tail -1")) == NUM_PAGES * PAGE_BYTES
+
+
+def test_df_of_a_domain_is_for_everybody_and_its_attributes_for_those_who_may_read_it(
+    mount: Mount, domain: str
+) -> None:
+    mount.sh("chmod 700 d")
+    assert as_user(mount, "df -B1 --output=size d | tail -1", ANN + 1).stdout.strip() == str(6 * PAGE_BYTES)
+    assert "Permission denied" in as_user(mount, "getfattr -n user.kv.used d", ANN + 1).stderr
+    assert "user.kv.used=" in as_user(mount, "getfattr -n user.kv.used d").stdout
+    assert "Permission denied" in as_user(mount, "df d/f", ANN + 1).stderr
+
+
+def test_an_image_that_comes_in_is_charged_once(mount: Mount, domain: str) -> None:
+    """Four pages and their header fit into six; both together would not."""
+    mount.sh("cp $OUT/x d/x.kv")
+    assert int(os.getxattr(mount.path / "d", "user.kv.used")) == 4 * PAGE_BYTES
+    mount.sh("cat $OUT/x > d/x.kv")
+    assert int(os.getxattr(mount.path / "d", "user.kv.used")) == 4 * PAGE_BYTES
+    mount.sh(": > d/x.kv")
+    assert int(os.getxattr(mount.path / "d", "user.kv.used")) == 0

@@ -78,14 +78,25 @@ def test_what_does_not_claim_to_be_an_image_is_a_plain_file(mount: Mount) -> Non
 
 
 def test_a_full_pool_says_so_and_loses_nothing(mount: Mount) -> None:
+    mount.call("close", a_kv_file(mount, count=32 * 100))
+    mount.sh("cp a.kv $OUT/x; rm a.kv")
     a_kv_file(mount, count=32 * 100)
     mount.call("close", a_kv_file(mount, "b.kv", count=32 * 100))
-    mount.sh("cp a.kv $OUT/x")
     done = mount.run("cp $OUT/x c.kv")
     assert "No space left on device" in done.stderr
     assert "the page pool is full: 100 pages wanted, 56 of 256 free" in mount.log().splitlines()[-1]
     mount.sh("cmp $OUT/x c.kv; rm b.kv; cp $OUT/x c.kv")
     assert mount.call("stat", "c.kv")["kind"] == "kv"
+
+
+def test_an_image_whose_pages_are_there_needs_no_room(mount: Mount) -> None:
+    a_kv_file(mount, count=32 * 100)
+    mount.sh("cp a.kv $OUT/x")
+    a_kv_file(mount, "b.kv", count=32 * 156)
+    assert mount.call("free") == 0
+    mount.sh("cp $OUT/x c.kv; cmp $OUT/x c.kv")
+    assert mount.call("stat", "c.kv")["kind"] == "kv"
+    assert mount.call("free") == 0
 
 
 def test_an_import_leaves_the_rest_of_the_mount_alone(mount: Mount) -> None:

@@ -10,6 +10,7 @@ import os
 import random
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +95,56 @@ def test_what_is_not_done_says_so(mount: Mount) -> None:
     assert "not supported" in mount.run("cp --reflink=always a.kv b.kv").stderr
     assert os.pathconf(mount.path, "PC_NAME_MAX") == 255
     assert os.pathconf(mount.path, "PC_PATH_MAX") == 4096
+
+
+_BEYOND = """
+import os, resource, signal
+received = []
+signal.signal(signal.SIGXFSZ, lambda *_: received.append("SIGXFSZ"))
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, -1))
+fd = os.open("f", os.O_RDWR | os.O_CREAT)
+for at, size in (8192, 1), (0, 100_000), (0, 8192), (4096, 4097), (0, 100):
+    try:
+        os.posix_fallocate(fd, at, size)
+    except OSError as error:
+        received.append(error.errno)
+    print(sorted(map(str, received)), os.fstat(fd).st_size)
+    received.clear()
+"""
+
+
+def test_fallocate_grows_a_file_as_far_as_its_caller_may(mount: Mount) -> None:
+    """As on any file system: the limit is the caller's, not the daemon's."""
+    outputs = [
+        subprocess.run([sys.executable, "-c", _BEYOND], cwd=where, capture_output=True, text=True, check=True).stdout
+        for where in (mount.path, mount.outside)
+    ]
+    refused = f"['{errno.EFBIG}', 'SIGXFSZ']"
+    assert outputs[0].splitlines() == [f"{refused} 0", f"{refused} 0", "[] 8192", f"{refused} 8192", "[] 8192"]
+    assert outputs[0] == outputs[1]
+    assert (mount.path / "f").read_bytes() == bytes(8192)
+
+
+def test_what_a_caller_asked_too_much_of_is_told_to_the_caller_and_not_to_the_log(mount: Mount) -> None:
+    before = mount.log()
+    with opened(mount.path / "f", os.O_RDWR | os.O_CREAT) as fd:
+        for action in (
+            lambda: os.pwrite(fd, b"x", 1 << 60),
+            lambda: os.ftruncate(fd, 1 << 60),
+            lambda: os.posix_fallocate(fd, 1 << 60, 1),
+        ):
+            refused(errno.EFBIG, action)
+    assert mount.log() == before
+    assert (mount.path / "f").stat().st_size == 0
+
+
+def test_fallocate_makes_no_hole_out_of_what_is_there_and_leaves_kv_files_alone(mount: Mount) -> None:
+    a_kv_file(mount)
+    image = (mount.path / "a.kv").read_bytes()
+    mount.sh("printf 0123456789 > f; fallocate -o 5 -l 10 f")
+    assert (mount.path / "f").read_bytes() == b"0123456789" + bytes(5)
+    assert "not supported" in mount.run("fallocate -l 100M a.kv").stderr
+    assert (mount.path / "a.kv").read_bytes() == image
 
 
 # Record locks

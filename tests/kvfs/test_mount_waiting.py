@@ -263,6 +263,24 @@ def test_a_signal_ends_requests_that_were_put_off(mount: Mount, number: signal.S
         mount.call("set_busy", False)
 
 
+def test_the_requests_of_one_user_do_not_wait_behind_those_of_another(mount: Mount) -> None:
+    """In one queue each of these would come behind the 400 that are waiting."""
+    (mount.path / "f").touch()
+    mount.call("set_busy", True)
+    as_nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    try:
+        storm = subprocess.Popen([*as_nobody, sys.executable, "-c", _STORM], cwd=mount.path)
+        first = mount.call("num_paced")
+        wait_until(lambda: mount.call("num_paced") > first + 800)
+        before = mount.call("num_paced")
+        for _ in range(10):
+            os.stat(mount.path / "f")
+        assert mount.call("num_paced") - before < 200
+        assert end(storm, signal.SIGKILL) == -signal.SIGKILL
+    finally:
+        mount.call("set_busy", False)
+
+
 def test_what_moves_bytes_is_not_paced_while_the_model_computes(mount: Mount) -> None:
     """Nor what the kernel asks by the way: an open file's attributes at a read, its capabilities at a write."""
     piece = bytes(4096)

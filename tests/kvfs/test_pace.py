@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvfs.pace import BURST, LOOK_EVERY, QUANTUM, RATE_PER_S, STAYS_BUSY_S, Pace
+from kvfs.pace import BURST, LOOK_EVERY, MAX_BUCKETS, QUANTUM, RATE_PER_S, STAYS_BUSY_S, Pace
+
+ANN, BOB = 1000, 1001
 
 
 class Machine:
@@ -15,9 +17,9 @@ class Machine:
         self.now_s = 1000.0
         self.pace = Pace(lambda: self.is_busy, lambda: self.now_s)
 
-    def admitted(self, wanted: int) -> int:
-        """How many of so many requests, all at this moment, are admitted."""
-        return sum(self.pace.admits() for _ in range(wanted))
+    def admitted(self, wanted: int, uid: int = ANN) -> int:
+        """How many of so many requests of a user, all at this moment, are admitted."""
+        return sum(self.pace.admits(self.pace.payer(uid)) for _ in range(wanted))
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def test_there_is_no_limit_while_the_model_rests(machine: Machine) -> None:
 def test_a_burst_comes_through_while_it_computes_and_then_no_more(machine: Machine) -> None:
     machine.is_busy = True
     assert machine.admitted(10_000) == BURST
-    assert 0 < machine.pace.wait_s() <= QUANTUM / RATE_PER_S
+    assert 0 < machine.pace.wait_s(ANN) <= QUANTUM / RATE_PER_S
 
 
 def test_a_storm_gets_its_rate(machine: Machine) -> None:
@@ -49,7 +51,7 @@ def test_waiting_as_long_as_it_says_is_enough(machine: Machine) -> None:
     machine.is_busy = True
     machine.admitted(BURST + 1)
     for _ in range(100):
-        machine.now_s += machine.pace.wait_s() + 1e-6
+        machine.now_s += machine.pace.wait_s(ANN) + 1e-6
         assert machine.admitted(1000) == QUANTUM, "and then it is worth the wake-up"
 
 
@@ -79,3 +81,52 @@ def test_a_rest_fills_the_bucket(machine: Machine) -> None:
     machine.admitted(LOOK_EVERY)
     machine.is_busy = True
     assert machine.admitted(10_000) == BURST
+
+
+def test_a_storm_of_one_user_takes_nothing_of_anothers_burst(machine: Machine) -> None:
+    machine.is_busy = True
+    machine.admitted(10_000)
+    assert machine.admitted(10_000, BOB) == BURST
+
+
+def test_users_who_want_more_than_there_is_share_the_rate(machine: Machine) -> None:
+    machine.is_busy = True
+    users = range(1000, 1005)
+    for uid in users:
+        machine.admitted(BURST, uid)
+    admitted = dict.fromkeys(users, 0)
+    for _ in range(1000):
+        machine.now_s += 0.001
+        for uid in users:
+            admitted[uid] += machine.admitted(100, uid)
+    assert all(abs(count - RATE_PER_S / len(users)) <= QUANTUM for count in admitted.values())
+
+
+def test_who_asks_now_and_then_is_not_put_off_beside_a_storm(machine: Machine) -> None:
+    machine.is_busy = True
+    machine.admitted(10_000)
+    for _ in range(1000):
+        machine.now_s += 0.01
+        assert machine.admitted(2, BOB) == 2
+        machine.admitted(100)
+
+
+def test_what_one_user_leaves_the_others_get(machine: Machine) -> None:
+    machine.is_busy = True
+    machine.admitted(BURST)
+    machine.admitted(1, BOB)
+    machine.now_s += 2 / RATE_PER_S  # Bob's bucket is full again
+    machine.admitted(1000)
+    admitted = 0
+    for _ in range(1000):
+        machine.now_s += 0.001
+        admitted += machine.admitted(100)
+    assert abs(admitted - RATE_PER_S) <= QUANTUM
+
+
+def test_however_many_users_there_are_their_bursts_are_bounded(machine: Machine) -> None:
+    machine.is_busy = True
+    admitted = sum(machine.admitted(1000, uid) for uid in range(100_000, 101_000))
+    assert admitted == (MAX_BUCKETS + 1) * BURST
+    machine.now_s += 1
+    assert sum(machine.admitted(1000, uid) for uid in range(200_000, 201_000)) <= RATE_PER_S

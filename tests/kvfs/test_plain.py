@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.plain import PlainFile
+from libsym.errors import SymError
 
 WHOLE = bytes(range(256)) * 16
 
@@ -86,3 +88,21 @@ def test_bytes_that_are_missing_below_are_an_error(file: PlainFile) -> None:
     os.truncate(file.path, 100)
     with pytest.raises(Exception, match=r"gave 100 of 4096 bytes"):
         file.read_at(0, len(WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("code", "level"),
+    [(errno.EFBIG, "DEBUG"), (errno.EINVAL, "DEBUG"), (errno.EIO, "WARNING"), (errno.ENOSPC, "WARNING")],
+)
+def test_the_log_is_for_what_is_wrong_with_the_disk_not_for_what_a_caller_asked(
+    file: PlainFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, level: str
+) -> None:
+    def fail(*_arguments: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    caplog.set_level("DEBUG")
+    monkeypatch.setattr(os, "pwrite", fail)
+    with pytest.raises(SymError) as caught:
+        file.write_at(0, b"x")
+    assert caught.value.errno == code
+    assert [record.levelname for record in caplog.records] == [level]

@@ -9,11 +9,11 @@ from kvfs.accounts import Limits
 from kvfs.digest import digest
 from kvfs.header import parse_header
 from kvfs.image import ImageFormat, all_finite
-from kvfs.importer import ImageImport, import_image
+from kvfs.importer import ImageImport, import_image, survey
 from kvfs.pages import PagePool
 from kvfs.snapshot import Snapshot
 from kvfs.table import PageTable
-from libsym.errors import Invalid
+from libsym.errors import Invalid, NoSpace, OverQuota
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore
 
 ANN, BOB = 1001, 1002
@@ -156,3 +156,86 @@ def test_an_image_with_numbers_that_are_not_finite_is_refused(
     with pytest.raises(Invalid, match="page 1 holds numbers that are not finite"):
         import_image(pool, image_format, BytesSource(data), ANN)
     pool.check([table])
+
+
+def surveyed(pool: PagePool, image_format: ImageFormat, image: BytesSource, owner: int) -> ImageImport:
+    plan = parse_header(image_format, image)
+    return ImageImport(pool, plan, owner, survey(pool, plan, owner, image))
+
+
+def test_an_image_whose_pages_are_there_needs_room_for_its_tail_alone(
+    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat, decoder: FakeDecoder
+) -> None:
+    others = PageTable(pool, BOB)
+    decoder.append(others, range(32 * (pool.num_free - 1)))
+    with pytest.raises(NoSpace):
+        ImageImport(pool, parse_header(image_format, image), ANN)
+    incoming = surveyed(pool, image_format, image, ANN)
+    assert pool.num_free == 0
+    pool.check([table, others], [incoming])
+    incoming.load(image)
+    copy = incoming.finish()
+    assert copy.pages[:3].tolist() == table.pages[:3].tolist()
+    assert copy.read()[0].tolist() == list(range(100))
+    pool.check([table, others, copy])
+    table.close()
+    assert image_of(copy, image_format) == image.data
+
+
+def test_it_needs_room_for_the_pages_that_are_missing_and_says_so(
+    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat, decoder: FakeDecoder
+) -> None:
+    table.truncate(32)  # one page is there
+    others = PageTable(pool, BOB)
+    decoder.append(others, range(32 * (pool.num_free - 2)))
+    with pytest.raises(NoSpace, match="3 pages wanted, 2 of 16 free"):
+        surveyed(pool, image_format, image, ANN)
+    pool.check([table, others])
+    others.truncate(32 * (len(others.pages) - 1))
+    incoming = surveyed(pool, image_format, image, ANN)
+    incoming.load(image)
+    copy = incoming.finish()
+    assert copy.pages[0] == table.pages[0]
+    assert copy.read()[0].tolist() == list(range(100))
+    pool.check([table, others, copy])
+
+
+def test_a_quota_that_is_used_up_takes_in_what_its_account_has_and_nothing_of_others(
+    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat
+) -> None:
+    pool.accounts.of(ANN).limits = Limits(num_bytes=5 * pool.page_bytes)
+    pool.accounts.of(BOB).limits = Limits(num_bytes=2 * pool.page_bytes)
+    with pytest.raises(OverQuota):
+        ImageImport(pool, parse_header(image_format, image), ANN)
+    incoming = surveyed(pool, image_format, image, ANN)
+    incoming.abandon()
+    pool.check([table])
+    with pytest.raises(OverQuota):
+        surveyed(pool, image_format, image, BOB)
+    pool.check([table])
+
+
+def test_a_source_that_changes_after_the_survey_fails_the_import(
+    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat
+) -> None:
+    incoming = surveyed(pool, image_format, image, ANN)
+    layout = image_format.layout(100)
+    data = bytearray(image.data)
+    data[layout.tokens : layout.tokens + 4] = (999).to_bytes(4, "little")
+    with pytest.raises(Invalid, match="another digest"):
+        incoming.load(BytesSource(bytes(data)))
+    incoming.abandon()
+    pool.check([table])
+
+
+def test_pages_that_went_after_the_survey_are_taken_anew(
+    pool: PagePool, table: PageTable, image: BytesSource, image_format: ImageFormat
+) -> None:
+    plan = parse_header(image_format, image)
+    found = survey(pool, plan, ANN, image)
+    table.close()
+    incoming = ImageImport(pool, plan, ANN, found)
+    incoming.load(image)
+    copy = incoming.finish()
+    assert copy.read()[0].tolist() == list(range(100))
+    pool.check([copy])

@@ -17,7 +17,7 @@ STRUCTURES = {
     "fuse_write_out": lambda answers: answers.count(9),
     "fuse_getxattr_out": lambda answers: answers.count(9),
     "fuse_statfs_out": lambda answers: answers.statfs(
-        block_bytes=1, num_blocks=2, num_free=3, num_files=4, num_free_files=5, name_bytes=6
+        block_bytes=1, num_blocks=2, num_free=3, num_available=3, num_files=4, num_free_files=5, name_bytes=6
     ),
 }
 ATTRIBUTES = wire.attributes(

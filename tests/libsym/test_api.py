@@ -344,13 +344,16 @@ def test_wrong_arguments_are_refused_before_they_are_sent() -> None:
         (lambda: sym.kv_extract(kv, slice(3)), "give a list"),  # type: ignore[arg-type]
         (lambda: sym.kv_extract(kv, [(0, 1, 2)]), "no range"),
         (lambda: sym.kv_extract(kv, [slice(0, 9, 2)]), "skips entries"),
-        (lambda: sym.kv_extract(kv, [(0.5, 1)]), "no entry's number"),  # type: ignore[list-item]
-        (lambda: sym.kv_extract(kv, [(0, 1 << 70)]), "no entry's number"),
-        (lambda: sym.kv_extract(kv, ["ab"]), "no entry's number"),  # type: ignore[list-item]
-        (lambda: sym.kv_merge(["a.kv"]), "open files"),  # type: ignore[list-item]
+        (lambda: sym.kv_extract(kv, [(0.5, 1)]), "start=0.5"),  # type: ignore[list-item]
+        (lambda: sym.kv_extract(kv, [(0, 1 << 70)]), f"stop={1 << 70}"),
+        (lambda: sym.kv_extract(kv, ["ab"]), "start='a'"),  # type: ignore[list-item]
+        (lambda: sym.kv_merge([5]), "a path must be text, not 5"),  # type: ignore[list-item]
         (lambda: sym.kv_merge(kv), "a list of open files"),  # type: ignore[arg-type]
         (lambda: sym.tokenize("\ud800"), "surrogate"),
         (lambda: sym.chat_template([{"role": object()}]), "JSON"),
+        (lambda: sym.chat_tokens([{"role": object()}]), "JSON"),
+        (lambda: sym.kv_mkdir("a\0b"), "no path"),
+        (lambda: sym.kv_open_or_compute("a.kv", [1], "w"), "flags='w'"),  # type: ignore[arg-type]
         (lambda: sym.send_to_user(object()), "JSON"),
     ]
     for call, words in refused:

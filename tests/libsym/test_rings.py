@@ -356,6 +356,26 @@ def test_a_loop_takes_the_call_that_it_waits_for_unless_it_was_stopped(client: C
     assert take_hot(client.server.memory) == 0
 
 
+def test_the_slot_of_a_call_that_a_loop_took_is_lent_until_the_loop_answers(client: Client) -> None:
+    client.submit(decode_frame())
+    assert take_hot(client.server.memory) == 1
+    assert client.server.num_lent_slots == 1
+    assert lib.sym_server_answer_hot(client.server.memory[0], 7, 0, 1) == 0
+    assert client.server.num_lent_slots == 0
+    assert client.server.num_held_slots == 1, "it is the client's"
+
+
+def test_a_loops_answer_that_finds_no_room_leaves_the_slot_lent(client: Client) -> None:
+    client.submit(decode_frame())
+    assert take_hot(client.server.memory) == 1
+    for _ in range(3):
+        client.server.reply(8, (), bytes(1_000_000))
+    assert lib.sym_server_answer_hot(client.server.memory[0], 7, 0, 1) == 1
+    assert client.server.num_lent_slots == 1
+    client.server.reply(7, (0, 1, 1), num_rows=1)
+    assert client.server.num_lent_slots == 0, "though the answer waits for room"
+
+
 def test_a_loop_takes_nothing_while_earlier_calls_are_with_the_gate(client: Client) -> None:
     client.submit(frame())
     assert [request.op for request in client.server.receive()] == [abi.Op.PING]

@@ -387,9 +387,12 @@ def test_a_bias_of_a_token_beyond_the_vocabulary_is_named() -> None:
             sampler.start(before=[1, 300]).draw(Dist.of([0.0, 1.0, 2.0]))
 
 
-def test_bools_are_no_tokens_that_are_allowed() -> None:
+def test_bools_are_no_tokens_they_say_of_each_token_whether_it_is_allowed() -> None:
+    assert Dist.of([0.0, 1.0, 2.0]).argmax(allowed=np.array([True, True, False])) == 1
+    with pytest.raises(Invalid, match="2 bools"):
+        Dist.of([0.0, 1.0, 2.0]).argmax(allowed=np.array([True, True]))
     with pytest.raises(Invalid, match="whole numbers"):
-        Dist.of([0.0, 1.0, 2.0]).argmax(allowed=np.array([True, True, False]))
+        Dist.of([0.0, 1.0, 2.0]).argmax(allowed=np.array([1.0, 2.0]))
 
 
 def test_a_sampler_keeps_its_settings_whatever_becomes_of_the_programs_own() -> None:

@@ -10,6 +10,7 @@ import threading
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -22,7 +23,7 @@ from libsym.calls import Call
 from libsym.client_channel import ClientChannel, Stream
 from libsym.errors import Invalid, NotConnected, ProtocolError, SymError
 from libsym.event_loop import perform
-from libsym.generate import Progress
+from libsym.generate import Progress, Started
 from libsym.reply import Reply
 
 
@@ -158,7 +159,7 @@ def test_ctrl_c_at_any_moment_leaves_a_generation_that_took_a_reply_whole_or_not
     moment, is_done = 0, False
     while not is_done:
         moment += 1
-        progress = Progress(0, ())
+        progress = Progress(SimpleNamespace(closed=False, num_cuts=0), Started(0))
         is_done = ends_before(moment, lambda progress=progress: progress.take(reply))
         state = (progress.tokens, progress.pending, progress.finish, progress.stopped_by)
         assert state in (([], [], None, None), ([5, 6], [5, 6], "stop_token", 9))

@@ -64,7 +64,7 @@ def generation(kv: sym.KV) -> str:
         sampler=sym.Sampler(top_k=5),
         stop=["\n", 7],
         max_tokens=9,
-        grammar=sym.Grammar.json({"type": "object"}),
+        grammar=sym.Grammar.json({"type": "object"}, compact=True),
         draft=sym.Ngram(max_tokens=4),
         seed=1,
     )
@@ -83,11 +83,17 @@ def files(kv: sym.KV) -> None:
     sym.kv_unlock(kv)
     forks: list[sym.KV] = [sym.kv_fork(kv), sym.kv_extract(kv, [(0, 1), slice(None)]), sym.kv_merge([kv, kv])]
     assert_type(sym.kv_read(forks[0]), tuple[list[int], list[int]])
+    by_path: list[sym.KV] = [sym.kv_fork("a.kv"), sym.kv_extract("a.kv", [(0, 1)]), sym.kv_merge(["a.kv", kv])]
+    assert_type(sym.kv_read("a.kv", 1), tuple[list[int], list[int]])
+    assert_type(by_path[0].path, str | None)
     assert_type(sym.kv_stat("a.kv"), sym.KvStat)
     assert_type(sym.kv_list(), list[sym.KvEntry])
     assert_type(sym.kv_du(), dict[str, Any])
     advice: list[sym.Advised] = [sym.PIN, sym.UNPIN, sym.COLD, sym.WILLNEED, sym.TTL(60), sym.PRIORITY(5)]
     sym.kv_advise(kv, *advice)
+    assert_type(sym.kv_open_or_compute("a.kv", [1, 2], "rw", mode=0o640), sym.KV)
+    assert_type(sym.kv_open_or_compute("a.kv", lambda kv: sym.kv_write(kv, [1])), sym.KV)
+    sym.kv_mkdir("d/e", 0o755, parents=True)
     sym.kv_rename("a.kv", "b.kv")
     sym.kv_chmod("b.kv", 0o600)
     sym.kv_remove("b.kv")
@@ -98,6 +104,8 @@ def texts() -> None:
     text = sym.Detokenizer()
     assert_type(text.add(sym.tokenize("Hello", special=False)) + text.flush(), str)
     assert_type(sym.detokenize([1]) + sym.chat_template([{"role": "user", "content": "Hello"}]), str)
+    conversation = [{"role": "user", "content": "Hello"}]
+    assert_type(sym.chat_tokens(conversation, [], add_generation_prompt=False, after_answer=True), list[int])
     assert_type(sym.vocabulary(), list[bytes])
 
 
@@ -108,6 +116,7 @@ def others() -> None:
     assert_type(sym.recv("news", timeout=1.0), Any)
     sym.unsubscribe("news")
     sym.send_to_user(sym.recv_from_user())
+    assert_type(sym.getrusage().rejected_tokens, int)
     assert_type(sym.getrusage(), sym.Usage)
     assert_type(sym.daemon_stat(), dict[str, Any])
     assert_type(sym.daemon_check(), dict[str, int])
@@ -123,4 +132,5 @@ async def coroutines() -> None:
             assert_type(token, int)
         async for piece in generation.text():
             assert_type(piece, str)
+        assert_type(await generation.cancel(), None)
         assert_type(await sym.aio.recv(timeout=0), Any)

@@ -32,8 +32,13 @@ from libsym.errors import NoBuffers
 from libsym.reduced import reduction_block
 from libsym.sampling import Sampler
 from scheduler.batch import BatchScheduler
+from scheduler.call import PredCall
 from scheduler.gate import Gate
+from scheduler.generating import Asked
+from scheduler.generation import GenerateCall
 from scheduler.lip import Lip
+from scheduler.predicting import Wanted
+from scheduler.under_way import cost_of
 
 VOCAB_SIZE = 259
 NUM_SLOTS = 64
@@ -50,9 +55,15 @@ class Answers:
     free: set[int] = field(default_factory=lambda: set(range(NUM_SLOTS)))
     num_waiting_replies = 0
     num_slots = NUM_SLOTS
+    num_lent_slots = 0
+    num_given_slots = 0
 
-    def reply(self, request_id, args=(), payload=b"", error=None, *, more=False):
+    def asked(self):
+        """Every request is with the gate."""
+
+    def reply(self, request_id, args=(), payload=b"", error=None, *, more=False, num_rows=0):
         assert request_id not in self.over, "answered after its end"
+        self.num_lent_slots -= num_rows
         if not more:
             self.over.add(request_id)
         self.replies.setdefault(request_id, []).append((args, payload, error))
@@ -62,6 +73,8 @@ class Answers:
             wanted = set(range(first, first + num_rows))
             if wanted <= self.free:
                 self.free -= wanted
+                self.num_lent_slots += num_rows
+                self.num_given_slots += num_rows
                 return first
         raise NoBuffers("none are free")
 
@@ -72,6 +85,7 @@ class Answers:
         rows = set(range(first, first + num_rows))
         assert not rows & self.free, "freed twice"
         self.free |= rows
+        self.num_lent_slots -= num_rows
 
     @property
     def num_held_slots(self):
@@ -120,11 +134,15 @@ class Bench:
                 with trio.fail_after(30):
                     for request in requests:
                         self.gate.handle(lip, request, nursery)
+                    lip.channel.asked()
                     while len(lip.channel.over) < len({request.id for request in requests}):
                         await trio.testing.wait_all_tasks_blocked()
                         await trio.sleep(0.001)
+                    await trio.testing.wait_all_tasks_blocked()  # what sees a call through ends behind its answer
                 self.length = file.table.length
                 assert lip.cancellable == {}
+                assert lip.channel.num_lent_slots == 0, "every call is answered"
+                assert lip.under_way.num_bytes == 0
                 self.gate.hang_up(lip)
                 self.fs.kv_remove(self.me, "read.kv")
                 self.fs.kv_close(reading)
@@ -168,6 +186,7 @@ def the_error(answers, number=1):
 
 MASK = struct.pack("=II", 1, 0)
 WRONG_PREDS = {
+    "more tokens than the context has places": pred(int32(*[1] * 5000), args=(5000, 0, 0, 0)),
     "no tokens": pred(b"", args=(0, 0, 0, 0)),
     "a negative number of tokens": pred(int32(1), args=(-1, 0, 0, 0)),
     "more tokens than were sent": pred(int32(1), args=(2, 0, 0, 0)),
@@ -250,6 +269,23 @@ def test_masks_of_calls_that_wait_take_no_more_room_than_they_came_with(bench):
         tracemalloc.stop()
     assert {the_error(answers, each.id).errno for each in waiting} == {errno.EINVAL}
     assert peak < 2 * len(waiting) * len(payload), f"{peak} bytes"
+
+
+@pytest.mark.parametrize("op", [Op.PRED, Op.PRED_BATCH, Op.GENERATE])
+def test_what_calls_that_append_came_with_counts_until_they_are_answered(bench, op):
+    payload = int32(*[1] * 100)
+    asked = {
+        Op.PRED: pred(payload, args=(100, 0, 0, 0)),
+        Op.PRED_BATCH: batch(1, frame(pred(payload, args=(100, 0, 0, 0)))),
+        Op.GENERATE: generate(payload + GREEDY, args=(100, 0, 4, 0)),
+    }[op]
+    counted = []
+
+    def note(lip):
+        lip.channel.asked = lambda: counted.append(lip.under_way.num_bytes)
+
+    bench.run(asked, prepare=note)
+    assert counted == [cost_of(asked)]
 
 
 def test_every_wrong_pred_is_an_error_of_its_own_in_a_batch(bench):
@@ -445,3 +481,54 @@ def test_a_cancelled_batch_is_told_call_by_call(bench):
     assert struct.unpack_from("=Ii", payload, 0)[1] == errno.ECANCELED
     assert bench.length == 0
     assert len(answers.free) == NUM_SLOTS
+
+
+def kept_of_calls():
+    """What calls leave behind that holds what a program sent; not what only the collector takes, which may be late."""
+    kinds = (PredCall, GenerateCall, Wanted, Asked)
+    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]  # others' __class__ may warn
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+LARGE = {
+    "pred": pred(int32(*[1] * 100), args=(100, 0, 0, 0)),
+    "batch": batch(2, 2 * frame(pred(int32(*[1] * 100), args=(100, 0, 0, 0)))),
+    "generation": generate(int32(*[1] * 100) + GREEDY, args=(100, 0, 4, 0)),
+}
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("request_", LARGE.values(), ids=LARGE)
+def test_what_a_program_sent_is_freed_when_it_is_answered(bench, request_):
+    bench.run(request_)
+    assert kept_of_calls() == []
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("request_", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("has_slots", [True, False])
+def test_what_a_program_sent_is_freed_when_it_goes(bench, request_, has_slots):
+    """It has one call that is ready and one behind it, or both wait for slots."""
+
+    async def main():
+        lip = Lip(os.getpid(), bench.me, Answers())
+        lip.add(bench.fs.kv_create(bench.me, None))
+        if not has_slots:
+            lip.channel.free.clear()
+        async with trio.open_nursery() as nursery:
+            for number in (1, 2):
+                bench.gate.handle(lip, request_._replace(id=number), nursery)
+            assert len(lip.cancellable) == 2
+            bench.gate.hang_up(lip)
+        assert lip.under_way.num_bytes == 0
+
+    trio.run(main)
+    bench.fs.check()
+    assert kept_of_calls() == []

@@ -82,7 +82,14 @@ def test_rows_of_a_tree_come_in_the_order_of_names_and_say_what_each_file_costs(
         ("d/z.kv", 33, 2),
     ]
     assert denied == []
-    assert bench.total("d") == {"path": "d", "tokens": 34, "pages": 3, "exclusive_pages": 3, "shared_pages": 0}
+    assert bench.total("d") == {
+        "path": "d",
+        "tokens": 34,
+        "pages": 3,
+        "exclusive_pages": 3,
+        "shared_pages": 0,
+        "plain_bytes": 0,
+    }
     assert bench.rows("d/z.kv")[0] == [rows[2]]
     assert bench.total("d/z.kv")["pages"] == 2
 
@@ -144,6 +151,40 @@ def test_what_the_caller_may_not_read_is_named_and_not_counted(bench):
     assert bench.rows("mine", OTHER)[1] == ["mine"]
 
 
+def test_what_a_file_shares_is_told_to_its_readers_alone(bench):
+    """As getfattr has it. What stat(2) tells is told; and the sum gives nothing away."""
+    bench.make("secret.kv", 64)
+    source = bench.fs.kv_open(ME, "secret.kv", write=False)
+    bench.fs.kv_close(bench.fs.kv_fork(ME, source, "open.kv", 0o644))
+    bench.fs.kv_close(bench.fs.kv_fork(ME, source, "also.kv"))
+    bench.fs.kv_close(source)
+    rows, _, _ = bench.rows(creds=OTHER)
+    shown = {row["path"]: (row["tokens"], row["pages"], row["exclusive_pages"], row["shared_pages"]) for row in rows}
+    assert shown == {
+        "./also.kv": (64, 2, None, None),
+        "./open.kv": (64, 2, 0, 2),
+        "./secret.kv": (64, 2, None, None),
+    }
+    found = bench.total(creds=OTHER)
+    assert (found["pages"], found["exclusive_pages"], found["shared_pages"]) == (6, 0, 2)
+    assert bench.rows("secret.kv", OTHER)[0] == [row | {"path": "secret.kv"} for row in rows[2:]]
+
+
+def test_plain_files_are_shown_with_their_bytes(bench):
+    file = bench.fs.volume.make_plain(bench.tree.root, b"a.txt", 0o600, 1000, 1000)
+    bench.fs.volume.truncate(file, 1234)
+    bench.tree.link(file, bench.tree.root, b"hard.txt")
+    bench.make("b.kv", 1)
+    rows, _, _ = bench.rows(creds=OTHER)
+    assert [(row["path"], row["pages"], row["plain_bytes"]) for row in rows] == [
+        ("./a.txt", 0, 1234),
+        ("./b.kv", 1, 0),
+        ("./hard.txt", 0, 1234),
+    ]
+    assert bench.total()["plain_bytes"] == 1234
+    assert bench.total("a.txt")["plain_bytes"] == 1234
+
+
 def test_a_page_that_forks_share_counts_once_in_the_sum(bench):
     bench.make("a.kv", 64)
     source = bench.fs.kv_open(ME, "a.kv", write=False)
@@ -151,7 +192,7 @@ def test_a_page_that_forks_share_counts_once_in_the_sum(bench):
     bench.tree.link(source.inode, bench.tree.root, b"hard.kv")
     assert [row["shared_pages"] for row in bench.rows()[0]] == [2, 2, 2]
     found = bench.total()
-    assert (found["pages"], found["exclusive_pages"], found["tokens"]) == (2, 2, 192)
+    assert (found["pages"], found["exclusive_pages"], found["tokens"]) == (2, 2, 128)
 
 
 def test_a_tree_deeper_than_a_path_is_named_where_it_becomes_so(bench):

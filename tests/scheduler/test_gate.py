@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,7 @@ from libsym.channel import Request
 from scheduler.batch import BatchScheduler
 from scheduler.gate import FILES_A_TURN, MAX_LATER, MAX_WAITS, Gate
 from scheduler.lip import Lip
+from scheduler.under_way import MAX_CONNECTION_BYTES, MAX_USER_BYTES
 
 
 @dataclass
@@ -40,6 +42,21 @@ class Answers:
         pass
 
 
+class Conversation:
+    """Takes the place of a model's text side: one whose template has run and will run again."""
+
+    def __init__(self):
+        self.has_begun, self.may_go_on = trio.Event(), threading.Event()
+        self.was_stopped = True
+
+    def chat_tokens(self, _messages, _tools, *, checkpoint, **_options):
+        trio.from_thread.run_sync(self.has_begun.set)
+        self.may_go_on.wait(30)
+        checkpoint()
+        self.was_stopped = False
+        return []
+
+
 class Bench:
     def __init__(self, tmp_path):
         model = load_model("tiny")
@@ -47,16 +64,20 @@ class Bench:
         self.fs = FileSystem(PagePool(arena), Facts(model, arena, "float32"), tmp_path / "files", 0, 0)
         decoder = CpuDecoder(model.config, model.weights, arena, 1)
         batches = BatchScheduler(self.fs, decoder, model.config.max_positions, model.config.vocab_size)
-        self.gate = Gate(self.fs, batches, None, dict)
+        self.text = Conversation()
+        self.gate = Gate(self.fs, batches, self.text, dict)
 
-    def lip(self):
-        return Lip(os.getpid(), Credentials(0, 0), Answers())
+    def lip(self, uid=0):
+        return Lip(os.getpid(), Credentials(uid, 0), Answers())
 
     def holder(self):
         """A handle of somebody else's on a file that everybody may open, with its lock."""
         file = self.fs.kv_create(Credentials(0, 0), "a.kv", 0o666)
         self.fs.volume.locks.acquire_nowait(file.inode.number, file, exclusive=True)
         return file
+
+    def open_new(self, lip):
+        return lip.add(self.fs.kv_create(lip.credentials, None))
 
     def open(self, lip):
         return lip.add(self.fs.kv_open(lip.credentials, "a.kv", write=True))
@@ -69,6 +90,72 @@ def bench(tmp_path):
 
 def request(op, number, handle=0, *, flags=0, args=(0, 0), payload=b""):
     return Request(op, flags, number, handle, (*args, 0, 0), payload)
+
+
+def test_a_claim_goes_to_the_next_when_its_file_is_closed_or_its_program_goes(bench):
+    async def main():
+        first, second, third = bench.lip(), bench.lip(), bench.lip()
+        async with trio.open_nursery() as nursery:
+            for lip in (first, second, third):
+                bench.gate.handle(lip, request(Op.KV_CLAIM, 1, args=(0o600, 0), payload=b"new.kv"), nursery)
+                await trio.testing.wait_all_tasks_blocked()
+            assert [[*lip.channel.args] for lip in (first, second, third)] == [[1], [], []]
+            assert first.channel.args[1][3] == 0, "it lies in no directory yet"
+            bench.gate.handle(first, request(Op.KV_CLOSE, 2, 1), nursery)
+            await trio.testing.wait_all_tasks_blocked()
+            assert second.channel.args[1][3] == 0
+            bench.gate.hang_up(second)
+            await trio.testing.wait_all_tasks_blocked()
+            assert third.channel.args[1][3] == 0
+            bench.gate.handle(first, request(Op.KV_CLAIM, 3, args=(0o600, 0), payload=b"new.kv"), nursery)
+            bench.gate.handle(third, request(Op.KV_NAME, 2, 1), nursery)
+            await trio.testing.wait_all_tasks_blocked()
+            handle, _, inode, directory = first.channel.args[3]
+            assert (handle, inode) == (2, third.channel.args[2][2]), "it was made meanwhile: opened"
+            assert directory == third.channel.args[2][3] != 0
+        assert len(bench.fs.claims) == 0
+
+    trio.run(main)
+
+
+def test_a_claim_that_is_cancelled_behind_its_answer_or_as_it_is_given_goes_to_the_next(bench):
+    async def main():
+        first, second, third = lips = bench.lip(), bench.lip(), bench.lip()
+        async with trio.open_nursery() as nursery:
+            for lip in lips:
+                bench.gate.handle(lip, request(Op.KV_CLAIM, 1, args=(0o600, 0), payload=b"new.kv"), nursery)
+                await trio.testing.wait_all_tasks_blocked()
+            bench.gate.handle(first, request(Op.CANCEL, 2, args=(1, 0)), nursery)  # was answered
+            bench.gate.handle(second, request(Op.CANCEL, 2, args=(1, 0)), nursery)  # has it in this moment
+            await trio.testing.wait_all_tasks_blocked()
+            assert third.channel.args[1][0] == 1
+            assert first.handles == second.handles == {}
+            bench.gate.handle(third, request(Op.KV_NAME, 2, 1), nursery)
+            bench.gate.handle(third, request(Op.CANCEL, 3, args=(1, 0)), nursery)
+            assert list(third.handles) == [1], "it has its name, and is the program's"
+            bench.gate.handle(third, request(Op.KV_CLOSE, 4, 1), nursery)
+            assert not third.cancellable
+            assert not third.claims
+        assert len(bench.fs.claims) == 0
+
+    trio.run(main)
+
+
+def test_a_wait_for_a_claim_that_is_cancelled_takes_none(bench):
+    async def main():
+        holder, waiter = bench.lip(), bench.lip()
+        async with trio.open_nursery() as nursery:
+            for lip in (holder, waiter):
+                bench.gate.handle(lip, request(Op.KV_CLAIM, 1, args=(0o600, 0), payload=b"new.kv"), nursery)
+                await trio.testing.wait_all_tasks_blocked()
+            bench.gate.handle(waiter, request(Op.CANCEL, 2, args=(1, 0)), nursery)
+            await trio.testing.wait_all_tasks_blocked()
+            assert waiter.channel.errors[1] == errno.ECANCELED
+        bench.gate.hang_up(holder)
+        assert len(bench.fs.claims) == 0
+        assert waiter.handles == {}
+
+    trio.run(main)
 
 
 def test_others_get_their_turn_while_the_files_of_a_program_are_closed(bench):
@@ -137,6 +224,79 @@ def test_what_a_program_waited_for_is_forgotten_when_it_goes(bench):
     trio.run(main)
 
 
+NO_PAYLOAD = sorted(
+    {Op.KV_CLOSE, Op.KV_TRUNCATE, Op.KV_SYNC, Op.KV_READ, Op.KV_LOCK, Op.KV_UNLOCK, Op.CANCEL, Op.PING}
+    | {Op.GETRUSAGE, Op.VOCABULARY, Op.MODEL_INFO, Op.STAT, Op.CHECK}
+)
+
+
+@pytest.mark.parametrize("op", NO_PAYLOAD)
+def test_a_payload_that_an_operation_has_no_use_for_is_refused(bench, op):
+    async def main():
+        lip = bench.lip()
+        handle = bench.open_new(lip)
+        async with trio.open_nursery() as nursery:
+            bench.gate.handle(lip, request(op, 1, handle, payload=b"x"), nursery)
+        assert lip.channel.errors == {1: errno.EINVAL}
+        assert list(lip.handles) == [handle]
+
+    trio.run(main)
+
+
+def test_what_a_connection_has_under_way_is_bounded_in_bytes_and_what_ends_calls_gets_through(bench):
+    """A long list is under way as long as nobody else gets a turn; its payload is a name with NULs behind it."""
+
+    async def main():
+        holder, lip = bench.holder(), bench.lip()
+        handle = bench.open(lip)
+        large = b"." + bytes(1_000_000)
+        count = MAX_CONNECTION_BYTES // len(large)
+        async with trio.open_nursery() as nursery:
+            bench.gate.handle(lip, request(Op.KV_LOCK, 1, handle), nursery)
+            for number in range(2, count + 2):
+                bench.gate.handle(lip, request(Op.KV_LIST, number, payload=large), nursery)
+            assert lip.channel.errors == {}
+            bench.gate.handle(lip, request(Op.KV_LIST, 100, payload=large), nursery)
+            assert lip.channel.errors == {100: errno.EAGAIN}
+            bench.gate.handle(lip, request(Op.CANCEL, 101, args=(2, 0)), nursery)
+            bench.gate.handle(lip, request(Op.KV_UNLOCK, 102, handle), nursery)
+            bench.gate.handle(lip, request(Op.KV_CREATE, 103, payload=b"small.kv", args=(0o600, 0)), nursery)
+            assert [lip.channel.errors[number] for number in (101, 102, 103)] == [0, 0, 0]
+            await trio.testing.wait_all_tasks_blocked()
+            assert lip.under_way.num_bytes == 0
+            bench.gate.handle(lip, request(Op.KV_LIST, 104, payload=large), nursery)
+        assert lip.channel.errors[104] == 0
+        bench.fs.kv_close(holder)
+
+    trio.run(main)
+
+
+def test_what_a_user_has_under_way_is_bounded_over_all_of_its_connections(bench):
+    async def main():
+        large = b"." + bytes(1_000_000)
+        per_connection = MAX_CONNECTION_BYTES // len(large)
+        own = [bench.lip() for _ in range(MAX_USER_BYTES // MAX_CONNECTION_BYTES + 2)]
+        other = bench.lip(uid=7)
+        for lip in (*own, other):
+            bench.gate.welcome(lip)
+        async with trio.open_nursery() as nursery:
+            for lip in own:
+                for number in range(1, per_connection + 1):
+                    bench.gate.handle(lip, request(Op.KV_LIST, number, payload=large), nursery)
+            refused = [len(lip.channel.errors) for lip in own]
+            assert refused[0] == refused[1] == 0
+            assert sum(refused) == len(own) * per_connection - MAX_USER_BYTES // len(large)
+            bench.gate.handle(other, request(Op.KV_LIST, 1, payload=large), nursery)
+            assert other.channel.errors == {}
+            bench.gate.hang_up(own[0])
+            bench.gate.handle(own[1], request(Op.KV_LIST, 100, payload=b"."), nursery)
+            bench.gate.handle(own[-1], request(Op.KV_LIST, 100, payload=large), nursery)
+            assert 100 not in own[-1].channel.errors, "what a program had that went is nobody's"
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
 @pytest.mark.parametrize("goes_early", [True, False])
 def test_an_extract_of_a_program_that_goes_gives_its_pages_back(bench, goes_early):
     async def main():
@@ -199,5 +359,25 @@ def test_a_call_cancelled_before_it_began_to_wait_is_answered_once(bench):
             bench.gate.handle(lip, request(Op.CANCEL, 2, args=(1, 0)), nursery)
             await trio.testing.wait_all_tasks_blocked()
         assert lip.channel.errors == {2: 0, 1: errno.ECANCELED}
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("ended_by", ["CANCEL", "the program's end", None])
+def test_a_conversation_that_is_being_tokenized_stops_when_its_call_is_cancelled_or_its_program_goes(bench, ended_by):
+    async def main():
+        lip = bench.lip()
+        async with trio.open_nursery() as nursery:
+            bench.gate.handle(lip, request(Op.CHAT_TOKENS, 1, payload=b'{"messages": []}'), nursery)
+            await bench.text.has_begun.wait()
+            if ended_by == "CANCEL":
+                bench.gate.handle(lip, request(Op.CANCEL, 2, args=(1, 0)), nursery)
+            elif ended_by is not None:
+                nursery.cancel_scope.cancel()
+            bench.text.may_go_on.set()
+        assert bench.text.was_stopped == (ended_by is not None)
+        if ended_by == "CANCEL":
+            assert lip.channel.errors == {2: 0, 1: errno.ECANCELED}
+        assert lip.num_later == 0
 
     trio.run(main)

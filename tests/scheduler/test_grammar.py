@@ -150,6 +150,16 @@ def test_the_mask_has_a_word_for_each_32_tokens(grammars):
     assert (words.itemsize, len(words)) == (4, -(-VOCAB_SIZE // 32))
 
 
+def test_compact_json_has_no_white_space_and_other_json_may(grammars):
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]})
+    for text in (b'{"a":[1,{"b":null}],"more":2}', b'{"a":[]}'):
+        walk(grammars.compile("compact_json", schema), text)
+    walk(grammars.compile("json", schema), b'{ "a" :\n [1, 2] , "more": 2}')
+    for text in (b"{ ", b'{"a" ', b'{"a": ', b'{"a":[1, '):
+        with pytest.raises(AssertionError):
+            walk(grammars.compile("compact_json", schema), text)
+
+
 def test_json_of_a_schema_is_what_comes_of_it(grammars):
     schema = {
         "type": "object",

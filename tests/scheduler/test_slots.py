@@ -29,6 +29,15 @@ class Bench:
     def take(self, num_rows, name):
         return self.slots.take(num_rows, lambda found: self.given.append((name, found)))
 
+    def answer(self, num_rows):
+        """As the daemon does it when a call has its rows: from now on they are the program's."""
+        self.channel.reply(1, num_rows=num_rows)
+
+    async def sleep_past_the_deadline(self):
+        """As the listener does it."""
+        await trio.sleep_until(self.slots.deadline)
+        self.slots.serve()
+
     def free(self, slot):
         """As the client does it; True if it would have rung."""
         self.region[STATES_OFFSET + 4 * slot] = 0
@@ -83,13 +92,13 @@ def test_waits_are_served_in_order_as_slots_become_free(bench):
 def test_a_program_that_frees_nothing_gets_an_error_in_the_end(bench):
     async def main():
         bench.take(64, "all")
+        bench.answer(64)
         bench.take(1, "a")
         bench.take(1, "b")
         await trio.sleep(PATIENCE_S * 0.9)
         bench.slots.serve()
         assert len(bench.given) == 1
-        await trio.sleep_until(bench.slots.deadline)
-        bench.slots.serve()
+        await bench.sleep_past_the_deadline()
         assert [name for name, _ in bench.given[1:]] == ["a", "b"]
         assert all(isinstance(found, NoBuffers) for _, found in bench.given[1:])
         assert "drop some Dists" in str(bench.given[1][1])
@@ -97,9 +106,27 @@ def test_a_program_that_frees_nothing_gets_an_error_in_the_end(bench):
     run(main)
 
 
+def test_a_call_for_many_rows_fails_alone_where_one_behind_it_can_have_a_row(bench):
+    async def main():
+        bench.take(64, "all")
+        bench.answer(64)
+        for slot in (*range(32), *range(33, 64)):
+            bench.free(slot)
+        bench.take(40, "big")
+        bench.take(1, "small")
+        assert len(bench.given) == 1, "in order, while there is hope"
+        await bench.sleep_past_the_deadline()
+        assert [name for name, _ in bench.given[1:]] == ["big", "small"]
+        assert isinstance(bench.given[1][1], NoBuffers)
+        assert bench.given[2][1] == 0
+
+    run(main)
+
+
 def test_every_slot_that_moves_begins_the_time_anew(bench):
     async def main():
         bench.take(64, "all")
+        bench.answer(64)
         bench.take(8, "a")
         for slot in range(8):
             await trio.sleep(PATIENCE_S * 0.9)
@@ -107,6 +134,40 @@ def test_every_slot_that_moves_begins_the_time_anew(bench):
             bench.free(slot)
             bench.slots.serve()
         assert bench.given[1:] == [("a", 0)]
+
+    run(main)
+
+
+def test_nobody_gives_up_while_a_call_that_has_a_slot_is_not_answered(bench):
+    async def main():
+        bench.take(1, "slow")
+        bench.take(63, "others")
+        bench.answer(63)
+        bench.take(1, "a")
+        for _ in range(5):
+            await bench.sleep_past_the_deadline()
+        assert len(bench.given) == 2, "the slow call's slot may become free yet"
+        bench.answer(1)
+        answered_s = trio.current_time()
+        while bench.slots.num_waiting:
+            await bench.sleep_past_the_deadline()
+        assert isinstance(bench.given[2][1], NoBuffers)
+        assert trio.current_time() >= answered_s + PATIENCE_S, "the program has had time to look at its row"
+
+    run(main)
+
+
+def test_a_slot_that_went_from_hand_to_hand_between_two_looks_has_moved(bench):
+    async def main():
+        bench.take(64, "all")
+        bench.answer(64)
+        bench.take(2, "a")
+        await trio.sleep(PATIENCE_S * 0.9)
+        bench.free(3)
+        assert bench.channel.take_rows(1) == 3  # as a loop of steps does it
+        bench.answer(1)
+        await bench.sleep_past_the_deadline()
+        assert bench.slots.num_waiting == 1
 
     run(main)
 

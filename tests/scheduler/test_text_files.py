@@ -464,6 +464,37 @@ def test_the_text_of_a_process_that_a_signal_ends_is_gone(bench):
         bench.run(lambda: scenario(pid))
 
 
+@pytest.mark.parametrize("flags", [NEW, NEW | os.O_APPEND])
+def test_a_file_whose_writer_died_before_it_got_a_descriptor_is_gone(bench, flags):
+    """The kernel closes what nobody ever got without a FLUSH."""
+
+    async def scenario():
+        handle = await bench.create(b"a", flags=flags)
+        await handle.release()
+        assert bench.leaves_nothing()
+
+    bench.run(scenario)
+
+
+def test_an_append_whose_writer_died_before_it_got_a_descriptor_changes_nothing(bench):
+    async def scenario():
+        await bench.put(b"a", "one")
+        handle = await bench.open(b"a", os.O_WRONLY | os.O_APPEND)
+        await handle.release()
+        assert await bench.read(b"a") == b"one"
+
+    bench.run(scenario)
+
+
+def test_an_empty_text_that_was_closed_stays(bench):
+    async def scenario():
+        handle = await bench.create(b"a")
+        await bench.close(handle, os.getpid())
+        assert await bench.read(b"a") == b""
+
+    bench.run(scenario)
+
+
 def test_one_of_several_writers_may_die_when_another_goes_on(bench):
     async def scenario(pid):
         handle = await bench.create(b"a")
@@ -474,6 +505,39 @@ def test_one_of_several_writers_may_die_when_another_goes_on(bench):
         assert await bench.read(b"a") == b"one two"
 
     with dying(signal.SIGINT) as pid:
+        bench.run(lambda: scenario(pid))
+
+
+@pytest.mark.parametrize("has_flushed", [True, False])
+def test_a_writer_that_dies_takes_no_finished_text_of_another_with_it(bench, has_flushed):
+    async def scenario(pid):
+        first = await bench.create(b"a", flags=NEW | os.O_APPEND)
+        if has_flushed:
+            await first.flush(0)
+        second = await bench.open(b"a", os.O_WRONLY | os.O_APPEND)
+        await bench.write(second, "hello")
+        await bench.close(second)
+        await bench.close(first, pid)
+        await bench.settle()
+        assert await bench.read(b"a") == b"hello"
+
+    with dying(signal.SIGKILL) as pid:
+        bench.run(lambda: scenario(pid))
+
+
+def test_a_writer_that_dies_leaves_the_file_to_another_that_has_it_open(bench):
+    """The first one's text is being computed when it dies; the second has written nothing yet."""
+
+    async def scenario(pid):
+        first = await bench.create(b"a", flags=NEW | os.O_APPEND)
+        await bench.write(first, "x" * 50)
+        second = await bench.open(b"a", os.O_WRONLY | os.O_APPEND)
+        await bench.close(first, pid)
+        await bench.write(second, "hello")
+        await bench.close(second)
+        assert await bench.read(b"a") == b"hello"
+
+    with dying(signal.SIGKILL) as pid:
         bench.run(lambda: scenario(pid))
 
 

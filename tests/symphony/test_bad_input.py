@@ -209,9 +209,30 @@ def test_a_name_that_cannot_be_printed_is_quoted_on_one_line(connected, name):
         assert kv.len() == 0  # the connection lives
 
 
-def test_half_a_surrogate_pair_in_a_conversation(connected):
-    error = error_of(sym.chat_template, [{"role": "user", "content": "\ud800"}])
-    assert error.errno == errno.EINVAL
+@pytest.mark.parametrize("call", [sym.chat_template, sym.chat_tokens])
+def test_half_a_surrogate_pair_in_a_conversation(connected, call):
+    for content in ("\ud800", "<eos>\ud800"):
+        error = error_of(call, [{"role": "user", "content": content}])
+        assert error.errno == errno.EINVAL
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"messages": {}}',
+        b'{"messages": [1]}',
+        b'{"messages": [], "tools": 1}',
+        b'{"messages": [[]]}',
+    ],
+)
+@pytest.mark.parametrize("op", [Op.CHAT_TEMPLATE, Op.CHAT_TOKENS])
+def test_a_conversation_that_is_none(connected, op, form):
+    assert error_of(process.channel().call, op, payload=form).errno == errno.EINVAL
+    later = form.replace(b"}", b', "after_answer": true}') if form.endswith(b"}") else form
+    assert error_of(process.channel().call, op, payload=later).errno == errno.EINVAL
 
 
 @pytest.mark.parametrize("counts", [(-1, 1), (-1, 2), (2, -1), (3, -1), (2**62, -(2**62)), (-(2**63), 0)])
@@ -240,7 +261,11 @@ def test_clients_that_hang_up_in_the_handshake_leave_no_descriptors(connected):
 
 def test_more_connections_than_descriptors_do_not_end_the_daemon(start_daemon):
     daemon = start_daemon("--model", "tiny")
-    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (40, 40))
+    assert daemon.stat()["lips"] == 1, "it has opened what it needs for itself"
+    is_open = Path(f"/proc/{daemon.process.pid}/fd")
+    num_open = next(number for number in range(1000) if not (is_open / str(number)).is_symlink())
+    _, hard = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (num_open, hard))
     strangers = [socket.socket(socket.AF_UNIX) for _ in range(60)]
     for stranger in strangers:
         stranger.connect(str(daemon.socket))
@@ -250,5 +275,6 @@ def test_more_connections_than_descriptors_do_not_end_the_daemon(start_daemon):
         assert time.monotonic() < deadline_s
     for stranger in strangers:
         stranger.close()
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (hard, hard))
     assert daemon.stat()["lips"] == 1
     assert daemon.stop() == 0

@@ -1,6 +1,7 @@
 """`.symphony` on the mount of a real daemon, as a shell sees it."""
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -167,6 +168,31 @@ def test_a_writer_that_is_interrupted_leaves_nothing(connected, text, number):
     writer.stdin.close()
     wait_for(lambda: not (connected.mount / "a.kv").exists())
     wait_for(lambda: connected.stat()["num_free_pages"] == connected.stat()["num_pages"])
+
+
+@pytest.mark.slow
+def test_a_cat_that_is_killed_around_its_open_leaves_nothing(connected, kv, text):
+    """Standard input stays open, so no `cat` ever ends by itself: whatever has a name at the end is a fragment."""
+    waits, keeps_open = os.pipe()
+    chance = random.Random(4)
+    spread_s = 0.012
+    for number in range(300):
+        child = os.fork()
+        if not child:  # as a shell does it
+            try:
+                os.dup2(waits, 0)
+                opened = os.open(text / f"{number}.kv", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(opened, 1)
+                os.close(opened)
+                os.execv("/bin/cat", ["cat"])
+            finally:
+                os._exit(1)
+        threading.Event().wait(chance.random() * spread_s)
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    os.close(waits)
+    os.close(keeps_open)
+    wait_for(lambda: not list(kv.iterdir()))
 
 
 def test_a_program_keeps_what_a_redirection_replaces(connected, text):

@@ -1,9 +1,14 @@
 """Starting and stopping: what is refused, and what is left behind."""
 
+import ctypes
 import os
 import signal
+import socket as listener
+import struct
 import subprocess
 import sys
+import threading
+from contextlib import closing
 
 import pytest
 from daemons import SYMPHONY
@@ -43,6 +48,55 @@ def test_a_stopped_daemon_leaves_no_mount_no_socket_and_no_error(start_daemon):
     assert daemon.stop() == 0
     assert not os.path.ismount(daemon.mount)
     assert not daemon.socket.exists()
+
+
+def test_whoever_sees_the_socket_finds_the_mount(tmp_path):
+    """As a script does that starts the daemon and waits for its socket; also where a killed one has left its own."""
+    socket, mount = tmp_path / "s", tmp_path / "kv"
+    words = ["serve", *TINY, "--socket", socket, "--state", tmp_path / "state", "--mount", mount]
+    with closing(listener.socket(listener.AF_UNIX)) as left_behind:
+        left_behind.bind(str(socket))
+    before = socket.stat().st_mtime_ns
+
+    def is_there() -> bool:
+        try:
+            return socket.stat().st_mtime_ns != before
+        except FileNotFoundError:
+            return False
+
+    process = subprocess.Popen([*SYMPHONY, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        pause = threading.Event()
+        while not is_there():
+            assert process.poll() is None
+            pause.wait(0.0005)
+        assert os.path.ismount(mount)
+        with closing(listener.socket(listener.AF_UNIX)) as connection:
+            connection.connect(str(socket))
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_socket_goes_before_the_mount(start_daemon):
+    """So a program that finds the socket finds the mount, at the end as well. One queue of inotify(7) has the order."""
+    in_delete, in_unmount = 0x200, 0x2000
+    libc = ctypes.CDLL(None)
+    daemon = start_daemon(*TINY)
+    with os.fdopen(libc.inotify_init(), "rb", buffering=0) as queue:
+        for path in (daemon.socket.parent, daemon.mount):
+            assert libc.inotify_add_watch(queue.fileno(), os.fsencode(path), in_delete | in_unmount) > 0
+        assert daemon.stop() == 0
+        data, seen = queue.read(1 << 16), []
+    while data:
+        _, mask, _, length = struct.unpack_from("iIII", data)
+        name = data[16 : 16 + length].rstrip(b"\0")
+        if mask & in_unmount or name == daemon.socket.name.encode():
+            seen.append("mount" if mask & in_unmount else "socket")
+        data = data[16 + length :]
+    assert seen == ["socket", "mount"]
 
 
 def test_ctrl_c_stops_it_as_well_while_a_program_waits(start_daemon):
@@ -125,6 +179,10 @@ def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(start_daemon):
         (("--model", "tiny", "--kv-memory", "1e20"), "smaller --kv-memory"),
         (("--model", "tiny", "--mount", "/etc"), "not empty"),
         (("--model", "tiny", "--mount", "/etc/passwd/kv"), "/etc/passwd/kv"),
+        (("--model", "tiny", "--socket", "/tmp/" + "s" * 120), "too long; choose another --socket"),
+        (("--model", "tiny", "--socket", "/etc/passwd/s"), "can't listen on /etc/passwd/s: "),
+        (("--model", "tiny", "--socket", "/proc/none/s"), "can't listen on /proc/none/s: "),
+        (("--model", "tiny", "--state", "/etc/passwd/state"), "can't use the state directory /etc/passwd/state: "),
     ],
 )
 def test_wrong_options_are_one_line_and_leave_nothing(tmp_path, options, message):

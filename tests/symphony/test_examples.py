@@ -18,6 +18,8 @@ CONSTANTS = {"PIN", "UNPIN", "COLD", "WILLNEED"}
 
 INTERNAL = {
     "KV.give_up": "for whoever closes the file",
+    "KV.moved": "for kv_rename",
+    "KV.named": "for kv_open_or_compute",
     "KvStat.from_json": "of what the daemon said",
     "ModelInfo.from_json": "of what the daemon said",
     "Generation.take": "of a reply",

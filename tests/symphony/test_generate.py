@@ -343,18 +343,6 @@ def test_a_fork_of_a_file_that_generates_is_a_consistent_beginning_of_it():
         assert bytes(sym.pred(fork, [7]).logits) == bytes(sym.pred(again, [7]).logits)
 
 
-def test_truncating_removing_and_closing_wait_for_its_end():
-    kv = sym.kv_create("generating.kv")
-    generation = sym.generate(kv, PROMPT, max_tokens=100, stop_at_end=False)
-    next(generation)
-    sym.kv_truncate(kv, 5)
-    assert len(kv) == 5
-    assert len(list(generation)) == 99
-    generation = sym.generate(kv, PROMPT, max_tokens=100, stop_at_end=False)
-    sym.kv_remove(kv)
-    assert len(list(generation)) == 100
-
-
 def test_a_pool_that_runs_dry_in_the_middle_is_an_error_after_the_tokens(start_daemon):
     small = start_daemon("--model", "tiny", "--kv-memory", "256K")
     sym.connect(small.socket)
@@ -430,9 +418,6 @@ def test_a_reader_that_stops_loses_nothing_and_delays_nobody():
         {"stop": "half \ud800"},
         {"grammar": "{}"},
         {"draft": "clever"},
-        {"draft": sym.Ngram(max_tokens=0)},
-        {"draft": sym.Ngram(max_tokens=1000)},
-        {"draft": sym.Ngram(min_match=0)},
         {"priority": 101},
         {"positions": [1, 2]},
         {"seed": 1.5},

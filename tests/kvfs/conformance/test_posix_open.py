@@ -167,7 +167,6 @@ def test_reserving_room(twins: Twins) -> None:
     )
 
 
-@pytest.mark.xfail(strict=True, reason="the C library emulates it: it finds nothing to do")
 def test_reserving_room_that_is_there_sets_the_times(twins: Twins) -> None:
     twins.compare(cases("make regular f\n write f 0123456789\n hold h f O_RDWR\n fallocate h 0 10 -> ok"))
 

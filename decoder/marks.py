@@ -1,0 +1,305 @@
+"""Keeps what programs give to a chat template apart from the marks that the template writes.
+
+A template gives one text, and in a text `<|im_end|>` of a user's message looks like the template's own. So the special
+tokens that are spelled out in messages and tools are hidden while the template runs: each occurrence is a word of its
+own that nobody can guess. What then looks like a special token is the template's, and the words are turned back behind
+it. Templates trim contents, put them into JSON, and look at them: a word of small letters goes through all of that as
+the mark would have.
+
+Two contents side by side, or a content beside the template's text, could make a mark together. So what an end of a text
+has of a mark (`<|im`, `|>`) is hidden, too.
+
+The text has to be the one that the template gives for the messages as they are. Where it is not, the template looked at
+what was hidden. A part of a mark is shown then: it was a word to the template, as `"type": "text"` is. A whole mark is
+refused by its name, for nobody can say which is whose.
+
+Programs choose what is in messages, so the work is bounded: so many words, and so much that is rendered to find what
+the template looked at. The search goes by what looks the same, of which a vocabulary has few, before it goes by places.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from typing import Any, TypeAlias
+
+from libsym.errors import Invalid
+
+_WORD_LETTERS = 20
+_NUMBER_DIGITS = 6
+_MOST_SHOWN = 16
+"""Different parts of marks that a template may look at: finding each takes some renderings."""
+_MOST_HIDDEN = 10_000
+"""Marks and parts of marks in one prompt: each makes it longer by a word while the template runs."""
+_MOST_SEARCHED = 40 << 20
+"""Letters that may be rendered to find what a template looks at: about a second."""
+_TEXT_LETTERS = 1000
+"""What a text of messages or tools costs beside its letters, in letters."""
+_MOST_LOOKED_AT = 4
+"""Letters by which a place is found where a mark may begin."""
+_SCANNED_LETTERS = 1 << 14
+"""One search in so many holds the interpreter's lock for a millisecond at most."""
+_NAMES = frozenset({"role", "type"})
+"""Fields whose values are words of the template's, which may make marks of them: `<|` + role + `|>`."""
+
+_INSTEAD = "take it out, or tokenize() what chat_template() gives"
+
+Kind: TypeAlias = tuple[str, bool]
+"""What is found, and whether it is a whole mark."""
+Place: TypeAlias = tuple[int, int, int, bool]
+"""Start, end, size, whether it is whole: marks that follow each other at once have one place, and the first's size."""
+Find: TypeAlias = Callable[[str, bool], list[Place]]
+"""Gives what is to be hidden in a text; of the texts that are names, less."""
+Render: TypeAlias = Callable[[Any, Any], str]
+"""Gives the prompt of messages and tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A mark in what a program gave, with those that follow it at once, or a part of one."""
+
+    text: str
+    """Of several marks the first."""
+    where: str
+    is_whole: bool
+
+    @property
+    def kind(self) -> Kind:
+        return self.text, self.is_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a template gave, in which words stand for what was hidden."""
+
+    text: str
+    base: str
+    """What the words begin with."""
+    hidden: Mapping[str, str]
+    """By the words."""
+    plain: str
+    """The text with everything turned back."""
+
+    def shown(self, part: str) -> str:
+        """A part of the text with everything turned back."""
+        return re.sub(f"{self.base}\\d{{{_NUMBER_DIGITS}}}", lambda word: self.hidden.get(word[0], word[0]), part)
+
+
+class Marks:
+    """The special tokens of one vocabulary, by their texts."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = frozenset(filter(None, texts))
+        self._sizes = sorted({len(text) for text in self._texts}, reverse=True)
+        self._num_looked_at = min(_MOST_LOOKED_AT, min(self._sizes, default=0))
+        self._begin = _begin_of(self._texts, self._num_looked_at)
+        self._heads = {text[:size] for text in self._texts for size in range(1, len(text))}
+        self._tails = {text[size:] for text in self._texts for size in range(1, len(text))}
+        self._joined = "\0".join(self._texts)
+        self._longest = max(self._sizes, default=0)
+
+    def word(self, but_in: str = "") -> str:
+        """A word that no mark has a part in, nor that text."""
+        for _ in range(100):
+            word = "".join(secrets.choice(string.ascii_lowercase) for _ in range(_WORD_LETTERS))
+            if word not in but_in and not self.whole_in(word):
+                return word
+        raise Invalid("the vocabulary has nearly every letter as a special token: this is no text model")
+
+    def render(self, render: Render, messages: Any, tools: Any) -> Prompt:
+        """The prompt, with what was hidden in it. Invalid: the template looks at a mark, or changes it."""
+        plain = render(messages, tools)
+        search = _Search(self, render, messages, tools, plain)
+        shown: frozenset[Kind] = frozenset()
+        while True:
+            hiding = _Hiding(search.find, search.base, shown)
+            prompt = search.prompt(hiding)
+            if prompt is not None:
+                return prompt
+            culprit = search.culprit(hiding)
+            if culprit.is_whole or len(shown) == _MOST_SHOWN:
+                raise Invalid(
+                    f"{culprit.where} has {culprit.text!r} in it, which the model's chat template looks at or changes: "
+                    f"{_INSTEAD}"
+                )
+            shown |= {culprit.kind}
+
+    def in_text(self, text: str, is_name: bool) -> list[Place]:
+        """Where whole marks are, and the parts of marks at both ends, in order."""
+        whole = self.whole_in(text)
+        first, last = len(text) - len(text.lstrip()), len(text.rstrip())  # templates trim
+        core = text[first:last]
+        if not whole and not is_name and 0 < len(core) < self._longest and "\0" not in core and core in self._joined:
+            return [(first, last, last - first, False)]
+        before = text[first : whole[0][0] if whole else last]
+        tail = _first_known(self._tails, (before[:size] for size in range(min(len(before), self._longest), 0, -1)))
+        behind = text[whole[-1][1] if whole else first + len(tail) : last]
+        head = _first_known(self._heads, (behind[-size:] for size in range(min(len(behind), self._longest), 0, -1)))
+        parts = [(first, first + len(tail), len(tail), False), (last - len(head), last, len(head), False)]
+        return [each for each in (parts[0], *_joined(whole), parts[1]) if each[0] < each[1]]
+
+    def whole_in(self, text: str) -> list[tuple[int, int]]:
+        """Where marks are spelled out. Of those that overlap the first, of those that begin together the longest.
+
+        Step by step: one expression of some thousand marks would hold the interpreter's lock for a whole long text.
+        """
+        found: list[tuple[int, int]] = []
+        end = 0
+        for start in self._may_begin(text):
+            if start < end:
+                continue
+            mark = _first_known(self._texts, (text[start : start + size] for size in self._sizes))
+            if mark:
+                end = start + len(mark)
+                found.append((start, end))
+        return found
+
+    def _may_begin(self, text: str) -> Iterator[int]:
+        if self._begin is None:
+            return
+        for first in range(0, len(text), _SCANNED_LETTERS):
+            last = first + _SCANNED_LETTERS + self._num_looked_at - 1
+            for place in self._begin.finditer(text, first, last):
+                yield place.start()
+
+
+class _Search:
+    """Looks for what can be hidden: each attempt is a rendering."""
+
+    def __init__(self, marks: Marks, render: Render, messages: Any, tools: Any, plain: str) -> None:
+        self.find = cache(marks.in_text)  # each walk looks at the same texts
+        self._render = render
+        self._messages = messages
+        self._tools = tools
+        self._plain = plain
+        self.base = marks.word(plain)
+        self._left = _MOST_SEARCHED
+
+    def prompt(self, hiding: _Hiding) -> Prompt | None:
+        """None: the template gives something else than for the messages as they are."""
+        try:
+            hidden = hiding.everything(self._messages, self._tools)
+        except RecursionError:
+            raise Invalid("messages and tools are nested too deep") from None
+        if not hiding.words:
+            return Prompt(self._plain, hiding.base, {}, self._plain)
+        try:
+            prompt = Prompt(self._render(*hidden), hiding.base, hiding.words, self._plain)
+        except Invalid:
+            return None
+        return prompt if prompt.shown(prompt.text) == self._plain else None
+
+    def culprit(self, failed: _Hiding) -> Found:
+        """The first of what was found that can't be hidden together with all before it: what looks the same together.
+
+        Of marks it is one place, for the error; of parts it is all that look the same.
+        """
+        alike: dict[Kind, list[int]] = {}
+        for i, found in enumerate(failed.found):
+            alike.setdefault(found.kind, []).append(i)
+        groups = list(alike.values())
+        num_groups = self._first_bad(failed, groups)
+        culprits = groups[num_groups - 1]
+        num_places = 1
+        if failed.found[culprits[0]].is_whole:
+            before = set(chain(*groups[: num_groups - 1]))
+            num_places = self._first_bad(failed, [[i] for i in culprits], before)
+        return failed.found[culprits[num_places - 1]]
+
+    def _first_bad(
+        self, failed: _Hiding, groups: list[list[int]], besides: frozenset[int] | set[int] = frozenset()
+    ) -> int:
+        """How many groups can't be hidden, though one fewer can; all of them can't."""
+
+        def is_bad(count: int) -> bool:
+            hiding = _Hiding(self.find, self.base, failed.shown, {*besides, *chain(*groups[:count])})
+            self._left -= len(self._plain) + _TEXT_LETTERS * failed.num_texts
+            if self._left < 0:
+                first = failed.found[0]
+                raise Invalid(
+                    f"the model's chat template looks at or changes something of {first.text!r} in {first.where} and "
+                    f"what is like it, of which there is too much to tell more: {_INSTEAD}"
+                )
+            return self.prompt(hiding) is None
+
+        return 1 + bisect_left(range(1, len(groups)), True, key=is_bad)
+
+
+class _Hiding:
+    """One walk through messages and tools in which what is found becomes a word: all of it, or some by number."""
+
+    def __init__(self, find: Find, base: str, shown: frozenset[Kind], only: set[int] | None = None) -> None:
+        self._find = find
+        self.base = base
+        self.shown = shown
+        self._only = only
+        self.found: list[Found] = []
+        self.words: dict[str, str] = {}
+        self.num_texts = 0
+
+    def everything(self, messages: list[Any], tools: Any) -> tuple[list[Any], Any]:
+        hidden = [self._value(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        return hidden, self._value(tools, "tools")
+
+    def _value(self, value: Any, where: str, *, is_name: bool = False) -> Any:
+        match value:
+            case str():
+                return self._text(value, where, is_name=is_name)
+            case list():
+                return [self._value(each, where) for each in value]
+            case dict():
+                return {
+                    self._text(key, where, is_name=True): self._value(each, where, is_name=key in _NAMES)
+                    for key, each in value.items()
+                }
+        return value
+
+    def _text(self, text: str, where: str, *, is_name: bool) -> str:
+        parts, done = [], 0
+        self.num_texts += 1
+        for start, end, size, is_whole in self._find(text, is_name):
+            found = Found(text[start : start + size], where, is_whole)
+            if found.kind in self.shown:
+                continue
+            if len(self.found) == _MOST_HIDDEN:
+                raise Invalid(
+                    f"messages and tools have more than {_MOST_HIDDEN} special tokens and parts of them in them, as "
+                    f"{found.text!r} in {where}: give fewer, or tokenize() what chat_template() gives"
+                )
+            if self._only is None or len(self.found) in self._only:
+                word = f"{self.base}{len(self.words):0{_NUMBER_DIGITS}}"
+                self.words[word] = text[start:end]
+                parts += [text[done:start], word]
+                done = end
+            self.found.append(found)
+        return "".join([*parts, text[done:]]) if parts else text
+
+
+def _begin_of(texts: Iterable[str], num_letters: int) -> re.Pattern[str] | None:
+    """What matches one letter, at each place where a mark may begin. None: no mark has letters."""
+    first, *others = [
+        f"[{''.join(sorted(map(re.escape, letters)))}]"
+        for letters in map(set, zip(*(text[:num_letters] for text in texts), strict=True))
+    ] or [""]
+    return re.compile(f"{first}(?={''.join(others)})") if first else None
+
+
+def _joined(whole: Iterable[tuple[int, int]]) -> list[Place]:
+    joined: list[Place] = []
+    for start, end in whole:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end, joined[-1][2], True)
+        else:
+            joined.append((start, end, end - start, True))
+    return joined
+
+
+def _first_known(known: set[str] | frozenset[str], candidates: Iterable[str]) -> str:
+    """The first of the candidates that is known; the empty text if none is."""
+    return next((candidate for candidate in candidates if candidate in known), "")

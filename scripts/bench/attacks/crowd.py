@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""One ordinary user decodes in more loops than a step has seats; another user makes calls of three tokens meanwhile.
+
+    .venv/bin/python scripts/bench/attacks/crowd.py [--generations 600] [--priority 100] [--calls 10] [--tree CHECKOUT]
+
+What is wanted: each of the other user's calls is answered within a few steps, whatever the first one's priority is.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from attacked import arguments, attacked, processor
+
+CROWD = """
+import os, sys
+import libsym as sym
+os.setresuid(12001, 12001, 12001)
+count, priority, limit = map(int, sys.argv[1:])
+kvs = [sym.kv_create() for _ in range(count)]
+prompt = sym.tokenize("Once upon a time")
+going = [sym.generate(kv, prompt, max_tokens=limit, stop_at_end=False, priority=priority) for kv in kvs]
+for generation in going[:256]:
+    next(generation)
+print("decoding", flush=True)
+for generation in going:
+    for token in generation:
+        pass
+"""
+
+OTHER = """
+import os, sys, time
+import libsym as sym
+os.setresuid(12002, 12002, 12002)
+for _ in range(int(sys.argv[1])):
+    with sym.kv_create() as kv:
+        began_s = time.perf_counter()
+        sym.pred(kv, [11, 12, 13])
+        print(time.perf_counter() - began_s, sym.daemon_stat()["waiting_calls"], flush=True)
+"""
+
+
+def main() -> None:
+    parser = arguments(__doc__, model="smollm2")
+    parser.add_argument("--generations", type=int, default=600)
+    parser.add_argument("--priority", type=int, default=100)
+    parser.add_argument("--calls", type=int, default=10, help="that the other user makes, one after the other")
+    parser.add_argument("--tokens", type=int, default=40, help="that each generation goes on for")
+    args = parser.parse_args()
+    with attacked(args, "--precision", "int8") as daemon:
+        words = (str(args.generations), str(args.priority), str(args.tokens))
+        with daemon.program(CROWD, *words) as crowd:
+            assert crowd.stdout is not None
+            assert crowd.stdout.readline() == "decoding\n"
+            with daemon.program(OTHER, str(args.calls)) as other:
+                assert other.stdout is not None
+                lines = [line.split() for line in other.stdout]
+            crowd.kill()
+    latencies_s = [float(seconds) for seconds, _ in lines]
+    print(f"{processor()}; {args.model}, int8")
+    print(f"{args.generations} generations of one user with priority {args.priority}; calls of another user, seconds:")
+    print("  " + " ".join(f"{seconds:.2f}" for seconds in latencies_s))
+    print(f"  median {statistics.median(latencies_s):.2f}, worst {max(latencies_s):.2f}")
+    print("  calls under way after each: " + " ".join(waiting for _, waiting in lines))
+
+
+if __name__ == "__main__":
+    main()

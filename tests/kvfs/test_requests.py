@@ -1,0 +1,140 @@
+"""Requests that are put off while the model computes: whose turn it is, by a clock that the test turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+import pytest
+import trio
+import trio.testing
+
+from kvfs import requests as module
+from kvfs.eager import Eager
+from kvfs.pace import MAX_BUCKETS, QUANTUM, STAYS_BUSY_S, Pace
+from kvfs.requests import Requests
+
+SYBIL, STRANGER = 5000, 9000
+
+
+class Request:
+    """What libfuse would hold."""
+
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
+        self.answered = trio.Event()
+        self.status = 0
+
+
+class Shim:
+    """What C would do with them."""
+
+    LATER = module.shim.LATER
+
+    def uid(self, request: Request) -> int:
+        return request.uid
+
+    def answer(self, request: Request, status: int) -> None:
+        request.status = status
+        request.answered.set()
+
+    def watch(self, request: Request) -> None:
+        pass
+
+    def linger(self, wanted: bool) -> None:
+        pass
+
+
+class Mount:
+    """A mount beside a model that is computing."""
+
+    def __init__(self) -> None:
+        self.is_busy = True
+        self.requests = Requests(Eager(), Pace(lambda: self.is_busy, trio.current_time))
+
+    def ask(self, uid: int) -> Request:
+        request = Request(uid)
+        if self.requests.paced(self.requests.answer, lambda: 0, request) != Shim.LATER:
+            request.answered.set()
+        return request
+
+    def use_up(self, *uids: int) -> None:
+        """Each asks until it is put off."""
+        for uid in uids:
+            while self.ask(uid).answered.is_set():
+                pass
+
+    async def keep_busy(self, uid: int) -> None:
+        while True:
+            await self.ask(uid).answered.wait()
+            await trio.lowlevel.checkpoint()
+
+
+Test: TypeAlias = Callable[[Mount], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
+    """Runs a test beside a mount."""
+    monkeypatch.setattr(module, "shim", Shim())
+
+    def run(test: Test) -> None:
+        async def main() -> None:
+            mount = Mount()
+            await mount.requests.serve(lambda: test(mount))
+
+        trio.run(main, clock=trio.testing.MockClock(rate=1, autojump_threshold=0))
+
+    return run
+
+
+def test_users_who_share_a_bucket_are_answered_in_turn(beside: Callable[[Test], None]) -> None:
+    """One user keeps every bucket in use, and queues hundreds of requests of another uid of his."""
+
+    async def test(mount: Mount) -> None:
+        async with trio.open_nursery() as nursery:
+            for uid in range(1000, 1000 + MAX_BUCKETS):
+                mount.use_up(uid)
+                nursery.start_soon(mount.keep_busy, uid)
+            mount.use_up(SYBIL)
+            queue = [mount.ask(SYBIL) for _ in range(400)]
+            for _ in range(3):
+                request = mount.ask(STRANGER)
+                before = sum(each.answered.is_set() for each in queue)
+                await request.answered.wait()
+                assert sum(each.answered.is_set() for each in queue) - before <= 2 * QUANTUM
+            assert not queue[-1].answered.is_set()
+            nursery.cancel_scope.cancel()
+
+    beside(test)
+
+
+def test_a_user_without_requests_keeps_no_turn_after_a_signal(beside: Callable[[Test], None]) -> None:
+    async def test(mount: Mount) -> None:
+        mount.use_up(SYBIL)
+        first, second = mount.ask(SYBIL), mount.ask(SYBIL)
+        for request in (first, second):
+            mount.requests.interrupted(request)
+            await request.answered.wait()
+            assert request.status < 0
+        third = mount.ask(SYBIL)
+        await third.answered.wait()
+        assert third.status == 0
+
+    beside(test)
+
+
+def test_what_was_put_off_is_answered_as_soon_as_the_model_rests(beside: Callable[[Test], None]) -> None:
+    """However many users share the rate: the next token of each is most of a second away."""
+
+    async def test(mount: Mount) -> None:
+        mount.use_up(*range(1000, 1000 + MAX_BUCKETS + 1))
+        requests = [mount.ask(uid) for uid in range(1000, 1000 + MAX_BUCKETS + 1)]
+        await trio.sleep(STAYS_BUSY_S)
+        mount.is_busy = False
+        began_s = trio.current_time()
+        for request in requests:
+            await request.answered.wait()
+        assert trio.current_time() - began_s < 10 * STAYS_BUSY_S
+
+    beside(test)

@@ -1,0 +1,174 @@
+"""Who is let in: handshakes that are never finished, users that want every connection, and descriptors."""
+
+import errno
+import os
+import resource
+import socket
+from contextlib import ExitStack, asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from libsym.errors import SymError, error_for
+from libsym.handshake import GREETING, WELCOME
+from scheduler.listener import GREETING_TIMEOUT_S, MAX_HANDSHAKES, MAX_LIPS, Listener, bind
+
+ALONE = MAX_HANDSHAKES // 2
+"""Handshakes that one user may have under way if there is no other."""
+
+
+class Gate:
+    """Knows who was let in, and does nothing."""
+
+    def welcome(self, lip):
+        pass
+
+    async def see_off(self, lip):
+        lip.channel.close()
+
+
+class House:
+    """A listener on a socket, and the test's clients of it, all of one user."""
+
+    def __init__(self, path, exempt):
+        self.path = path
+        self.listener = Listener(Gate(), 16, exempt)
+        self.clients = ExitStack()
+
+    def client(self, greeting=b""):
+        connection = self.clients.enter_context(socket.socket(socket.AF_UNIX))
+        connection.connect(str(self.path))
+        connection.send(greeting)
+        connection.settimeout(0)
+        return connection
+
+    async def answer(self, connection):
+        """The welcome, or the error that a client would raise."""
+        await trio.lowlevel.wait_readable(connection)
+        raw, fds, _, _ = socket.recv_fds(connection, 4096, 3)
+        for fd in fds:
+            os.close(fd)
+        code = int.from_bytes(raw[8:12], "little")
+        return raw if code == 0 else error_for(code, raw[len(WELCOME) :].decode())
+
+    async def try_to_get_in(self):
+        return await self.answer(self.client(GREETING))
+
+
+@asynccontextmanager
+async def serving(path, exempt=frozenset()):
+    house = House(path / "socket", exempt)
+    with trio.socket.from_stdlib_socket(bind(house.path)) as listening, house.clients:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(house.listener.run, listening)
+            yield house
+            nursery.cancel_scope.cancel()
+
+
+def test_one_user_s_handshakes_leave_room_for_those_of_others(tmp_path):
+    async def main():
+        async with serving(tmp_path) as house:
+            for _ in range(ALONE):
+                house.client()
+            refused = await house.try_to_get_in()
+            assert refused.errno == errno.EAGAIN
+            assert f"uid {os.getuid()} has {ALONE} of the daemon's {MAX_HANDSHAKES} handshakes" in str(refused)
+
+    trio.run(main)
+
+
+def test_a_client_that_hung_up_leaves_its_place(tmp_path):
+    async def main():
+        async with serving(tmp_path) as house:
+            for _ in range(ALONE):
+                house.client()
+            assert isinstance(await house.try_to_get_in(), SymError)
+            house.clients.close()
+            while isinstance(await house.try_to_get_in(), SymError):
+                pass
+
+    trio.run(main)
+
+
+def test_a_client_that_does_not_greet_in_time_is_told_so_and_leaves_its_place(tmp_path):
+    async def main():
+        async with serving(tmp_path) as house:
+            silent = [house.client(b"SYM") for _ in range(ALONE)]
+            assert isinstance(await house.try_to_get_in(), SymError)
+            began_s = trio.current_time()
+            told = [await house.answer(each) for each in silent]
+            assert {(each.errno, str(each)) for each in told} == {
+                (errno.ETIMEDOUT, "3 of a greeting's 16 bytes came in 5 s: connect again")
+            }
+            assert trio.current_time() <= began_s + GREETING_TIMEOUT_S + 1
+            assert await house.try_to_get_in() == WELCOME
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
+
+
+def test_one_user_s_connections_leave_room_for_those_of_others(tmp_path):
+    async def main():
+        async with serving(tmp_path) as house:
+            for _ in range(MAX_LIPS // 2):
+                assert await house.try_to_get_in() == WELCOME
+            refused = await house.try_to_get_in()
+            assert refused.errno == errno.EAGAIN
+            assert f"uid {os.getuid()} has {MAX_LIPS // 2} of the daemon's {MAX_LIPS} connections" in str(refused)
+            house.clients.close()
+            while isinstance(await house.try_to_get_in(), SymError):
+                pass
+
+    trio.run(main)
+
+
+def test_connections_leave_descriptors_to_the_mount(tmp_path):
+    async def main():
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = 400 + max(int(each) for each in os.listdir("/proc/self/fd"))  # noqa: PTH208 - whatever others have open
+        async with serving(tmp_path, frozenset({os.getuid()})) as house:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+            try:
+                while not isinstance(answer := await house.try_to_get_in(), SymError):
+                    assert len(house.listener.lips) < 200
+                assert answer.errno == errno.EAGAIN
+                assert f"of its {limit} descriptors open, and keeps the rest for the mount" in str(answer)
+                num_free = limit - max(int(each) for each in os.listdir("/proc/self/fd"))  # noqa: PTH208
+                assert num_free >= 90, "a quarter, but for what this test needs itself"
+                await house.try_to_get_in()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    trio.run(main)
+
+
+def test_a_crowd_that_is_refused_fills_no_log(tmp_path, caplog):
+    async def main():
+        async with serving(tmp_path) as house:
+            for _ in range(ALONE):
+                house.client()
+            for _ in range(50):
+                assert isinstance(await house.try_to_get_in(), SymError)
+
+    trio.run(main)
+    assert len([each for each in caplog.messages if "connection refused" in each]) <= 2
+
+
+def test_a_burst_of_connections_finds_room_while_the_daemon_is_busy(tmp_path):
+    with bind(tmp_path / "socket"), ExitStack() as clients:
+        for _ in range(300):
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            client.connect(str(tmp_path / "socket"))
+
+
+def test_a_daemon_whose_queue_is_full_is_a_live_one(tmp_path):
+    with bind(tmp_path / "socket") as listening, ExitStack() as clients:
+        listening.listen(0)
+        first, second = (clients.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+        first.connect(str(tmp_path / "socket"))
+        second.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            second.connect(str(tmp_path / "socket"))
+        with pytest.raises(SymError, match="a daemon already listens"):
+            bind(tmp_path / "socket")

@@ -1,0 +1,324 @@
+"""What ends a generation before its time, and what is known of its file then: given + tokens - pending, always."""
+
+import threading
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import libsym as sym
+
+PROMPT = list(b"the cat sat on the mat; the cat sat on the ")
+LONG = PROMPT * 40
+"""Several chunks of prefill."""
+SLOW_GRAMMAR = "start: word+\nword: " + " | ".join(f'"{"x" * (1 + number % 7)}{number}"' for number in range(3000))
+"""Takes a worker some tenths of a second to compile."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def connected(daemon):
+    sym.connect(daemon.socket)
+    yield
+    sym.connect(daemon.socket)
+    sym.daemon_check()
+    sym.close()
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def run(request):
+    return lambda main: anyio.run(main, backend=request.param)
+
+
+def endless(kv, tokens=PROMPT):
+    """A generation that fills the model's context unless something ends it."""
+    return sym.generate(kv, tokens, stop_at_end=False)
+
+
+def check_file(kv, tokens, generation):
+    whole = [*tokens, *generation.tokens]
+    assert sym.kv_read(kv)[0] + generation.pending == whole
+
+
+# ---- by the handle that started it
+
+
+def end_by(how, kv):
+    match how:
+        case "close":
+            kv.close()
+        case "remove":
+            kv.remove()
+        case "truncate":
+            kv.truncate(0)
+
+
+@pytest.mark.parametrize("how", ["close", "remove", "truncate"])
+def test_its_own_handle_ends_it_and_what_had_come_is_still_given_out(how):
+    kv, other = sym.kv_create("ended.kv"), sym.kv_open("ended.kv")
+    generation = endless(kv)
+    first = next(generation)
+    end_by(how, kv)
+    assert [first, *generation] == generation.tokens
+    assert generation.finish == "cancelled"
+    assert len(generation.tokens) < sym.model_info().max_positions - len(PROMPT)
+    if how == "truncate":
+        assert len(other) == 0
+        kv.remove()
+    else:
+        check_file(other, PROMPT, generation)
+    if how == "close":
+        sym.kv_remove("ended.kv")
+
+
+def test_a_with_block_that_an_error_leaves_does_not_wait_for_a_generation_that_the_traceback_holds():
+    with sym.kv_create("left.kv") as keep:
+        with pytest.raises(ZeroDivisionError) as caught, sym.kv_open("left.kv", "rw") as kv:  # noqa: PT012
+            generation = endless(kv)
+            next(generation)
+            raise ZeroDivisionError
+        assert caught.traceback
+        assert len(keep) < sym.model_info().max_positions - 1
+        assert list(generation) == generation.tokens[1:]
+        assert generation.finish == "cancelled"
+        keep.remove()
+
+
+@pytest.mark.parametrize("how", ["close", "remove", "truncate"])
+def test_one_whose_grammar_is_being_compiled_is_ended_too(how):
+    kv = sym.kv_create("compiling.kv")
+    generation = sym.generate(kv, PROMPT, grammar=sym.Grammar.lark(f"{SLOW_GRAMMAR} | {how!r}".replace("'", '"')))
+    end_by(how, kv)
+    assert list(generation) == []
+    assert (generation.finish, generation.pending) == ("cancelled", PROMPT)
+    if how == "truncate":
+        assert len(kv) == 0
+    if how != "remove":
+        sym.kv_remove("compiling.kv")
+
+
+@pytest.mark.parametrize("how", ["close", "truncate"])
+def test_another_handles_generation_goes_on(how):
+    kv, other = sym.kv_create("two.kv"), sym.kv_open("two.kv", "rw")
+    generation = sym.generate(kv, PROMPT, max_tokens=1500, stop_at_end=False)
+    first = next(generation)
+    end_by(how, other)
+    assert len([first, *generation]) == 1500
+    assert generation.finish == "length"
+    sym.kv_remove("two.kv")
+
+
+def test_closing_a_handle_waits_for_no_generation_of_another():
+    kv, other = sym.kv_create("beside.kv"), sym.kv_open("beside.kv")
+    generation = endless(kv)
+    next(generation)
+    other.close()
+    assert len(kv) < sym.model_info().max_positions - 1
+    generation.cancel()
+    kv.remove()
+
+
+def test_closing_a_handle_waits_for_its_own_generation_and_not_for_those_behind_it():
+    kv = sym.kv_create("queue.kv")
+    other = sym.kv_open("queue.kv", "rw")
+    own = endless(kv)
+    next(own)
+    behind = endless(other, [1])
+    kv.close()
+    assert len(other) < sym.model_info().max_positions - 1
+    next(behind)
+    behind.cancel()
+    other.remove()
+
+
+@pytest.mark.parametrize("how", ["close", "with", "remove", "truncate"])
+def test_what_is_known_of_a_generation_that_its_handle_ended_is_exact_or_not_told(how):
+    kv = sym.kv_create("ended.kv")
+    other = sym.kv_open("ended.kv")
+    generation = endless(kv)
+    next(generation)
+    assert generation.tokens, "while it goes on"
+    match how:
+        case "with":
+            with kv:
+                pass
+        case "truncate":
+            kv.truncate(len(PROMPT))
+        case _:
+            getattr(kv, how)()
+    assert "cancelled" in repr(generation)
+    for known in ("tokens", "pending"):
+        with pytest.raises(sym.Invalid, match="cancelled"):
+            getattr(generation, known)
+    generation.cancel()
+    if how == "truncate":
+        assert sym.kv_read(other)[0] == PROMPT
+        kv.remove()
+    else:
+        check_file(other, PROMPT, generation)
+        if how != "remove":
+            sym.kv_remove("ended.kv")
+
+
+def test_a_file_that_cannot_be_removed_goes_on_generating():
+    kv = sym.kv_create("renamed.kv")
+    generation = sym.generate(kv, PROMPT, max_tokens=300, stop_at_end=False)
+    next(generation)
+    sym.kv_remove("renamed.kv")
+    with pytest.raises(sym.NotFound):
+        kv.remove()
+    assert len([*generation]) == 299
+    assert generation.finish == "length"
+
+
+def test_it_is_so_in_event_loops(run):
+    async def main():
+        async with await sym.aio.kv_create() as kv:
+            other = await sym.aio.kv_fork(kv)
+            generation = await sym.aio.generate(kv, PROMPT, stop_at_end=False)
+            await sym.aio.kv_truncate(kv, 5)
+            rest = [token async for token in generation]
+            truncated = (generation.finish, (await sym.aio.kv_stat(kv)).tokens, len(rest) < 4000)
+            generation = await sym.aio.generate(other, PROMPT, stop_at_end=False)
+            await sym.aio.kv_close(other)
+            rest = [token async for token in generation]
+            return truncated, generation.finish, len(rest) < 4000
+
+    assert run(main) == (("cancelled", 5, True), "cancelled", True)
+
+
+# ---- by cancel()
+
+FORMS = st.sampled_from(
+    [
+        {},
+        {"sampler": sym.Sampler(temperature=1.1, seed=5)},
+        {"draft": sym.Ngram(max_tokens=6, min_match=1)},
+        {"stop": "no such text"},
+        {"grammar": sym.Grammar.regex("(the cat sat on the mat; |a dog ran[.] ){80,}")},
+        {"sampler": sym.Sampler(logit_bias={257: 1e6}), "stop_at_end": True},
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(num_taken=st.integers(0, 40), form=FORMS, tokens=st.sampled_from([PROMPT, LONG]), before=st.booleans())
+def test_whenever_it_is_cancelled_the_file_is_what_was_given_and_came_but_for_what_is_pending(
+    num_taken, form, tokens, before
+):
+    with sym.kv_create() as kv:
+        if before:
+            sym.kv_write(kv, [1, 2, 3])
+        generation = sym.generate(kv, tokens, **({"stop_at_end": False} | form))
+        for _, _ in zip(range(num_taken), generation, strict=False):
+            pass
+        generation.cancel()
+        whole, file = [*[1, 2, 3][: 3 * before], *tokens, *generation.tokens], sym.kv_read(kv)[0]
+        assert file + generation.pending == whole
+        rest = list(generation)
+        assert generation.tokens[len(generation.tokens) - len(rest) :] == rest
+        assert sym.kv_read(kv)[0] == file
+        assert file + generation.pending == whole
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(num_taken=st.integers(0, 40), form=FORMS, tokens=st.sampled_from([PROMPT, LONG]))
+def test_it_is_so_in_event_loops_when_cancel_is_awaited(run, num_taken, form, tokens):
+    async def main():
+        async with await sym.aio.kv_create() as kv:
+            generation = await sym.aio.generate(kv, tokens, **({"stop_at_end": False} | form))
+            for _ in range(num_taken):
+                await anext(generation, None)
+            await generation.cancel()
+            assert (await sym.aio.kv_read(kv))[0] + generation.pending == [*tokens, *generation.tokens]
+            return True
+
+    assert run(main)
+
+
+def test_in_event_loops_it_is_not_told_before_it_is_known(run):
+    async def main():
+        async with await sym.aio.kv_create() as kv:
+            generation = await sym.aio.generate(kv, PROMPT, stop_at_end=False)
+            generation.cancel()
+            with pytest.raises(sym.Invalid, match="await"):
+                generation.pending  # noqa: B018
+            with pytest.raises(sym.Invalid, match="await"):
+                generation.tokens  # noqa: B018
+            rest = [token async for token in generation]
+            assert generation.tokens == rest
+            assert (await sym.aio.kv_read(kv))[0] + generation.pending == [*PROMPT, *rest]
+            given = generation.pending
+            async with await sym.aio.generate(kv, given, stop_at_end=False) as following:
+                await anext(following)
+            return (await sym.aio.kv_read(kv))[0] + following.pending == [*PROMPT, *rest, *following.tokens]
+
+    assert run(main)
+
+
+def test_a_task_that_is_being_cancelled_leaves_its_block_without_waiting(run):
+    async def main():
+        kv = await sym.aio.kv_create()
+        with anyio.CancelScope() as scope:
+            async with await sym.aio.generate(kv, PROMPT, stop_at_end=False) as generation:
+                scope.cancel()
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        await generation.cancel()
+        return (await sym.aio.kv_read(kv))[0] + generation.pending == [*PROMPT, *generation.tokens]
+
+    assert run(main)
+
+
+def test_cancelled_while_another_thread_waits_for_its_tokens_it_is_told_when_that_thread_has_them():
+    kv = sym.kv_create()
+    generation, got, begun = endless(kv), [], threading.Event()
+
+    def take():
+        for token in generation:
+            got.append(token)
+            begun.set()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    assert begun.wait(20)
+    generation.cancel()
+    thread.join(20)
+    assert got == generation.tokens
+    assert generation.finish == "cancelled"
+    check_file(kv, PROMPT, generation)
+
+
+def test_an_error_is_still_raised_where_tokens_are_taken(start_daemon, daemon):
+    sym.connect(start_daemon("--model", "tiny", "--kv-memory", "256K").socket)
+    try:
+        kv = sym.kv_create()
+        generation = endless(kv)
+        with pytest.raises(sym.NoSpace):
+            sym.kv_write(kv, [1] * 2000)  # waits for its end: the pool is full then
+        generation.cancel()
+        check_file(kv, PROMPT, generation)
+        with pytest.raises(sym.NoSpace):
+            list(generation)
+        assert list(generation) == []
+    finally:
+        sym.connect(daemon.socket)
+
+
+def test_one_that_waits_behind_another_ends_at_once_with_all_of_it_pending():
+    kv, other = sym.kv_create("queue.kv"), sym.kv_open("queue.kv", "rw")
+    ahead, behind = endless(kv), endless(other, [7, 8])
+    next(ahead)
+    behind.cancel()
+    assert (behind.tokens, behind.pending, behind.finish) == ([], [7, 8], "cancelled")
+    assert len(kv) < sym.model_info().max_positions - 1
+    kv.remove()
+
+
+def test_given_tokens_that_the_file_has_are_not_pending_when_nothing_could_be_drawn():
+    kv = sym.kv_create()
+    nothing = sym.Sampler(logit_bias=dict.fromkeys(range(259), float("-inf")))
+    generation = sym.generate(kv, PROMPT, sampler=nothing)
+    with pytest.raises(sym.Invalid, match="-inf"):
+        list(generation)
+    check_file(kv, PROMPT, generation)

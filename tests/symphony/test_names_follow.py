@@ -1,0 +1,114 @@
+"""What an open file is called after it was moved, and what removing it by its handle removes."""
+
+import anyio
+import pytest
+
+import libsym as sym
+
+
+@pytest.fixture(autouse=True)
+def connected(daemon):
+    sym.connect(daemon.socket)
+    yield daemon
+    for entry in sym.kv_list():
+        if entry.kind == "kv":
+            sym.kv_remove(entry.name)
+    sym.daemon_check()
+    sym.close()
+
+
+def names():
+    return [entry.name for entry in sym.kv_list() if entry.kind == "kv"]
+
+
+def test_the_path_follows_a_rename_however_the_name_was_spelled(connected):
+    kv, other = sym.kv_create("a.kv"), sym.kv_open(connected.mount / "a.kv")
+    beside = sym.kv_create("beside.kv")
+    sym.kv_rename("./a.kv", "b.kv")
+    assert (kv.path, other.path, beside.path) == ("b.kv", "b.kv", "beside.kv")
+    (connected.mount / "d").mkdir()
+    sym.kv_rename(connected.mount / "b.kv", "d/c.kv")
+    assert kv.path == "d/c.kv"
+    kv.remove()
+    assert sym.kv_list("d") == []
+    assert names() == ["beside.kv"]
+    (connected.mount / "d").rmdir()
+
+
+def test_a_file_that_was_computed_or_found_by_kv_open_or_compute_follows_too():
+    made, found = (sym.kv_open_or_compute("a.kv", [1, 2]) for _ in range(2))
+    sym.kv_rename("a.kv", "b.kv")
+    assert (made.path, found.path) == ("b.kv", "b.kv")
+    made.remove()
+    assert names() == []
+
+
+def test_of_a_file_with_two_names_only_the_one_that_was_moved_is_another(connected):
+    kv = sym.kv_create("a.kv")
+    (connected.mount / "link.kv").hardlink_to(connected.mount / "a.kv")
+    linked = sym.kv_open("link.kv")
+    sym.kv_rename("link.kv", "new.kv")
+    assert (kv.path, linked.path) == ("a.kv", "new.kv")
+    linked.remove()
+    assert names() == ["a.kv"]
+
+
+def test_a_rename_between_two_names_of_one_file_moves_nothing(connected):
+    kv = sym.kv_create("a.kv")
+    (connected.mount / "b.kv").hardlink_to(connected.mount / "a.kv")
+    sym.kv_rename("a.kv", "b.kv")
+    assert kv.path == "a.kv"
+    kv.remove()
+    assert names() == ["b.kv"]
+
+
+def test_a_file_that_others_have_moved_is_kept_and_stays_open(connected):
+    kv = sym.kv_create("mine.kv")
+    sym.kv_write(kv, [1, 2])
+    (connected.mount / "mine.kv").rename(connected.mount / "kept.kv")
+    with pytest.raises(sym.NotFound, match=r"mine\.kv: .* by the path"):
+        kv.remove()
+    assert names() == ["kept.kv"]
+    assert (kv.path, kv.closed, len(kv)) == ("mine.kv", False, 2)
+
+
+def test_another_file_that_took_the_name_is_not_removed(connected):
+    kv = sym.kv_create("a.kv")
+    sym.kv_rename("a.kv", "b.kv")
+    sym.kv_create("a.kv").close()
+    (connected.mount / "b.kv").unlink()
+    sym.kv_create("b.kv").close()
+    with pytest.raises(sym.NotFound):
+        sym.kv_remove(kv)
+    assert names() == ["a.kv", "b.kv"]
+
+
+def test_the_file_behind_a_symbolic_link_is_what_its_handle_removes(connected):
+    sym.kv_create("a.kv").close()
+    (connected.mount / "s.kv").symlink_to("a.kv")
+    sym.kv_open("s.kv").remove()
+    assert names() == []
+    (connected.mount / "s.kv").unlink()
+
+
+def test_it_is_so_in_event_loops():
+    async def main():
+        kv = await sym.aio.kv_create("a.kv")
+        await sym.aio.kv_rename("a.kv", "b.kv")
+        assert kv.path == "b.kv"
+        await sym.aio.kv_remove(kv)
+
+    anyio.run(main)
+    assert names() == []
+
+
+def test_a_directory_that_is_missing_on_the_way_is_the_one_that_is_named(connected):
+    (connected.mount / "d").mkdir()
+    for path in ("d/none/a.kv", "d/none/deeper/a.kv"):
+        with pytest.raises(sym.NotFound, match=f"^{path}: there is no directory none "):
+            sym.kv_create(path)
+        with pytest.raises(sym.NotFound, match=f"^{path}: there is no directory none "):
+            sym.kv_open(path)
+    with pytest.raises(sym.NotFound, match=r"^d/none: no such file"):
+        sym.kv_open("d/none")
+    (connected.mount / "d").rmdir()
