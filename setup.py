@@ -7,12 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
 if not shutil.which(compiler):
     raise SystemExit(f"Symphony is built with GCC, and there is no {compiler}: install gcc and libc6-dev, or set CC")
+
+PACKAGES = ("libsym", "kvfs", "decoder", "triton_kernels", "scheduler", "symphony", "lips")
 
 
 class SideBySide(build_ext):
@@ -43,20 +45,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=[
-        "libsym",
-        "kvfs",
-        "decoder",
-        "decoder.cpu",
-        "decoder.cuda",
-        "triton_kernels",
-        "scheduler",
-        "symphony",
-        "lips",
-    ],
+    packages=find_packages(include=[f"{name}*" for name in PACKAGES]),
     package_data={
         "libsym": ["*.h", "*.c", "examples/*.c", "py.typed"],
         "kvfs": ["*.c"],
+        "kvfs.pages": ["*.c"],
         "decoder.cpu": ["*.h", "*.c"],
         "scheduler": ["*.h", "*.c"],
     },
@@ -65,7 +58,7 @@ setup(
     cffi_modules=[
         "libsym/channel_build.py:ffi",
         "kvfs/shim_build.py:ffi",
-        "kvfs/digest_build.py:ffi",
+        "kvfs/pages/digest_build.py:ffi",
         "decoder/cpu/step_build.py:ffi",
         "scheduler/loop_build.py:ffi",
     ],

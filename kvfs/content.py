@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from kvfs.pages.table import PageTable
 from kvfs.plain import PlainFile
-from kvfs.table import PageTable
 
 
 class KvFile:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvfs.free_list import IntArray
 from kvfs.fs import OpenKv
+from kvfs.pages.free_list import IntArray
 from libsym.errors import SymError
 
 

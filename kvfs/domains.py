@@ -5,15 +5,15 @@
     setfattr -x user.kv.quota key1                            empty again, it stops being one
 
 What lies below is charged to the domain, and to the owner of its directory (of the outermost, where domains lie in
-domains): see `kvfs.accounts`. A name can't be moved or linked across the boundary.
+domains): see `kvfs.pages.accounts`. A name can't be moved or linked across the boundary.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from kvfs.accounts import NO_LIMITS, Accounts, Limits
 from kvfs.inode import Inode
+from kvfs.pages.accounts import NO_LIMITS, Accounts, Limits
 from kvfs.sizes import parse_bytes
 from kvfs.tree import Tree
 from libsym.errors import Invalid, NotEmpty, NotPermitted, NotSupported

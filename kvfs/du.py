@@ -19,7 +19,7 @@ import trio
 
 from kvfs.content import Content, KvFile
 from kvfs.inode import READ, SEARCH, Credentials, Inode, allows
-from kvfs.pages import PagePool
+from kvfs.pages.pool import PagePool
 from kvfs.paths import MAX_PATH_BYTES
 from kvfs.plain import PlainFile
 

@@ -16,9 +16,7 @@ from pathlib import Path, PurePath
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.accounts import Account
 from kvfs.advice import advised, is_stored
-from kvfs.assemble import Assembly, Piece, Ranges, ranges_within
 from kvfs.content import KvFile
 from kvfs.inode import (
     READ,
@@ -33,10 +31,12 @@ from kvfs.inode import (
     require_removable,
 )
 from kvfs.locks import FileLocks
-from kvfs.pages import PagePool
+from kvfs.pages.accounts import Account
+from kvfs.pages.assemble import Assembly, Piece, Ranges, ranges_within
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable, Reservation
 from kvfs.paths import Paths, Place
 from kvfs.protocols import ModelFacts
-from kvfs.table import PageTable, Reservation
 from kvfs.volume import Volume, VolumeStatistics
 from libsym.abi import RANGE_END
 from libsym.errors import BadHandle, Busy, Exists, Invalid, IsDirectory, NotDirectory, NotFound, NotSupported, SymError

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvfs.pages import pages_for
+from kvfs.pages.pool import pages_for
 from kvfs.protocols import ModelFacts
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid

@@ -24,13 +24,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvfs.digest import DIGEST_BYTES, NUM_LANES, digests
-from kvfs.free_list import IntArray
 from kvfs.header import ByteSource, ImagePlan, parse_header, read_exactly
 from kvfs.image import ImageFormat, all_finite
-from kvfs.pages import PagePool
-from kvfs.table import PageTable
-from kvfs.twins import Digests, Entries, find_twins, true_twins
+from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
+from kvfs.pages.twins import Digests, Entries, find_twins, true_twins
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 

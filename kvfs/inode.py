@@ -10,9 +10,9 @@ import stat
 import time
 from dataclasses import dataclass
 
-from kvfs.accounts import Account
 from kvfs.advice import NO_ADVICE
 from kvfs.content import Content, KvFile
+from kvfs.pages.accounts import Account
 from libsym.errors import NoAccess, NotPermitted
 
 READ, WRITE, SEARCH = 4, 2, 1

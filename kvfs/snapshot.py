@@ -14,11 +14,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from kvfs.digest import digest
-from kvfs.free_list import IntArray
 from kvfs.image import ImageFormat
-from kvfs.pages import PagePool
-from kvfs.table import PageTable
+from kvfs.pages.digest import digest
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
 from libsym.abi import PAGE_ENTRIES
 
 Bytes: TypeAlias = bytes | memoryview

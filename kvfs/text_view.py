@@ -14,9 +14,9 @@ import trio
 
 from kvfs.content import KvFile
 from kvfs.control_files import ControlFiles
-from kvfs.free_list import IntArray
-from kvfs.pages import pages_for
-from kvfs.table import PageTable
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import pages_for
+from kvfs.pages.table import PageTable
 from libsym.abi import PAGE_ENTRIES
 
 _INLINE_TOKENS = 4096

@@ -17,9 +17,9 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Iterator
 
-from kvfs.accounts import Account, Accounts
 from kvfs.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
 from kvfs.inode import Inode, shown
+from kvfs.pages.accounts import Account, Accounts
 from libsym.errors import (
     CrossDevice,
     Exists,

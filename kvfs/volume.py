@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvfs.accounts import Account
 from kvfs.advice import FileAdvice
 from kvfs.alarms import Alarms
-from kvfs.assemble import Assembly, Piece
 from kvfs.content import KvFile
 from kvfs.domains import Domains
 from kvfs.expiry import Expiry
@@ -28,11 +26,13 @@ from kvfs.image import ImageFormat
 from kvfs.importer import ImageImport, Survey, survey
 from kvfs.inode import Inode
 from kvfs.locks import FileLocks
-from kvfs.pages import PagePool
+from kvfs.pages.accounts import Account
+from kvfs.pages.assemble import Assembly, Piece
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
 from kvfs.plain import PlainFile
 from kvfs.protocols import ModelFacts
 from kvfs.snapshot import Snapshot
-from kvfs.table import PageTable
 from kvfs.tree import Tree, domain_below
 from libsym.errors import Busy, Invalid, IsDirectory, OverQuota
 

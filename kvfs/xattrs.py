@@ -13,8 +13,8 @@ from kvfs import advice
 from kvfs.content import KvFile
 from kvfs.domains import QUOTA, QUOTA_FILES
 from kvfs.inode import Credentials, Inode, require_owner, shown
+from kvfs.pages.table import PageTable
 from kvfs.protocols import ModelFacts
-from kvfs.table import PageTable
 from kvfs.volume import Volume
 from libsym.errors import Invalid, NotSupported, SymError
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from kvfs.assemble import Assembly
 from kvfs.fs import FileSystem
+from kvfs.pages.assemble import Assembly
 from libsym.abi import REBASE
 from libsym.channel import Request
 from libsym.errors import Invalid

@@ -33,7 +33,7 @@ import trio
 
 from decoder.batch import IntArray, NativeStep, StepBatch
 from kvfs.fs import FileSystem, OpenKv
-from kvfs.table import PageTable, Reservation
+from kvfs.pages.table import PageTable, Reservation
 from libsym.abi import PAGE_ENTRIES, Finish
 from libsym.errors import Invalid, NoSpace, OverQuota, StepFailed, SymError
 from scheduler._loop import lib as loop

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from decoder.batch import BoolArray, Chunk, IntArray
 from kvfs.fs import OpenKv
-from kvfs.table import Reservation
+from kvfs.pages.table import Reservation
 from libsym.abi import PAGE_ENTRIES
 from libsym.channel import ServerChannel
 from libsym.errors import Invalid, SymError

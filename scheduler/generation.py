@@ -22,7 +22,7 @@ import numpy as np
 
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
-from kvfs.table import Reservation
+from kvfs.pages.table import Reservation
 from libsym.abi import Finish
 from libsym.channel import ServerChannel
 from libsym.errors import SymError

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import trio
 
-from kvfs.table import PageTable
+from kvfs.pages.table import PageTable
 from libsym.channel import Request
 from scheduler.batch import BatchScheduler
 from scheduler.messages import Reply

@@ -69,8 +69,8 @@ install_packages() {
 fingerprint() {
     {
         "$1" -c 'import sys; print(sys.version, sys.executable)'
-        cat scripts/lib.sh setup.py pyproject.toml libsym/*.[ch] kvfs/*.[ch] decoder/cpu/*.[ch] scheduler/*.[ch] \
-            libsym/*_build.py kvfs/*_build.py decoder/cpu/*_build.py scheduler/*_build.py
+        cat scripts/lib.sh setup.py pyproject.toml
+        find libsym kvfs decoder scheduler -name '*.[ch]' ! -name '_*.c' -o -name '*_build.py' | sort | xargs cat
     } | sha256sum | cut -d ' ' -f 1
 }
 

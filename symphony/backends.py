@@ -12,7 +12,7 @@ from decoder.config import KV_DTYPE
 from decoder.cpu.backend import CpuDecoder
 from decoder.facts import KvFormat
 from decoder.model import Model
-from kvfs.protocols import PageStore
+from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoSpace
 from scheduler.policy import Limits

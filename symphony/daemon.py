@@ -24,11 +24,11 @@ import trio
 from decoder.facts import Facts
 from decoder.model import Model, load_model
 from decoder.weights import Weights
-from kvfs.accounts import Accounts, Limits
 from kvfs.control import ControlTree
 from kvfs.fs import FileSystem
 from kvfs.mount import serve_mount
-from kvfs.pages import PagePool
+from kvfs.pages.accounts import Accounts, Limits
+from kvfs.pages.pool import PagePool
 from libsym.errors import SymError
 from libsym.paths import make_socket_directory
 from scheduler.batch import BatchScheduler

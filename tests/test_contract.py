@@ -35,14 +35,14 @@ def test_the_import_contract_is_kept():
     ("module", "forbidden"),
     [
         ("libsym/errors.py", "numpy"),
-        ("kvfs/pages.py", "decoder.arena"),
-        ("kvfs/pages.py", "torch"),
+        ("kvfs/pages/pool.py", "decoder.arena"),
+        ("kvfs/pages/pool.py", "torch"),
         ("decoder/batch.py", "kvfs.protocols"),
         ("decoder/batch.py", "torch"),
         ("decoder/batch.py", "triton"),
         ("decoder/batch.py", "transformers"),
         ("scheduler/policy.py", "symphony.config"),
-        ("lips/ask.py", "kvfs.table"),
+        ("lips/ask.py", "kvfs.pages.table"),
     ],
 )
 def test_the_import_contract_catches_a_forbidden_import(tmp_path, module, forbidden):

@@ -39,9 +39,9 @@ from decoder.config import KV_DTYPE
 from decoder.cpu.backend import CpuDecoder
 from decoder.cpu.cores import available_cores
 from decoder.model import Model, load_model
-from kvfs.assemble import Piece, assemble
-from kvfs.pages import PagePool
-from kvfs.table import PageTable
+from kvfs.pages.assemble import Piece, assemble
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
 from libsym.abi import PAGE_ENTRIES
 
 Floats: TypeAlias = npt.NDArray[np.float32]

@@ -5,7 +5,7 @@ import pytest
 
 from decoder.arena import Arena
 from decoder.tiny import tiny_config
-from kvfs.protocols import PageStore
+from kvfs.pages.store import PageStore
 from libsym.errors import Invalid
 
 

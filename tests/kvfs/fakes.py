@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.free_list import IntArray
-from kvfs.pages import pages_for
-from kvfs.table import PageTable, Reservation
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import pages_for
+from kvfs.pages.table import PageTable, Reservation
 from libsym.abi import PAGE_ENTRIES
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import trio
 
-from kvfs.assemble import Assembly
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.mount import serve_mount
-from kvfs.pages import PagePool
+from kvfs.pages.assemble import Assembly
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
 from kvfs.paths import Paths
-from kvfs.table import PageTable
 from kvfs.tree import Credentials
 from libsym.errors import SymError
 from tests.kvfs.fakes import FakeFacts, FakeStore

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvfs.digest import digest
+from kvfs.pages.digest import digest
 
 REPOSITORY = Path(__file__).parents[2]
 

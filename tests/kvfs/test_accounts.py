@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvfs.accounts import FIRST_DOMAIN, Accounts, Limits
 from kvfs.header import parse_header
 from kvfs.image import ImageFormat
 from kvfs.importer import ImageImport
-from kvfs.page_counts import Distinct, PageCounts
-from kvfs.pages import PagePool
+from kvfs.pages.accounts import FIRST_DOMAIN, Accounts, Limits
+from kvfs.pages.counts import Distinct, PageCounts
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
 from kvfs.snapshot import Snapshot
-from kvfs.table import PageTable
 from libsym.errors import NoSpace, OverQuota
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore
 

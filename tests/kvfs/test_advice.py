@@ -12,7 +12,7 @@ import trio.testing
 
 from kvfs import xattrs
 from kvfs.fs import FileSystem
-from kvfs.pages import PagePool
+from kvfs.pages.pool import PagePool
 from kvfs.tree import Credentials
 from libsym.abi import Advice
 from libsym.errors import Invalid, NoAccess, NotFound, NotPermitted, NotSupported, SymError

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvfs.assemble import Assembly, Piece, assemble, ranges_within
-from kvfs.pages import PagePool
-from kvfs.table import PageTable
+from kvfs.pages.assemble import Assembly, Piece, assemble, ranges_within
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
 from libsym.abi import RANGE_END
 from libsym.errors import Invalid, NoSpace
 from tests.kvfs.fakes import FakeDecoder

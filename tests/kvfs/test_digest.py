@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from kvfs.digest import digests
+from kvfs.pages.digest import digests
 
 
 @pytest.mark.parametrize("page_bytes", [0, 1, 127, 128, 129, 256, 4096, 4096 + 64, 737_280])
@@ -22,7 +22,7 @@ def test_every_page_has_the_digest_that_hashlib_gives(page_bytes: int, num_pages
 def test_a_processor_without_the_instructions_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = [bytes([i]) * 4096 for i in range(8)]
     fast = digests(pages)
-    monkeypatch.setattr("kvfs.digest._is_fast", False)
+    monkeypatch.setattr("kvfs.pages.digest._is_fast", False)
     assert digests(pages) == fast
 
 

@@ -10,12 +10,12 @@ from pathlib import Path, PurePath
 import pytest
 
 from kvfs import xattrs
-from kvfs.accounts import Accounts, Limits
 from kvfs.domains import MAX_DEPTH
 from kvfs.fs import Claim, FileSystem, OpenKv
 from kvfs.header import parse_header
 from kvfs.inode import Inode
-from kvfs.pages import PagePool
+from kvfs.pages.accounts import Accounts, Limits
+from kvfs.pages.pool import PagePool
 from kvfs.plain import PlainFile
 from kvfs.tree import RENAME_EXCHANGE, Credentials
 from libsym.errors import (

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import trio
 
-from kvfs.assemble import Assembly
 from kvfs.du import Denied, DuRow, total, walk
 from kvfs.fs import Claim, FileSystem, OpenKv
-from kvfs.pages import PagePool
+from kvfs.pages.assemble import Assembly
+from kvfs.pages.pool import PagePool
 from kvfs.tree import Credentials
 from libsym.abi import Advice
 from libsym.errors import (

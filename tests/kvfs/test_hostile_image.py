@@ -10,9 +10,9 @@ import pytest
 from kvfs.header import parse_header
 from kvfs.image import ImageFormat
 from kvfs.importer import import_image
-from kvfs.pages import PagePool
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
 from kvfs.snapshot import Snapshot
-from kvfs.table import PageTable
 from libsym.errors import Invalid, SymError
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts
 from tests.kvfs.hostile import Fuzzer, forge, with_header

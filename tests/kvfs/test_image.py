@@ -15,9 +15,9 @@ from safetensors import safe_open
 from kvfs.header import parse_header
 from kvfs.image import CLAIM_BYTES, ImageFormat, claims_to_be_image
 from kvfs.importer import ImageImport, import_image
-from kvfs.pages import PagePool
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
 from kvfs.snapshot import Snapshot
-from kvfs.table import PageTable
 from libsym.errors import Invalid, NoSpace
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, entry_values, fake_identity
 

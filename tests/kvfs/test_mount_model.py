@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from kvfs.digest import digest
 from kvfs.image import ImageFormat
-from kvfs.pages import pages_for
+from kvfs.pages.digest import digest
+from kvfs.pages.pool import pages_for
 from tests.kvfs.fakes import FakeStore
 from tests.kvfs.mount_server import facts_for
 from tests.kvfs.mounted import NUM_PAGES, PAGE_BYTES, Mount, mounted, needs_mount

@@ -6,9 +6,9 @@ import stat
 
 import pytest
 
-from kvfs.accounts import Accounts
 from kvfs.inode import Inode
 from kvfs.nodes import Nodes
+from kvfs.pages.accounts import Accounts
 from kvfs.tree import Tree
 
 

@@ -8,10 +8,10 @@ import random
 import numpy as np
 import pytest
 
-from kvfs.digest import digest
-from kvfs.free_list import FreeList
-from kvfs.pages import PagePool
-from kvfs.table import PageTable
+from kvfs.pages.digest import digest
+from kvfs.pages.free_list import FreeList
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
 from libsym.errors import NoSpace
 from tests.kvfs.fakes import FakeDecoder, FakeStore
 

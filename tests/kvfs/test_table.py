@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kvfs.image import ImageFormat
-from kvfs.pages import PagePool
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
 from kvfs.snapshot import Snapshot
-from kvfs.table import PageTable
 from libsym.errors import Invalid, NoSpace
 from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, entry_values
 
@@ -516,7 +516,7 @@ def test_page_seconds_are_the_pages_times_how_long_it_had_them(
     table: PageTable, decoder: FakeDecoder, monkeypatch: pytest.MonkeyPatch
 ):
     now_s = 100.0
-    monkeypatch.setattr("kvfs.table.monotonic", lambda: now_s)
+    monkeypatch.setattr("kvfs.pages.table.monotonic", lambda: now_s)
     now_s = 150.0
     assert table.page_seconds == 0
     decoder.append(table, tokens_for(40))  # two pages

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvfs.content import KvFile
 from kvfs.fs import FileSystem, OpenKv
-from kvfs.pages import PagePool
+from kvfs.pages.pool import PagePool
 from kvfs.text_view import TextView
 from kvfs.tree import Credentials
 from tests.kvfs.fakes import FakeFacts, FakeStore

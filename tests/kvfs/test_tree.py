@@ -8,8 +8,8 @@ from pathlib import PurePath
 
 import pytest
 
-from kvfs.accounts import Accounts
 from kvfs.inode import READ, SEARCH, WRITE, Credentials, Inode, allows, require_removable
+from kvfs.pages.accounts import Accounts
 from kvfs.paths import Paths
 from kvfs.tree import RENAME_EXCHANGE, RENAME_NOREPLACE, Tree
 from libsym.errors import (

@@ -24,7 +24,7 @@ from decoder.cpu.backend import CpuDecoder
 from decoder.facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
-from kvfs.pages import PagePool
+from kvfs.pages.pool import PagePool
 from kvfs.tree import Credentials
 from libsym.abi import MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Finish, Op
 from libsym.channel import Request

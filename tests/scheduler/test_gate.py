@@ -15,7 +15,7 @@ from decoder.cpu.backend import CpuDecoder
 from decoder.facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
-from kvfs.pages import PagePool
+from kvfs.pages.pool import PagePool
 from kvfs.tree import Credentials
 from libsym.abi import LOCK_NOWAIT, REBASE, Op
 from libsym.channel import Request

@@ -11,7 +11,7 @@ from decoder.arena import Arena
 from decoder.facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
-from kvfs.pages import PagePool
+from kvfs.pages.pool import PagePool
 from kvfs.tree import Credentials
 from libsym.abi import Op
 from libsym.channel import PAYLOAD_BYTES, Request

@@ -16,7 +16,7 @@ from decoder.batch import NativeStep
 from decoder.facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
-from kvfs.pages import PagePool
+from kvfs.pages.pool import PagePool
 from kvfs.tree import Credentials
 from libsym.abi import ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel import Request, ServerChannel

@@ -10,7 +10,7 @@ import torch
 from decoder.arena import Arena
 from decoder.cuda.arena import ELEMENTS, CudaArena
 from decoder.tiny import tiny_config
-from kvfs.protocols import PageStore
+from kvfs.pages.store import PageStore
 from libsym.errors import Invalid, NoSpace
 
 CONFIG = tiny_config(num_layers=2, num_kv_heads=1)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.free_list import IntArray
-from kvfs.page_counts import Distinct, PageCounts
+from kvfs.pages.counts import Distinct, PageCounts
+from kvfs.pages.free_list import IntArray
 from libsym.errors import OverQuota
 
 FIRST_DOMAIN = 1 << 32

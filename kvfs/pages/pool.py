@@ -4,11 +4,11 @@ A page is shared by any number of tables and snapshots; it is free when nobody r
 sharing safe, and everything else follows from them:
 
 - *A slot below `fill` never changes while its page has more than one reference.* Tables append at or above `fill`
-  (see `kvfs.table`), so whoever refers to the first n slots may read them at any time, from any thread.
+  (see `kvfs.pages.table`), so whoever refers to the first n slots may read them at any time, from any thread.
 - *A page's bytes never cross owners.* Each page remembers whose bytes it holds; it is zeroed before it is given to
   anybody else.
 
-An owner is an account (see `kvfs.accounts`): whoever takes or gives back a reference says whose it is.
+An owner is an account (see `kvfs.pages.accounts`): whoever takes or gives back a reference says whose it is.
 
 One thread (the daemon's trio thread) owns the pool: it alone calls anything that changes a reference count or a
 fill. Worker threads may call `digests_of` for full pages, and read the entries below the fill of pages, to which they
@@ -24,10 +24,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.accounts import Accounts
-from kvfs.digest import DIGEST_BYTES, NUM_LANES, digests
-from kvfs.free_list import FreeList, IntArray
-from kvfs.protocols import PageStore
+from kvfs.pages.accounts import Accounts
+from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
+from kvfs.pages.free_list import FreeList, IntArray
+from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace
 

@@ -12,8 +12,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.free_list import IntArray
-from kvfs.pages import PagePool
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import PagePool
 from libsym.abi import PAGE_ENTRIES
 
 _ALONE = -1

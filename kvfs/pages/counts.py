@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.free_list import IntArray
+from kvfs.pages.free_list import IntArray
 
 _ONE = np.int32(1)
 """Of the counts' own type: 32,768 pages take 50 µs; with a Python int, numpy falls back to a cast of each, 1.8 ms."""

@@ -20,8 +20,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.free_list import IntArray
-from kvfs.pages import PagePool, pages_for
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import PagePool, pages_for
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, OverQuota
 

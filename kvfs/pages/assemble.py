@@ -21,9 +21,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.free_list import IntArray
-from kvfs.pages import PagePool, pages_for
-from kvfs.table import PageTable
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import PagePool, pages_for
+from kvfs.pages.table import PageTable
 from libsym.abi import PAGE_ENTRIES, RANGE_END
 from libsym.errors import Invalid, NoSpace
 
