@@ -13,7 +13,7 @@ from kvfs.control import Attributes, ControlTree
 from kvfs.control_handles import ControlHandle
 from kvfs.eager import Eager
 from kvfs.fuse import DOTS, KvOperations
-from kvfs.inode import Credentials
+from kvfs.names.inode import Credentials
 from kvfs.open_files import Handle
 from kvfs.volume import Volume
 from libsym.errors import NotPermitted, NotSupported, SymError

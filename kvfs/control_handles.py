@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from kvfs.content import KvFile
 from kvfs.fs import FileSystem
-from kvfs.inode import Inode
+from kvfs.names.content import KvFile
+from kvfs.names.inode import Inode
 from kvfs.text_view import TextView
 from kvfs.text_writer import TextWriter
 from libsym.errors import NotPermitted, NotSupported

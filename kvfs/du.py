@@ -17,11 +17,11 @@ from time import perf_counter
 import numpy as np
 import trio
 
-from kvfs.content import Content, KvFile
-from kvfs.inode import READ, SEARCH, Credentials, Inode, allows
+from kvfs.names.content import Content, KvFile
+from kvfs.names.inode import READ, SEARCH, Credentials, Inode, allows
+from kvfs.names.plain import PlainFile
+from kvfs.names.walk import MAX_PATH_BYTES
 from kvfs.pages.pool import PagePool
-from kvfs.paths import MAX_PATH_BYTES
-from kvfs.plain import PlainFile
 
 TURN_S = 0.0003
 """How long a walk goes on before others get their turn."""

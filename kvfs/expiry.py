@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 
 from kvfs.alarms import Alarm, Alarms
-from kvfs.content import KvFile
-from kvfs.inode import Inode
-from kvfs.tree import Tree
+from kvfs.names.content import KvFile
+from kvfs.names.inode import Inode
+from kvfs.names.tree import Tree
 
 log = logging.getLogger(__name__)
 

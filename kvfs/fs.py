@@ -16,9 +16,8 @@ from pathlib import Path, PurePath
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.advice import advised, is_stored
-from kvfs.content import KvFile
-from kvfs.inode import (
+from kvfs.names.content import KvFile
+from kvfs.names.inode import (
     READ,
     SEARCH,
     WRITE,
@@ -30,12 +29,13 @@ from kvfs.inode import (
     require_owner,
     require_removable,
 )
-from kvfs.locks import FileLocks
+from kvfs.names.locks import FileLocks
+from kvfs.names.retention import advised, is_stored
+from kvfs.names.walk import Paths, Place
 from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece, Ranges, ranges_within
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable, Reservation
-from kvfs.paths import Paths, Place
 from kvfs.protocols import ModelFacts
 from kvfs.volume import Volume, VolumeStatistics
 from libsym.abi import RANGE_END
@@ -373,7 +373,7 @@ class FileSystem:
         inode.changed()
 
     def kv_advise(self, creds: Credentials, path: str, advice: Sequence[tuple[int, int]]) -> None:
-        """Take advice on a KV file, all or nothing: pairs of what and a value, see `kvfs.advice`."""
+        """Take advice on a KV file, all or nothing: pairs of what and a value, see `kvfs.names.retention`."""
         inode = self._paths.resolve(creds, path)
         require(inode, creds, READ, path)
         self._advise(creds, inode, path, advice)

@@ -15,12 +15,12 @@ import stat
 from dataclasses import dataclass
 
 from kvfs import wire, xattrs
-from kvfs.content import KvFile
 from kvfs.eager import Eager
-from kvfs.inode import Inode
+from kvfs.names.content import KvFile
+from kvfs.names.inode import Inode
+from kvfs.names.tree import MAX_NAME_BYTES
 from kvfs.nodes import Nodes
 from kvfs.open_files import Handle, OpenFiles
-from kvfs.tree import MAX_NAME_BYTES
 from kvfs.volume import Volume
 from kvfs.wire import Answers
 from libsym.errors import BadHandle, Exists, NotSupported, SymError

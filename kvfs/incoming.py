@@ -14,8 +14,8 @@ from typing import Self
 from kvfs.eager import Eager
 from kvfs.header import parse_header
 from kvfs.image import CLAIM_BYTES, claims_to_be_image
-from kvfs.inode import Inode
-from kvfs.plain import PlainFile
+from kvfs.names.inode import Inode
+from kvfs.names.plain import PlainFile
 from kvfs.volume import Volume
 from libsym.errors import Invalid, NoSpace, OverQuota, SymError
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from kvfs.inode import Inode
-from kvfs.tree import Tree
+from kvfs.names.inode import Inode
+from kvfs.names.tree import Tree
 
 _FIRST_ALIAS = 1 << 61
 """Numbers from here on are nodes of versions; the tree counts its inodes from 1, control files begin above."""

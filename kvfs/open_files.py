@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import trio
 
-from kvfs.content import KvFile
 from kvfs.eager import Eager, Mutex
 from kvfs.incoming import Refusal, take_in
-from kvfs.inode import Inode
+from kvfs.names.content import KvFile
+from kvfs.names.inode import Inode
+from kvfs.names.plain import PlainFile
 from kvfs.nodes import Nodes
-from kvfs.plain import PlainFile
 from kvfs.views import Reader, Version, View, version_of
 from kvfs.volume import Volume
 from libsym.errors import NotSupported, SymError

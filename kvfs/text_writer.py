@@ -25,7 +25,7 @@ import trio
 
 from kvfs.control_files import ControlFiles
 from kvfs.fs import FileSystem, OpenKv
-from kvfs.inode import Credentials
+from kvfs.names.inode import Credentials
 from libsym.errors import Invalid, SymError
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from kvfs.content import Content, KvFile
 from kvfs.eager import Eager, Mutex
-from kvfs.inode import Inode
+from kvfs.names.content import Content, KvFile
+from kvfs.names.inode import Inode
 from kvfs.volume import Volume
 
 Version: TypeAlias = tuple[Content, int]

@@ -16,24 +16,24 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvfs.advice import FileAdvice
 from kvfs.alarms import Alarms
-from kvfs.content import KvFile
-from kvfs.domains import Domains
 from kvfs.expiry import Expiry
 from kvfs.header import ImagePlan
 from kvfs.image import ImageFormat
 from kvfs.importer import ImageImport, Survey, survey
-from kvfs.inode import Inode
-from kvfs.locks import FileLocks
+from kvfs.names.content import KvFile
+from kvfs.names.domains import Domains
+from kvfs.names.inode import Inode
+from kvfs.names.locks import FileLocks
+from kvfs.names.plain import PlainFile
+from kvfs.names.retention import FileAdvice
+from kvfs.names.tree import Tree, domain_below
 from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from kvfs.plain import PlainFile
 from kvfs.protocols import ModelFacts
 from kvfs.snapshot import Snapshot
-from kvfs.tree import Tree, domain_below
 from libsym.errors import Busy, Invalid, IsDirectory, OverQuota
 
 MAX_FILES = 1 << 31

@@ -1,7 +1,7 @@
 """Extended attributes: what a user noted (`user.*`), and what a KV file or a domain says of itself (`user.kv.*`).
 
-The latter are computed, and can't be set; but a domain's quotas can, by its owner (see `kvfs.domains`), and so can the
-advice on a KV file (see `kvfs.advice`).
+The latter are computed, and can't be set; but a domain's quotas can, by its owner (see `kvfs.names.domains`), and so can the
+advice on a KV file (see `kvfs.names.retention`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-from kvfs import advice
-from kvfs.content import KvFile
-from kvfs.domains import QUOTA, QUOTA_FILES
-from kvfs.inode import Credentials, Inode, require_owner, shown
+from kvfs.names import retention as advice
+from kvfs.names.content import KvFile
+from kvfs.names.domains import QUOTA, QUOTA_FILES
+from kvfs.names.inode import Credentials, Inode, require_owner, shown
 from kvfs.pages.table import PageTable
 from kvfs.protocols import ModelFacts
 from kvfs.volume import Volume

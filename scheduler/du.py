@@ -14,8 +14,8 @@ from typing import Any
 
 from kvfs.du import Denied, DuRow, total, walk
 from kvfs.fs import FileSystem
-from kvfs.inode import Inode
-from kvfs.tree import Credentials
+from kvfs.names.inode import Inode
+from kvfs.names.tree import Credentials
 from libsym.channel import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid
 from scheduler.lip import Lip

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import trio
 
 from kvfs.fs import OpenKv
-from kvfs.tree import Credentials
+from kvfs.names.tree import Credentials
 from libsym.channel import ServerChannel
 from libsym.errors import BadHandle
 from scheduler.messages import Reply

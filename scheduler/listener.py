@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from kvfs.tree import Credentials
+from kvfs.names.tree import Credentials
 from libsym.channel import ServerChannel
 from libsym.errors import Exists, ProtocolError, SymError, WouldBlock
 from libsym.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal

@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from kvfs.fs import FileSystem
-from kvfs.inode import Inode
+from kvfs.names.inode import Inode
 from libsym.channel import PAYLOAD_BYTES, Request
 from scheduler.lip import Lip
 from scheduler.messages import Reply, text_of

@@ -19,11 +19,11 @@ import trio
 
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.mount import serve_mount
+from kvfs.names.tree import Credentials
+from kvfs.names.walk import Paths
 from kvfs.pages.assemble import Assembly
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from kvfs.paths import Paths
-from kvfs.tree import Credentials
 from libsym.errors import SymError
 from tests.kvfs.fakes import FakeFacts, FakeStore
 

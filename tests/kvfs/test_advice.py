@@ -12,8 +12,8 @@ import trio.testing
 
 from kvfs import xattrs
 from kvfs.fs import FileSystem
+from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
-from kvfs.tree import Credentials
 from libsym.abi import Advice
 from libsym.errors import Invalid, NoAccess, NotFound, NotPermitted, NotSupported, SymError
 from tests.kvfs.fakes import FakeFacts

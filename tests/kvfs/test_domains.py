@@ -10,14 +10,14 @@ from pathlib import Path, PurePath
 import pytest
 
 from kvfs import xattrs
-from kvfs.domains import MAX_DEPTH
 from kvfs.fs import Claim, FileSystem, OpenKv
 from kvfs.header import parse_header
-from kvfs.inode import Inode
+from kvfs.names.domains import MAX_DEPTH
+from kvfs.names.inode import Inode
+from kvfs.names.plain import PlainFile
+from kvfs.names.tree import RENAME_EXCHANGE, Credentials
 from kvfs.pages.accounts import Accounts, Limits
 from kvfs.pages.pool import PagePool
-from kvfs.plain import PlainFile
-from kvfs.tree import RENAME_EXCHANGE, Credentials
 from libsym.errors import (
     CrossDevice,
     Invalid,

@@ -13,9 +13,9 @@ import trio
 
 from kvfs.du import Denied, DuRow, total, walk
 from kvfs.fs import Claim, FileSystem, OpenKv
+from kvfs.names.tree import Credentials
 from kvfs.pages.assemble import Assembly
 from kvfs.pages.pool import PagePool
-from kvfs.tree import Credentials
 from libsym.abi import Advice
 from libsym.errors import (
     BadHandle,

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.locks import FileLocks
+from kvfs.names.locks import FileLocks
 from libsym.errors import SymError
 
 FILE = 7

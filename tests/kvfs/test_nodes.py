@@ -6,10 +6,10 @@ import stat
 
 import pytest
 
-from kvfs.inode import Inode
+from kvfs.names.inode import Inode
+from kvfs.names.tree import Tree
 from kvfs.nodes import Nodes
 from kvfs.pages.accounts import Accounts
-from kvfs.tree import Tree
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.plain import PlainFile
+from kvfs.names.plain import PlainFile
 from libsym.errors import SymError
 
 WHOLE = bytes(range(256)) * 16

@@ -8,10 +8,10 @@ from pathlib import PurePath
 
 import pytest
 
-from kvfs.inode import READ, SEARCH, WRITE, Credentials, Inode, allows, require_removable
+from kvfs.names.inode import READ, SEARCH, WRITE, Credentials, Inode, allows, require_removable
+from kvfs.names.tree import RENAME_EXCHANGE, RENAME_NOREPLACE, Tree
+from kvfs.names.walk import Paths
 from kvfs.pages.accounts import Accounts
-from kvfs.paths import Paths
-from kvfs.tree import RENAME_EXCHANGE, RENAME_NOREPLACE, Tree
 from libsym.errors import (
     CrossDevice,
     Exists,

@@ -24,8 +24,8 @@ from decoder.cpu.backend import CpuDecoder
 from decoder.facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
+from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
-from kvfs.tree import Credentials
 from libsym.abi import MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Finish, Op
 from libsym.channel import Request
 from libsym.errors import NoBuffers

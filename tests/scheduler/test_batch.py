@@ -13,8 +13,8 @@ from decoder.cpu.backend import CpuDecoder
 from decoder.facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
+from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
-from kvfs.tree import Credentials
 from libsym.errors import Invalid, NoSpace, StepFailed, SymError
 from scheduler.batch import BatchScheduler, PredCall
 from scheduler.policy import Limits

@@ -15,8 +15,8 @@ from decoder.cpu.backend import CpuDecoder
 from decoder.facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
+from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
-from kvfs.tree import Credentials
 from libsym.abi import LOCK_NOWAIT, REBASE, Op
 from libsym.channel import Request
 from scheduler.batch import BatchScheduler

@@ -11,8 +11,8 @@ from decoder.arena import Arena
 from decoder.facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
+from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
-from kvfs.tree import Credentials
 from libsym.abi import Op
 from libsym.channel import PAYLOAD_BYTES, Request
 from libsym.errors import NoAccess, NotDirectory

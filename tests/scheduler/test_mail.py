@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from kvfs.alarms import Alarms
-from kvfs.inode import Credentials, Inode
+from kvfs.names.inode import Credentials, Inode
 from libsym.abi import MessageKind, Op
 from libsym.channel import Request
 from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, TooLarge, WouldBlock

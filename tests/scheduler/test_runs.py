@@ -16,8 +16,8 @@ from decoder.batch import NativeStep
 from decoder.facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
+from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
-from kvfs.tree import Credentials
 from libsym.abi import ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel import Request, ServerChannel
 from libsym.errors import NoSpace

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from kvfs.names.plain import PlainFile
 from kvfs.pages.table import PageTable
-from kvfs.plain import PlainFile
 
 
 class KvFile:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from kvfs.inode import SEARCH, Credentials, Inode, require
-from kvfs.tree import MAX_NAME_BYTES, Tree
+from kvfs.names.inode import SEARCH, Credentials, Inode, require
+from kvfs.names.tree import MAX_NAME_BYTES, Tree
 from libsym.errors import CrossDevice, Invalid, NameTooLong, NotDirectory, NotFound, TooManyLinks
 
 MAX_PATH_BYTES = 4095

@@ -1,7 +1,7 @@
 """Names: directories, hard links, renames, and how long an inode lives.
 
-The tree knows neither pages nor paths: a file's content is opaque to it, and a path is walked by `kvfs.paths`. It
-checks no permissions: `kvfs.inode` has the rules.
+The tree knows neither pages nor paths: a file's content is opaque to it, and a path is walked by `kvfs.names.walk`. It
+checks no permissions: `kvfs.names.inode` has the rules.
 
 Every inode is charged to an account: of the domain that its directory lies in, else of its uid. No name crosses the
 boundary of a domain, so that only a change of owner moves a charge.
@@ -17,8 +17,8 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Iterator
 
-from kvfs.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
-from kvfs.inode import Inode, shown
+from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
+from kvfs.names.inode import Inode, shown
 from kvfs.pages.accounts import Account, Accounts
 from libsym.errors import (
     CrossDevice,

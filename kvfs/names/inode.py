@@ -10,8 +10,8 @@ import stat
 import time
 from dataclasses import dataclass
 
-from kvfs.advice import NO_ADVICE
-from kvfs.content import Content, KvFile
+from kvfs.names.content import Content, KvFile
+from kvfs.names.retention import NO_ADVICE
 from kvfs.pages.accounts import Account
 from libsym.errors import NoAccess, NotPermitted
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvfs.inode import Inode
+from kvfs.names.inode import Inode
+from kvfs.names.tree import Tree
 from kvfs.pages.accounts import NO_LIMITS, Accounts, Limits
 from kvfs.sizes import parse_bytes
-from kvfs.tree import Tree
 from libsym.errors import Invalid, NotEmpty, NotPermitted, NotSupported
 
 QUOTA, QUOTA_FILES = b"user.kv.quota", b"user.kv.quota_files"
