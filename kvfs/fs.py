@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 import numpy as np
 import numpy.typing as npt
 
+from kvfs.images.model_facts import ModelFacts
 from kvfs.names.content import KvFile
 from kvfs.names.inode import (
     READ,
@@ -36,7 +37,6 @@ from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece, Ranges, ranges_within
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable, Reservation
-from kvfs.protocols import ModelFacts
 from kvfs.volume import Volume, VolumeStatistics
 from libsym.abi import RANGE_END
 from libsym.errors import BadHandle, Busy, Exists, Invalid, IsDirectory, NotDirectory, NotFound, NotSupported, SymError

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from kvfs.eager import Eager
-from kvfs.header import parse_header
-from kvfs.image import CLAIM_BYTES, claims_to_be_image
+from kvfs.images.format import CLAIM_BYTES, claims_to_be_image
+from kvfs.images.header import parse_header
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.volume import Volume

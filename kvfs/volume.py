@@ -18,9 +18,11 @@ from pathlib import Path
 
 from kvfs.alarms import Alarms
 from kvfs.expiry import Expiry
-from kvfs.header import ImagePlan
-from kvfs.image import ImageFormat
-from kvfs.importer import ImageImport, Survey, survey
+from kvfs.images.format import ImageFormat
+from kvfs.images.header import ImagePlan
+from kvfs.images.importer import ImageImport, Survey, survey
+from kvfs.images.model_facts import ModelFacts
+from kvfs.images.snapshot import Snapshot
 from kvfs.names.content import KvFile
 from kvfs.names.domains import Domains
 from kvfs.names.inode import Inode
@@ -32,8 +34,6 @@ from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from kvfs.protocols import ModelFacts
-from kvfs.snapshot import Snapshot
 from libsym.errors import Busy, Invalid, IsDirectory, OverQuota
 
 MAX_FILES = 1 << 31

@@ -9,12 +9,12 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
+from kvfs.images.model_facts import ModelFacts
 from kvfs.names import retention as advice
 from kvfs.names.content import KvFile
 from kvfs.names.domains import QUOTA, QUOTA_FILES
 from kvfs.names.inode import Credentials, Inode, require_owner, shown
 from kvfs.pages.table import PageTable
-from kvfs.protocols import ModelFacts
 from kvfs.volume import Volume
 from libsym.errors import Invalid, NotSupported, SymError
 

@@ -37,7 +37,7 @@ def test_the_import_contract_is_kept():
         ("libsym/errors.py", "numpy"),
         ("kvfs/pages/pool.py", "decoder.arena"),
         ("kvfs/pages/pool.py", "torch"),
-        ("decoder/batch.py", "kvfs.protocols"),
+        ("decoder/batch.py", "kvfs.images.model_facts"),
         ("decoder/batch.py", "torch"),
         ("decoder/batch.py", "triton"),
         ("decoder/batch.py", "transformers"),

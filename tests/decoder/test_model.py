@@ -22,7 +22,7 @@ from decoder.memory import available_memory_bytes
 from decoder.model import load_model
 from decoder.tiny import random_weights
 from decoder.weights import Weights
-from kvfs.protocols import ModelFacts
+from kvfs.images.model_facts import ModelFacts
 from libsym.errors import Invalid, NotFound, SymError
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

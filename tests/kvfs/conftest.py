@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvfs.image import ImageFormat
+from kvfs.images.format import ImageFormat
 from kvfs.pages.pool import PagePool
 from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore
 from tests.kvfs.mounted import Mount, mounted

@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvfs.image import ImageFormat
-from kvfs.importer import import_image
+from kvfs.images.format import ImageFormat
+from kvfs.images.importer import import_image
+from kvfs.images.snapshot import Snapshot
 from kvfs.pages.digest import digest
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool, pages_for
 from kvfs.pages.table import PageTable
-from kvfs.snapshot import Snapshot
 from libsym.errors import Invalid, NoSpace
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore
 

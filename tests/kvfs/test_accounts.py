@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvfs.header import parse_header
-from kvfs.image import ImageFormat
-from kvfs.importer import ImageImport
+from kvfs.images.format import ImageFormat
+from kvfs.images.header import parse_header
+from kvfs.images.importer import ImageImport
+from kvfs.images.snapshot import Snapshot
 from kvfs.pages.accounts import FIRST_DOMAIN, Accounts, Limits
 from kvfs.pages.counts import Distinct, PageCounts
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from kvfs.snapshot import Snapshot
 from libsym.errors import NoSpace, OverQuota
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore
 

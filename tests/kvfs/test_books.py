@@ -10,14 +10,14 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from kvfs.header import parse_header
-from kvfs.image import ImageFormat
-from kvfs.importer import ImageImport, import_image
+from kvfs.images.format import ImageFormat
+from kvfs.images.header import parse_header
+from kvfs.images.importer import ImageImport, import_image
+from kvfs.images.snapshot import Snapshot
 from kvfs.pages.accounts import FIRST_DOMAIN, Accounts, Limits
 from kvfs.pages.assemble import Assembly, Piece, assemble
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from kvfs.snapshot import Snapshot
 from libsym.errors import Invalid, NoSpace, OverQuota
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, entry_value
 

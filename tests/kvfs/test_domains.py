@@ -11,7 +11,7 @@ import pytest
 
 from kvfs import xattrs
 from kvfs.fs import Claim, FileSystem, OpenKv
-from kvfs.header import parse_header
+from kvfs.images.header import parse_header
 from kvfs.names.domains import MAX_DEPTH
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile

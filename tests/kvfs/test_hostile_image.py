@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from kvfs.header import parse_header
-from kvfs.image import ImageFormat
-from kvfs.importer import import_image
+from kvfs.images.format import ImageFormat
+from kvfs.images.header import parse_header
+from kvfs.images.importer import import_image
+from kvfs.images.snapshot import Snapshot
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from kvfs.snapshot import Snapshot
 from libsym.errors import Invalid, SymError
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts
 from tests.kvfs.hostile import Fuzzer, forge, with_header

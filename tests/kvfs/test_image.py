@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from kvfs.header import parse_header
-from kvfs.image import CLAIM_BYTES, ImageFormat, claims_to_be_image
-from kvfs.importer import ImageImport, import_image
+from kvfs.images.format import CLAIM_BYTES, ImageFormat, claims_to_be_image
+from kvfs.images.header import parse_header
+from kvfs.images.importer import ImageImport, import_image
+from kvfs.images.snapshot import Snapshot
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from kvfs.snapshot import Snapshot
 from libsym.errors import Invalid, NoSpace
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, entry_values, fake_identity
 

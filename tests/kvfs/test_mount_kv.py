@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from kvfs.image import ImageFormat
+from kvfs.images.format import ImageFormat
 from tests.kvfs.mount_server import facts_for
 from tests.kvfs.mounted import (
     NUM_PAGES,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from kvfs.image import ImageFormat
+from kvfs.images.format import ImageFormat
 from kvfs.pages.digest import digest
 from kvfs.pages.pool import pages_for
 from tests.kvfs.fakes import FakeStore

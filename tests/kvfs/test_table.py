@@ -7,10 +7,10 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from kvfs.image import ImageFormat
+from kvfs.images.format import ImageFormat
+from kvfs.images.snapshot import Snapshot
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from kvfs.snapshot import Snapshot
 from libsym.errors import Invalid, NoSpace
 from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, entry_values
 

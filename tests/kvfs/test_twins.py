@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvfs.header import parse_header
-from kvfs.image import ImageFormat, all_finite
-from kvfs.importer import ImageImport, import_image, survey
+from kvfs.images.format import ImageFormat, all_finite
+from kvfs.images.header import parse_header
+from kvfs.images.importer import ImageImport, import_image, survey
+from kvfs.images.snapshot import Snapshot
 from kvfs.pages.accounts import Limits
 from kvfs.pages.digest import digest
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from kvfs.snapshot import Snapshot
 from libsym.errors import Invalid, NoSpace, OverQuota
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore
 

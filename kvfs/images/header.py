@@ -12,7 +12,15 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvfs.image import FORMAT_NAME, FORMAT_VERSION, LENGTH_BYTES, MAX_HEADER_BYTES, TENSORS, ImageFormat, ImageLayout
+from kvfs.images.format import (
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    TENSORS,
+    ImageFormat,
+    ImageLayout,
+)
 from libsym.errors import Invalid
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvfs.header import ByteSource, ImagePlan, parse_header, read_exactly
-from kvfs.image import ImageFormat, all_finite
+from kvfs.images.format import ImageFormat, all_finite
+from kvfs.images.header import ByteSource, ImagePlan, parse_header, read_exactly
 from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvfs.images.model_facts import ModelFacts
 from kvfs.pages.pool import pages_for
-from kvfs.protocols import ModelFacts
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from kvfs.image import ImageFormat
+from kvfs.images.format import ImageFormat
 from kvfs.pages.digest import digest
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool
