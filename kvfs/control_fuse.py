@@ -9,8 +9,8 @@ import errno
 from dataclasses import dataclass
 
 from kvfs import wire
-from kvfs.control import Attributes, ControlTree
-from kvfs.control_handles import ControlHandle
+from kvfs.control.directory import Attributes, ControlTree
+from kvfs.control.handles import ControlHandle
 from kvfs.eager import Eager
 from kvfs.fuse import DOTS, KvOperations
 from kvfs.names.inode import Credentials

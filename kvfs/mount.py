@@ -19,7 +19,7 @@ import trio
 
 from kvfs import shim
 from kvfs.bindings import bind
-from kvfs.control import ControlTree
+from kvfs.control.directory import ControlTree
 from kvfs.control_fuse import ControlledOperations
 from kvfs.eager import Eager
 from kvfs.fs import FileSystem

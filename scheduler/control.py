@@ -15,7 +15,7 @@ import numpy as np
 
 from decoder.batch import IntArray
 from decoder.cuts import Cut
-from kvfs.control_files import Process
+from kvfs.control.sources import Process
 from kvfs.fs import FileSystem, OpenKv
 from libsym.abi import Op
 from libsym.errors import NotFound, SymError

@@ -24,7 +24,7 @@ import trio
 from decoder.facts import Facts
 from decoder.model import Model, load_model
 from decoder.weights import Weights
-from kvfs.control import ControlTree
+from kvfs.control.directory import ControlTree
 from kvfs.fs import FileSystem
 from kvfs.mount import serve_mount
 from kvfs.pages.accounts import Accounts, Limits

@@ -8,11 +8,11 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvfs.control.text_view import TextView
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.content import KvFile
 from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
-from kvfs.text_view import TextView
 from tests.kvfs.fakes import FakeFacts, FakeStore
 
 ME = Credentials(0, 0)

@@ -12,10 +12,10 @@ import trio.testing
 from test_batch import ME, NUM_PAGES, Bench
 
 from decoder.arena import Arena
-from kvfs import text_writer
-from kvfs.control import ControlTree
+from kvfs.control import text_writer
+from kvfs.control.directory import ControlTree
+from kvfs.control.text_writer import is_killed
 from kvfs.names.tree import ROOT_NUMBER, Credentials
-from kvfs.text_writer import is_killed
 from libsym.errors import Busy, Exists, Invalid, NoSpace, NotFound, NotPermitted, NotSupported, StepFailed, SymError
 from scheduler.control import Control
 from scheduler.gate import Gate

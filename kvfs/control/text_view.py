@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from kvfs.control_files import ControlFiles
+from kvfs.control.sources import ControlFiles
 from kvfs.names.content import KvFile
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import pages_for

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from kvfs.control.text_view import TextView
+from kvfs.control.text_writer import TextWriter
 from kvfs.fs import FileSystem
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
-from kvfs.text_view import TextView
-from kvfs.text_writer import TextWriter
 from libsym.errors import NotPermitted, NotSupported
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import trio
 
-from kvfs.control_files import ControlFiles
+from kvfs.control.sources import ControlFiles
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.inode import Credentials
 from libsym.errors import Invalid, SymError

@@ -16,14 +16,14 @@ import stat
 import time
 from dataclasses import dataclass
 
-from kvfs.control_files import ControlFiles
-from kvfs.control_handles import ControlHandle, Document, TextHandle, not_at_end
+from kvfs.control.handles import ControlHandle, Document, TextHandle, not_at_end
+from kvfs.control.sources import ControlFiles
+from kvfs.control.text_view import TextView
+from kvfs.control.text_writer import TextWriter
 from kvfs.fs import FileSystem
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Credentials, Inode, shown
 from kvfs.names.tree import CONTROL_NAME, ROOT_NUMBER, require_directory
-from kvfs.text_view import TextView
-from kvfs.text_writer import TextWriter
 from libsym.errors import Busy, Exists, IsDirectory, NotFound, NotPermitted, SymError
 
 CONTROL_ROOT = 1 << 62
