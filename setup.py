@@ -48,8 +48,7 @@ setup(
     packages=find_packages(include=[f"{name}*" for name in PACKAGES]),
     package_data={
         "libsym": ["*.h", "*.c", "examples/*.c", "py.typed"],
-        "kvfs": ["*.c"],
-        "kvfs.pages": ["*.c"],
+        "kvfs": ["*/*.c"],
         "decoder.cpu": ["*.h", "*.c"],
         "scheduler": ["*.h", "*.c"],
     },
@@ -57,7 +56,7 @@ setup(
     setup_requires=["cffi>=1.17,<3"],
     cffi_modules=[
         "libsym/channel_build.py:ffi",
-        "kvfs/shim_build.py:ffi",
+        "kvfs/mount/shim_build.py:ffi",
         "kvfs/pages/digest_build.py:ffi",
         "decoder/cpu/step_build.py:ffi",
         "scheduler/loop_build.py:ffi",

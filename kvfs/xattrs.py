@@ -1,7 +1,7 @@
 """Extended attributes: what a user noted (`user.*`), and what a KV file or a domain says of itself (`user.kv.*`).
 
-The latter are computed, and can't be set; but a domain's quotas can, by its owner (see `kvfs.names.domains`), and so can the
-advice on a KV file (see `kvfs.names.retention`).
+The latter are computed, and can't be set; but a domain's quotas can, by its owner (see `kvfs.names.domains`), and so
+can the advice on a KV file (see `kvfs.names.retention`).
 """
 
 from __future__ import annotations

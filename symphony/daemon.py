@@ -26,7 +26,7 @@ from decoder.model import Model, load_model
 from decoder.weights import Weights
 from kvfs.control.directory import ControlTree
 from kvfs.fs import FileSystem
-from kvfs.mount import serve_mount
+from kvfs.mount.session import serve_mount
 from kvfs.pages.accounts import Accounts, Limits
 from kvfs.pages.pool import PagePool
 from libsym.errors import SymError

@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
 from kvfs.fs import FileSystem  # noqa: E402 - the path comes first
-from kvfs.mount import serve_mount  # noqa: E402
+from kvfs.mount.session import serve_mount  # noqa: E402
 from kvfs.names.tree import Credentials  # noqa: E402
 from kvfs.pages.pool import PagePool  # noqa: E402
 from libsym.abi import PAGE_ENTRIES  # noqa: E402

@@ -18,7 +18,7 @@ import numpy as np
 import trio
 
 from kvfs.fs import FileSystem, OpenKv
-from kvfs.mount import serve_mount
+from kvfs.mount.session import serve_mount
 from kvfs.names.tree import Credentials
 from kvfs.names.walk import Paths
 from kvfs.pages.assemble import Assembly

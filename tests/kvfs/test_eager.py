@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs.eager import LEFT, Eager, Mutex
+from kvfs.mount.eager import LEFT, Eager, Mutex
 
 
 def in_trio(test: Callable[[Eager], Awaitable[None]]) -> Callable[[], None]:

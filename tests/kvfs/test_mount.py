@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.mount import READ_AHEAD_KB
+from kvfs.mount.session import READ_AHEAD_KB
 from tests.kvfs.mounted import (
     NUM_PAGES,
     Mount,

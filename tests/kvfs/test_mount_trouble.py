@@ -33,7 +33,7 @@ def test_a_defect_in_a_handler_is_an_io_error_and_the_mount_goes_on(mount: Mount
             os.getxattr(mount.path / "a.kv", "user.kv.model")
     finally:
         mount.call("mend_model")
-    assert "ERROR kvfs.requests: request getxattr(" in mount.log()
+    assert "ERROR kvfs.mount.requests: request getxattr(" in mount.log()
     assert "AttributeError: planted" in mount.log()
     assert os.getxattr(mount.path / "a.kv", "user.kv.model") == b"fake"
 

@@ -6,9 +6,9 @@ import stat
 
 import pytest
 
+from kvfs.mount.nodes import Nodes
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Tree
-from kvfs.nodes import Nodes
 from kvfs.pages.accounts import Accounts
 
 

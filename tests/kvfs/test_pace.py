@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvfs.pace import BURST, LOOK_EVERY, MAX_BUCKETS, QUANTUM, RATE_PER_S, STAYS_BUSY_S, Pace
+from kvfs.mount.pace import BURST, LOOK_EVERY, MAX_BUCKETS, QUANTUM, RATE_PER_S, STAYS_BUSY_S, Pace
 
 ANN, BOB = 1000, 1001
 

@@ -9,10 +9,10 @@ import pytest
 import trio
 import trio.testing
 
-from kvfs import requests as module
-from kvfs.eager import Eager
-from kvfs.pace import MAX_BUCKETS, QUANTUM, STAYS_BUSY_S, Pace
-from kvfs.requests import Requests
+from kvfs.mount import requests as module
+from kvfs.mount.eager import Eager
+from kvfs.mount.pace import MAX_BUCKETS, QUANTUM, STAYS_BUSY_S, Pace
+from kvfs.mount.requests import Requests
 
 SYBIL, STRANGER = 5000, 9000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import wire
+from kvfs.mount import wire
 
 STRUCTURES = {
     "fuse_entry_out": lambda answers: answers.entry(ATTRIBUTES, ATTRIBUTES[0]),

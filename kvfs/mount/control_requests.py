@@ -8,13 +8,13 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
-from kvfs import wire
 from kvfs.control.directory import Attributes, ControlTree
 from kvfs.control.handles import ControlHandle
-from kvfs.eager import Eager
-from kvfs.fuse import DOTS, KvOperations
+from kvfs.mount import wire
+from kvfs.mount.eager import Eager
+from kvfs.mount.handlers import DOTS, KvOperations
+from kvfs.mount.open_files import Handle
 from kvfs.names.inode import Credentials
-from kvfs.open_files import Handle
 from kvfs.volume import Volume
 from libsym.errors import NotPermitted, NotSupported, SymError
 

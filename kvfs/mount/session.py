@@ -17,17 +17,17 @@ from pathlib import Path
 
 import trio
 
-from kvfs import shim
-from kvfs.bindings import bind
 from kvfs.control.directory import ControlTree
-from kvfs.control_fuse import ControlledOperations
-from kvfs.eager import Eager
 from kvfs.fs import FileSystem
-from kvfs.fuse import KvOperations
-from kvfs.pace import Pace
-from kvfs.requests import Requests
-from kvfs.shim import pyfuse3
-from kvfs.wire import Answers
+from kvfs.mount import shim
+from kvfs.mount.bindings import bind
+from kvfs.mount.control_requests import ControlledOperations
+from kvfs.mount.eager import Eager
+from kvfs.mount.handlers import KvOperations
+from kvfs.mount.pace import Pace
+from kvfs.mount.requests import Requests
+from kvfs.mount.shim import pyfuse3
+from kvfs.mount.wire import Answers
 from libsym.errors import Busy, NoAccess, NotConnected, NotDirectory, NotEmpty, NotFound, NotPermitted, SymError
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvfs import shim
-from kvfs.fuse import KvOperations
-from kvfs.requests import Requests
+from kvfs.mount import shim
+from kvfs.mount.handlers import KvOperations
+from kvfs.mount.requests import Requests
 
 _NS = 1_000_000_000
 

@@ -11,9 +11,9 @@ import logging
 from dataclasses import dataclass
 from typing import Self
 
-from kvfs.eager import Eager
 from kvfs.images.format import CLAIM_BYTES, claims_to_be_image
 from kvfs.images.header import parse_header
+from kvfs.mount.eager import Eager
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.volume import Volume

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 import trio
 
-from kvfs.eager import Eager, Mutex
-from kvfs.incoming import Refusal, take_in
+from kvfs.mount.eager import Eager, Mutex
+from kvfs.mount.incoming import Refusal, take_in
+from kvfs.mount.nodes import Nodes
+from kvfs.mount.views import Reader, Version, View, version_of
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
-from kvfs.nodes import Nodes
-from kvfs.views import Reader, Version, View, version_of
 from kvfs.volume import Volume
 from libsym.errors import NotSupported, SymError
 
@@ -39,7 +39,7 @@ class Handle:
 
     file: OpenFile
     node: int
-    """What the kernel opened: see `kvfs.nodes`."""
+    """What the kernel opened: see `kvfs.mount.session.nodes`."""
     readable: bool
     writable: bool
     wrote: bool = False

@@ -1,8 +1,8 @@
 """The mount's face: each request of the kernel, translated.
 
-Every handler packs its answer and returns the length (`kvfs.wire`); it raises SymErrors, and `kvfs.requests` turns them
-into errnos. The kernel checks permissions (`default_permissions`). What LIPs change behind its back it must not
-remember: names and attributes are valid for no time at all.
+Every handler packs its answer and returns the length (`kvfs.mount.wire`); it raises SymErrors, and
+`kvfs.mount.requests` turns them into errnos. The kernel checks permissions (`default_permissions`). What LIPs change
+behind its back it must not remember: names and attributes are valid for no time at all.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import os
 import stat
 from dataclasses import dataclass
 
-from kvfs import wire, xattrs
-from kvfs.eager import Eager
+from kvfs import xattrs
+from kvfs.mount import wire
+from kvfs.mount.eager import Eager
+from kvfs.mount.nodes import Nodes
+from kvfs.mount.open_files import Handle, OpenFiles
+from kvfs.mount.wire import Answers
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
 from kvfs.names.tree import MAX_NAME_BYTES
-from kvfs.nodes import Nodes
-from kvfs.open_files import Handle, OpenFiles
 from kvfs.volume import Volume
-from kvfs.wire import Answers
 from libsym.errors import BadHandle, Exists, NotSupported, SymError
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Binds the kernel's requests to handlers; pyfuse3 itself is imported from here.
 
 `shim.c` says how. Order matters because the dynamic linker binds pyfuse3's `fuse_session_new` when pyfuse3 is loaded,
-to the first library that offers one: so one module loads both, and the rest says `from kvfs.shim import pyfuse3`.
+to the first library that offers one: so one module loads both, and the rest says `from kvfs.mount.shim import pyfuse3`.
 
 One mount a process: pyfuse3's session is a global, and so is what C calls.
 """
@@ -14,7 +14,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-assert "pyfuse3" not in sys.modules, "pyfuse3 was imported before kvfs.shim: say `from kvfs.shim import pyfuse3`"
+assert "pyfuse3" not in sys.modules, (
+    "pyfuse3 was imported before kvfs.mount.shim: say `from kvfs.mount.shim import pyfuse3`"
+)
 
 _flags = sys.getdlopenflags()
 sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)
@@ -90,5 +92,5 @@ def verify() -> None:
     if not lib.kvfs_session_captured():
         raise RuntimeError(
             "the FUSE session was made past kvfs._shim: libfuse was bound before it was loaded; "
-            "import kvfs.shim before anything else that loads libfuse3"
+            "import kvfs.mount.shim before anything else that loads libfuse3"
         )

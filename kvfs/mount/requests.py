@@ -1,10 +1,10 @@
 """How a request of the kernel is answered: at once where possible, by a task where it must wait, never by an exception.
 
 A request comes as a call from C. Its handler returns a *status*: the length of the answer that it has packed, see
-`kvfs.wire`. What handlers raise becomes an errno here and nowhere else; anything but a SymError is a defect of ours, an
-EIO and a line in the log, and the mount goes on.
+`kvfs.mount.wire`. What handlers raise becomes an errno here and nowhere else; anything but a SymError is a defect of
+ours, an EIO and a line in the log, and the mount goes on.
 
-A handler that waits is an eager coroutine (`kvfs.eager`). While it waits, it can be interrupted: a signal to the
+A handler that waits is an eager coroutine (`kvfs.mount.eager`). While it waits, it can be interrupted: a signal to the
 process that made the request (Ctrl-C, SIGKILL) cancels it, and the answer is EINTR; so it is for a request that has
 been put off.
 """
@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 
 import trio
 
-from kvfs import shim
-from kvfs.eager import LEFT, Eager
-from kvfs.pace import QUANTUM, STAYS_BUSY_S, Pace
+from kvfs.mount import shim
+from kvfs.mount.eager import LEFT, Eager
+from kvfs.mount.pace import QUANTUM, STAYS_BUSY_S, Pace
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Requests:
         self._nursery: trio.Nursery | None = None
         self._scopes: dict[Any, trio.CancelScope] = {}
         self._put_off: dict[int, OrderedDict[int, Waiting]] = {}
-        """By who pays (see `kvfs.pace`), then by uid: those who share a bucket are answered in turn."""
+        """By who pays (see `kvfs.mount.session.pace`), then by uid: those who share a bucket are answered in turn."""
         self._something_put_off = trio.Event()
         self._lingers = True
 

@@ -1,15 +1,16 @@
 """What a reader of a KV file on the mount sees.
 
-The kernel's page cache belongs to a node (see `kvfs.nodes`), not to an open. So all cached opens of one node share one
-view, a snapshot; its size and times stay put until the last of them is closed, whatever LIPs append meanwhile. An open
-that may write gets a snapshot of its own, read past the cache (direct I/O, where MAP_SHARED is refused).
+The kernel's page cache belongs to a node (see `kvfs.mount.nodes`), not to an open. So all cached opens of one node
+share one view, a snapshot; its size and times stay put until the last of them is closed, whatever LIPs append
+meanwhile. An open that may write gets a snapshot of its own, read past the cache (direct I/O, where MAP_SHARED is
+refused).
 """
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
-from kvfs.eager import Eager, Mutex
+from kvfs.mount.eager import Eager, Mutex
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import Inode
 from kvfs.volume import Volume
