@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from libsym.abi import RANGE_END, Advice, Op
 from libsym.arguments import Path, int64, path_bytes, shown
-from libsym.calls import Call, Script
-from libsym.client import process
+from libsym.channel.process import process
+from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid
 from libsym.kv import KV
 from libsym.open_file import channel_of

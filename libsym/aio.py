@@ -31,11 +31,11 @@ from libsym import text as texts
 from libsym.advice import Advised
 from libsym.arguments import Path, int32
 from libsym.async_generation import AsyncGeneration
-from libsym.calls import Script
-from libsym.client import process
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
+from libsym.channel.event_loop import run
+from libsym.channel.process import process
+from libsym.channel.scripts import Script
 from libsym.dist import Dist
-from libsym.event_loop import run
 from libsym.generate import Grammar, Ngram, generate_call
 from libsym.info import KvEntry, KvStat, ModelInfo
 from libsym.kv import KV, Flags, Locked, Range

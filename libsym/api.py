@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from libsym.arguments import Path, path_text
-from libsym.client import process
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
+from libsym.channel.process import process
 from libsym.daemon import daemon_check_script, daemon_stat_script, model_info_script
 from libsym.info import KvEntry, KvStat, ModelInfo
 from libsym.kv import (

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Self
 
-from libsym.calls import Call
+from libsym.channel.event_loop import AsyncStream, run
+from libsym.channel.scripts import Call
 from libsym.errors import SymError
-from libsym.event_loop import AsyncStream, run
 from libsym.generate import Progress, Started, TextPieces
 from libsym.open_file import OpenFile
 from libsym.vocabulary import vocabulary_script

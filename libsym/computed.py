@@ -6,9 +6,9 @@ from collections.abc import Callable, Coroutine, Iterable
 
 from libsym.abi import Op
 from libsym.arguments import Path, int32, path_bytes, path_text, permissions
-from libsym.calls import Call, Script
-from libsym.client import process
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
+from libsym.channel.process import process
+from libsym.channel.scripts import Call, Script
 from libsym.errors import Exists, Invalid
 from libsym.kv import KV, Flags, checked_flags, opened, stat_script
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from libsym.abi import Op
-from libsym.calls import Call, Script
+from libsym.channel.scripts import Call, Script
 from libsym.info import ModelInfo, parse
 
 

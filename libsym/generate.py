@@ -15,12 +15,12 @@ from typing import Any, Literal, Self
 
 from libsym.abi import Finish, Op
 from libsym.arguments import int32, seed64, shown, utf8
-from libsym.calls import Call
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
+from libsym.channel.reply import Reply
+from libsym.channel.scripts import Call
 from libsym.errors import Invalid, SymError
 from libsym.open_file import OpenFile, channel_of
 from libsym.pred import Positions, checked_priority, checked_sampler, counted_before, places_of
-from libsym.reply import Reply
 from libsym.sampling import Sampler, random_seed
 from libsym.vocabulary import vocabulary_script
 

@@ -10,14 +10,14 @@ from typing import Literal, Self, TypeVar
 
 from libsym.abi import LOCK_NOWAIT, LOCK_SHARED, OPEN_WRITE, RANGE_END, REBASE, Op
 from libsym.arguments import Path, int64, path_bytes, path_text, permissions, shown
-from libsym.calls import Call, Script
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
+from libsym.channel.reply import Reply
+from libsym.channel.scripts import Call, Script
 from libsym.errors import BadHandle, Invalid, SymError
 from libsym.info import KvStat
 from libsym.open_file import OpenFile
 from libsym.pred import kv_write
 from libsym.pred import pred as pred_call
-from libsym.reply import Reply
 
 T = TypeVar("T")
 Flags = Literal["r", "rw"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from libsym.abi import MessageKind, Op
 from libsym.arguments import shown, utf8
-from libsym.calls import Call, Script
-from libsym.client import process
+from libsym.channel.process import process
+from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid, ProtocolError
 
 _FOR_EVER_MS = -1

@@ -8,8 +8,8 @@ from typing import Any
 
 from libsym.abi import Op
 from libsym.arguments import Path, path_bytes, path_text, permissions
-from libsym.calls import Call, Script
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
+from libsym.channel.scripts import Call, Script
 from libsym.errors import Exists, NotFound
 from libsym.info import KvEntry, parse, split_object
 from libsym.kv import stat_script

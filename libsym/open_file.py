@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from libsym.arguments import shown
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
 from libsym.errors import BadHandle, Invalid
 
 

@@ -14,13 +14,13 @@ from typing import Any, Literal, overload
 
 from libsym.abi import FRAME_ALIGN, HEADER_BYTES, MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.arguments import int32, shown
-from libsym.calls import Call, Script
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
+from libsym.channel.reply import Reply
+from libsym.channel.scripts import Call, Script
 from libsym.dist import Dist
 from libsym.errors import BadHandle, BatchFailed, Invalid, SymError
 from libsym.open_file import OpenFile, channel_of, not_open
 from libsym.reduced import ReducedDist, reduction_block
-from libsym.reply import Reply
 from libsym.rows import bits_of
 from libsym.sampling import Sampler
 

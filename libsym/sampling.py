@@ -18,9 +18,9 @@ from typing import Any, Self
 
 from libsym._channel import ffi, lib
 from libsym.arguments import int32, int64, real, seed64, shown
+from libsym.channel.hot import address
 from libsym.dist import Dist
 from libsym.errors import Invalid
-from libsym.hot import address
 from libsym.rows import Allowed, check_limits, checked, pointer
 
 _SETTINGS = struct.Struct("=dddfffIQIIII")  # struct sym_sampling
@@ -159,7 +159,7 @@ class RowSampler:
 
     @property
     def address(self) -> int:
-        """Of the C half, for the functions of `libsym.hot`; good as long as this object is."""
+        """Of the C half, for the functions of `libsym.channel.hot`; good as long as this object is."""
         return address(self._sampler)
 
     def draw(self, row: memoryview[float], index: int, allowed: Allowed | None = None) -> int:

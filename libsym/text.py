@@ -10,8 +10,8 @@ from typing import Any
 
 from libsym.abi import TOKENIZE_SPECIAL, Op
 from libsym.arguments import int32, utf8
-from libsym.calls import Call, Script
-from libsym.client import process
+from libsym.channel.process import process
+from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid
 
 _REPLACEMENT = "\ufffd"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from libsym.abi import Op
-from libsym.calls import Call, Script
-from libsym.client import process
+from libsym.channel.process import process
+from libsym.channel.scripts import Call, Script
 from libsym.info import split_known
 
 

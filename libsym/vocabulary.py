@@ -6,9 +6,9 @@ from array import array
 from itertools import accumulate, pairwise
 
 from libsym.abi import Op
-from libsym.calls import Call, Script
-from libsym.client import process
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
+from libsym.channel.process import process
+from libsym.channel.scripts import Call, Script
 from libsym.errors import ProtocolError
 
 

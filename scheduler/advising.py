@@ -6,7 +6,7 @@ import struct
 
 from kvfs.fs import FileSystem
 from libsym.advice import MAX_ADVICE
-from libsym.channel import Request
+from libsym.channel.server import Request
 from libsym.errors import Invalid, NotSupported
 from scheduler.lip import Lip
 from scheduler.messages import Reply, text_of

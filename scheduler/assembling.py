@@ -12,7 +12,7 @@ import trio
 from kvfs.fs import FileSystem
 from kvfs.pages.assemble import Assembly
 from libsym.abi import REBASE
-from libsym.channel import Request
+from libsym.channel.server import Request
 from libsym.errors import Invalid
 from scheduler.lip import Lip
 from scheduler.messages import Reply, mode_of, text_of

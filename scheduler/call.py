@@ -20,7 +20,7 @@ from decoder.batch import BoolArray, Chunk, IntArray
 from kvfs.fs import OpenKv
 from kvfs.pages.table import Reservation
 from libsym.abi import PAGE_ENTRIES
-from libsym.channel import ServerChannel
+from libsym.channel.server import ServerChannel
 from libsym.errors import Invalid, SymError
 from libsym.sampling import RowSampler
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvfs.fs import Claim, FileSystem, OpenKv
 from libsym.abi import OPEN_WRITE
-from libsym.channel import Request
+from libsym.channel.server import Request
 from scheduler.lip import Lip
 from scheduler.messages import Reply, mode_of, text_of
 

@@ -16,7 +16,7 @@ from kvfs.du import Denied, DuRow, total, walk
 from kvfs.fs import FileSystem
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Credentials
-from libsym.channel import PAYLOAD_BYTES, Request
+from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid
 from scheduler.lip import Lip
 from scheduler.messages import Reply, json_reply, text_of

@@ -22,7 +22,7 @@ import trio
 
 from kvfs.fs import FileSystem, OpenKv
 from libsym.abi import OPEN_WRITE, TOKENIZE_SPECIAL, Op
-from libsym.channel import PAYLOAD_BYTES, Request
+from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NotPermitted, NotSupported, SymError, WouldBlock
 from scheduler.advising import Advising
 from scheduler.assembling import Assembler

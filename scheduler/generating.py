@@ -17,7 +17,7 @@ import trio
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from libsym.abi import Finish
-from libsym.channel import PAYLOAD_BYTES, Request
+from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, SymError
 from libsym.generate import MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
 from libsym.sampling import RowSampler, sampling_block_bytes

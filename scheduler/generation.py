@@ -24,7 +24,7 @@ from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from kvfs.pages.table import Reservation
 from libsym.abi import Finish
-from libsym.channel import ServerChannel
+from libsym.channel.server import ServerChannel
 from libsym.errors import SymError
 from libsym.sampling import RowSampler
 from scheduler.call import Caller, FileCall, HotGeneration, Rows

@@ -10,7 +10,7 @@ import trio
 
 from kvfs.fs import OpenKv
 from kvfs.names.tree import Credentials
-from libsym.channel import ServerChannel
+from libsym.channel.server import ServerChannel
 from libsym.errors import BadHandle
 from scheduler.messages import Reply
 from scheduler.slots import Slots, Then

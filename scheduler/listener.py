@@ -19,9 +19,9 @@ from pathlib import Path
 import trio
 
 from kvfs.names.tree import Credentials
-from libsym.channel import ServerChannel
+from libsym.channel.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
+from libsym.channel.server import ServerChannel
 from libsym.errors import Exists, ProtocolError, SymError, WouldBlock
-from libsym.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
 from scheduler.gate import Gate
 from scheduler.lip import Lip
 from scheduler.places import Places

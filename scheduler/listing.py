@@ -15,7 +15,7 @@ import trio
 
 from kvfs.fs import FileSystem
 from kvfs.names.inode import Inode
-from libsym.channel import PAYLOAD_BYTES, Request
+from libsym.channel.server import PAYLOAD_BYTES, Request
 from scheduler.lip import Lip
 from scheduler.messages import Reply, text_of
 

@@ -14,7 +14,7 @@ import trio
 
 from kvfs.fs import FileSystem, OpenKv
 from libsym.abi import LOCK_NOWAIT, LOCK_SHARED
-from libsym.channel import Request
+from libsym.channel.server import Request
 from libsym.errors import SymError, WouldBlock
 from scheduler.lip import Lip
 from scheduler.messages import Reply

@@ -28,7 +28,7 @@ import trio
 
 from kvfs.alarms import Alarm, Alarms
 from libsym.abi import MessageKind
-from libsym.channel import PAYLOAD_BYTES, Request
+from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, SymError, TooLarge, WouldBlock
 from scheduler.lip import MAX_WAITS, Lip
 from scheduler.messages import Reply

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from libsym.channel import Request
+from libsym.channel.server import Request
 from libsym.errors import Invalid, SymError
 
 

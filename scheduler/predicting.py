@@ -18,7 +18,7 @@ import numpy as np
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from libsym.abi import FRAME_ALIGN, HEADER_BYTES, MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
-from libsym.channel import PAYLOAD_BYTES, Request
+from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import BadHandle, Invalid, NoAccess, SymError, TooLarge
 from scheduler.batch import BatchScheduler
 from scheduler.call import EntryMask, PredCall

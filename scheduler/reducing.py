@@ -6,7 +6,7 @@ tokens of each of 10,000 entries needs no result slot for any of them.
 
 from __future__ import annotations
 
-from libsym.channel import PAYLOAD_BYTES
+from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import SymError, TooLarge
 from libsym.reduced import RowReducer
 from scheduler.call import Rows

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from decoder.batch import IntArray, NativeStep
+from libsym.channel.hot import address, hook_addresses
 from libsym.errors import SymError
-from libsym.hot import address, hook_addresses
 from libsym.rows import checked
 from scheduler._loop import ffi, lib
 from scheduler.call import FileCall, HotGeneration, HotPred, Rows

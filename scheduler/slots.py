@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import trio
 
-from libsym.channel import ServerChannel
+from libsym.channel.server import ServerChannel
 from libsym.errors import NoBuffers, SymError
 
 PATIENCE_S = 1.0

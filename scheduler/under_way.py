@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from libsym.abi import HEADER_BYTES, Op
-from libsym.channel import Request
+from libsym.channel.server import Request
 from libsym.errors import WouldBlock
 
 FREE_BYTES = 256

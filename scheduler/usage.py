@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import trio
 
 from kvfs.pages.table import PageTable
-from libsym.channel import Request
+from libsym.channel.server import Request
 from scheduler.batch import BatchScheduler
 from scheduler.messages import Reply
 

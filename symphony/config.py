@@ -10,8 +10,8 @@ from typing import Any
 
 from decoder.config import GPU_PRECISIONS, KV_DTYPE
 from kvfs.sizes import parse_bytes
+from libsym.channel.socket_path import default_socket
 from libsym.errors import Invalid, NotFound
-from libsym.paths import default_socket
 
 
 @dataclass(frozen=True, slots=True)

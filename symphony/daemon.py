@@ -29,8 +29,8 @@ from kvfs.fs import FileSystem
 from kvfs.mount.session import serve_mount
 from kvfs.pages.accounts import Accounts, Limits
 from kvfs.pages.pool import PagePool
+from libsym.channel.socket_path import make_socket_directory
 from libsym.errors import SymError
-from libsym.paths import make_socket_directory
 from scheduler.batch import BatchScheduler
 from scheduler.control import Control
 from scheduler.gate import Gate

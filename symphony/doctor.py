@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from libsym.channel.socket_path import find_socket
 from libsym.errors import SymError
-from libsym.paths import find_socket
 from symphony.config import available_memory_bytes, defaults
 from symphony.reports import human_bytes
 

@@ -35,8 +35,8 @@ from decoder.config import KV_DTYPE
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import load_model
 from libsym.abi import Op
-from libsym.calls import Call
-from libsym.client import process
+from libsym.channel.process import process
+from libsym.channel.scripts import Call
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = [11, 12, 13, 14]

@@ -21,9 +21,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from libsym.abi import Op
-from libsym.channel import ServerChannel
-from libsym.client_channel import ClientChannel
-from libsym.handshake import GREETING_BYTES, WELCOME, check_greeting, dial
+from libsym.channel.client import ClientChannel
+from libsym.channel.handshake import GREETING_BYTES, WELCOME, check_greeting, dial
+from libsym.channel.server import ServerChannel
 
 VOCAB_SIZE = 49_152
 

@@ -41,8 +41,8 @@ sys.path.insert(0, str(HOUSE))
 import libsym as sym  # noqa: E402 - found through the line above
 from libsym import abi  # noqa: E402
 from libsym.abi import RING_BYTES, Op  # noqa: E402
+from libsym.channel.handshake import dial  # noqa: E402
 from libsym.errors import SymError  # noqa: E402
-from libsym.handshake import dial  # noqa: E402
 
 NOBODY = 65534
 SECRET_TEXT = "7c1f-the-honest-program-alone-knows-this-9e42"

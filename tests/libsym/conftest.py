@@ -9,7 +9,7 @@ import pytest
 from echo_client import VOCAB_SIZE, Daemon, start
 
 import libsym as sym
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import libsym
 from libsym.abi import Op
-from libsym.client_channel import ClientChannel
-from libsym.handshake import dial
+from libsym.channel.client import ClientChannel
+from libsym.channel.handshake import dial
 
 VOCAB_SIZE = 300
 

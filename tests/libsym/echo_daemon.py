@@ -16,9 +16,9 @@ import sys
 from array import array
 
 from libsym.abi import LOCK_NOWAIT, RANGE_END, ROWS_ALL, ROWS_LAST, Op
-from libsym.channel import Request, ServerChannel
+from libsym.channel.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
+from libsym.channel.server import Request, ServerChannel
 from libsym.errors import BadHandle, ProtocolError, SymError, WouldBlock
-from libsym.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
 
 HOLD = 0x100
 """Do not answer before somebody pings with RELEASE."""

@@ -17,8 +17,8 @@ from echo_client import ENVIRONMENT, Daemon, statistics, wait_until
 from echo_daemon import BIG, FAIL, HOLD, MANY, RELEASE
 
 from libsym.abi import MAX_FRAME_BYTES, RING_BYTES, ROWS_LAST, Op
-from libsym.calls import Call
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
+from libsym.channel.scripts import Call
 from libsym.errors import BadHandle, NotConnected, SymError, TooLarge
 
 

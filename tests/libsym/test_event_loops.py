@@ -21,10 +21,10 @@ from echo_daemon import HOLD, MANY, RELEASE
 
 import libsym as sym
 from libsym.abi import MAX_FRAME_BYTES, Op
-from libsym.calls import Call
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
+from libsym.channel.event_loop import AsyncStream, perform
+from libsym.channel.scripts import Call
 from libsym.errors import BadHandle, Invalid, NotConnected, SymError
-from libsym.event_loop import AsyncStream, perform
 
 BACKENDS = ("trio", "asyncio")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from libsym import handshake
+from libsym.channel import handshake
+from libsym.channel.handshake import dial, refusal
 from libsym.errors import NotConnected, SymError, WouldBlock
-from libsym.handshake import dial, refusal
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from echo_client import ENVIRONMENT
 
 import libsym as sym
-from libsym import paths
+from libsym.channel import socket_path as paths
+from libsym.channel.socket_path import check_private, default_socket, find_socket
 from libsym.errors import error_for
-from libsym.paths import check_private, default_socket, find_socket
 
 HOUSE = Path(sym.__file__).parent
 

@@ -15,9 +15,9 @@ import pytest
 import libsym
 from libsym import abi
 from libsym._channel import ffi, lib
-from libsym.channel import MAX_OPEN, MAX_TAKEN, ServerChannel
+from libsym.channel.handshake import check_greeting, refusal
+from libsym.channel.server import MAX_OPEN, MAX_TAKEN, ServerChannel
 from libsym.errors import Invalid, NoBuffers, ProtocolError, SymError, TooLarge
-from libsym.handshake import check_greeting, refusal
 
 # Offsets in struct sym_region, as a client in another language would use them.
 SUBMIT_TAIL, COMPLETE_HEAD, COMPLETE_TAIL, BACKLOG = 128, 192, 320, 388

@@ -19,12 +19,12 @@ from echo_daemon import BEST_LOGIT, HOLD, MANY, RELEASE, REQUEST
 from interrupts import ends_before
 
 from libsym.abi import ROWS_LAST, Finish, Op
-from libsym.calls import Call
-from libsym.client_channel import ClientChannel, Stream
+from libsym.channel.client import ClientChannel, Stream
+from libsym.channel.event_loop import perform
+from libsym.channel.reply import Reply
+from libsym.channel.scripts import Call
 from libsym.errors import Invalid, NotConnected, ProtocolError, SymError
-from libsym.event_loop import perform
 from libsym.generate import Progress, Started
-from libsym.reply import Reply
 
 
 def stream(client: ClientChannel, count: int, *, flags: int = 0, payload: bytes = b"") -> Stream:

@@ -27,7 +27,7 @@ from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
 from libsym.abi import MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Finish, Op
-from libsym.channel import Request
+from libsym.channel.server import Request
 from libsym.errors import NoBuffers
 from libsym.reduced import reduction_block
 from libsym.sampling import Sampler

@@ -15,7 +15,7 @@ from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
 from libsym.abi import Op
-from libsym.channel import PAYLOAD_BYTES, Request
+from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NotFound
 from scheduler.du import ROWS, TOTAL, DiskUsage
 from scheduler.lip import Lip

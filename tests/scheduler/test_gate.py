@@ -18,7 +18,7 @@ from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
 from libsym.abi import LOCK_NOWAIT, REBASE, Op
-from libsym.channel import Request
+from libsym.channel.server import Request
 from scheduler.batch import BatchScheduler
 from scheduler.gate import FILES_A_TURN, MAX_LATER, MAX_WAITS, Gate
 from scheduler.lip import Lip

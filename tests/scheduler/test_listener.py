@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
+from libsym.channel.handshake import GREETING, WELCOME
 from libsym.errors import SymError, error_for
-from libsym.handshake import GREETING, WELCOME
 from scheduler.listener import GREETING_TIMEOUT_S, MAX_HANDSHAKES, MAX_LIPS, Listener, bind
 
 ALONE = MAX_HANDSHAKES // 2

@@ -14,7 +14,7 @@ from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
 from libsym.abi import Op
-from libsym.channel import PAYLOAD_BYTES, Request
+from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import NoAccess, NotDirectory
 from scheduler.lip import Lip
 from scheduler.listing import Listing

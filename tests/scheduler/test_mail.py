@@ -10,7 +10,7 @@ import trio.testing
 from kvfs.alarms import Alarms
 from kvfs.names.inode import Credentials, Inode
 from libsym.abi import MessageKind, Op
-from libsym.channel import Request
+from libsym.channel.server import Request
 from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, TooLarge, WouldBlock
 from scheduler.lip import MAX_WAITS, Lip
 from scheduler.mail import MAX_BYTES, MAX_MESSAGE_BYTES, MAX_MESSAGES, MAX_TOPIC_BYTES, MAX_TOPICS, Mail

@@ -19,7 +19,7 @@ from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
 from libsym.abi import ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
-from libsym.channel import Request, ServerChannel
+from libsym.channel.server import Request, ServerChannel
 from libsym.errors import NoSpace
 from scheduler.batch import BatchScheduler, PredCall
 from scheduler.decoding import decode_call

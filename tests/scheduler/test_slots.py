@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from libsym.channel import ServerChannel
+from libsym.channel.server import ServerChannel
 from libsym.errors import NoBuffers, SymError, TooLarge
 from scheduler.slots import PATIENCE_S, Slots
 

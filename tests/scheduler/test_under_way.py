@@ -1,7 +1,7 @@
 """What requests count for while they are under way."""
 
 from libsym.abi import HEADER_BYTES, Op
-from libsym.channel import Request
+from libsym.channel.server import Request
 from scheduler.under_way import CALL_BYTES, cost_of, num_calls_in
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import libsym as sym
 from libsym.abi import ROWS_LAST, Op
-from libsym.client import process
-from libsym.handshake import GREETING
+from libsym.channel.handshake import GREETING
+from libsym.channel.process import process
 
 
 @pytest.fixture

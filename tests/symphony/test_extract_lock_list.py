@@ -11,7 +11,7 @@ import pytest
 
 import libsym as sym
 from libsym.abi import REBASE, Op
-from libsym.client import process
+from libsym.channel.process import process
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 import libsym as sym
 from libsym.abi import OPEN_WRITE, Op
-from libsym.calls import Call
-from libsym.client import process
+from libsym.channel.process import process
+from libsym.channel.scripts import Call
 
 
 @pytest.fixture

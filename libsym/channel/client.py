@@ -12,9 +12,9 @@ from weakref import WeakValueDictionary
 
 from libsym._channel import ffi, lib
 from libsym.abi import HEADER_BYTES, MAX_FRAME_BYTES, Op
-from libsym.calls import Call, Script
+from libsym.channel.reply import Reply
+from libsym.channel.scripts import Call, Script
 from libsym.errors import BadHandle, Invalid, NotConnected, ProtocolError, SymError, TooLarge
-from libsym.reply import Reply
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """System calls as scripts: each is written once, for threads and for event loops.
 
 A script is a generator that yields requests, is sent their replies, and returns what the call gives. It neither waits
-nor knows who does: `ClientChannel.run` waits with the thread, `libsym.event_loop.run` with the task.
+nor knows who does: `ClientChannel.run` waits with the thread, `libsym.channel.event_loop.run` with the task.
 
     def length_script(kv: KV) -> Script[int]:
         reply = yield Call(Op.KV_STAT, handle=kv.handle)
@@ -17,7 +17,7 @@ from collections.abc import Generator
 from typing import NamedTuple, TypeVar
 
 from libsym.abi import Op
-from libsym.reply import Reply
+from libsym.channel.reply import Reply
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ import threading
 
 from libsym.abi import Op
 from libsym.arguments import path_bytes
-from libsym.client_channel import ClientChannel
-from libsym.handshake import dial
-from libsym.paths import find_socket
+from libsym.channel.client import ClientChannel
+from libsym.channel.handshake import dial
+from libsym.channel.socket_path import find_socket
 
 
 class Process:

@@ -115,7 +115,7 @@ class ServerChannel:
 
     @property
     def memory(self) -> tuple[Any, mmap.mmap]:
-        """The C half, and what it works on: whoever hands its address to the functions of `libsym.hot` keeps this."""
+        """The C half, and what it works on: whoever hands its address to `libsym.channel.hot` keeps this."""
         assert self._memory is not None
         return self._memory
 

@@ -20,10 +20,10 @@ import anyio
 from anyio.lowlevel import RunVar, checkpoint
 
 from libsym._channel import ffi, lib
-from libsym.calls import Call, Script
-from libsym.client_channel import ClientChannel
+from libsym.channel.client import ClientChannel
+from libsym.channel.reply import Reply
+from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid
-from libsym.reply import Reply
 
 T = TypeVar("T")
 
