@@ -107,7 +107,6 @@ from libsym.api import (
     model_info,
 )
 from libsym.computed import kv_open_or_compute
-from libsym.dist import Dist
 from libsym.errors import (
     BadHandle,
     BatchFailed,
@@ -139,8 +138,9 @@ from libsym.info import KvEntry, KvStat, ModelInfo
 from libsym.kv import KV
 from libsym.messages import recv, send, subscribe, unsubscribe
 from libsym.pred import Pred, kv_write, pred, pred_batch
-from libsym.reduced import ReducedDist
-from libsym.sampling import Draws, Sampler
+from libsym.rows.dist import Dist
+from libsym.rows.reduced import ReducedDist
+from libsym.rows.sampler import Draws, Sampler
 from libsym.text import Detokenizer, chat_template, chat_tokens, detokenize, tokenize
 from libsym.usage import Usage, getpid, getrusage
 from libsym.user import recv_from_user, send_to_user

@@ -35,7 +35,6 @@ from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import run
 from libsym.channel.process import process
 from libsym.channel.scripts import Script
-from libsym.dist import Dist
 from libsym.generate import Grammar, Ngram, generate_call
 from libsym.info import KvEntry, KvStat, ModelInfo
 from libsym.kv import KV, Flags, Locked, Range
@@ -51,8 +50,9 @@ from libsym.pred import (
     pred_script,
     write_script,
 )
-from libsym.reduced import ReducedDist
-from libsym.sampling import Sampler
+from libsym.rows.dist import Dist
+from libsym.rows.reduced import ReducedDist
+from libsym.rows.sampler import Sampler
 from libsym.text import TextWindow
 from libsym.usage import Usage
 from libsym.vocabulary import vocabulary_script

@@ -21,7 +21,7 @@ from libsym.channel.scripts import Call
 from libsym.errors import Invalid, SymError
 from libsym.open_file import OpenFile, channel_of
 from libsym.pred import Positions, checked_priority, checked_sampler, counted_before, places_of
-from libsym.sampling import Sampler, random_seed
+from libsym.rows.sampler import Sampler, random_seed
 from libsym.vocabulary import vocabulary_script
 
 MAX_STOP_TEXTS = 64

@@ -17,12 +17,12 @@ from libsym.arguments import int32, shown
 from libsym.channel.client import ClientChannel
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
-from libsym.dist import Dist
 from libsym.errors import BadHandle, BatchFailed, Invalid, SymError
 from libsym.open_file import OpenFile, channel_of, not_open
-from libsym.reduced import ReducedDist, reduction_block
-from libsym.rows import bits_of
-from libsym.sampling import Sampler
+from libsym.rows.dist import Dist
+from libsym.rows.native import bits_of
+from libsym.rows.reduced import ReducedDist, reduction_block
+from libsym.rows.sampler import Sampler
 
 Rows = Literal["last", "all"]
 Positions = int | Sequence[int] | None

@@ -22,7 +22,7 @@ from kvfs.pages.table import Reservation
 from libsym.abi import PAGE_ENTRIES
 from libsym.channel.server import ServerChannel
 from libsym.errors import Invalid, SymError
-from libsym.sampling import RowSampler
+from libsym.rows.sampler import RowSampler
 
 Rows: TypeAlias = "Sequence[memoryview[float]]"
 """Buffers of float32 [vocab], one for each row of logits."""

@@ -20,7 +20,7 @@ from libsym.abi import Finish
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, SymError
 from libsym.generate import MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
-from libsym.sampling import RowSampler, sampling_block_bytes
+from libsym.rows.sampler import RowSampler, sampling_block_bytes
 from scheduler.batch import BatchScheduler
 from scheduler.call import HotGeneration
 from scheduler.drafts import NgramDraft

@@ -26,7 +26,7 @@ from kvfs.pages.table import Reservation
 from libsym.abi import Finish
 from libsym.channel.server import ServerChannel
 from libsym.errors import SymError
-from libsym.sampling import RowSampler
+from libsym.rows.sampler import RowSampler
 from scheduler.call import Caller, FileCall, HotGeneration, Rows
 from scheduler.drafts import NgramDraft
 from scheduler.grammar import Grammar

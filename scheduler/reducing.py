@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import SymError, TooLarge
-from libsym.reduced import RowReducer
+from libsym.rows.reduced import RowReducer
 from scheduler.call import Rows
 from scheduler.messages import kept
 

@@ -12,7 +12,7 @@ import numpy as np
 from decoder.batch import IntArray, NativeStep
 from libsym.channel.hot import address, hook_addresses
 from libsym.errors import SymError
-from libsym.rows import checked
+from libsym.rows.native import checked
 from scheduler._loop import ffi, lib
 from scheduler.call import FileCall, HotGeneration, HotPred, Rows
 from scheduler.messages import kept

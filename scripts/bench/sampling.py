@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import libsym as sym
 from libsym._channel import ffi, lib
-from libsym.sampling import RowSampler
+from libsym.rows.sampler import RowSampler
 
 VOCAB_SIZE = 49_152
 HISTORY = 2_000  # tokens that penalties look at

@@ -8,8 +8,8 @@ from array import array
 import numpy as np
 import pytest
 
-from libsym.dist import Dist, uniform
 from libsym.errors import Invalid
+from libsym.rows.dist import Dist, uniform
 
 SIZES = [1, 2, 3, 5, 64, 511, 512, 513, 1025, 49_152]
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libsym.dist import Dist
 from libsym.errors import Invalid, ProtocolError
-from libsym.reduced import ReducedDist, RowReducer, reduction_block
-from libsym.sampling import Sampler
+from libsym.rows.dist import Dist
+from libsym.rows.reduced import ReducedDist, RowReducer, reduction_block
+from libsym.rows.sampler import Sampler
 
 NAMED = [5, 0, 999, 5]
 

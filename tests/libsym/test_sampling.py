@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 import libsym as sym
 from libsym._channel import ffi, lib
-from libsym.dist import Dist, uniform
 from libsym.errors import Invalid
-from libsym.sampling import Draws, RowSampler, Sampler, sampling_block_bytes
+from libsym.rows.dist import Dist, uniform
+from libsym.rows.sampler import Draws, RowSampler, Sampler, sampling_block_bytes
 
 INSTRUCTIONS = [bits for bits in (512, 256, 0) if lib.sym_rows_use(bits) == 0]
 lib.sym_rows_use(INSTRUCTIONS[0])

@@ -29,8 +29,8 @@ from kvfs.pages.pool import PagePool
 from libsym.abi import MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Finish, Op
 from libsym.channel.server import Request
 from libsym.errors import NoBuffers
-from libsym.reduced import reduction_block
-from libsym.sampling import Sampler
+from libsym.rows.reduced import reduction_block
+from libsym.rows.sampler import Sampler
 from scheduler.batch import BatchScheduler
 from scheduler.call import PredCall
 from scheduler.gate import Gate

@@ -14,7 +14,7 @@ from triton_kernels.logits import ALL_BUT_NOTHING, RowSettings, TokenLists, proc
 
 try:
     from libsym._channel import ffi, lib
-    from libsym.sampling import RowSampler, Sampler
+    from libsym.rows.sampler import RowSampler, Sampler
 except ImportError:
     lib = None
 

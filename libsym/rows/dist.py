@@ -15,7 +15,7 @@ from typing import Any, Self
 from libsym._channel import ffi, lib
 from libsym.arguments import int64, real, shown
 from libsym.errors import Invalid
-from libsym.rows import Allowed, check_limits, checked, pointer, uniform
+from libsym.rows.native import Allowed, check_limits, checked, pointer, uniform
 
 __all__ = ["Dist", "uniform"]
 

@@ -19,9 +19,9 @@ from typing import Any, Self
 from libsym._channel import ffi, lib
 from libsym.arguments import int32, int64, real, seed64, shown
 from libsym.channel.hot import address
-from libsym.dist import Dist
 from libsym.errors import Invalid
-from libsym.rows import Allowed, check_limits, checked, pointer
+from libsym.rows.dist import Dist
+from libsym.rows.native import Allowed, check_limits, checked, pointer
 
 _SETTINGS = struct.Struct("=dddfffIQIIII")  # struct sym_sampling
 _BIAS = struct.Struct("=if")

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from libsym._channel import ffi, lib
 from libsym.arguments import int64
 from libsym.errors import Invalid, ProtocolError
-from libsym.rows import checked
-from libsym.sampling import RowSampler
+from libsym.rows.native import checked
+from libsym.rows.sampler import RowSampler
 
 _REDUCTION = struct.Struct("=IIII")  # struct sym_reduction
 _HEAD = struct.Struct("=ifff")  # struct sym_reduced
