@@ -25,8 +25,9 @@ from anyio import to_thread, wait_readable
 from anyio.lowlevel import checkpoint
 
 from libsym import advice as advising
-from libsym import api, computed, daemon, messages, names, usage, user
+from libsym import api, computed, messages, names, usage, user
 from libsym import kv as files
+from libsym import status as daemon
 from libsym import text as texts
 from libsym.advice import Advised
 from libsym.arguments import Path, int32

@@ -9,7 +9,6 @@ from typing import Any
 from libsym.arguments import Path, path_text
 from libsym.channel.client import ClientChannel
 from libsym.channel.process import process
-from libsym.daemon import daemon_check_script, daemon_stat_script, model_info_script
 from libsym.info import KvEntry, KvStat, ModelInfo
 from libsym.kv import (
     KV,
@@ -32,6 +31,7 @@ from libsym.kv import (
 )
 from libsym.names import chmod_script, du_script, list_script, mkdir_script, rename_script
 from libsym.open_file import channel_of
+from libsym.status import daemon_check_script, daemon_stat_script, model_info_script
 
 
 def connect(socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None) -> None:
