@@ -22,7 +22,7 @@ _BOOLS = ("bool", "bool_")
 def uniform(seed: int) -> float:
     """The number of [0, 1) that a seed stands for; neighbouring seeds give unrelated numbers.
 
-    >>> from libsym.dist import uniform
+    >>> from libsym.rows.dist import uniform
     >>> uniform(0), uniform(1)
     (0.8833108082136426, 0.5665615751722809)
     """

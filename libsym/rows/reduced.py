@@ -53,7 +53,7 @@ class RowReducer:
     """Reduces rows as a block says that may have come from anybody; Invalid if it is malformed.
 
     >>> from array import array
-    >>> from libsym.reduced import ReducedDist, RowReducer, reduction_block
+    >>> from libsym.rows.reduced import ReducedDist, RowReducer, reduction_block
     >>> reducer = RowReducer(reduction_block(top_k=2), vocab_size=3)
     >>> row = reducer.reduce(memoryview(array("f", [0, 3, 1])), index=0)
     >>> ReducedDist(row, num_rows=1, top_k=2).argmax()

@@ -135,7 +135,7 @@ class RowSampler:
     """A sampler over rows of logits: struct sym_sampling and what follows it, from whoever sent it. Of one thread.
 
     >>> from array import array
-    >>> from libsym.sampling import RowSampler, Sampler
+    >>> from libsym.rows.sampler import RowSampler, Sampler
     >>> sampler = RowSampler(Sampler.greedy().block(), vocab_size=3)
     >>> sampler.draw(memoryview(array("f", [0, 3, 1])), index=0)
     1

@@ -93,8 +93,8 @@ def test_several_processes_talk_at_once(daemon: Daemon) -> None:
     script = """
 import sys
 from libsym.abi import Op
-from libsym.client_channel import ClientChannel
-from libsym.handshake import dial
+from libsym.channel.client import ClientChannel
+from libsym.channel.handshake import dial
 channel = ClientChannel(*dial(sys.argv[1]), sys.argv[1])
 for number in range(300):
     payload = b"%s %d" % (sys.argv[2].encode(), number)
@@ -173,8 +173,8 @@ def test_replies_beyond_the_ring_wait_at_the_daemon_and_arrive_in_the_end(daemon
     script = f"""
 import sys, threading
 from libsym.abi import Op
-from libsym.client_channel import ClientChannel
-from libsym.handshake import dial
+from libsym.channel.client import ClientChannel
+from libsym.channel.handshake import dial
 channel = ClientChannel(*dial(sys.argv[1]), sys.argv[1])
 sizes = []
 call = lambda n: sizes.append(len(channel.call(Op.PING, flags={HOLD}, payload=bytes(500_000 + n)).payload))

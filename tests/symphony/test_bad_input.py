@@ -95,7 +95,7 @@ def test_a_handle_of_another_process(connected):
         out = connected.run(
             """
             from libsym.abi import Op
-            from libsym.client import process
+            from libsym.channel.process import process
             mine = sym.kv_create()
             stolen = int(sys.argv[1])
             for handle in {0, stolen, stolen + 1, stolen + 100, 2**63} - {mine.handle}:

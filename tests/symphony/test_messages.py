@@ -106,8 +106,8 @@ def test_a_message_whose_reply_nobody_looked_at_comes_again(daemon):
     out = daemon.run(
         """
         from libsym.abi import Op
-        from libsym.calls import Call
-        from libsym.client import process
+        from libsym.channel.scripts import Call
+        from libsym.channel.process import process
         me, channel = sym.getpid(), process.channel()
         for x in ("short", "long" * 1000): sym.send(me, x)
         for _ in range(3):

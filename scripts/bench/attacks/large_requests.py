@@ -19,8 +19,12 @@ HEAD = """
 import collections, struct, sys
 import libsym as sym
 from libsym.abi import MASKED, ROWS_LAST, Op
-from libsym.calls import Call
-from libsym.client import process
+try:
+    from libsym.channel.process import process
+    from libsym.channel.scripts import Call
+except ModuleNotFoundError:  # a checkout from before these files were moved
+    from libsym.calls import Call
+    from libsym.client import process
 num_bytes, refused, waiting = int(sys.argv[1]), collections.Counter(), []
 channel = process.channel()
 
