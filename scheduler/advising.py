@@ -9,7 +9,8 @@ from libsym.advice import MAX_ADVICE
 from libsym.channel.server import Request
 from libsym.errors import Invalid, NotSupported
 from scheduler.lip import Lip
-from scheduler.messages import Reply, text_of
+from scheduler.payloads import text_of
+from scheduler.replies import Reply
 
 _PIECE = struct.Struct("=qq")
 """What, and its value."""

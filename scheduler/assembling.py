@@ -15,7 +15,8 @@ from libsym.abi import REBASE
 from libsym.channel.server import Request
 from libsym.errors import Invalid
 from scheduler.lip import Lip
-from scheduler.messages import Reply, mode_of, text_of
+from scheduler.payloads import mode_of, text_of
+from scheduler.replies import Reply
 
 NUM_WORKERS = 2
 """Assemblies that are worked on at once: the others wait, so that the cores are left to the steps."""

@@ -39,8 +39,8 @@ from libsym.errors import Invalid, NoSpace, OverQuota, StepFailed, SymError
 from scheduler._loop import lib as loop
 from scheduler.call import Caller, EntryMask, FileCall, PredCall, Rows
 from scheduler.generation import GenerateCall
-from scheduler.messages import kept
 from scheduler.policy import Limits, Path, plan_step, prefilling
+from scheduler.replies import kept
 from scheduler.run import COMPUTING, MAX_MEMBERS, Member, Run
 from scheduler.step_thread import StepThread
 

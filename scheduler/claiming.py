@@ -14,7 +14,8 @@ from kvfs.fs import Claim, FileSystem, OpenKv
 from libsym.abi import OPEN_WRITE
 from libsym.channel.server import Request
 from scheduler.lip import Lip
-from scheduler.messages import Reply, mode_of, text_of
+from scheduler.payloads import mode_of, text_of
+from scheduler.replies import Reply
 
 
 class Claiming:

@@ -19,7 +19,8 @@ from kvfs.names.tree import Credentials
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid
 from scheduler.lip import Lip
-from scheduler.messages import Reply, json_reply, text_of
+from scheduler.payloads import text_of
+from scheduler.replies import Reply, json_reply
 
 ROWS, TOTAL = 0, 1
 """What args[0] asks for."""

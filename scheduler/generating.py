@@ -24,12 +24,12 @@ from libsym.rows.sampler import RowSampler, sampling_block_bytes
 from scheduler.batch import BatchScheduler
 from scheduler.call import HotGeneration
 from scheduler.drafts import NgramDraft
-from scheduler.fields import Fields, check_priority
 from scheduler.generation import GenerateCall
 from scheduler.grammar import Grammar, Grammars, GrammarText
 from scheduler.lip import Lip
-from scheduler.messages import Reply, json_of
+from scheduler.payloads import Fields, check_priority, json_of
 from scheduler.predicting import Limited, appendable
+from scheduler.replies import Reply
 from scheduler.stops import StopTexts
 from scheduler.under_way import cost_of
 

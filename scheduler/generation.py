@@ -30,7 +30,7 @@ from libsym.rows.sampler import RowSampler
 from scheduler.call import Caller, FileCall, HotGeneration, Rows
 from scheduler.drafts import NgramDraft
 from scheduler.grammar import Grammar
-from scheduler.messages import kept
+from scheduler.replies import kept
 from scheduler.stops import StopTexts
 
 Emit = Callable[[list[int], int], None]

@@ -12,7 +12,7 @@ from kvfs.fs import OpenKv
 from kvfs.names.tree import Credentials
 from libsym.channel.server import ServerChannel
 from libsym.errors import BadHandle
-from scheduler.messages import Reply
+from scheduler.replies import Reply
 from scheduler.slots import Slots, Then
 from scheduler.under_way import UnderWay, UserBytes
 from scheduler.usage import PageSeconds

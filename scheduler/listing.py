@@ -17,7 +17,8 @@ from kvfs.fs import FileSystem
 from kvfs.names.inode import Inode
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from scheduler.lip import Lip
-from scheduler.messages import Reply, text_of
+from scheduler.payloads import text_of
+from scheduler.replies import Reply
 
 FEW_NAMES = 500
 """Sorted at once (0.1 ms); more in a worker."""

@@ -17,7 +17,7 @@ from libsym.abi import LOCK_NOWAIT, LOCK_SHARED
 from libsym.channel.server import Request
 from libsym.errors import SymError, WouldBlock
 from scheduler.lip import Lip
-from scheduler.messages import Reply
+from scheduler.replies import Reply
 
 
 class Locking:

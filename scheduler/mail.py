@@ -31,7 +31,7 @@ from libsym.abi import MessageKind
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, SymError, TooLarge, WouldBlock
 from scheduler.lip import MAX_WAITS, Lip
-from scheduler.messages import Reply
+from scheduler.replies import Reply
 
 MAX_TOPIC_BYTES = 255
 """Of a topic's name, as of a file's."""

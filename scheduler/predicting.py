@@ -23,10 +23,10 @@ from libsym.errors import BadHandle, Invalid, NoAccess, SymError, TooLarge
 from scheduler.batch import BatchScheduler
 from scheduler.call import EntryMask, PredCall
 from scheduler.decoding import decode_call
-from scheduler.fields import Fields, check_priority, check_range
 from scheduler.lip import Lip
-from scheduler.messages import Reply, kept
+from scheduler.payloads import Fields, check_priority, check_range
 from scheduler.reducing import Reduction
+from scheduler.replies import Reply, kept
 from scheduler.slots import Then
 from scheduler.under_way import cost_of
 

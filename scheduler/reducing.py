@@ -10,7 +10,7 @@ from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import SymError, TooLarge
 from libsym.rows.reduced import RowReducer
 from scheduler.call import Rows
-from scheduler.messages import kept
+from scheduler.replies import kept
 
 
 class Reduction:

@@ -15,7 +15,7 @@ from libsym.errors import SymError
 from libsym.rows.native import checked
 from scheduler._loop import ffi, lib
 from scheduler.call import FileCall, HotGeneration, HotPred, Rows
-from scheduler.messages import kept
+from scheduler.replies import kept
 
 WAIT_PERCENT = 10
 """Share of a step's time that the next one may wait for programs that usually come back so soon."""

@@ -12,7 +12,7 @@ import trio
 from kvfs.pages.table import PageTable
 from libsym.channel.server import Request
 from scheduler.batch import BatchScheduler
-from scheduler.messages import Reply
+from scheduler.replies import Reply
 
 FILES_A_TURN = 500
 """Looked at before others get their turn: some 0.3 ms."""
