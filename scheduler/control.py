@@ -20,10 +20,10 @@ from kvfs.fs import FileSystem, OpenKv
 from libsym.abi import Op
 from libsym.errors import NotFound, SymError
 from scheduler import metrics
-from scheduler.batch import STEP_SIZES, BatchScheduler, Usage
+from scheduler.batch.batch_scheduler import STEP_SIZES, BatchScheduler, Usage
+from scheduler.batch.prefill import TextPrefill
 from scheduler.gate import Gate, TextModel
 from scheduler.lip import Lip
-from scheduler.prefill import TextPrefill
 
 
 class TextSource(TextModel, Protocol):

@@ -9,7 +9,7 @@ import numpy as np
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from libsym.errors import SymError
-from scheduler.call import HotPred, PredCall
+from scheduler.batch.call import HotPred, PredCall
 from scheduler.lip import Lip
 
 

@@ -26,7 +26,7 @@ from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NotPermitted, NotSupported, SymError, WouldBlock
 from scheduler.advising import Advising
 from scheduler.assembling import Assembler
-from scheduler.batch import BatchScheduler
+from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.claiming import Claiming
 from scheduler.du import DiskUsage
 from scheduler.generating import Generating, Vocabulary

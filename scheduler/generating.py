@@ -21,16 +21,16 @@ from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, SymError
 from libsym.generate import MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
 from libsym.rows.sampler import RowSampler, sampling_block_bytes
-from scheduler.batch import BatchScheduler
-from scheduler.call import HotGeneration
-from scheduler.drafts import NgramDraft
-from scheduler.generation import GenerateCall
-from scheduler.grammar import Grammar, Grammars, GrammarText
+from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.batch.call import HotGeneration
+from scheduler.batch.drafts import NgramDraft
+from scheduler.batch.generation import GenerateCall
+from scheduler.batch.grammar import Grammar, Grammars, GrammarText
+from scheduler.batch.stops import StopTexts
 from scheduler.lip import Lip
 from scheduler.payloads import Fields, check_priority, json_of
 from scheduler.predicting import Limited, appendable
 from scheduler.replies import Reply
-from scheduler.stops import StopTexts
 from scheduler.under_way import cost_of
 
 MAX_OPTION_TEXTS = MAX_STOP_TEXTS + 16

@@ -20,12 +20,12 @@ from kvfs.fs import OpenKv
 from libsym.abi import FRAME_ALIGN, HEADER_BYTES, MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import BadHandle, Invalid, NoAccess, SymError, TooLarge
-from scheduler.batch import BatchScheduler
-from scheduler.call import EntryMask, PredCall
+from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.batch.call import EntryMask, PredCall
+from scheduler.batch.reduction import Reduction
 from scheduler.decoding import decode_call
 from scheduler.lip import Lip
 from scheduler.payloads import Fields, check_priority, check_range
-from scheduler.reducing import Reduction
 from scheduler.replies import Reply, kept
 from scheduler.slots import Then
 from scheduler.under_way import cost_of

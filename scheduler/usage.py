@@ -11,7 +11,7 @@ import trio
 
 from kvfs.pages.table import PageTable
 from libsym.channel.server import Request
-from scheduler.batch import BatchScheduler
+from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.replies import Reply
 
 FILES_A_TURN = 500

@@ -15,7 +15,7 @@ from decoder.model import Model
 from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoSpace
-from scheduler.policy import Limits
+from scheduler.batch.policy import Limits
 from symphony.config import Config, available_memory_bytes
 
 KV_MEMORY_SHARE = 0.25

@@ -31,7 +31,7 @@ from kvfs.pages.accounts import Accounts, Limits
 from kvfs.pages.pool import PagePool
 from libsym.channel.socket_path import make_socket_directory
 from libsym.errors import SymError
-from scheduler.batch import BatchScheduler
+from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.control import Control
 from scheduler.gate import Gate
 from scheduler.listener import Listener, bind, clear_way

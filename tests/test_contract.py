@@ -41,7 +41,7 @@ def test_the_import_contract_is_kept():
         ("decoder/batch.py", "torch"),
         ("decoder/batch.py", "triton"),
         ("decoder/batch.py", "transformers"),
-        ("scheduler/policy.py", "symphony.config"),
+        ("scheduler/batch/policy.py", "symphony.config"),
         ("lips/ask.py", "kvfs.pages.table"),
     ],
 )

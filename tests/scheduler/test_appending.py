@@ -31,11 +31,11 @@ from libsym.channel.server import Request
 from libsym.errors import NoBuffers
 from libsym.rows.reduced import reduction_block
 from libsym.rows.sampler import Sampler
-from scheduler.batch import BatchScheduler
-from scheduler.call import PredCall
+from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.batch.call import PredCall
+from scheduler.batch.generation import GenerateCall
 from scheduler.gate import Gate
 from scheduler.generating import Asked
-from scheduler.generation import GenerateCall
 from scheduler.lip import Lip
 from scheduler.predicting import Wanted
 from scheduler.under_way import cost_of

@@ -16,8 +16,8 @@ from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
 from libsym.errors import Invalid, NoSpace, StepFailed, SymError
-from scheduler.batch import BatchScheduler, PredCall
-from scheduler.policy import Limits
+from scheduler.batch.batch_scheduler import BatchScheduler, PredCall
+from scheduler.batch.policy import Limits
 
 NUM_PAGES = 64
 ME = Credentials(0, 0, frozenset())

@@ -3,7 +3,7 @@
 import pytest
 
 from libsym.errors import Invalid
-from scheduler.drafts import NUM_PLACES, NgramDraft
+from scheduler.batch.drafts import NUM_PLACES, NgramDraft
 
 
 def draft(tokens, *, max_tokens=4, min_match=2):

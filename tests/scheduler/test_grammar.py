@@ -11,7 +11,7 @@ from decoder.gguf import read_gguf
 from decoder.model import packaged_gguf
 from decoder.vocabulary import byte_tokenizer, gguf_tokenizer
 from libsym.errors import Invalid
-from scheduler.grammar import NUM_KEPT, Grammars
+from scheduler.batch.grammar import NUM_KEPT, Grammars
 
 VOCAB_SIZE = 300  # the byte tokenizer has 259: the model may have more than the tokenizer
 EOS = 257

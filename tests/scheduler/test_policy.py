@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from scheduler.policy import AGING_PER_S, Limits, plan_step, prefilling
+from scheduler.batch.policy import AGING_PER_S, Limits, plan_step, prefilling
 
 LIMITS = Limits(max_tokens=64, max_tokens_beside_decodes=16, max_calls=4)
 

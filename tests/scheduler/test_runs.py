@@ -21,11 +21,11 @@ from kvfs.pages.pool import PagePool
 from libsym.abi import ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import NoSpace
-from scheduler.batch import BatchScheduler, PredCall
+from scheduler.batch.batch_scheduler import BatchScheduler, PredCall
+from scheduler.batch.step_thread import StepThread
 from scheduler.decoding import decode_call
 from scheduler.lip import Lip
 from scheduler.predicting import Limited, Predicting
-from scheduler.step_thread import StepThread
 
 NUM_PAGES = 4
 ME = Credentials(0, 0, frozenset())

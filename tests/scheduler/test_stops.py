@@ -3,7 +3,7 @@
 import pytest
 
 from libsym.errors import Invalid
-from scheduler.stops import StopTexts
+from scheduler.batch.stops import StopTexts
 
 LETTERS = [bytes([code]) for code in range(256)]
 

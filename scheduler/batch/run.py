@@ -14,7 +14,7 @@ from libsym.channel.hot import address, hook_addresses
 from libsym.errors import SymError
 from libsym.rows.native import checked
 from scheduler._loop import ffi, lib
-from scheduler.call import FileCall, HotGeneration, HotPred, Rows
+from scheduler.batch.call import FileCall, HotGeneration, HotPred, Rows
 from scheduler.replies import kept
 
 WAIT_PERCENT = 10

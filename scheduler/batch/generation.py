@@ -27,11 +27,11 @@ from libsym.abi import Finish
 from libsym.channel.server import ServerChannel
 from libsym.errors import SymError
 from libsym.rows.sampler import RowSampler
-from scheduler.call import Caller, FileCall, HotGeneration, Rows
-from scheduler.drafts import NgramDraft
-from scheduler.grammar import Grammar
+from scheduler.batch.call import Caller, FileCall, HotGeneration, Rows
+from scheduler.batch.drafts import NgramDraft
+from scheduler.batch.grammar import Grammar
+from scheduler.batch.stops import StopTexts
 from scheduler.replies import kept
-from scheduler.stops import StopTexts
 
 Emit = Callable[[list[int], int], None]
 """(tokens, entries of the file now)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import SymError, TooLarge
 from libsym.rows.reduced import RowReducer
-from scheduler.call import Rows
+from scheduler.batch.call import Rows
 from scheduler.replies import kept
 
 

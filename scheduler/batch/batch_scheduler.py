@@ -37,12 +37,12 @@ from kvfs.pages.table import PageTable, Reservation
 from libsym.abi import PAGE_ENTRIES, Finish
 from libsym.errors import Invalid, NoSpace, OverQuota, StepFailed, SymError
 from scheduler._loop import lib as loop
-from scheduler.call import Caller, EntryMask, FileCall, PredCall, Rows
-from scheduler.generation import GenerateCall
-from scheduler.policy import Limits, Path, plan_step, prefilling
+from scheduler.batch.call import Caller, EntryMask, FileCall, PredCall, Rows
+from scheduler.batch.generation import GenerateCall
+from scheduler.batch.policy import Limits, Path, plan_step, prefilling
+from scheduler.batch.run import COMPUTING, MAX_MEMBERS, Member, Run
+from scheduler.batch.step_thread import StepThread
 from scheduler.replies import kept
-from scheduler.run import COMPUTING, MAX_MEMBERS, Member, Run
-from scheduler.step_thread import StepThread
 
 __all__ = ["BatchScheduler", "Caller", "EntryMask", "FileCall", "PredCall", "Statistics", "Usage"]
 
