@@ -8,7 +8,7 @@ from kvfs.fs import FileSystem
 from libsym.advice import MAX_ADVICE
 from libsym.channel.server import Request
 from libsym.errors import Invalid, NotSupported
-from scheduler.lip import Lip
+from scheduler.connection.lip import Lip
 from scheduler.payloads import text_of
 from scheduler.replies import Reply
 

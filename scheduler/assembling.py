@@ -14,7 +14,7 @@ from kvfs.pages.assemble import Assembly
 from libsym.abi import REBASE
 from libsym.channel.server import Request
 from libsym.errors import Invalid
-from scheduler.lip import Lip
+from scheduler.connection.lip import Lip
 from scheduler.payloads import mode_of, text_of
 from scheduler.replies import Reply
 

@@ -13,7 +13,7 @@ from typing import Any
 from kvfs.fs import Claim, FileSystem, OpenKv
 from libsym.abi import OPEN_WRITE
 from libsym.channel.server import Request
-from scheduler.lip import Lip
+from scheduler.connection.lip import Lip
 from scheduler.payloads import mode_of, text_of
 from scheduler.replies import Reply
 

@@ -22,8 +22,8 @@ from libsym.errors import NotFound, SymError
 from scheduler import metrics
 from scheduler.batch.batch_scheduler import STEP_SIZES, BatchScheduler, Usage
 from scheduler.batch.prefill import TextPrefill
+from scheduler.connection.lip import Lip
 from scheduler.gate import Gate, TextModel
-from scheduler.lip import Lip
 
 
 class TextSource(TextModel, Protocol):

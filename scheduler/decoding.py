@@ -10,7 +10,7 @@ from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from libsym.errors import SymError
 from scheduler.batch.call import HotPred, PredCall
-from scheduler.lip import Lip
+from scheduler.connection.lip import Lip
 
 
 def decode_call(

@@ -18,7 +18,7 @@ from kvfs.names.inode import Inode
 from kvfs.names.tree import Credentials
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid
-from scheduler.lip import Lip
+from scheduler.connection.lip import Lip
 from scheduler.payloads import text_of
 from scheduler.replies import Reply, json_reply
 

@@ -28,16 +28,16 @@ from scheduler.advising import Advising
 from scheduler.assembling import Assembler
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.claiming import Claiming
+from scheduler.connection.lip import MAX_LATER, MAX_WAITS, Lip
+from scheduler.connection.under_way import UnderWay, UserBytes, cost_of
 from scheduler.du import DiskUsage
 from scheduler.generating import Generating, Vocabulary
-from scheduler.lip import MAX_LATER, MAX_WAITS, Lip
 from scheduler.listing import Listing
 from scheduler.locking import Locking
 from scheduler.mail import Mail
 from scheduler.payloads import check_range, json_of, mode_of, text_of
 from scheduler.predicting import Limited, Predicting
 from scheduler.replies import Reply, json_reply
-from scheduler.under_way import UnderWay, UserBytes, cost_of
 from scheduler.usage import Accounting
 
 log = logging.getLogger(__name__)

@@ -27,11 +27,11 @@ from scheduler.batch.drafts import NgramDraft
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.grammar import Grammar, Grammars, GrammarText
 from scheduler.batch.stops import StopTexts
-from scheduler.lip import Lip
+from scheduler.connection.lip import Lip
+from scheduler.connection.under_way import cost_of
 from scheduler.payloads import Fields, check_priority, json_of
 from scheduler.predicting import Limited, appendable
 from scheduler.replies import Reply
-from scheduler.under_way import cost_of
 
 MAX_OPTION_TEXTS = MAX_STOP_TEXTS + 16
 """Names of options, too."""

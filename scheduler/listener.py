@@ -22,10 +22,10 @@ from kvfs.names.tree import Credentials
 from libsym.channel.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
 from libsym.channel.server import ServerChannel
 from libsym.errors import Exists, ProtocolError, SymError, WouldBlock
+from scheduler.connection.lip import Lip
+from scheduler.connection.places import Places
+from scheduler.connection.under_way import num_calls_in
 from scheduler.gate import Gate
-from scheduler.lip import Lip
-from scheduler.places import Places
-from scheduler.under_way import num_calls_in
 
 log = logging.getLogger(__name__)
 

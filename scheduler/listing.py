@@ -16,7 +16,7 @@ import trio
 from kvfs.fs import FileSystem
 from kvfs.names.inode import Inode
 from libsym.channel.server import PAYLOAD_BYTES, Request
-from scheduler.lip import Lip
+from scheduler.connection.lip import Lip
 from scheduler.payloads import text_of
 from scheduler.replies import Reply
 

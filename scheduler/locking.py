@@ -16,7 +16,7 @@ from kvfs.fs import FileSystem, OpenKv
 from libsym.abi import LOCK_NOWAIT, LOCK_SHARED
 from libsym.channel.server import Request
 from libsym.errors import SymError, WouldBlock
-from scheduler.lip import Lip
+from scheduler.connection.lip import Lip
 from scheduler.replies import Reply
 
 

@@ -30,7 +30,7 @@ from kvfs.alarms import Alarm, Alarms
 from libsym.abi import MessageKind
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, SymError, TooLarge, WouldBlock
-from scheduler.lip import MAX_WAITS, Lip
+from scheduler.connection.lip import MAX_WAITS, Lip
 from scheduler.replies import Reply
 
 MAX_TOPIC_BYTES = 255

@@ -1,4 +1,4 @@
-"""What a request carries, checked once: the fields of its payload, every length before anything is read; texts; ranges."""
+"""What a request carries, checked once: the fields of its payload, each length first; texts; ranges."""
 
 from __future__ import annotations
 

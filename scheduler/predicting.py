@@ -23,12 +23,12 @@ from libsym.errors import BadHandle, Invalid, NoAccess, SymError, TooLarge
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import EntryMask, PredCall
 from scheduler.batch.reduction import Reduction
+from scheduler.connection.lip import Lip
+from scheduler.connection.slots import Then
+from scheduler.connection.under_way import cost_of
 from scheduler.decoding import decode_call
-from scheduler.lip import Lip
 from scheduler.payloads import Fields, check_priority, check_range
 from scheduler.replies import Reply, kept
-from scheduler.slots import Then
-from scheduler.under_way import cost_of
 
 MAX_BATCH = 256
 MAX_ERROR_BYTES = 512

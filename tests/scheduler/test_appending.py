@@ -34,11 +34,11 @@ from libsym.rows.sampler import Sampler
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import PredCall
 from scheduler.batch.generation import GenerateCall
+from scheduler.connection.lip import Lip
+from scheduler.connection.under_way import cost_of
 from scheduler.gate import Gate
 from scheduler.generating import Asked
-from scheduler.lip import Lip
 from scheduler.predicting import Wanted
-from scheduler.under_way import cost_of
 
 VOCAB_SIZE = 259
 NUM_SLOTS = 64

@@ -17,8 +17,8 @@ from kvfs.pages.pool import PagePool
 from libsym.abi import Op
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NotFound
+from scheduler.connection.lip import Lip
 from scheduler.du import ROWS, TOTAL, DiskUsage
-from scheduler.lip import Lip
 
 ME, OTHER = Credentials(1000, 1000), Credentials(1001, 1001)
 

@@ -20,9 +20,9 @@ from kvfs.pages.pool import PagePool
 from libsym.abi import LOCK_NOWAIT, REBASE, Op
 from libsym.channel.server import Request
 from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.connection.lip import Lip
+from scheduler.connection.under_way import MAX_CONNECTION_BYTES, MAX_USER_BYTES
 from scheduler.gate import FILES_A_TURN, MAX_LATER, MAX_WAITS, Gate
-from scheduler.lip import Lip
-from scheduler.under_way import MAX_CONNECTION_BYTES, MAX_USER_BYTES
 
 
 @dataclass

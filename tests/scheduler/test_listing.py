@@ -16,7 +16,7 @@ from kvfs.pages.pool import PagePool
 from libsym.abi import Op
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import NoAccess, NotDirectory
-from scheduler.lip import Lip
+from scheduler.connection.lip import Lip
 from scheduler.listing import Listing
 
 ME = Credentials(1000, 1000)

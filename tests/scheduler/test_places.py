@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from libsym.errors import WouldBlock
-from scheduler.places import Places
+from scheduler.connection.places import Places
 
 
 def as_many_as_possible(stack, places, uid):

@@ -23,8 +23,8 @@ from libsym.channel.server import Request, ServerChannel
 from libsym.errors import NoSpace
 from scheduler.batch.batch_scheduler import BatchScheduler, PredCall
 from scheduler.batch.step_thread import StepThread
+from scheduler.connection.lip import Lip
 from scheduler.decoding import decode_call
-from scheduler.lip import Lip
 from scheduler.predicting import Limited, Predicting
 
 NUM_PAGES = 4

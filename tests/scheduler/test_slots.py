@@ -10,7 +10,7 @@ import trio.testing
 
 from libsym.channel.server import ServerChannel
 from libsym.errors import NoBuffers, SymError, TooLarge
-from scheduler.slots import PATIENCE_S, Slots
+from scheduler.connection.slots import PATIENCE_S, Slots
 
 VOCAB_SIZE = 3000
 STATES_OFFSET = 4096

@@ -2,7 +2,7 @@
 
 from libsym.abi import HEADER_BYTES, Op
 from libsym.channel.server import Request
-from scheduler.under_way import CALL_BYTES, cost_of, num_calls_in
+from scheduler.connection.under_way import CALL_BYTES, cost_of, num_calls_in
 
 
 def batch(num_calls, payload):

@@ -12,10 +12,10 @@ from kvfs.fs import OpenKv
 from kvfs.names.tree import Credentials
 from libsym.channel.server import ServerChannel
 from libsym.errors import BadHandle
+from scheduler.connection.page_seconds import PageSeconds
+from scheduler.connection.slots import Slots, Then
+from scheduler.connection.under_way import UnderWay, UserBytes
 from scheduler.replies import Reply
-from scheduler.slots import Slots, Then
-from scheduler.under_way import UnderWay, UserBytes
-from scheduler.usage import PageSeconds
 
 MAX_LATER = 1024
 """Calls of one program that wait at once, as many as its library has: each holds its request in our memory."""
