@@ -24,21 +24,21 @@ from kvfs.fs import FileSystem, OpenKv
 from libsym.abi import OPEN_WRITE, TOKENIZE_SPECIAL, Op
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NotPermitted, NotSupported, SymError, WouldBlock
-from scheduler.advising import Advising
-from scheduler.assembling import Assembler
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.claiming import Claiming
 from scheduler.connection.lip import MAX_LATER, MAX_WAITS, Lip
 from scheduler.connection.under_way import UnderWay, UserBytes, cost_of
-from scheduler.du import DiskUsage
-from scheduler.generating import Generating, Vocabulary
-from scheduler.listing import Listing
-from scheduler.locking import Locking
-from scheduler.mail import Mail
+from scheduler.operations.advice import Advising
+from scheduler.operations.assemble import Assembler
+from scheduler.operations.claims import Claiming
+from scheduler.operations.directories import Listing
+from scheduler.operations.du import DiskUsage
+from scheduler.operations.generate import Generating, Vocabulary
+from scheduler.operations.locks import Locking
+from scheduler.operations.messages import Mail
+from scheduler.operations.pred import Limited, Predicting
+from scheduler.operations.usage import Accounting
 from scheduler.payloads import check_range, json_of, mode_of, text_of
-from scheduler.predicting import Limited, Predicting
 from scheduler.replies import Reply, json_reply
-from scheduler.usage import Accounting
 
 log = logging.getLogger(__name__)
 

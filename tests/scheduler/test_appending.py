@@ -37,8 +37,8 @@ from scheduler.batch.generation import GenerateCall
 from scheduler.connection.lip import Lip
 from scheduler.connection.under_way import cost_of
 from scheduler.gate import Gate
-from scheduler.generating import Asked
-from scheduler.predicting import Wanted
+from scheduler.operations.generate import Asked
+from scheduler.operations.pred import Wanted
 
 VOCAB_SIZE = 259
 NUM_SLOTS = 64

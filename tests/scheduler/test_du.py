@@ -18,7 +18,7 @@ from libsym.abi import Op
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NotFound
 from scheduler.connection.lip import Lip
-from scheduler.du import ROWS, TOTAL, DiskUsage
+from scheduler.operations.du import ROWS, TOTAL, DiskUsage
 
 ME, OTHER = Credentials(1000, 1000), Credentials(1001, 1001)
 
@@ -105,7 +105,7 @@ def test_more_files_than_a_message_holds_come_in_windows_each_once(bench):
 
 
 def test_windows_join_wherever_they_end_in_a_tree_of_odd_names(bench, monkeypatch):
-    monkeypatch.setattr("scheduler.du.PAYLOAD_BYTES", 1000)
+    monkeypatch.setattr("scheduler.operations.du.PAYLOAD_BYTES", 1000)
     chance = random.Random(7)
     directories = [""]
     for _ in range(12):
@@ -128,7 +128,7 @@ def test_windows_join_wherever_they_end_in_a_tree_of_odd_names(bench, monkeypatc
 
 
 def test_what_is_removed_between_two_windows_does_not_matter(bench, monkeypatch):
-    monkeypatch.setattr("scheduler.du.PAYLOAD_BYTES", 1000)
+    monkeypatch.setattr("scheduler.operations.du.PAYLOAD_BYTES", 1000)
     bench.directory("d")
     for index in range(20):
         bench.make(f"d/{index:02}.kv")

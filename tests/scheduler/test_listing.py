@@ -17,7 +17,7 @@ from libsym.abi import Op
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import NoAccess, NotDirectory
 from scheduler.connection.lip import Lip
-from scheduler.listing import Listing
+from scheduler.operations.directories import Listing
 
 ME = Credentials(1000, 1000)
 

@@ -13,7 +13,7 @@ from libsym.abi import MessageKind, Op
 from libsym.channel.server import Request
 from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, TooLarge, WouldBlock
 from scheduler.connection.lip import MAX_WAITS, Lip
-from scheduler.mail import MAX_BYTES, MAX_MESSAGE_BYTES, MAX_MESSAGES, MAX_TOPIC_BYTES, MAX_TOPICS, Mail
+from scheduler.operations.messages import MAX_BYTES, MAX_MESSAGE_BYTES, MAX_MESSAGES, MAX_TOPIC_BYTES, MAX_TOPICS, Mail
 
 TEXT = MessageKind.TEXT
 ANN, BOB, ROOT = 1000, 1001, 0

@@ -24,8 +24,8 @@ from libsym.errors import NoSpace
 from scheduler.batch.batch_scheduler import BatchScheduler, PredCall
 from scheduler.batch.step_thread import StepThread
 from scheduler.connection.lip import Lip
-from scheduler.decoding import decode_call
-from scheduler.predicting import Limited, Predicting
+from scheduler.operations.decode_call import decode_call
+from scheduler.operations.pred import Limited, Predicting
 
 NUM_PAGES = 4
 ME = Credentials(0, 0, frozenset())

@@ -29,8 +29,8 @@ from scheduler.batch.grammar import Grammar, Grammars, GrammarText
 from scheduler.batch.stops import StopTexts
 from scheduler.connection.lip import Lip
 from scheduler.connection.under_way import cost_of
+from scheduler.operations.pred import Limited, appendable
 from scheduler.payloads import Fields, check_priority, json_of
-from scheduler.predicting import Limited, appendable
 from scheduler.replies import Reply
 
 MAX_OPTION_TEXTS = MAX_STOP_TEXTS + 16

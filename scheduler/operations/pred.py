@@ -26,7 +26,7 @@ from scheduler.batch.reduction import Reduction
 from scheduler.connection.lip import Lip
 from scheduler.connection.slots import Then
 from scheduler.connection.under_way import cost_of
-from scheduler.decoding import decode_call
+from scheduler.operations.decode_call import decode_call
 from scheduler.payloads import Fields, check_priority, check_range
 from scheduler.replies import Reply, kept
 
