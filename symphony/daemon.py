@@ -32,9 +32,9 @@ from kvfs.pages.pool import PagePool
 from libsym.channel.socket_path import make_socket_directory
 from libsym.errors import SymError
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.control import Control
 from scheduler.gate import Gate
 from scheduler.listener import Listener, bind, clear_way
+from scheduler.status.facts import Control
 from symphony.backends import Backend, build_backend
 from symphony.config import Config
 from symphony.text import LoadedText

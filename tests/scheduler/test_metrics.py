@@ -1,6 +1,6 @@
 """Prometheus's text format."""
 
-from scheduler.metrics import counter, counters, exposition, gauge, histogram
+from scheduler.status.metrics import counter, counters, exposition, gauge, histogram
 
 
 def test_each_metric_has_help_type_and_samples():

@@ -17,8 +17,8 @@ from kvfs.control.directory import ControlTree
 from kvfs.control.text_writer import is_killed
 from kvfs.names.tree import ROOT_NUMBER, Credentials
 from libsym.errors import Busy, Exists, Invalid, NoSpace, NotFound, NotPermitted, NotSupported, StepFailed, SymError
-from scheduler.control import Control
 from scheduler.gate import Gate
+from scheduler.status.facts import Control
 from symphony.text import LoadedText
 
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL

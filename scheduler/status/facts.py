@@ -19,11 +19,11 @@ from kvfs.control.sources import Process
 from kvfs.fs import FileSystem, OpenKv
 from libsym.abi import Op
 from libsym.errors import NotFound, SymError
-from scheduler import metrics
 from scheduler.batch.batch_scheduler import STEP_SIZES, BatchScheduler, Usage
 from scheduler.batch.prefill import TextPrefill
 from scheduler.connection.lip import Lip
 from scheduler.gate import Gate, TextModel
+from scheduler.status import metrics
 
 
 class TextSource(TextModel, Protocol):
