@@ -15,16 +15,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from decoder.checkpoints.fingerprint import model_fingerprint, rope_identity
+from decoder.checkpoints.gguf import read_gguf
+from decoder.checkpoints.gguf_llama import read_gguf_llama
+from decoder.checkpoints.huggingface import read_huggingface
+from decoder.checkpoints.llama import Checkpoint, check_config, check_memory, open_weights
+from decoder.checkpoints.weights import Weights
 from decoder.config import ModelConfig
-from decoder.fingerprint import model_fingerprint, rope_identity
-from decoder.gguf import read_gguf
-from decoder.gguf_llama import read_gguf_llama
-from decoder.huggingface import read_huggingface
-from decoder.llama import Checkpoint, check_config, check_memory, open_weights
 from decoder.tiny import random_weights, tiny_config
 from decoder.tokenizer import Tokenizer
 from decoder.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
-from decoder.weights import Weights
 from libsym.errors import Invalid, NotFound
 
 _log = logging.getLogger(__name__)

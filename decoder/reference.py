@@ -12,10 +12,10 @@ from torch.nn.functional import embedding, gelu, linear, rms_norm, silu
 
 from decoder.arena import Arena
 from decoder.batch import Chunk, IntArray, StepBatch
+from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, LAYER_TENSORS, layer_name
+from decoder.checkpoints.weights import Weights
 from decoder.config import ModelConfig
-from decoder.llama import EMBED, FINAL_NORM, HEAD, LAYER_TENSORS, layer_name
 from decoder.rope import inverse_frequencies, rotation_factor
-from decoder.weights import Weights
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
+from decoder.checkpoints.weights import FloatArray, Weights
 from decoder.config import ModelConfig
-from decoder.llama import EMBED, FINAL_NORM, HEAD, layer_name
-from decoder.weights import FloatArray, Weights
 
 _TINY = ModelConfig(
     name="tiny",

@@ -15,10 +15,10 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from decoder.bpe import ByteLevelCodec, PieceCodec
 from decoder.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate, default_template, special_token_text
+from decoder.checkpoints.gguf import GgufFile
+from decoder.checkpoints.json_file import read_json_object
+from decoder.checkpoints.stored import map_file
 from decoder.cuts import SPACE, Cutter, piece_cutter, word_cutter
-from decoder.gguf import GgufFile
-from decoder.jsonfile import read_json_object
-from decoder.stored import map_file
 from decoder.tokenizer import ByteCodec, Codec, Tokenizer, fingerprint
 from libsym.errors import Invalid
 

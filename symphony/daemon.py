@@ -21,9 +21,9 @@ from typing import Any
 
 import trio
 
+from decoder.checkpoints.weights import Weights
 from decoder.facts import Facts
 from decoder.model import Model, load_model
-from decoder.weights import Weights
 from kvfs.control.directory import ControlTree
 from kvfs.fs import FileSystem
 from kvfs.mount.session import serve_mount

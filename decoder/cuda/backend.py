@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from decoder.batch import IntArray, StepBatch
+from decoder.checkpoints.weights import Weights
 from decoder.checks import check_batch, check_shape
 from decoder.config import ModelConfig
 from decoder.cpu.cores import available_cores
@@ -31,7 +32,6 @@ from decoder.cuda.products import Products
 from decoder.cuda.staging import Laid, Staging, fill
 from decoder.cuda.tables import rope_table
 from decoder.cuda.weights import LayerWeights, load_weights
-from decoder.weights import Weights
 from libsym.errors import Invalid
 from triton_kernels.attention_splits import SPLIT_PAGES
 from triton_kernels.embedding import embed

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from decoder.checkpoints.llama import tensor_shapes
 from decoder.config import GPU_KV_DTYPE, GPU_PRECISIONS, ModelConfig
-from decoder.llama import tensor_shapes
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace
 

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
+from decoder.checkpoints.stored import StoredTensor
+from decoder.checkpoints.weights import Weights
 from decoder.config import ModelConfig
 from decoder.cpu.cores import available_cores
 from decoder.cuda.device import Device
-from decoder.llama import EMBED, FINAL_NORM, HEAD, layer_name
-from decoder.stored import StoredTensor
-from decoder.weights import Weights
 from libsym.errors import Invalid
 
 _PIECE_VALUES = 1 << 22

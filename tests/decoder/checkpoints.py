@@ -12,11 +12,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
 from decoder.bpe import BYTE_ALPHABET
+from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
+from decoder.checkpoints.weights import Weights
 from decoder.cpu.backend import CpuDecoder
-from decoder.llama import EMBED, FINAL_NORM, HEAD, layer_name
 from decoder.model import Model
 from decoder.tiny import random_weights, tiny_config
-from decoder.weights import Weights
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld", "1 2", "Ġ 1", "Ġ Ġ"]

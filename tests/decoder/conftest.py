@@ -12,11 +12,11 @@ import pytest
 
 from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
+from decoder.checkpoints.weights import Weights
 from decoder.config import KV_DTYPE, ModelConfig
 from decoder.cpu.backend import CpuDecoder
 from decoder.reference import ReferenceDecoder
 from decoder.tiny import random_weights, tiny_config
-from decoder.weights import Weights
 
 Floats = npt.NDArray[np.float32]
 

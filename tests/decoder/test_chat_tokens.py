@@ -19,7 +19,7 @@ from test_tokenizer import ELABORATE, NASTY, hf_directory, smollm, smollm_file, 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from decoder.gguf import GgufFile
+from decoder.checkpoints.gguf import GgufFile
 from decoder.marks import Marks
 from decoder.tokenizer import Tokenizer
 from decoder.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer

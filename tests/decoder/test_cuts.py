@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_family_tokenizers import piece_metadata
 from test_tokenizer import NASTY, smollm, spellable, with_pre_tokenizer
 
-from decoder.gguf import read_gguf
+from decoder.checkpoints.gguf import read_gguf
 from decoder.tokenizer import Tokenizer
 from decoder.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 

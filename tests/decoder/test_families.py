@@ -22,13 +22,13 @@ from safetensors.torch import load_file, save_file
 
 from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
+from decoder.checkpoints.gguf import read_gguf
+from decoder.checkpoints.gguf_llama import read_gguf_llama
+from decoder.checkpoints.stored import StoredTensor
 from decoder.cpu.backend import CpuDecoder
-from decoder.gguf import read_gguf
-from decoder.gguf_llama import read_gguf_llama
 from decoder.model import Model, load_model
 from decoder.reference import ReferenceDecoder
 from decoder.rope import inverse_frequencies, rotation_factor
-from decoder.stored import StoredTensor
 from libsym.errors import Invalid, NotFound
 
 SHAPE: dict[str, Any] = {

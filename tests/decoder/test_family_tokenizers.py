@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tokenizer import NASTY, with_pre_tokenizer
 
-from decoder.gguf import GgufFile, read_gguf
+from decoder.checkpoints.gguf import GgufFile, read_gguf
 from decoder.tokenizer import Tokenizer
 from decoder.vocabulary import gguf_tokenizer, huggingface_tokenizer, piece_merges
 from libsym.errors import Invalid

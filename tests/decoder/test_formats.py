@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from decoder.arena import Arena
+from decoder.checkpoints.llama import EMBED, layer_name
+from decoder.checkpoints.quants import ENCODINGS
+from decoder.checkpoints.stored import StoredTensor
+from decoder.checkpoints.weights import Weights
 from decoder.config import KV_DTYPE
 from decoder.cpu import backend, packing
 from decoder.cpu._step import ffi, lib
 from decoder.cpu.backend import CpuDecoder
 from decoder.cpu.packing import pack_weights
-from decoder.llama import EMBED, layer_name
-from decoder.quants import ENCODINGS
-from decoder.stored import StoredTensor
 from decoder.tiny import random_weights, tiny_config
-from decoder.weights import Weights
 from libsym.errors import Invalid, SymError
 from tests.decoder.conftest import Bench, Call
 

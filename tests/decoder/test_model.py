@@ -15,13 +15,13 @@ from checkpoints import CONFIG, TEMPLATE, VOCAB_SIZE, gguf_metadata, gguf_tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from decoder.arena import Arena
+from decoder.checkpoints.llama import HEAD
+from decoder.checkpoints.weights import Weights
 from decoder.config import ModelConfig
 from decoder.facts import Facts
-from decoder.llama import HEAD
 from decoder.memory import available_memory_bytes
 from decoder.model import load_model
 from decoder.tiny import random_weights
-from decoder.weights import Weights
 from kvfs.images.model_facts import ModelFacts
 from libsym.errors import Invalid, NotFound, SymError
 

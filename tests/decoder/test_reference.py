@@ -8,10 +8,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoder.arena import Arena
+from decoder.checkpoints.weights import Weights
 from decoder.config import ModelConfig
 from decoder.reference import ReferenceDecoder
 from decoder.tiny import random_weights, tiny_config
-from decoder.weights import Weights
 from libsym.errors import Invalid
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from decoder.safetensors import read_checkpoint_tensors, read_safetensors
-from decoder.stored import StoredTensor
+from decoder.checkpoints.safetensors import read_checkpoint_tensors, read_safetensors
+from decoder.checkpoints.stored import StoredTensor
 from libsym.errors import Invalid, NotFound, SymError
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

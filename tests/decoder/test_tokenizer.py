@@ -16,7 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from decoder.bpe import BYTE_ALPHABET
-from decoder.gguf import GgufFile, read_gguf
+from decoder.checkpoints.gguf import GgufFile, read_gguf
 from decoder.model import packaged_gguf
 from decoder.tokenizer import Tokenizer
 from decoder.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer

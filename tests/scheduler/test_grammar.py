@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from decoder.gguf import read_gguf
+from decoder.checkpoints.gguf import read_gguf
 from decoder.model import packaged_gguf
 from decoder.vocabulary import byte_tokenizer, gguf_tokenizer
 from libsym.errors import Invalid

@@ -16,9 +16,9 @@ import numpy as np
 
 from decoder.arena import Arena
 from decoder.batch import Chunk, IntArray, StepBatch
+from decoder.checkpoints.llama import EMBED, HEAD, layer_name
 from decoder.config import KV_DTYPE
 from decoder.cpu.backend import CpuDecoder
-from decoder.llama import EMBED, HEAD, layer_name
 from decoder.model import Model, load_model
 from libsym.abi import PAGE_ENTRIES
 

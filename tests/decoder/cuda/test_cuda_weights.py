@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from decoder.checkpoints.llama import EMBED, layer_name
+from decoder.checkpoints.quants import ENCODINGS
+from decoder.checkpoints.stored import StoredTensor
+from decoder.checkpoints.weights import Weights
 from decoder.cuda.weights import load_weights
-from decoder.llama import EMBED, layer_name
-from decoder.quants import ENCODINGS
-from decoder.stored import StoredTensor
 from decoder.tiny import random_weights, tiny_config
-from decoder.weights import Weights
 from libsym.errors import Invalid
 
 CONFIG = tiny_config(num_layers=1, qkv_bias=True)

@@ -12,9 +12,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from decoder.jsonfile import parse_json_object, read_json_object
-from decoder.quants import ENCODINGS
-from decoder.stored import StoredTensor, map_file
+from decoder.checkpoints.json_file import parse_json_object, read_json_object
+from decoder.checkpoints.quants import ENCODINGS
+from decoder.checkpoints.stored import StoredTensor, map_file
 from libsym.errors import Invalid, NotFound
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decoder.quants import ENCODINGS, Encoding, FloatArray, dequantize
+from decoder.checkpoints.quants import ENCODINGS, Encoding, FloatArray, dequantize
 from libsym.errors import Invalid, NoAccess, NotFound, SymError
 
 

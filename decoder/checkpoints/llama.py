@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from decoder.checkpoints.stored import StoredTensor
+from decoder.checkpoints.weights import Weights
 from decoder.config import ModelConfig, RopeScaling
 from decoder.memory import available_memory_bytes
-from decoder.stored import StoredTensor
-from decoder.weights import Weights
 from libsym.errors import Invalid, SymError
 
 EMBED = "model.embed_tokens.weight"

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from decoder.batch import IntArray
-from decoder.quants import FloatArray
-from decoder.stored import StoredTensor
+from decoder.checkpoints.quants import FloatArray
+from decoder.checkpoints.stored import StoredTensor
 
 __all__ = ["FloatArray", "Weights"]
 

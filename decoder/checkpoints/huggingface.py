@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from decoder.checkpoints.json_file import read_json_object
+from decoder.checkpoints.llama import HEAD, Checkpoint, check_config
+from decoder.checkpoints.safetensors import read_checkpoint_tensors
 from decoder.config import ModelConfig, RopeScaling
-from decoder.jsonfile import read_json_object
-from decoder.llama import HEAD, Checkpoint, check_config
 from decoder.rope import yarn_attention_factor
-from decoder.safetensors import read_checkpoint_tensors
 from libsym.errors import Invalid
 
 Json: TypeAlias = dict[str, Any]
@@ -335,7 +335,7 @@ def _scaling(raw: _Config, rope: Json, max_positions: int) -> RopeScaling | None
 
 
 def _usual_name(name: str, config: ModelConfig) -> str:
-    """The name that means the same in every family (see `decoder.llama.LAYER_TENSORS`)."""
+    """The name that means the same in every family (see `decoder.checkpoints.llama.LAYER_TENSORS`)."""
     if not config.post_norms:
         return name
     if name.endswith(".post_attention_layernorm.weight"):

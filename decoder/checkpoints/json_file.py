@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from decoder.stored import map_file
+from decoder.checkpoints.stored import map_file
 from libsym.errors import Invalid
 
 _MAX_BYTES = 1 << 28  # the largest tokenizer.json in use is about 35 MB

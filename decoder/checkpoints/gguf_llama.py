@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from decoder.checkpoints.gguf import GgufFile, Value
+from decoder.checkpoints.huggingface import gemma_embed_scale
+from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, Checkpoint, check_config, layer_name
+from decoder.checkpoints.stored import StoredTensor
 from decoder.config import ModelConfig, RopeScaling
-from decoder.gguf import GgufFile, Value
-from decoder.huggingface import gemma_embed_scale
-from decoder.llama import EMBED, FINAL_NORM, HEAD, Checkpoint, check_config, layer_name
 from decoder.rope import yarn_attention_factor
-from decoder.stored import StoredTensor
 from libsym.errors import Invalid
 
 _LAYER_FIELDS = {  # name in a GGUF block -> field of a layer
@@ -253,7 +253,7 @@ def _refuse_extras(file: GgufFile, architecture: str, family: _Family) -> None:
 
 
 def _usual_name(name: str) -> str:
-    """The name of a tensor in `decoder.llama`, or its own where it has none."""
+    """The name of a tensor in `decoder.checkpoints.llama`, or its own where it has none."""
     match name.split(".", 2):
         case ["blk", number, part] if number.isascii() and number.isdigit() and part in _LAYER_FIELDS:
             return layer_name(int(number), _LAYER_FIELDS[part]) if str(int(number)) == number else name

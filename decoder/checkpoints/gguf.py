@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from decoder.quants import ENCODINGS
-from decoder.stored import StoredTensor, map_file
+from decoder.checkpoints.quants import ENCODINGS
+from decoder.checkpoints.stored import StoredTensor, map_file
 from libsym.errors import Invalid
 
 Value: TypeAlias = "bool | int | float | str | list[bool] | list[int] | list[float] | list[str]"
