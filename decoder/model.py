@@ -22,9 +22,9 @@ from decoder.checkpoints.huggingface import read_huggingface
 from decoder.checkpoints.llama import Checkpoint, check_config, check_memory, open_weights
 from decoder.checkpoints.weights import Weights
 from decoder.config import ModelConfig
+from decoder.text.tokenizer import Tokenizer
+from decoder.text.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from decoder.tiny import random_weights, tiny_config
-from decoder.tokenizer import Tokenizer
-from decoder.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from libsym.errors import Invalid, NotFound
 
 _log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from decoder.cuts import Cut
 from decoder.model import Model
+from decoder.text.cuts import Cut
 from libsym.abi import PAGE_ENTRIES
 from symphony.backends import KvStore
 

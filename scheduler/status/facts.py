@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from decoder.batch import IntArray
-from decoder.cuts import Cut
+from decoder.text.cuts import Cut
 from kvfs.control.sources import Process
 from kvfs.fs import FileSystem, OpenKv
 from libsym.abi import Op

@@ -11,11 +11,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
-from decoder.bpe import BYTE_ALPHABET
 from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
 from decoder.checkpoints.weights import Weights
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model
+from decoder.text.codecs import BYTE_ALPHABET
 from decoder.tiny import random_weights, tiny_config
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -20,9 +20,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from decoder.checkpoints.gguf import GgufFile
-from decoder.marks import Marks
-from decoder.tokenizer import Tokenizer
-from decoder.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
+from decoder.text.marks import Marks
+from decoder.text.tokenizer import Tokenizer
+from decoder.text.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from libsym.errors import Invalid
 
 LLAMA_3 = """{{- bos_token }}

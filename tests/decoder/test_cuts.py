@@ -15,8 +15,8 @@ from test_family_tokenizers import piece_metadata
 from test_tokenizer import NASTY, smollm, spellable, with_pre_tokenizer
 
 from decoder.checkpoints.gguf import read_gguf
-from decoder.tokenizer import Tokenizer
-from decoder.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
+from decoder.text.tokenizer import Tokenizer
+from decoder.text.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 
 SPACE = "\u2581"
 PROSE = """It's the 2nd of May, 1999; they've cost 1,234.50 each (or "so").

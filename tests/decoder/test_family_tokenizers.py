@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from test_tokenizer import NASTY, with_pre_tokenizer
 
 from decoder.checkpoints.gguf import GgufFile, read_gguf
-from decoder.tokenizer import Tokenizer
-from decoder.vocabulary import gguf_tokenizer, huggingface_tokenizer, piece_merges
+from decoder.text.tokenizer import Tokenizer
+from decoder.text.vocabulary import gguf_tokenizer, huggingface_tokenizer, piece_merges
 from libsym.errors import Invalid
 
 SPACE = "\u2581"

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from decoder.bpe import BYTE_ALPHABET
 from decoder.checkpoints.gguf import GgufFile, read_gguf
 from decoder.model import packaged_gguf
-from decoder.tokenizer import Tokenizer
-from decoder.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
+from decoder.text.codecs import BYTE_ALPHABET
+from decoder.text.tokenizer import Tokenizer
+from decoder.text.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from libsym.errors import Invalid
 
 NASTY = [

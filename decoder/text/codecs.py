@@ -16,7 +16,7 @@ from threading import Lock
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from decoder.cuts import SPACE, Cut, Cutter
+from decoder.text.cuts import SPACE, Cut, Cutter
 from libsym.errors import Invalid
 
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from decoder.chat import ChatTemplate, local_time
-from decoder.cuts import ByteCutter, Cut
-from decoder.marks import Marks, Prompt, Render
+from decoder.text.chat import ChatTemplate, local_time
+from decoder.text.cuts import ByteCutter, Cut
+from decoder.text.marks import Marks, Prompt, Render
 from libsym.errors import Invalid
 
 Part: TypeAlias = str | int

@@ -13,13 +13,13 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from decoder.bpe import ByteLevelCodec, PieceCodec
-from decoder.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate, default_template, special_token_text
 from decoder.checkpoints.gguf import GgufFile
 from decoder.checkpoints.json_file import read_json_object
 from decoder.checkpoints.stored import map_file
-from decoder.cuts import SPACE, Cutter, piece_cutter, word_cutter
-from decoder.tokenizer import ByteCodec, Codec, Tokenizer, fingerprint
+from decoder.text.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate, default_template, special_token_text
+from decoder.text.codecs import ByteLevelCodec, PieceCodec
+from decoder.text.cuts import SPACE, Cutter, piece_cutter, word_cutter
+from decoder.text.tokenizer import ByteCodec, Codec, Tokenizer, fingerprint
 from libsym.errors import Invalid
 
 Json: TypeAlias = dict[str, Any]
