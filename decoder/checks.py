@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decoder.batch import BoolArray, Chunk, IntArray, StepBatch
-from decoder.config import ModelConfig
+from decoder.model_config import ModelConfig
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 

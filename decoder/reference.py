@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, linear, rms_norm, silu
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, IntArray, StepBatch
 from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, LAYER_TENSORS, layer_name
 from decoder.checkpoints.weights import Weights
-from decoder.config import ModelConfig
+from decoder.cpu.arena import Arena
+from decoder.model_config import ModelConfig
 from decoder.rope import inverse_frequencies, rotation_factor
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid

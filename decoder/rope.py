@@ -10,7 +10,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from decoder.config import ModelConfig, RopeScaling
+from decoder.model_config import ModelConfig, RopeScaling
 
 Doubles = npt.NDArray[np.float64]
 

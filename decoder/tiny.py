@@ -9,7 +9,7 @@ import numpy as np
 
 from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
 from decoder.checkpoints.weights import FloatArray, Weights
-from decoder.config import ModelConfig
+from decoder.model_config import ModelConfig
 
 _TINY = ModelConfig(
     name="tiny",

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from decoder.arena import Arena
 from decoder.batch import IntArray, NativeStep, StepBatch
-from decoder.config import KV_DTYPE
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
-from decoder.facts import KvFormat
+from decoder.image_facts import KvFormat
 from decoder.model import Model
+from decoder.model_config import KV_DTYPE
 from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoSpace
@@ -79,7 +79,7 @@ def _build_cuda(config: Config, model: Model) -> Backend:
         from decoder.cuda.arena import CudaArena  # noqa: PLC0415
         from decoder.cuda.backend import CudaDecoder, check_config  # noqa: PLC0415
         from decoder.cuda.device import naming_full_memory, open_device  # noqa: PLC0415
-        from decoder.cuda.plan import choose_dtypes, plan_memory  # noqa: PLC0415
+        from decoder.cuda.memory_plan import choose_dtypes, plan_memory  # noqa: PLC0415
     except ImportError as error:
         raise Invalid(f"--device cuda needs torch and Triton ({error}): install symphony-os[gpu]") from error
     check_config(model.config)

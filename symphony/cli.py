@@ -13,8 +13,8 @@ from pathlib import Path
 import libsym
 from libsym.errors import SymError
 from symphony.doctor import checks, print_report
+from symphony.launch import run_program
 from symphony.reports import du_lines, stat_lines
-from symphony.run import run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from decoder.config import GPU_PRECISIONS, KV_DTYPE
+from decoder.model_config import GPU_PRECISIONS, KV_DTYPE
 from kvfs.sizes import parse_bytes
 from libsym.channel.socket_path import default_socket
 from libsym.errors import Invalid, NotFound

@@ -22,7 +22,7 @@ from typing import Any
 import trio
 
 from decoder.checkpoints.weights import Weights
-from decoder.facts import Facts
+from decoder.image_facts import Facts
 from decoder.model import Model, load_model
 from kvfs.control.directory import ControlTree
 from kvfs.fs import FileSystem
@@ -37,7 +37,7 @@ from scheduler.listener import Listener, bind, clear_way
 from scheduler.status.facts import Control
 from symphony.backends import Backend, build_backend
 from symphony.config import Config
-from symphony.text import LoadedText
+from symphony.model_text import LoadedText
 
 log = logging.getLogger(__name__)
 

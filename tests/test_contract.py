@@ -35,7 +35,7 @@ def test_the_import_contract_is_kept():
     ("module", "forbidden"),
     [
         ("libsym/errors.py", "numpy"),
-        ("kvfs/pages/pool.py", "decoder.arena"),
+        ("kvfs/pages/pool.py", "decoder.cpu.arena"),
         ("kvfs/pages/pool.py", "torch"),
         ("decoder/batch.py", "kvfs.images.model_facts"),
         ("decoder/batch.py", "torch"),

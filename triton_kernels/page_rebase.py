@@ -1,9 +1,9 @@
 """Pages put together from entries of other pages, each moved by a number of positions: extract and merge.
 
-What it must equal is decoder/rebase.py: RoPE turns add up, so a key that was computed at position p serves at q after
-one more turn by q - p; V and whatever the model made of the entries before stay as they were. Cosine and sine of a turn
-come from float64 on the host, once for each distinct shift (few: a merged file has one), the rest is float32, and the
-result is rounded to the pages' type once more. An entry that does not move keeps its bits.
+What it must equal is decoder/cpu/rebase.py: RoPE turns add up, so a key that was computed at position p serves at q
+after one more turn by q - p; V and whatever the model made of the entries before stay as they were. Cosine and sine of
+a turn come from float64 on the host, once for each distinct shift (few: a merged file has one), the rest is float32,
+and the result is rounded to the pages' type once more. An entry that does not move keeps its bits.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import hashlib
 import json
 
 from decoder.checkpoints.weights import Weights
-from decoder.config import ModelConfig, RopeScaling
+from decoder.model_config import ModelConfig, RopeScaling
 
 _EDGE_BYTES = 64 << 10
 """Hashing all of a 16 GB checkpoint takes longer than loading it. Training moves every tensor, and all of it,

@@ -15,7 +15,7 @@ from decoder.checkpoints.gguf import GgufFile, Value
 from decoder.checkpoints.huggingface import gemma_embed_scale
 from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, Checkpoint, check_config, layer_name
 from decoder.checkpoints.stored import StoredTensor
-from decoder.config import ModelConfig, RopeScaling
+from decoder.model_config import ModelConfig, RopeScaling
 from decoder.rope import yarn_attention_factor
 from libsym.errors import Invalid
 

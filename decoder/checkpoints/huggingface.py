@@ -17,7 +17,7 @@ import numpy as np
 from decoder.checkpoints.json_file import read_json_object
 from decoder.checkpoints.llama import HEAD, Checkpoint, check_config
 from decoder.checkpoints.safetensors import read_checkpoint_tensors
-from decoder.config import ModelConfig, RopeScaling
+from decoder.model_config import ModelConfig, RopeScaling
 from decoder.rope import yarn_attention_factor
 from libsym.errors import Invalid
 

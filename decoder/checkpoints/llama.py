@@ -15,8 +15,8 @@ from pathlib import Path
 
 from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Weights
-from decoder.config import ModelConfig, RopeScaling
 from decoder.memory import available_memory_bytes
+from decoder.model_config import ModelConfig, RopeScaling
 from libsym.errors import Invalid, SymError
 
 EMBED = "model.embed_tokens.weight"

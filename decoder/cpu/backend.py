@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from decoder.arena import Arena
 from decoder.batch import IntArray, NativeStep, StepBatch
 from decoder.checkpoints.weights import Weights
 from decoder.checks import Words, check_batch, check_shape
-from decoder.config import KV_DTYPE, ModelConfig
+from decoder.cores import available_cores
 from decoder.cpu._step import ffi, lib
-from decoder.cpu.cores import available_cores
-from decoder.cpu.packing import pack_weights
+from decoder.cpu.arena import Arena
+from decoder.cpu.packed_weights import pack_weights
+from decoder.model_config import KV_DTYPE, ModelConfig
 from decoder.rope import inverse_frequencies, rotation_factor
 from libsym.errors import Invalid
 

@@ -43,10 +43,10 @@ import numpy.typing as npt
 import torch
 
 from decoder.batch import IntArray
-from decoder.config import ModelConfig
 from decoder.cuda.device import Device, Mark, Stream
 from decoder.cuda.residency import Placement, Residency
 from decoder.memory import advise_huge_pages
+from decoder.model_config import ModelConfig
 from decoder.rope import inverse_frequencies
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoSpace

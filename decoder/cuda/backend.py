@@ -20,18 +20,18 @@ from torch import Tensor
 from decoder.batch import IntArray, StepBatch
 from decoder.checkpoints.weights import Weights
 from decoder.checks import check_batch, check_shape
-from decoder.config import ModelConfig
-from decoder.cpu.cores import available_cores
+from decoder.cores import available_cores
 from decoder.cuda.arena import CudaArena
 from decoder.cuda.decode_layout import DecodeLayout, decode_arrays, lay_tables
 from decoder.cuda.device import Device, Mark
+from decoder.cuda.device_weights import LayerWeights, load_weights
 from decoder.cuda.graphs import DecodeGraphs, DecodeSize
+from decoder.cuda.memory_plan import LOGIT_ROWS, MAX_ROWS, MAX_SPLITS, PRECISIONS
 from decoder.cuda.passes import Pass, Piece, divide, table_width
-from decoder.cuda.plan import LOGIT_ROWS, MAX_ROWS, MAX_SPLITS, PRECISIONS
 from decoder.cuda.products import Products
 from decoder.cuda.staging import Laid, Staging, fill
 from decoder.cuda.tables import rope_table
-from decoder.cuda.weights import LayerWeights, load_weights
+from decoder.model_config import ModelConfig
 from libsym.errors import Invalid
 from triton_kernels.attention_splits import SPLIT_PAGES
 from triton_kernels.embedding import embed

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from decoder.batch import IntArray
 from decoder.cuda.device import Device
+from decoder.cuda.memory_plan import MAX_DECODES, MAX_SPLITS
 from decoder.cuda.passes import Pass, bucket, has_room, table_width
-from decoder.cuda.plan import MAX_DECODES, MAX_SPLITS
 from decoder.cuda.staging import Laid, Staging, fill
 from libsym.abi import PAGE_ENTRIES
 from triton_kernels.attention_splits import SPLIT_PAGES

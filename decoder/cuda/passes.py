@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from decoder.batch import Chunk, IntArray
 from decoder.checks import CheckedBatch, Words
-from decoder.cuda.plan import MAX_DECODES, MAX_ROWS, MAX_SPLITS
+from decoder.cuda.memory_plan import MAX_DECODES, MAX_ROWS, MAX_SPLITS
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace
 from triton_kernels.attention_splits import SPLIT_PAGES

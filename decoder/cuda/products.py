@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decoder.cuda.plan import MAX_ROWS
-from decoder.cuda.weights import DeviceWeights
+from decoder.cuda.device_weights import DeviceWeights
+from decoder.cuda.memory_plan import MAX_ROWS
 from triton_kernels.matmul import make_scratch, matmul
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoder.config import ModelConfig
 from decoder.cuda.device import Device
+from decoder.model_config import ModelConfig
 from decoder.rope import inverse_frequencies, rotation_factor
 
 _BLOCK = 1 << 14

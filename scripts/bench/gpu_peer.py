@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from gpu_clock import Times
 
-from decoder.config import ModelConfig
+from decoder.model_config import ModelConfig
 
 
 class Absent(Exception):  # noqa: N818

@@ -12,11 +12,11 @@ import torch
 from gpu_clock import Ceilings, Clock
 
 from decoder.batch import Chunk, StepBatch
-from decoder.config import ModelConfig
 from decoder.cuda import backend
 from decoder.cuda.arena import CudaArena
 from decoder.cuda.device import Device
-from decoder.cuda.weights import DeviceWeights, LayerWeights
+from decoder.cuda.device_weights import DeviceWeights, LayerWeights
+from decoder.model_config import ModelConfig
 from decoder.rope import inverse_frequencies
 from libsym.abi import PAGE_ENTRIES
 

@@ -21,11 +21,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
-from decoder.config import KV_DTYPE
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import load_model
+from decoder.model_config import KV_DTYPE
 
 PAGES = 3
 """Of each sequence: 64 entries and the one that is decoded."""

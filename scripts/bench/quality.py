@@ -34,10 +34,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
+from decoder.cores import available_cores
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
-from decoder.cpu.cores import available_cores
 from decoder.model import Model, load_model
 from libsym.abi import PAGE_ENTRIES
 

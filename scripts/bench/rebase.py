@@ -33,12 +33,12 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
-from decoder.config import KV_DTYPE
+from decoder.cores import available_cores
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
-from decoder.cpu.cores import available_cores
 from decoder.model import Model, load_model
+from decoder.model_config import KV_DTYPE
 from kvfs.pages.assemble import Piece, assemble
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable

@@ -9,10 +9,10 @@ import gguf
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
 from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
 from decoder.checkpoints.weights import Weights
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model
 from decoder.text.codecs import BYTE_ALPHABET

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
 from decoder.checkpoints.weights import Weights
-from decoder.config import KV_DTYPE, ModelConfig
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
+from decoder.model_config import KV_DTYPE, ModelConfig
 from decoder.reference import ReferenceDecoder
 from decoder.tiny import random_weights, tiny_config
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decoder.arena import Arena
+from decoder.cpu.arena import Arena
 from decoder.tiny import tiny_config
 from kvfs.pages.store import PageStore
 from libsym.errors import Invalid

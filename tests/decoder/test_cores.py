@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from decoder.cpu.cores import available_cores
+from decoder.cores import available_cores
 
 
 def tree(tmp_path, membership: str, **files: str):

@@ -20,11 +20,11 @@ import transformers
 from checkpoints import TEMPLATE, VOCAB_SIZE, gguf_metadata, interleave, small_library, write_gguf
 from safetensors.torch import load_file, save_file
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
 from decoder.checkpoints.gguf import read_gguf
 from decoder.checkpoints.gguf_llama import read_gguf_llama
 from decoder.checkpoints.stored import StoredTensor
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model, load_model
 from decoder.reference import ReferenceDecoder

@@ -12,16 +12,17 @@ import gguf
 import numpy as np
 import pytest
 
-from decoder.arena import Arena
 from decoder.checkpoints.llama import EMBED, layer_name
 from decoder.checkpoints.quants import ENCODINGS
 from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Weights
-from decoder.config import KV_DTYPE
-from decoder.cpu import backend, packing
+from decoder.cpu import backend
+from decoder.cpu import packed_weights as packing
 from decoder.cpu._step import ffi, lib
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
-from decoder.cpu.packing import pack_weights
+from decoder.cpu.packed_weights import pack_weights
+from decoder.model_config import KV_DTYPE
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid, SymError
 from tests.decoder.conftest import Bench, Call

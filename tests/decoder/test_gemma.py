@@ -20,8 +20,8 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model, load_model
 from decoder.reference import ReferenceDecoder

@@ -14,13 +14,13 @@ import torch
 from checkpoints import CONFIG, TEMPLATE, VOCAB_SIZE, gguf_metadata, gguf_tensors, logits_of, small_library, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from decoder.arena import Arena
 from decoder.checkpoints.llama import HEAD
 from decoder.checkpoints.weights import Weights
-from decoder.config import ModelConfig
-from decoder.facts import Facts
+from decoder.cpu.arena import Arena
+from decoder.image_facts import Facts
 from decoder.memory import available_memory_bytes
 from decoder.model import load_model
+from decoder.model_config import ModelConfig
 from decoder.tiny import random_weights
 from kvfs.images.model_facts import ModelFacts
 from libsym.errors import Invalid, NotFound, SymError

@@ -22,8 +22,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model, load_model, packaged_gguf
 

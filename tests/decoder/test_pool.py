@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.tiny import random_weights, tiny_config
 

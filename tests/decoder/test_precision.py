@@ -18,11 +18,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
-from decoder.config import KV_DTYPE
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model, load_model
+from decoder.model_config import KV_DTYPE
 
 pytestmark = [
     pytest.mark.slow,  # 4,000 tokens through the real model five times: half a minute

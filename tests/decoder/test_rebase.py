@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decoder.arena import Arena
-from decoder.config import RopeScaling
+from decoder.cpu.arena import Arena
 from decoder.model import load_model
+from decoder.model_config import RopeScaling
 from decoder.rope import inverse_frequencies
 from decoder.tiny import tiny_config
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from decoder.arena import Arena
 from decoder.checkpoints.weights import Weights
-from decoder.config import ModelConfig
+from decoder.cpu.arena import Arena
+from decoder.model_config import ModelConfig
 from decoder.reference import ReferenceDecoder
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid

@@ -5,11 +5,11 @@ import errno
 import numpy as np
 import pytest
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, StepBatch
+from decoder.cores import available_cores
 from decoder.cpu import backend
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
-from decoder.cpu.cores import available_cores
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid
 

@@ -19,9 +19,9 @@ import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from decoder.arena import Arena
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
-from decoder.facts import Facts
+from decoder.image_facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials

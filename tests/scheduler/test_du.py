@@ -8,8 +8,8 @@ import stat
 import pytest
 import trio
 
-from decoder.arena import Arena
-from decoder.facts import Facts
+from decoder.cpu.arena import Arena
+from decoder.image_facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials

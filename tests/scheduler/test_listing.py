@@ -7,8 +7,8 @@ import pytest
 import trio
 import trio.testing
 
-from decoder.arena import Arena
-from decoder.facts import Facts
+from decoder.cpu.arena import Arena
+from decoder.image_facts import Facts
 from decoder.model import load_model
 from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials

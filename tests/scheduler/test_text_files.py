@@ -11,7 +11,7 @@ import trio
 import trio.testing
 from test_batch import ME, NUM_PAGES, Bench
 
-from decoder.arena import Arena
+from decoder.cpu.arena import Arena
 from kvfs.control import text_writer
 from kvfs.control.directory import ControlTree
 from kvfs.control.text_writer import is_killed
@@ -19,7 +19,7 @@ from kvfs.names.tree import ROOT_NUMBER, Credentials
 from libsym.errors import Busy, Exists, Invalid, NoSpace, NotFound, NotPermitted, NotSupported, StepFailed, SymError
 from scheduler.gate import Gate
 from scheduler.status.facts import Control
-from symphony.text import LoadedText
+from symphony.model_text import LoadedText
 
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 ANN = Credentials(1000, 1000)

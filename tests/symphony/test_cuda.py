@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decoder.cuda.device import Device
-from decoder.cuda.plan import plan_memory
+from decoder.cuda.memory_plan import plan_memory
 from decoder.model import load_model
 from decoder.tiny import tiny_config
 from libsym.errors import Invalid, NoSpace

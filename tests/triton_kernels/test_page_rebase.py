@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.rebase import PageShape, Rebaser
+from decoder.cpu.rebase import PageShape, Rebaser
 from decoder.rope import inverse_frequencies
 from decoder.tiny import tiny_config
 from libsym.abi import PAGE_ENTRIES

@@ -14,12 +14,12 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[3]))
 from protocol import FIRST_PROMPT, serve  # isort: skip
 import numpy as np
 
-from decoder.arena import Arena
 from decoder.batch import Chunk, IntArray, StepBatch
 from decoder.checkpoints.llama import EMBED, HEAD, layer_name
-from decoder.config import KV_DTYPE
+from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model, load_model
+from decoder.model_config import KV_DTYPE
 from libsym.abi import PAGE_ENTRIES
 
 ARENA_PAGES = 1024

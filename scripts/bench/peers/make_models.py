@@ -23,8 +23,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from decoder.config import ModelConfig
 from decoder.model import load_model, packaged_gguf
+from decoder.model_config import ModelConfig
 
 WRITTEN_BY_THE_WRITER = {"general.architecture", "general.file_type"}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from decoder.config import GPU_KV_DTYPE
 from decoder.cuda.arena import CudaArena
 from decoder.cuda.backend import CudaDecoder
 from decoder.cuda.device import Device, open_device
+from decoder.model_config import GPU_KV_DTYPE
 from decoder.tiny import random_weights, tiny_config
 
 _KERNEL_TESTS = Path(__file__).resolve().parents[2] / "triton_kernels"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder.arena import Arena
+from decoder.cpu.arena import Arena
 from decoder.cuda.arena import ELEMENTS, CudaArena
 from decoder.tiny import tiny_config
 from kvfs.pages.store import PageStore

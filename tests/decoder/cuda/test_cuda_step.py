@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from decoder.batch import Chunk, StepBatch
-from decoder.config import RopeScaling
 from decoder.cuda import passes
 from decoder.cuda.backend import CudaDecoder
 from decoder.cuda.graphs import DecodeSize
+from decoder.model_config import RopeScaling
 from decoder.tiny import tiny_config
 from libsym.errors import Invalid, NoSpace
 

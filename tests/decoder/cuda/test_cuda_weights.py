@@ -10,7 +10,7 @@ from decoder.checkpoints.llama import EMBED, layer_name
 from decoder.checkpoints.quants import ENCODINGS
 from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Weights
-from decoder.cuda.weights import load_weights
+from decoder.cuda.device_weights import load_weights
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid
 

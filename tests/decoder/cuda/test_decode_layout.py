@@ -6,8 +6,8 @@ import numpy as np
 
 from decoder.batch import Chunk
 from decoder.cuda.decode_layout import DecodeLayout
+from decoder.cuda.memory_plan import MAX_SPLITS
 from decoder.cuda.passes import Pass, Piece
-from decoder.cuda.plan import MAX_SPLITS
 from triton_kernels.attention_splits import SPLIT_PAGES
 
 NUM_PAGES = 2000

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decoder.cuda.plan import MIN_FRAMES, choose_dtypes, plan_memory
+from decoder.cuda.memory_plan import MIN_FRAMES, choose_dtypes, plan_memory
 from decoder.tiny import tiny_config
 from libsym.errors import NoSpace
 

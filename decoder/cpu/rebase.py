@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from decoder.config import ModelConfig
+from decoder.model_config import ModelConfig
 from decoder.rope import Doubles, inverse_frequencies
 from libsym.abi import PAGE_ENTRIES
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from decoder.checkpoints.llama import tensor_shapes
-from decoder.config import GPU_KV_DTYPE, GPU_PRECISIONS, ModelConfig
+from decoder.model_config import GPU_KV_DTYPE, GPU_PRECISIONS, ModelConfig
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from decoder.config import ModelConfig
+from decoder.cpu.rebase import IntArray, PageShape, Rebaser
 from decoder.memory import advise_huge_pages
-from decoder.rebase import IntArray, PageShape, Rebaser
+from decoder.model_config import ModelConfig
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 

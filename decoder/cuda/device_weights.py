@@ -19,9 +19,9 @@ from torch import Tensor
 from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
 from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Weights
-from decoder.config import ModelConfig
-from decoder.cpu.cores import available_cores
+from decoder.cores import available_cores
 from decoder.cuda.device import Device
+from decoder.model_config import ModelConfig
 from libsym.errors import Invalid
 
 _PIECE_VALUES = 1 << 22

@@ -26,10 +26,10 @@ from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
 from decoder.checkpoints.quants import GROUP_VALUES, ByteArray, FloatArray, Parts
 from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Weights
-from decoder.config import ModelConfig
+from decoder.cores import available_cores
 from decoder.cpu._step import ffi, lib
-from decoder.cpu.cores import available_cores
 from decoder.memory import advise_huge_pages, available_memory_bytes
+from decoder.model_config import ModelConfig
 from libsym.errors import Invalid, SymError
 
 _STRIP = 16
