@@ -11,9 +11,10 @@ import pytest
 from examples import run_examples
 
 import libsym as sym
-from libsym.abi import ABI_VERSION
+from libsym.abi import ABI_VERSION, Op
 
 MANUAL = Path(__file__).resolve().parents[2] / "man" / "libsym.3"
+ABI_PAGE = MANUAL.with_name("libsym-abi.7")
 SOURCE = MANUAL.read_text(encoding="utf-8")
 
 
@@ -100,3 +101,8 @@ def test_every_error_is_listed_with_its_errno_and_what_its_docstring_says():
 
 def test_it_is_about_this_version_of_the_abi():
     assert f"version {ABI_VERSION}" in plain(SOURCE)
+
+
+def test_the_page_of_the_abi_has_every_operation_once():
+    described = re.findall(r"^\.B ([A-Z][A-Z_, ]+)$", ABI_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(", ".join(described).split(", ")) == sorted(Op.__members__)
