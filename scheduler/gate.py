@@ -81,7 +81,7 @@ class TextModel(Protocol):
     def special_ids(self) -> frozenset[int]: ...
 
     def own_encoder(self) -> Callable[[str], list[int]]:
-        """An `encode` without special tokens that waits for nobody."""
+        """An `encode` without special tokens."""
         ...
 
     def encode(self, text: str, *, special: bool) -> list[int]: ...
@@ -176,6 +176,7 @@ class Gate:
             Op.CHAT_TEMPLATE: self._long_text,
             Op.CHAT_TOKENS: self._long_text,
         }
+        self._text_workers = trio.CapacityLimiter(2)  # that long texts may keep busy: others need the cores, too
         self._texts: dict[Op, Callable[[Request], Reply]] = {
             Op.TOKENIZE: self._tokenize,
             Op.DETOKENIZE: self._detokenize,
@@ -449,7 +450,7 @@ class Gate:
     # ---- text
 
     def _long_text(self, _lip: Lip, request: Request) -> Coroutine[Any, Any, Reply]:
-        return trio.to_thread.run_sync(self._texts[request.op], request)
+        return trio.to_thread.run_sync(self._texts[request.op], request, limiter=self._text_workers)
 
     def _tokenize(self, request: Request) -> Reply:
         tokens = self._text.encode(text_of(request), special=bool(request.flags & TOKENIZE_SPECIAL))

@@ -11,7 +11,6 @@ import copy
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from threading import Lock
 
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
@@ -23,6 +22,8 @@ _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 _MOST_MISSING_BYTES = 64  # rare control characters and lead bytes of unassigned planes: 8 in SmolLM2
 _NO_LETTER = "\ue000"
 """Of the private use area: no normalizer changes it, and no token begins with it."""
+_SHORT_LETTERS = 2048
+"""Texts up to here are encoded where they are (some 0.2 ms), longer ones by a thread of the library's."""
 _NOT_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
 
 
@@ -91,11 +92,6 @@ class ByteLevelCodec:
     def cut(self, text: str) -> Cut | None:
         return None if self._cutter is None else self._cutter.find(text)
 
-    def twin(self) -> ByteLevelCodec:
-        twin = copy.copy(self)
-        twin._library = self._library.twin()  # noqa: SLF001 - of the same class
-        return twin
-
 
 class PieceCodec:
     """Tokens are runs of characters with U+2581 for a space, and single bytes for what has no token."""
@@ -139,14 +135,9 @@ class PieceCodec:
     def cut(self, text: str) -> Cut | None:
         return None if self._cutter is None else self._cutter.find(text)
 
-    def twin(self) -> PieceCodec:
-        twin = copy.copy(self)
-        twin._library = self._library.twin()  # noqa: SLF001 - of the same class
-        return twin
-
 
 class _Library:
-    """The library's tokenizer behind a lock: whether special tokens are recognised is a property of it.
+    """The library's tokenizer, twice: whether special tokens are recognised is a property of it. Nobody waits for it.
 
     Each special token has an alias, an added token that nobody can guess. Where special tokens are not recognised the
     aliases are: so a text may have special tokens at the places that are meant, and be text everywhere else, and all
@@ -154,8 +145,6 @@ class _Library:
     """
 
     def __init__(self, tokenizer: LibraryTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._lock = Lock()
         special = {token: added for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
         self.special_texts = {token: added.content for token, added in special.items()}
         secret = secrets.token_hex(16)
@@ -163,14 +152,16 @@ class _Library:
         tokenizer.add_tokens([_renamed(added, self._aliases[token]) for token, added in special.items()])
         self._meant_by = {tokenizer.token_to_id(alias): token for token, alias in self._aliases.items()}
         self._unknown = tokenizer.token_to_id(tokenizer.model.unk_token or "")
+        self._recognising, self._plain = tokenizer, copy.deepcopy(tokenizer)
+        self._plain.encode_special_tokens = True
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        ids: list[int] = self._encode(text, special=special).ids
+        ids: list[int] = _encoding(self._recognising if special else self._plain, text).ids
         return ids
 
     def split(self, text: str) -> list[str | int]:
         """The special tokens that are recognised in a text, and what is between them."""
-        found = self._encode(text, special=True)
+        found = _encoding(self._recognising, text)
         parts: list[str | int] = []
         done = 0
         for token, (start, end) in zip(found.ids, found.offsets, strict=True):
@@ -194,23 +185,19 @@ class _Library:
     def joined(self, parts: Sequence[str | int]) -> str:
         return "".join(part if isinstance(part, str) else self.special_texts[part] for part in parts)
 
-    def _encode(self, text: str, *, special: bool) -> Encoding:
-        with self._lock:
-            self._tokenizer.encode_special_tokens = not special
-            return self._tokenizer.encode(text, add_special_tokens=False)
-
     def decode(self, tokens: Sequence[int]) -> str:
         # The number of an alias may be one of the model's, which stands for no text: the alias is a secret.
         known = [token for token in tokens if token not in self._meant_by]
-        text: str = self._tokenizer.decode(known, skip_special_tokens=False)
+        text: str = self._plain.decode(known, skip_special_tokens=False)
         return text
 
-    def twin(self) -> _Library:
-        twin = copy.copy(self)
-        twin._lock = Lock()  # noqa: SLF001 - of the same class
-        with self._lock:
-            twin._tokenizer = copy.deepcopy(self._tokenizer)  # noqa: SLF001 - of the same class
-        return twin
+
+def _encoding(tokenizer: LibraryTokenizer, text: str) -> Encoding:
+    """A long text goes as a batch of one: only for batches the library lets go of the interpreter's lock."""
+    if len(text) <= _SHORT_LETTERS:
+        return tokenizer.encode(text, add_special_tokens=False)
+    (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
+    return encoding
 
 
 def _renamed(token: AddedToken, text: str) -> AddedToken:

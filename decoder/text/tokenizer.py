@@ -51,10 +51,6 @@ class Codec(Protocol):
 
     def cut(self, text: str) -> Cut | None: ...
 
-    def twin(self) -> Codec:
-        """One that shares no lock with this."""
-        ...
-
 
 class Tokenizer:
     """A model's tokenizer; safe to use from several threads."""
@@ -89,9 +85,8 @@ class Tokenizer:
         return self._codec.encode(_unicode(text), special=special)
 
     def own_encoder(self) -> Callable[[str], list[int]]:
-        """An `encode` without special tokens that never waits for one who encodes a long text."""
-        twin = self._codec.twin()
-        return lambda text: twin.encode(text, special=False)
+        """An `encode` without special tokens."""
+        return lambda text: self._codec.encode(text, special=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of some tokens; bytes that are no UTF-8 give U+FFFD."""
@@ -266,9 +261,6 @@ class ByteCodec:
 
     def cut(self, text: str) -> Cut | None:
         return self._CUTTER.find(text)
-
-    def twin(self) -> ByteCodec:
-        return self
 
 
 def fingerprint(*parts: Iterable[str]) -> str:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -271,6 +273,21 @@ def test_several_threads_may_encode_at_once():
     assert set(lengths[::2]) == {20}
     assert len(set(lengths[1::2])) == 1
     assert lengths[1] > 20
+
+
+def test_a_long_text_keeps_no_other_thread_waiting():
+    """Neither who encodes a short one, nor who runs Python: the daemon's thread does both."""
+    tokenizer, text = smollm(), "hello world " * 40_000
+    long = threading.Thread(target=tokenizer.encode, args=(text,))
+    began_s = last_s = time.perf_counter()
+    long.start()
+    waits_s = []
+    while long.is_alive():
+        tokenizer.encode("hi", special=False)
+        waits_s.append(time.perf_counter() - last_s)
+        last_s = time.perf_counter()
+    waits_s.append(time.perf_counter() - last_s)
+    assert max(waits_s) < (time.perf_counter() - began_s) / 2
 
 
 MESSAGES = [
