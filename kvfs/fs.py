@@ -310,10 +310,10 @@ class FileSystem:
         self._require_open(handle)
         if handle.origin is None:
             return  # anonymous: there is no name, and closing it removes it
-        place = self._paths.place(creds, path) if path else None
+        place = self._place_if_any(creds, path)
         if place is not None and place.inode is handle.inode:
             directory, name = place.directory, place.name
-        elif place is not None and handle.origin not in handle.inode.names:
+        elif path and handle.origin not in handle.inode.names:
             raise NotFound(f"{path}: the open file no longer has this name: remove it by the path that it has now")
         else:
             directory, name = self._current_name(handle, handle.origin)
@@ -462,6 +462,13 @@ class FileSystem:
         require(place.directory, creds, WRITE | SEARCH, f"directory of {path}")
         self._tree.require_free(place.directory, place.name)
         return place
+
+    def _place_if_any(self, creds: Credentials, path: str) -> Place | None:
+        """None: the path leads nowhere (any more), or there is none."""
+        try:
+            return self._paths.place(creds, path) if path else None
+        except (NotFound, NotDirectory):
+            return None
 
     def _check_new(self, creds: Credentials, path: str | None, mode: int) -> int:
         """Whether a file of that name could be made: the number of the account that would pay for it."""

@@ -330,6 +330,19 @@ def test_removing_by_handle_and_path_removes_no_name_that_the_caller_does_not_kn
     assert fs.kv_list(ANN, "") == []
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_removing_by_handle_finds_the_name_in_a_directory_that_was_moved(fs: FileSystem, is_replaced: bool) -> None:
+    fs.kv_mkdir(ANN, "d", 0o700)
+    handle = fs.kv_create(ANN, "d/a.kv")
+    fs.kv_rename(ANN, "d", "e")
+    if is_replaced:
+        fs.kv_create(ANN, "d")
+    fs.kv_remove_open(ANN, handle, "d/a.kv")
+    assert fs.kv_list(ANN, "e") == []
+    with pytest.raises(NotFound, match=r"^d/a\.kv: the open file no longer has this name"):
+        fs.kv_remove_open(ANN, handle, "d/a.kv")
+
+
 def test_emptying_a_name_leaves_handles_their_version(fs: FileSystem) -> None:
     handle = fs.kv_create(ANN, "a.kv")
     append(fs, handle, 40)
