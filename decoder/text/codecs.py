@@ -22,8 +22,8 @@ _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 _MOST_MISSING_BYTES = 64  # rare control characters and lead bytes of unassigned planes: 8 in SmolLM2
 _NO_LETTER = "\ue000"
 """Of the private use area: no normalizer changes it, and no token begins with it."""
-_SHORT_LETTERS = 2048
-"""Texts up to here are encoded where they are (some 0.2 ms), longer ones by a thread of the library's."""
+_SHORT = 2048
+"""Letters, or tokens: up to here the calling thread does it (some 0.2 ms), beyond a thread of the library's."""
 _NOT_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
 
 
@@ -164,9 +164,12 @@ class _Library:
         found = _encoding(self._recognising, text)
         parts: list[str | int] = []
         done = 0
-        for token, (start, end) in zip(found.ids, found.offsets, strict=True):
-            spelled_out = self.special_texts.get(token)
-            if spelled_out is not None and spelled_out in text[start:end]:  # not only when it is normalized
+        for place, token in enumerate(found.ids):
+            spelled_out = self.special_texts.get(token)  # of those alone: a list of all offsets takes long
+            if spelled_out is None or (chars := found.token_to_chars(place)) is None:
+                continue
+            start, end = chars
+            if spelled_out in text[start:end]:  # not only when it is normalized
                 parts += [text[done:start], token] if start > done else [token]
                 done = end
         return [*parts, text[done:]] if done < len(text) else parts
@@ -188,13 +191,15 @@ class _Library:
     def decode(self, tokens: Sequence[int]) -> str:
         # The number of an alias may be one of the model's, which stands for no text: the alias is a secret.
         known = [token for token in tokens if token not in self._meant_by]
-        text: str = self._plain.decode(known, skip_special_tokens=False)
-        return text
+        if len(known) <= _SHORT:
+            return str(self._plain.decode(known, skip_special_tokens=False))
+        (text,) = self._plain.decode_batch([known], skip_special_tokens=False)
+        return str(text)
 
 
 def _encoding(tokenizer: LibraryTokenizer, text: str) -> Encoding:
     """A long text goes as a batch of one: only for batches the library lets go of the interpreter's lock."""
-    if len(text) <= _SHORT_LETTERS:
+    if len(text) <= _SHORT:
         return tokenizer.encode(text, add_special_tokens=False)
     (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
     return encoding

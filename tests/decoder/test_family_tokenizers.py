@@ -13,7 +13,7 @@ import pytest
 from checkpoints import VOCAB_SIZE, gguf_metadata, small_library, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tokenizer import NASTY, with_pre_tokenizer
+from test_tokenizer import NASTY, share_of_the_longest_wait, with_pre_tokenizer
 
 from decoder.checkpoints.gguf import GgufFile, read_gguf
 from decoder.text.tokenizer import Tokenizer
@@ -134,6 +134,12 @@ def test_special_and_user_defined_pieces_are_whole(piece_file):
     assert tokenizer.decode(tokenizer.encode("<end_of_turn>", special=False)) == "<end_of_turn>"
     assert tokenizer.bos_id == 2
     assert tokenizer.eos_ids == {1, tokens.index("<end_of_turn>")}
+
+
+def test_a_long_list_of_pieces_that_is_decoded_keeps_no_other_thread_waiting(piece_file):
+    tokenizer = piece_tokenizer(piece_file)
+    tokens = tokenizer.encode("banana " * 20_000)
+    assert share_of_the_longest_wait(lambda: tokenizer.decode(tokens), lambda: tokenizer.decode(tokens[:2])) < 0.4
 
 
 def test_a_space_before_the_first_word_where_the_file_says_so(piece_file):
