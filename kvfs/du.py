@@ -148,7 +148,7 @@ async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> 
             if row.exclusive_pages is None:
                 num_others += row.pages
             elif isinstance(inode.content, KvFile):
-                num_held[inode.content.table.pages] += 1  # a table has a page once
+                np.add.at(num_held, inode.content.table.pages, 1)  # an image that was taken in may have a page twice
         return True
 
     await walk(start, path, (), creds, add)

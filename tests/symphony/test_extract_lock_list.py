@@ -339,3 +339,15 @@ def test_the_books_are_for_root_and_the_daemons_own_user(connected):
     with written(1, 2, 3):
         books = sym.daemon_check()
         assert (books["num_references"], books["num_referenced_pages"], books["num_versions"]) == (1, 1, 1)
+
+
+def test_du_counts_a_page_once_that_a_file_has_twice(connected, tmp_path):
+    """One token at equal positions makes equal pages; taken in once more, they are one page."""
+    with written(*[1] * 32) as kv:
+        sym.kv_merge([kv, kv], "twice.kv", rebase=False).close()
+    (tmp_path / "image").write_bytes((connected.mount / "twice.kv").read_bytes())
+    (connected.mount / "again.kv").write_bytes((tmp_path / "image").read_bytes())
+    total = sym.kv_du()["total"]
+    assert (total["exclusive_pages"], total["shared_pages"]) == (2, 0)
+    for name in ("twice.kv", "again.kv"):
+        sym.kv_remove(name)
