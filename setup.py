@@ -47,19 +47,19 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=[f"{name}*" for name in PACKAGES]),
     package_data={
-        "libsym": ["*.h", "*.c", "examples/*.c", "py.typed"],
+        "libsym": ["*.h", "*/*.h", "*/*.c", "py.typed"],
         "kvfs": ["*/*.c"],
         "decoder.cpu": ["*.h", "*.c"],
-        "scheduler": ["*.h", "*.c"],
+        "scheduler": ["*/*.h", "*/*.c"],
     },
     cmdclass={"build_ext": SideBySide},
     setup_requires=["cffi>=1.17,<3"],
     cffi_modules=[
-        "libsym/channel_build.py:ffi",
+        "libsym/channel/channel_build.py:ffi",
         "kvfs/mount/shim_build.py:ffi",
         "kvfs/pages/digest_build.py:ffi",
         "decoder/cpu/step_build.py:ffi",
-        "scheduler/loop_build.py:ffi",
+        "scheduler/batch/loop_build.py:ffi",
     ],
     install_requires=[
         "anyio>=4.7,<5",

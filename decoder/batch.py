@@ -45,7 +45,7 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
-    """A decoder's step for callers in C: `int function(void *decoder, const sym_batch *)`, without the interpreter.
+    """A decoder's step for callers in C: a `sym_step_function` (`steps.h`), without the interpreter.
 
     Addresses, good as long as the decoder is open. Every index of the batch has to be in range.
     """

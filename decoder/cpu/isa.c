@@ -5,7 +5,7 @@
 
 #include "isa.h"
 
-#if defined(__x86_64__)
+#ifdef X86_KERNELS
 static int can_avx512(void)
 {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -38,7 +38,7 @@ static const struct isa {
     int (*can)(void);
     int by_itself; /* chosen when no name is given */
 } isas[] = {
-#if defined(__x86_64__)
+#ifdef X86_KERNELS
     {&kernels_tiles, can_amx, 1},
     {&kernels_avx512bf16, can_avx512bf16, 1},
     {&kernels_avx512, can_avx512, 1},
@@ -50,7 +50,7 @@ static const struct isa {
 
 const struct kernels *isa_choose(const char *name)
 {
-#if defined(__x86_64__)
+#ifdef X86_KERNELS
     __builtin_cpu_init();
 #endif
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {

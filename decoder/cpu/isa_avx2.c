@@ -2,7 +2,7 @@
 
 #include "isa.h"
 
-#if defined(__x86_64__)
+#ifdef X86_KERNELS
 #pragma GCC target("avx2,fma,f16c")
 
 #define OP static inline __attribute__((always_inline))

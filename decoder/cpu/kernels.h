@@ -384,9 +384,9 @@ static void FN(prepare)(const sym_matrix *m, const float *x, long n, void *to, f
 OP uint32_t FN(seen)(const struct attention *a, long row, long page)
 {
     uint32_t bits = 0xffffffffu;
-    long limit = a->limits[row] - page * PAGE, past = limit - a->window;
-    if (limit <= 0 || (a->window && past >= PAGE)) return 0;
-    if (limit < PAGE) bits = (1u << limit) - 1;
+    long limit = a->limits[row] - page * SYM_PAGE_ENTRIES, past = limit - a->window;
+    if (limit <= 0 || (a->window && past >= SYM_PAGE_ENTRIES)) return 0;
+    if (limit < SYM_PAGE_ENTRIES) bits = (1u << limit) - 1;
     if (a->window && past > 0) bits &= 0xffffffffu << past;
     return a->masks[row] ? bits & a->masks[row][page] : bits;
 }
@@ -473,10 +473,10 @@ OP void FN(values)(const int format, const struct attention *a, long first_page,
                     acc[r][0] = FN(mul)(FN(load)(out + r * a->head_dim), factor);
                     acc[r][1] = pair ? FN(mul)(FN(load)(out + r * a->head_dim + 16), factor) : factor;
                 }
-                for (long done = 0; done < entries; done += PAGE) {
-                    long count = entries - done < PAGE ? entries - done : PAGE, steps = count / per_step;
+                for (long done = 0; done < entries; done += SYM_PAGE_ENTRIES) {
+                    long count = entries - done < SYM_PAGE_ENTRIES ? entries - done : SYM_PAGE_ENTRIES, steps = count / per_step;
                     const char *p = (const char *)(weights + first * BLOCK) + done / per_step * 4;
-                    const char *v = a->v + a->pages[first_page + done / PAGE] * a->page_bytes + 4 * d;
+                    const char *v = a->v + a->pages[first_page + done / SYM_PAGE_ENTRIES] * a->page_bytes + 4 * d;
                     if (pair) FN(tile)(format, acc, ROWS, 2, steps, p, 4 * BLOCK, v, row_bytes, NULL, 0);
                     else FN(tile)(format, acc, ROWS, 1, steps, p, 4 * BLOCK, v, row_bytes, NULL, 0);
                     if (count % per_step) { /* the pair's second entry may hold anything */
@@ -519,19 +519,19 @@ OP void FN(attend_pages)(const int format, const struct attention *a, long split
         if (a->limits[r] > end) end = a->limits[r];
         if (a->limits[r] < begin) begin = a->limits[r];
     }
-    for (long page = split * SPLIT_PAGES; page < split * SPLIT_PAGES + BLOCK_PAGES && page * PAGE < end; page++)
+    for (long page = split * SPLIT_PAGES; page < split * SPLIT_PAGES + BLOCK_PAGES && page * SYM_PAGE_ENTRIES < end; page++)
         FN(fetch)(a, page, a->k);
     begin = a->window ? begin - a->window : 0; /* nothing before it is seen */
     if (end > (split + 1) * SPLIT) end = (split + 1) * SPLIT;
     for (long entry = split * SPLIT; entry < end; entry += BLOCK) {
         if (entry + BLOCK <= begin) continue;
-        long page = entry / PAGE, entries = end - entry < BLOCK ? end - entry : BLOCK;
-        long pages = (entries + PAGE - 1) / PAGE;
+        long page = entry / SYM_PAGE_ENTRIES, entries = end - entry < BLOCK ? end - entry : BLOCK;
+        long pages = (entries + SYM_PAGE_ENTRIES - 1) / SYM_PAGE_ENTRIES;
         for (long j = 0; j < pages; j++) FN(fetch)(a, page + j, a->v);
         for (long j = 0; j < pages; j++)
-            FN(scores)(format, a, a->k + a->pages[page + j] * a->page_bytes, scores + j * PAGE);
+            FN(scores)(format, a, a->k + a->pages[page + j] * a->page_bytes, scores + j * SYM_PAGE_ENTRIES);
         FN(weigh)(format, a, page, pages, scores, decay, into->max, sums);
-        for (long j = page + BLOCK_PAGES; j < page + 2 * BLOCK_PAGES && j * PAGE < end; j++) FN(fetch)(a, j, a->k);
+        for (long j = page + BLOCK_PAGES; j < page + 2 * BLOCK_PAGES && j * SYM_PAGE_ENTRIES < end; j++) FN(fetch)(a, j, a->k);
         FN(values)(format, a, page, entries, scores, decay, into->value);
     }
     for (long i = 0; i < vectors; i++) into->sum[i] = FN(sum)(FN(load)(sums + i * 16));

@@ -55,7 +55,7 @@ static long qkv_width(const sym_shape *s) { return (s->heads + 2L * s->kv_heads)
 static long rows_per_unit(const sym_shape *s) { return QUERIES > heads_per_kv(s) ? QUERIES / heads_per_kv(s) : 1; }
 static long max_vectors(const sym_shape *s) { return rows_per_unit(s) * heads_per_kv(s); }
 static long number_bytes(int format) { return format == SYM_FLOAT32 ? 4 : 2; }
-static long block_bytes(const sym_shape *s) { return (long)PAGE * s->head_dim * number_bytes(s->kv_format); }
+static long block_bytes(const sym_shape *s) { return (long)SYM_PAGE_ENTRIES * s->head_dim * number_bytes(s->kv_format); }
 static long page_bytes(const sym_shape *s) { return 2L * s->layers * s->kv_heads * block_bytes(s); }
 static long partial_floats(const sym_shape *s) { return heads_per_kv(s) * (s->head_dim + 2L); }
 static int weight_format(const sym_model *m) { return m->layers[0].qkv.format; }
@@ -148,8 +148,8 @@ static void store_entry(struct sym_decoder *d, long layer_index, long chunk, lon
     const sym_shape *s = &d->model.shape;
     const sym_layer *layer = &d->model.layers[layer_index];
     const sym_batch *b = d->batch;
-    long hd = s->head_dim, entry = b->start[chunk] + row - b->first_row[chunk], slot = entry % PAGE;
-    long page = b->pages[b->first_page[chunk] + entry / PAGE];
+    long hd = s->head_dim, entry = b->start[chunk] + row - b->first_row[chunk], slot = entry % SYM_PAGE_ENTRIES;
+    long page = b->pages[b->first_page[chunk] + entry / SYM_PAGE_ENTRIES];
     const float *qkv = (const float *)(d->qkv.data + row * d->qkv.stride), *k = qkv + (s->heads + kv_head) * hd;
     const float *v = k + s->kv_heads * hd;
     char *k_block = kv_block(d, page, layer_index, 0, kv_head), *v_block = kv_block(d, page, layer_index, 1, kv_head);
@@ -229,7 +229,7 @@ static void fetch_unit(const struct sym_decoder *d, const struct plan *plan, lon
 {
     const sym_batch *b = d->batch;
     const struct seat *seat = &plan->seats[plan->members[unit->first_member]];
-    long first = unit->first_split * SPLIT_PAGES, past = divide_up(row_limit(b, seat->chunk, seat->row), PAGE);
+    long first = unit->first_split * SPLIT_PAGES, past = divide_up(row_limit(b, seat->chunk, seat->row), SYM_PAGE_ENTRIES);
     for (long page = first; page < at_most(first + BLOCK_PAGES, past); page++)
         for (int part = 0; part < 2; part++) {
             const char *block = kv_block(d, b->pages[b->first_page[seat->chunk] + page], layer, part, kv_head);

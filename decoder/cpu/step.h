@@ -1,4 +1,8 @@
-/* What Python sees of the CPU step. cffi reads this file too: declarations only, no directives but constants. */
+/* What Python sees of the CPU step. cffi reads this file: declarations only. */
+#ifndef SYMPHONY_STEP_H
+#define SYMPHONY_STEP_H
+
+#include "steps.h"
 
 /* How a matrix lies in memory. Its output features stand in panels of 32, side by side; a step of a panel is 128
  * bytes, four for each feature: one float32, two bfloat16, four 8-bit codes or eight 4-bit ones (the first four in
@@ -53,22 +57,6 @@ typedef struct {
     char *arena;                       /* [pages][layers][2][kv_heads][32 * head_dim] */
 } sym_model;
 
-/* One step. Chunk c's rows are first_row[c] .. first_row[c + 1] - 1, its pages begin at pages[first_page[c]]. */
-typedef struct {
-    int32_t num_rows, num_chunks, num_wanted, num_copies;
-    const int32_t *tokens, *positions; /* [rows] */
-    const int32_t *first_row;          /* [chunks + 1] */
-    const int32_t *start;              /* [chunks] entry index of the first row */
-    const int32_t *first_page;         /* [chunks + 1] */
-    const int32_t *pages;
-    const int32_t *wanted;             /* [chunks] how many of its last rows give logits */
-    const uint32_t *const *masks;      /* [chunks] null, or [rows of the chunk][its pages]: a bit for each entry */
-    float *const *out;                 /* [num_wanted] -> [vocab] */
-    const int32_t *copies;             /* [copies][2] source, target */
-} sym_batch;
-
-typedef struct sym_decoder sym_decoder;
-
 /* The name of the instruction set that a name, or null for the best one here, selects; null if it cannot run. */
 const char *sym_isa(const char *wanted);
 
@@ -77,7 +65,7 @@ const char *sym_isa(const char *wanted);
 sym_decoder *sym_decoder_new(const sym_model *model, int threads, const char *isa, int64_t solo_work);
 void sym_decoder_free(sym_decoder *decoder);
 
-/* 0, or an errno. The batch was checked by the caller: every index is in range. */
+/* A sym_step_function. The batch was checked by the caller: every index is in range. */
 int sym_step(sym_decoder *decoder, const sym_batch *batch);
 
 /* How many rows of the last step read pages together with another file's. */
@@ -98,3 +86,5 @@ void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scal
                     int64_t k, int64_t first, int64_t every);
 /* Output feature `row` of a matrix as k floats. */
 void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out);
+
+#endif

@@ -1,20 +1,29 @@
 """Compiles `decoder.cpu._step`: the CPU step, in every instruction set that the target can have."""
 
 import os
+import re
 from pathlib import Path
 
 from cffi import FFI
 
 _HERE = Path(__file__).resolve().parent
+_LIBSYM = _HERE.parents[1] / "libsym"
+
+
+def _declarations(header: Path) -> str:
+    """A header without its preprocessor's lines, but for numbers."""
+    return re.sub(r"^#(?!define \w+ \d+$).*\n", "", header.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
 
 ffi = FFI()
-ffi.cdef((_HERE / "step.h").read_text(encoding="utf-8"))
+ffi.cdef(_declarations(_LIBSYM / "steps.h"))
+ffi.cdef(_declarations(_HERE / "step.h"))
 ffi.set_source(
     "decoder.cpu._step",
-    (_HERE / "step.c").read_text(encoding="utf-8"),
-    sources=[os.path.relpath(path) for path in sorted(_HERE.glob("*.c")) if path.name != "step.c"],
-    include_dirs=[str(_HERE)],
-    depends=[str(path) for path in sorted(_HERE.glob("*.[ch]"))],
+    '#include "step.h"\n',
+    sources=[os.path.relpath(path) for path in sorted(_HERE.glob("*.c")) if path.stem[0] != "_"],
+    include_dirs=[str(_HERE), str(_LIBSYM)],
+    depends=[str(_LIBSYM / "steps.h")] + [str(path) for path in sorted(_HERE.glob("*.[ch]")) if path.stem[0] != "_"],
     # No contraction behind our back: where a product and a sum round once, the kernels say so.
     extra_compile_args=[
         "-std=gnu11",

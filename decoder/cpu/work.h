@@ -5,9 +5,8 @@
 
 #include <stdint.h>
 
-#include "step.h" /* once: it has no guard, for cffi reads it */
+#include "step.h"
 
-#define PAGE 32  /* entries in a page: libsym.abi.PAGE_ENTRIES */
 #define PANEL 32 /* output features that a packed panel holds side by side */
 #define STEP 128 /* bytes of a panel that one step of a product reads: four bytes for each feature */
 
@@ -16,8 +15,8 @@
  * depend on how many threads shared its work, or on who shares its pages. */
 #define SPLIT 256
 #define BLOCK 128 /* entries whose scores are weighed together; a split is a whole number of them */
-#define SPLIT_PAGES (SPLIT / PAGE)
-#define BLOCK_PAGES (BLOCK / PAGE)
+#define SPLIT_PAGES (SPLIT / SYM_PAGE_ENTRIES)
+#define BLOCK_PAGES (BLOCK / SYM_PAGE_ENTRIES)
 
 #define CODE_UNIT 0.00390625f /* of scales and mins */
 

@@ -40,7 +40,7 @@ MAX_TAKEN = int(lib.SYM_MAX_TAKEN)
 
 PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
 
-_TAKEN = struct.Struct("=QQ4qIIII")  # struct sym_taken of server.c
+_TAKEN = struct.Struct("=QQ4qIIII")  # struct sym_taken of server_state.h
 _OPS = {int(op): op for op in Op}
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from decoder.batch import IntArray, NativeStep
-from libsym.channel.hot import address, hook_addresses
+from libsym.channel.hot import HOT_FUNCTIONS, address
 from libsym.errors import SymError
 from libsym.rows.native import checked
 from scheduler._loop import ffi, lib
@@ -23,8 +24,7 @@ WAIT_MIN_NS = 300_000
 """A program in Python needs some 0.2 ms after a step that has pushed its code out of the caches."""
 WAIT_MAX_NS = 3_000_000
 
-MAX_MEMBERS = 256
-"""As in loop.c."""
+MAX_MEMBERS: int = lib.SYM_MAX_MEMBERS
 
 COMPUTING, WAITING, ENDED = lib.SYM_COMPUTING, lib.SYM_WAITING, lib.SYM_ENDED
 
@@ -66,7 +66,7 @@ class Member:
         member.pages = ffi.cast("int32_t *", pages.ctypes.data)
         member.log = ffi.cast("int32_t *", self.log.ctypes.data)
         memory = hot.channel.memory  # kept: the program may go while the run is under way
-        member.server = ffi.cast("void *", address(memory[0]))
+        member.server = ffi.cast("sym_server *", address(memory[0]))
         member.call_id = hot.request_id
         member.token = int(call.tokens[0])
         member.position = int(reservation.positions[0])
@@ -75,7 +75,7 @@ class Member:
         self._keep += [pages, self.log, hot, memory]
         if isinstance(hot, HotGeneration):
             stop_tokens = np.array(sorted(hot.stop_tokens), np.int32)
-            member.sampler = ffi.cast("void *", hot.sampler.address)
+            member.sampler = ffi.cast("sym_sampler *", hot.sampler.address)
             member.draw_index = hot.draw_index
             member.stop_tokens = ffi.cast("int32_t *", stop_tokens.ctypes.data)
             member.num_stop_tokens = len(stop_tokens)
@@ -111,6 +111,8 @@ class Member:
             checked(-self.draw_error)
         except SymError as failure:
             return kept(failure)
+        except MemoryError as failure:
+            return kept(SymError(str(failure), errno.ENOMEM))
         raise AssertionError("a token was drawn")
 
     def __getattr__(self, name: str) -> Any:
@@ -136,17 +138,15 @@ class Run:
             member.fill(row)
         self._by_table = {member.call.file.table: member for member in self.members}
         self._copies = np.array(copies, np.int32).reshape(-1)
-        addresses = hook_addresses() | {"step": native.function, "decoder": native.decoder}
-        hooks = ffi.new("sym_run_hooks *", {name: ffi.cast("void *", number) for name, number in addresses.items()})
         loop = lib.sym_run_new(
-            hooks,
+            ffi.cast("sym_hot_functions *", HOT_FUNCTIONS),
+            ffi.cast("sym_step_function *", native.function),
+            ffi.cast("sym_decoder *", native.decoder),
             self._array,
             len(calls),
             ffi.cast("int32_t *", self._copies.ctypes.data),
             len(copies),
-            WAIT_PERCENT,
-            WAIT_MIN_NS,
-            WAIT_MAX_NS,
+            (WAIT_PERCENT, WAIT_MIN_NS, WAIT_MAX_NS),
             wake_fd,
         )
         if loop == ffi.NULL:

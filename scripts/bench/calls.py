@@ -139,7 +139,10 @@ def c_pings(program: Path, socket: str, num_threads: int, num_calls: int) -> dic
 def build_ping(directory: str) -> Path:
     program = Path(directory) / "ping"
     source = Path(__file__).with_name("ping.c")
-    command = ["cc", "-std=gnu11", "-O2", f"-I{ROOT / 'libsym'}", "-o", program, source, "-lpthread"]
+    channel = ROOT / "libsym" / "channel"
+    units = [channel / "region.c", *sorted(channel.glob("client*.c"))]
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", f"-I{ROOT / 'libsym'}", f"-I{channel}"]
+    command = ["cc", *flags, "-o", program, source, *units, "-lpthread"]
     subprocess.run(command, check=True)
     return program
 

@@ -1,12 +1,19 @@
 /* Empty calls from C, through the library's own half of a channel: ping SOCKET THREADS CALLS
  *
  * Prints the median and the 99th percentile of a round trip in microseconds, and calls a second. */
-#include "client.c"
+#include "abi.h"
+#include "client.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
 
 static sym_client *client;
 static long num_calls;

@@ -1,15 +1,18 @@
 /* Both halves in one process, under sanitizers: eight client threads, two event loops, a daemon thread, and no Python.
  *
  * Each thread sends payloads of all sizes, gives up on some calls while they wait, and checks that every reply and every
- * row is its own. At the end no slot is held and no call is under way. By hand also with -fsanitize=thread. */
-#include "server.c"
-
-#include "client.c"
+ * row is its own. At the end no slot is held and no call is under way. scripts/sanitize runs it. */
+#include "client_state.h"
+#include "server_state.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
 
 #define NUM_THREADS 8
 #define NUM_CALLS 4000
@@ -187,9 +190,9 @@ int main(void) {
         pthread_join(loops[i], NULL);
     stop = 1;
     pthread_join(daemon_thread, NULL);
-    while (try_lead(client) == 0)
+    while (client_try_lead(client) == 0)
         continue;
-    drain(client); /* replies to calls that were given up last */
+    client_drain(client); /* replies to calls that were given up last */
     CHECK(sym_server_held_rows(server) == 0);
     CHECK(client->num_free == MAX_CALLS);
     sym_server_close(server);

@@ -65,6 +65,7 @@ def test_abi_h_and_abi_py_say_the_same() -> None:
     assert (lib.SYM_MAGIC, lib.SYM_ABI_VERSION) == (abi.MAGIC, abi.ABI_VERSION)
     assert (lib.SYM_RING_BYTES, lib.SYM_MAX_FRAME_BYTES) == (abi.RING_BYTES, abi.MAX_FRAME_BYTES)
     assert lib.SYM_RANGE_END == abi.RANGE_END
+    assert lib.SYM_PAGE_ENTRIES == abi.PAGE_ENTRIES
 
 
 def test_a_region_stays_near_its_limit_and_holds_a_useful_number_of_rows() -> None:

@@ -1,6 +1,7 @@
 """Steps that follow each other in C, beside what the scheduler does meanwhile."""
 
 import ctypes
+import errno
 import gc
 import os
 import struct
@@ -20,8 +21,10 @@ from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
 from libsym.abi import ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel.server import Request, ServerChannel
-from libsym.errors import NoSpace
+from libsym.errors import NoSpace, SymError
+from scheduler._loop import ffi
 from scheduler.batch.batch_scheduler import BatchScheduler, PredCall
+from scheduler.batch.run import Member
 from scheduler.batch.step_thread import StepThread
 from scheduler.connection.lip import Lip
 from scheduler.operations.decode_call import decode_call
@@ -180,3 +183,10 @@ def test_a_step_that_is_over_keeps_the_memory_of_no_program():
         thread.close()
 
     trio.run(main)
+
+
+def test_memory_that_lacks_for_a_draw_is_an_error_of_that_generation_alone():
+    """Not one of the scheduler, which would end with it."""
+    member = Member(0, None, ffi.new("sym_member *", {"draw_error": errno.ENOMEM}))
+    failure = member.draw_failure()
+    assert (type(failure), failure.errno) == (SymError, errno.ENOMEM)

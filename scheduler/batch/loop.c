@@ -14,6 +14,8 @@
  */
 #include "loop.h"
 
+#include "abi.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -23,41 +25,30 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PAGE_ENTRIES 32
-#define MAX_MEMBERS 256
 #define SPINS_BEFORE_YIELD 200 /* some 10 us: then whoever wants this core gets it */
-#define MORE 1u                /* of a reply: SYM_MORE in abi.h */
-
-typedef int (*step_function)(void *decoder, const sym_batch *batch);
-typedef int (*push_function)(void *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
-                             int64_t a3, const char *payload, uint32_t payload_bytes);
-typedef int (*take_function)(void *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call);
-typedef int (*answer_function)(void *server, uint64_t id, int64_t slot, int64_t num_entries);
-typedef int (*watch_function)(void *server);
-typedef int (*unwatch_function)(void *server, int slept);
-typedef int64_t (*draw_function)(void *sampler, const float *row, const uint32_t *allowed, uint64_t index);
-typedef void (*note_function)(void *sampler, int32_t token);
 
 struct sym_run {
-    sym_run_hooks hooks;
+    const sym_hot_functions *hot;
+    sym_step_function *step;
+    sym_decoder *decoder;
     sym_member *members;
     int32_t num_members;
-    int64_t wait_share_percent, wait_min_ns, wait_max_ns;
+    sym_run_wait wait;
     int wake_fd;
     int stop; /* atomic: set by others */
     pthread_mutex_t lock;
-    void *servers[MAX_MEMBERS]; /* each once */
-    int slept[MAX_MEMBERS];
+    sym_server *servers[SYM_MAX_MEMBERS]; /* each once */
+    int slept[SYM_MAX_MEMBERS];
     int32_t num_servers;
     sym_batch batch;
-    int32_t active[MAX_MEMBERS], num_active; /* of the step under way */
-    int32_t tokens[MAX_MEMBERS], positions[MAX_MEMBERS], first_row[MAX_MEMBERS + 1], start[MAX_MEMBERS],
-        first_page[MAX_MEMBERS + 1], wanted[MAX_MEMBERS];
-    const uint32_t *masks[MAX_MEMBERS];
-    float *out[MAX_MEMBERS];
+    int32_t active[SYM_MAX_MEMBERS], num_active; /* of the step under way */
+    int32_t tokens[SYM_MAX_MEMBERS], positions[SYM_MAX_MEMBERS], first_row[SYM_MAX_MEMBERS + 1], start[SYM_MAX_MEMBERS],
+        first_page[SYM_MAX_MEMBERS + 1], wanted[SYM_MAX_MEMBERS];
+    const uint32_t *masks[SYM_MAX_MEMBERS];
+    float *out[SYM_MAX_MEMBERS];
     int32_t *pages; /* room for every page of every member */
     _Atomic int64_t progress, num_taken;
-    int64_t num_steps, step_ns, last_step_ns, steps_of[MAX_MEMBERS + 1];
+    int64_t num_steps, step_ns, last_step_ns, steps_of[SYM_MAX_MEMBERS + 1];
 };
 
 static int64_t now_ns(void) {
@@ -68,14 +59,13 @@ static int64_t now_ns(void) {
 
 static int is_stopped(const sym_run *loop) { return __atomic_load_n(&loop->stop, __ATOMIC_SEQ_CST); }
 
-static int32_t pages_for(int32_t entries) { return (entries + PAGE_ENTRIES - 1) / PAGE_ENTRIES; }
+static int32_t pages_for(int32_t entries) { return (entries + SYM_PAGE_ENTRIES - 1) / SYM_PAGE_ENTRIES; }
 
 static int32_t entries(const sym_member *member) { return member->first + member->num_done; }
 
-sym_run *sym_run_new(const sym_run_hooks *hooks, sym_member *members, int32_t num_members, const int32_t *copies,
-                       int32_t num_copies, int64_t wait_share_percent, int64_t wait_min_ns, int64_t wait_max_ns,
-                       int wake_fd) {
-    sym_run *loop = num_members <= MAX_MEMBERS ? calloc(1, sizeof *loop) : NULL;
+sym_run *sym_run_new(const sym_hot_functions *hot, sym_step_function *step, sym_decoder *decoder, sym_member *members,
+                     int32_t num_members, const int32_t *copies, int32_t num_copies, sym_run_wait wait, int wake_fd) {
+    sym_run *loop = num_members <= SYM_MAX_MEMBERS ? calloc(1, sizeof *loop) : NULL;
     if (loop == NULL)
         return NULL;
     size_t num_pages = 0;
@@ -92,12 +82,12 @@ sym_run *sym_run_new(const sym_run_hooks *hooks, sym_member *members, int32_t nu
         free(loop);
         return NULL;
     }
-    loop->hooks = *hooks;
+    loop->hot = hot;
+    loop->step = step;
+    loop->decoder = decoder;
     loop->members = members;
     loop->num_members = num_members;
-    loop->wait_share_percent = wait_share_percent;
-    loop->wait_min_ns = wait_min_ns;
-    loop->wait_max_ns = wait_max_ns;
+    loop->wait = wait;
     loop->wake_fd = wake_fd;
     loop->batch.copies = copies;
     loop->batch.num_copies = num_copies;
@@ -164,7 +154,7 @@ static int is_stop_token(const sym_member *member, int32_t token) {
 /* A program's call is computed: it gets its row, and its next call is waited for. 0: it can't go on. */
 static int answer(sym_run *loop, sym_member *member) {
     pthread_mutex_lock(&loop->lock);
-    if (((answer_function)loop->hooks.answer)(member->server, member->call_id, member->slot, entries(member)) != 0)
+    if (loop->hot->answer(member->server, member->call_id, member->slot, entries(member)) != 0)
         end_member(member, SYM_END_UNSENT);
     else if (entries(member) >= member->capacity)
         end_member(member, SYM_END_ROOM);
@@ -175,14 +165,17 @@ static int answer(sym_run *loop, sym_member *member) {
     return goes_on;
 }
 
+static int fail_draw(sym_member *member, int64_t rc) {
+    member->draw_error = (int32_t)-rc;
+    end_member(member, SYM_END_DRAW);
+    return 0;
+}
+
 /* The next token is drawn, sent, and computed in the next step. 0: it can't go on. */
 static int draw(sym_run *loop, sym_member *member) {
-    const int64_t drawn = ((draw_function)loop->hooks.draw)(member->sampler, member->row, NULL, member->draw_index);
-    if (drawn < 0) {
-        member->draw_error = (int32_t)-drawn;
-        end_member(member, SYM_END_DRAW);
-        return 0;
-    }
+    const int64_t drawn = loop->hot->draw(member->sampler, member->row, NULL, member->draw_index);
+    if (drawn < 0)
+        return fail_draw(member, drawn);
     const int32_t token = (int32_t)drawn;
     member->draw_index++;
     if (is_stop_token(member, token)) {
@@ -190,10 +183,12 @@ static int draw(sym_run *loop, sym_member *member) {
         end_member(member, SYM_END_STOP_TOKEN);
         return 0;
     }
-    ((note_function)loop->hooks.note)(member->sampler, token);
+    const int rc = loop->hot->note(member->sampler, token);
+    if (rc < 0)
+        return fail_draw(member, rc);
     member->token = token;
     member->num_to_emit--;
-    if (((push_function)loop->hooks.push)(member->server, member->call_id, 0, MORE, 1, entries(member), 0, 0,
+    if (loop->hot->push(member->server, member->call_id, 0, SYM_MORE, 1, entries(member), 0, 0,
                                           (const char *)&token, sizeof token) != 0)
         end_member(member, SYM_END_UNSENT);
     else if (member->num_to_emit == 0)
@@ -245,7 +240,7 @@ static int32_t poll_calls(sym_run *loop) {
             continue;
         sym_hot_call call;
         const int outcome =
-            ((take_function)loop->hooks.take)(member->server, member->handle, member->position, &loop->stop, &call);
+            loop->hot->take(member->server, member->handle, member->position, &loop->stop, &call);
         if (outcome == SYM_HOT_TAKEN) {
             continue_with(member, &call);
             atomic_fetch_add(&loop->num_taken, 1);
@@ -259,9 +254,9 @@ static int32_t poll_calls(sym_run *loop) {
 }
 
 static void wait_for_calls(sym_run *loop) {
-    int64_t wait_ns = loop->last_step_ns * loop->wait_share_percent / 100;
-    wait_ns = wait_ns < loop->wait_min_ns ? loop->wait_min_ns : wait_ns;
-    wait_ns = wait_ns > loop->wait_max_ns ? loop->wait_max_ns : wait_ns;
+    int64_t wait_ns = loop->last_step_ns * loop->wait.share_percent / 100;
+    wait_ns = wait_ns < loop->wait.min_ns ? loop->wait.min_ns : wait_ns;
+    wait_ns = wait_ns > loop->wait.max_ns ? loop->wait.max_ns : wait_ns;
     const int64_t deadline_ns = now_ns() + wait_ns;
     int64_t spins = 0;
     int32_t num_missing;
@@ -280,14 +275,14 @@ static void wait_for_calls(sym_run *loop) {
 
 static void watch(sym_run *loop) {
     for (int32_t i = 0; i < loop->num_servers; i++)
-        loop->slept[i] = ((watch_function)loop->hooks.watch)(loop->servers[i]);
+        loop->slept[i] = loop->hot->watch(loop->servers[i]);
 }
 
 /* What has come for the gate meanwhile is rung for. */
 static void unwatch(sym_run *loop) {
     uint64_t rings = 0;
     for (int32_t i = 0; i < loop->num_servers; i++)
-        rings += ((unwatch_function)loop->hooks.unwatch)(loop->servers[i], loop->slept[i]) != 0;
+        rings += loop->hot->unwatch(loop->servers[i], loop->slept[i]) != 0;
     if (rings != 0) {
         const ssize_t written = write(loop->wake_fd, &rings, sizeof rings);
         (void)written; /* EAGAIN: it is ringing already */
@@ -300,7 +295,7 @@ int sym_run_execute(sym_run *loop) {
         if (loop->num_active == 0)
             return 0;
         const int64_t began_ns = now_ns();
-        const int error = ((step_function)loop->hooks.step)(loop->hooks.decoder, &loop->batch);
+        const int error = loop->step(loop->decoder, &loop->batch);
         if (error != 0)
             return error;
         loop->batch.num_copies = 0;

@@ -1,92 +1,12 @@
 /* Replies: out of the ring, to the calls that they answer; who does it, and how the others wait. */
-#ifndef SYM_CLIENT_REPLIES_H
-#define SYM_CLIENT_REPLIES_H
+#include "client_state.h"
 
-#include "client_requests.h"
+#include <limits.h>
+#include <sched.h>
 
-/* -- what a reply owns -- */
-
-static void release_slots(sym_client *client, int64_t first, int64_t count) {
-    _Atomic uint32_t *states = (_Atomic uint32_t *)(void *)(client->base + client->plan.states_offset);
-    const int64_t slot_count = client->plan.slot_count;
-    if (first < 0 || first >= slot_count || count < 0 || count > slot_count - first)
-        return;
-    for (int64_t slot = first; slot < first + count; slot++)
-        atomic_store_explicit(&states[slot], SYM_SLOT_FREE, memory_order_release);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&client->region->slots_wanted, memory_order_relaxed) != 0 &&
-        atomic_exchange(&client->region->slots_wanted, 0) != 0) {
-        pthread_mutex_lock(&client->submit_lock); /* the doorbell is closed under it */
-        ring_fd(client->doorbell_fd);
-        pthread_mutex_unlock(&client->submit_lock);
-    }
-}
-
-/* The reply at `*at` in the payload of a batch's reply, and the place of the next. 0; -EPROTO: there is none. */
-static int next_part(const sym_answer *batch, uint32_t *at, struct sym_reply *reply) {
-    if (*at > batch->payload_bytes || batch->payload_bytes - *at < sizeof *reply)
-        return -EPROTO;
-    memcpy(reply, batch->payload + *at, sizeof *reply);
-    if (reply->frame_bytes < sizeof *reply || reply->frame_bytes > batch->payload_bytes - *at)
-        return -EPROTO;
-    *at += (uint32_t)padded(reply->frame_bytes);
-    return 0;
-}
-
-static int owns_something(const sym_answer *answer) {
-    return !answer->claimed && answer->err == 0 &&
-           (gives_handle(answer->op) || answer->op == SYM_PRED_BATCH || answer->op == SYM_RECV ||
-            (answer->op == SYM_PRED && answer->args[0] >= 0 && answer->args[1] > 0));
-}
-
-/* What such a reply brought is given back at once, not with the next call: a message goes to another receiver, a claim to
- * the next who wants to make the file. */
-static int others_wait_for(uint16_t op) { return op == SYM_RECV || op == SYM_KV_CLAIM; }
-
-/* Gives back what a reply brought, unless somebody has claimed it. Not under a lock. */
-static void sym_answer_free(sym_answer *answer) {
-    sym_client *client = answer->client;
-    for (sym_answer *part; (part = answer->parts) != NULL;) {
-        answer->parts = part->next;
-        sym_answer_free(part);
-    }
-    if (owns_something(answer)) {
-        struct sym_reply part;
-        if (answer->op == SYM_PRED)
-            release_slots(client, answer->args[0], answer->args[1]);
-        if (answer->op == SYM_PRED_BATCH)
-            for (uint32_t at = 0; next_part(answer, &at, &part) == 0;)
-                if (part.err == 0)
-                    release_slots(client, part.args[0], part.args[1]);
-        if (gives_handle(answer->op)) {
-            pthread_mutex_lock(&client->table_lock);
-            put_off(client, SYM_KV_CLOSE, (uint64_t)answer->args[0], 0);
-            pthread_mutex_unlock(&client->table_lock);
-        }
-        if (answer->op == SYM_RECV) { /* nobody has looked at the message: it goes back to the others */
-            pthread_mutex_lock(&client->table_lock);
-            put_off(client, SYM_CANCEL, 0, (int64_t)answer->id);
-            pthread_mutex_unlock(&client->table_lock);
-        }
-    }
-    free(answer);
-    client_unref(client);
-}
-
-static sym_answer *new_answer(sym_client *client, const struct sym_reply *reply, uint32_t payload_bytes) {
-    sym_answer *answer = malloc(sizeof *answer + payload_bytes);
-    if (answer == NULL || !client_ref(client)) {
-        free(answer);
-        return NULL;
-    }
-    *answer = (sym_answer){.client = client,
-                           .id = reply->id,
-                           .err = reply->err,
-                           .flags = reply->flags,
-                           .payload_bytes = payload_bytes};
-    memcpy(answer->args, reply->args, sizeof answer->args);
-    return answer;
-}
+#define PARK_NS 100000000L /* 100 ms: the longest a Ctrl-C or a dead daemon goes unnoticed */
+/* A short call's reply from another CPU is here after some 10 us; being woken takes 60 (two vCPUs of one machine). */
+#define SPIN_PAUSES 1000
 
 /* -- out of the ring -- */
 
@@ -146,7 +66,7 @@ static void deliver(sym_client *client, uint64_t id, sym_answer *answer) {
     }
     pthread_mutex_unlock(&client->table_lock);
     if (answer != NULL)
-        sym_answer_free(answer);
+        answer_free(answer);
 }
 
 /* Under the drain lock: one reply out of the ring. 0, or an errno that ends the connection. */
@@ -158,7 +78,7 @@ static int take_reply(sym_client *client, uint64_t available) {
     if (frame < sizeof reply || frame > SYM_MAX_FRAME_BYTES || padded(frame) > available)
         return EPROTO;
     const uint32_t payload_bytes = (uint32_t)(frame - sizeof reply);
-    sym_answer *answer = new_answer(client, &reply, payload_bytes);
+    sym_answer *answer = answer_new(client, &reply, payload_bytes);
     if (answer == NULL)
         return ENOMEM;
     if (payload_bytes > 0)
@@ -170,7 +90,7 @@ static int take_reply(sym_client *client, uint64_t available) {
 }
 
 /* Under the drain lock: hands out every reply that is there. */
-static void drain(sym_client *client) {
+void client_drain(sym_client *client) {
     if (!replies_wait(client))
         return;
     while (replies_wait(client)) {
@@ -178,7 +98,7 @@ static void drain(sym_client *client) {
         const uint64_t available = tail - client->complete_head;
         const int reason = available > SYM_RING_BYTES ? EPROTO : take_reply(client, available);
         if (reason != 0) {
-            declare_dead(client, reason);
+            client_declare_dead(client, reason);
             return;
         }
     }
@@ -189,12 +109,7 @@ static void drain(sym_client *client) {
 
 /* -- who leads -- */
 
-/* Its thread need not wait: it will not lead. */
-static int has_news(const sym_call *call) {
-    return atomic_load(&call->num_answers) != 0 || atomic_load(&call->state) == CALL_OVER;
-}
-
-static int try_lead(sym_client *client) {
+int client_try_lead(sym_client *client) {
     int free_now = 0;
     return atomic_load(&client->draining) == 0 && atomic_compare_exchange_strong(&client->draining, &free_now, 1);
 }
@@ -220,18 +135,18 @@ static void pass_lead(sym_client *client) {
     pthread_mutex_unlock(&client->table_lock);
 }
 
-static void leave_lead(sym_client *client) {
+void client_leave_lead(sym_client *client) {
     atomic_store(&client->draining, 0);
     pass_lead(client);
 }
 
 /* With or without the drain lock: is the daemon still there? What it sent before it went still counts. */
-static void check_alive(sym_client *client, int leading) {
-    if (!atomic_load(&client->region->gone) && !socket_hung_up(client))
+void client_check_alive(sym_client *client, int leading) {
+    if (!atomic_load(&client->region->gone) && !client_socket_hung_up(client))
         return;
     if (leading)
-        drain(client);
-    declare_dead(client, ENOTCONN);
+        client_drain(client);
+    client_declare_dead(client, ENOTCONN);
 }
 
 /* -- waiting -- */
@@ -270,7 +185,7 @@ static int lead(sym_client *client, sym_call *call) {
     struct sym_region *region = client->region;
     int pauses = pauses_to_spin(client, call);
     for (;;) {
-        drain(client);
+        client_drain(client);
         if (has_news(call) || atomic_load(&client->dead) != 0)
             return 0;
         for (; pauses > 0 && !replies_wait(client); pauses--)
@@ -282,14 +197,14 @@ static int lead(sym_client *client, sym_call *call) {
         atomic_thread_fence(memory_order_seq_cst);
         int rc = 0;
         if (atomic_load(&region->gone))
-            check_alive(client, 1);
+            client_check_alive(client, 1);
         else if (!replies_wait(client) && atomic_load(&client->dead) == 0)
             rc = futex_park(&region->complete_seq, seen, 0);
         atomic_store(&region->complete_waiters, 0);
         if (rc == -ETIMEDOUT)
-            check_alive(client, 1);
+            client_check_alive(client, 1);
         if (rc != 0) {
-            drain(client);
+            client_drain(client);
             return has_news(call) ? 0 : -EINTR;
         }
     }
@@ -307,7 +222,7 @@ static int follow(sym_client *client, sym_call *call) {
     atomic_fetch_sub(&client->num_parked, 1);
     atomic_store(&call->parked, 0);
     if (rc == -ETIMEDOUT) {
-        check_alive(client, 0);
+        client_check_alive(client, 0);
         rc = -EINTR;
     }
     if (rc != 0)
@@ -316,15 +231,15 @@ static int follow(sym_client *client, sym_call *call) {
 }
 
 /* Until `call` has a reply that nobody has taken, or is over. */
-static int wait_reply(sym_client *client, sym_call *call) {
+int client_wait_reply(sym_client *client, sym_call *call) {
     for (int rc = 0; rc == 0;) {
         if (has_news(call))
             break;
         if (atomic_load(&client->dead) != 0)
             return -ENOTCONN;
-        if (try_lead(client)) {
+        if (client_try_lead(client)) {
             rc = lead(client, call);
-            leave_lead(client);
+            client_leave_lead(client);
         } else {
             rc = follow(client, call);
         }
@@ -335,19 +250,19 @@ static int wait_reply(sym_client *client, sym_call *call) {
 }
 
 /* Drains if nobody does. */
-static void drain_in_passing(sym_client *client) {
-    if (!try_lead(client))
+void client_drain_in_passing(sym_client *client) {
+    if (!client_try_lead(client))
         return;
-    drain(client);
-    leave_lead(client);
+    client_drain(client);
+    client_leave_lead(client);
 }
 
 /* No room for a request: make sure that it is not we who hold the daemon up, then sleep until it takes some. */
-static int wait_room(sym_client *client, uint64_t needed) {
+int client_wait_room(sym_client *client, uint64_t needed) {
     struct sym_region *region = client->region;
-    drain_in_passing(client);
+    client_drain_in_passing(client);
     if (atomic_load(&region->gone)) {
-        check_alive(client, 0);
+        client_check_alive(client, 0);
         return -EINTR;
     }
     const uint32_t seen = atomic_load(&region->space_seq);
@@ -359,13 +274,13 @@ static int wait_room(sym_client *client, uint64_t needed) {
     const int rc = room ? 0 : futex_park(&region->space_seq, seen, 0);
     atomic_fetch_sub(&region->space_waiters, 1);
     if (rc == -ETIMEDOUT)
-        check_alive(client, 0);
+        client_check_alive(client, 0);
     return rc == 0 ? 0 : -EINTR;
 }
 
 /* MAX_CALLS are under way: sleeps until one of them is over. */
-static int wait_entry(sym_client *client) {
-    drain_in_passing(client);
+int client_wait_entry(sym_client *client) {
+    client_drain_in_passing(client);
     const uint32_t seen = atomic_load(&client->table_seq);
     atomic_fetch_add(&client->table_waiters, 1);
     atomic_thread_fence(memory_order_seq_cst);
@@ -375,8 +290,6 @@ static int wait_entry(sym_client *client) {
     const int rc = room ? 0 : futex_park(&client->table_seq, seen, FUTEX_PRIVATE_FLAG);
     atomic_fetch_sub(&client->table_waiters, 1);
     if (rc == -ETIMEDOUT)
-        check_alive(client, 0);
+        client_check_alive(client, 0);
     return rc == 0 ? 0 : -EINTR;
 }
-
-#endif

@@ -1,5 +1,5 @@
-/* Passes over rows of float32, in 16 lanes. Included once for each set of instructions, with LANES_NAME(name)
- * naming its functions and LANES_512 or LANES_256 saying what there is; `rows.c` picks one when it is loaded.
+/* Passes over rows of float32, in 16 lanes. Included by a unit for each set of instructions (lanes_*.c), with
+ * LANES_NAME(name) naming its functions and LANES_512 or LANES_256 saying what there is; `passes.c` picks one.
  *
  * The same bits come out of all of them: every sum is made in the same 16 lanes and the same blocks, the compiler
  * may neither reorder nor contract (no fast-math, -ffp-contract=off), and where an instruction is named here (the
@@ -8,6 +8,14 @@
  * A sum is made in float32 within a lane of a block (32 additions at most) and in double from there on: converting
  * every entry would take a third of the time, and the exponentials are good to 2 ulp only.
  */
+#include "passes.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 #define F LANES_NAME
 #if defined LANES_512
@@ -335,13 +343,5 @@ static int64_t F(keep_best)(sym_list *list, sym_mark mark, float lightest) {
     return count;
 }
 
-static const struct passes F(passes) = {F(scan), F(find),    F(mass),  F(weigh),        F(scale),    F(moments),
+const struct passes F(passes) = {F(scan), F(find),    F(mass),  F(weigh),        F(scale),    F(moments),
                                         F(mask), F(collect), F(split), F(keep_between), F(keep_best)};
-
-#undef vf
-#undef vi
-#undef vf_at
-#undef vi_at
-#undef vu
-#undef WIDTH
-#undef F

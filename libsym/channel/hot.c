@@ -1,10 +1,11 @@
-/* The shortest way of a decode loop through the daemon: while a loop over steps runs (scheduler/loop.c), the thread that
+/* The shortest way of a decode loop through the daemon: while a loop over steps runs (scheduler/batch/loop.c), the thread that
  * runs it takes the calls that it waits for out of the rings itself, without the interpreter and the daemon's thread.
  *
  * Only what a loop does all the time is taken: one token for the file it is about, the last row wanted, the position that
  * comes next. It is copied before it is looked at, like any request. Anything else stays in the ring for the gate.
  */
-#include "hot.h"
+#include "rows.h"
+#include "server_state.h"
 
 /* Whether a copied request is a hot one at all; whose, and whether it is sane, comes later. */
 static int looks_hot(const struct sym_request *request) {
@@ -36,7 +37,7 @@ static int take_hot(sym_server *server, uint64_t handle, int32_t position, const
     const int64_t slot = sym_server_take_rows(server, 1);
     if (slot < 0)
         return SYM_HOT_COLD; /* it has to wait for a slot: the gate knows how */
-    took_requests(server, server->submit_head + padded(request.frame_bytes));
+    sym_server_took_requests(server, server->submit_head + padded(request.frame_bytes));
     atomic_fetch_add(&server->num_open, 1);
     char *row = server->base + server->plan.slots_offset + (uint64_t)slot * server->plan.slot_bytes;
     *call = (sym_hot_call){.id = request.id, .slot = slot, .row = (float *)(void *)row, .token = numbers[0]};
@@ -75,4 +76,17 @@ int sym_server_unwatch(sym_server *server, int slept) {
     const int waits = submitted_bytes(server) != 0;
     pthread_mutex_unlock(&server->receive_lock);
     return waits && atomic_exchange(&region->daemon_asleep, 0) != 0;
+}
+
+const sym_hot_functions *sym_hot(void) {
+    static const sym_hot_functions functions = {
+        .take = sym_server_take_hot,
+        .answer = sym_server_answer_hot,
+        .push = sym_server_push_now,
+        .watch = sym_server_watch,
+        .unwatch = sym_server_unwatch,
+        .draw = sym_sampler_draw,
+        .note = sym_sampler_note,
+    };
+    return &functions;
 }

@@ -26,50 +26,23 @@
  * the two processes, between a leader that leaves and a follower that is about to park (`draining` and `parked`), and
  * between whoever delivers and a loop that is about to sleep (`ready` and `asleep`).
  */
-#ifndef SYM_CLIENT_H
-#define SYM_CLIENT_H
+#ifndef SYM_CLIENT_STATE_H
+#define SYM_CLIENT_STATE_H
 
+#include "client.h"
+#include "region.h"
 #include "ring.h"
 
-#include <limits.h>
-#include <poll.h>
 #include <pthread.h>
-#include <sched.h>
-#include <stdlib.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
 
-#define PARK_NS 100000000L /* 100 ms: the longest a Ctrl-C or a dead daemon goes unnoticed */
-/* A short call's reply from another CPU is here after some 10 us; being woken takes 60 (two vCPUs of one machine). */
-#define SPIN_PAUSES 1000
 #define MAX_CALLS 1024u    /* under way at once in one process: more wait, as for a full ring */
 #define CALL_INDEX_BITS 10
 
 _Static_assert(MAX_CALLS == 1u << CALL_INDEX_BITS, "an id is a generation and an index");
 
-struct sym_client;
-struct sym_loop;
-
-/* One reply, out of the ring. */
-typedef struct sym_answer {
-    struct sym_answer *next;  /* in a call's queue, or of a batch's parts */
-    struct sym_answer *parts; /* of a batch that was split, those that nobody has taken */
-    struct sym_client *client;
-    uint64_t id; /* of the call */
-    uint16_t op;
-    int32_t claimed; /* somebody else owns its slots, its handle or its message now */
-    int32_t err;
-    uint32_t flags;
-    int64_t args[4];
-    uint32_t payload_bytes;
-    char payload[];
-} sym_answer;
-
 enum call_state { CALL_NEW, CALL_PENDING, CALL_OVER };
 
-typedef struct sym_call {
+struct sym_call {
     struct sym_client *client;
     struct sym_loop *loop; /* whose event loop waits for it; NULL: a thread does */
     struct sym_call *next_ready;
@@ -86,7 +59,7 @@ typedef struct sym_call {
     sym_answer *answers, **answers_end;
     _Atomic uint32_t parked; /* a follower sleeps on `wake`, or is about to */
     _Atomic uint32_t wake;   /* futex, of this process alone: an answer, dead, or your turn to lead */
-} sym_call;
+};
 
 struct entry {
     uint64_t id; /* 0: unused */
@@ -101,7 +74,7 @@ struct later {
     int64_t arg;
 };
 
-typedef struct sym_client {
+struct sym_client {
     struct sym_region *region;
     char *base;
     sym_plan plan;
@@ -123,10 +96,10 @@ typedef struct sym_client {
     struct later *later; /* requests whose answer nobody waits for, to be sent with the next call if not before */
     uint32_t num_later, room_for_later;
     struct sym_loop *loops;
-} sym_client;
+};
 
 /* The calls of one event loop on one connection. */
-typedef struct sym_loop {
+struct sym_loop {
     sym_client *client;
     struct sym_loop *next;
     int epoll_fd, event_fd;
@@ -134,7 +107,7 @@ typedef struct sym_loop {
     /* under table_lock: */
     sym_call *ready, **ready_end; /* calls with answers that nobody has taken */
     uint64_t wanted_bytes; /* a call waits for so much room in the ring and an entry of the table; 0: none does */
-} sym_loop;
+};
 
 static inline int disowned(const sym_client *client) { return getpid() != client->owner; }
 
@@ -166,58 +139,12 @@ static inline void close_fd(int *fd) {
     *fd = -1;
 }
 
-static inline void close_descriptors(sym_client *client) {
-    close_fd(&client->socket_fd);
-    close_fd(&client->doorbell_fd);
-    close_fd(&client->bell_fd);
-}
-
 /* 0: everything was given back already. */
 static inline int client_ref(sym_client *client) {
     int refs = atomic_load(&client->refs);
     while (refs > 0 && !atomic_compare_exchange_weak(&client->refs, &refs, refs + 1))
         continue;
     return refs > 0;
-}
-
-/* Gives everything back but the struct, which stays for ever (40 KB for each connection that a process ever makes):
- * Python finalizes the objects of a garbage cycle in any order, so a file's finalizer may still come and ask. */
-static inline void client_unref(sym_client *client) {
-    if (atomic_fetch_sub(&client->refs, 1) != 1)
-        return;
-    munmap(client->base, client->plan.region_bytes);
-    close_descriptors(client);
-    free(client->later);
-    client->later = NULL;
-    client->base = NULL;
-    client->region = NULL;
-}
-
-/* Under no lock, with nobody inside: the doorbell is used under submit_lock, too. */
-static inline void close_unused(sym_client *client) {
-    pthread_mutex_lock(&client->submit_lock);
-    pthread_mutex_lock(&client->table_lock);
-    if (client->users == 0)
-        close_descriptors(client);
-    pthread_mutex_unlock(&client->table_lock);
-    pthread_mutex_unlock(&client->submit_lock);
-}
-
-/* From here to leave() the descriptors stay open. 0: they were closed already. */
-static inline int enter(sym_client *client) {
-    pthread_mutex_lock(&client->table_lock);
-    const int open = client->socket_fd >= 0;
-    client->users += open;
-    pthread_mutex_unlock(&client->table_lock);
-    return open;
-}
-
-static inline void leave(sym_client *client) {
-    pthread_mutex_lock(&client->table_lock);
-    const int last = --client->users == 0 && atomic_load(&client->dead) == ESHUTDOWN;
-    pthread_mutex_unlock(&client->table_lock);
-    if (last)
-        close_unused(client);
 }
 
 static inline void ring_fd(int fd) {
@@ -249,21 +176,48 @@ static inline void wake_call(sym_call *call) {
     futex_op(&call->wake, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1, NULL);
 }
 
-static inline void declare_dead(sym_client *client, int reason) {
-    int alive = 0;
-    if (!atomic_compare_exchange_strong(&client->dead, &alive, reason))
-        return;
-    pthread_mutex_lock(&client->table_lock);
-    for (uint32_t i = 0; i < MAX_CALLS; i++)
-        if (client->table[i].id != 0 && client->table[i].call != NULL)
-            wake_call(client->table[i].call); /* every waiter looks at its state again */
-    notify_loops(client);
-    pthread_mutex_unlock(&client->table_lock);
+/* What such a reply brought is given back at once, not with the next call: a message goes to another receiver, a claim to
+ * the next who wants to make the file. */
+static inline int others_wait_for(uint16_t op) { return op == SYM_RECV || op == SYM_KV_CLAIM; }
+
+/* Its thread need not wait: it will not lead. */
+static inline int has_news(const sym_call *call) {
+    return atomic_load(&call->num_answers) != 0 || atomic_load(&call->state) == CALL_OVER;
 }
 
-static inline int socket_hung_up(sym_client *client) {
-    struct pollfd poll_fd = {.fd = client->socket_fd, .events = POLLRDHUP};
-    return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLHUP | POLLRDHUP | POLLERR | POLLNVAL)) != 0;
-}
+/* -- a connection: client.c -- */
+
+void client_unref(sym_client *client);
+int client_enter(sym_client *client);
+void client_leave(sym_client *client);
+void client_declare_dead(sym_client *client, int reason);
+int client_socket_hung_up(sym_client *client);
+
+/* -- requests into the ring: client_requests.c -- */
+
+void client_put_off(sym_client *client, uint16_t op, uint64_t handle, int64_t arg);
+void client_send_later(sym_client *client);
+int client_try_submit(sym_client *client, sym_call *call, sym_loop *loop, const char *payload, uint32_t payload_bytes);
+
+/* -- replies out of the ring, who leads and how the others wait: client_replies.c -- */
+
+int client_try_lead(sym_client *client);
+void client_leave_lead(sym_client *client);
+void client_drain(sym_client *client);
+void client_drain_in_passing(sym_client *client);
+void client_check_alive(sym_client *client, int leading);
+int client_wait_reply(sym_client *client, sym_call *call);
+int client_wait_room(sym_client *client, uint64_t needed);
+int client_wait_entry(sym_client *client);
+
+/* -- what a reply owns: client_answers.c -- */
+
+sym_answer *answer_new(sym_client *client, const struct sym_reply *reply, uint32_t payload_bytes);
+void answer_free(sym_answer *answer);
+int answer_owns_something(const sym_answer *answer);
+
+/* -- calls of event loops: client_loops.c -- */
+
+void call_forget_ready(sym_call *call);
 
 #endif

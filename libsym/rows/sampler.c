@@ -7,6 +7,13 @@
  * the likeliest. Then a number u of [0, 1) chooses: with top_k or top_p it runs through what is kept likeliest first,
  * else in the order of tokens.
  */
+#include "rows_state.h"
+
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* ---- limits and the draw ----------------------------------------------------------------------------- */
 
@@ -74,7 +81,7 @@ static int64_t draw_unranked(struct scratch *scratch, const float *row, int64_t 
 static double weigh_candidates(struct scratch *scratch, const float *row, int64_t n, float max,
                                const struct limits *limits) {
     const float inverse_temperature = limits->inverse_temperature;
-    sym_list groups = group_list(scratch, n), *list = &scratch->list;
+    sym_list groups = rank_groups(scratch, n), *list = &scratch->list;
     const double grouped = passes->weigh(groups.values, groups.count, max, inverse_temperature, groups.weights);
     double total = 0.0;
     float least = -INFINITY;
@@ -82,7 +89,7 @@ static double weigh_candidates(struct scratch *scratch, const float *row, int64_
         total = passes->mass(row, n, max, inverse_temperature, 0.0f, NULL);
         const double target = limits->top_p * total;
         if (grouped > target * 1.00001) /* by more than sums may be rounded */
-            least = select_mark(&groups, grouped, target * 1.00001, 0, list, scratch->keys).value;
+            least = rank_mark(&groups, grouped, target * 1.00001, 0, list, scratch->keys).value;
         /* What is certainly below the floor, by more than an exponential is rounded. */
         const float lowest = max + (logf(limits->floor) - 0.01f) / inverse_temperature - fabsf(max) * 1e-5f;
         least = lowest > least ? lowest : least; /* both cut the end of one order, whichever comes first */
@@ -98,18 +105,18 @@ static int64_t draw_ranked(struct scratch *scratch, const float *row, int64_t n,
     sym_list *list = &scratch->list;
     double total;
     if (limits->top_k > 0 && limits->top_k < n) {
-        best_of_row(scratch, row, n, limits->top_k);
+        rank_best(scratch, row, n, limits->top_k);
         total = passes->weigh(list->values, list->count, max, limits->inverse_temperature, list->weights);
     } else {
         total = weigh_candidates(scratch, row, n, max, limits);
     }
-    sym_mark last = EVERYTHING;
+    sym_mark last = rank_everything;
     if (limits->top_p < 1.0)
-        last = select_mark(list, total, limits->top_p * total, 0, &scratch->other, scratch->keys);
-    keep(scratch, last, limits->floor > 0.0f ? limits->floor : FLT_MIN); /* what weighs nothing is never drawn */
+        last = rank_mark(list, total, limits->top_p * total, 0, &scratch->other, scratch->keys);
+    rank_keep(scratch, last, limits->floor > 0.0f ? limits->floor : FLT_MIN); /* what weighs nothing is never drawn */
     double mass, nothing;
     passes->split(list->values, list->weights, list->count, -INFINITY, -INFINITY, &mass, &nothing);
-    return select_mark(list, mass, u * mass, 1, &scratch->other, scratch->keys).index;
+    return rank_mark(list, mass, u * mass, 1, &scratch->other, scratch->keys).index;
 }
 
 /* -EDOM: NaN or +inf; -ERANGE: all are -inf; -ENOMEM. */
@@ -120,7 +127,7 @@ static int64_t draw(const float *row, int64_t n, const struct limits *limits, do
     if (scratch == NULL)
         return -ENOMEM;
     float max;
-    const int rc = look(&row, n, NULL, scratch->groups, &max);
+    const int rc = row_look(&row, n, NULL, scratch->groups, &max);
     if (rc != 0)
         return rc;
     if ((limits->top_k <= 0 || limits->top_k >= n) && limits->top_p >= 1.0)
@@ -132,7 +139,7 @@ static int64_t draw(const float *row, int64_t n, const struct limits *limits, do
 int64_t sym_row_sample(const float *row, int64_t n, const void *allowed, double temperature, int64_t top_k,
                        double top_p, double min_p, double u) {
     const struct limits limits = limits_of(temperature, top_k, top_p, min_p);
-    const int rc = only_allowed(&row, n, allowed);
+    const int rc = row_only_allowed(&row, n, allowed);
     return rc != 0 ? rc : draw(row, n, &limits, u);
 }
 
@@ -143,7 +150,7 @@ struct counted { /* a token of the history; only these are touched by penalties 
     uint32_t num_generated;
 };
 
-typedef struct sym_sampler {
+struct sym_sampler {
     struct limits limits;
     float repetition, presence, frequency;
     uint64_t seed;
@@ -155,7 +162,7 @@ typedef struct sym_sampler {
     uint32_t num_counted, room_counted;
     uint32_t *places; /* hashed by token: 1 + where in `counted`; 0: nothing */
     uint32_t num_places; /* a power of two, more than twice num_counted */
-} sym_sampler;
+};
 
 /* Where the token is in `places`, or would be. */
 static uint32_t place_of(const sym_sampler *sampler, int32_t token) {

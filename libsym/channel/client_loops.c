@@ -1,8 +1,9 @@
 /* Event loops: calls whose replies are waited for together with other things. Nothing here waits. */
-#ifndef SYM_CLIENT_LOOPS_H
-#define SYM_CLIENT_LOOPS_H
+#include "client_state.h"
 
-#include "client_replies.h"
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 
 static int watch(int epoll_fd, int fd, uint32_t events) {
     struct epoll_event event = {.events = events, .data = {.fd = fd}};
@@ -84,7 +85,7 @@ void sym_loop_drop(sym_loop *loop) {
 }
 
 /* Under table_lock. */
-static void forget_ready(sym_call *call) {
+void call_forget_ready(sym_call *call) {
     if (!call->is_ready)
         return;
     sym_loop *loop = call->loop;
@@ -107,7 +108,7 @@ int sym_loop_submit(sym_loop *loop, sym_call *call, uint64_t tag, const char *pa
     if (atomic_load(&client->dead) != 0 || atomic_load(&client->region->gone) != 0)
         return -ENOTCONN;
     call->tag = tag;
-    const int rc = try_submit(client, call, loop, payload, payload_bytes);
+    const int rc = client_try_submit(client, call, loop, payload, payload_bytes);
     pthread_mutex_lock(&client->table_lock);
     stop_wanting(loop);
     if (rc != 0) {
@@ -132,13 +133,13 @@ int sym_loop_take(sym_loop *loop, uint64_t *tags, int most) {
     sym_client *client = loop->client;
     if (disowned(client))
         return -EBADF;
-    if (!enter(client))
+    if (!client_enter(client))
         return -ENOTCONN;
-    drain_in_passing(client);
-    if (atomic_load(&client->region->gone) != 0 || (atomic_load(&client->dead) == 0 && socket_hung_up(client)))
-        if (try_lead(client)) {
-            check_alive(client, 1);
-            leave_lead(client);
+    client_drain_in_passing(client);
+    if (atomic_load(&client->region->gone) != 0 || (atomic_load(&client->dead) == 0 && client_socket_hung_up(client)))
+        if (client_try_lead(client)) {
+            client_check_alive(client, 1);
+            client_leave_lead(client);
         }
     int taken = 0;
     pthread_mutex_lock(&client->table_lock);
@@ -151,7 +152,7 @@ int sym_loop_take(sym_loop *loop, uint64_t *tags, int most) {
     if (loop->ready == NULL)
         loop->ready_end = &loop->ready;
     pthread_mutex_unlock(&client->table_lock);
-    leave(client);
+    client_leave(client);
     return taken == 0 && atomic_load(&client->dead) != 0 ? -ENOTCONN : taken;
 }
 
@@ -164,7 +165,7 @@ static void empty(int fd) {
 /* Before the loop sleeps on its descriptor. 0: there is something to take, or room, do not sleep; 1: sleep. */
 int sym_loop_arm(sym_loop *loop) {
     sym_client *client = loop->client;
-    if (disowned(client) || !enter(client))
+    if (disowned(client) || !client_enter(client))
         return 0;
     empty(loop->event_fd);
     empty(client->bell_fd);
@@ -184,8 +185,6 @@ int sym_loop_arm(sym_loop *loop) {
     pthread_mutex_unlock(&client->submit_lock);
     if (!sleep)
         atomic_store(&loop->asleep, 0);
-    leave(client);
+    client_leave(client);
     return sleep;
 }
-
-#endif

@@ -1,9 +1,8 @@
-/* Steps that follow each other without the interpreter: see loop.c. */
+/* Steps that follow each other without the interpreter: see loop.c. cffi reads this file: declarations only. */
 #ifndef SYM_LOOP_H
 #define SYM_LOOP_H
 
-#include "hot.h"
-#include "step.h"
+#include "steps.h"
 
 enum sym_member_state {
     SYM_COMPUTING = 0, /* `token` is there: part of the next step */
@@ -17,19 +16,19 @@ enum sym_member_end {
     SYM_END_LENGTH = 2,
     SYM_END_ROOM = 3,   /* no entries are reserved any more */
     SYM_END_UNSENT = 4, /* the answer found no room in the ring: `token` (generated) or the row is still to be sent */
-    SYM_END_DRAW = 5,   /* no token could be drawn: `draw_error` */
+    SYM_END_DRAW = 5,   /* no token could be drawn, or the drawn one not be noted: `draw_error` */
 };
 
 /* One file that grows by a token a step. The first part is set before the run. */
 typedef struct sym_member {
-    void *server;
+    sym_server *server;
     uint64_t handle;     /* of the file, in the program's calls */
     uint64_t call_id;    /* of the call that is being computed */
     int64_t slot;        /* its result slot */
     float *row;          /* where its logits go */
     const int32_t *pages;
     int32_t *log;        /* [capacity - first] the tokens of the entries computed */
-    void *sampler;       /* null: the tokens come from a program's calls */
+    sym_sampler *sampler; /* null: the tokens come from a program's calls */
     uint64_t draw_index; /* of the next draw */
     const int32_t *stop_tokens;
     int32_t num_stop_tokens, num_to_emit;
@@ -43,17 +42,19 @@ typedef struct sym_member {
     int64_t num_calls, compute_ns;
 } sym_member;
 
+#define SYM_MAX_MEMBERS 256
+
 typedef struct sym_run sym_run;
 
-typedef struct sym_run_hooks {
-    void *step, *decoder, *push, *take, *answer, *watch, *unwatch, *draw, *note;
-} sym_run_hooks;
+/* How long a run waits for programs that usually come back soon: a share of the last step's time, within bounds. */
+typedef struct sym_run_wait {
+    int64_t share_percent, min_ns, max_ns;
+} sym_run_wait;
 
-/* Null: no memory. `members` stay the caller's, and where they are. `wake_fd`: an eventfd that is rung when something has
- * come for the gate while the loop was the one to look. */
-sym_run *sym_run_new(const sym_run_hooks *hooks, sym_member *members, int32_t num_members, const int32_t *copies,
-                       int32_t num_copies, int64_t wait_share_percent, int64_t wait_min_ns, int64_t wait_max_ns,
-                       int wake_fd);
+/* Null: no memory. `members` and what the pointers point to stay the caller's, and where they are. `wake_fd`: an eventfd
+ * that is rung when something has come for the gate while the loop was the one to look. */
+sym_run *sym_run_new(const sym_hot_functions *hot, sym_step_function *step, sym_decoder *decoder, sym_member *members,
+                     int32_t num_members, const int32_t *copies, int32_t num_copies, sym_run_wait wait, int wake_fd);
 void sym_run_free(sym_run *loop);
 
 /* Runs steps until a member has ended, nobody has anything to compute, or somebody stops it. 0, or an errno: the last

@@ -8,13 +8,18 @@
  *
  * Which value is guessed changes the time, never the result.
  */
+#include "rows_state.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
 
 #define SHORT 128     /* entries that are sorted rather than narrowed down */
 #define SAMPLE 128    /* entries that stand for a list; the place is looked for MARGIN of them to either side, */
 #define MARGIN 10     /* which is where it is nine times out of ten, and leaves a sixth of the list */
 #define MAX_ROUNDS 16 /* a list that resists is sorted whole */
 
-static const sym_mark EVERYTHING = {-INFINITY, INT32_MAX};
+const sym_mark rank_everything = {-INFINITY, INT32_MAX};
 
 /* Descending floats as ascending integers; -0 and 0 are equal. */
 static uint32_t descending_key(float value) {
@@ -108,9 +113,7 @@ static sym_mark mark_of_equals(const sym_list *list, double target, int beyond) 
     return (sym_mark){list->values[place], list->indices[place]};
 }
 
-/* The first place in the order where the weights so far reach `target` (`beyond`: are more than it). If all of them are
- * less (they may be rounded so), the last. `mass` is about the sum of all; `work` is overwritten. */
-static sym_mark select_mark(const sym_list *list, double mass, double target, int beyond, sym_list *work,
+sym_mark rank_mark(const sym_list *list, double mass, double target, int beyond, sym_list *work,
                             uint64_t *room) {
     for (int round = 0; !list->sorted && list->count > SHORT && round < MAX_ROUNDS; round++) {
         float low, high;
@@ -140,7 +143,7 @@ static sym_mark select_mark(const sym_list *list, double mass, double target, in
             return mark_of_equals(work, target, beyond);
     }
     if (list->count == 0)
-        return EVERYTHING;
+        return rank_everything;
     const uint64_t *keys = list->sorted ? NULL : ranks(list, room);
     int64_t at = 0;
     for (int64_t i = 0; i < list->count; i++) {
@@ -160,8 +163,7 @@ static void count_alike(sym_list *list) {
 
 static int64_t num_groups(int64_t n) { return (n + BLOCK - 1) / BLOCK * LANES; }
 
-/* The groups' largest as a list whose memory is the scratch's `other`. */
-static sym_list group_list(struct scratch *scratch, int64_t n) {
+sym_list rank_groups(struct scratch *scratch, int64_t n) {
     sym_list groups = scratch->other;
     groups.values = scratch->groups;
     groups.count = num_groups(n);
@@ -173,15 +175,14 @@ static sym_list group_list(struct scratch *scratch, int64_t n) {
 
 /* A value that at least k entries reach, and hardly more: as many groups' largest do. */
 static float least_of_k(struct scratch *scratch, int64_t n, int64_t k) {
-    sym_list groups = group_list(scratch, n);
+    sym_list groups = rank_groups(scratch, n);
     if (k > groups.count / 2)
         return -INFINITY;
     count_alike(&groups);
-    return select_mark(&groups, (double)groups.count, (double)k, 0, &scratch->list, scratch->keys).value;
+    return rank_mark(&groups, (double)groups.count, (double)k, 0, &scratch->list, scratch->keys).value;
 }
 
-/* Keeps what is best up to the mark; short lists are sorted, and stay so. */
-static void keep(struct scratch *scratch, sym_mark mark, float lightest) {
+void rank_keep(struct scratch *scratch, sym_mark mark, float lightest) {
     sym_list *list = &scratch->list;
     list->count = passes->keep_best(list, mark, lightest);
     if (list->count > SHORT || list->sorted)
@@ -192,22 +193,21 @@ static void keep(struct scratch *scratch, sym_mark mark, float lightest) {
     scratch->other = swap;
 }
 
-/* The k best of a row that was scanned into the scratch's groups, as its list. */
-static void best_of_row(struct scratch *scratch, const float *row, int64_t n, int64_t k) {
+void rank_best(struct scratch *scratch, const float *row, int64_t n, int64_t k) {
     sym_list *list = &scratch->list;
     const float least = least_of_k(scratch, n, k);
     list->count = passes->collect(row, n, least, list->values, list->indices);
     list->sorted = 0;
     count_alike(list);
-    sym_mark last = EVERYTHING;
+    sym_mark last = rank_everything;
     if (list->count > k)
-        last = select_mark(list, (double)list->count, (double)k, 0, &scratch->other, scratch->keys);
-    keep(scratch, last, 0.0f);
+        last = rank_mark(list, (double)list->count, (double)k, 0, &scratch->other, scratch->keys);
+    rank_keep(scratch, last, 0.0f);
 }
 
 /* The k best in their order, as the scratch's list. */
 static const sym_list *rank_row(struct scratch *scratch, const float *row, int64_t n, int64_t k) {
-    best_of_row(scratch, row, n, k);
+    rank_best(scratch, row, n, k);
     if (scratch->list.sorted)
         return &scratch->list;
     sort_list(&scratch->list, &scratch->other, scratch->keys);
@@ -222,7 +222,7 @@ int sym_row_topk(const float *row, int64_t n, const void *allowed, int64_t k, in
     if (scratch == NULL)
         return -ENOMEM;
     float max;
-    const int rc = look(&row, n, allowed, scratch->groups, &max);
+    const int rc = row_look(&row, n, allowed, scratch->groups, &max);
     if (rc != 0)
         return rc;
     const double total = (double)max + log(passes->mass(row, n, max, 1.0f, 0.0f, NULL));
@@ -247,7 +247,7 @@ int sym_row_reduce(const float *row, int64_t n, uint32_t top_k, const int32_t *n
     if (scratch == NULL)
         return -ENOMEM;
     float max;
-    const int rc = look(&row, n, NULL, scratch->groups, &max);
+    const int rc = row_look(&row, n, NULL, scratch->groups, &max);
     if (rc != 0)
         return rc;
     double sum, weighted;

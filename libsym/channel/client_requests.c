@@ -1,8 +1,7 @@
 /* Requests: into the ring, under a mutex. */
-#ifndef SYM_CLIENT_REQUESTS_H
-#define SYM_CLIENT_REQUESTS_H
+#include "client_state.h"
 
-#include "client.h"
+#include <stdlib.h>
 
 /* Under submit_lock, with room. Not yet visible: publish() makes it so. */
 static void write_frame(sym_client *client, const struct sym_request *request, const char *payload) {
@@ -42,7 +41,7 @@ static uint32_t write_later(sym_client *client, uint64_t reserved) {
 }
 
 /* Under table_lock. Without memory for it the daemon is not told before the process ends. */
-static void put_off(sym_client *client, uint16_t op, uint64_t handle, int64_t arg) {
+void client_put_off(sym_client *client, uint16_t op, uint64_t handle, int64_t arg) {
     if (client->num_later == client->room_for_later) {
         const uint32_t room = client->room_for_later ? 2 * client->room_for_later : 16;
         struct later *later = realloc(client->later, room * sizeof *later);
@@ -55,7 +54,7 @@ static void put_off(sym_client *client, uint16_t op, uint64_t handle, int64_t ar
 }
 
 /* Sends what was put off now, if there is room. Never waits. */
-static void send_later(sym_client *client) {
+void client_send_later(sym_client *client) {
     pthread_mutex_lock(&client->submit_lock);
     if (atomic_load(&client->dead) == 0 && write_later(client, 0) > 0)
         publish(client);
@@ -83,7 +82,7 @@ static int enter_table(sym_client *client, sym_call *call, sym_loop *loop) {
 }
 
 /* 0: submitted; -EAGAIN: no room in the ring now; -EBUSY: none in the table. `loop`: NULL when a thread will wait. */
-static int try_submit(sym_client *client, sym_call *call, sym_loop *loop, const char *payload,
+int client_try_submit(sym_client *client, sym_call *call, sym_loop *loop, const char *payload,
                       uint32_t payload_bytes) {
     struct sym_request request = {.frame_bytes = (uint32_t)sizeof(struct sym_request) + payload_bytes,
                                   .op = call->op,
@@ -102,5 +101,3 @@ static int try_submit(sym_client *client, sym_call *call, sym_loop *loop, const 
     pthread_mutex_unlock(&client->submit_lock);
     return rc;
 }
-
-#endif

@@ -1,0 +1,75 @@
+/* The LIP's half of a channel: what Python calls, and what each call means is told in client*.c. cffi reads this file:
+ * declarations only. */
+#ifndef SYM_CLIENT_H
+#define SYM_CLIENT_H
+
+#include <stdint.h>
+
+#define SYM_RESULT_BYTES 512
+
+typedef struct sym_client sym_client;
+typedef struct sym_call sym_call;
+typedef struct sym_loop sym_loop;
+
+/* One reply, out of the ring. */
+typedef struct sym_answer {
+    struct sym_answer *next;  /* in a call's queue, or of a batch's parts */
+    struct sym_answer *parts; /* of a batch that was split, those that nobody has taken */
+    sym_client *client;
+    uint64_t id; /* of the call */
+    uint16_t op;
+    int32_t claimed; /* somebody else owns its slots, its handle or its message now */
+    int32_t err;
+    uint32_t flags;
+    int64_t args[4];
+    uint32_t payload_bytes;
+    char payload[];
+} sym_answer;
+
+/* What Python reads of a whole call at once. `answer`: the reply itself, if it owns something or is longer than
+ * `payload`; who takes it sets this to NULL. */
+typedef struct sym_result {
+    int64_t args[4];
+    int32_t err;
+    uint32_t flags, payload_bytes, is_whole;
+    char payload[SYM_RESULT_BYTES];
+    sym_call *call;
+    sym_answer *answer;
+} sym_result;
+
+sym_client *sym_client_new(int memfd, uint64_t region_bytes, int socket_fd, int doorbell_fd, int bell_fd);
+uint32_t sym_client_vocab_size(sym_client *client);
+uint32_t sym_client_slot_count(sym_client *client);
+uint64_t sym_client_slot_bytes(sym_client *client);
+int sym_client_dead(sym_client *client);
+void sym_client_tell(sym_client *client, uint16_t op, uint64_t handle, int now);
+void sym_client_close(sym_client *client);
+void sym_client_disown(sym_client *client);
+void sym_client_drop(sym_client *client);
+
+sym_call *sym_call_new(sym_client *client, uint16_t op, uint32_t flags, uint64_t handle, int64_t a0, int64_t a1,
+                       int64_t a2, int64_t a3);
+int sym_call_run(sym_call *call, const char *payload, uint32_t payload_bytes);
+int sym_call_start(sym_call *call, const char *payload, uint32_t payload_bytes);
+sym_answer *sym_call_take(sym_call *call);
+void sym_call_cancel(sym_call *call);
+void sym_call_drop(sym_call *call);
+
+int sym_client_call(sym_client *client, sym_result *result, uint16_t op, uint32_t flags, uint64_t handle, int64_t a0,
+                    int64_t a1, int64_t a2, int64_t a3, const char *payload, uint32_t payload_bytes);
+int sym_result_wait(sym_result *result, const char *payload, uint32_t payload_bytes);
+void sym_result_drop(sym_result *result);
+
+const float *sym_answer_rows(sym_answer *answer);
+int sym_answer_split(sym_answer *batch, uint32_t most);
+void sym_answer_drop(sym_answer *answer);
+
+sym_loop *sym_loop_new(sym_client *client);
+int sym_loop_fd(sym_loop *loop);
+int sym_loop_submit(sym_loop *loop, sym_call *call, uint64_t tag, const char *payload, uint32_t payload_bytes);
+void sym_loop_want_nothing(sym_loop *loop);
+int sym_loop_take(sym_loop *loop, uint64_t *tags, int most);
+int sym_loop_arm(sym_loop *loop);
+void sym_loop_drop(sym_loop *loop);
+
+#endif

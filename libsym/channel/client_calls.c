@@ -1,0 +1,160 @@
+/* Calls: from the request to the last reply. */
+#include "client_state.h"
+
+#include <stdlib.h>
+
+/* NULL: the connection was closed, or there is no memory. */
+sym_call *sym_call_new(sym_client *client, uint16_t op, uint32_t flags, uint64_t handle, int64_t a0, int64_t a1,
+                       int64_t a2, int64_t a3) {
+    sym_call *call = calloc(1, sizeof *call);
+    if (call == NULL || !client_ref(client)) {
+        free(call);
+        return NULL;
+    }
+    const int64_t args[4] = {a0, a1, a2, a3};
+    memcpy(call->request_args, args, sizeof args);
+    call->client = client;
+    call->answers_end = &call->answers;
+    call->op = op;
+    call->flags = flags;
+    call->handle = handle;
+    return call;
+}
+
+/* Submits the request and waits for a reply that nobody has taken. 0: there is one, or the call is over; -EINTR: let
+ * Python handle its signals, then call again; else it failed for good. */
+static int run_call(sym_call *call, const char *payload, uint32_t payload_bytes, int is_awaited) {
+    sym_client *client = call->client;
+    if (disowned(client))
+        return -EBADF;
+    if (payload_bytes > SYM_MAX_FRAME_BYTES - sizeof(struct sym_request))
+        return -EMSGSIZE;
+    if (!client_enter(client))
+        return has_news(call) ? 0 : -ENOTCONN;
+    int rc = 0;
+    while (rc == 0 && atomic_load(&call->state) == CALL_NEW) {
+        if (atomic_load(&client->dead) != 0 || atomic_load(&client->region->gone) != 0)
+            rc = -ENOTCONN;
+        else if ((rc = client_try_submit(client, call, NULL, payload, payload_bytes)) == -EAGAIN)
+            rc = client_wait_room(client, padded(sizeof(struct sym_request) + (uint64_t)payload_bytes));
+        else if (rc == -EBUSY)
+            rc = client_wait_entry(client);
+    }
+    if (rc == 0 && is_awaited)
+        rc = client_wait_reply(client, call);
+    if (rc == -ENOTCONN && atomic_load(&client->dead) == 0)
+        client_declare_dead(client, ENOTCONN);
+    client_leave(client);
+    return rc;
+}
+
+int sym_call_run(sym_call *call, const char *payload, uint32_t payload_bytes) {
+    return run_call(call, payload, payload_bytes, 1);
+}
+
+/* As sym_call_run, and does not wait for the reply; for room it does. */
+int sym_call_start(sym_call *call, const char *payload, uint32_t payload_bytes) {
+    return run_call(call, payload, payload_bytes, 0);
+}
+
+/* The oldest reply that nobody has taken: the caller's from now on. NULL: there is none now. */
+sym_answer *sym_call_take(sym_call *call) {
+    if (disowned(call->client))
+        return NULL;
+    pthread_mutex_lock(&call->client->table_lock);
+    sym_answer *answer = call->answers;
+    if (answer != NULL) {
+        call->answers = answer->next;
+        if (call->answers == NULL)
+            call->answers_end = &call->answers;
+        atomic_fetch_sub(&call->num_answers, 1);
+    }
+    pthread_mutex_unlock(&call->client->table_lock);
+    return answer;
+}
+
+/* Tells the daemon that nobody wants more of this. A lock may be granted in this moment: an unlock ends the wait for it,
+ * and the lock if it is held. Never waits. */
+void sym_call_cancel(sym_call *call) {
+    sym_client *client = call->client;
+    if (disowned(client) || atomic_load(&client->dead) != 0)
+        return;
+    pthread_mutex_lock(&client->table_lock);
+    const int pending = atomic_load(&call->state) == CALL_PENDING && !call->is_cancelled;
+    call->is_cancelled |= pending; /* once: a second unlock could end a lock that was taken since */
+    if (pending && call->op == SYM_KV_LOCK)
+        client_put_off(client, SYM_KV_UNLOCK, call->handle, 0);
+    else if (pending)
+        client_put_off(client, SYM_CANCEL, 0, (int64_t)call->id);
+    pthread_mutex_unlock(&client->table_lock);
+    if (pending)
+        client_send_later(client);
+}
+
+/* Ends a call whatever its state: it is cancelled if it is not over, and what still comes is thrown away. Never waits. */
+void sym_call_drop(sym_call *call) {
+    sym_client *client = call->client;
+    if (disowned(client))
+        return; /* a fork's child: the slots and handles are the parent's */
+    sym_call_cancel(call);
+    pthread_mutex_lock(&client->table_lock);
+    struct entry *entry = &client->table[call->id & (MAX_CALLS - 1)];
+    if (call->id != 0 && entry->id == call->id)
+        entry->call = NULL;
+    call_forget_ready(call);
+    pthread_mutex_unlock(&client->table_lock);
+    for (sym_answer *answer; (answer = sym_call_take(call)) != NULL;)
+        answer_free(answer);
+    if (others_wait_for(call->op))
+        client_send_later(client);
+    free(call);
+    client_unref(client);
+}
+
+/* -- one call, one reply, in one crossing -- */
+
+static void keep_result(sym_result *result, sym_answer *answer) {
+    const int fits = answer->payload_bytes <= SYM_RESULT_BYTES;
+    memcpy(result->args, answer->args, sizeof result->args);
+    result->err = answer->err;
+    result->flags = answer->flags;
+    result->payload_bytes = answer->payload_bytes;
+    result->is_whole = fits && answer->op != SYM_PRED_BATCH && !answer_owns_something(answer);
+    if (fits)
+        memcpy(result->payload, answer->payload, answer->payload_bytes);
+    if (result->is_whole)
+        answer_free(answer);
+    else
+        result->answer = answer;
+}
+
+/* Goes on with a call that was interrupted: as sym_call_run; 0: the result is there and the call is gone. */
+int sym_result_wait(sym_result *result, const char *payload, uint32_t payload_bytes) {
+    const int rc = sym_call_run(result->call, payload, payload_bytes);
+    if (rc != 0)
+        return rc;
+    sym_answer *answer = sym_call_take(result->call);
+    if (answer == NULL)
+        return -EBADF; /* forked in this moment */
+    keep_result(result, answer);
+    sym_call_drop(result->call);
+    result->call = NULL;
+    return 0;
+}
+
+/* A whole call. On an error `result` may own the call: give it to sym_result_drop. */
+int sym_client_call(sym_client *client, sym_result *result, uint16_t op, uint32_t flags, uint64_t handle, int64_t a0,
+                    int64_t a1, int64_t a2, int64_t a3, const char *payload, uint32_t payload_bytes) {
+    result->answer = NULL;
+    result->call = sym_call_new(client, op, flags, handle, a0, a1, a2, a3);
+    return result->call == NULL ? -ENOTCONN : sym_result_wait(result, payload, payload_bytes);
+}
+
+void sym_result_drop(sym_result *result) {
+    if (result->call != NULL)
+        sym_call_drop(result->call);
+    if (result->answer != NULL)
+        sym_answer_drop(result->answer);
+    result->call = NULL;
+    result->answer = NULL;
+}

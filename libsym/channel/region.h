@@ -1,0 +1,15 @@
+/* The geometry of a region. cffi reads this file: declarations only. */
+#ifndef SYM_REGION_H
+#define SYM_REGION_H
+
+#include <stdint.h>
+
+typedef struct sym_plan {
+    uint64_t region_bytes, states_offset, submit_offset, complete_offset, slots_offset, slot_bytes;
+    uint32_t slot_count, vocab_size;
+} sym_plan;
+
+/* -EINVAL: no region can hold rows of this size. Memory is committed as it is touched, not here. */
+int sym_region_plan(uint32_t vocab_size, uint64_t limit_bytes, sym_plan *plan);
+
+#endif

@@ -1,0 +1,42 @@
+/* The daemon's half of a channel: what Python calls, and what each call means is told in server.c and hot.c. cffi reads
+ * this file: declarations only. */
+#ifndef SYM_SERVER_H
+#define SYM_SERVER_H
+
+#include "region.h"
+#include "steps.h"
+
+#define SYM_MAX_TAKEN 64
+
+sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd);
+void sym_server_free(sym_server *server);
+void sym_server_close(sym_server *server);
+
+char *sym_server_inbox(sym_server *server);
+char *sym_server_taken(sym_server *server);
+int64_t sym_server_num_open(sym_server *server);
+int sym_server_take(sym_server *server, uint32_t most, int ignore_new);
+int sym_server_arm(sym_server *server, int ignore_requests);
+int sym_server_clear_doorbell(int doorbell_fd);
+
+int sym_server_push(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
+                    int64_t a3, const char *payload, uint32_t payload_bytes);
+int sym_server_push_now(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1,
+                        int64_t a2, int64_t a3, const char *payload, uint32_t payload_bytes);
+void sym_server_set_backlog(sym_server *server, int waiting);
+
+void sym_server_want_slots(sym_server *server);
+int64_t sym_server_take_rows(sym_server *server, uint32_t num_rows);
+void sym_server_free_rows(sym_server *server, uint32_t first, uint32_t num_rows);
+void sym_server_settle_rows(sym_server *server, uint32_t num_rows);
+uint32_t sym_server_held_rows(sym_server *server);
+int64_t sym_server_given_rows(sym_server *server);
+int64_t sym_server_lent_rows(sym_server *server);
+
+int sym_server_take_hot(sym_server *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call);
+int sym_server_answer_hot(sym_server *server, uint64_t id, int64_t slot, int64_t num_entries);
+int sym_server_watch(sym_server *server);
+int sym_server_unwatch(sym_server *server, int slept);
+const sym_hot_functions *sym_hot(void); /* for a loop over steps */
+
+#endif

@@ -1,0 +1,83 @@
+/* Which instructions the passes use, and each thread's room for them. */
+#include "passes.h"
+
+#include "rows.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+int32_t pack_order[256][8] __attribute__((aligned(32)));
+const struct passes *passes = &passes_plain;
+
+/* Which instructions the passes use: 512, 256, or 0 for what every processor has. For tests: -ENOTSUP if this one has
+ * not got them, and then nothing changes. */
+int sym_rows_use(int vector_bits) {
+    if (vector_bits == 0) {
+        passes = &passes_plain;
+        return 0;
+    }
+#ifdef __x86_64__
+    __builtin_cpu_init();
+    if (vector_bits == 512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        passes = &passes_avx512;
+        return 0;
+    }
+    if (vector_bits == 256 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt")) {
+        passes = &passes_avx2;
+        return 0;
+    }
+#endif
+    return -ENOTSUP;
+}
+
+__attribute__((constructor)) static void choose_passes(void) {
+    for (int byte = 0; byte < 256; byte++) {
+        int count = 0;
+        for (int bit = 0; bit < 8; bit++)
+            if (byte >> bit & 1)
+                pack_order[byte][count++] = bit;
+    }
+    if (sym_rows_use(512) != 0)
+        sym_rows_use(256);
+}
+
+/* ---- a thread's own room ---- */
+
+static pthread_key_t scratch_key;
+static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
+
+static void make_scratch_key(void) { pthread_key_create(&scratch_key, free); }
+
+static void *take(char **from, size_t bytes) {
+    void *result = *from;
+    *from += (bytes + 63) / 64 * 64;
+    return result;
+}
+
+struct scratch *scratch_for(int64_t n) {
+    pthread_once(&scratch_once, make_scratch_key);
+    struct scratch *scratch = pthread_getspecific(scratch_key);
+    if (scratch != NULL && scratch->room >= n)
+        return scratch;
+    free(scratch);
+    const size_t room = ((size_t)n + BLOCK) / BLOCK * BLOCK + LANES; /* whole blocks, and whole vectors at any place */
+    char *at = aligned_alloc(64, (sizeof *scratch + 63) / 64 * 64 + room * 64);
+    pthread_setspecific(scratch_key, at);
+    if (at == NULL)
+        return NULL;
+    scratch = take(&at, sizeof *scratch);
+    scratch->room = n;
+    scratch->row = take(&at, room * sizeof(float));
+    scratch->groups = take(&at, room * sizeof(float));
+    scratch->masses = take(&at, room / BLOCK * sizeof(double));
+    for (int i = 0; i < 2; i++) {
+        sym_list *list = i == 0 ? &scratch->list : &scratch->other;
+        list->values = take(&at, room * sizeof(float));
+        list->weights = take(&at, room * sizeof(float));
+        list->indices = take(&at, room * sizeof(int32_t));
+    }
+    scratch->keys = take(&at, 2 * room * sizeof(uint64_t));
+    return scratch;
+}

@@ -1,0 +1,60 @@
+/* What crosses between the daemon's three extension modules while steps follow each other without the interpreter:
+ * `libsym._channel` has the calls and the samplers, `decoder.cpu._step` the step, `scheduler._loop` calls both. They are
+ * loaded by Python, not linked, so functions cross as pointers; the compiler checks their types where each module fills
+ * in its part, and where the loop calls it. cffi reads this file: declarations only. */
+#ifndef SYM_STEPS_H
+#define SYM_STEPS_H
+
+#include <stdint.h>
+
+/* Entries in a page: PAGE_ENTRIES in abi.py. */
+#define SYM_PAGE_ENTRIES 32
+
+typedef struct sym_server sym_server;
+typedef struct sym_sampler sym_sampler;
+typedef struct sym_decoder sym_decoder;
+
+/* A pred() of one token and its last row, as a decode loop makes it. */
+typedef struct sym_hot_call {
+    uint64_t id;
+    int64_t slot;
+    float *row; /* of the slot */
+    int32_t token;
+} sym_hot_call;
+
+enum sym_hot_outcome {
+    SYM_HOT_COLD = -1, /* what comes next on this connection is something else */
+    SYM_HOT_NONE = 0,  /* nothing for this file */
+    SYM_HOT_TAKEN = 1,
+};
+
+/* What libsym does for the loop: libsym/channel/hot.c and server.c, libsym/rows/sampler.c say what each means. */
+typedef struct sym_hot_functions {
+    int (*take)(sym_server *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call);
+    int (*answer)(sym_server *server, uint64_t id, int64_t slot, int64_t num_entries);
+    int (*push)(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
+                int64_t a3, const char *payload, uint32_t payload_bytes);
+    int (*watch)(sym_server *server);
+    int (*unwatch)(sym_server *server, int slept);
+    int64_t (*draw)(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index);
+    int (*note)(sym_sampler *sampler, int32_t token);
+} sym_hot_functions;
+
+/* One step. Chunk c's rows are first_row[c] .. first_row[c + 1] - 1, its pages begin at pages[first_page[c]]. */
+typedef struct sym_batch {
+    int32_t num_rows, num_chunks, num_wanted, num_copies;
+    const int32_t *tokens, *positions; /* [rows] */
+    const int32_t *first_row;          /* [chunks + 1] */
+    const int32_t *start;              /* [chunks] entry index of the first row */
+    const int32_t *first_page;         /* [chunks + 1] */
+    const int32_t *pages;
+    const int32_t *wanted;        /* [chunks] how many of its last rows give logits */
+    const uint32_t *const *masks; /* [chunks] null, or [rows of the chunk][its pages]: a bit for each entry */
+    float *const *out;            /* [num_wanted] -> [vocab] */
+    const int32_t *copies;        /* [copies][2] source, target */
+} sym_batch;
+
+/* What the decoder does for the loop: 0, or an errno. */
+typedef int sym_step_function(sym_decoder *decoder, const sym_batch *batch);
+
+#endif

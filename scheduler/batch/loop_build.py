@@ -1,0 +1,32 @@
+"""Compiles `scheduler._loop`: steps that follow each other without the interpreter."""
+
+import os
+import re
+from pathlib import Path
+
+from cffi import FFI
+
+_HERE = Path(__file__).resolve().parent
+_LIBSYM = _HERE.parents[1] / "libsym"
+
+
+def _declarations(header: Path) -> str:
+    """A header without its preprocessor's lines, but for numbers."""
+    return re.sub(r"^#(?!define \w+ \d+$).*\n", "", header.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+ffi = FFI()
+ffi.cdef(_declarations(_LIBSYM / "steps.h"))
+ffi.cdef(_declarations(_HERE / "loop.h"))
+ffi.set_source(
+    "scheduler._loop",
+    '#include "loop.h"\n',
+    sources=[os.path.relpath(_HERE / "loop.c")],
+    include_dirs=[str(_HERE), str(_LIBSYM)],
+    depends=[str(path) for path in (_HERE / "loop.h", _LIBSYM / "steps.h", _LIBSYM / "abi.h")],
+    extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
+    libraries=["pthread"],
+)
+
+if __name__ == "__main__":
+    ffi.compile(verbose=True)
