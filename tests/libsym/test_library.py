@@ -19,7 +19,6 @@ from libsym.channel.socket_path import check_private, default_socket, find_socke
 from libsym.errors import error_for
 
 HOUSE = Path(sym.__file__).parent
-C_FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", f"-I{HOUSE}", f"-I{HOUSE}/channel", f"-I{HOUSE}/rows"]
 
 
 @pytest.mark.parametrize("heavy", ["numpy", "torch", "trio", "anyio", "asyncio", "jinja2", "tokenizers"])
@@ -84,26 +83,6 @@ def test_a_directory_that_others_can_enter_is_no_place_for_a_socket(tmp_path: Pa
     mine.chmod(stat.S_IRWXU | stat.S_IRGRP)
     with pytest.raises(sym.NoAccess, match="SYMPHONY_SOCKET"):
         check_private(mine, os.getuid())
-
-
-@pytest.mark.slow
-def test_the_c_files_compile_without_a_warning(tmp_path: Path) -> None:
-    for unit in [*HOUSE.glob("channel/*.c"), *HOUSE.glob("rows/*.c")]:
-        command = ["cc", *C_FLAGS, "-O2", "-Wall", "-Wextra", "-Wshadow", "-Wno-psabi", "-c", "-o", "/dev/null"]
-        done = subprocess.run([*command, str(unit)], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, ""), done.stderr
-
-
-@pytest.mark.slow
-def test_both_halves_survive_eight_threads_under_sanitizers(tmp_path: Path) -> None:
-    program = tmp_path / "stress"
-    flags = [*C_FLAGS, "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wno-psabi"]
-    units = [*HOUSE.glob("channel/*.c"), *HOUSE.glob("rows/*.c"), Path(__file__).with_name("stress.c")]
-    subprocess.run(["cc", *flags, "-o", str(program), *map(str, units), "-lm", "-lpthread"], check=True)
-    # What a connection keeps for ever is no leak: see client_unref().
-    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
-    done = subprocess.run([str(program)], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_public_functions_say_what_they_do() -> None:

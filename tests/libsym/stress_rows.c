@@ -1,0 +1,107 @@
+/* Everything that rows are asked for, under sanitizers: rows that end where their memory ends, with every set of
+ * instructions that this machine has, in several threads. Each gives the same bits as the one for any processor. */
+#include "rows.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                            \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+enum { NUM_THREADS = 3, NUM_DRAWS = 40, MOST_NAMED = 3 };
+
+/* What one row gave; compared as bytes. */
+struct found {
+    int64_t argmax, drawn[NUM_DRAWS];
+    double logsumexp, entropy;
+    struct sym_reduced head;
+    struct sym_scored top[8];
+    float named[MOST_NAMED], softmax;
+};
+
+static struct found look_at_row(int64_t n, unsigned seed) {
+    struct found found;
+    memset(&found, 0, sizeof found);
+    float *row = malloc((size_t)n * sizeof *row), *out = malloc((size_t)n * sizeof *out);
+    const size_t mask_bytes = ((size_t)n + 31) / 32 * 4;
+    unsigned char *allowed = malloc(mask_bytes);
+    CHECK(row != NULL && out != NULL && allowed != NULL);
+    memset(allowed, 0xa5, mask_bytes);
+    for (int64_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        row[i] = (float)(seed >> 16) / 4096.0f * (seed & 64 ? 1.0f : 0.1f); /* some are equal */
+    }
+    const int32_t named[MOST_NAMED] = {0, (int32_t)(n / 2), (int32_t)(n - 1)};
+    const uint32_t top_k = n < 8 ? (uint32_t)n : 8;
+    found.argmax = sym_row_argmax(row, n, allowed);
+    CHECK(sym_row_logsumexp(row, n, NULL, &found.logsumexp) == 0);
+    CHECK(sym_row_entropy(row, n, allowed, &found.entropy) == 0);
+    CHECK(sym_row_softmax(row, n, NULL, out) == 0);
+    found.softmax = out[n - 1];
+    CHECK(sym_row_reduce(row, n, top_k, named, MOST_NAMED, &found.head, found.top, found.named) == 0);
+    int32_t *indices = malloc((size_t)n * sizeof *indices);
+    double *logprobs = malloc((size_t)n * sizeof *logprobs);
+    CHECK(sym_row_topk(row, n, NULL, n, indices, logprobs) == 0 && indices[0] == found.top[0].token);
+
+    const struct sym_sampling settings = {.temperature = 0.7, .top_p = 0.95, .repetition_penalty = 1.2f, .num_bias = 1};
+    const struct sym_bias bias = {.token = 0, .bias = -1.0f};
+    char block[sizeof settings + sizeof bias];
+    memcpy(block, &settings, sizeof settings);
+    memcpy(block + sizeof settings, &bias, sizeof bias);
+    sym_sampler *sampler = sym_sampler_new(block, sizeof block, (uint32_t)n);
+    CHECK(sampler != NULL);
+    for (int i = 0; i < NUM_DRAWS; i++) {
+        const int64_t top = i % 4 == 0 ? 0 : i;
+        found.drawn[i] = i % 2 ? sym_sampler_draw(sampler, row, i % 8 == 1 ? allowed : NULL, (uint64_t)i)
+                               : sym_row_sample(row, n, i % 3 ? NULL : allowed, 0.9, top, i % 5 ? 1.0 : 0.8,
+                                                i % 7 ? 0.0 : 0.05, sym_uniform((uint64_t)i));
+        CHECK(found.drawn[i] >= 0 && found.drawn[i] < n);
+        CHECK(sym_sampler_note(sampler, (int32_t)found.drawn[i]) == 0);
+    }
+    CHECK(sym_sampler_note(sampler, (int32_t)n) < 0);
+    sym_sampler_free(sampler);
+    row[n / 2] = NAN;
+    CHECK(sym_row_argmax(row, n, NULL) < 0);
+    free(row);
+    free(out);
+    free(allowed);
+    free(indices);
+    free(logprobs);
+    return found;
+}
+
+static const int64_t sizes[] = {1, 15, 17, 511, 513, 1000, 20001};
+enum { NUM_SIZES = sizeof sizes / sizeof *sizes };
+static struct found expected[NUM_SIZES];
+
+static void *look_at_rows(void *unused) {
+    for (int i = 0; i < NUM_SIZES; i++) {
+        const struct found found = look_at_row(sizes[i], (unsigned)i);
+        CHECK(memcmp(&found, &expected[i], sizeof found) == 0);
+    }
+    return unused;
+}
+
+int main(void) {
+    CHECK(sym_rows_use(0) == 0);
+    for (int i = 0; i < NUM_SIZES; i++)
+        expected[i] = look_at_row(sizes[i], (unsigned)i);
+    for (int bits = 0; bits <= 512; bits += 256) {
+        if (sym_rows_use(bits) != 0)
+            continue;
+        pthread_t threads[NUM_THREADS];
+        for (int i = 0; i < NUM_THREADS; i++)
+            pthread_create(&threads[i], NULL, look_at_rows, NULL);
+        for (int i = 0; i < NUM_THREADS; i++)
+            pthread_join(threads[i], NULL);
+    }
+    return 0;
+}

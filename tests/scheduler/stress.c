@@ -1,0 +1,516 @@
+/* A daemon without Python, under sanitizers: real steps of a small model, four programs that loop over pred(), two
+ * generate() with penalties, a gate and a thread that runs steps, on every set of instructions that this machine has.
+ *
+ * The programs come in by the ring (hot), by the gate (cold, injected, or starting a run), and sometimes find the ring
+ * closed to answers. Every token has to be the one that a plain loop of steps gives. scripts/sanitize runs it. */
+#include "client_state.h"
+#include "loop.h"
+#include "rows.h"
+#include "server_state.h"
+#include "step.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+enum { VOCAB = 1000, HIDDEN = 64, LAYERS = 2, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 16, FFN = 96, WINDOW = 40 };
+enum { NUM_FILES = 6, NUM_PROGRAMS = 4, NUM_ENTRIES = 80, FILE_PAGES = (NUM_ENTRIES + 31) / 32 };
+enum { NUM_THREADS = 3, RUN_ENTRIES = 24 };
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                            \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+/* What a connection keeps for ever is no leak: see client_unref(). */
+const char *__lsan_default_suppressions(void) { return "leak:sym_client_new"; }
+
+/* -- the model -- */
+
+struct model {
+    sym_model c;
+    sym_layer layers[LAYERS];
+    float norms[HIDDEN];
+    double frequencies[HEAD_DIM / 2];
+};
+
+static uint32_t random_state = 1;
+
+static float random_float(void) {
+    random_state = random_state * 1664525u + 1013904223u;
+    return (float)(random_state >> 8) / (float)(1 << 24) - 0.5f;
+}
+
+static void *room(size_t bytes) {
+    void *found = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    CHECK(found != NULL);
+    memset(found, 0, (bytes + 127) / 64 * 64);
+    return found;
+}
+
+/* Features in `every` interleaved parts, as gate and up are. */
+static sym_matrix random_matrix(int32_t format, int32_t n, int32_t k, int every) {
+    sym_matrix m = {.format = format, .n = n, .k = k};
+    m.data = room((size_t)sym_packed_bytes(&m));
+    float *w = room(sizeof(float) * (size_t)n * (size_t)k);
+    for (int part = 0; part < every; part++) {
+        for (int i = 0; i < n / every * k; i++)
+            w[i] = random_float();
+        sym_pack(&m, w, n / every, k, part, every);
+    }
+    free(w);
+    return m;
+}
+
+static void make_model(struct model *m, int32_t format) {
+    random_state = 1;
+    for (int i = 0; i < HIDDEN; i++)
+        m->norms[i] = 1.0f;
+    for (int i = 0; i < HEAD_DIM / 2; i++)
+        m->frequencies[i] = pow(10000.0, -2.0 * i / HEAD_DIM);
+    for (int i = 0; i < LAYERS; i++)
+        m->layers[i] = (sym_layer){
+            .attn_norm = m->norms,
+            .ffn_norm = m->norms,
+            .qkv = random_matrix(format, (HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, 1),
+            .o = random_matrix(format, HIDDEN, HEADS * HEAD_DIM, 1),
+            .gate_up = random_matrix(format, 2 * FFN, HIDDEN, 2),
+            .down = random_matrix(format, HIDDEN, FFN, 1),
+            .sliding = i % 2,
+        };
+    m->c = (sym_model){
+        .shape = {.vocab = VOCAB,
+                  .hidden = HIDDEN,
+                  .layers = LAYERS,
+                  .heads = HEADS,
+                  .kv_heads = KV_HEADS,
+                  .head_dim = HEAD_DIM,
+                  .ffn = FFN,
+                  .window = WINDOW,
+                  .kv_format = format == SYM_FLOAT32 ? SYM_FLOAT32 : SYM_BFLOAT16,
+                  .rms_eps = 1e-5f,
+                  .embed_scale = 1.0f,
+                  .attn_scale = 0.25f},
+        .layers = m->layers,
+        .final_norm = m->norms,
+        .frequencies = {m->frequencies, m->frequencies},
+        .rotation_factors = {1.0f, 1.0f},
+        .arena = room(4u * NUM_FILES * FILE_PAGES * LAYERS * 2 * KV_HEADS * SYM_PAGE_ENTRIES * HEAD_DIM),
+    };
+    m->c.embed = m->c.head = random_matrix(format, VOCAB, HIDDEN, 1);
+}
+
+static void free_model(struct model *m) {
+    for (int i = 0; i < LAYERS; i++) {
+        char *owned[] = {m->layers[i].qkv.data, m->layers[i].o.data, m->layers[i].gate_up.data, m->layers[i].down.data};
+        for (size_t j = 0; j < sizeof owned / sizeof *owned; j++)
+            free(owned[j]);
+    }
+    free(m->c.embed.data);
+    free(m->c.arena);
+}
+
+/* -- what the tokens have to be -- */
+
+static int32_t expected[NUM_FILES][NUM_ENTRIES + 1]; /* [file][0] is its first token */
+static int32_t pages[NUM_FILES][FILE_PAGES];
+
+static size_t sampling_block(int file, char *block) {
+    const struct sym_sampling settings = {.temperature = 0.8,
+                                          .top_p = 0.9,
+                                          .repetition_penalty = 1.3f,
+                                          .frequency_penalty = 0.1f,
+                                          .top_k = file % 2 ? 20 : 0,
+                                          .seed = (uint64_t)file};
+    memcpy(block, &settings, sizeof settings);
+    return sizeof settings;
+}
+
+static sym_sampler *new_sampler(int file) {
+    char block[sizeof(struct sym_sampling)];
+    sym_sampler *sampler = sym_sampler_new(block, sampling_block(file, block), VOCAB);
+    CHECK(sampler != NULL);
+    return sampler;
+}
+
+static void expect(const struct model *m, const char *isa, int file) {
+    sym_decoder *alone = sym_decoder_new(&m->c, 1, isa, 0);
+    CHECK(alone != NULL);
+    sym_sampler *sampler = file < NUM_PROGRAMS ? NULL : new_sampler(file);
+    float row[VOCAB], *out = row;
+    const uint32_t *no_mask = NULL;
+    expected[file][0] = file + 1;
+    for (int32_t i = 0; i < NUM_ENTRIES; i++) {
+        const int32_t first_row[] = {0, 1}, first_page[] = {0, i / SYM_PAGE_ENTRIES + 1}, wanted = 1;
+        const sym_batch batch = {.num_rows = 1,
+                                 .num_chunks = 1,
+                                 .num_wanted = 1,
+                                 .tokens = &expected[file][i],
+                                 .positions = &i,
+                                 .first_row = first_row,
+                                 .start = &i,
+                                 .first_page = first_page,
+                                 .pages = pages[file],
+                                 .wanted = &wanted,
+                                 .masks = &no_mask,
+                                 .out = &out};
+        CHECK(sym_step(alone, &batch) == 0);
+        const int64_t token =
+            sampler == NULL ? sym_row_argmax(row, VOCAB, NULL) : sym_sampler_draw(sampler, row, NULL, (uint64_t)i);
+        CHECK(token >= 0);
+        expected[file][i + 1] = (int32_t)token;
+        if (sampler != NULL)
+            CHECK(sym_sampler_note(sampler, (int32_t)token) == 0);
+    }
+    sym_sampler_free(sampler);
+    sym_decoder_free(alone);
+}
+
+/* -- the daemon: a gate, and a thread that runs steps -- */
+
+struct file {
+    int is_pending;
+    uint64_t call_id, draw_index;
+    int64_t slot;
+    float *row;
+    int32_t token, num_entries, num_to_emit;
+    sym_sampler *sampler;
+    float own_row[VOCAB];
+    int32_t log[NUM_ENTRIES];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t has_work = PTHREAD_COND_INITIALIZER;
+/* under lock: */
+static struct file files[NUM_FILES];
+static sym_run *current;
+static int32_t index_in_run[NUM_FILES]; /* -1: not in it */
+static int over;
+
+static sym_server *server;
+static sym_client *client;
+static sym_decoder *decoder;
+static int doorbell, wake_fd;
+static long num_injected, num_taken, num_steps;
+
+static void push(uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, const void *data, uint32_t bytes) {
+    while (sym_server_push(server, id, err, flags, a0, a1, 0, 0, data, bytes) == 1)
+        sched_yield();
+}
+
+/* Under lock. */
+static int begin_run(sym_member *members, int32_t *file_of) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < NUM_FILES; i++) {
+        struct file *file = &files[i];
+        index_in_run[i] = file->is_pending ? n : -1;
+        if (!file->is_pending)
+            continue;
+        file->is_pending = 0;
+        file_of[n] = i;
+        const int32_t most = file->num_entries + RUN_ENTRIES;
+        members[n++] = (sym_member){.server = server,
+                                    .handle = (uint64_t)i + 1,
+                                    .call_id = file->call_id,
+                                    .slot = file->slot,
+                                    .row = file->row,
+                                    .pages = pages[i],
+                                    .log = file->log,
+                                    .sampler = file->sampler,
+                                    .draw_index = file->draw_index,
+                                    .num_to_emit = file->num_to_emit,
+                                    .token = file->token,
+                                    .position = file->num_entries,
+                                    .first = file->num_entries,
+                                    .capacity = most < NUM_ENTRIES ? most : NUM_ENTRIES,
+                                    .is_quick = file->sampler == NULL};
+    }
+    return n;
+}
+
+/* Under lock: what a member has computed is its file's, and what it could not do is done here. */
+static void settle(struct file *file, const sym_member *member) {
+    file->num_entries = member->first + member->num_done;
+    if (file->is_pending)
+        return; /* its program's next call came by the gate when the run was all but over */
+    file->is_pending = member->state == SYM_COMPUTING;
+    file->call_id = member->call_id;
+    file->slot = member->slot;
+    file->row = member->row;
+    file->token = member->token;
+    if (file->sampler == NULL) {
+        if (member->end == SYM_END_UNSENT) {
+            push(file->call_id, 0, 0, file->slot, 1, NULL, 0);
+            sym_server_settle_rows(server, 1);
+        }
+        return;
+    }
+    CHECK(member->end != SYM_END_DRAW);
+    if (member->end == SYM_END_UNSENT)
+        push(file->call_id, 0, SYM_MORE, 1, file->num_entries, &member->token, sizeof member->token);
+    file->draw_index = member->draw_index;
+    file->num_to_emit = member->num_to_emit;
+    file->is_pending = file->num_to_emit > 0;
+    if (file->num_to_emit == 0)
+        push(file->call_id, 0, 0, SYM_FINISH_LENGTH, 0, NULL, 0);
+}
+
+static void *run_steps(void *unused) {
+    sym_member *members = calloc(NUM_FILES, sizeof *members);
+    int32_t file_of[NUM_FILES];
+    const sym_run_wait wait = {.share_percent = 10, .min_ns = 300000, .max_ns = 3000000};
+    pthread_mutex_lock(&lock);
+    while (!over) {
+        const int32_t n = begin_run(members, file_of);
+        if (n == 0) {
+            pthread_cond_wait(&has_work, &lock);
+            continue;
+        }
+        current = sym_run_new(sym_hot(), sym_step, decoder, members, n, NULL, 0, wait, wake_fd);
+        CHECK(current != NULL);
+        pthread_mutex_unlock(&lock);
+        CHECK(sym_run_execute(current) == 0);
+        pthread_mutex_lock(&lock);
+        for (int32_t i = 0; i < n; i++)
+            settle(&files[file_of[i]], &members[i]);
+        num_taken += sym_run_num_taken(current);
+        num_steps += sym_run_num_steps(current);
+        sym_run_free(current);
+        current = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    free(members);
+    return unused;
+}
+
+/* Under lock: the run goes on with it, or ends and the next one begins with it. */
+static void submit(struct file *file, int32_t number, int32_t position) {
+    const sym_hot_call call = {.id = file->call_id, .slot = file->slot, .row = file->row, .token = file->token};
+    if (current != NULL && index_in_run[number] >= 0 && file->sampler == NULL &&
+        sym_run_inject(current, index_in_run[number], &call, position)) {
+        num_injected++;
+        return;
+    }
+    file->is_pending = 1;
+    if (current != NULL)
+        sym_run_stop(current);
+    pthread_cond_signal(&has_work);
+}
+
+static void accept_request(const struct sym_taken *request) {
+    const char *payload = server->inbox + request->payload_at;
+    if (request->op == SYM_PING) {
+        push(request->id, 0, 0, 0, 0, NULL, 0);
+        return;
+    }
+    CHECK(request->handle >= 1 && request->handle <= NUM_FILES);
+    const int32_t number = (int32_t)request->handle - 1;
+    struct file *file = &files[number];
+    pthread_mutex_lock(&lock);
+    if (request->op == SYM_GENERATE) {
+        const uint32_t block_bytes = request->payload_bytes - (uint32_t)sizeof(int32_t);
+        file->sampler = sym_sampler_new(payload + sizeof(int32_t), block_bytes, VOCAB);
+        CHECK(file->sampler != NULL);
+        file->num_to_emit = NUM_ENTRIES;
+        file->row = file->own_row;
+    } else {
+        file->slot = sym_server_take_rows(server, 1);
+        CHECK(file->slot >= 0);
+        file->row = (float *)(void *)(server->base + server->plan.slots_offset +
+                                      (uint64_t)file->slot * server->plan.slot_bytes);
+    }
+    file->call_id = request->id;
+    memcpy(&file->token, payload, sizeof file->token);
+    submit(file, number, -1);
+    pthread_mutex_unlock(&lock);
+}
+
+static void *keep_gate(void *unused) {
+    for (unsigned round = 0;; round++) {
+        const int count = sym_server_take(server, SYM_MAX_TAKEN, 0);
+        CHECK(count >= 0);
+        for (int i = 0; i < count; i++)
+            accept_request(&server->taken[i]);
+        pthread_mutex_lock(&lock);
+        const int done = over;
+        if (current != NULL)
+            CHECK(sym_run_progress(current) >= 0);
+        pthread_mutex_unlock(&lock);
+        if (done)
+            return unused;
+        if (round % 5 == 0) { /* as if replies waited at the gate */
+            sym_server_set_backlog(server, 1);
+            usleep(300);
+            sym_server_set_backlog(server, 0);
+        }
+        if (count == 0 && sym_server_arm(server, 0)) {
+            struct pollfd waiting[] = {{.fd = doorbell, .events = POLLIN}, {.fd = wake_fd, .events = POLLIN}};
+            poll(waiting, 2, 2);
+            uint64_t rings;
+            CHECK(sym_server_clear_doorbell(doorbell) == 0);
+            CHECK(read(wake_fd, &rings, sizeof rings) > 0 || errno == EAGAIN);
+        }
+    }
+}
+
+/* -- the programs -- */
+
+static sym_answer *wait_answer(sym_call *call, const void *payload, uint32_t bytes) {
+    int rc;
+    while ((rc = sym_call_run(call, payload, bytes)) == -EINTR)
+        continue;
+    CHECK(rc == 0);
+    sym_answer *answer = sym_call_take(call);
+    CHECK(answer != NULL && answer->err == 0);
+    return answer;
+}
+
+static void *loop_over_pred(void *argument) {
+    const int file = (int)(intptr_t)argument;
+    int32_t token = expected[file][0];
+    for (int32_t i = 0; i < NUM_ENTRIES; i++) {
+        const int says_position = (i + file) % 3 == 0;
+        const int32_t payload[2] = {token, i};
+        sym_call *call =
+            sym_call_new(client, SYM_PRED, SYM_ROWS_LAST, (uint64_t)file + 1, 1, says_position, 0, 0);
+        sym_answer *answer = wait_answer(call, payload, says_position ? 8 : 4);
+        token = (int32_t)sym_row_argmax(sym_answer_rows(answer), VOCAB, NULL);
+        CHECK(token == expected[file][i + 1]);
+        sym_answer_drop(answer);
+        sym_call_drop(call);
+        if (i % 7 == file) { /* something cold in between, and a program that thinks */
+            call = sym_call_new(client, SYM_PING, 0, 0, 0, 0, 0, 0);
+            sym_answer_drop(wait_answer(call, NULL, 0));
+            sym_call_drop(call);
+            usleep(500u * (unsigned)file);
+        }
+    }
+    return NULL;
+}
+
+static void *generate(void *argument) {
+    const int file = (int)(intptr_t)argument;
+    char payload[sizeof(int32_t) + sizeof(struct sym_sampling)];
+    memcpy(payload, &expected[file][0], sizeof(int32_t));
+    const uint32_t bytes = (uint32_t)(sizeof(int32_t) + sampling_block(file, payload + sizeof(int32_t)));
+    sym_call *call = sym_call_new(client, SYM_GENERATE, 0, (uint64_t)file + 1, 0, 0, 0, 0);
+    for (int32_t i = 1;; i++) {
+        sym_answer *answer = wait_answer(call, payload, bytes);
+        const int is_last = (answer->flags & SYM_MORE) == 0;
+        int32_t token;
+        memcpy(&token, answer->payload, is_last ? 0 : sizeof token);
+        CHECK(is_last ? i == NUM_ENTRIES + 1 : token == expected[file][i]);
+        sym_answer_drop(answer);
+        if (is_last)
+            break;
+    }
+    sym_call_drop(call);
+    return NULL;
+}
+
+static void serve_programs(const struct model *m, const char *isa) {
+    sym_plan plan;
+    CHECK(sym_region_plan(VOCAB, 1u << 20, &plan) == 0);
+    const int memfd = memfd_create("stress", MFD_CLOEXEC);
+    CHECK(ftruncate(memfd, (off_t)plan.region_bytes) == 0);
+    char *base = mmap(NULL, plan.region_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+    int sockets[2], bell[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0 && pipe2(bell, O_NONBLOCK) == 0);
+    server = sym_server_new(base, &plan, bell[1]);
+    doorbell = eventfd(0, EFD_NONBLOCK);
+    wake_fd = eventfd(0, EFD_NONBLOCK);
+    client = sym_client_new(memfd, plan.region_bytes, sockets[0], dup(doorbell), bell[0]);
+    decoder = sym_decoder_new(&m->c, NUM_THREADS, isa, 0);
+    CHECK(server != NULL && client != NULL && decoder != NULL);
+    memset(files, 0, sizeof files);
+    over = 0;
+
+    pthread_t gate, runner, programs[NUM_FILES];
+    pthread_create(&gate, NULL, keep_gate, NULL);
+    pthread_create(&runner, NULL, run_steps, NULL);
+    for (intptr_t i = 0; i < NUM_FILES; i++)
+        pthread_create(&programs[i], NULL, i < NUM_PROGRAMS ? loop_over_pred : generate, (void *)i);
+    for (int i = 0; i < NUM_FILES; i++)
+        pthread_join(programs[i], NULL);
+    pthread_mutex_lock(&lock);
+    over = 1;
+    pthread_cond_signal(&has_work);
+    pthread_mutex_unlock(&lock);
+    pthread_join(runner, NULL);
+    pthread_join(gate, NULL);
+
+    CHECK(sym_server_held_rows(server) == 0 && sym_server_lent_rows(server) == 0 && sym_server_num_open(server) == 0);
+    for (int i = 0; i < NUM_FILES; i++)
+        sym_sampler_free(files[i].sampler);
+    sym_decoder_free(decoder);
+    sym_server_close(server);
+    sym_client_drop(client);
+    sym_server_free(server);
+    munmap(base, plan.region_bytes);
+    const int fds[] = {memfd, sockets[1], bell[1], doorbell, wake_fd};
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
+        close(fds[i]);
+}
+
+/* -- a token that cannot be noted ends its generation: later draws would be wrong -- */
+
+static int note_without_memory(sym_sampler *sampler, int32_t token) {
+    (void)sampler, (void)token;
+    return -ENOMEM;
+}
+
+static void fail_to_note(const struct model *m) {
+    sym_hot_functions hot = *sym_hot();
+    hot.note = note_without_memory;
+    hot.push = NULL; /* nothing may be sent */
+    hot.watch = NULL;
+    sym_decoder *alone = sym_decoder_new(&m->c, 1, "plain", 0);
+    float row[VOCAB];
+    int32_t log[1];
+    sym_member member = {.row = row, .pages = pages[0], .log = log, .sampler = new_sampler(0), .num_to_emit = 1,
+                         .token = 1, .capacity = 1};
+    sym_run *run = sym_run_new(&hot, sym_step, alone, &member, 1, NULL, 0, (sym_run_wait){0}, -1);
+    CHECK(sym_run_execute(run) == 0);
+    CHECK(member.state == SYM_ENDED && member.end == SYM_END_DRAW && member.draw_error == ENOMEM);
+    CHECK(member.num_done == 1 && member.num_to_emit == 1);
+    sym_run_free(run);
+    sym_sampler_free(member.sampler);
+    sym_decoder_free(alone);
+}
+
+int main(void) {
+    const char *const isas[] = {"plain", "avx2", "avx512", "avx512-bf16", "amx-emulated", "amx"};
+#ifdef SHORT_RUN
+    const int32_t formats[] = {SYM_FLOAT32};
+#else
+    const int32_t formats[] = {SYM_FLOAT32, SYM_BFLOAT16, SYM_CODES8, SYM_ROTATED8};
+#endif
+    for (int i = 0; i < NUM_FILES; i++)
+        for (int j = 0; j < FILE_PAGES; j++)
+            pages[i][j] = j * NUM_FILES + i;
+    for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
+        struct model m;
+        make_model(&m, formats[f]);
+        if (f == 0)
+            fail_to_note(&m);
+        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+            if (sym_isa(isas[i]) == NULL)
+                continue;
+            for (int file = 0; file < NUM_FILES; file++)
+                expect(&m, isas[i], file);
+            serve_programs(&m, isas[i]);
+        }
+        free_model(&m);
+    }
+    fprintf(stdout, "%ld steps, %ld calls out of the ring, %ld injected\n", num_steps, num_taken, num_injected);
+    CHECK(num_taken + num_injected > 0);
+    return 0;
+}
