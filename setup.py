@@ -48,7 +48,7 @@ setup(
     packages=find_packages(include=[f"{name}*" for name in PACKAGES]),
     package_data={
         "libsym": ["*.h", "*/*.h", "*/*.c", "py.typed"],
-        "kvfs": ["*/*.c"],
+        "kvfs": ["*/*.h", "*/*.c"],
         "decoder.cpu": ["*.h", "*.c"],
         "scheduler": ["*/*.h", "*/*.c"],
     },

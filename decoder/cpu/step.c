@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <time.h>
 
+#include "arrays.h"
 #include "isa.h"
 #include "plan.h"
 #include "pool.h"

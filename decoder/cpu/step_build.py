@@ -34,7 +34,8 @@ ffi.set_source(
         "-ffp-contract=off",
         "-fno-math-errno",
         "-Wall",
-        "-Wno-unused-function",
+        "-Wextra",
+        "-Wno-psabi",
     ],
     libraries=["m", "pthread"],
 )

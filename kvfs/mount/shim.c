@@ -15,11 +15,10 @@
  * thread that runs pyfuse3's loop, with the GIL held unless it says otherwise.
  */
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* RTLD_NEXT */
-#endif
-#define FUSE_USE_VERSION 35
-#include <fuse_lowlevel.h>
+#define Py_LIMITED_API 0x03020000 /* as in what cffi makes: one build for every Python */
+#include <Python.h>
+
+#include "shim.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -30,12 +29,7 @@
 #include <string.h>
 #include <time.h>
 
-enum {
-    ANSWER_LATER = -10001, /* kvfs_answer will be called */
-    ANSWER_DATA = -10002,  /* the answer is at kvfs_data */
-    OUT_BYTES = 4096,
-    UNLOCKED_BYTES = 32768, /* shorter answers are sent with the GIL held: giving it away may cost 0.1 ms */
-};
+#define UNLOCKED_BYTES 32768 /* shorter answers are sent with the GIL held: giving it away may cost 0.1 ms */
 
 /* How long requests are answered without a look at the rest of the daemon. */
 static const long budget_ns = 400 * 1000;
@@ -43,52 +37,11 @@ static const long budget_ns = 400 * 1000;
 /* How long we look for the next one. A client on the same CPU runs as soon as we yield, and is back in 10 us; one on
  * another CPU is woken up in 20 to 50. Asleep we would have to be woken up as well, and trio's loop takes 100: beside a
  * client on another CPU looking gives more than twice the rate. 0 while the model computes: the CPU is for it. */
-static long kvfs_linger_ns = 60 * 1000;
+long kvfs_linger_ns = 60 * 1000;
 
-static char kvfs_out[OUT_BYTES];
-static const void *kvfs_data;
-static size_t kvfs_data_bytes;
-
-/* In Python */
-static int kvfs_lookup(fuse_req_t req, uint64_t parent, const char *name);
-static void kvfs_forget(uint64_t inode, uint64_t num_lookups);
-static int kvfs_getattr(fuse_req_t req, uint64_t inode, int has_file);
-static int kvfs_setattr(fuse_req_t req, uint64_t inode, int fields, int has_file, uint64_t file, uint32_t mode,
-                        uint32_t uid, uint32_t gid, int64_t size, int64_t atime_s, int64_t atime_ns, int64_t mtime_s,
-                        int64_t mtime_ns);
-static int kvfs_readlink(fuse_req_t req, uint64_t inode);
-static int kvfs_mknod(fuse_req_t req, uint64_t parent, const char *name, uint32_t mode, uint32_t device, uint32_t uid,
-                      uint32_t gid);
-static int kvfs_symlink(fuse_req_t req, const char *target, uint64_t parent, const char *name, uint32_t uid,
-                        uint32_t gid);
-static int kvfs_link(fuse_req_t req, uint64_t inode, uint64_t parent, const char *name);
-static int kvfs_unlink(fuse_req_t req, uint64_t parent, const char *name);
-static int kvfs_rmdir(fuse_req_t req, uint64_t parent, const char *name);
-static int kvfs_rename(fuse_req_t req, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,
-                       unsigned flags);
-static int kvfs_create(fuse_req_t req, uint64_t parent, const char *name, uint32_t mode, int flags, uint32_t uid,
-                       uint32_t gid, int32_t pid);
-static int kvfs_open(fuse_req_t req, uint64_t inode, int flags, uint32_t uid, int32_t pid);
-static int kvfs_read(fuse_req_t req, uint64_t file, int64_t offset, size_t size);
-static int kvfs_write(fuse_req_t req, uint64_t file, int64_t offset, const char *bytes, size_t size);
-static int kvfs_flush(fuse_req_t req, uint64_t file, int pid);
-static int kvfs_fsync(fuse_req_t req, uint64_t file);
-static int kvfs_release(fuse_req_t req, uint64_t file);
-static int kvfs_flock(fuse_req_t req, uint64_t file, int operation);
-static int kvfs_copy_file_range(fuse_req_t req, uint64_t source, int64_t source_offset, uint64_t target,
-                                int64_t target_offset, uint64_t size);
-static int kvfs_fallocate(fuse_req_t req, uint64_t file, int mode, int64_t offset, int64_t size);
-static int kvfs_opendir(fuse_req_t req, uint64_t inode);
-static int kvfs_readdir(fuse_req_t req, uint64_t listing, int64_t offset, size_t size);
-static int kvfs_releasedir(fuse_req_t req, uint64_t listing);
-static int kvfs_fsyncdir(fuse_req_t req, uint64_t listing);
-static int kvfs_statfs(fuse_req_t req, uint64_t inode);
-static int kvfs_getxattr(fuse_req_t req, uint64_t inode, const char *name, size_t size);
-static int kvfs_listxattr(fuse_req_t req, uint64_t inode, size_t size);
-static int kvfs_setxattr(fuse_req_t req, uint64_t inode, const char *name, const char *value, size_t size, int flags,
-                         uint32_t uid);
-static int kvfs_removexattr(fuse_req_t req, uint64_t inode, const char *name, uint32_t uid);
-static void kvfs_interrupted(fuse_req_t req);
+char kvfs_out[OUT_BYTES];
+const void *kvfs_data;
+size_t kvfs_data_bytes;
 
 static struct fuse_session *captured_session;
 static void (*pyfuse3_init)(void *userdata, struct fuse_conn_info *connection);
@@ -97,7 +50,7 @@ static int must_return; /* trio has something to do for the mount */
 /* Answers */
 
 /* For requests that were answered later; cffi gives the GIL away before it calls. */
-static void kvfs_answer(fuse_req_t req, int status)
+void kvfs_answer(fuse_req_t req, int status)
 {
     if (status >= 0)
         fuse_reply_buf(req, kvfs_out, (size_t)status);
@@ -128,13 +81,13 @@ static void on_interrupt(fuse_req_t req, void *unused)
 }
 
 /* Let Python know when whoever waits for the answer is interrupted; at once, if that has happened. */
-static void kvfs_watch(fuse_req_t req)
+void kvfs_watch(fuse_req_t req)
 {
     fuse_req_interrupt_func(req, on_interrupt, NULL);
 }
 
 /* Who makes the request. */
-static uint32_t kvfs_uid(fuse_req_t req)
+uint32_t kvfs_uid(fuse_req_t req)
 {
     return fuse_req_ctx(req)->uid;
 }
@@ -465,12 +418,12 @@ __attribute__((visibility("default"))) void fuse_session_process_buf(struct fuse
     while (!must_return && now_ns() < end_ns && !fuse_session_exited(session) && receive_soon(session, buf) > 0);
 }
 
-static int kvfs_session_captured(void)
+int kvfs_session_captured(void)
 {
     return captured_session != NULL;
 }
 
-static void kvfs_forget_session(void)
+void kvfs_forget_session(void)
 {
     captured_session = NULL;
 }

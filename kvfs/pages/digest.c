@@ -4,7 +4,8 @@
  * multiples of 128 bytes. On processors without AVX-512 the caller uses hashlib: with fewer registers this gains nothing.
  */
 
-#include <stdint.h>
+#include "digest.h"
+
 #include <string.h>
 
 enum { LANES = 8, BLOCK_BYTES = 128, DIGEST_BYTES = 32 };
@@ -48,13 +49,12 @@ static inline __attribute__((always_inline, target("avx512f"))) void transpose(l
         SWAP(row[j], row[j + 4], ((lanes){0, 1, 2, 3, 8, 9, 10, 11}), ((lanes){4, 5, 6, 7, 12, 13, 14, 15}));
 }
 
-static int digest_is_fast(void)
+int digest_is_fast(void)
 {
     return __builtin_cpu_supports("avx512f") != 0;
 }
 
-__attribute__((target("avx512f"))) static void digest_pages(const uint8_t *const pages[LANES], uint64_t page_bytes,
-                                                            uint8_t *out)
+__attribute__((target("avx512f"))) void digest_pages(const uint8_t *const pages[], uint64_t page_bytes, uint8_t *out)
 {
     lanes state[8];
     for (int i = 0; i < 8; i++)

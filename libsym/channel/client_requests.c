@@ -31,7 +31,7 @@ static uint32_t write_later(sym_client *client, uint64_t reserved) {
                                             .op = later->op,
                                             .handle = later->handle,
                                             .args = {later->arg}};
-        write_frame(client, &request, NULL);
+        write_frame(client, &request, "");
     }
     client->num_later -= written;
     if (written > 0)

@@ -247,7 +247,7 @@ static void F(moments)(const float *row, int64_t n, float max, double *total, do
 
 /* The row with -inf where either bitmask (NULL: all bits set) has no bit. -EDOM: a NaN or +inf, anywhere. */
 static int F(mask)(const float *row, int64_t n, const void *allowed, const void *also, float *out) {
-    vi fine = ~(vi){0}, lane_bits;
+    vi fine = ~(vi){0}, lane_bits = {0};
     for (int lane = 0; lane < WIDTH; lane++)
         lane_bits[lane] = 1 << lane;
     for (int64_t i = 0; i < n; i += LANES) {
@@ -270,7 +270,7 @@ static int F(mask)(const float *row, int64_t n, const void *allowed, const void 
 
 /* Those of the row that reach `least`. */
 static int64_t F(collect)(const float *row, int64_t n, float least, float *values, int32_t *indices) {
-    vi index;
+    vi index = {0};
     for (int lane = 0; lane < WIDTH; lane++)
         index[lane] = lane;
     int64_t count = 0;

@@ -4,7 +4,9 @@
  * Twenty-four independent chains for one instruction: with twelve, its latency is what is measured on some
  * processors. Chains stay in registers: each loop is unrolled, and what a chain
  * holds is hidden from the compiler, which would merge equal ones. */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <immintrin.h>
 #include <pthread.h>
 #include <stdint.h>

@@ -83,6 +83,8 @@ int main(int argc, char **argv) {
     connect_to(argv[1]);
     double *times = calloc((size_t)total, sizeof *times);
     pthread_t *threads = calloc((size_t)num_threads, sizeof *threads);
+    if (times == NULL || threads == NULL)
+        fail("room for the times");
     const double began = now_us();
     for (long i = 0; i < num_threads; i++)
         pthread_create(&threads[i], NULL, ping, times + i * num_calls);

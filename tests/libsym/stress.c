@@ -92,6 +92,7 @@ static void check_reply(uint16_t op, sym_answer *call, int number, int thread, c
 static void *call_often(void *argument) {
     const int thread = (int)(intptr_t)argument;
     char *payload = malloc(70000);
+    CHECK(payload != NULL);
     unsigned random = (unsigned)thread * 7919u;
     for (int number = 0; number < NUM_CALLS; number++) {
         random = random * 1103515245u + 12345u;

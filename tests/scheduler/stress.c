@@ -265,6 +265,7 @@ static void settle(struct file *file, const sym_member *member) {
 
 static void *run_steps(void *unused) {
     sym_member *members = calloc(NUM_FILES, sizeof *members);
+    CHECK(members != NULL);
     int32_t file_of[NUM_FILES];
     const sym_run_wait wait = {.share_percent = 10, .min_ns = 300000, .max_ns = 3000000};
     pthread_mutex_lock(&lock);

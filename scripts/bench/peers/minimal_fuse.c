@@ -5,7 +5,9 @@
  *     gcc -O2 minimal_fuse.c -o minimal_fuse $(pkg-config --cflags --libs fuse3) && ./minimal_fuse -f DIR
  */
 
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #define FUSE_USE_VERSION 35
 #include <fuse_lowlevel.h>
 
@@ -104,6 +106,8 @@ static void on_setattr(fuse_req_t req, fuse_ino_t number, struct stat *attr, int
 static struct file *make(const char *name, mode_t mode)
 {
     struct file *file = calloc(1, sizeof *file);
+    if (!file)
+        abort();
     file->name = strdup(name);
     file->attr.st_ino = num_files;
     file->attr.st_mode = mode;

@@ -1,0 +1,13 @@
+/* cffi reads this file: declarations only. */
+#ifndef KVFS_DIGEST_H
+#define KVFS_DIGEST_H
+
+#include <stdint.h>
+
+/* Whether this processor can run digest_pages(). */
+int digest_is_fast(void);
+
+/* The digests of eight pages, one after the other, at `out`. */
+void digest_pages(const uint8_t *const pages[], uint64_t page_bytes, uint8_t *out);
+
+#endif
