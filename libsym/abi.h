@@ -115,11 +115,11 @@ enum sym_advice {
 };
 
 enum sym_finish { /* GENERATE: why it ended */
-    SYM_FINISH_LENGTH = 1,
-    SYM_FINISH_STOP_TOKEN = 2,
-    SYM_FINISH_STOP_TEXT = 3,
-    SYM_FINISH_GRAMMAR = 4, /* it allows nothing more */
-    SYM_FINISH_CANCELLED = 5,
+                  SYM_FINISH_LENGTH = 1,
+                  SYM_FINISH_STOP_TOKEN = 2,
+                  SYM_FINISH_STOP_TEXT = 3,
+                  SYM_FINISH_GRAMMAR = 4, /* it allows nothing more */
+                  SYM_FINISH_CANCELLED = 5,
 };
 
 /* PRED: which of the earlier entries the new ones see, besides themselves by causality.
@@ -220,11 +220,11 @@ struct sym_region {
 
     _Alignas(64) _Atomic uint32_t complete_seq; /* futex: the daemon adds one with every reply */
     _Atomic uint32_t complete_waiters;          /* client: somebody sleeps on complete_seq */
-    _Atomic uint32_t bell_wanted;               /* client: an event loop waits; the daemon clears it and rings the bell */
-    _Atomic uint32_t slots_wanted;              /* daemon: a call waits for slots; whoever frees some clears it and rings */
+    _Atomic uint32_t bell_wanted; /* client: an event loop waits; the daemon clears it and rings the bell */
+    _Atomic uint32_t slots_wanted; /* daemon: a call waits for slots; whoever frees some clears it and rings */
 
     _Alignas(64) _Atomic uint32_t space_seq; /* futex: the daemon adds one when it made room for requests */
-    _Atomic uint32_t space_waiters;          /* client: this many sleep on space_seq */
+    _Atomic uint32_t space_waiters; /* client: this many sleep on space_seq */
 };
 
 _Static_assert(sizeof(struct sym_greeting) == 16, "greeting");

@@ -18,11 +18,13 @@
 /* The compiler knows nothing of tiles: memory clobbers keep its stores before the loads here. */
 #define T(name) name##_tiles
 #define TILE_CONFIG(c) __asm__ volatile("ldtilecfg %0" ::"m"(*(c)) : "memory")
-#define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::: "memory")
-#define TILE_LOAD(t, p, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((long)(stride)) : "memory")
-#define TILE_STORE(t, p, stride) __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"((long)(stride)) : "memory")
-#define TILE_DOT_BFLOAT16(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
-#define TILE_DOT_CODES(c, a, b) __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+#define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t::: "memory")
+#define TILE_LOAD(t, p, stride)                                                                                        \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t::"r"(p), "r"((long)(stride)) : "memory")
+#define TILE_STORE(t, p, stride)                                                                                       \
+    __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"((long)(stride)) : "memory")
+#define TILE_DOT_BFLOAT16(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c::: "memory")
+#define TILE_DOT_CODES(c, a, b) __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #c::: "memory")
 #define TILE_RELEASE() __asm__ volatile("tilerelease" ::: "memory")
 #endif
 
@@ -36,36 +38,36 @@ struct tile_shape {
     uint8_t rows[16];
 };
 
-#define SHAPE(row_bytes, feature_rows) \
-    {.palette = 1, .bytes = {64, 64, 64, 64, row_bytes, row_bytes, 64, 64}, \
-     .rows = {16, 16, 16, 16, 16, 16, feature_rows, feature_rows}}
+#define SHAPE(row_bytes, feature_rows)                                                                                 \
+    {                                                                                                                  \
+        .palette = 1, .bytes = {64, 64, 64, 64, row_bytes, row_bytes, 64, 64},                                         \
+        .rows = {16, 16, 16, 16, 16, 16, feature_rows, feature_rows}                                                   \
+    }
 static const struct tile_shape bfloat16_shape = SHAPE(64, 16), codes_shape = SHAPE(32, 8); /* codes: a group of 32 */
 
 static _Thread_local struct tile_shape emulated_shape;
 static _Thread_local char emulated_tiles[8][16][64];
 
-static void emulated_config(const struct tile_shape *shape)
-{
+static void emulated_config(const struct tile_shape *shape) {
     emulated_shape = *shape;
     memset(emulated_tiles, 0, sizeof emulated_tiles);
 }
 
-static void emulated_load(int t, const char *p, long stride)
-{
+static void emulated_load(int t, const char *p, long stride) {
     memset(emulated_tiles[t], 0, sizeof emulated_tiles[t]);
-    for (int i = 0; i < emulated_shape.rows[t]; i++) memcpy(emulated_tiles[t][i], p + i * stride, emulated_shape.bytes[t]);
+    for (int i = 0; i < emulated_shape.rows[t]; i++)
+        memcpy(emulated_tiles[t][i], p + i * stride, emulated_shape.bytes[t]);
 }
 
-static void emulated_store(int t, void *p, long stride)
-{
+static void emulated_store(int t, void *p, long stride) {
     for (int i = 0; i < emulated_shape.rows[t]; i++)
         memcpy((char *)p + i * stride, emulated_tiles[t][i], emulated_shape.bytes[t]);
 }
 
-static void emulated_dot(int c, int a, int b, int numbers)
-{
+static void emulated_dot(int c, int a, int b, int numbers) {
     const struct tile_shape *s = &emulated_shape;
-    if (s->palette != 1 || s->rows[c] != s->rows[a] || s->bytes[a] != 4 * s->rows[b] || s->bytes[c] != s->bytes[b]) abort();
+    if (s->palette != 1 || s->rows[c] != s->rows[a] || s->bytes[a] != 4 * s->rows[b] || s->bytes[c] != s->bytes[b])
+        abort();
     for (int i = 0; i < s->rows[c]; i++)
         for (int k = 0; k < s->bytes[a] / 4; k++)
             for (int j = 0; j < s->bytes[c] / 4; j++) {
@@ -75,12 +77,14 @@ static void emulated_dot(int c, int a, int b, int numbers)
                     uint16_t xs[2], ys[2];
                     float sum;
                     memcpy(xs, x, 4), memcpy(ys, y, 4), memcpy(&sum, to, 4);
-                    for (int l = 0; l < 2; l++) sum += of_bfloat16(xs[l]) * of_bfloat16(ys[l]);
+                    for (int l = 0; l < 2; l++)
+                        sum += of_bfloat16(xs[l]) * of_bfloat16(ys[l]);
                     memcpy(to, &sum, 4);
                 } else {
                     int32_t sum;
                     memcpy(&sum, to, 4);
-                    for (int l = 0; l < 4; l++) sum += (int8_t)x[l] * (uint8_t)y[l];
+                    for (int l = 0; l < 4; l++)
+                        sum += (int8_t)x[l] * (uint8_t)y[l];
                     memcpy(to, &sum, 4);
                 }
             }
@@ -91,8 +95,8 @@ static void emulated_dot(int c, int a, int b, int numbers)
 #define TILE_SUMS 32 /* rows of sums: two tiles high, two wide */
 
 /* The sums of up to 32 rows over a whole panel: [rows][32] floats or integers. */
-OP void T(panel_sums)(const int numbers, const sym_matrix *w, const char *a, long a_stride, const char *b, long rows, void *sums)
-{
+OP void T(panel_sums)(const int numbers, const sym_matrix *w, const char *a, long a_stride, const char *b, long rows,
+                      void *sums) {
     char *low = sums, *high = low + 16 * STEP;
     TILE_ZERO(0);
     TILE_ZERO(1);
@@ -109,7 +113,8 @@ OP void T(panel_sums)(const int numbers, const sym_matrix *w, const char *a, lon
             TILE_DOT_CODES(0, 4, 6);
             TILE_DOT_CODES(1, 4, 7);
         }
-        if (rows <= 16) continue;
+        if (rows <= 16)
+            continue;
         TILE_LOAD(5, a + 16 * a_stride, a_stride);
         if (numbers) {
             TILE_DOT_BFLOAT16(2, 5, 6);
@@ -125,8 +130,7 @@ OP void T(panel_sums)(const int numbers, const sym_matrix *w, const char *a, lon
     TILE_STORE(3, high + 64, STEP);
 }
 
-static void T(product_bfloat16)(const struct product *p, long panel, long first, long last)
-{
+static void T(product_bfloat16)(const struct product *p, long panel, long first, long last) {
     _Alignas(64) float sums[TILE_SUMS][PANEL];
     const char *panel_data = p->w->data + panel * panel_bytes(p->w);
     TILE_CONFIG(&bfloat16_shape);
@@ -141,9 +145,9 @@ static void T(product_bfloat16)(const struct product *p, long panel, long first,
 }
 
 /* Four bits to eight, for one group: [step][feature][4]. */
-OP const char *T(widened)(int format, const char *codes, char *wide)
-{
-    if (format == SYM_CODES8) return codes;
+OP const char *T(widened)(int format, const char *codes, char *wide) {
+    if (format == SYM_CODES8)
+        return codes;
     const __m512i low = _mm512_set1_epi8(0x0f);
     for (long i = 0; i < codes_shape.rows[6] / 2 * STEP; i += 64) {
         __m512i pairs = _mm512_loadu_si512(codes + i);
@@ -154,13 +158,12 @@ OP const char *T(widened)(int format, const char *codes, char *wide)
     return wide;
 }
 
-OP __m512 T(codes_sum)(const int32_t *sums, __m512 start)
-{
+OP __m512 T(codes_sum)(const int32_t *sums, __m512 start) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_load_si512(sums), _mm512_castps_si512(start)));
 }
 
-OP void T(product_codes)(const int format, const int has_mins, const struct product *p, long panel, long first, long last)
-{
+OP void T(product_codes)(const int format, const int has_mins, const struct product *p, long panel, long first,
+                         long last) {
     _Alignas(64) float totals[TILE_SUMS][PANEL];
     _Alignas(64) int32_t sums[TILE_SUMS][PANEL];
     _Alignas(64) char wide[8 * STEP];
@@ -175,7 +178,8 @@ OP void T(product_codes)(const int format, const int has_mins, const struct prod
         for (long g = 0; g < groups; g++, a += SYM_GROUP, b += bytes, info += sizeof(struct group_info)) {
             const char *codes = T(widened)(format, b + head, wide);
             __m512 d0 = FN(load_halves)(b), d1 = FN(load_halves)(b + 32), m0 = d0, m1 = d1;
-            if (has_mins) m0 = FN(load_halves)(b + 64), m1 = FN(load_halves)(b + 96);
+            if (has_mins)
+                m0 = FN(load_halves)(b + 64), m1 = FN(load_halves)(b + 96);
             TILE_ZERO(0);
             TILE_ZERO(1);
             TILE_LOAD(4, a, p->a_stride);
@@ -199,7 +203,8 @@ OP void T(product_codes)(const int format, const int has_mins, const struct prod
                 __m512 start = FN(group_start)(format, has_mins, of_row);
                 __m512 c0 = T(codes_sum)(sums[r], start), c1 = T(codes_sum)(sums[r] + 16, start);
                 _mm512_store_ps(totals[r], FN(add_group)(has_mins, of_row, c0, d0, m0, _mm512_load_ps(totals[r])));
-                _mm512_store_ps(totals[r] + 16, FN(add_group)(has_mins, of_row, c1, d1, m1, _mm512_load_ps(totals[r] + 16)));
+                _mm512_store_ps(totals[r] + 16,
+                                FN(add_group)(has_mins, of_row, c1, d1, m1, _mm512_load_ps(totals[r] + 16)));
             }
         }
         for (long r = 0; r < rows; r++)
@@ -210,8 +215,7 @@ OP void T(product_codes)(const int format, const int has_mins, const struct prod
 }
 
 /* Whole rows of codes: the shape of bfloat16, and one scale at the end. */
-static void T(product_rotated)(const struct product *p, long panel, long first, long last)
-{
+static void T(product_rotated)(const struct product *p, long panel, long first, long last) {
     _Alignas(64) int32_t sums[TILE_SUMS][PANEL];
     const char *panel_data = p->w->data + panel * panel_bytes(p->w);
     const float *scales = (const float *)(panel_data + p->w->k / 4 * STEP);
@@ -224,7 +228,8 @@ static void T(product_rotated)(const struct product *p, long panel, long first, 
         T(panel_sums)(0, p->w, a, p->a_stride, panel_data, rows, sums);
         for (long r = 0; r < rows; r++) {
             const struct group_info *of_row = (const void *)(info + r * p->a_stride);
-            __m512 less = _mm512_castsi512_ps(_mm512_set1_epi32(of_row->offset4)), scale = _mm512_set1_ps(of_row->scale);
+            __m512 less = _mm512_castsi512_ps(_mm512_set1_epi32(of_row->offset4)),
+                   scale = _mm512_set1_ps(of_row->scale);
             __m512 x = FN(from_int)(T(codes_sum)(sums[r], FN(mul_int)(less, z0)));
             __m512 y = FN(from_int)(T(codes_sum)(sums[r] + 16, FN(mul_int)(less, z1)));
             FN(epilogue)(p, panel, first + r, _mm512_mul_ps(_mm512_mul_ps(x, d0), scale),
@@ -234,19 +239,28 @@ static void T(product_rotated)(const struct product *p, long panel, long first, 
     TILE_RELEASE();
 }
 
-static void T(product)(const struct product *p, long panel, long first, long last)
-{
+static void T(product)(const struct product *p, long panel, long first, long last) {
     switch (p->w->format) {
-    case SYM_FLOAT32: FN(product)(p, panel, first, last); break;
-    case SYM_BFLOAT16: T(product_bfloat16)(p, panel, first, last); break;
-    case SYM_ROTATED8: T(product_rotated)(p, panel, first, last); break;
+    case SYM_FLOAT32:
+        FN(product)(p, panel, first, last);
+        break;
+    case SYM_BFLOAT16:
+        T(product_bfloat16)(p, panel, first, last);
+        break;
+    case SYM_ROTATED8:
+        T(product_rotated)(p, panel, first, last);
+        break;
     case SYM_CODES8:
-        if (p->w->has_mins) T(product_codes)(SYM_CODES8, 1, p, panel, first, last);
-        else T(product_codes)(SYM_CODES8, 0, p, panel, first, last);
+        if (p->w->has_mins)
+            T(product_codes)(SYM_CODES8, 1, p, panel, first, last);
+        else
+            T(product_codes)(SYM_CODES8, 0, p, panel, first, last);
         break;
     default:
-        if (p->w->has_mins) T(product_codes)(SYM_CODES4, 1, p, panel, first, last);
-        else T(product_codes)(SYM_CODES4, 0, p, panel, first, last);
+        if (p->w->has_mins)
+            T(product_codes)(SYM_CODES4, 1, p, panel, first, last);
+        else
+            T(product_codes)(SYM_CODES4, 0, p, panel, first, last);
     }
 }
 

@@ -13,63 +13,68 @@
 typedef float FN(word) __attribute__((may_alias, aligned(2))); /* four bytes of anything */
 #define WORD(p) (*(const FN(word) *)(p))
 
-OP VEC FN(dot)(const int format, VEC a, VEC b, VEC sum)
-{
-    if (format == SYM_FLOAT32) return FN(fma)(a, b, sum);
-    if (format == SYM_BFLOAT16) return FN(dot_bfloat16)(a, b, sum);
+OP VEC FN(dot)(const int format, VEC a, VEC b, VEC sum) {
+    if (format == SYM_FLOAT32)
+        return FN(fma)(a, b, sum);
+    if (format == SYM_BFLOAT16)
+        return FN(dot_bfloat16)(a, b, sum);
     return FN(dot_codes)(a, b, sum);
 }
 
 /* One step for `rows` rows and one or two vectors of b. */
 OP void FN(step)(const int format, VEC acc[][2], const int rows, const int vectors, const char *a, long a_stride,
-                 VEC b0, VEC b1)
-{
+                 VEC b0, VEC b1) {
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
         VEC x = FN(splat)(WORD(a + r * a_stride));
         acc[r][0] = FN(dot)(format, x, b0, acc[r][0]);
-        if (vectors == 2) acc[r][1] = FN(dot)(format, x, b1, acc[r][1]);
+        if (vectors == 2)
+            acc[r][1] = FN(dot)(format, x, b1, acc[r][1]);
     }
 }
 
 /* acc[rows][vectors] += a[rows, steps] . b[steps, 16 * vectors]; strides are in bytes. `ahead`, unless null, is what will
  * be read later: it comes into the cache meanwhile, `pace` bytes (at most two lines) a step. */
 OP void FN(tile)(const int format, VEC acc[][2], const int rows, const int vectors, long steps, const char *a,
-                 long a_stride, const char *b, long b_stride, const char *ahead, long pace)
-{
+                 long a_stride, const char *b, long b_stride, const char *ahead, long pace) {
     for (long i = 0; i < steps; i++, a += 4, b += b_stride) {
         VEC b0 = FN(load)((const float *)b), b1 = b0;
-        if (vectors == 2) b1 = FN(load)((const float *)(b + 64));
+        if (vectors == 2)
+            b1 = FN(load)((const float *)(b + 64));
         if (ahead) {
             __builtin_prefetch(ahead + i * pace, 0, 2);
-            if (pace > 64) __builtin_prefetch(ahead + i * pace + 64, 0, 2);
+            if (pace > 64)
+                __builtin_prefetch(ahead + i * pace + 64, 0, 2);
         }
         FN(step)(format, acc, rows, vectors, a, a_stride, b0, b1);
     }
 }
 
 /* Rows of the next tile when `left` are to do: as few tiles as can be, of as equal a height as can be. */
-OP long FN(tile_rows)(long left, long most)
-{
+OP long FN(tile_rows)(long left, long most) {
     long tiles = (left + most - 1) / most;
     return (left + tiles - 1) / tiles;
 }
 
 /* Rows of a tile as a constant: body is expanded once for each, with ROWS in it. */
-#define CASE(n, ...) case n: { enum { ROWS = n }; __VA_ARGS__ } break;
+#define CASE(n, ...)                                                                                                   \
+    case n: {                                                                                                          \
+        enum { ROWS = n };                                                                                             \
+        __VA_ARGS__                                                                                                    \
+    } break;
 #define UP_TO_1(...) CASE(1, __VA_ARGS__)
 #define UP_TO_2(...) UP_TO_1(__VA_ARGS__) CASE(2, __VA_ARGS__)
 #define UP_TO_3(...) UP_TO_2(__VA_ARGS__) CASE(3, __VA_ARGS__)
 #define UP_TO_6(...) UP_TO_3(__VA_ARGS__) CASE(4, __VA_ARGS__) CASE(5, __VA_ARGS__) CASE(6, __VA_ARGS__)
 #define PASTE(a, b) a##b
 #define UP_TO(n, ...) PASTE(UP_TO_, n)(__VA_ARGS__)
-#define FOR_ROWS(rows, most, ...) switch (rows) { UP_TO(most, __VA_ARGS__) }
+#define FOR_ROWS(rows, most, ...)                                                                                      \
+    switch (rows) { UP_TO(most, __VA_ARGS__) }
 
 #define LOG2_E 1.44269504f
 
 /* 2^x, within 1e-7 relative; 0 where x is -infinity or too small for a float. 2^0 is exactly 1. A NaN stays. */
-OP VEC FN(exp2)(VEC x)
-{
+OP VEC FN(exp2)(VEC x) {
     x = FN(min)(FN(splat)(127.0f), FN(max)(FN(splat)(-200.0f), x));
     VEC n = FN(round)(x), r = FN(sub)(x, n);
     VEC p = FN(splat)(1.5403530393e-4f);
@@ -84,8 +89,7 @@ OP VEC FN(exp2)(VEC x)
 
 OP VEC FN(exp)(VEC x) { return FN(exp2)(FN(mul)(x, FN(splat)(LOG2_E))); }
 
-OP void FN(put)(float *out, VEC x, long room)
-{
+OP void FN(put)(float *out, VEC x, long room) {
     if (room >= 16) {
         FN(store)(out, x);
     } else if (room > 0) {
@@ -95,50 +99,52 @@ OP void FN(put)(float *out, VEC x, long room)
     }
 }
 
-OP VEC FN(tanh)(VEC x)
-{
+OP VEC FN(tanh)(VEC x) {
     VEC one = FN(splat)(1.0f), e = FN(exp)(FN(add)(x, x));
     return FN(sub)(one, FN(div)(FN(splat)(2.0f), FN(add)(e, one)));
 }
 
 OP VEC FN(capped)(VEC x, float cap) { return FN(mul)(FN(tanh)(FN(div)(x, FN(splat)(cap))), FN(splat)(cap)); }
 
-OP VEC FN(activate)(enum activation activation, VEC x)
-{
+OP VEC FN(activate)(enum activation activation, VEC x) {
     VEC one = FN(splat)(1.0f);
-    if (activation == SILU) return FN(div)(x, FN(add)(one, FN(exp)(FN(sub)(FN(splat)(0.0f), x))));
+    if (activation == SILU)
+        return FN(div)(x, FN(add)(one, FN(exp)(FN(sub)(FN(splat)(0.0f), x))));
     VEC cube = FN(mul)(FN(mul)(x, x), x);
     VEC inner = FN(mul)(FN(fma)(cube, FN(splat)(0.044715f), x), FN(splat)(0.79788456f));
     return FN(mul)(FN(mul)(FN(splat)(0.5f), x), FN(add)(one, FN(tanh)(inner)));
 }
 
-OP void FN(epilogue)(const struct product *p, long panel, long row, VEC a, VEC b)
-{
+OP void FN(epilogue)(const struct product *p, long panel, long row, VEC a, VEC b) {
     char *out = p->out ? (char *)p->out + row * p->out_stride : (char *)p->out_rows[row];
     if (p->epilogue == GATED) {
         VEC gated = FN(mul)(FN(activate)(p->activation, a), b);
-        if (p->narrow_out) FN(store_bfloat16)((uint16_t *)out + panel * (PANEL / 2), gated);
-        else FN(store)((float *)out + panel * (PANEL / 2), gated);
+        if (p->narrow_out)
+            FN(store_bfloat16)((uint16_t *)out + panel * (PANEL / 2), gated);
+        else
+            FN(store)((float *)out + panel * (PANEL / 2), gated);
         return;
     }
     float *to = (float *)out + panel * PANEL;
     long room = p->w->n - panel * PANEL;
     if (p->bias) {
         a = FN(add)(a, FN(load)(p->bias + panel * PANEL));
-        if (room > 16) b = FN(add)(b, FN(load)(p->bias + panel * PANEL + 16));
+        if (room > 16)
+            b = FN(add)(b, FN(load)(p->bias + panel * PANEL + 16));
     }
-    if (p->softcap != 0) a = FN(capped)(a, p->softcap), b = FN(capped)(b, p->softcap);
+    if (p->softcap != 0)
+        a = FN(capped)(a, p->softcap), b = FN(capped)(b, p->softcap);
     if (p->epilogue == ADD) {
         a = FN(add)(FN(load)(to), a);
-        if (room > 16) b = FN(add)(FN(load)(to + 16), b);
+        if (room > 16)
+            b = FN(add)(FN(load)(to + 16), b);
     }
     FN(put)(to, a, room);
     FN(put)(to + 16, b, room - 16);
 }
 
 /* float32 and bfloat16. */
-OP void FN(product_numbers)(const int format, const struct product *p, long panel, long first, long last)
-{
+OP void FN(product_numbers)(const int format, const struct product *p, long panel, long first, long last) {
     long steps = format == SYM_FLOAT32 ? p->w->k : p->w->k / 2;
     const char *b = p->w->data + panel * steps * STEP, *ahead = b + steps * STEP;
     long pace = STEP / ((last - first + TILE_ROWS - 1) / TILE_ROWS); /* every tile brings its share of the next panel */
@@ -147,9 +153,11 @@ OP void FN(product_numbers)(const int format, const struct product *p, long pane
         const char *a = p->a + first * p->a_stride;
         FOR_ROWS(rows, TILE_ROWS, {
             VEC acc[ROWS][2];
-            for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = FN(splat)(0.0f);
+            for (int r = 0; r < ROWS; r++)
+                acc[r][0] = acc[r][1] = FN(splat)(0.0f);
             FN(tile)(format, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, ROWS > 1 ? ahead : NULL, pace);
-            for (int r = 0; r < ROWS; r++) FN(epilogue)(p, panel, first + r, acc[r][0], acc[r][1]);
+            for (int r = 0; r < ROWS; r++)
+                FN(epilogue)(p, panel, first + r, acc[r][0], acc[r][1]);
         })
         ahead += pace * steps;
         first += rows;
@@ -157,8 +165,7 @@ OP void FN(product_numbers)(const int format, const struct product *p, long pane
 }
 
 /* acc += a's codes . one group of b's. */
-OP void FN(group_tile)(const int format, VEC acc[][2], const int rows, const char *a, long a_stride, const char *b)
-{
+OP void FN(group_tile)(const int format, VEC acc[][2], const int rows, const char *a, long a_stride, const char *b) {
     if (format == SYM_CODES8) {
 #pragma GCC unroll 8
         for (long i = 0; i < SYM_GROUP; i += 4, a += 4, b += STEP)
@@ -176,19 +183,19 @@ OP void FN(group_tile)(const int format, VEC acc[][2], const int rows, const cha
 }
 
 /* What the sums of codes of a group begin with. */
-OP VEC FN(group_start)(const int format, const int has_mins, const struct group_info *info)
-{
-    if (has_mins) return FN(splat)(0.0f);
+OP VEC FN(group_start)(const int format, const int has_mins, const struct group_info *info) {
+    if (has_mins)
+        return FN(splat)(0.0f);
     return FN(splat)(WORD(format == SYM_CODES8 ? &info->offset8 : &info->offset4));
 }
 
-OP void FN(product_rotated)(const struct product *p, long panel, long first, long last)
-{
+OP void FN(product_rotated)(const struct product *p, long panel, long first, long last) {
     long steps = p->w->k / 4, bytes = steps * STEP + PANEL * 8;
     const char *b = p->w->data + panel * bytes, *ahead = b + bytes;
     const float *scales = (const float *)(b + steps * STEP);
     long pace = STEP / ((last - first + TILE_ROWS - 1) / TILE_ROWS);
-    VEC d0 = FN(load)(scales), d1 = FN(load)(scales + 16), z0 = FN(load)(scales + PANEL), z1 = FN(load)(scales + PANEL + 16);
+    VEC d0 = FN(load)(scales), d1 = FN(load)(scales + 16), z0 = FN(load)(scales + PANEL),
+        z1 = FN(load)(scales + PANEL + 16);
     while (first < last) {
         long rows = FN(tile_rows)(last - first, TILE_ROWS);
         const char *a = p->a + first * p->a_stride, *info = a + p->w->k;
@@ -213,31 +220,34 @@ OP void FN(product_rotated)(const struct product *p, long panel, long first, lon
 }
 
 /* total += scale * the group's sum of codes (+ min * the group's sum). */
-OP VEC FN(add_group)(const int has_mins, const struct group_info *info, VEC codes, VEC scale, VEC min, VEC total)
-{
+OP VEC FN(add_group)(const int has_mins, const struct group_info *info, VEC codes, VEC scale, VEC min, VEC total) {
     total = FN(fma)(FN(mul)(FN(from_int)(codes), scale), FN(splat)(info->scale), total);
     return has_mins ? FN(fma)(min, FN(splat)(info->scaled_sum), total) : total;
 }
 
-OP void FN(product_codes)(const int format, const int has_mins, const struct product *p, long panel, long first, long last)
-{
+OP void FN(product_codes)(const int format, const int has_mins, const struct product *p, long panel, long first,
+                          long last) {
     const sym_matrix *w = p->w;
     long groups = w->k / SYM_GROUP, bytes = group_bytes(w), head = group_head(w);
     const char *base = w->data + panel * groups * bytes;
     VEC unit = FN(splat)(CODE_UNIT);
-    long pace = last - first > 1 ? bytes / ((last - first + CODE_ROWS - 1) / CODE_ROWS) + 63 : 0; /* as above, a group */
+    long pace =
+        last - first > 1 ? bytes / ((last - first + CODE_ROWS - 1) / CODE_ROWS) + 63 : 0; /* as above, a group */
     const char *ahead = base + groups * bytes;
     while (first < last) {
         long rows = FN(tile_rows)(last - first, CODE_ROWS);
         const char *a = p->a + first * p->a_stride, *info = a + w->k, *b = base;
         FOR_ROWS(rows, CODE_ROWS, {
             VEC total[ROWS][2];
-            for (int r = 0; r < ROWS; r++) total[r][0] = total[r][1] = FN(splat)(0.0f);
+            for (int r = 0; r < ROWS; r++)
+                total[r][0] = total[r][1] = FN(splat)(0.0f);
             for (long g = 0; g < groups; g++, b += bytes, info += sizeof(struct group_info)) {
                 VEC acc[ROWS][2];
                 VEC d0 = FN(load_halves)(b), d1 = FN(load_halves)(b + 32), m0 = d0, m1 = d1;
-                if (has_mins) m0 = FN(load_halves)(b + 64), m1 = FN(load_halves)(b + 96);
-                for (long i = 0; i < pace / 64; i++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+                if (has_mins)
+                    m0 = FN(load_halves)(b + 64), m1 = FN(load_halves)(b + 96);
+                for (long i = 0; i < pace / 64; i++, ahead += 64)
+                    __builtin_prefetch(ahead, 0, 2);
                 for (int r = 0; r < ROWS; r++)
                     acc[r][0] = acc[r][1] = FN(group_start)(format, has_mins, (const void *)(info + r * p->a_stride));
                 FN(group_tile)(format, acc, ROWS, a + g * SYM_GROUP, p->a_stride, b + head);
@@ -254,24 +264,32 @@ OP void FN(product_codes)(const int format, const int has_mins, const struct pro
     }
 }
 
-static void FN(product)(const struct product *p, long panel, long first, long last)
-{
+static void FN(product)(const struct product *p, long panel, long first, long last) {
     switch (p->w->format) {
-    case SYM_FLOAT32: FN(product_numbers)(SYM_FLOAT32, p, panel, first, last); break;
-    case SYM_BFLOAT16: FN(product_numbers)(SYM_BFLOAT16, p, panel, first, last); break;
-    case SYM_ROTATED8: FN(product_rotated)(p, panel, first, last); break;
+    case SYM_FLOAT32:
+        FN(product_numbers)(SYM_FLOAT32, p, panel, first, last);
+        break;
+    case SYM_BFLOAT16:
+        FN(product_numbers)(SYM_BFLOAT16, p, panel, first, last);
+        break;
+    case SYM_ROTATED8:
+        FN(product_rotated)(p, panel, first, last);
+        break;
     case SYM_CODES8:
-        if (p->w->has_mins) FN(product_codes)(SYM_CODES8, 1, p, panel, first, last);
-        else FN(product_codes)(SYM_CODES8, 0, p, panel, first, last);
+        if (p->w->has_mins)
+            FN(product_codes)(SYM_CODES8, 1, p, panel, first, last);
+        else
+            FN(product_codes)(SYM_CODES8, 0, p, panel, first, last);
         break;
     default:
-        if (p->w->has_mins) FN(product_codes)(SYM_CODES4, 1, p, panel, first, last);
-        else FN(product_codes)(SYM_CODES4, 0, p, panel, first, last);
+        if (p->w->has_mins)
+            FN(product_codes)(SYM_CODES4, 1, p, panel, first, last);
+        else
+            FN(product_codes)(SYM_CODES4, 0, p, panel, first, last);
     }
 }
 
-static void FN(rms_norm)(const float *x, const float *weight, float eps, long n, float *out)
-{
+static void FN(rms_norm)(const float *x, const float *weight, float eps, long n, float *out) {
     VEC squares = FN(splat)(0.0f);
     for (long i = 0; i < n; i += 16) {
         VEC v = FN(load)(x + i);
@@ -287,8 +305,7 @@ static void FN(rms_norm)(const float *x, const float *weight, float eps, long n,
 OP VEC FN(magnitude)(VEC x) { return FN(and_bits)(x, 0x7fffffffu); }
 
 /* Signed codes of a row, its largest magnitude in each group 127 of them. */
-static void FN(prepare_codes)(const float *x, long n, char *to)
-{
+static void FN(prepare_codes)(const float *x, long n, char *to) {
     long groups = (n + SYM_GROUP - 1) / SYM_GROUP;
     struct group_info *info = (struct group_info *)(to + groups * SYM_GROUP);
     int8_t *codes = (int8_t *)to;
@@ -301,7 +318,8 @@ static void FN(prepare_codes)(const float *x, long n, char *to)
         FN(store_codes)(codes, low);
         FN(store_codes)(codes + 16, high);
         float scale = top > TINY ? top / 127 : 0, sum = FN(sum)(FN(add)(low, high));
-        if (sum != sum) scale = sum, sum = 0; /* what is not finite stays visible */
+        if (sum != sum)
+            scale = sum, sum = 0; /* what is not finite stays visible */
         info[g] = (struct group_info){scale, scale * sum, (int32_t)(-8 * sum), (int32_t)(-128 * sum)};
     }
 }
@@ -310,8 +328,7 @@ static void FN(prepare_codes)(const float *x, long n, char *to)
 #define LANE_STAGE(x, s, signs) FN(fma)(x, FN(load)(signs), FN(swap)(x, s))
 
 /* out = R x, but for the factor 1 / sqrt(power): the scale takes that. */
-OP void FN(rotate_inputs)(const sym_matrix *m, const float *x, long n, float *out)
-{
+OP void FN(rotate_inputs)(const sym_matrix *m, const float *x, long n, float *out) {
     static const float signs[4][16] = {
         {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1},
         {1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1},
@@ -336,21 +353,23 @@ OP void FN(rotate_inputs)(const sym_matrix *m, const float *x, long n, float *ou
             }
     for (long j = 0; m->mix && j < power; j += 16) {
         VEC column[SYM_MAX_MIX];
-        for (long o = 0; o < odd; o++) column[o] = FN(load)(out + o * power + j);
+        for (long o = 0; o < odd; o++)
+            column[o] = FN(load)(out + o * power + j);
         for (long o = 0; o < odd; o++) {
             VEC sum = FN(splat)(0.0f);
-            for (long i = 0; i < odd; i++) sum = FN(fma)(column[i], FN(splat)(m->mix[o * odd + i]), sum);
+            for (long i = 0; i < odd; i++)
+                sum = FN(fma)(column[i], FN(splat)(m->mix[o * odd + i]), sum);
             FN(store)(out + o * power + j, sum);
         }
     }
 }
 
 /* Signed codes of a rotated row, its largest magnitude 127 of them. */
-static void FN(prepare_rotated)(const sym_matrix *m, const float *x, long n, char *to, float *scratch)
-{
+static void FN(prepare_rotated)(const sym_matrix *m, const float *x, long n, char *to, float *scratch) {
     FN(rotate_inputs)(m, x, n, scratch);
     VEC largest = FN(splat)(0.0f), sum = largest;
-    for (long i = 0; i < n; i += 16) largest = FN(max)(largest, FN(magnitude)(FN(load)(scratch + i)));
+    for (long i = 0; i < n; i += 16)
+        largest = FN(max)(largest, FN(magnitude)(FN(load)(scratch + i)));
     float top = FN(largest)(largest);
     VEC inverse = FN(splat)(top > TINY ? 127 / top : 0);
     for (long i = 0; i < n; i += 16) {
@@ -360,40 +379,46 @@ static void FN(prepare_rotated)(const sym_matrix *m, const float *x, long n, cha
     }
     memset(to + n, 0, (size_t)(m->k - n));
     float scale = top > TINY ? top / 127 / sqrtf((float)(n & -n)) : 0, total = FN(sum)(sum);
-    if (total != total) scale = total, total = 0;
+    if (total != total)
+        scale = total, total = 0;
     *(struct group_info *)(to + m->k) = (struct group_info){.scale = scale, .offset4 = -(int32_t)total};
 }
 
-static void FN(to_bfloat16)(const float *x, long n, uint16_t *to)
-{
-    for (long i = 0; i < n; i += 16) FN(store_bfloat16)(to + i, FN(load)(x + i));
+static void FN(to_bfloat16)(const float *x, long n, uint16_t *to) {
+    for (long i = 0; i < n; i += 16)
+        FN(store_bfloat16)(to + i, FN(load)(x + i));
 }
 
-static void FN(prepare)(const sym_matrix *m, const float *x, long n, void *to, float *scratch)
-{
+static void FN(prepare)(const sym_matrix *m, const float *x, long n, void *to, float *scratch) {
     switch (m->format) {
-    case SYM_BFLOAT16: FN(to_bfloat16)(x, n, to); break;
-    case SYM_ROTATED8: FN(prepare_rotated)(m, x, n, to, scratch); break;
-    default: FN(prepare_codes)(x, n, to);
+    case SYM_BFLOAT16:
+        FN(to_bfloat16)(x, n, to);
+        break;
+    case SYM_ROTATED8:
+        FN(prepare_rotated)(m, x, n, to, scratch);
+        break;
+    default:
+        FN(prepare_codes)(x, n, to);
     }
 }
 
 /* ---- attention: blocks of BLOCK entries, scores and weights [vectors][BLOCK] words apart ---- */
 
 /* Which of a page's entries a row sees. */
-OP uint32_t FN(seen)(const struct attention *a, long row, long page)
-{
+OP uint32_t FN(seen)(const struct attention *a, long row, long page) {
     uint32_t bits = 0xffffffffu;
     long limit = a->limits[row] - page * SYM_PAGE_ENTRIES, past = limit - a->window;
-    if (limit <= 0 || (a->window && past >= SYM_PAGE_ENTRIES)) return 0;
-    if (limit < SYM_PAGE_ENTRIES) bits = (1u << limit) - 1;
-    if (a->window && past > 0) bits &= 0xffffffffu << past;
+    if (limit <= 0 || (a->window && past >= SYM_PAGE_ENTRIES))
+        return 0;
+    if (limit < SYM_PAGE_ENTRIES)
+        bits = (1u << limit) - 1;
+    if (a->window && past > 0)
+        bits &= 0xffffffffu << past;
     return a->masks[row] ? bits & a->masks[row][page] : bits;
 }
 
 /* scores[vectors][BLOCK] = q . K block, whose lanes lie along entries. */
-OP void FN(scores)(const int format, const struct attention *a, const char *k, float *scores)
-{
+OP void FN(scores)(const int format, const struct attention *a, const char *k, float *scores) {
     long vectors = a->rows * a->heads, steps = format == SYM_FLOAT32 ? a->head_dim : a->head_dim / 2;
     for (long first = 0; first < vectors;) {
         long rows = FN(tile_rows)(vectors - first, TILE_ROWS);
@@ -401,7 +426,8 @@ OP void FN(scores)(const int format, const struct attention *a, const char *k, f
         float *out = scores + first * BLOCK;
         FOR_ROWS(rows, TILE_ROWS, {
             VEC acc[ROWS][2];
-            for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = FN(splat)(0.0f);
+            for (int r = 0; r < ROWS; r++)
+                acc[r][0] = acc[r][1] = FN(splat)(0.0f);
             FN(tile)(format, acc, ROWS, 2, steps, q, steps * 4, k, STEP, NULL, 0);
             for (int r = 0; r < ROWS; r++) {
                 FN(store)(out + r * BLOCK, acc[r][0]);
@@ -416,21 +442,23 @@ OP void FN(scores)(const int format, const struct attention *a, const char *k, f
  * anything: their score is replaced before it is looked at. (Their V is multiplied by zero where other rows of the unit see
  * them, so what was computed or imported has to be finite.) */
 OP void FN(weigh)(const int format, const struct attention *a, long first_page, long pages, float *scores, float *decay,
-                  float *max, float *sums)
-{
+                  float *max, float *sums) {
     const float nothing = -__builtin_inff();
     const float scale = a->softcap != 0 ? LOG2_E : a->scale * LOG2_E; /* weights are powers of two */
     for (long row = 0; row < a->rows; row++) {
         uint32_t seen[BLOCK_PAGES];
-        for (long j = 0; j < BLOCK_PAGES; j++) seen[j] = j < pages ? FN(seen)(a, row, first_page + j) : 0;
+        for (long j = 0; j < BLOCK_PAGES; j++)
+            seen[j] = j < pages ? FN(seen)(a, row, first_page + j) : 0;
         for (long i = row * a->heads; i < (row + 1) * a->heads; i++) {
             float *s = scores + i * BLOCK;
             VEC x[BLOCK / 16], top = FN(splat)(nothing);
 #pragma GCC unroll 8
             for (int j = 0; j < BLOCK / 16; j++) {
                 x[j] = FN(load)(s + 16 * j);
-                if (a->softcap != 0) x[j] = FN(capped)(FN(mul)(x[j], FN(splat)(a->scale)), a->softcap);
-                if (seen[j / 2] != 0xffffffffu) x[j] = FN(pick)(x[j], seen[j / 2] >> (j % 2 * 16) & 0xffff, nothing);
+                if (a->softcap != 0)
+                    x[j] = FN(capped)(FN(mul)(x[j], FN(splat)(a->scale)), a->softcap);
+                if (seen[j / 2] != 0xffffffffu)
+                    x[j] = FN(pick)(x[j], seen[j / 2] >> (j % 2 * 16) & 0xffff, nothing);
                 top = FN(max)(top, x[j]);
             }
             float best = FN(largest)(top) * scale, factor = 1;
@@ -445,12 +473,15 @@ OP void FN(weigh)(const int format, const struct attention *a, long first_page, 
 #pragma GCC unroll 8
             for (int j = 0; j < BLOCK / 16; j++) {
                 sum[j] = FN(exp2)(FN(fma)(x[j], FN(splat)(scale), base));
-                if (format == SYM_FLOAT32) FN(store)(s + 16 * j, sum[j]);
-                else FN(store_bfloat16)((uint16_t *)s + 16 * j, sum[j]);
+                if (format == SYM_FLOAT32)
+                    FN(store)(s + 16 * j, sum[j]);
+                else
+                    FN(store_bfloat16)((uint16_t *)s + 16 * j, sum[j]);
             }
 #pragma GCC unroll 8
             for (int width = BLOCK / 32; width; width /= 2)
-                for (int j = 0; j < width; j++) sum[j] = FN(add)(sum[j], sum[j + width]);
+                for (int j = 0; j < width; j++)
+                    sum[j] = FN(add)(sum[j], sum[j + width]);
             FN(store)(sums + i * 16, FN(fma)(FN(load)(sums + i * 16), FN(splat)(factor), sum[0]));
         }
     }
@@ -458,8 +489,7 @@ OP void FN(weigh)(const int format, const struct attention *a, long first_page, 
 
 /* value = value * decay + weights . V of `entries` entries, whose lanes lie along dimensions. */
 OP void FN(values)(const int format, const struct attention *a, long first_page, long entries, const float *weights,
-                   const float *decay, float *value)
-{
+                   const float *decay, float *value) {
     long vectors = a->rows * a->heads, per_step = format == SYM_FLOAT32 ? 1 : 2, row_bytes = 4 * a->head_dim;
     for (long first = 0; first < vectors;) {
         long rows = FN(tile_rows)(vectors - first, TILE_ROWS);
@@ -474,21 +504,26 @@ OP void FN(values)(const int format, const struct attention *a, long first_page,
                     acc[r][1] = pair ? FN(mul)(FN(load)(out + r * a->head_dim + 16), factor) : factor;
                 }
                 for (long done = 0; done < entries; done += SYM_PAGE_ENTRIES) {
-                    long count = entries - done < SYM_PAGE_ENTRIES ? entries - done : SYM_PAGE_ENTRIES, steps = count / per_step;
+                    long count = entries - done < SYM_PAGE_ENTRIES ? entries - done : SYM_PAGE_ENTRIES,
+                         steps = count / per_step;
                     const char *p = (const char *)(weights + first * BLOCK) + done / per_step * 4;
                     const char *v = a->v + a->pages[first_page + done / SYM_PAGE_ENTRIES] * a->page_bytes + 4 * d;
-                    if (pair) FN(tile)(format, acc, ROWS, 2, steps, p, 4 * BLOCK, v, row_bytes, NULL, 0);
-                    else FN(tile)(format, acc, ROWS, 1, steps, p, 4 * BLOCK, v, row_bytes, NULL, 0);
+                    if (pair)
+                        FN(tile)(format, acc, ROWS, 2, steps, p, 4 * BLOCK, v, row_bytes, NULL, 0);
+                    else
+                        FN(tile)(format, acc, ROWS, 1, steps, p, 4 * BLOCK, v, row_bytes, NULL, 0);
                     if (count % per_step) { /* the pair's second entry may hold anything */
                         const char *odd = v + steps * row_bytes;
                         VEC b0 = FN(and_bits)(FN(load)((const float *)odd), 0xffffu), b1 = b0;
-                        if (pair) b1 = FN(and_bits)(FN(load)((const float *)(odd + 64)), 0xffffu);
+                        if (pair)
+                            b1 = FN(and_bits)(FN(load)((const float *)(odd + 64)), 0xffffu);
                         FN(step)(format, acc, ROWS, pair ? 2 : 1, p + 4 * steps, 4 * BLOCK, b0, b1);
                     }
                 }
                 for (int r = 0; r < ROWS; r++) {
                     FN(store)(out + r * a->head_dim, acc[r][0]);
-                    if (pair) FN(store)(out + r * a->head_dim + 16, acc[r][1]);
+                    if (pair)
+                        FN(store)(out + r * a->head_dim + 16, acc[r][1]);
                 }
             })
         }
@@ -497,14 +532,13 @@ OP void FN(values)(const int format, const struct attention *a, long first_page,
 }
 
 /* A block of K or V on its way into the cache: pages lie far apart, which no hardware guesses. */
-OP void FN(fetch)(const struct attention *a, long page, const char *blocks)
-{
+OP void FN(fetch)(const struct attention *a, long page, const char *blocks) {
     const char *block = blocks + a->pages[page] * a->page_bytes;
-    for (long i = 0; i < a->block_bytes; i += 64) __builtin_prefetch(block + i, 0, 2);
+    for (long i = 0; i < a->block_bytes; i += 64)
+        __builtin_prefetch(block + i, 0, 2);
 }
 
-OP void FN(attend_pages)(const int format, const struct attention *a, long split, struct softmax *into, float *room)
-{
+OP void FN(attend_pages)(const int format, const struct attention *a, long split, struct softmax *into, float *room) {
     long vectors = a->rows * a->heads;
     float *scores = room, *sums = scores + vectors * BLOCK, *decay = sums + vectors * 16;
     VEC zero = FN(splat)(0.0f);
@@ -512,42 +546,52 @@ OP void FN(attend_pages)(const int format, const struct attention *a, long split
         into->max[i] = -__builtin_inff();
         FN(store)(sums + i * 16, zero);
     }
-    for (long i = 0; i < vectors * a->head_dim; i += 16) FN(store)(into->value + i, zero);
+    for (long i = 0; i < vectors * a->head_dim; i += 16)
+        FN(store)(into->value + i, zero);
 
     long end = 0, begin = a->limits[0];
     for (long r = 0; r < a->rows; r++) {
-        if (a->limits[r] > end) end = a->limits[r];
-        if (a->limits[r] < begin) begin = a->limits[r];
+        if (a->limits[r] > end)
+            end = a->limits[r];
+        if (a->limits[r] < begin)
+            begin = a->limits[r];
     }
-    for (long page = split * SPLIT_PAGES; page < split * SPLIT_PAGES + BLOCK_PAGES && page * SYM_PAGE_ENTRIES < end; page++)
+    for (long page = split * SPLIT_PAGES; page < split * SPLIT_PAGES + BLOCK_PAGES && page * SYM_PAGE_ENTRIES < end;
+         page++)
         FN(fetch)(a, page, a->k);
     begin = a->window ? begin - a->window : 0; /* nothing before it is seen */
-    if (end > (split + 1) * SPLIT) end = (split + 1) * SPLIT;
+    if (end > (split + 1) * SPLIT)
+        end = (split + 1) * SPLIT;
     for (long entry = split * SPLIT; entry < end; entry += BLOCK) {
-        if (entry + BLOCK <= begin) continue;
+        if (entry + BLOCK <= begin)
+            continue;
         long page = entry / SYM_PAGE_ENTRIES, entries = end - entry < BLOCK ? end - entry : BLOCK;
         long pages = (entries + SYM_PAGE_ENTRIES - 1) / SYM_PAGE_ENTRIES;
-        for (long j = 0; j < pages; j++) FN(fetch)(a, page + j, a->v);
+        for (long j = 0; j < pages; j++)
+            FN(fetch)(a, page + j, a->v);
         for (long j = 0; j < pages; j++)
             FN(scores)(format, a, a->k + a->pages[page + j] * a->page_bytes, scores + j * SYM_PAGE_ENTRIES);
         FN(weigh)(format, a, page, pages, scores, decay, into->max, sums);
-        for (long j = page + BLOCK_PAGES; j < page + 2 * BLOCK_PAGES && j * SYM_PAGE_ENTRIES < end; j++) FN(fetch)(a, j, a->k);
+        for (long j = page + BLOCK_PAGES; j < page + 2 * BLOCK_PAGES && j * SYM_PAGE_ENTRIES < end; j++)
+            FN(fetch)(a, j, a->k);
         FN(values)(format, a, page, entries, scores, decay, into->value);
     }
-    for (long i = 0; i < vectors; i++) into->sum[i] = FN(sum)(FN(load)(sums + i * 16));
+    for (long i = 0; i < vectors; i++)
+        into->sum[i] = FN(sum)(FN(load)(sums + i * 16));
 }
 
-static void FN(attend)(const struct attention *a, long split, struct softmax *into, float *room)
-{
-    if (a->format == SYM_FLOAT32) FN(attend_pages)(SYM_FLOAT32, a, split, into, room);
-    else FN(attend_pages)(SYM_BFLOAT16, a, split, into, room);
+static void FN(attend)(const struct attention *a, long split, struct softmax *into, float *room) {
+    if (a->format == SYM_FLOAT32)
+        FN(attend_pages)(SYM_FLOAT32, a, split, into, room);
+    else
+        FN(attend_pages)(SYM_BFLOAT16, a, split, into, room);
 }
 
-static void FN(merge)(struct softmax *into, const struct softmax *from, long vectors, long head_dim)
-{
+static void FN(merge)(struct softmax *into, const struct softmax *from, long vectors, long head_dim) {
     const float nothing = -__builtin_inff();
     for (long i = 0; i < vectors; i++) {
-        if (from->max[i] == nothing) continue;
+        if (from->max[i] == nothing)
+            continue;
         if (into->max[i] == nothing) {
             into->max[i] = from->max[i];
             into->sum[i] = from->sum[i];
@@ -567,15 +611,16 @@ static void FN(merge)(struct softmax *into, const struct softmax *from, long vec
     }
 }
 
-static void FN(finish)(const struct softmax *from, long first, long heads, long head_dim, void *out, int narrow)
-{
+static void FN(finish)(const struct softmax *from, long first, long heads, long head_dim, void *out, int narrow) {
     for (long h = 0; h < heads; h++) {
         VEC share = FN(splat)(1.0f / from->sum[first + h]);
         const float *value = from->value + (first + h) * head_dim;
         for (long d = 0; d < head_dim; d += 16) {
             VEC x = FN(mul)(FN(load)(value + d), share);
-            if (narrow) FN(store_bfloat16)((uint16_t *)out + h * head_dim + d, x);
-            else FN(store)((float *)out + h * head_dim + d, x);
+            if (narrow)
+                FN(store_bfloat16)((uint16_t *)out + h * head_dim + d, x);
+            else
+                FN(store)((float *)out + h * head_dim + d, x);
         }
     }
 }

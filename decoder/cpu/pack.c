@@ -5,38 +5,39 @@
 int64_t sym_packed_bytes(const sym_matrix *m) { return (m->n + PANEL - 1) / PANEL * panel_bytes(m); }
 
 /* The four bytes of one feature that hold input i. */
-static char *feature_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_t i)
-{
+static char *feature_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_t i) {
     char *panel = m->data + strip / 2 * panel_bytes(m) + (strip % 2 * 16 + lane) * 4;
     long per_step = inputs_per_step(m->format);
-    if (!has_groups(m->format)) return panel + i / per_step * STEP;
+    if (!has_groups(m->format))
+        return panel + i / per_step * STEP;
     return panel + i / SYM_GROUP * group_bytes(m) + group_head(m) + i % SYM_GROUP / per_step * STEP;
 }
 
-static uint16_t *scale_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_t group)
-{
+static uint16_t *scale_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_t group) {
     return (uint16_t *)(m->data + strip / 2 * panel_bytes(m) + group * group_bytes(m)) + strip % 2 * 16 + lane;
 }
 
-static void put_code(const sym_matrix *m, int64_t strip, int64_t lane, int64_t i, unsigned code)
-{
+static void put_code(const sym_matrix *m, int64_t strip, int64_t lane, int64_t i, unsigned code) {
     uint8_t *bytes = (uint8_t *)feature_at(m, strip, lane, i) + i % 4;
-    if (m->format == SYM_CODES8) *bytes = (uint8_t)code;
-    else *bytes = (uint8_t)(i % 8 < 4 ? (*bytes & 0xf0) | code : (*bytes & 0x0f) | code << 4);
+    if (m->format == SYM_CODES8)
+        *bytes = (uint8_t)code;
+    else
+        *bytes = (uint8_t)(i % 8 < 4 ? (*bytes & 0xf0) | code : (*bytes & 0x0f) | code << 4);
 }
 
 /* Weights around zero: the largest one of the group is 127 steps away. */
-static void pack_symmetric(const sym_matrix *m, const float *w, int64_t k, int64_t strip, int64_t lane)
-{
+static void pack_symmetric(const sym_matrix *m, const float *w, int64_t k, int64_t strip, int64_t lane) {
     for (int64_t first = 0; first < k; first += SYM_GROUP) {
         int64_t end = first + SYM_GROUP < k ? first + SYM_GROUP : k;
         float largest = 0;
-        for (int64_t i = first; i < end; i++) largest = fmaxf(largest, fabsf(w[i]));
+        for (int64_t i = first; i < end; i++)
+            largest = fmaxf(largest, fabsf(w[i]));
         uint16_t scale = to_float16(largest / 127 / CODE_UNIT);
         float step = of_float16(scale) * CODE_UNIT, inverse = step > 0 ? 1 / step : 0;
         uint16_t *head = scale_at(m, strip, lane, first / SYM_GROUP);
         head[0] = scale;
-        if (m->has_mins) head[PANEL] = to_float16(-128 * of_float16(scale));
+        if (m->has_mins)
+            head[PANEL] = to_float16(-128 * of_float16(scale));
         for (int64_t i = first; i < first + SYM_GROUP; i++) {
             float code = i < end ? nearbyintf(w[i] * inverse) : 0;
             put_code(m, strip, lane, i, (unsigned)(128 + (int)fmaxf(-127, fminf(127, code))));
@@ -47,8 +48,7 @@ static void pack_symmetric(const sym_matrix *m, const float *w, int64_t k, int64
 static int64_t power_of_two_in(int64_t k) { return k & -k; }
 
 /* x becomes R x. */
-static void rotate_inputs(const sym_matrix *m, float *x, int64_t k)
-{
+static void rotate_inputs(const sym_matrix *m, float *x, int64_t k) {
     int64_t power = power_of_two_in(k), odd = k / power;
     float column[SYM_MAX_MIX], norm = 1 / sqrtf((float)power);
     for (int64_t half = 1; half < power; half *= 2)
@@ -58,24 +58,25 @@ static void rotate_inputs(const sym_matrix *m, float *x, int64_t k)
                 x[j] = a + b;
                 x[j + half] = a - b;
             }
-    for (int64_t i = 0; i < k; i++) x[i] *= norm;
+    for (int64_t i = 0; i < k; i++)
+        x[i] *= norm;
     for (int64_t j = 0; m->mix && j < power; j++) {
-        for (int64_t o = 0; o < odd; o++) column[o] = x[o * power + j];
+        for (int64_t o = 0; o < odd; o++)
+            column[o] = x[o * power + j];
         for (int64_t o = 0; o < odd; o++) {
             float sum = 0;
-            for (int64_t i = 0; i < odd; i++) sum += m->mix[o * odd + i] * column[i];
+            for (int64_t i = 0; i < odd; i++)
+                sum += m->mix[o * odd + i] * column[i];
             x[o * power + j] = sum;
         }
     }
 }
 
-static char *rotated_scale_at(const sym_matrix *m, int64_t strip, int64_t lane)
-{
+static char *rotated_scale_at(const sym_matrix *m, int64_t strip, int64_t lane) {
     return feature_at(m, strip, lane, m->k);
 }
 
-static void pack_rotated(const sym_matrix *m, const float *w, int64_t k, int64_t strip, int64_t lane)
-{
+static void pack_rotated(const sym_matrix *m, const float *w, int64_t k, int64_t strip, int64_t lane) {
     float rotated[SYM_MAX_INPUTS], low = 0, high = 0; /* the loader checks k */
     memcpy(rotated, w, (size_t)k * sizeof *w);
     rotate_inputs(m, rotated, k);
@@ -93,19 +94,21 @@ static void pack_rotated(const sym_matrix *m, const float *w, int64_t k, int64_t
     }
 }
 
-void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t first, int64_t every)
-{
+void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t first, int64_t every) {
     for (int64_t i = 0; i < n; i++) {
         const float *row = w + i * k;
         int64_t strip = first + i / 16 * every, lane = i % 16;
         if (has_codes(m->format)) {
-            if (has_groups(m->format)) pack_symmetric(m, row, k, strip, lane);
-            else pack_rotated(m, row, k, strip, lane);
+            if (has_groups(m->format))
+                pack_symmetric(m, row, k, strip, lane);
+            else
+                pack_rotated(m, row, k, strip, lane);
             continue;
         }
         char *to = feature_at(m, strip, lane, 0);
         if (m->format == SYM_FLOAT32)
-            for (int64_t j = 0; j < k; j++) memcpy(to + j * STEP, row + j, sizeof *row);
+            for (int64_t j = 0; j < k; j++)
+                memcpy(to + j * STEP, row + j, sizeof *row);
         else
             for (int64_t j = 0; j < k; j++) {
                 uint16_t narrow = to_bfloat16(row[j]);
@@ -115,22 +118,22 @@ void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t
 }
 
 void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scales, const float *mins, int64_t n,
-                    int64_t k, int64_t first, int64_t every)
-{
+                    int64_t k, int64_t first, int64_t every) {
     int64_t groups = k / SYM_GROUP;
     for (int64_t i = 0; i < n; i++) {
         int64_t strip = first + i / 16 * every, lane = i % 16;
         for (int64_t g = 0; g < groups; g++) {
             uint16_t *head = scale_at(m, strip, lane, g);
             head[0] = to_float16(scales[i * groups + g] / CODE_UNIT);
-            if (mins) head[PANEL] = to_float16(mins[i * groups + g] / CODE_UNIT);
+            if (mins)
+                head[PANEL] = to_float16(mins[i * groups + g] / CODE_UNIT);
         }
-        for (int64_t j = 0; j < k; j++) put_code(m, strip, lane, j, codes[i * k + j]);
+        for (int64_t j = 0; j < k; j++)
+            put_code(m, strip, lane, j, codes[i * k + j]);
     }
 }
 
-void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out)
-{
+void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out) {
     int64_t strip = row / 16, lane = row % 16;
     if (m->format == SYM_ROTATED8) {
         float scale;

@@ -45,12 +45,13 @@ struct planner {
 };
 
 /* How many entries a row of a chunk sees, before window and mask. */
-static inline long row_limit(const sym_batch *b, long chunk, long row) { return b->start[chunk] + row - b->first_row[chunk] + 1; }
+static inline long row_limit(const sym_batch *b, long chunk, long row) {
+    return b->start[chunk] + row - b->first_row[chunk] + 1;
+}
 
 /* Softmaxes that a row's splits make, and the one that a split belongs to. */
 static inline long num_softmaxes(const struct seat *s) { return s->end_split - s->first_split - s->folded + 1; }
-static inline long softmax_of(const struct seat *s, long split)
-{
+static inline long softmax_of(const struct seat *s, long split) {
     long number = split - s->first_split;
     return number < s->folded ? 0 : number - s->folded + 1;
 }

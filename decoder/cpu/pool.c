@@ -17,8 +17,7 @@ struct pool_member {
     int thread;
 };
 
-static inline void relax(void)
-{
+static inline void relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -26,10 +25,10 @@ static inline void relax(void)
 #endif
 }
 
-static void event_wait(struct event *e, unsigned old)
-{
+static void event_wait(struct event *e, unsigned old) {
     for (int i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(&e->value, memory_order_acquire) != old) return;
+        if (atomic_load_explicit(&e->value, memory_order_acquire) != old)
+            return;
         relax();
     }
     atomic_fetch_add(&e->sleepers, 1);
@@ -38,14 +37,13 @@ static void event_wait(struct event *e, unsigned old)
     atomic_fetch_sub(&e->sleepers, 1);
 }
 
-static void event_signal(struct event *e)
-{
+static void event_signal(struct event *e) {
     atomic_fetch_add(&e->value, 1);
-    if (atomic_load(&e->sleepers)) syscall(SYS_futex, &e->value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    if (atomic_load(&e->sleepers))
+        syscall(SYS_futex, &e->value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-void pool_meet(struct pool *p, int active)
-{
+void pool_meet(struct pool *p, int active) {
     unsigned old = atomic_load(&p->barrier.value);
     if (atomic_fetch_add(&p->arrived, 1) + 1 < (unsigned)active) {
         event_wait(&p->barrier, old);
@@ -53,43 +51,44 @@ void pool_meet(struct pool *p, int active)
     }
     atomic_store(&p->arrived, 0);
     atomic_store(&p->next_unit, 0);
-    if (active > 1) event_signal(&p->barrier);
+    if (active > 1)
+        event_signal(&p->barrier);
 }
 
-static void *pool_worker(void *argument)
-{
+static void *pool_worker(void *argument) {
     struct pool_member me = *(struct pool_member *)argument;
     struct pool *p = me.pool;
     free(argument);
     for (unsigned seen = 0;; seen++) {
         event_wait(&p->job, seen);
-        if (p->stop) return NULL;
+        if (p->stop)
+            return NULL;
         p->run(p->context, me.thread);
     }
 }
 
-void pool_run(struct pool *p, int threads, void (*run)(void *, int), void *context)
-{
+void pool_run(struct pool *p, int threads, void (*run)(void *, int), void *context) {
     p->run = run;
     p->context = context;
     p->active = threads;
-    if (threads > 1) event_signal(&p->job);
+    if (threads > 1)
+        event_signal(&p->job);
     run(context, 0);
 }
 
-void pool_stop(struct pool *p, int started)
-{
+void pool_stop(struct pool *p, int started) {
     p->stop = 1;
     event_signal(&p->job);
-    for (int i = 0; i < started; i++) pthread_join(p->ids[i], NULL);
+    for (int i = 0; i < started; i++)
+        pthread_join(p->ids[i], NULL);
     free(p->ids);
 }
 
-int pool_start(struct pool *p, int threads)
-{
+int pool_start(struct pool *p, int threads) {
     p->threads = threads;
     p->ids = calloc((size_t)threads, sizeof *p->ids);
-    if (!p->ids) return ENOMEM;
+    if (!p->ids)
+        return ENOMEM;
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -101,9 +100,11 @@ int pool_start(struct pool *p, int threads)
         } else {
             *member = (struct pool_member){p, i};
             error = pthread_create(&p->ids[i - 1], NULL, pool_worker, member);
-            if (error) free(member);
+            if (error)
+                free(member);
         }
-        if (error) pool_stop(p, i - 1);
+        if (error)
+            pool_stop(p, i - 1);
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return error;

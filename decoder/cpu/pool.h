@@ -29,8 +29,7 @@ struct pool {
 };
 
 /* The next unit of this phase, for whoever asks first. Which thread computes a unit never shows in its bits. */
-static inline long pool_take(struct pool *p)
-{
+static inline long pool_take(struct pool *p) {
     return atomic_fetch_add_explicit(&p->next_unit, 1, memory_order_relaxed);
 }
 

@@ -17,8 +17,7 @@ OP VEC FN(max)(VEC a, VEC b) { return _mm512_max_ps(a, b); }
 OP VEC FN(min)(VEC a, VEC b) { return _mm512_min_ps(a, b); }
 
 /* Lane i of a where bit i is set, else fill. */
-OP VEC FN(pick)(VEC a, unsigned bits, float fill)
-{
+OP VEC FN(pick)(VEC a, unsigned bits, float fill) {
     return _mm512_mask_mov_ps(_mm512_set1_ps(fill), (__mmask16)bits, a);
 }
 
@@ -28,8 +27,7 @@ OP VEC FN(round)(VEC a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_I
 OP VEC FN(times_power_of_two)(VEC a, VEC n) { return _mm512_scalef_ps(a, n); }
 
 /* Halves are folded onto each other, 16 -> 8 -> 4 -> 2 -> 1: every instruction set does it in this order. */
-OP float FN(sum)(VEC a)
-{
+OP float FN(sum)(VEC a) {
     __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1));
     __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), high);
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -37,8 +35,7 @@ OP float FN(sum)(VEC a)
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-OP float FN(largest)(VEC a)
-{
+OP float FN(largest)(VEC a) {
     __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1));
     __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a), high);
     __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -48,15 +45,17 @@ OP float FN(largest)(VEC a)
 
 /* ---- lanes as integers, pairs of bfloat16 or four codes ---- */
 
-OP VEC FN(and_bits)(VEC a, uint32_t bits)
-{
+OP VEC FN(and_bits)(VEC a, uint32_t bits) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)bits)));
 }
 
-OP VEC FN(shift_left)(VEC a, int n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), (unsigned)n)); }
-OP VEC FN(shift_right)(VEC a, int n) { return _mm512_castsi512_ps(_mm512_srli_epi32(_mm512_castps_si512(a), (unsigned)n)); }
-OP VEC FN(mul_int)(VEC a, VEC b)
-{
+OP VEC FN(shift_left)(VEC a, int n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), (unsigned)n));
+}
+OP VEC FN(shift_right)(VEC a, int n) {
+    return _mm512_castsi512_ps(_mm512_srli_epi32(_mm512_castps_si512(a), (unsigned)n));
+}
+OP VEC FN(mul_int)(VEC a, VEC b) {
     return _mm512_castsi512_ps(_mm512_mullo_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
@@ -66,14 +65,12 @@ OP VEC FN(from_int)(VEC a) { return _mm512_cvtepi32_ps(_mm512_castps_si512(a)); 
 OP VEC FN(dot_bfloat16)(VEC a, VEC b, VEC sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 OP void FN(store_bfloat16)(uint16_t *p, VEC a) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(a)); }
 #else
-OP VEC FN(dot_bfloat16)(VEC a, VEC b, VEC sum)
-{
+OP VEC FN(dot_bfloat16)(VEC a, VEC b, VEC sum) {
     sum = FN(fma)(FN(shift_left)(a, 16), FN(shift_left)(b, 16), sum);
     return FN(fma)(FN(and_bits)(a, 0xffff0000u), FN(and_bits)(b, 0xffff0000u), sum);
 }
 
-OP void FN(store_bfloat16)(uint16_t *p, VEC a)
-{
+OP void FN(store_bfloat16)(uint16_t *p, VEC a) {
     __m512i bits = _mm512_castps_si512(a), one = _mm512_set1_epi32(1);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
     __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(_mm512_set1_epi32(0x7fff), odd));
@@ -83,8 +80,7 @@ OP void FN(store_bfloat16)(uint16_t *p, VEC a)
 #endif
 
 /* Signed codes of a with unsigned ones of b; exact. */
-OP VEC FN(dot_codes)(VEC a, VEC b, VEC sum)
-{
+OP VEC FN(dot_codes)(VEC a, VEC b, VEC sum) {
     return _mm512_castsi512_ps(
         _mm512_dpbusd_epi32(_mm512_castps_si512(sum), _mm512_castps_si512(b), _mm512_castps_si512(a)));
 }
@@ -92,15 +88,15 @@ OP VEC FN(dot_codes)(VEC a, VEC b, VEC sum)
 OP VEC FN(load_halves)(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 
 /* Lane i of the result is lane i ^ s of a. */
-OP VEC FN(swap)(VEC a, const int s)
-{
-    if (s == 1) return _mm512_permute_ps(a, 0xb1);
-    if (s == 2) return _mm512_permute_ps(a, 0x4e);
+OP VEC FN(swap)(VEC a, const int s) {
+    if (s == 1)
+        return _mm512_permute_ps(a, 0xb1);
+    if (s == 2)
+        return _mm512_permute_ps(a, 0x4e);
     return s == 4 ? _mm512_shuffle_f32x4(a, a, 0xb1) : _mm512_shuffle_f32x4(a, a, 0x4e);
 }
 
 /* Lanes rounded to the nearest integer, ties to even, as signed bytes. */
-OP void FN(store_codes)(int8_t *p, VEC a)
-{
+OP void FN(store_codes)(int8_t *p, VEC a) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
 }

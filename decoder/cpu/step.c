@@ -39,12 +39,12 @@ struct sym_decoder {
     long room_rows, room_wanted, room_partials;
     struct rows x, qkv, attended, ff, added; /* floats, but attended and ff in bfloat16 where weights are */
     struct rows operand;                     /* what prepare() makes of any of them */
-    float *rotations[2];                     /* [rows][2][head_dim / 2] cosines, sines; of full and of sliding layers */
-    float **all_rows, **wanted_rows;         /* into x */
-    struct plan plans[2][2];                 /* attention of [all, wanted in the last layer][full, sliding] */
+    float *rotations[2]; /* [rows][2][head_dim / 2] cosines, sines; of full and of sliding layers */
+    float **all_rows, **wanted_rows; /* into x */
+    struct plan plans[2][2]; /* attention of [all, wanted in the last layer][full, sliding] */
     struct planner planner;
-    float *partials;                         /* [partials][kv_heads] a row's softmax of one split */
-    char *private;                           /* [threads] see private_layout */
+    float *partials; /* [partials][kv_heads] a row's softmax of one split */
+    char *private; /* [threads] see private_layout */
 };
 
 /* A row's stride: whole cache lines, and one more, for widths are often powers of two: rows fall into different sets. */
@@ -56,22 +56,22 @@ static long qkv_width(const sym_shape *s) { return (s->heads + 2L * s->kv_heads)
 static long rows_per_unit(const sym_shape *s) { return QUERIES > heads_per_kv(s) ? QUERIES / heads_per_kv(s) : 1; }
 static long max_vectors(const sym_shape *s) { return rows_per_unit(s) * heads_per_kv(s); }
 static long number_bytes(int format) { return format == SYM_FLOAT32 ? 4 : 2; }
-static long block_bytes(const sym_shape *s) { return (long)SYM_PAGE_ENTRIES * s->head_dim * number_bytes(s->kv_format); }
+static long block_bytes(const sym_shape *s) {
+    return (long)SYM_PAGE_ENTRIES * s->head_dim * number_bytes(s->kv_format);
+}
 static long page_bytes(const sym_shape *s) { return 2L * s->layers * s->kv_heads * block_bytes(s); }
 static long partial_floats(const sym_shape *s) { return heads_per_kv(s) * (s->head_dim + 2L); }
 static int weight_format(const sym_model *m) { return m->layers[0].qkv.format; }
 static int narrow(const struct sym_decoder *d) { return weight_format(&d->model) == SYM_BFLOAT16; }
 
 /* The widest row that a product reads, as prepare() makes it. */
-static long operand_bytes(const sym_model *m)
-{
+static long operand_bytes(const sym_model *m) {
     const sym_layer *l = &m->layers[0];
     long k = at_least(at_least(l->qkv.k, l->o.k), at_least(l->down.k, m->head.k)), codes = has_codes(weight_format(m));
     return row_bytes(codes ? k + k / SYM_GROUP * (long)sizeof(struct group_info) : 4 * k);
 }
 
-static struct softmax softmax_at(float *memory, long vectors)
-{
+static struct softmax softmax_at(float *memory, long vectors) {
     return (struct softmax){memory, memory + vectors, memory + 2 * vectors};
 }
 
@@ -80,8 +80,7 @@ struct private_layout {
     long operand, floats, q, whole, part, room, bytes; /* offsets */
 };
 
-static struct private_layout private_layout(const sym_model *m)
-{
+static struct private_layout private_layout(const sym_model *m) {
     const sym_shape *s = &m->shape;
     long vectors = max_vectors(s), softmax = row_bytes(vectors * (s->head_dim + 2L) * 4);
     struct private_layout l;
@@ -95,19 +94,21 @@ static struct private_layout private_layout(const sym_model *m)
     return l;
 }
 
-static char *private_of(struct sym_decoder *d, int thread) { return d->private + thread * private_layout(&d->model).bytes; }
+static char *private_of(struct sym_decoder *d, int thread) {
+    return d->private + thread * private_layout(&d->model).bytes;
+}
 
 /* ---- phases: each a function of one unit ---- */
 
-static void embed_rows(struct sym_decoder *d, long first, long last)
-{
+static void embed_rows(struct sym_decoder *d, long first, long last) {
     const sym_shape *s = &d->model.shape;
     const sym_batch *b = d->batch;
     long half = s->head_dim / 2;
     for (long r = first; r < last; r++) {
         float *x = d->all_rows[r];
         sym_unpack_row(&d->model.embed, b->tokens[r], s->hidden, x);
-        for (long i = 0; s->embed_scale != 1 && i < s->hidden; i++) x[i] *= s->embed_scale;
+        for (long i = 0; s->embed_scale != 1 && i < s->hidden; i++)
+            x[i] *= s->embed_scale;
         for (int kind = 0; kind < (s->window ? 2 : 1); kind++) {
             float *cosines = d->rotations[kind] + r * 2 * half;
             for (long i = 0; i < half; i++) {
@@ -122,8 +123,7 @@ static void embed_rows(struct sym_decoder *d, long first, long last)
 }
 
 /* Pairs (i, i + half) turn by the position's angle: the rotate-half convention. */
-static void rotate(float *x, const float *cosines, long half)
-{
+static void rotate(float *x, const float *cosines, long half) {
     const float *sines = cosines + half;
     for (long i = 0; i < half; i++) {
         float a = x[i], b = x[i + half];
@@ -132,20 +132,17 @@ static void rotate(float *x, const float *cosines, long half)
     }
 }
 
-static const float *rotation(const struct sym_decoder *d, const sym_layer *layer, long row)
-{
+static const float *rotation(const struct sym_decoder *d, const sym_layer *layer, long row) {
     return d->rotations[layer->sliding] + row * d->model.shape.head_dim;
 }
 
-static char *kv_block(const struct sym_decoder *d, long page, long layer, long part, long kv_head)
-{
+static char *kv_block(const struct sym_decoder *d, long page, long layer, long part, long kv_head) {
     const sym_shape *s = &d->model.shape;
     return d->model.arena + page * page_bytes(s) + ((layer * 2 + part) * s->kv_heads + kv_head) * block_bytes(s);
 }
 
 /* Rotates one row's K of a head, and stores it and its V into their slot. */
-static void store_entry(struct sym_decoder *d, long layer_index, long chunk, long row, long kv_head, float *scratch)
-{
+static void store_entry(struct sym_decoder *d, long layer_index, long chunk, long row, long kv_head, float *scratch) {
     const sym_shape *s = &d->model.shape;
     const sym_layer *layer = &d->model.layers[layer_index];
     const sym_batch *b = d->batch;
@@ -155,58 +152,65 @@ static void store_entry(struct sym_decoder *d, long layer_index, long chunk, lon
     const float *v = k + s->kv_heads * hd;
     char *k_block = kv_block(d, page, layer_index, 0, kv_head), *v_block = kv_block(d, page, layer_index, 1, kv_head);
 
-    if (layer->k_norm) d->kernels->rms_norm(k, layer->k_norm, s->rms_eps, hd, scratch);
-    else memcpy(scratch, k, (size_t)hd * sizeof *k);
+    if (layer->k_norm)
+        d->kernels->rms_norm(k, layer->k_norm, s->rms_eps, hd, scratch);
+    else
+        memcpy(scratch, k, (size_t)hd * sizeof *k);
     rotate(scratch, rotation(d, layer, row), hd / 2);
     if (s->kv_format == SYM_FLOAT32) {
-        for (long i = 0; i < hd; i++) memcpy(k_block + i * STEP + slot * 4, scratch + i, 4);
+        for (long i = 0; i < hd; i++)
+            memcpy(k_block + i * STEP + slot * 4, scratch + i, 4);
         memcpy(v_block + slot * hd * 4, v, (size_t)hd * 4);
         return;
     }
     uint16_t *k_pairs = (uint16_t *)k_block + slot * 2, *v_pairs = (uint16_t *)v_block + slot / 2 * hd * 2 + slot % 2;
     uint16_t numbers[256 + 16];
     d->kernels->to_bfloat16(scratch, hd, numbers);
-    for (long i = 0; i < hd; i += 2) memcpy(k_pairs + i / 2 * (STEP / 2), numbers + i, 4);
+    for (long i = 0; i < hd; i += 2)
+        memcpy(k_pairs + i / 2 * (STEP / 2), numbers + i, 4);
     d->kernels->to_bfloat16(v, hd, numbers);
-    for (long i = 0; i < hd; i++) v_pairs[2 * i] = numbers[i];
+    for (long i = 0; i < hd; i++)
+        v_pairs[2 * i] = numbers[i];
 }
 
 /* ---- attention ---- */
 
 /* The query heads of a row, normalised and rotated, in the pages' format. */
-static void gather_query(struct sym_decoder *d, const sym_layer *layer, long row, long kv_head, char *to, float *scratch)
-{
+static void gather_query(struct sym_decoder *d, const sym_layer *layer, long row, long kv_head, char *to,
+                         float *scratch) {
     const sym_shape *s = &d->model.shape;
     long hd = s->head_dim, heads = heads_per_kv(s);
     const float *q = (const float *)(d->qkv.data + row * d->qkv.stride) + kv_head * heads * hd;
     for (long h = 0; h < heads; h++, q += hd, to += hd * number_bytes(s->kv_format)) {
-        if (layer->q_norm) d->kernels->rms_norm(q, layer->q_norm, s->rms_eps, hd, scratch);
-        else memcpy(scratch, q, (size_t)hd * sizeof *q);
+        if (layer->q_norm)
+            d->kernels->rms_norm(q, layer->q_norm, s->rms_eps, hd, scratch);
+        else
+            memcpy(scratch, q, (size_t)hd * sizeof *q);
         rotate(scratch, rotation(d, layer, row), hd / 2);
-        if (s->kv_format == SYM_FLOAT32) memcpy(to, scratch, (size_t)hd * sizeof *scratch);
-        else d->kernels->to_bfloat16(scratch, hd, (uint16_t *)to);
+        if (s->kv_format == SYM_FLOAT32)
+            memcpy(to, scratch, (size_t)hd * sizeof *scratch);
+        else
+            d->kernels->to_bfloat16(scratch, hd, (uint16_t *)to);
     }
 }
 
-static void finish_row(struct sym_decoder *d, const struct softmax *from, long first, const struct seat *seat, long kv_head)
-{
+static void finish_row(struct sym_decoder *d, const struct softmax *from, long first, const struct seat *seat,
+                       long kv_head) {
     const sym_shape *s = &d->model.shape;
     long heads = heads_per_kv(s), bytes = narrow(d) ? 2 : 4;
     char *out = d->attended.data + seat->out_row * d->attended.stride + kv_head * heads * s->head_dim * bytes;
     d->kernels->finish(from, first, heads, s->head_dim, out, narrow(d));
 }
 
-static struct softmax partial_of(struct sym_decoder *d, const struct seat *seat, long split, long kv_head)
-{
+static struct softmax partial_of(struct sym_decoder *d, const struct seat *seat, long split, long kv_head) {
     const sym_shape *s = &d->model.shape;
     long index = (seat->partial + softmax_of(seat, split)) * s->kv_heads + kv_head;
     return softmax_at(d->partials + index * partial_floats(s), heads_per_kv(s));
 }
 
 /* Keeps a row's softmax of one split; whoever brings the last one adds them up, in order. */
-static void keep_partial(struct sym_decoder *d, struct plan *plan, long seat_index, const struct softmax *from, long first,
-                         long split, long kv_head)
-{
+static void keep_partial(struct sym_decoder *d, struct plan *plan, long seat_index, const struct softmax *from,
+                         long first, long split, long kv_head) {
     const sym_shape *s = &d->model.shape;
     const struct seat *seat = &plan->seats[seat_index];
     long heads = heads_per_kv(s), hd = s->head_dim;
@@ -215,7 +219,8 @@ static void keep_partial(struct sym_decoder *d, struct plan *plan, long seat_ind
     memcpy(mine.sum, from->sum + first, (size_t)heads * sizeof(float));
     memcpy(mine.value, from->value + first * hd, (size_t)(heads * hd) * sizeof(float));
     atomic_int *unfinished = &plan->unfinished[seat_index * s->kv_heads + kv_head];
-    if (atomic_fetch_sub(unfinished, 1) > 1) return;
+    if (atomic_fetch_sub(unfinished, 1) > 1)
+        return;
     atomic_store(unfinished, (int)num_softmaxes(seat)); /* for the next layer */
     struct softmax total = partial_of(d, seat, seat->first_split, kv_head);
     for (long next = seat->first_split + seat->folded; next < seat->end_split; next++) {
@@ -226,22 +231,23 @@ static void keep_partial(struct sym_decoder *d, struct plan *plan, long seat_ind
 }
 
 /* The first pages of a unit on their way into the cache, while the thread is busy with another. */
-static void fetch_unit(const struct sym_decoder *d, const struct plan *plan, long layer, const struct unit *unit, long kv_head)
-{
+static void fetch_unit(const struct sym_decoder *d, const struct plan *plan, long layer, const struct unit *unit,
+                       long kv_head) {
     const sym_batch *b = d->batch;
     const struct seat *seat = &plan->seats[plan->members[unit->first_member]];
-    long first = unit->first_split * SPLIT_PAGES, past = divide_up(row_limit(b, seat->chunk, seat->row), SYM_PAGE_ENTRIES);
+    long first = unit->first_split * SPLIT_PAGES,
+         past = divide_up(row_limit(b, seat->chunk, seat->row), SYM_PAGE_ENTRIES);
     for (long page = first; page < at_most(first + BLOCK_PAGES, past); page++)
         for (int part = 0; part < 2; part++) {
             const char *block = kv_block(d, b->pages[b->first_page[seat->chunk] + page], layer, part, kv_head);
-            for (long i = 0; i < block_bytes(&d->model.shape); i += 64) __builtin_prefetch(block + i, 0, 2);
+            for (long i = 0; i < block_bytes(&d->model.shape); i += 64)
+                __builtin_prefetch(block + i, 0, 2);
         }
 }
 
 /* `fused`: the unit also stores what its chunk adds within its splits; nobody else reads that before. */
-static void attend_unit(struct sym_decoder *d, struct plan *plan, long layer_index, const struct unit *unit, long kv_head,
-                        int fused, char *private)
-{
+static void attend_unit(struct sym_decoder *d, struct plan *plan, long layer_index, const struct unit *unit,
+                        long kv_head, int fused, char *private) {
     const sym_shape *s = &d->model.shape;
     const sym_batch *b = d->batch;
     const sym_layer *layer = &d->model.layers[layer_index];
@@ -257,11 +263,13 @@ static void attend_unit(struct sym_decoder *d, struct plan *plan, long layer_ind
         long c = seat->chunk, row = seat->row - b->first_row[c];
         limits[i] = row_limit(b, c, seat->row);
         masks[i] = b->masks[c] ? b->masks[c] + row * (b->first_page[c + 1] - b->first_page[c]) : NULL;
-        gather_query(d, layer, seat->row, kv_head, private + l.q + i * heads * hd * number_bytes(s->kv_format), scratch);
+        gather_query(d, layer, seat->row, kv_head, private + l.q + i * heads * hd * number_bytes(s->kv_format),
+                     scratch);
     }
     for (long row = b->first_row[chunk]; fused && row < b->first_row[chunk + 1]; row++) {
         long split = (row_limit(b, chunk, row) - 1) / SPLIT;
-        if (unit->first_split <= split && split < unit->end_split) store_entry(d, layer_index, chunk, row, kv_head, scratch);
+        if (unit->first_split <= split && split < unit->end_split)
+            store_entry(d, layer_index, chunk, row, kv_head, scratch);
     }
     struct attention a = {
         .format = s->kv_format,
@@ -289,8 +297,10 @@ static void attend_unit(struct sym_decoder *d, struct plan *plan, long layer_ind
     }
     for (long i = 0; i < unit->rows; i++) {
         const struct seat *seat = &plan->seats[members[i]];
-        if (seat->partial < 0) finish_row(d, &whole, i * heads, seat, kv_head);
-        else keep_partial(d, plan, members[i], &whole, i * heads, unit->first_split, kv_head);
+        if (seat->partial < 0)
+            finish_row(d, &whole, i * heads, seat, kv_head);
+        else
+            keep_partial(d, plan, members[i], &whole, i * heads, unit->first_split, kv_head);
     }
 }
 
@@ -303,25 +313,24 @@ struct walker {
     int64_t since_ns;
 };
 
-static int64_t now_ns(void)
-{
+static int64_t now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-static void end_phase(struct walker *w, enum phase phase)
-{
+static void end_phase(struct walker *w, enum phase phase) {
     pool_meet(&w->d->pool, w->active);
-    if (w->thread) return;
+    if (w->thread)
+        return;
     int64_t now = now_ns();
     w->d->phase_ns[phase] += now - w->since_ns;
     w->since_ns = now;
 }
 
 /* Rows in units: one by one when they are few, else sixteen (whole cache lines of a K block). */
-#define FOR_ROW_UNITS(d, count, first, last) \
-    for (long step_ = (count) > 64 ? 16 : 1, first, last; \
+#define FOR_ROW_UNITS(d, count, first, last)                                                                           \
+    for (long step_ = (count) > 64 ? 16 : 1, first, last;                                                              \
          (first = pool_take(&(d)->pool) * step_) < (count) && (last = at_most(first + step_, (count)), 1);)
 
 /* Where a product's rows come from: floats, normalised first if there is a weight to do it with. */
@@ -332,8 +341,8 @@ struct source {
     long width;
 };
 
-static void make_operand(struct walker *w, const struct source *from, const sym_matrix *m, long first, long last, struct rows to)
-{
+static void make_operand(struct walker *w, const struct source *from, const sym_matrix *m, long first, long last,
+                         struct rows to) {
     struct sym_decoder *d = w->d;
     float *scratch = (float *)(w->private + private_layout(&d->model).floats);
     for (long r = first; r < last; r++) {
@@ -343,28 +352,29 @@ static void make_operand(struct walker *w, const struct source *from, const sym_
             d->kernels->rms_norm(x, from->norm, d->model.shape.rms_eps, from->width, out);
             continue;
         }
-        if (from->norm) d->kernels->rms_norm(x, from->norm, d->model.shape.rms_eps, from->width, scratch), x = scratch;
+        if (from->norm)
+            d->kernels->rms_norm(x, from->norm, d->model.shape.rms_eps, from->width, scratch), x = scratch;
         d->kernels->prepare(m, x, from->width, out, scratch);
     }
 }
 
 /* The rows as m reads them: made by each thread for itself when they are few, else by all together. */
-static struct rows operand_rows(struct walker *w, const struct source *from, const sym_matrix *m, long count)
-{
+static struct rows operand_rows(struct walker *w, const struct source *from, const sym_matrix *m, long count) {
     struct sym_decoder *d = w->d;
-    if (!from->norm && !has_codes(m->format)) return from->rows; /* they were written that way */
+    if (!from->norm && !has_codes(m->format))
+        return from->rows; /* they were written that way */
     if (count <= FEW_ROWS) {
         struct rows own = {w->private, d->operand.stride};
         make_operand(w, from, m, 0, count, own);
         return own;
     }
-    FOR_ROW_UNITS(d, count, first, last) make_operand(w, from, m, first, last, d->operand);
+    FOR_ROW_UNITS (d, count, first, last)
+        make_operand(w, from, m, first, last, d->operand);
     end_phase(w, NORM);
     return d->operand;
 }
 
-static void phase_product(struct walker *w, struct product p, const struct source *from, long rows, enum phase phase)
-{
+static void phase_product(struct walker *w, struct product p, const struct source *from, long rows, enum phase phase) {
     struct pool *pool = &w->d->pool;
     struct rows operand = operand_rows(w, from, p.w, rows);
     p.a = operand.data;
@@ -372,56 +382,63 @@ static void phase_product(struct walker *w, struct product p, const struct sourc
     long panels = divide_up(p.w->n, PANEL);
     long group = UNIT_WORK / (p.w->k * PANEL * at_most(rows, ROW_BLOCK));
     group = at_most(group, panels / (8 * pool->active));
-    if (group < 1) group = 1;
+    if (group < 1)
+        group = 1;
     long groups = divide_up(panels, group), blocks = divide_up(rows, ROW_BLOCK);
     for (long unit; (unit = pool_take(pool)) < groups * blocks;) {
         long first = unit / groups * ROW_BLOCK, panel = unit % groups * group;
         long last = at_most(first + ROW_BLOCK, rows), end = at_most(panel + group, panels);
-        for (; panel < end; panel++) w->d->kernels->product(&p, panel, first, last);
+        for (; panel < end; panel++)
+            w->d->kernels->product(&p, panel, first, last);
     }
     end_phase(w, phase);
 }
 
-static void phase_copy_and_embed(struct walker *w)
-{
+static void phase_copy_and_embed(struct walker *w) {
     struct sym_decoder *d = w->d;
     const sym_batch *b = d->batch;
     long page = page_bytes(&d->model.shape);
     for (long unit; b->num_copies && (unit = pool_take(&d->pool)) < b->num_copies;)
-        memcpy(d->model.arena + b->copies[2 * unit + 1] * page, d->model.arena + b->copies[2 * unit] * page, (size_t)page);
-    if (b->num_copies) end_phase(w, EMBED);
-    FOR_ROW_UNITS(d, b->num_rows, first, last) embed_rows(d, first, last);
+        memcpy(d->model.arena + b->copies[2 * unit + 1] * page, d->model.arena + b->copies[2 * unit] * page,
+               (size_t)page);
+    if (b->num_copies)
+        end_phase(w, EMBED);
+    FOR_ROW_UNITS (d, b->num_rows, first, last)
+        embed_rows(d, first, last);
     end_phase(w, EMBED);
 }
 
-static void phase_store(struct walker *w, long layer)
-{
+static void phase_store(struct walker *w, long layer) {
     struct sym_decoder *d = w->d;
     const sym_batch *b = d->batch;
     float *scratch = (float *)(w->private + private_layout(&d->model).floats);
-    FOR_ROW_UNITS(d, b->num_rows, first, last) {
+    FOR_ROW_UNITS (d, b->num_rows, first, last) {
         long chunk = 0, past = b->num_chunks; /* the last chunk that begins at or before `first` */
         while (past - chunk > 1) {
             long middle = (chunk + past) / 2;
-            if (b->first_row[middle] <= first) chunk = middle;
-            else past = middle;
+            if (b->first_row[middle] <= first)
+                chunk = middle;
+            else
+                past = middle;
         }
         for (long r = first; r < last; r++) {
-            while (b->first_row[chunk + 1] <= r) chunk++;
-            for (long h = 0; h < d->model.shape.kv_heads; h++) store_entry(d, layer, chunk, r, h, scratch);
+            while (b->first_row[chunk + 1] <= r)
+                chunk++;
+            for (long h = 0; h < d->model.shape.kv_heads; h++)
+                store_entry(d, layer, chunk, r, h, scratch);
         }
     }
     end_phase(w, STORE);
 }
 
-static void phase_attend(struct walker *w, struct plan *plan, long layer, int fused)
-{
+static void phase_attend(struct walker *w, struct plan *plan, long layer, int fused) {
     struct sym_decoder *d = w->d;
     long kv_heads = d->model.shape.kv_heads;
     long units = plan->num_units * kv_heads, next;
     for (long unit = pool_take(&d->pool); unit < units; unit = next) {
         next = pool_take(&d->pool);
-        if (next < units) fetch_unit(d, plan, layer, &plan->units[next / kv_heads], next % kv_heads);
+        if (next < units)
+            fetch_unit(d, plan, layer, &plan->units[next / kv_heads], next % kv_heads);
         attend_unit(d, plan, layer, &plan->units[unit / kv_heads], unit % kv_heads, fused, w->private);
     }
     end_phase(w, ATTEND);
@@ -429,33 +446,36 @@ static void phase_attend(struct walker *w, struct plan *plan, long layer, int fu
 
 /* live += the product, normalised first where the model does that. */
 static void phase_add(struct walker *w, const sym_matrix *m, const struct source *from, const float *norm, float **live,
-                      long rows, enum phase phase)
-{
+                      long rows, enum phase phase) {
     struct sym_decoder *d = w->d;
     const sym_shape *s = &d->model.shape;
     struct product p = {.w = m, .out_rows = live, .epilogue = ADD};
-    if (norm) p = (struct product){.w = m, .out = d->added.data, .out_stride = d->added.stride, .epilogue = PUT};
+    if (norm)
+        p = (struct product){.w = m, .out = d->added.data, .out_stride = d->added.stride, .epilogue = PUT};
     phase_product(w, p, from, rows, phase);
-    if (!norm) return;
-    FOR_ROW_UNITS(d, rows, first, last)
+    if (!norm)
+        return;
+    FOR_ROW_UNITS (d, rows, first, last)
         for (long r = first; r < last; r++) {
             float *added = (float *)(d->added.data + r * d->added.stride);
             d->kernels->rms_norm(added, norm, s->rms_eps, s->hidden, added);
-            for (long i = 0; i < s->hidden; i++) live[r][i] += added[i];
+            for (long i = 0; i < s->hidden; i++)
+                live[r][i] += added[i];
         }
     end_phase(w, NORM);
 }
 
-static void walk(void *context, int thread)
-{
+static void walk(void *context, int thread) {
     struct sym_decoder *d = context;
     struct walker walker = {d, private_of(d, thread), thread, d->pool.active, thread ? 0 : now_ns()}, *w = &walker;
     const sym_shape *s = &d->model.shape;
-    const long all = d->batch->num_rows, wanted = d->batch->num_wanted; /* read before the last meeting, see pool_meet */
+    const long all = d->batch->num_rows,
+               wanted = d->batch->num_wanted; /* read before the last meeting, see pool_meet */
     /* Rows that go through pages in one unit a chunk can be stored by it. */
     const int decodes = all == d->batch->num_chunks;
     phase_copy_and_embed(w);
-    if (!all) return; /* copies alone */
+    if (!all)
+        return; /* copies alone */
     for (long i = 0; i < s->layers; i++) {
         const sym_layer *layer = &d->model.layers[i];
         int last = i + 1 == s->layers;
@@ -463,10 +483,13 @@ static void walk(void *context, int thread)
         float **live = d->all_rows;
 
         struct source x = {.pointers = live, .norm = layer->attn_norm, .width = s->hidden};
-        struct product qkv = {.w = &layer->qkv, .out = d->qkv.data, .out_stride = d->qkv.stride, .bias = layer->qkv_bias};
+        struct product qkv = {
+            .w = &layer->qkv, .out = d->qkv.data, .out_stride = d->qkv.stride, .bias = layer->qkv_bias};
         phase_product(w, qkv, &x, rows, QKV);
-        if (last || !decodes) phase_store(w, i);
-        if (last && !wanted) return; /* behind the last meeting: nothing shared may be read */
+        if (last || !decodes)
+            phase_store(w, i);
+        if (last && !wanted)
+            return; /* behind the last meeting: nothing shared may be read */
         if (last) {
             rows = wanted;
             x.pointers = live = d->wanted_rows;
@@ -475,8 +498,12 @@ static void walk(void *context, int thread)
         struct source attended = {.rows = d->attended, .width = attended_width(s)};
         phase_add(w, &layer->o, &attended, layer->post_attn_norm, live, rows, OUT);
         x.norm = layer->ffn_norm;
-        struct product gate_up = {.w = &layer->gate_up, .out = d->ff.data, .out_stride = d->ff.stride, .epilogue = GATED,
-                                  .activation = s->activation, .narrow_out = narrow(d)};
+        struct product gate_up = {.w = &layer->gate_up,
+                                  .out = d->ff.data,
+                                  .out_stride = d->ff.stride,
+                                  .epilogue = GATED,
+                                  .activation = s->activation,
+                                  .narrow_out = narrow(d)};
         phase_product(w, gate_up, &x, rows, GATE_UP);
         struct source ff = {.rows = d->ff, .width = s->ffn};
         phase_add(w, &layer->down, &ff, layer->post_ffn_norm, live, rows, DOWN);
@@ -488,24 +515,24 @@ static void walk(void *context, int thread)
 
 /* ---- before the walk: memory ---- */
 
-static int regrow_rows(struct rows *rows, long count, long bytes)
-{
+static int regrow_rows(struct rows *rows, long count, long bytes) {
     rows->stride = row_bytes(bytes);
     return regrow(&rows->data, (size_t)(rows->stride * (count + AMX_ROWS)));
 }
 
-static int reserve_rows(struct sym_decoder *d, long rows, long wanted)
-{
+static int reserve_rows(struct sym_decoder *d, long rows, long wanted) {
     const sym_shape *s = &d->model.shape;
     int error = 0;
     if (wanted > d->room_wanted) {
         wanted = at_least(wanted, d->room_wanted + d->room_wanted / 2);
         d->room_wanted = 0;
         error = regrow(&d->wanted_rows, (size_t)wanted * sizeof *d->wanted_rows);
-        if (error) return error;
+        if (error)
+            return error;
         d->room_wanted = wanted;
     }
-    if (rows <= d->room_rows) return 0;
+    if (rows <= d->room_rows)
+        return 0;
     rows = at_least(rows, d->room_rows + d->room_rows / 2);
     d->room_rows = 0;
     long rotations = rows * s->head_dim * (long)sizeof(float), post_norms = d->model.layers[0].post_attn_norm != NULL;
@@ -519,12 +546,12 @@ static int reserve_rows(struct sym_decoder *d, long rows, long wanted)
         (error = regrow(&d->all_rows, (size_t)rows * sizeof *d->all_rows)))
         return error;
     d->room_rows = rows;
-    for (long r = 0; r < rows; r++) d->all_rows[r] = (float *)(d->x.data + r * d->x.stride);
+    for (long r = 0; r < rows; r++)
+        d->all_rows[r] = (float *)(d->x.data + r * d->x.stride);
     return 0;
 }
 
-static int make_plans(struct sym_decoder *d)
-{
+static int make_plans(struct sym_decoder *d) {
     const sym_shape *s = &d->model.shape;
     const sym_batch *b = d->batch;
     int error = 0;
@@ -540,20 +567,23 @@ static int make_plans(struct sym_decoder *d)
     for (long c = 0; c < b->num_chunks; c++)
         for (long r = b->first_row[c + 1] - b->wanted[c]; r < b->first_row[c + 1]; r++)
             d->wanted_rows[out_row++] = d->all_rows[r];
-    if (error || partials <= d->room_partials) return error;
+    if (error || partials <= d->room_partials)
+        return error;
     partials = at_least(partials, d->room_partials + d->room_partials / 2);
     d->room_partials = 0;
     error = regrow(&d->partials, (size_t)(partials * s->kv_heads * partial_floats(s)) * sizeof(float));
-    if (!error) d->room_partials = partials;
+    if (!error)
+        d->room_partials = partials;
     return error;
 }
 
-int sym_step(struct sym_decoder *d, const sym_batch *batch)
-{
+int sym_step(struct sym_decoder *d, const sym_batch *batch) {
     d->batch = batch;
     int error = reserve_rows(d, batch->num_rows, batch->num_wanted);
-    if (!error) error = make_plans(d);
-    if (error) return error;
+    if (!error)
+        error = make_plans(d);
+    if (error)
+        return error;
     int solo = batch->num_rows * d->work_per_row < d->solo_work;
     pool_run(&d->pool, solo ? 1 : d->pool.threads, walk, d);
     return 0;
@@ -563,18 +593,18 @@ int64_t sym_shared_rows(const struct sym_decoder *d) { return d->plans[0][0].sha
 
 /* ---- a decoder's life ---- */
 
-void sym_decoder_free(struct sym_decoder *d)
-{
+void sym_decoder_free(struct sym_decoder *d) {
     pool_stop(&d->pool, d->pool.threads - 1);
-    for (int i = 0; i < 4; i++) free_plan(&d->plans[i / 2][i % 2]);
-    void *owned[] = {d->x.data, d->qkv.data, d->attended.data, d->ff.data, d->added.data, d->operand.data, d->rotations[0],
-                     d->rotations[1], d->all_rows, d->wanted_rows, d->planner.few, d->planner.keys, d->partials,
-                     d->private, d};
-    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) free(owned[i]);
+    for (int i = 0; i < 4; i++)
+        free_plan(&d->plans[i / 2][i % 2]);
+    void *owned[] = {d->x.data,       d->qkv.data,     d->attended.data, d->ff.data,  d->added.data,
+                     d->operand.data, d->rotations[0], d->rotations[1],  d->all_rows, d->wanted_rows,
+                     d->planner.few,  d->planner.keys, d->partials,      d->private,  d};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        free(owned[i]);
 }
 
-struct sym_decoder *sym_decoder_new(const sym_model *model, int threads, const char *isa, int64_t solo_work)
-{
+struct sym_decoder *sym_decoder_new(const sym_model *model, int threads, const char *isa, int64_t solo_work) {
     const sym_shape *s = &model->shape;
     struct sym_decoder *d = NULL;
     int error = regrow(&d, sizeof *d);
@@ -587,16 +617,17 @@ struct sym_decoder *sym_decoder_new(const sym_model *model, int threads, const c
     d->solo_work = solo_work;
     d->work_per_row = (int64_t)s->layers * s->hidden * (qkv_width(s) + attended_width(s) + 3L * s->ffn);
     error = d->kernels ? regrow(&d->private, (size_t)(threads * private_layout(model).bytes)) : EINVAL;
-    if (!error) error = pool_start(&d->pool, threads);
-    if (!error) return d;
+    if (!error)
+        error = pool_start(&d->pool, threads);
+    if (!error)
+        return d;
     free(d->private);
     free(d);
     errno = error;
     return NULL;
 }
 
-const char *sym_isa(const char *wanted)
-{
+const char *sym_isa(const char *wanted) {
     const struct kernels *kernels = isa_choose(wanted);
     return kernels ? kernels->name : NULL;
 }

@@ -50,8 +50,7 @@ static int must_return; /* trio has something to do for the mount */
 /* Answers */
 
 /* For requests that were answered later; cffi gives the GIL away before it calls. */
-void kvfs_answer(fuse_req_t req, int status)
-{
+void kvfs_answer(fuse_req_t req, int status) {
     if (status >= 0)
         fuse_reply_buf(req, kvfs_out, (size_t)status);
     else if (status == ANSWER_DATA)
@@ -60,8 +59,7 @@ void kvfs_answer(fuse_req_t req, int status)
         fuse_reply_err(req, -status);
 }
 
-static void answer(fuse_req_t req, int status)
-{
+static void answer(fuse_req_t req, int status) {
     if (status == ANSWER_LATER) {
         must_return = 1;
     } else if (status == ANSWER_DATA && kvfs_data_bytes >= UNLOCKED_BYTES) {
@@ -73,231 +71,187 @@ static void answer(fuse_req_t req, int status)
     }
 }
 
-static void on_interrupt(fuse_req_t req, void *unused)
-{
+static void on_interrupt(fuse_req_t req, void *unused) {
     (void)unused;
     must_return = 1;
     kvfs_interrupted(req);
 }
 
 /* Let Python know when whoever waits for the answer is interrupted; at once, if that has happened. */
-void kvfs_watch(fuse_req_t req)
-{
-    fuse_req_interrupt_func(req, on_interrupt, NULL);
-}
+void kvfs_watch(fuse_req_t req) { fuse_req_interrupt_func(req, on_interrupt, NULL); }
 
 /* Who makes the request. */
-uint32_t kvfs_uid(fuse_req_t req)
-{
-    return fuse_req_ctx(req)->uid;
-}
+uint32_t kvfs_uid(fuse_req_t req) { return fuse_req_ctx(req)->uid; }
 
 /* Operations */
 
-static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
-{
+static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name) {
     answer(req, kvfs_lookup(req, parent, name));
 }
 
-static void on_forget(fuse_req_t req, fuse_ino_t inode, uint64_t num_lookups)
-{
+static void on_forget(fuse_req_t req, fuse_ino_t inode, uint64_t num_lookups) {
     kvfs_forget(inode, num_lookups);
     fuse_reply_none(req);
 }
 
-static void on_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
-{
+static void on_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets) {
     for (size_t i = 0; i < count; i++)
         kvfs_forget(forgets[i].ino, forgets[i].nlookup);
     fuse_reply_none(req);
 }
 
-static void on_getattr(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file)
-{
+static void on_getattr(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file) {
     answer(req, kvfs_getattr(req, inode, file != NULL));
 }
 
-static void on_setattr(fuse_req_t req, fuse_ino_t inode, struct stat *attr, int fields, struct fuse_file_info *file)
-{
+static void on_setattr(fuse_req_t req, fuse_ino_t inode, struct stat *attr, int fields, struct fuse_file_info *file) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     const struct timespec *atime = fields & FUSE_SET_ATTR_ATIME_NOW ? &now : &attr->st_atim;
     const struct timespec *mtime = fields & FUSE_SET_ATTR_MTIME_NOW ? &now : &attr->st_mtim;
-    answer(req, kvfs_setattr(req, inode, fields, file != NULL, file ? file->fh : 0, attr->st_mode, attr->st_uid,
-                                  attr->st_gid, attr->st_size, atime->tv_sec, atime->tv_nsec, mtime->tv_sec,
-                                  mtime->tv_nsec));
+    answer(req,
+           kvfs_setattr(req, inode, fields, file != NULL, file ? file->fh : 0, attr->st_mode, attr->st_uid,
+                        attr->st_gid, attr->st_size, atime->tv_sec, atime->tv_nsec, mtime->tv_sec, mtime->tv_nsec));
 }
 
-static void on_readlink(fuse_req_t req, fuse_ino_t inode)
-{
-    answer(req, kvfs_readlink(req, inode));
-}
+static void on_readlink(fuse_req_t req, fuse_ino_t inode) { answer(req, kvfs_readlink(req, inode)); }
 
-static void on_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t device)
-{
+static void on_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t device) {
     const struct fuse_ctx *caller = fuse_req_ctx(req);
     answer(req, kvfs_mknod(req, parent, name, mode, (uint32_t)device, caller->uid, caller->gid));
 }
 
-static void on_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
-{
+static void on_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode) {
     on_mknod(req, parent, name, S_IFDIR | (mode & 07777), 0);
 }
 
-static void on_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name)
-{
+static void on_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name) {
     const struct fuse_ctx *caller = fuse_req_ctx(req);
     answer(req, kvfs_symlink(req, target, parent, name, caller->uid, caller->gid));
 }
 
-static void on_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char *name)
-{
+static void on_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char *name) {
     answer(req, kvfs_link(req, inode, parent, name));
 }
 
-static void on_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
-{
+static void on_unlink(fuse_req_t req, fuse_ino_t parent, const char *name) {
     answer(req, kvfs_unlink(req, parent, name));
 }
 
-static void on_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
-{
+static void on_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name) {
     answer(req, kvfs_rmdir(req, parent, name));
 }
 
 static void on_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,
-                      unsigned flags)
-{
+                      unsigned flags) {
     answer(req, kvfs_rename(req, parent, name, new_parent, new_name, flags));
 }
 
-static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *file)
-{
+static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *file) {
     const struct fuse_ctx *caller = fuse_req_ctx(req);
     answer(req, kvfs_create(req, parent, name, mode, file->flags, caller->uid, caller->gid, caller->pid));
 }
 
-static void on_open(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file)
-{
+static void on_open(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file) {
     const struct fuse_ctx *caller = fuse_req_ctx(req);
     answer(req, kvfs_open(req, inode, file->flags, caller->uid, caller->pid));
 }
 
-static void on_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, struct fuse_file_info *file)
-{
+static void on_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, struct fuse_file_info *file) {
     (void)inode;
     answer(req, kvfs_read(req, file->fh, offset, size));
 }
 
 static void on_write(fuse_req_t req, fuse_ino_t inode, const char *bytes, size_t size, off_t offset,
-                     struct fuse_file_info *file)
-{
+                     struct fuse_file_info *file) {
     (void)inode;
     answer(req, kvfs_write(req, file->fh, offset, bytes, size));
 }
 
-static void on_flush(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file)
-{
+static void on_flush(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file) {
     (void)inode;
     answer(req, kvfs_flush(req, file->fh, fuse_req_ctx(req)->pid));
 }
 
-static void on_fsync(fuse_req_t req, fuse_ino_t inode, int datasync, struct fuse_file_info *file)
-{
+static void on_fsync(fuse_req_t req, fuse_ino_t inode, int datasync, struct fuse_file_info *file) {
     (void)inode, (void)datasync;
     answer(req, kvfs_fsync(req, file->fh));
 }
 
-static void on_release(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file)
-{
+static void on_release(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file) {
     (void)inode;
     answer(req, kvfs_release(req, file->fh));
 }
 
-static void on_flock(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file, int operation)
-{
+static void on_flock(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file, int operation) {
     (void)inode;
     answer(req, kvfs_flock(req, file->fh, operation));
 }
 
 static void on_copy_file_range(fuse_req_t req, fuse_ino_t source_inode, off_t source_offset,
                                struct fuse_file_info *source, fuse_ino_t target_inode, off_t target_offset,
-                               struct fuse_file_info *target, size_t size, int flags)
-{
+                               struct fuse_file_info *target, size_t size, int flags) {
     (void)source_inode, (void)target_inode;
-    int status = flags ? -EINVAL
-                       : kvfs_copy_file_range(req, source->fh, source_offset, target->fh, target_offset, size);
+    int status =
+        flags ? -EINVAL : kvfs_copy_file_range(req, source->fh, source_offset, target->fh, target_offset, size);
     answer(req, status);
 }
 
 static void on_fallocate(fuse_req_t req, fuse_ino_t inode, int mode, off_t offset, off_t size,
-                         struct fuse_file_info *file)
-{
+                         struct fuse_file_info *file) {
     (void)inode;
     answer(req, kvfs_fallocate(req, file->fh, mode, offset, size));
 }
 
-static void on_opendir(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *listing)
-{
+static void on_opendir(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *listing) {
     (void)listing;
     answer(req, kvfs_opendir(req, inode));
 }
 
-static void on_readdirplus(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, struct fuse_file_info *listing)
-{
+static void on_readdirplus(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset,
+                           struct fuse_file_info *listing) {
     (void)inode;
     answer(req, kvfs_readdir(req, listing->fh, offset, size));
 }
 
-static void on_releasedir(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *listing)
-{
+static void on_releasedir(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *listing) {
     (void)inode;
     answer(req, kvfs_releasedir(req, listing->fh));
 }
 
-static void on_fsyncdir(fuse_req_t req, fuse_ino_t inode, int datasync, struct fuse_file_info *listing)
-{
+static void on_fsyncdir(fuse_req_t req, fuse_ino_t inode, int datasync, struct fuse_file_info *listing) {
     (void)inode, (void)datasync;
     answer(req, kvfs_fsyncdir(req, listing->fh));
 }
 
-static void on_statfs(fuse_req_t req, fuse_ino_t inode)
-{
-    answer(req, kvfs_statfs(req, inode));
-}
+static void on_statfs(fuse_req_t req, fuse_ino_t inode) { answer(req, kvfs_statfs(req, inode)); }
 
-static void on_getxattr(fuse_req_t req, fuse_ino_t inode, const char *name, size_t size)
-{
+static void on_getxattr(fuse_req_t req, fuse_ino_t inode, const char *name, size_t size) {
     answer(req, kvfs_getxattr(req, inode, name, size));
 }
 
-static void on_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size)
-{
+static void on_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
     answer(req, kvfs_listxattr(req, inode, size));
 }
 
-static void on_setxattr(fuse_req_t req, fuse_ino_t inode, const char *name, const char *value, size_t size, int flags)
-{
+static void on_setxattr(fuse_req_t req, fuse_ino_t inode, const char *name, const char *value, size_t size, int flags) {
     answer(req, kvfs_setxattr(req, inode, name, value, size, flags, fuse_req_ctx(req)->uid));
 }
 
-static void on_removexattr(fuse_req_t req, fuse_ino_t inode, const char *name)
-{
+static void on_removexattr(fuse_req_t req, fuse_ino_t inode, const char *name) {
     answer(req, kvfs_removexattr(req, inode, name, fuse_req_ctx(req)->uid));
 }
 
 /* No file here has controls. Asked often: isatty(3), and with it every open() of Python, is an ioctl. */
 static void on_ioctl(fuse_req_t req, fuse_ino_t inode, unsigned int command, void *argument,
                      struct fuse_file_info *file, unsigned flags, const void *input, size_t input_bytes,
-                     size_t output_bytes)
-{
+                     size_t output_bytes) {
     (void)inode, (void)command, (void)argument, (void)file, (void)flags, (void)input, (void)input_bytes;
     (void)output_bytes;
     fuse_reply_err(req, ENOTTY);
 }
 
-static void on_init(void *userdata, struct fuse_conn_info *connection)
-{
+static void on_init(void *userdata, struct fuse_conn_info *connection) {
     pyfuse3_init(userdata, connection);
     /* Dropping setuid bits on write needs the writer's credentials, which are not passed on: left to the kernel, which
      * then asks for it with a plain chmod. */
@@ -349,8 +303,7 @@ static const struct fuse_lowlevel_ops our_operations = {
 /* Interposed */
 
 /* The next one in the search order is libfuse's: this object is linked with it. */
-static void *libfuses(const char *name)
-{
+static void *libfuses(const char *name) {
     void *function = dlsym(RTLD_NEXT, name);
     if (!function)
         fprintf(stderr, "kvfs: libfuse3 has no %s: %s\n", name, dlerror());
@@ -366,8 +319,7 @@ static process_function *libfuse_process;
 
 __attribute__((visibility("default"))) struct fuse_session *fuse_session_new(struct fuse_args *arguments,
                                                                              const struct fuse_lowlevel_ops *operations,
-                                                                             size_t operations_bytes, void *userdata)
-{
+                                                                             size_t operations_bytes, void *userdata) {
     new_function *libfuse_new = (new_function *)libfuses("fuse_session_new");
     libfuse_receive = (receive_function *)libfuses("fuse_session_receive_buf");
     libfuse_process = (process_function *)libfuses("fuse_session_process_buf");
@@ -379,22 +331,20 @@ __attribute__((visibility("default"))) struct fuse_session *fuse_session_new(str
     return captured_session;
 }
 
-__attribute__((visibility("default"))) int fuse_session_receive_buf(struct fuse_session *session, struct fuse_buf *buf)
-{
+__attribute__((visibility("default"))) int fuse_session_receive_buf(struct fuse_session *session,
+                                                                    struct fuse_buf *buf) {
     int result = libfuse_receive(session, buf);
     return result == -EAGAIN ? -EINTR : result; /* pyfuse3 waits again */
 }
 
-static long now_ns(void)
-{
+static long now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1000000000L + now.tv_nsec;
 }
 
 /* The next request, if it comes soon. */
-static int receive_soon(struct fuse_session *session, struct fuse_buf *buf)
-{
+static int receive_soon(struct fuse_session *session, struct fuse_buf *buf) {
     struct pollfd waiting = {.fd = fuse_session_fd(session), .events = POLLIN};
     const long end_ns = now_ns() + kvfs_linger_ns;
     int found, result = 0;
@@ -408,8 +358,7 @@ static int receive_soon(struct fuse_session *session, struct fuse_buf *buf)
 }
 
 __attribute__((visibility("default"))) void fuse_session_process_buf(struct fuse_session *session,
-                                                                     const struct fuse_buf *received)
-{
+                                                                     const struct fuse_buf *received) {
     struct fuse_buf *buf = (struct fuse_buf *)received; /* pyfuse3's, and not needed by it any more */
     const long end_ns = now_ns() + budget_ns;
     must_return = 0;
@@ -418,12 +367,6 @@ __attribute__((visibility("default"))) void fuse_session_process_buf(struct fuse
     while (!must_return && now_ns() < end_ns && !fuse_session_exited(session) && receive_soon(session, buf) > 0);
 }
 
-int kvfs_session_captured(void)
-{
-    return captured_session != NULL;
-}
+int kvfs_session_captured(void) { return captured_session != NULL; }
 
-void kvfs_forget_session(void)
-{
-    captured_session = NULL;
-}
+void kvfs_forget_session(void) { captured_session = NULL; }

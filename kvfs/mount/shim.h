@@ -27,21 +27,19 @@ void kvfs_forget_session(void);
 int kvfs_lookup(fuse_req_t req, uint64_t parent, const char *name);
 void kvfs_forget(uint64_t inode, uint64_t num_lookups);
 int kvfs_getattr(fuse_req_t req, uint64_t inode, int has_file);
-int kvfs_setattr(fuse_req_t req, uint64_t inode, int fields, int has_file, uint64_t file, uint32_t mode,
-                        uint32_t uid, uint32_t gid, int64_t size, int64_t atime_s, int64_t atime_ns, int64_t mtime_s,
-                        int64_t mtime_ns);
+int kvfs_setattr(fuse_req_t req, uint64_t inode, int fields, int has_file, uint64_t file, uint32_t mode, uint32_t uid,
+                 uint32_t gid, int64_t size, int64_t atime_s, int64_t atime_ns, int64_t mtime_s, int64_t mtime_ns);
 int kvfs_readlink(fuse_req_t req, uint64_t inode);
 int kvfs_mknod(fuse_req_t req, uint64_t parent, const char *name, uint32_t mode, uint32_t device, uint32_t uid,
-                      uint32_t gid);
-int kvfs_symlink(fuse_req_t req, const char *target, uint64_t parent, const char *name, uint32_t uid,
-                        uint32_t gid);
+               uint32_t gid);
+int kvfs_symlink(fuse_req_t req, const char *target, uint64_t parent, const char *name, uint32_t uid, uint32_t gid);
 int kvfs_link(fuse_req_t req, uint64_t inode, uint64_t parent, const char *name);
 int kvfs_unlink(fuse_req_t req, uint64_t parent, const char *name);
 int kvfs_rmdir(fuse_req_t req, uint64_t parent, const char *name);
 int kvfs_rename(fuse_req_t req, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,
-                       unsigned flags);
-int kvfs_create(fuse_req_t req, uint64_t parent, const char *name, uint32_t mode, int flags, uint32_t uid,
-                       uint32_t gid, int32_t pid);
+                unsigned flags);
+int kvfs_create(fuse_req_t req, uint64_t parent, const char *name, uint32_t mode, int flags, uint32_t uid, uint32_t gid,
+                int32_t pid);
 int kvfs_open(fuse_req_t req, uint64_t inode, int flags, uint32_t uid, int32_t pid);
 int kvfs_read(fuse_req_t req, uint64_t file, int64_t offset, size_t size);
 int kvfs_write(fuse_req_t req, uint64_t file, int64_t offset, const char *bytes, size_t size);
@@ -49,8 +47,8 @@ int kvfs_flush(fuse_req_t req, uint64_t file, int pid);
 int kvfs_fsync(fuse_req_t req, uint64_t file);
 int kvfs_release(fuse_req_t req, uint64_t file);
 int kvfs_flock(fuse_req_t req, uint64_t file, int operation);
-int kvfs_copy_file_range(fuse_req_t req, uint64_t source, int64_t source_offset, uint64_t target,
-                                int64_t target_offset, uint64_t size);
+int kvfs_copy_file_range(fuse_req_t req, uint64_t source, int64_t source_offset, uint64_t target, int64_t target_offset,
+                         uint64_t size);
 int kvfs_fallocate(fuse_req_t req, uint64_t file, int mode, int64_t offset, int64_t size);
 int kvfs_opendir(fuse_req_t req, uint64_t inode);
 int kvfs_readdir(fuse_req_t req, uint64_t listing, int64_t offset, size_t size);
@@ -60,7 +58,7 @@ int kvfs_statfs(fuse_req_t req, uint64_t inode);
 int kvfs_getxattr(fuse_req_t req, uint64_t inode, const char *name, size_t size);
 int kvfs_listxattr(fuse_req_t req, uint64_t inode, size_t size);
 int kvfs_setxattr(fuse_req_t req, uint64_t inode, const char *name, const char *value, size_t size, int flags,
-                         uint32_t uid);
+                  uint32_t uid);
 int kvfs_removexattr(fuse_req_t req, uint64_t inode, const char *name, uint32_t uid);
 void kvfs_interrupted(fuse_req_t req);
 

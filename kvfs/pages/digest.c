@@ -38,8 +38,7 @@ static const uint8_t order[12][16] = {
         a = first, b = second;                                                                                         \
     } while (0)
 
-static inline __attribute__((always_inline, target("avx512f"))) void transpose(lanes row[8])
-{
+static inline __attribute__((always_inline, target("avx512f"))) void transpose(lanes row[8]) {
     for (int i = 0; i < 8; i += 2)
         SWAP(row[i], row[i + 1], ((lanes){0, 8, 2, 10, 4, 12, 6, 14}), ((lanes){1, 9, 3, 11, 5, 13, 7, 15}));
     for (int i = 0; i < 8; i += 4)
@@ -49,13 +48,9 @@ static inline __attribute__((always_inline, target("avx512f"))) void transpose(l
         SWAP(row[j], row[j + 4], ((lanes){0, 1, 2, 3, 8, 9, 10, 11}), ((lanes){4, 5, 6, 7, 12, 13, 14, 15}));
 }
 
-int digest_is_fast(void)
-{
-    return __builtin_cpu_supports("avx512f") != 0;
-}
+int digest_is_fast(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
-__attribute__((target("avx512f"))) void digest_pages(const uint8_t *const pages[], uint64_t page_bytes, uint8_t *out)
-{
+__attribute__((target("avx512f"))) void digest_pages(const uint8_t *const pages[], uint64_t page_bytes, uint8_t *out) {
     lanes state[8];
     for (int i = 0; i < 8; i++)
         state[i] = (lanes){0} + initial[i];

@@ -74,11 +74,8 @@ sym_answer *answer_new(sym_client *client, const struct sym_reply *reply, uint32
         free(answer);
         return NULL;
     }
-    *answer = (sym_answer){.client = client,
-                           .id = reply->id,
-                           .err = reply->err,
-                           .flags = reply->flags,
-                           .payload_bytes = payload_bytes};
+    *answer = (sym_answer){
+        .client = client, .id = reply->id, .err = reply->err, .flags = reply->flags, .payload_bytes = payload_bytes};
     memcpy(answer->args, reply->args, sizeof answer->args);
     return answer;
 }

@@ -27,10 +27,8 @@ static uint32_t write_later(sym_client *client, uint64_t reserved) {
     uint32_t written = 0;
     for (; written < client->num_later && submit_room(client) >= reserved + sizeof(struct sym_request); written++) {
         const struct later *later = &client->later[written];
-        const struct sym_request request = {.frame_bytes = sizeof(struct sym_request),
-                                            .op = later->op,
-                                            .handle = later->handle,
-                                            .args = {later->arg}};
+        const struct sym_request request = {
+            .frame_bytes = sizeof(struct sym_request), .op = later->op, .handle = later->handle, .args = {later->arg}};
         write_frame(client, &request, "");
     }
     client->num_later -= written;
@@ -82,8 +80,7 @@ static int enter_table(sym_client *client, sym_call *call, sym_loop *loop) {
 }
 
 /* 0: submitted; -EAGAIN: no room in the ring now; -EBUSY: none in the table. `loop`: NULL when a thread will wait. */
-int client_try_submit(sym_client *client, sym_call *call, sym_loop *loop, const char *payload,
-                      uint32_t payload_bytes) {
+int client_try_submit(sym_client *client, sym_call *call, sym_loop *loop, const char *payload, uint32_t payload_bytes) {
     struct sym_request request = {.frame_bytes = (uint32_t)sizeof(struct sym_request) + payload_bytes,
                                   .op = call->op,
                                   .flags = call->flags,

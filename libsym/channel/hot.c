@@ -31,7 +31,8 @@ static int take_hot(sym_server *server, uint64_t handle, int32_t position, const
         return SYM_HOT_COLD;
     if (request.handle != handle)
         return SYM_HOT_NONE;
-    ring_read(ring, SYM_RING_BYTES, server->submit_head + sizeof request, numbers, request.frame_bytes - sizeof request);
+    ring_read(ring, SYM_RING_BYTES, server->submit_head + sizeof request, numbers,
+              request.frame_bytes - sizeof request);
     if (numbers[0] < 0 || (uint32_t)numbers[0] >= server->plan.vocab_size || numbers[1] != position)
         return SYM_HOT_COLD;
     const int64_t slot = sym_server_take_rows(server, 1);

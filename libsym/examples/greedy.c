@@ -20,7 +20,10 @@
 static struct sym_region *region;
 static int doorbell;
 static uint64_t next_id = 1, submit_tail, complete_head;
-static union { struct sym_reply head; char bytes[SYM_MAX_FRAME_BYTES + 1]; } reply;
+static union {
+    struct sym_reply head;
+    char bytes[SYM_MAX_FRAME_BYTES + 1];
+} reply;
 
 static void die(const char *what) {
     fprintf(stderr, "greedy: %s\n", what);
@@ -40,8 +43,12 @@ static void copy(int into_ring, uint64_t ring_offset, uint64_t position, char *d
 
 /* One system call. The reply is in `reply`, its payload (with a 0 behind it) behind the header. */
 static char *call(uint16_t op, uint32_t flags, uint64_t handle, int64_t a0, const void *payload, uint32_t bytes) {
-    struct sym_request request = {.frame_bytes = (uint32_t)sizeof request + bytes, .op = op, .flags = flags,
-                                  .id = next_id++, .handle = handle, .args = {a0}};
+    struct sym_request request = {.frame_bytes = (uint32_t)sizeof request + bytes,
+                                  .op = op,
+                                  .flags = flags,
+                                  .id = next_id++,
+                                  .handle = handle,
+                                  .args = {a0}};
     const uint64_t one = 1;
     copy(1, region->submit_offset, submit_tail, (char *)&request, sizeof request);
     copy(1, region->submit_offset, submit_tail + sizeof request, (char *)(uintptr_t)payload, bytes);
@@ -75,8 +82,14 @@ static char *call(uint16_t op, uint32_t flags, uint64_t handle, int64_t a0, cons
 static void dial(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct sym_greeting greeting = {.magic = SYM_MAGIC, .version = SYM_ABI_VERSION};
-    struct { struct sym_welcome head; char text[4097]; } welcome = {0};
-    union { struct cmsghdr head; char bytes[CMSG_SPACE(3 * sizeof(int))]; } rights = {0};
+    struct {
+        struct sym_welcome head;
+        char text[4097];
+    } welcome = {0};
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(3 * sizeof(int))];
+    } rights = {0};
     struct iovec iov = {.iov_base = &welcome, .iov_len = sizeof welcome - 1};
     struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &rights, .msg_controllen = sizeof rights};
     const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* open as long as we live */

@@ -115,12 +115,12 @@ static inline vf F(exp)(vf x) {
 static inline void F(add)(double *sums, vf x) {
 #if defined LANES_512
     _mm512_storeu_pd(sums, _mm512_add_pd(_mm512_loadu_pd(sums), _mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x))));
-    _mm512_storeu_pd(sums + 8, _mm512_add_pd(_mm512_loadu_pd(sums + 8),
-                                             _mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)x, 1))));
+    _mm512_storeu_pd(sums + 8,
+                     _mm512_add_pd(_mm512_loadu_pd(sums + 8), _mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)x, 1))));
 #elif defined LANES_256
     _mm256_storeu_pd(sums, _mm256_add_pd(_mm256_loadu_pd(sums), _mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x))));
-    _mm256_storeu_pd(sums + 4, _mm256_add_pd(_mm256_loadu_pd(sums + 4),
-                                             _mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1))));
+    _mm256_storeu_pd(sums + 4,
+                     _mm256_add_pd(_mm256_loadu_pd(sums + 4), _mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1))));
 #elif defined __SSE2__
     _mm_storeu_pd(sums, _mm_add_pd(_mm_loadu_pd(sums), _mm_cvtps_pd((__m128)x)));
     _mm_storeu_pd(sums + 2, _mm_add_pd(_mm_loadu_pd(sums + 2), _mm_cvtps_pd(_mm_movehl_ps((__m128)x, (__m128)x))));
@@ -344,4 +344,4 @@ static int64_t F(keep_best)(sym_list *list, sym_mark mark, float lightest) {
 }
 
 const struct passes F(passes) = {F(scan), F(find),    F(mass),  F(weigh),        F(scale),    F(moments),
-                                        F(mask), F(collect), F(split), F(keep_between), F(keep_best)};
+                                 F(mask), F(collect), F(split), F(keep_between), F(keep_best)};

@@ -113,8 +113,7 @@ static sym_mark mark_of_equals(const sym_list *list, double target, int beyond) 
     return (sym_mark){list->values[place], list->indices[place]};
 }
 
-sym_mark rank_mark(const sym_list *list, double mass, double target, int beyond, sym_list *work,
-                            uint64_t *room) {
+sym_mark rank_mark(const sym_list *list, double mass, double target, int beyond, sym_list *work, uint64_t *room) {
     for (int round = 0; !list->sorted && list->count > SHORT && round < MAX_ROUNDS; round++) {
         float low, high;
         double above, within;

@@ -35,7 +35,7 @@ struct limits {
 
 static struct limits limits_of(double temperature, int64_t top_k, double top_p, double min_p) {
     return (struct limits){
-        .inverse_temperature = temperature <= 0.0          ? INFINITY
+        .inverse_temperature = temperature <= 0.0         ? INFINITY
                                : 1.0 / temperature < 1e30 ? (float)(1.0 / temperature)
                                                           : 1e30f,
         .floor = (float)min_p,
@@ -100,8 +100,8 @@ static double weigh_candidates(struct scratch *scratch, const float *row, int64_
     return total > 0.0 ? total : weighed;
 }
 
-static int64_t draw_ranked(struct scratch *scratch, const float *row, int64_t n, float max,
-                           const struct limits *limits, double u) {
+static int64_t draw_ranked(struct scratch *scratch, const float *row, int64_t n, float max, const struct limits *limits,
+                           double u) {
     sym_list *list = &scratch->list;
     double total;
     if (limits->top_k > 0 && limits->top_k < n) {
@@ -219,10 +219,9 @@ void sym_sampler_free(sym_sampler *sampler) {
 
 /* Whether all settings are in range. */
 static int is_valid(const struct sym_sampling *settings) {
-    return settings->temperature >= 0.0 && settings->top_p >= 0.0 && settings->top_p <= 1.0 &&
-           settings->min_p >= 0.0 && settings->min_p <= 1.0 && settings->repetition_penalty >= 0.0f &&
-           settings->repetition_penalty < INFINITY && isfinite(settings->presence_penalty) &&
-           isfinite(settings->frequency_penalty) && settings->has_allowed <= 1;
+    return settings->temperature >= 0.0 && settings->top_p >= 0.0 && settings->top_p <= 1.0 && settings->min_p >= 0.0 &&
+           settings->min_p <= 1.0 && settings->repetition_penalty >= 0.0f && settings->repetition_penalty < INFINITY &&
+           isfinite(settings->presence_penalty) && isfinite(settings->frequency_penalty) && settings->has_allowed <= 1;
 }
 
 /* How long the block at the start of `bytes` bytes is with all that follows it; -EINVAL: it does not end there. */

@@ -188,8 +188,8 @@ static int draw(sym_run *loop, sym_member *member) {
         return fail_draw(member, rc);
     member->token = token;
     member->num_to_emit--;
-    if (loop->hot->push(member->server, member->call_id, 0, SYM_MORE, 1, entries(member), 0, 0,
-                                          (const char *)&token, sizeof token) != 0)
+    if (loop->hot->push(member->server, member->call_id, 0, SYM_MORE, 1, entries(member), 0, 0, (const char *)&token,
+                        sizeof token) != 0)
         end_member(member, SYM_END_UNSENT);
     else if (member->num_to_emit == 0)
         end_member(member, SYM_END_LENGTH);
@@ -239,8 +239,7 @@ static int32_t poll_calls(sym_run *loop) {
         if (member->state != SYM_WAITING)
             continue;
         sym_hot_call call;
-        const int outcome =
-            loop->hot->take(member->server, member->handle, member->position, &loop->stop, &call);
+        const int outcome = loop->hot->take(member->server, member->handle, member->position, &loop->stop, &call);
         if (outcome == SYM_HOT_TAKEN) {
             continue_with(member, &call);
             atomic_fetch_add(&loop->num_taken, 1);

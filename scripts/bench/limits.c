@@ -16,8 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -25,17 +24,16 @@ static double now(void)
 
 /* ---- operations ---- */
 
-#define CHAINS(target_, name, type, count, zero, step, keep)                                                        \
-    __attribute__((target(target_))) static void name(long rounds)                                                  \
-    {                                                                                                               \
-        type a[count], x = zero, y = zero;                                                                          \
-        _Pragma("GCC unroll 32") for (int i = 0; i < count; i++) a[i] = zero;                                       \
-        _Pragma("GCC unroll 32") for (int i = 0; i < count; i++) __asm__ volatile("" : keep(a[i]));                 \
-        for (long r = 0; r < rounds; r++) {                                                                         \
-            __asm__ volatile("" : keep(x), keep(y));                                                                \
-            _Pragma("GCC unroll 32") for (int i = 0; i < count; i++) a[i] = step;                                   \
-        }                                                                                                           \
-        _Pragma("GCC unroll 32") for (int i = 0; i < count; i++) __asm__ volatile("" : keep(a[i]));                 \
+#define CHAINS(target_, name, type, count, zero, step, keep)                                                           \
+    __attribute__((target(target_))) static void name(long rounds) {                                                   \
+        type a[count], x = zero, y = zero;                                                                             \
+        _Pragma("GCC unroll 32") for (int i = 0; i < count; i++) a[i] = zero;                                          \
+        _Pragma("GCC unroll 32") for (int i = 0; i < count; i++) __asm__ volatile("" : keep(a[i]));                    \
+        for (long r = 0; r < rounds; r++) {                                                                            \
+            __asm__ volatile("" : keep(x), keep(y));                                                                   \
+            _Pragma("GCC unroll 32") for (int i = 0; i < count; i++) a[i] = step;                                      \
+        }                                                                                                              \
+        _Pragma("GCC unroll 32") for (int i = 0; i < count; i++) __asm__ volatile("" : keep(a[i]));                    \
     }
 
 /* AVX2 has sixteen registers: twelve chains, two operands and a temporary. */
@@ -43,8 +41,8 @@ CHAINS("avx2,fma", fma_avx2, __m256, 12, _mm256_setzero_ps(), _mm256_fmadd_ps(x,
 CHAINS("avx2", maddubs_avx2, __m256i, 12, _mm256_setzero_si256(),
        _mm256_add_epi16(_mm256_maddubs_epi16(_mm256_xor_si256(x, a[i]), y), a[i]), "+x")
 CHAINS("avx512f", fma_avx512, __m512, 24, _mm512_setzero_ps(), _mm512_fmadd_ps(x, y, a[i]), "+v")
-CHAINS("avx512f,avx512bw,avx512vnni", vpdpbusd, __m512i, 24, _mm512_setzero_si512(),
-       _mm512_dpbusd_epi32(a[i], x, y), "+v")
+CHAINS("avx512f,avx512bw,avx512vnni", vpdpbusd, __m512i, 24, _mm512_setzero_si512(), _mm512_dpbusd_epi32(a[i], x, y),
+       "+v")
 CHAINS("avx512f,avx512bw,avx512bf16", vdpbf16ps, __m512, 24, _mm512_setzero_ps(),
        _mm512_dpbf16_ps(a[i], (__m512bh)x, (__m512bh)y), "+v")
 
@@ -53,23 +51,26 @@ static struct {
     uint8_t palette, start, pad[14];
     uint16_t row_bytes[16];
     uint8_t rows[16];
-} tiles = {.palette = 1,
-           .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
-           .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+} tiles = {.palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
-#define TILES(target_, name, instruction)                                                                           \
-    __attribute__((target(target_))) static void name(long rounds)                                                  \
-    {                                                                                                               \
-        _tile_loadconfig(&tiles);                                                                                   \
-        _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);                                                 \
-        _tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);                                                 \
-        for (long r = 0; r < rounds; r++) {                                                                         \
-            instruction(0, 4, 6);                                                                                   \
-            instruction(1, 4, 7);                                                                                   \
-            instruction(2, 5, 6);                                                                                   \
-            instruction(3, 5, 7);                                                                                   \
-        }                                                                                                           \
-        _tile_release();                                                                                            \
+#define TILES(target_, name, instruction)                                                                              \
+    __attribute__((target(target_))) static void name(long rounds) {                                                   \
+        _tile_loadconfig(&tiles);                                                                                      \
+        _tile_zero(0);                                                                                                 \
+        _tile_zero(1);                                                                                                 \
+        _tile_zero(2);                                                                                                 \
+        _tile_zero(3);                                                                                                 \
+        _tile_zero(4);                                                                                                 \
+        _tile_zero(5);                                                                                                 \
+        _tile_zero(6);                                                                                                 \
+        _tile_zero(7);                                                                                                 \
+        for (long r = 0; r < rounds; r++) {                                                                            \
+            instruction(0, 4, 6);                                                                                      \
+            instruction(1, 4, 7);                                                                                      \
+            instruction(2, 5, 6);                                                                                      \
+            instruction(3, 5, 7);                                                                                      \
+        }                                                                                                              \
+        _tile_release();                                                                                               \
     }
 
 TILES("amx-tile,amx-bf16", tdpbf16ps, _tile_dpbf16ps)
@@ -77,24 +78,28 @@ TILES("amx-tile,amx-int8", tdpbssd, _tile_dpbssd)
 
 enum feature { AVX2, AVX512, VNNI, BF16, AMX_BF16, AMX_INT8 };
 
-static int amx(int bit)
-{
+static int amx(int bit) {
     unsigned a = 7, b, c = 0, d;
     __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
     /* ARCH_REQ_XCOMP_PERM for the tile data: the kernel grants tiles only to who asks. */
     return (d >> 24 & 1) && (d >> bit & 1) && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 
-static int has(enum feature feature)
-{
+static int has(enum feature feature) {
     __builtin_cpu_init();
     switch (feature) {
-    case AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    case AVX512: return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
-    case VNNI: return has(AVX512) && __builtin_cpu_supports("avx512vnni");
-    case BF16: return has(AVX512) && __builtin_cpu_supports("avx512bf16");
-    case AMX_BF16: return amx(22);
-    case AMX_INT8: return amx(25);
+    case AVX2:
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case AVX512:
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+    case VNNI:
+        return has(AVX512) && __builtin_cpu_supports("avx512vnni");
+    case BF16:
+        return has(AVX512) && __builtin_cpu_supports("avx512bf16");
+    case AMX_BF16:
+        return amx(22);
+    case AMX_INT8:
+        return amx(25);
     }
     return 0;
 }
@@ -116,8 +121,7 @@ static const struct kind {
 
 /* ---- reading ---- */
 
-__attribute__((target("avx512f"))) static uint64_t read_avx512(const char *p, size_t bytes)
-{
+__attribute__((target("avx512f"))) static uint64_t read_avx512(const char *p, size_t bytes) {
     __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
     for (size_t i = 0; i < bytes; i += 256) {
         a = _mm512_or_si512(a, _mm512_load_si512(p + i));
@@ -128,8 +132,7 @@ __attribute__((target("avx512f"))) static uint64_t read_avx512(const char *p, si
     return (uint64_t)_mm512_reduce_or_epi64(_mm512_or_si512(_mm512_or_si512(a, b), _mm512_or_si512(c, d)));
 }
 
-static uint64_t read_plain(const char *p, size_t bytes)
-{
+static uint64_t read_plain(const char *p, size_t bytes) {
     __m128i a = _mm_setzero_si128(), b = a, c = a, d = a;
     for (size_t i = 0; i < bytes; i += 64) {
         a = _mm_or_si128(a, _mm_load_si128((const void *)(p + i)));
@@ -155,44 +158,51 @@ struct task {
 
 static volatile uint64_t sink;
 
-static void *work(void *argument)
-{
+static void *work(void *argument) {
     struct task *t = argument;
-    if (!t->kind) memset(t->memory, 1, t->bytes); /* pages near the thread that reads them */
+    if (!t->kind)
+        memset(t->memory, 1, t->bytes); /* pages near the thread that reads them */
     for (int pass = 0; pass < t->passes; pass++) {
         pthread_barrier_wait(t->barrier);
         t->begin[pass] = now();
-        if (t->kind) t->kind->run(t->rounds);
-        else sink = has(AVX512) ? read_avx512(t->memory, t->bytes) : read_plain(t->memory, t->bytes);
+        if (t->kind)
+            t->kind->run(t->rounds);
+        else
+            sink = has(AVX512) ? read_avx512(t->memory, t->bytes) : read_plain(t->memory, t->bytes);
         t->end[pass] = now();
     }
     return NULL;
 }
 
 /* Seconds of the fastest pass, from the first thread's start to the last one's end; negative on failure. */
-static double fastest(const struct kind *kind, int threads, size_t bytes, long rounds, int passes)
-{
+static double fastest(const struct kind *kind, int threads, size_t bytes, long rounds, int passes) {
     pthread_barrier_t barrier;
     pthread_t ids[threads];
     struct task tasks[threads];
     double times[threads][2][passes], best = -1;
     size_t each = bytes / (size_t)threads / 4096 * 4096;
     char *memory = kind ? NULL : aligned_alloc(4096, each * (size_t)threads);
-    if (!kind && !memory) return -1;
+    if (!kind && !memory)
+        return -1;
     pthread_barrier_init(&barrier, NULL, (unsigned)threads);
     for (int i = 0; i < threads; i++) {
-        tasks[i] = (struct task){&barrier, kind, memory ? memory + (size_t)i * each : NULL, each, rounds, passes,
-                                 times[i][0], times[i][1]};
-        if (pthread_create(&ids[i], NULL, work, &tasks[i])) abort();
+        tasks[i] = (struct task){
+            &barrier, kind, memory ? memory + (size_t)i * each : NULL, each, rounds, passes, times[i][0], times[i][1]};
+        if (pthread_create(&ids[i], NULL, work, &tasks[i]))
+            abort();
     }
-    for (int i = 0; i < threads; i++) pthread_join(ids[i], NULL);
+    for (int i = 0; i < threads; i++)
+        pthread_join(ids[i], NULL);
     for (int pass = 0; pass < passes; pass++) {
         double begin = times[0][0][pass], end = times[0][1][pass];
         for (int i = 1; i < threads; i++) {
-            if (times[i][0][pass] < begin) begin = times[i][0][pass];
-            if (times[i][1][pass] > end) end = times[i][1][pass];
+            if (times[i][0][pass] < begin)
+                begin = times[i][0][pass];
+            if (times[i][1][pass] > end)
+                end = times[i][1][pass];
         }
-        if (best < 0 || end - begin < best) best = end - begin;
+        if (best < 0 || end - begin < best)
+            best = end - begin;
     }
     free(memory);
     return best;
@@ -204,18 +214,18 @@ int limit_kinds(void) { return sizeof kinds / sizeof *kinds; }
 const char *limit_name(int kind) { return kinds[kind].name; }
 
 /* Operations a second, or 0 where the processor lacks the instruction. */
-double limit_ops(int kind, int threads)
-{
+double limit_ops(int kind, int threads) {
     const struct kind *k = &kinds[kind];
-    if (!has(k->needs)) return 0;
+    if (!has(k->needs))
+        return 0;
     long rounds = 1000;
-    while (fastest(k, 1, 0, rounds, 1) < 0.02) rounds *= 2;
+    while (fastest(k, 1, 0, rounds, 1) < 0.02)
+        rounds *= 2;
     return k->ops * (double)rounds * threads / fastest(k, threads, 0, rounds, 5);
 }
 
 /* Bytes a second that so many threads read together, each its own part of a buffer. */
-double limit_read(int threads, size_t bytes)
-{
+double limit_read(int threads, size_t bytes) {
     double seconds = fastest(NULL, threads, bytes, 0, 7);
     return seconds < 0 ? 0 : (double)(bytes / (size_t)threads / 4096 * 4096 * (size_t)threads) / seconds;
 }

@@ -55,7 +55,8 @@ static void answer(const struct sym_request *request, const char *payload) {
             *row_start(slot + row) = request->args[2];
     }
     for (int i = 1; request->op == SYM_GENERATE && i < NUM_REPLIES; i++)
-        while (sym_server_push(server, request->id, 0, SYM_MORE, 0, 0, request->args[2], request->args[3], NULL, 0) == 1)
+        while (sym_server_push(server, request->id, 0, SYM_MORE, 0, 0, request->args[2], request->args[3], NULL, 0) ==
+               1)
             sym_server_set_backlog(server, 1);
     while (sym_server_push(server, request->id, 0, 0, slot, num_rows, request->args[2], request->args[3], payload,
                            request->frame_bytes - (uint32_t)sizeof *request) == 1)

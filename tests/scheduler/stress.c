@@ -380,8 +380,7 @@ static void *loop_over_pred(void *argument) {
     for (int32_t i = 0; i < NUM_ENTRIES; i++) {
         const int says_position = (i + file) % 3 == 0;
         const int32_t payload[2] = {token, i};
-        sym_call *call =
-            sym_call_new(client, SYM_PRED, SYM_ROWS_LAST, (uint64_t)file + 1, 1, says_position, 0, 0);
+        sym_call *call = sym_call_new(client, SYM_PRED, SYM_ROWS_LAST, (uint64_t)file + 1, 1, says_position, 0, 0);
         sym_answer *answer = wait_answer(call, payload, says_position ? 8 : 4);
         token = (int32_t)sym_row_argmax(sym_answer_rows(answer), VOCAB, NULL);
         CHECK(token == expected[file][i + 1]);
@@ -476,8 +475,13 @@ static void fail_to_note(const struct model *m) {
     sym_decoder *alone = sym_decoder_new(&m->c, 1, "plain", 0);
     float row[VOCAB];
     int32_t log[1];
-    sym_member member = {.row = row, .pages = pages[0], .log = log, .sampler = new_sampler(0), .num_to_emit = 1,
-                         .token = 1, .capacity = 1};
+    sym_member member = {.row = row,
+                         .pages = pages[0],
+                         .log = log,
+                         .sampler = new_sampler(0),
+                         .num_to_emit = 1,
+                         .token = 1,
+                         .capacity = 1};
     sym_run *run = sym_run_new(&hot, sym_step, alone, &member, 1, NULL, 0, (sym_run_wait){0}, -1);
     CHECK(sym_run_execute(run) == 0);
     CHECK(member.state == SYM_ENDED && member.end == SYM_END_DRAW && member.draw_error == ENOMEM);

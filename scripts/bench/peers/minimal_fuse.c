@@ -36,8 +36,7 @@ static size_t num_files = 2; /* numbers 0 and 1 (the root) are no files */
 static struct file *buckets[NUM_BUCKETS];
 static struct stat root;
 
-static struct file **find(const char *name)
-{
+static struct file **find(const char *name) {
     unsigned hash = 5381;
     for (const char *at = name; *at; at++)
         hash = hash * 33 ^ (unsigned char)*at;
@@ -47,8 +46,7 @@ static struct file **find(const char *name)
     return link;
 }
 
-static struct fuse_entry_param entry_of(const struct stat *attr)
-{
+static struct fuse_entry_param entry_of(const struct stat *attr) {
     struct fuse_entry_param entry;
     memset(&entry, 0, sizeof entry);
     entry.ino = attr->st_ino;
@@ -56,8 +54,7 @@ static struct fuse_entry_param entry_of(const struct stat *attr)
     return entry;
 }
 
-static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
-{
+static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name) {
     (void)parent;
     struct file *file = *find(name);
     if (!file) {
@@ -68,14 +65,12 @@ static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
     fuse_reply_entry(req, &entry);
 }
 
-static void on_getattr(fuse_req_t req, fuse_ino_t number, struct fuse_file_info *info)
-{
+static void on_getattr(fuse_req_t req, fuse_ino_t number, struct fuse_file_info *info) {
     (void)info;
     fuse_reply_attr(req, number == FUSE_ROOT_ID ? &root : &files[number]->attr, 0);
 }
 
-static int resize(struct file *file, size_t size)
-{
+static int resize(struct file *file, size_t size) {
     if (size > file->capacity) {
         size_t capacity = file->capacity ? file->capacity : 4096;
         while (capacity < size)
@@ -92,8 +87,7 @@ static int resize(struct file *file, size_t size)
     return 0;
 }
 
-static void on_setattr(fuse_req_t req, fuse_ino_t number, struct stat *attr, int to_set, struct fuse_file_info *info)
-{
+static void on_setattr(fuse_req_t req, fuse_ino_t number, struct stat *attr, int to_set, struct fuse_file_info *info) {
     (void)info;
     struct file *file = number == FUSE_ROOT_ID ? NULL : files[number];
     if (file && to_set & FUSE_SET_ATTR_SIZE && resize(file, (size_t)attr->st_size)) {
@@ -103,8 +97,7 @@ static void on_setattr(fuse_req_t req, fuse_ino_t number, struct stat *attr, int
     fuse_reply_attr(req, file ? &file->attr : &root, 0);
 }
 
-static struct file *make(const char *name, mode_t mode)
-{
+static struct file *make(const char *name, mode_t mode) {
     struct file *file = calloc(1, sizeof *file);
     if (!file)
         abort();
@@ -119,15 +112,13 @@ static struct file *make(const char *name, mode_t mode)
     return file;
 }
 
-static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *info)
-{
+static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *info) {
     (void)parent;
     struct fuse_entry_param entry = entry_of(&make(name, mode)->attr);
     fuse_reply_create(req, &entry, info);
 }
 
-static void on_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
-{
+static void on_unlink(fuse_req_t req, fuse_ino_t parent, const char *name) {
     (void)parent;
     struct file **link = find(name), *file = *link;
     if (!file) {
@@ -142,15 +133,13 @@ static void on_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
     fuse_reply_err(req, 0);
 }
 
-static void on_open(fuse_req_t req, fuse_ino_t number, struct fuse_file_info *info)
-{
+static void on_open(fuse_req_t req, fuse_ino_t number, struct fuse_file_info *info) {
     if (info->flags & O_TRUNC)
         resize(files[number], 0);
     fuse_reply_open(req, info);
 }
 
-static void on_read(fuse_req_t req, fuse_ino_t number, size_t size, off_t offset, struct fuse_file_info *info)
-{
+static void on_read(fuse_req_t req, fuse_ino_t number, size_t size, off_t offset, struct fuse_file_info *info) {
     (void)info;
     const struct file *file = files[number];
     size_t end = (size_t)file->attr.st_size, from = (size_t)offset;
@@ -161,8 +150,7 @@ static void on_read(fuse_req_t req, fuse_ino_t number, size_t size, off_t offset
 }
 
 static void on_write(fuse_req_t req, fuse_ino_t number, const char *bytes, size_t size, off_t offset,
-                     struct fuse_file_info *info)
-{
+                     struct fuse_file_info *info) {
     (void)info;
     struct file *file = files[number];
     size_t end = (size_t)offset + size;
@@ -174,8 +162,7 @@ static void on_write(fuse_req_t req, fuse_ino_t number, const char *bytes, size_
     fuse_reply_write(req, size);
 }
 
-static void on_readdirplus(fuse_req_t req, fuse_ino_t number, size_t size, off_t offset, struct fuse_file_info *info)
-{
+static void on_readdirplus(fuse_req_t req, fuse_ino_t number, size_t size, off_t offset, struct fuse_file_info *info) {
     (void)number, (void)info;
     char *buffer = malloc(size);
     size_t used = 0;
@@ -192,8 +179,7 @@ static void on_readdirplus(fuse_req_t req, fuse_ino_t number, size_t size, off_t
     free(buffer);
 }
 
-static void on_init(void *userdata, struct fuse_conn_info *connection)
-{
+static void on_init(void *userdata, struct fuse_conn_info *connection) {
     (void)userdata;
     connection->want &= ~(unsigned)(FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE);
 }
@@ -211,8 +197,7 @@ static const struct fuse_lowlevel_ops operations = {
     .readdirplus = on_readdirplus,
 };
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     struct fuse_args arguments = FUSE_ARGS_INIT(argc, argv);
     struct fuse_cmdline_opts options;
     if (fuse_parse_cmdline(&arguments, &options) || !options.mountpoint) {
