@@ -76,6 +76,7 @@ setup(
     extras_require={
         "gpu": ["triton>=3.6,<4"],
         "test": [
+            "clang-format==23.1.5",  # another version lays out a little otherwise
             "gguf>=0.17",
             "hypothesis>=6.100",
             "import-linter>=2.1,<3",
