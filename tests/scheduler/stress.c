@@ -19,7 +19,12 @@
 #include <sys/socket.h>
 
 enum { VOCAB = 1000, HIDDEN = 64, LAYERS = 2, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 16, FFN = 96, WINDOW = 40 };
-enum { NUM_FILES = 6, NUM_PROGRAMS = 4, NUM_ENTRIES = 80, FILE_PAGES = (NUM_ENTRIES + 31) / 32 };
+#ifdef SHORT_RUN
+#define NUM_ENTRIES 48 /* more than a page, and than the window */
+#else
+#define NUM_ENTRIES 80
+#endif
+enum { NUM_FILES = 6, NUM_PROGRAMS = 4, FILE_PAGES = (NUM_ENTRIES + SYM_PAGE_ENTRIES - 1) / SYM_PAGE_ENTRIES };
 enum { NUM_THREADS = 3, RUN_ENTRIES = 24 };
 
 #define CHECK(condition)                                                                                               \
