@@ -500,7 +500,7 @@ def main() -> int:
     if not options.interpret:
         limit.start()
     if options.interpret:
-        import interpreter
+        from tests.triton_kernels import interpreter
 
         for name in [name for name in vars(interpreter) if name.startswith("mend_")]:
             getattr(interpreter, name)(Patch())

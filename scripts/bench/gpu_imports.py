@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def use_source_tree() -> None:
     """Before anything of the tree is imported. `libsym` becomes a bare package: its face needs its C extension, and
     its numbers and errors do not."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench"), str(ROOT / "tests" / "triton_kernels")]
+    sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
     bare = types.ModuleType("libsym")
     bare.__path__ = [str(ROOT / "libsym")]
     sys.modules["libsym"] = bare

@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import SPECIALS, TEMPLATE, VOCAB_SIZE, gguf_metadata, small_library, small_vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_family_tokenizers import GEMMA, QWEN, piece_metadata
-from test_tokenizer import ELABORATE, NASTY, hf_directory, smollm, smollm_file, spellable
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
@@ -24,6 +21,18 @@ from decoder.text.marks import Marks
 from decoder.text.tokenizer import Tokenizer
 from decoder.text.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from libsym.errors import Invalid
+from tests.decoder.checkpoints import SPECIALS, TEMPLATE, VOCAB_SIZE, gguf_metadata, small_library, small_vocabulary
+from tests.decoder.vocabularies import (
+    ELABORATE,
+    GEMMA,
+    NASTY,
+    QWEN,
+    hf_directory,
+    piece_metadata,
+    smollm,
+    smollm_file,
+    spellable,
+)
 
 LLAMA_3 = """{{- bos_token }}
 {%- for message in messages %}

@@ -8,17 +8,15 @@ from functools import cache
 from typing import Any
 
 import pytest
-from checkpoints import VOCAB_SIZE, small_library, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_family_tokenizers import piece_metadata
-from test_tokenizer import NASTY, smollm, spellable, with_pre_tokenizer
 
 from decoder.checkpoints.gguf import read_gguf
 from decoder.text.tokenizer import Tokenizer
 from decoder.text.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
+from tests.decoder.checkpoints import VOCAB_SIZE, small_library, write_gguf
+from tests.decoder.vocabularies import NASTY, SPACE, piece_metadata, smollm, spellable, with_pre_tokenizer
 
-SPACE = "\u2581"
 PROSE = """It's the 2nd of May, 1999; they've cost 1,234.50 each (or "so").
 Call f(x)[3] -> y_1 = x**2;\r\n\tif a<b && c|d: print('ok')\n\n
 価格は、とても高い。 Цена: 5 рублей, да!  a b  c   d\n1\n22\n333\n

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import TEMPLATE, VOCAB_SIZE, gguf_metadata, interleave, small_library, write_gguf
 from safetensors.torch import load_file, save_file
 
 from decoder.batch import Chunk, StepBatch
@@ -30,6 +29,7 @@ from decoder.model import Model, load_model
 from decoder.reference import ReferenceDecoder
 from decoder.rope import inverse_frequencies, rotation_factor
 from libsym.errors import Invalid, NotFound
+from tests.decoder.checkpoints import TEMPLATE, VOCAB_SIZE, gguf_metadata, interleave, small_library, write_gguf
 
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

@@ -10,50 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import VOCAB_SIZE, gguf_metadata, small_library, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tokenizer import NASTY, share_of_the_longest_wait, with_pre_tokenizer
 
 from decoder.checkpoints.gguf import GgufFile, read_gguf
 from decoder.text.tokenizer import Tokenizer
 from decoder.text.vocabulary import gguf_tokenizer, huggingface_tokenizer, piece_merges
 from libsym.errors import Invalid
-
-SPACE = "\u2581"
-CORPUS = "the theatre there them in inn nine ninety banana bandana 12 123 1212 e\u0301te\u0301 你好你 <b> \t  \n"
-CONTROL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
-USER_DEFINED = ["\n", "\n\n", "  ", "   ", "<b>", "</s>"]
-
-
-@cache
-def pieces() -> list[str]:
-    """Every substring of up to four characters of the corpus, longer ones of two words."""
-    text = CORPUS.replace(" ", SPACE)
-    short = {text[at : at + size] for size in range(1, 5) for at in range(len(text) - size + 1)}
-    return sorted((short | {f"{SPACE}the", "theatre", "banana", "nana"}) - set(USER_DEFINED), key=hash_of)
-
-
-def hash_of(piece: str) -> int:
-    """An order that has nothing to do with the alphabet and is the same in every run."""
-    return sum(ord(char) * 31**at for at, char in enumerate(piece)) % 1009
-
-
-@cache
-def piece_metadata(add_space_prefix: bool = False) -> dict[str, Any]:
-    letters = pieces()
-    tokens = [*CONTROL, *USER_DEFINED, *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
-    metadata = {key: value for key, value in gguf_metadata().items() if not key.startswith("tokenizer.")}
-    return metadata | {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [0.0] * (len(tokens) - len(letters)) + [float(-i) for i in range(len(letters))],
-        "tokenizer.ggml.token_type": [3, 3, 3, 2, 3, 3] + [4] * len(USER_DEFINED) + [6] * 256 + [1] * len(letters),
-        "tokenizer.ggml.bos_token_id": 2,
-        "tokenizer.ggml.eos_token_id": 1,
-        "tokenizer.ggml.unknown_token_id": 3,
-        "tokenizer.ggml.add_space_prefix": add_space_prefix,
-    }
+from tests.decoder.checkpoints import VOCAB_SIZE, gguf_metadata, small_library, write_gguf
+from tests.decoder.vocabularies import (
+    CONTROL,
+    CORPUS,
+    GEMMA,
+    NASTY,
+    QWEN,
+    SPACE,
+    USER_DEFINED,
+    piece_metadata,
+    pieces,
+    share_of_the_longest_wait,
+    with_pre_tokenizer,
+)
 
 
 @pytest.fixture(scope="module")
@@ -219,98 +196,6 @@ def loaded(directory: Path) -> Tokenizer:
     return huggingface_tokenizer(directory, 49152)
 
 
-GEMMA = """{{ bos_token }}
-{%- if messages[0]['role'] == 'system' -%}
-    {%- if messages[0]['content'] is string -%}
-        {%- set first_user_prefix = messages[0]['content'] + '\\n\\n' -%}
-    {%- else -%}
-        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\\n\\n' -%}
-    {%- endif -%}
-    {%- set loop_messages = messages[1:] -%}
-{%- else -%}
-    {%- set first_user_prefix = "" -%}
-    {%- set loop_messages = messages -%}
-{%- endif -%}
-{%- for message in loop_messages -%}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
-        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
-    {%- endif -%}
-    {%- set role = "model" if message['role'] == 'assistant' else message['role'] -%}
-    {{ '<start_of_turn>' + role + '\\n' + (first_user_prefix if loop.first else "") }}
-    {%- if message['content'] is string -%}
-        {{ message['content'] | trim }}
-    {%- elif message['content'] is iterable -%}
-        {%- for item in message['content'] -%}
-            {%- if item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}
-        {%- endfor -%}
-    {%- else -%}
-        {{ raise_exception("Invalid content type") }}
-    {%- endif -%}
-    {{ '<end_of_turn>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}
-"""
-QWEN = """{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
-    {{- "# Tools\\n<tools>" }}
-    {%- for tool in tools %}
-        {{- "\\n" }}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- "\\n</tools><|im_end|>\\n" }}
-{%- elif messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and not message.content.startswith('<tool_response>') %}
-        {%- set ns.multi_step_tool = false %}
-        {%- set ns.last_query_index = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- set content = message.content if message.content is string else '' %}
-    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set reasoning = '' %}
-        {%- if '</think>' in content %}
-            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {%- if loop.index0 > ns.last_query_index and reasoning %}
-            {{- '<|im_start|>' + message.role }}
-            {{- '\\n<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' + content }}
-        {%- else %}
-            {{- '<|im_start|>' + message.role + '\\n' + content }}
-        {%- endif %}
-        {%- if message.tool_calls %}
-            {%- for tool_call in message.tool_calls %}
-                {%- if (loop.first and content) or (not loop.first) %}{{- '\\n' }}{%- endif %}
-                {%- if tool_call.function %}{%- set tool_call = tool_call.function %}{%- endif %}
-                {{- '<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
-                {%- if tool_call.arguments is string %}
-                    {{- tool_call.arguments }}
-                {%- else %}
-                    {{- tool_call.arguments | tojson }}
-                {%- endif %}
-                {{- '}\\n</tool_call>' }}
-            {%- endfor %}
-        {%- endif %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == "tool" %}
-        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
-        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}{{- '<|im_end|>\\n' }}{%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
-{%- endif %}
-"""
 CALL = {"function": {"name": "add", "arguments": {"a": 1, "b": "ü"}}}
 CHATS: dict[str, tuple[str, list[dict[str, Any]], list[Any] | None]] = {
     "gemma": (GEMMA, [{"role": "user", "content": " hi "}, {"role": "assistant", "content": "you"}], None),

@@ -7,12 +7,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from checkpoints import CONFIG, gguf_metadata, gguf_tensors, write_gguf
 
 from decoder.checkpoints.gguf import read_gguf
 from decoder.checkpoints.quants import ENCODINGS, dequantize
 from decoder.model import load_model
 from libsym.errors import Invalid, NotFound, SymError
+from tests.decoder.checkpoints import CONFIG, gguf_metadata, gguf_tensors, write_gguf
 
 SHORT_OF_A_CHUNK, MORE_THAN_A_CHUNK = 7, 9001  # blocks of 32: a chunk has 8192
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import CONFIG, TEMPLATE, VOCAB_SIZE, gguf_metadata, gguf_tensors, logits_of, small_library, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from decoder.checkpoints.llama import HEAD
@@ -24,6 +23,16 @@ from decoder.model_config import ModelConfig
 from decoder.tiny import random_weights
 from kvfs.images.model_facts import ModelFacts
 from libsym.errors import Invalid, NotFound, SymError
+from tests.decoder.checkpoints import (
+    CONFIG,
+    TEMPLATE,
+    VOCAB_SIZE,
+    gguf_metadata,
+    gguf_tensors,
+    logits_of,
+    small_library,
+    write_gguf,
+)
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SHAPE: dict[str, Any] = {

@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-import json
-import threading
-import time
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -11,38 +7,36 @@ from pathlib import Path
 
 import pytest
 import regex
-from checkpoints import MERGES, TEMPLATE, VOCAB_SIZE, gguf_metadata, small_library, small_vocabulary, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from decoder.checkpoints.gguf import GgufFile, read_gguf
-from decoder.model import packaged_gguf
 from decoder.text.codecs import BYTE_ALPHABET
 from decoder.text.tokenizer import Tokenizer
 from decoder.text.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from libsym.errors import Invalid
+from tests.decoder.checkpoints import (
+    MERGES,
+    TEMPLATE,
+    VOCAB_SIZE,
+    gguf_metadata,
+    small_library,
+    small_vocabulary,
+    write_gguf,
+)
+from tests.decoder.vocabularies import (
+    ELABORATE,
+    NASTY,
+    hf_directory,
+    share_of_the_longest_wait,
+    smollm,
+    smollm_file,
+    spellable,
+    with_pre_tokenizer,
+)
 
-NASTY = [
-    "",
-    " ",
-    "   leading and trailing   ",
-    "Hello world",
-    "it's they're I'LL don't 'Tis",
-    "pi is 3.14159, year 2024! 1234567890 a  1   22    333",
-    "def f(x):\n    return x**2\n\n\n\t# tab\r\nCRLF\r\n\r\n   \n  end",
-    "ünïcödé 你好，世界 こんにちは 안녕 עברית العربية हिन्दी",  # noqa: RUF001 - other scripts on purpose
-    "🎉👩‍👩‍👧‍👦🇩🇪 \u200d\u200b\u00a0\u2028\ufeff",
-    "e\u0301 vs \u00e9, ﬁ ligature, ½ ² Ⅷ ٣ ৪",  # noqa: RUF001 - other digits on purpose
-    "a\x00b\x01c\x7fd\x85e\xa0f\xad",
-    "!!!???...---___***###@@@$$$%%%^^^&&&",
-    "<|im_start|>user\nhi<|im_end|>\n<|endoftext|><|im_start",
-    "https://example.com/a?b=c&d=%20#x",
-    "\U0001d54f\U00020000\ue000",
-    "ĠĊ ▁ <0x0A> \\u0041",
-    "x" * 300 + " " * 70 + "\n" * 9,
-]
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
@@ -84,25 +78,6 @@ class Textbook:
             if rank == 1 << 60:
                 return pieces
             pieces = [*pieces[:i], pieces[i] + pieces[i + 1], *pieces[i + 2 :]]
-
-
-@cache
-def smollm_file() -> GgufFile:
-    return read_gguf(packaged_gguf())
-
-
-@cache
-def smollm() -> Tokenizer:
-    return gguf_tokenizer(smollm_file(), 49152)
-
-
-def with_pre_tokenizer(name: str) -> GgufFile:
-    return dataclasses.replace(smollm_file(), metadata={**smollm_file().metadata, "tokenizer.ggml.pre": name})
-
-
-def spellable(text: str) -> bool:
-    """SmolLM2's vocabulary has no token for these bytes."""
-    return not set(text.encode()) & {0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2}
 
 
 @pytest.mark.parametrize("text", NASTY)
@@ -275,20 +250,6 @@ def test_several_threads_may_encode_at_once():
     assert lengths[1] > 20
 
 
-def share_of_the_longest_wait(work: Callable[[], object], beside: Callable[[], object]) -> float:
-    """How long one thread waits, at most, that goes on beside another's work: of the time that this takes."""
-    other = threading.Thread(target=work)
-    began_s = last_s = time.perf_counter()
-    other.start()
-    waits_s = []
-    while other.is_alive():
-        beside()
-        waits_s.append(time.perf_counter() - last_s)
-        last_s = time.perf_counter()
-    waits_s.append(time.perf_counter() - last_s)
-    return max(waits_s) / (time.perf_counter() - began_s)
-
-
 def test_a_long_text_keeps_no_other_thread_waiting():
     """Neither who encodes a short one, nor who runs Python: the daemon's thread does both."""
     tokenizer, text = smollm(), "hello world " * 40_000
@@ -312,22 +273,6 @@ def test_the_chat_template_gives_transformers_prompt(messages, add_generation_pr
     assert smollm().chat_template(messages, None, add_generation_prompt) == expected
 
 
-ELABORATE = """
-{%- if tools %}
-  {{- '<|im_start|>system\\n' + (tools | tojson(indent=2)) + '\\n' }}
-{%- endif %}
-{%- set ns = namespace(last=none) %}
-{% for message in messages %}
-    {% if message.role == 'tool' %}{% continue %}{% endif %}
-    {% if message.role not in ['user', 'assistant', 'system'] %}{{ raise_exception('role ' + message.role) }}{% endif %}
-  {% generation %}
-{{ bos_token }}{{ message.role | upper }}: {{ message.content | trim }}{{ eos_token }}
-  {% endgeneration %}
-  {%- set ns.last = loop.index %}
-{% endfor %}
-{{ ns.last }}{{ unheard_of }}{{ strftime_now('%%') }}
-{% if add_generation_prompt %}>{% endif %}
-"""
 TOOLS = [{"type": "function", "function": {"name": "grüßen", "parameters": {"a": [1, None, True, "<&'\">"]}}}]
 
 
@@ -441,13 +386,6 @@ def piece_library() -> LibraryTokenizer:
     )
     library.add_special_tokens([AddedToken(token, normalized=False) for token in ("<unk>", "<s>", "</s>")])
     return library
-
-
-def hf_directory(tmp_path: Path, library: LibraryTokenizer, **files: object) -> Path:
-    library.save(str(tmp_path / "tokenizer.json"))
-    for name, content in files.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    return tmp_path
 
 
 @pytest.mark.parametrize("text", NASTY)

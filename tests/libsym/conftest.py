@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from echo_client import VOCAB_SIZE, Daemon, start
 
 import libsym as sym
 from libsym.channel.client import ClientChannel
+from tests.libsym.echo_client import VOCAB_SIZE, Daemon, start
 
 
 @pytest.fixture

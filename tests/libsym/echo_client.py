@@ -18,7 +18,7 @@ from libsym.channel.handshake import dial
 VOCAB_SIZE = 300
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(libsym.__file__).parent.parent)}
-"""For programs of the tests: they import the tree's own libsym."""
+"""For programs of the tests: they import the tree's own libsym, and what tests share."""
 
 
 @dataclass
@@ -38,12 +38,7 @@ def start(path: Path, vocab_size: int = VOCAB_SIZE) -> Daemon:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
-        command = [
-            sys.executable,
-            str(Path(__file__).with_name("echo_daemon.py")),
-            str(listening.fileno()),
-            str(vocab_size),
-        ]
+        command = [sys.executable, "-m", "tests.libsym.echo_daemon", str(listening.fileno()), str(vocab_size)]
         return Daemon(str(path), subprocess.Popen(command, pass_fds=[listening.fileno()], env=ENVIRONMENT))
 
 

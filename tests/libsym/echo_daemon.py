@@ -1,4 +1,4 @@
-"""A small real daemon over ServerChannel: `python echo_daemon.py FD VOCAB_SIZE` serves the listening socket FD.
+"""A small real daemon over ServerChannel: `python -m tests.libsym.echo_daemon FD VOCAB_SIZE` serves the listening FD.
 
 It knows no model. PING gives back what it got; its flags make it hold replies or send big ones. PRED gives rows in
 which the token before is the likeliest, text is bytes, and files are lists of tokens.

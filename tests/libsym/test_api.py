@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from echo_client import ENVIRONMENT, VOCAB_SIZE, Daemon
-from echo_daemon import BEST_LOGIT, SHRINKS, THE_END
-from interrupts import ends_before
 
 import libsym as sym
+from tests.libsym.echo_client import ENVIRONMENT, VOCAB_SIZE, Daemon
+from tests.libsym.echo_daemon import BEST_LOGIT, SHRINKS, THE_END
+from tests.libsym.interrupts import ends_before
 
 pytestmark = pytest.mark.usefixtures("connected")
 

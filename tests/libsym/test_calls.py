@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 
 import pytest
-from echo_client import ENVIRONMENT, Daemon, statistics, wait_until
-from echo_daemon import BIG, FAIL, HOLD, MANY, RELEASE
 
 from libsym.abi import MAX_FRAME_BYTES, RING_BYTES, ROWS_LAST, Op
 from libsym.channel.client import ClientChannel
 from libsym.channel.scripts import Call
 from libsym.errors import BadHandle, NotConnected, SymError, TooLarge
+from tests.libsym.echo_client import ENVIRONMENT, Daemon, statistics, wait_until
+from tests.libsym.echo_daemon import BIG, FAIL, HOLD, MANY, RELEASE
 
 
 def test_a_reply_carries_what_the_request_carried(client: ClientChannel) -> None:

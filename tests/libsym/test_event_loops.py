@@ -16,8 +16,6 @@ import anyio
 import pytest
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
-from echo_client import ENVIRONMENT, Daemon, statistics, wait_until
-from echo_daemon import HOLD, MANY, RELEASE
 
 import libsym as sym
 from libsym.abi import MAX_FRAME_BYTES, Op
@@ -25,6 +23,8 @@ from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import AsyncStream, perform
 from libsym.channel.scripts import Call
 from libsym.errors import BadHandle, Invalid, NotConnected, SymError
+from tests.libsym.echo_client import ENVIRONMENT, Daemon, statistics, wait_until
+from tests.libsym.echo_daemon import HOLD, MANY, RELEASE
 
 BACKENDS = ("trio", "asyncio")
 

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from echo_client import ENVIRONMENT
 
 import libsym as sym
 from libsym.channel import socket_path as paths
 from libsym.channel.socket_path import check_private, default_socket, find_socket
 from libsym.errors import error_for
+from tests.libsym.echo_client import ENVIRONMENT
 
 HOUSE = Path(sym.__file__).parent
 

@@ -14,9 +14,6 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
-from echo_client import Daemon, statistics, wait_until
-from echo_daemon import BEST_LOGIT, HOLD, MANY, RELEASE, REQUEST
-from interrupts import ends_before
 
 from libsym.abi import ROWS_LAST, Finish, Op
 from libsym.channel.client import ClientChannel, Stream
@@ -25,6 +22,9 @@ from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call
 from libsym.errors import Invalid, NotConnected, ProtocolError, SymError
 from libsym.generate import Progress, Started
+from tests.libsym.echo_client import Daemon, statistics, wait_until
+from tests.libsym.echo_daemon import BEST_LOGIT, HOLD, MANY, RELEASE, REQUEST
+from tests.libsym.interrupts import ends_before
 
 
 def stream(client: ClientChannel, count: int, *, flags: int = 0, payload: bytes = b"") -> Stream:

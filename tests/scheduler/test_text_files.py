@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import pytest
 import trio
 import trio.testing
-from test_batch import ME, NUM_PAGES, Bench
 
 from decoder.cpu.arena import Arena
 from kvfs.control import text_writer
@@ -20,6 +19,7 @@ from libsym.errors import Busy, Exists, Invalid, NoSpace, NotFound, NotPermitted
 from scheduler.gate import Gate
 from scheduler.status.facts import Control
 from symphony.model_text import LoadedText
+from tests.scheduler.test_batch import ME, NUM_PAGES, Bench
 
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 ANN = Credentials(1000, 1000)

@@ -3,7 +3,8 @@
 import os
 
 import pytest
-from daemons import Daemon
+
+from tests.symphony.daemons import Daemon
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import threading
 from contextlib import closing
 
 import pytest
-from daemons import SYMPHONY
+
+from tests.symphony.daemons import SYMPHONY
 
 TINY = ("--model", "tiny", "--kv-memory", "8M")
 

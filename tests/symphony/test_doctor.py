@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from daemons import Daemon
 
 from symphony import doctor
 from symphony.doctor import (
@@ -21,6 +20,7 @@ from symphony.doctor import (
     print_report,
     run_bounded,
 )
+from tests.symphony.daemons import Daemon
 
 needs_fuse = pytest.mark.skipif(
     not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user"

@@ -9,9 +9,9 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-from examples import run_examples
 
 import libsym as sym
+from tests.symphony.examples import run_examples
 
 CONSTANTS = {"PIN", "UNPIN", "COLD", "WILLNEED"}
 """Values for kv_advise(), whose examples use them: objects have no docstring of their own."""

@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 
 import pytest
-from examples import run_examples
 
 import libsym as sym
 from libsym.abi import ABI_VERSION, Op
+from tests.symphony.examples import run_examples
 
 MANUAL = Path(__file__).resolve().parents[2] / "man" / "libsym.3"
 ABI_PAGE = MANUAL.with_name("libsym-abi.7")

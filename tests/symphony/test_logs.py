@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from daemons import Daemon
 
 from libsym.errors import SymError
 from symphony.logs import BURST, RATE_PER_S, RateLimit
+from tests.symphony.daemons import Daemon
 
 
 class Log:

@@ -10,11 +10,11 @@ import json
 
 import torch
 import triton
-from compile_ahead import AbsentGpu
-from launches import meta
 from triton.runtime.jit import JITFunction
 
 from libsym.abi import PAGE_ENTRIES
+from tests.triton_kernels.compile_ahead import AbsentGpu
+from tests.triton_kernels.launches import meta
 from triton_kernels.matmul import matmul
 from triton_kernels.paged_decode_attention import layer_pages, paged_decode_attention
 from triton_kernels.paged_prefill_attention import paged_prefill_attention

@@ -26,9 +26,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import triton
-from launches import Launch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
+
+from tests.triton_kernels.launches import Launch
 
 HERE = Path(__file__).resolve().parent
 KERNEL_FILES = tuple(sorted(path.stem for path in (HERE / "launches").glob("[!_]*.py")))
@@ -52,7 +53,7 @@ class AbsentGpu:
 
 
 def launches_of(kernel_file: str) -> Iterator[Launch]:
-    return importlib.import_module(f"launches.{kernel_file}").launches()
+    return importlib.import_module(f"tests.triton_kernels.launches.{kernel_file}").launches()
 
 
 def compile_file(kernel_file: str, capability: int, *, every: bool) -> dict[str, dict]:

@@ -3,7 +3,8 @@ import os
 import pytest
 import torch
 import triton
-from interpreter import mend_bfloat16, mend_float8
+
+from tests.triton_kernels.interpreter import mend_bfloat16, mend_float8
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 assert triton.knobs.runtime.interpret == INTERPRETED, "TRITON_INTERPRET changed after the process started"

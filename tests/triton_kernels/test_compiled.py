@@ -23,7 +23,8 @@ def compiled(tmp_path_factory):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     directory = tmp_path_factory.mktemp("triton")
     environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(directory / "cache")}
-    command = [sys.executable, "-W", "error", HERE / "compile_ahead.py", "--default", "--json", directory / "figures"]
+    program = [sys.executable, "-W", "error", "-m", "tests.triton_kernels.compile_ahead"]
+    command = [*program, "--default", "--json", directory / "figures"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert (directory / "figures").exists(), done.stderr
     return done.returncode, done.stdout, json.loads((directory / "figures").read_text())
@@ -75,7 +76,7 @@ def test_half_precision_attention_runs_on_one_matrix_instruction(compiled):
 def test_batches_of_other_sizes_need_no_compilation_of_their_own(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, HERE / "batches.py"]
+    command = [sys.executable, "-m", "tests.triton_kernels.batches"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=True)
     numbers = json.loads(done.stdout)
     assert numbers.keys() >= {"matmul", "attend_splits", "merge_splits", "attend_prefixes", "attend_tiles"}

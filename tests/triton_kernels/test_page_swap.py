@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from test_page_copy import TYPES, as_bytes, frames, random_pages
 
+from tests.triton_kernels.test_page_copy import TYPES, as_bytes, frames, random_pages
 from triton_kernels.page_swap import gather_pages, scatter_pages
 
 

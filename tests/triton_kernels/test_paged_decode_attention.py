@@ -6,23 +6,14 @@ import pytest
 import torch
 
 from libsym.abi import PAGE_ENTRIES
+from tests.triton_kernels.attention import ABSOLUTE_ERROR, Shape
 from triton_kernels.attention_splits import SPLIT_PAGES
 from triton_kernels.paged_decode_attention import Scratch, layer_pages, paged_decode_attention
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("poisoned_memory")]
 
-# float32: sums of a thousand terms in another order. fp16 and bf16: the weights are rounded to the type
-# before they meet V, and the result once more.
-ABSOLUTE_ERROR = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 ODD_LENGTHS = (1, 31, 32, 33, 97)
 SPLIT_ENTRIES = SPLIT_PAGES * PAGE_ENTRIES
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
 
 
 SMOLLM2 = Shape(num_heads=9, num_kv_heads=3, head_dim=64)

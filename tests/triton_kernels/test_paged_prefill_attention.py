@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from test_paged_decode_attention import ABSOLUTE_ERROR, Shape
 
 from libsym.abi import PAGE_ENTRIES
+from tests.triton_kernels.attention import ABSOLUTE_ERROR, Shape
 from triton_kernels.paged_decode_attention import layer_pages, paged_decode_attention
 from triton_kernels.paged_prefill_attention import launch_shape, paged_prefill_attention, prefill_tiles
 

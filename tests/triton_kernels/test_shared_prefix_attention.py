@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from test_paged_decode_attention import Shape
 
 from libsym.abi import PAGE_ENTRIES
+from tests.triton_kernels.attention import Shape
 from triton_kernels.attention_splits import SPLIT_ENTRIES, SPLIT_PAGES
 from triton_kernels.paged_decode_attention import Scratch, layer_pages, paged_decode_attention
 from triton_kernels.shared_prefix_attention import SharedPrefixes, find_groups

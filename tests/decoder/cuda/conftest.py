@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,7 @@ from decoder.cuda.backend import CudaDecoder
 from decoder.cuda.device import Device, open_device
 from decoder.model_config import GPU_KV_DTYPE
 from decoder.tiny import random_weights, tiny_config
-
-_KERNEL_TESTS = Path(__file__).resolve().parents[2] / "triton_kernels"
+from tests.triton_kernels.interpreter import mend_bfloat16, mend_float8
 
 
 @pytest.fixture(scope="session")
@@ -27,11 +24,8 @@ def device() -> Device:
 def mended(device, monkeypatch) -> None:
     """The interpreter's bfloat16 and float8, as a GPU computes them."""
     if not device.is_gpu:
-        spec = importlib.util.spec_from_file_location("interpreter", _KERNEL_TESTS / "interpreter.py")
-        interpreter = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(interpreter)
-        interpreter.mend_bfloat16(monkeypatch)
-        interpreter.mend_float8(monkeypatch)
+        mend_bfloat16(monkeypatch)
+        mend_float8(monkeypatch)
 
 
 @pytest.fixture

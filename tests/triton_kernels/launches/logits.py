@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import torch
 
-from launches import Launch, meta
+from tests.triton_kernels.launches import Launch, meta
 from triton_kernels.logits import RowSettings, TokenLists, process_logits
 
 ROWS = 4

@@ -3,7 +3,7 @@ from functools import partial
 
 import torch
 
-from launches import Launch, meta
+from tests.triton_kernels.launches import Launch, meta
 from triton_kernels.matmul import matmul
 
 # (num_outputs, num_inputs) of qkv, o, gate and up, down, head: Llama-3-8B, SmolLM2-135M.

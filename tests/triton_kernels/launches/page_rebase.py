@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from launches import Launch, meta
+from tests.triton_kernels.launches import Launch, meta
 from triton_kernels.page_rebase import assemble_pages
 
 STORED = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}

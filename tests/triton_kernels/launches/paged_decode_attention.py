@@ -3,8 +3,8 @@ from functools import partial
 
 import torch
 
-from launches import Launch, meta
 from libsym.abi import PAGE_ENTRIES
+from tests.triton_kernels.launches import Launch, meta
 from triton_kernels.paged_decode_attention import layer_pages, paged_decode_attention
 from triton_kernels.shared_prefix_attention import SharedPrefixes
 

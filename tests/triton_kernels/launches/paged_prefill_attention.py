@@ -4,8 +4,8 @@ from functools import partial
 
 import torch
 
-from launches import Launch, meta
-from launches.paged_decode_attention import DEFAULT, ELEMENTS, SHAPES, attention_inputs
+from tests.triton_kernels.launches import Launch, meta
+from tests.triton_kernels.launches.paged_decode_attention import DEFAULT, ELEMENTS, SHAPES, attention_inputs
 from triton_kernels.paged_prefill_attention import paged_prefill_attention
 
 CHUNKS = 3

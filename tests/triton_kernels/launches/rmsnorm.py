@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import torch
 
-from launches import Launch, meta
+from tests.triton_kernels.launches import Launch, meta
 from triton_kernels.rmsnorm import add_rmsnorm, rmsnorm
 
 HIDDEN_SIZES = (576, 2048, 4096, 8192, 16384)

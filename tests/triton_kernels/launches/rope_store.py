@@ -2,8 +2,8 @@ from collections.abc import Iterator
 
 import torch
 
-from launches import Launch, meta
 from libsym.abi import PAGE_ENTRIES
+from tests.triton_kernels.launches import Launch, meta
 from triton_kernels.rope_store import rope_store
 
 # (query heads, KV heads, head_dim): SmolLM2-135M, Llama-3-8B, Gemma's widest head, a head that is no power of two.

@@ -3,8 +3,15 @@ from functools import partial
 
 import torch
 
-from launches import Launch, meta
-from launches.paged_decode_attention import BATCH, DEFAULT, ELEMENTS, SHAPES, attention_inputs, shared_prefixes
+from tests.triton_kernels.launches import Launch, meta
+from tests.triton_kernels.launches.paged_decode_attention import (
+    BATCH,
+    DEFAULT,
+    ELEMENTS,
+    SHAPES,
+    attention_inputs,
+    shared_prefixes,
+)
 from triton_kernels.shared_prefix_attention import attend_shared_prefixes
 
 

@@ -1,0 +1,222 @@
+"""Vocabularies, chat templates and texts that the tests of tokenizers share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from decoder.checkpoints.gguf import GgufFile, read_gguf
+from decoder.model import packaged_gguf
+from decoder.text.tokenizer import Tokenizer
+from decoder.text.vocabulary import gguf_tokenizer
+from tests.decoder.checkpoints import gguf_metadata
+
+NASTY = [
+    "",
+    " ",
+    "   leading and trailing   ",
+    "Hello world",
+    "it's they're I'LL don't 'Tis",
+    "pi is 3.14159, year 2024! 1234567890 a  1   22    333",
+    "def f(x):\n    return x**2\n\n\n\t# tab\r\nCRLF\r\n\r\n   \n  end",
+    "ünïcödé 你好，世界 こんにちは 안녕 עברית العربية हिन्दी",  # noqa: RUF001 - other scripts on purpose
+    "🎉👩‍👩‍👧‍👦🇩🇪 \u200d\u200b\u00a0\u2028\ufeff",
+    "e\u0301 vs \u00e9, ﬁ ligature, ½ ² Ⅷ ٣ ৪",  # noqa: RUF001 - other digits on purpose
+    "a\x00b\x01c\x7fd\x85e\xa0f\xad",
+    "!!!???...---___***###@@@$$$%%%^^^&&&",
+    "<|im_start|>user\nhi<|im_end|>\n<|endoftext|><|im_start",
+    "https://example.com/a?b=c&d=%20#x",
+    "\U0001d54f\U00020000\ue000",
+    "ĠĊ ▁ <0x0A> \\u0041",
+    "x" * 300 + " " * 70 + "\n" * 9,
+]
+SPACE = "\u2581"
+CORPUS = "the theatre there them in inn nine ninety banana bandana 12 123 1212 e\u0301te\u0301 你好你 <b> \t  \n"
+CONTROL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+USER_DEFINED = ["\n", "\n\n", "  ", "   ", "<b>", "</s>"]
+ELABORATE = """
+{%- if tools %}
+  {{- '<|im_start|>system\\n' + (tools | tojson(indent=2)) + '\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=none) %}
+{% for message in messages %}
+    {% if message.role == 'tool' %}{% continue %}{% endif %}
+    {% if message.role not in ['user', 'assistant', 'system'] %}{{ raise_exception('role ' + message.role) }}{% endif %}
+  {% generation %}
+{{ bos_token }}{{ message.role | upper }}: {{ message.content | trim }}{{ eos_token }}
+  {% endgeneration %}
+  {%- set ns.last = loop.index %}
+{% endfor %}
+{{ ns.last }}{{ unheard_of }}{{ strftime_now('%%') }}
+{% if add_generation_prompt %}>{% endif %}
+"""
+GEMMA = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- if messages[0]['content'] is string -%}
+        {%- set first_user_prefix = messages[0]['content'] + '\\n\\n' -%}
+    {%- else -%}
+        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\\n\\n' -%}
+    {%- endif -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- set role = "model" if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<start_of_turn>' + role + '\\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}
+        {%- endfor -%}
+    {%- else -%}
+        {{ raise_exception("Invalid content type") }}
+    {%- endif -%}
+    {{ '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}
+"""
+QWEN = """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- "# Tools\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and not message.content.startswith('<tool_response>') %}
+        {%- set ns.multi_step_tool = false %}
+        {%- set ns.last_query_index = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set reasoning = '' %}
+        {%- if '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last_query_index and reasoning %}
+            {{- '<|im_start|>' + message.role }}
+            {{- '\\n<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' + content }}
+        {%- else %}
+            {{- '<|im_start|>' + message.role + '\\n' + content }}
+        {%- endif %}
+        {%- if message.tool_calls %}
+            {%- for tool_call in message.tool_calls %}
+                {%- if (loop.first and content) or (not loop.first) %}{{- '\\n' }}{%- endif %}
+                {%- if tool_call.function %}{%- set tool_call = tool_call.function %}{%- endif %}
+                {{- '<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
+                {%- if tool_call.arguments is string %}
+                    {{- tool_call.arguments }}
+                {%- else %}
+                    {{- tool_call.arguments | tojson }}
+                {%- endif %}
+                {{- '}\\n</tool_call>' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}
+"""
+
+
+@cache
+def smollm_file() -> GgufFile:
+    return read_gguf(packaged_gguf())
+
+
+@cache
+def smollm() -> Tokenizer:
+    return gguf_tokenizer(smollm_file(), 49152)
+
+
+def with_pre_tokenizer(name: str) -> GgufFile:
+    return dataclasses.replace(smollm_file(), metadata={**smollm_file().metadata, "tokenizer.ggml.pre": name})
+
+
+def spellable(text: str) -> bool:
+    """SmolLM2's vocabulary has no token for these bytes."""
+    return not set(text.encode()) & {0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2}
+
+
+@cache
+def pieces() -> list[str]:
+    """Every substring of up to four characters of the corpus, longer ones of two words."""
+    text = CORPUS.replace(" ", SPACE)
+    short = {text[at : at + size] for size in range(1, 5) for at in range(len(text) - size + 1)}
+    return sorted((short | {f"{SPACE}the", "theatre", "banana", "nana"}) - set(USER_DEFINED), key=hash_of)
+
+
+def hash_of(piece: str) -> int:
+    """An order that has nothing to do with the alphabet and is the same in every run."""
+    return sum(ord(char) * 31**at for at, char in enumerate(piece)) % 1009
+
+
+@cache
+def piece_metadata(add_space_prefix: bool = False) -> dict[str, Any]:
+    letters = pieces()
+    tokens = [*CONTROL, *USER_DEFINED, *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    metadata = {key: value for key, value in gguf_metadata().items() if not key.startswith("tokenizer.")}
+    return metadata | {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * (len(tokens) - len(letters)) + [float(-i) for i in range(len(letters))],
+        "tokenizer.ggml.token_type": [3, 3, 3, 2, 3, 3] + [4] * len(USER_DEFINED) + [6] * 256 + [1] * len(letters),
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_space_prefix": add_space_prefix,
+    }
+
+
+def hf_directory(tmp_path: Path, library: LibraryTokenizer, **files: object) -> Path:
+    library.save(str(tmp_path / "tokenizer.json"))
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def share_of_the_longest_wait(work: Callable[[], object], beside: Callable[[], object]) -> float:
+    """How long one thread waits, at most, that goes on beside another's work: of the time that this takes."""
+    other = threading.Thread(target=work)
+    began_s = last_s = time.perf_counter()
+    other.start()
+    waits_s = []
+    while other.is_alive():
+        beside()
+        waits_s.append(time.perf_counter() - last_s)
+        last_s = time.perf_counter()
+    waits_s.append(time.perf_counter() - last_s)
+    return max(waits_s) / (time.perf_counter() - began_s)
