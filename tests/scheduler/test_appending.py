@@ -4,12 +4,10 @@ import errno
 import gc
 import json
 import logging
-import os
 import re
 import struct
 import tracemalloc
 from array import array
-from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -19,143 +17,55 @@ import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from decoder.cpu.arena import Arena
-from decoder.cpu.backend import CpuDecoder
-from decoder.image_facts import Facts
-from decoder.model import load_model
-from kvfs.fs import FileSystem
-from kvfs.names.tree import Credentials
-from kvfs.pages.pool import PagePool
 from libsym.abi import MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Finish, Op
 from libsym.channel.server import Request
-from libsym.errors import NoBuffers
 from libsym.rows.reduced import reduction_block
 from libsym.rows.sampler import Sampler
-from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import PredCall
 from scheduler.batch.generation import GenerateCall
-from scheduler.connection.lip import Lip
+from scheduler.batch.policy import Limits
 from scheduler.connection.under_way import cost_of
-from scheduler.gate import Gate
 from scheduler.operations.generate import Asked
 from scheduler.operations.pred import Wanted
+from tests.scheduler.bench import ME, NUM_SLOTS, VOCAB_SIZE, Bench
 
-VOCAB_SIZE = 259
-NUM_SLOTS = 64
 REQUEST = struct.Struct("=IHHIIQQqqqq")
 GREEDY = Sampler.greedy().block()
 
 
-@dataclass
-class Answers:
-    """Takes the place of a channel: what was replied, by request, and slots that can't be given out twice."""
-
-    replies: dict[int, list] = field(default_factory=dict)
-    over: set[int] = field(default_factory=set)
-    free: set[int] = field(default_factory=lambda: set(range(NUM_SLOTS)))
-    num_waiting_replies = 0
-    num_slots = NUM_SLOTS
-    num_lent_slots = 0
-    num_given_slots = 0
-
-    def asked(self):
-        """Every request is with the gate."""
-
-    def reply(self, request_id, args=(), payload=b"", error=None, *, more=False, num_rows=0):
-        assert request_id not in self.over, "answered after its end"
-        self.num_lent_slots -= num_rows
-        if not more:
-            self.over.add(request_id)
-        self.replies.setdefault(request_id, []).append((args, payload, error))
-
-    def take_rows(self, num_rows):
-        for first in range(NUM_SLOTS - num_rows + 1):
-            wanted = set(range(first, first + num_rows))
-            if wanted <= self.free:
-                self.free -= wanted
-                self.num_lent_slots += num_rows
-                self.num_given_slots += num_rows
-                return first
-        raise NoBuffers("none are free")
-
-    def row(self, _slot):
-        return memoryview(np.empty(VOCAB_SIZE, np.float32))
-
-    def free_rows(self, first, num_rows):
-        rows = set(range(first, first + num_rows))
-        assert not rows & self.free, "freed twice"
-        self.free |= rows
-        self.num_lent_slots -= num_rows
-
-    @property
-    def num_held_slots(self):
-        return NUM_SLOTS - len(self.free)
-
-    def want_slots(self):
-        pass
-
-    def close(self):
-        pass
-
-
-class Text:
-    vocab_size = VOCAB_SIZE
-
-    def __init__(self, model):
-        self.max_positions = model.config.max_positions
-        self.token_texts = [model.tokenizer.token_bytes(token) for token in range(VOCAB_SIZE)]
-        self.eos_ids = model.tokenizer.eos_ids
-        self.special_ids = model.tokenizer.special_ids
-        self.own_encoder = model.tokenizer.own_encoder
-
-
-class Bench:
-    def __init__(self, directory):
-        model = load_model("tiny")
-        arena = Arena(model.config, 64)
-        self.fs = FileSystem(PagePool(arena), Facts(model, arena, "float32"), directory / "files", 0, 0)
-        decoder = CpuDecoder(model.config, model.weights, arena, 1)
-        self.batches = BatchScheduler(self.fs, decoder, model.config.max_positions, VOCAB_SIZE)
-        self.gate = Gate(self.fs, self.batches, Text(model), dict)
-        self.me = Credentials(0, 0)
-
-    def run(self, *requests, prepare=lambda _lip: None):
+class Requests(Bench):
+    def send(self, *requests, prepare=lambda _lip: None):
         """Send requests of one program to its file (handle 1) and to one that it may read (2); their replies."""
-        lip = Lip(os.getpid(), self.me, Answers())
+        lip = self.lip()
         prepare(lip)
 
-        async def main():
+        async def scenario():
+            file = self.file()
+            lip.add(file)
+            reading = self.fs.kv_create(ME, "read.kv")
+            lip.add(self.fs.kv_open(ME, "read.kv", write=False))
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.batches.run)
-                file = self.fs.kv_create(self.me, None)
-                lip.add(file)
-                reading = self.fs.kv_create(self.me, "read.kv")
-                lip.add(self.fs.kv_open(self.me, "read.kv", write=False))
-                with trio.fail_after(30):
-                    for request in requests:
-                        self.gate.handle(lip, request, nursery)
-                    lip.channel.asked()
-                    while len(lip.channel.over) < len({request.id for request in requests}):
-                        await trio.testing.wait_all_tasks_blocked()
-                        await trio.sleep(0.001)
-                    await trio.testing.wait_all_tasks_blocked()  # what sees a call through ends behind its answer
-                self.length = file.table.length
-                assert lip.cancellable == {}
-                assert lip.channel.num_lent_slots == 0, "every call is answered"
-                assert lip.under_way.num_bytes == 0
-                self.gate.hang_up(lip)
-                self.fs.kv_remove(self.me, "read.kv")
-                self.fs.kv_close(reading)
-                self.fs.check()
-                nursery.cancel_scope.cancel()
+                for request in requests:
+                    self.gate.handle(lip, request, nursery)
+                lip.channel.asked()
+                while len(lip.channel.over) < len({request.id for request in requests}):
+                    await trio.testing.wait_all_tasks_blocked()
+                    await trio.sleep(0.001)
+            self.length = file.table.length
+            assert lip.cancellable == {}
+            assert lip.channel.num_lent_slots == 0, "every call is answered"
+            assert lip.under_way.num_bytes == 0
+            self.gate.hang_up(lip)
+            self.fs.kv_remove(ME, "read.kv")
+            self.fs.kv_close(reading)
 
-        trio.run(main)
+        self.run(scenario)
         return lip.channel
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    return Bench(tmp_path_factory.mktemp("bench"))
+    return Requests(tmp_path_factory.mktemp("bench"), limits=Limits())
 
 
 def int32(*numbers):
@@ -226,7 +136,7 @@ WRONG_PREDS = {
 
 @pytest.mark.parametrize("request_", WRONG_PREDS.values(), ids=WRONG_PREDS.keys())
 def test_a_pred_that_is_wrong_is_answered_by_an_error_and_appends_nothing(bench, request_):
-    answers = bench.run(request_)
+    answers = bench.send(request_)
     assert the_error(answers).errno in {errno.EINVAL, errno.EACCES, errno.EBADF, errno.EMSGSIZE}
     assert bench.length == 0
     assert len(answers.free) == NUM_SLOTS
@@ -252,7 +162,7 @@ WRONG_BATCHES = {
 
 @pytest.mark.parametrize("request_", WRONG_BATCHES.values(), ids=WRONG_BATCHES.keys())
 def test_a_batch_that_is_no_batch_is_an_error_as_a_whole(bench, request_):
-    answers = bench.run(request_)
+    answers = bench.send(request_)
     assert the_error(answers).errno == errno.EINVAL
     assert bench.length == 0
     assert len(answers.free) == NUM_SLOTS
@@ -263,7 +173,7 @@ def test_masks_of_calls_that_wait_take_no_more_room_than_they_came_with(bench):
     waiting = [pred(payload, flags=ROWS_LAST | MASKED, number=number) for number in range(2, 10)]
     tracemalloc.start()
     try:
-        answers = bench.run(pred(int32(1)), *waiting)
+        answers = bench.send(pred(int32(1)), *waiting)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -284,13 +194,13 @@ def test_what_calls_that_append_came_with_counts_until_they_are_answered(bench, 
     def note(lip):
         lip.channel.asked = lambda: counted.append(lip.under_way.num_bytes)
 
-    bench.run(asked, prepare=note)
+    bench.send(asked, prepare=note)
     assert counted == [cost_of(asked)]
 
 
 def test_every_wrong_pred_is_an_error_of_its_own_in_a_batch(bench):
     parts = [frame(each) for each in WRONG_PREDS.values()] + [GOOD]
-    answers = bench.run(batch(len(parts), b"".join(parts)))
+    answers = bench.send(batch(len(parts), b"".join(parts)))
     (args, payload, error), at, codes = answers.replies[1][0], 0, []
     assert (args, error) == ((len(parts),), None)
     while at < len(payload):
@@ -313,7 +223,7 @@ def test_errors_that_are_kept_are_no_garbage_with_a_buffer_in_it(bench):
     gc.disable()
     try:
         for each in requests:
-            bench.run(each)
+            bench.send(each)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         for each in gc.garbage:
@@ -365,7 +275,7 @@ WRONG_GENERATIONS = {
 
 @pytest.mark.parametrize("request_", WRONG_GENERATIONS.values(), ids=WRONG_GENERATIONS.keys())
 def test_a_generation_that_is_wrong_is_answered_by_an_error_and_appends_nothing(bench, request_):
-    answers = bench.run(request_)
+    answers = bench.send(request_)
     assert the_error(answers).errno in {errno.EINVAL, errno.EACCES}
     assert len(answers.replies[1]) == 1
     assert bench.length == 0
@@ -400,7 +310,7 @@ def test_no_message_surprises_the_gate(bench, caplog, data):
     flags = data.draw(st.just(request.flags) | st.integers(0, 63))
     caplog.clear()
     with caplog.at_level(logging.ERROR):
-        answers = bench.run(request._replace(payload=bytes(payload[:cut]), args=args, flags=flags))
+        answers = bench.send(request._replace(payload=bytes(payload[:cut]), args=args, flags=flags))
     assert not caplog.records
     assert answers.over == {1}
 
@@ -411,7 +321,7 @@ def test_no_message_surprises_the_gate(bench, caplog, data):
 def test_what_is_in_a_stop_text_or_a_grammar_counts_as_text(bench):
     text = '\\"[,\\\\' * 150
     asked = options(stop=[text] * 64, grammar={"kind": "regex", "source": "[ab]|" + re.escape(text)})
-    answers = bench.run(generate(int32(1) + GREEDY + asked))
+    answers = bench.send(generate(int32(1) + GREEDY + asked))
     assert the_error(answers) is None
 
 
@@ -420,7 +330,7 @@ def tokens_of(answers, number=1):
 
 
 def test_tokens_are_sent_as_they_come(bench):
-    answers = bench.run(generate(int32(1, 2) + GREEDY, args=(2, 0, 5, 0)))
+    answers = bench.send(generate(int32(1, 2) + GREEDY, args=(2, 0, 5, 0)))
     *tokens, last = answers.replies[1]
     assert [args for args, _, _ in tokens] == [(1, entries) for entries in (2, 3, 4, 5, 6)]
     assert last == ((0, 6, Finish.LENGTH, -1), b"", None)
@@ -430,8 +340,8 @@ def test_tokens_are_kept_and_sent_together_while_replies_wait(bench):
     def wait(lip):
         lip.channel.num_waiting_replies = 1
 
-    together = bench.run(generate(int32(1, 2) + GREEDY, args=(2, 0, 20, 0)), prepare=wait)
-    one_by_one = bench.run(generate(int32(1, 2) + GREEDY, args=(2, 0, 20, 0)))
+    together = bench.send(generate(int32(1, 2) + GREEDY, args=(2, 0, 20, 0)), prepare=wait)
+    one_by_one = bench.send(generate(int32(1, 2) + GREEDY, args=(2, 0, 20, 0)))
     first, last = together.replies[1]
     assert first[0] == (1, 2)  # from the first a program knows how long the file was
     assert last[0][:3] == (19, 21, Finish.LENGTH)
@@ -445,7 +355,7 @@ def test_what_was_kept_is_sent_before_an_error(bench):
         lip.channel.num_waiting_replies = 1
 
     payload = int32(*[1] * 2000) + GREEDY + options(stop_at_end=False)
-    answers = bench.run(generate(payload, args=(2000, 0, 100, 0)), prepare=wait)
+    answers = bench.send(generate(payload, args=(2000, 0, 100, 0)), prepare=wait)
     assert the_error(answers).errno == errno.ENOSPC
     assert sum(map(len, tokens_of(answers))) == bench.length - 2000 + 1
     assert answers.replies[1][-2][0] == (0, bench.length)
@@ -456,7 +366,7 @@ def test_a_cancelled_generation_says_so_and_where_the_file_is(bench):
         generate(int32(1) + GREEDY + options(stop_at_end=False), args=(1, 0, 0, 0), number=5),
         Request(Op.CANCEL, 0, 6, 0, (5, 0, 0, 0), b""),
     ]
-    answers = bench.run(*requests)
+    answers = bench.send(*requests)
     args, _, error = answers.replies[5][-1]
     assert error is None or error.errno == errno.ECANCELED
     if error is None:
@@ -464,7 +374,7 @@ def test_a_cancelled_generation_says_so_and_where_the_file_is(bench):
 
 
 def test_a_cancelled_pred_appends_nothing_and_gives_its_slots_back(bench):
-    answers = bench.run(
+    answers = bench.send(
         pred(int32(*[1] * 40), flags=ROWS_ALL, args=(40, 0, 0, 0), number=5),
         Request(Op.CANCEL, 0, 6, 0, (5, 0, 0, 0), b""),
     )
@@ -475,7 +385,7 @@ def test_a_cancelled_pred_appends_nothing_and_gives_its_slots_back(bench):
 
 def test_a_cancelled_batch_is_told_call_by_call(bench):
     parts = frame(pred(int32(1, 2), args=(2, 0, 0, 0))) * 3
-    answers = bench.run(batch(3, parts, number=5), Request(Op.CANCEL, 0, 6, 0, (5, 0, 0, 0), b""))
+    answers = bench.send(batch(3, parts, number=5), Request(Op.CANCEL, 0, 6, 0, (5, 0, 0, 0), b""))
     (args, payload, error) = answers.replies[5][0]
     assert (args, error) == ((3,), None)
     assert struct.unpack_from("=Ii", payload, 0)[1] == errno.ECANCELED
@@ -507,7 +417,7 @@ LARGE = {
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("request_", LARGE.values(), ids=LARGE)
 def test_what_a_program_sent_is_freed_when_it_is_answered(bench, request_):
-    bench.run(request_)
+    bench.send(request_)
     assert kept_of_calls() == []
 
 
@@ -518,8 +428,8 @@ def test_what_a_program_sent_is_freed_when_it_goes(bench, request_, has_slots):
     """It has one call that is ready and one behind it, or both wait for slots."""
 
     async def main():
-        lip = Lip(os.getpid(), bench.me, Answers())
-        lip.add(bench.fs.kv_create(bench.me, None))
+        lip = bench.lip()
+        lip.add(bench.file())
         if not has_slots:
             lip.channel.free.clear()
         async with trio.open_nursery() as nursery:

@@ -1,128 +1,15 @@
 """The batch scheduler over a real file system, a real arena and a real decoder of a tiny model."""
 
 import threading
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from decoder.cpu.arena import Arena
-from decoder.cpu.backend import CpuDecoder
-from decoder.image_facts import Facts
-from decoder.model import load_model
-from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
-from kvfs.pages.pool import PagePool
 from libsym.errors import Invalid, NoSpace, StepFailed, SymError
-from scheduler.batch.batch_scheduler import BatchScheduler, PredCall
-from scheduler.batch.policy import Limits
-
-NUM_PAGES = 64
-ME = Credentials(0, 0, frozenset())
-
-
-@dataclass(eq=False)
-class Program:
-    pid: int = 1
-
-
-class Steps:
-    """A decoder that can be held at the start of a step, or told to fail one."""
-
-    def __init__(self, decoder):
-        self.decoder = decoder
-        self.batches = []
-        self.failure = None
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Semaphore(0)
-
-    def step(self, batch):
-        self.batches.append([(chunk.start, len(chunk.tokens)) for chunk in batch.chunks])
-        self.entered.release()
-        assert self.gate.wait(20)
-        if self.failure is not None:
-            failure, self.failure = self.failure, None
-            raise failure
-        self.decoder.step(batch)
-
-    async def wait_entered(self):
-        """Wait until a step has begun."""
-        with trio.fail_after(20):
-            await trio.to_thread.run_sync(self.entered.acquire)
-
-
-class Bench:
-    """Everything below the gate, with calls that can be awaited."""
-
-    def __init__(self, tmp_path, limits=None):
-        self.model = load_model("tiny")
-        arena = Arena(self.model.config, NUM_PAGES)
-        self.steps = Steps(CpuDecoder(self.model.config, self.model.weights, arena, 1))
-        self.fs = FileSystem(PagePool(arena), Facts(self.model, arena, "float32"), tmp_path / "files", 0, 0)
-        self.batches = BatchScheduler(
-            self.fs,
-            self.steps,
-            self.model.config.max_positions,
-            self.model.config.vocab_size,
-            limits or Limits(max_tokens=64, max_tokens_beside_decodes=16),
-        )
-
-    def file(self):
-        return self.fs.kv_create(ME, None, 0o600)
-
-    def submit(self, file, tokens, *, program=None, positions=None, rows="last"):
-        """Submit a call; the result is filled in when it ends."""
-        num_rows = {"none": 0, "last": 1, "all": len(tokens)}[rows]
-        buffers = [np.full(self.model.config.vocab_size, np.nan, np.float32) for _ in range(num_rows)]
-        result = Result(buffers)
-        tokens = np.asarray(tokens, np.int32)
-        positions = None if positions is None else np.asarray(positions, np.int32)
-        views = tuple(memoryview(buffer) for buffer in buffers)
-        self.batches.submit(PredCall(program or Program(), file, tokens, positions, views, result.finish))
-        return result
-
-    def run(self, scenario):
-        """Run `scenario` beside the scheduler, then check the books."""
-
-        async def main():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.batches.run)
-                with trio.fail_after(30):
-                    await scenario()
-                self.fs.check()
-                nursery.cancel_scope.cancel()
-
-        trio.run(main)
-
-
-class Result:
-    def __init__(self, rows):
-        self.rows = rows
-        self.error = None
-        self._over = trio.Event()
-
-    @property
-    def is_over(self):
-        return self._over.is_set()
-
-    def finish(self, error):
-        assert not self._over.is_set(), "answered twice"
-        self.error = error
-        self._over.set()
-
-    async def wait(self):
-        await self._over.wait()
-        if self.error is not None:
-            raise self.error
-        return self.rows
-
-
-@pytest.fixture
-def bench(tmp_path):
-    return Bench(tmp_path)
+from tests.scheduler.bench import ME, NUM_PAGES, Program
 
 
 def test_calls_that_wait_together_share_one_step(bench):

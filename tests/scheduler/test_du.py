@@ -8,27 +8,20 @@ import stat
 import pytest
 import trio
 
-from decoder.cpu.arena import Arena
-from decoder.image_facts import Facts
-from decoder.model import load_model
-from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
-from kvfs.pages.pool import PagePool
 from libsym.abi import Op
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NotFound
 from scheduler.connection.lip import Lip
 from scheduler.operations.du import ROWS, TOTAL, DiskUsage
+from tests.scheduler.bench import Bench
 
 ME, OTHER = Credentials(1000, 1000), Credentials(1001, 1001)
 
 
-class Bench:
+class Trees(Bench):
     def __init__(self, tmp_path):
-        model = load_model("tiny")
-        arena = Arena(model.config, 256)
-        self.fs = FileSystem(PagePool(arena), Facts(model, arena, "float32"), tmp_path / "files", 0, 0)
-        self.tree = self.fs.volume.tree
+        super().__init__(tmp_path, num_pages=256)
         self.tree.root.mode = 0o777
         self.usage = DiskUsage(self.fs)
 
@@ -67,7 +60,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path):
-    return Bench(tmp_path)
+    return Trees(tmp_path)
 
 
 def test_rows_of_a_tree_come_in_the_order_of_names_and_say_what_each_file_costs(bench):

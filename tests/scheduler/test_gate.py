@@ -1,45 +1,19 @@
 """The gate's calls that a coroutine answers later: how many, and what is left of them when their program goes."""
 
 import errno
-import os
 import threading
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from decoder.cpu.arena import Arena
-from decoder.cpu.backend import CpuDecoder
-from decoder.image_facts import Facts
-from decoder.model import load_model
-from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
-from kvfs.pages.pool import PagePool
 from libsym.abi import LOCK_NOWAIT, REBASE, Op
 from libsym.channel.server import Request
-from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.connection.lip import Lip
 from scheduler.connection.under_way import MAX_CONNECTION_BYTES, MAX_USER_BYTES
-from scheduler.gate import FILES_A_TURN, MAX_LATER, MAX_WAITS, Gate
-
-
-@dataclass
-class Answers:
-    """Takes the place of a channel: what was replied, by request."""
-
-    errors: dict[int, int] = field(default_factory=dict)
-    """errno, 0 for none"""
-    args: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-    def reply(self, request_id, args=(), payload=b"", error=None):
-        assert request_id not in self.errors, "answered twice"
-        self.errors[request_id] = 0 if error is None else error.errno
-        self.args[request_id] = args
-
-    def close(self):
-        pass
+from scheduler.gate import FILES_A_TURN, MAX_LATER, MAX_WAITS
+from tests.scheduler.bench import Bench
 
 
 class Conversation:
@@ -57,18 +31,10 @@ class Conversation:
         return []
 
 
-class Bench:
+class Calls(Bench):
     def __init__(self, tmp_path):
-        model = load_model("tiny")
-        arena = Arena(model.config, 32)
-        self.fs = FileSystem(PagePool(arena), Facts(model, arena, "float32"), tmp_path / "files", 0, 0)
-        decoder = CpuDecoder(model.config, model.weights, arena, 1)
-        batches = BatchScheduler(self.fs, decoder, model.config.max_positions, model.config.vocab_size)
+        super().__init__(tmp_path)
         self.text = Conversation()
-        self.gate = Gate(self.fs, batches, self.text, dict)
-
-    def lip(self, uid=0):
-        return Lip(os.getpid(), Credentials(uid, 0), Answers())
 
     def holder(self):
         """A handle of somebody else's on a file that everybody may open, with its lock."""
@@ -85,7 +51,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path):
-    return Bench(tmp_path)
+    return Calls(tmp_path)
 
 
 def request(op, number, handle=0, *, flags=0, args=(0, 0), payload=b""):

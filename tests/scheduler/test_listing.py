@@ -7,29 +7,22 @@ import pytest
 import trio
 import trio.testing
 
-from decoder.cpu.arena import Arena
-from decoder.image_facts import Facts
-from decoder.model import load_model
-from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
-from kvfs.pages.pool import PagePool
 from libsym.abi import Op
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import NoAccess, NotDirectory
 from scheduler.connection.lip import Lip
 from scheduler.operations.directories import Listing
+from tests.scheduler.bench import Bench
 
 ME = Credentials(1000, 1000)
 
 
-class Bench:
+class Lists(Bench):
     """A directory `d` of the caller's, and the gate's half of kv_list."""
 
     def __init__(self, tmp_path):
-        model = load_model("tiny")
-        arena = Arena(model.config, 1)
-        self.fs = FileSystem(PagePool(arena), Facts(model, arena, "float32"), tmp_path / "files", 0, 0)
-        self.tree = self.fs.volume.tree
+        super().__init__(tmp_path, num_pages=1)
         self.directory = self.tree.make(self.tree.root, b"d", stat.S_IFDIR, mode=0o700, uid=1000, gid=1000)
         self.listing = Listing(self.fs)
 
@@ -54,7 +47,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path):
-    return Bench(tmp_path)
+    return Lists(tmp_path)
 
 
 @pytest.mark.parametrize("count", [0, 1, 499, 500, 501, 10_000])

@@ -1,6 +1,5 @@
 """Steps that follow each other in C, beside what the scheduler does meanwhile."""
 
-import ctypes
 import errno
 import gc
 import os
@@ -12,82 +11,44 @@ import numpy as np
 import pytest
 import trio
 
-from decoder.batch import NativeStep
-from decoder.cpu.arena import Arena
-from decoder.image_facts import Facts
-from decoder.model import load_model
-from kvfs.fs import FileSystem
-from kvfs.names.tree import Credentials
-from kvfs.pages.pool import PagePool
 from libsym.abi import ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import NoSpace, SymError
 from scheduler._loop import ffi
-from scheduler.batch.batch_scheduler import BatchScheduler, PredCall
+from scheduler.batch.batch_scheduler import PredCall
+from scheduler.batch.policy import Limits
 from scheduler.batch.run import Member
 from scheduler.batch.step_thread import StepThread
 from scheduler.connection.lip import Lip
 from scheduler.operations.decode_call import decode_call
 from scheduler.operations.pred import Limited, Predicting
-
-NUM_PAGES = 4
-ME = Credentials(0, 0, frozenset())
+from tests.scheduler.bench import ME, Bench, Steps
 
 
-class Steps:
-    """Steps that compute nothing, and can be held."""
+class Runs(Bench):
+    """One program, and steps that compute nothing and are held."""
 
-    def __init__(self):
-        self.gate = threading.Event()
-        self.entered = threading.Semaphore(0)
-        self.function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self._native_step)
-
-    def step(self, _batch):
-        self.entered.release()
-        assert self.gate.wait(20)
-
-    def _native_step(self, _decoder, batch):
-        self.step(batch)
-        return 0
-
-
-class Bench:
     def __init__(self, directory):
-        model = load_model("tiny")
-        arena = Arena(model.config, NUM_PAGES)
-        self.fs = FileSystem(PagePool(arena), Facts(model, arena, "float32"), directory / "files", 0, 0)
+        super().__init__(directory, num_pages=4, limits=Limits())
         self.steps = Steps()
-        native = NativeStep(ctypes.cast(self.steps.function, ctypes.c_void_p).value, 0)
-        vocab_size = model.config.vocab_size
-        self.batches = BatchScheduler(self.fs, self.steps, model.config.max_positions, vocab_size, native=native)
-        self.predicting = Predicting(self.batches, Limited(model.config))
-        self.lip = Lip(os.getpid(), ME, ServerChannel.create(vocab_size))
+        self.steps.gate.clear()
+        self.predicting = Predicting(self.batches, Limited(self.model.config))
+        self.program = Lip(os.getpid(), ME, ServerChannel.create(self.model.config.vocab_size))
 
     def decode(self, file):
         """A call that a run goes on from."""
-        handle, slot = self.lip.add(file), self.lip.channel.take_rows(1)
+        handle, slot = self.program.add(file), self.program.channel.take_rows(1)
         tokens = np.array([7], np.int32)
-        self.batches.submit(decode_call(self.lip, file, handle, 1, slot, tokens, None, lambda: None))
+        self.batches.submit(decode_call(self.program, file, handle, 1, slot, tokens, None, lambda: None))
 
     def write(self, file, num_tokens, finished):
-        self.batches.submit(PredCall(self.lip, file, np.ones(num_tokens, np.int32), None, (), finished))
-
-    async def wait_entered(self):
-        """Wait until a step has begun."""
-        await trio.to_thread.run_sync(self.steps.entered.acquire)
+        self.batches.submit(PredCall(self.program, file, np.ones(num_tokens, np.int32), None, (), finished))
 
     def run(self, scenario):
-        async def main():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.batches.run)
-                with trio.fail_after(30):
-                    await scenario()
-                nursery.cancel_scope.cancel()
-            self.batches.drop(self.lip)
-            self.lip.channel.close()
-            self.fs.check()
-
-        trio.run(main)
+        super().run(scenario)
+        self.batches.drop(self.program)
+        self.program.channel.close()
+        self.fs.check()
 
 
 def decode(number, handle, flags=ROWS_LAST):
@@ -96,7 +57,7 @@ def decode(number, handle, flags=ROWS_LAST):
 
 @pytest.fixture
 def bench(tmp_path):
-    return Bench(tmp_path)
+    return Runs(tmp_path)
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(96, type(None)), (97, NoSpace)])
@@ -110,7 +71,7 @@ def test_what_a_run_has_reserved_ahead_is_there_for_others(bench, num_tokens, ex
 
     async def scenario():
         bench.decode(bench.fs.kv_create(ME, None))
-        await bench.wait_entered()
+        await bench.steps.wait_entered()
         assert bench.fs.pool.num_free == 1
         bench.write(bench.fs.kv_create(ME, None), num_tokens, finished)
         bench.steps.gate.set()
@@ -124,14 +85,14 @@ def test_what_a_run_has_reserved_ahead_is_there_for_others(bench, num_tokens, ex
 def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_over(bench, flags):
     """At once, and not when the collector comes."""
     is_free = threading.Event()
-    weakref.finalize(bench.lip.channel.memory[1], is_free.set)
+    weakref.finalize(bench.program.channel.memory[1], is_free.set)
 
     async def scenario():
-        handle = bench.lip.add(bench.fs.kv_create(ME, None))
-        bench.predicting.pred(bench.lip, decode(1, handle, flags))
-        await bench.wait_entered()
-        bench.batches.drop(bench.lip)
-        bench.lip.channel.close()
+        handle = bench.program.add(bench.fs.kv_create(ME, None))
+        bench.predicting.pred(bench.program, decode(1, handle, flags))
+        await bench.steps.wait_entered()
+        bench.batches.drop(bench.program)
+        bench.program.channel.close()
         bench.steps.gate.set()
         assert await trio.to_thread.run_sync(is_free.wait, 20)
 
@@ -145,19 +106,19 @@ def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_over(b
 def test_an_error_that_is_kept_has_hold_of_no_run(bench):
     """The collector can not take a buffer that C has: what led to one, and was garbage, ended the daemon."""
     is_free = threading.Event()
-    weakref.finalize(bench.lip.channel.memory[1], is_free.set)
+    weakref.finalize(bench.program.channel.memory[1], is_free.set)
 
     async def scenario():
-        handle = bench.lip.add(bench.fs.kv_create(ME, None))
-        bench.predicting.pred(bench.lip, decode(1, handle))
-        await bench.wait_entered()
+        handle = bench.program.add(bench.fs.kv_create(ME, None))
+        bench.predicting.pred(bench.program, decode(1, handle))
+        await bench.steps.wait_entered()
         too_many = struct.pack("=IHHIIQQ4q", 64 + 800, Op.PRED, 0, ROWS_NONE, 0, 0, handle, 200, 0, 0, 0) + bytes(832)
-        bench.predicting.pred_batch(bench.lip, Request(Op.PRED_BATCH, 0, 2, 0, (1, 0, 0, 0), too_many))
+        bench.predicting.pred_batch(bench.program, Request(Op.PRED_BATCH, 0, 2, 0, (1, 0, 0, 0), too_many))
         bench.steps.gate.set()
         while bench.batches.num_waiting:
             await trio.lowlevel.checkpoint()
         assert bench.batches.statistics.num_failed_calls == 1
-        bench.lip.channel.close()
+        bench.program.channel.close()
         assert await trio.to_thread.run_sync(is_free.wait, 20)
 
     gc.disable()

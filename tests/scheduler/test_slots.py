@@ -17,7 +17,7 @@ STATES_OFFSET = 4096
 SLOTS_WANTED = 460  # offset in struct sym_region
 
 
-class Bench:
+class Connection:
     """A connection whose client is this test: it frees slots where the library would."""
 
     def __init__(self):
@@ -47,8 +47,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench():
-    found = Bench()
+def connection():
+    found = Connection()
     assert found.channel.num_slots == 64
     yield found
     found.channel.close()
@@ -59,150 +59,150 @@ def run(main):
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_free_slots_are_given_at_once(bench):
+def test_free_slots_are_given_at_once(connection):
     async def main():
-        bench.take(2, "a")
-        bench.take(3, "b")
-        assert bench.given == [("a", 0), ("b", 2)]
-        assert bench.slots.deadline == math.inf
+        connection.take(2, "a")
+        connection.take(3, "b")
+        assert connection.given == [("a", 0), ("b", 2)]
+        assert connection.slots.deadline == math.inf
 
     run(main)
 
 
-def test_waits_are_served_in_order_as_slots_become_free(bench):
+def test_waits_are_served_in_order_as_slots_become_free(connection):
     async def main():
-        bench.take(64, "all")
-        bench.take(2, "a")
-        bench.take(1, "b")
-        assert bench.free(7), "the client is asked to ring"
-        bench.slots.serve()
-        assert bench.given == [("all", 0)], "a waits for two, and b waits behind a"
-        assert bench.free(8), "it is asked again"
-        bench.slots.serve()
-        assert bench.given[1:] == [("a", 7)]
-        bench.free(3)
-        bench.slots.serve()
-        assert bench.given[2:] == [("b", 3)]
-        assert bench.slots.num_waiting == 0
-        assert bench.slots.deadline == math.inf
+        connection.take(64, "all")
+        connection.take(2, "a")
+        connection.take(1, "b")
+        assert connection.free(7), "the client is asked to ring"
+        connection.slots.serve()
+        assert connection.given == [("all", 0)], "a waits for two, and b waits behind a"
+        assert connection.free(8), "it is asked again"
+        connection.slots.serve()
+        assert connection.given[1:] == [("a", 7)]
+        connection.free(3)
+        connection.slots.serve()
+        assert connection.given[2:] == [("b", 3)]
+        assert connection.slots.num_waiting == 0
+        assert connection.slots.deadline == math.inf
 
     run(main)
 
 
-def test_a_program_that_frees_nothing_gets_an_error_in_the_end(bench):
+def test_a_program_that_frees_nothing_gets_an_error_in_the_end(connection):
     async def main():
-        bench.take(64, "all")
-        bench.answer(64)
-        bench.take(1, "a")
-        bench.take(1, "b")
+        connection.take(64, "all")
+        connection.answer(64)
+        connection.take(1, "a")
+        connection.take(1, "b")
         await trio.sleep(PATIENCE_S * 0.9)
-        bench.slots.serve()
-        assert len(bench.given) == 1
-        await bench.sleep_past_the_deadline()
-        assert [name for name, _ in bench.given[1:]] == ["a", "b"]
-        assert all(isinstance(found, NoBuffers) for _, found in bench.given[1:])
-        assert "drop some Dists" in str(bench.given[1][1])
+        connection.slots.serve()
+        assert len(connection.given) == 1
+        await connection.sleep_past_the_deadline()
+        assert [name for name, _ in connection.given[1:]] == ["a", "b"]
+        assert all(isinstance(found, NoBuffers) for _, found in connection.given[1:])
+        assert "drop some Dists" in str(connection.given[1][1])
 
     run(main)
 
 
-def test_a_call_for_many_rows_fails_alone_where_one_behind_it_can_have_a_row(bench):
+def test_a_call_for_many_rows_fails_alone_where_one_behind_it_can_have_a_row(connection):
     async def main():
-        bench.take(64, "all")
-        bench.answer(64)
+        connection.take(64, "all")
+        connection.answer(64)
         for slot in (*range(32), *range(33, 64)):
-            bench.free(slot)
-        bench.take(40, "big")
-        bench.take(1, "small")
-        assert len(bench.given) == 1, "in order, while there is hope"
-        await bench.sleep_past_the_deadline()
-        assert [name for name, _ in bench.given[1:]] == ["big", "small"]
-        assert isinstance(bench.given[1][1], NoBuffers)
-        assert bench.given[2][1] == 0
+            connection.free(slot)
+        connection.take(40, "big")
+        connection.take(1, "small")
+        assert len(connection.given) == 1, "in order, while there is hope"
+        await connection.sleep_past_the_deadline()
+        assert [name for name, _ in connection.given[1:]] == ["big", "small"]
+        assert isinstance(connection.given[1][1], NoBuffers)
+        assert connection.given[2][1] == 0
 
     run(main)
 
 
-def test_every_slot_that_moves_begins_the_time_anew(bench):
+def test_every_slot_that_moves_begins_the_time_anew(connection):
     async def main():
-        bench.take(64, "all")
-        bench.answer(64)
-        bench.take(8, "a")
+        connection.take(64, "all")
+        connection.answer(64)
+        connection.take(8, "a")
         for slot in range(8):
             await trio.sleep(PATIENCE_S * 0.9)
-            assert bench.given == [("all", 0)]
-            bench.free(slot)
-            bench.slots.serve()
-        assert bench.given[1:] == [("a", 0)]
+            assert connection.given == [("all", 0)]
+            connection.free(slot)
+            connection.slots.serve()
+        assert connection.given[1:] == [("a", 0)]
 
     run(main)
 
 
-def test_nobody_gives_up_while_a_call_that_has_a_slot_is_not_answered(bench):
+def test_nobody_gives_up_while_a_call_that_has_a_slot_is_not_answered(connection):
     async def main():
-        bench.take(1, "slow")
-        bench.take(63, "others")
-        bench.answer(63)
-        bench.take(1, "a")
+        connection.take(1, "slow")
+        connection.take(63, "others")
+        connection.answer(63)
+        connection.take(1, "a")
         for _ in range(5):
-            await bench.sleep_past_the_deadline()
-        assert len(bench.given) == 2, "the slow call's slot may become free yet"
-        bench.answer(1)
+            await connection.sleep_past_the_deadline()
+        assert len(connection.given) == 2, "the slow call's slot may become free yet"
+        connection.answer(1)
         answered_s = trio.current_time()
-        while bench.slots.num_waiting:
-            await bench.sleep_past_the_deadline()
-        assert isinstance(bench.given[2][1], NoBuffers)
+        while connection.slots.num_waiting:
+            await connection.sleep_past_the_deadline()
+        assert isinstance(connection.given[2][1], NoBuffers)
         assert trio.current_time() >= answered_s + PATIENCE_S, "the program has had time to look at its row"
 
     run(main)
 
 
-def test_a_slot_that_went_from_hand_to_hand_between_two_looks_has_moved(bench):
+def test_a_slot_that_went_from_hand_to_hand_between_two_looks_has_moved(connection):
     async def main():
-        bench.take(64, "all")
-        bench.answer(64)
-        bench.take(2, "a")
+        connection.take(64, "all")
+        connection.answer(64)
+        connection.take(2, "a")
         await trio.sleep(PATIENCE_S * 0.9)
-        bench.free(3)
-        assert bench.channel.take_rows(1) == 3  # as a loop of steps does it
-        bench.answer(1)
-        await bench.sleep_past_the_deadline()
-        assert bench.slots.num_waiting == 1
+        connection.free(3)
+        assert connection.channel.take_rows(1) == 3  # as a loop of steps does it
+        connection.answer(1)
+        await connection.sleep_past_the_deadline()
+        assert connection.slots.num_waiting == 1
 
     run(main)
 
 
-def test_more_rows_than_there_are_is_an_error_at_once(bench):
+def test_more_rows_than_there_are_is_an_error_at_once(connection):
     async def main():
-        bench.take(65, "a")
-        assert isinstance(bench.given[0][1], TooLarge)
+        connection.take(65, "a")
+        assert isinstance(connection.given[0][1], TooLarge)
 
     run(main)
 
 
-def test_a_cancelled_wait_is_told_so_and_lets_the_next_one_through(bench):
+def test_a_cancelled_wait_is_told_so_and_lets_the_next_one_through(connection):
     async def main():
-        bench.take(64, "all")
-        cancel = bench.take(9, "a")
-        bench.take(1, "b")
-        bench.free(5)
+        connection.take(64, "all")
+        cancel = connection.take(9, "a")
+        connection.take(1, "b")
+        connection.free(5)
         cancel()
-        (_, refused), given = bench.given[1:]
+        (_, refused), given = connection.given[1:]
         assert isinstance(refused, SymError)
         assert refused.errno == errno.ECANCELED
         assert given == ("b", 5)
         cancel()
-        assert len(bench.given) == 3
+        assert len(connection.given) == 3
 
     run(main)
 
 
-def test_slots_freed_by_the_daemon_itself_serve_the_next(bench):
+def test_slots_freed_by_the_daemon_itself_serve_the_next(connection):
     async def main():
-        bench.take(64, "all")
-        bench.take(1, "a")
-        bench.channel.free_rows(0, 64)
-        bench.slots.serve()
-        assert bench.given[1:] == [("a", 0)]
+        connection.take(64, "all")
+        connection.take(1, "a")
+        connection.channel.free_rows(0, 64)
+        connection.slots.serve()
+        assert connection.given[1:] == [("a", 0)]
 
     run(main)

@@ -10,16 +10,13 @@ import pytest
 import trio
 import trio.testing
 
-from decoder.cpu.arena import Arena
 from kvfs.control import text_writer
 from kvfs.control.directory import ControlTree
 from kvfs.control.text_writer import is_killed
 from kvfs.names.tree import ROOT_NUMBER, Credentials
 from libsym.errors import Busy, Exists, Invalid, NoSpace, NotFound, NotPermitted, NotSupported, StepFailed, SymError
-from scheduler.gate import Gate
 from scheduler.status.facts import Control
-from symphony.model_text import LoadedText
-from tests.scheduler.test_batch import ME, NUM_PAGES, Bench
+from tests.scheduler.bench import ME, NUM_PAGES, Bench
 
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 ANN = Credentials(1000, 1000)
@@ -30,10 +27,8 @@ class Texts(Bench):
 
     def __init__(self, tmp_path):
         super().__init__(tmp_path)
-        text = LoadedText(self.model, Arena(self.model.config, 1), "cpu", "/kv")
-        gate = Gate(self.fs, self.batches, text, dict)
         self.tokenizer = self.model.tokenizer
-        self.control = ControlTree(self.fs, Control(self.fs, self.batches, gate, lambda: (), text))
+        self.control = ControlTree(self.fs, Control(self.fs, self.batches, self.gate, lambda: (), self.text))
         self.texts = self.control.lookup(self.control.lookup(ROOT_NUMBER, b".symphony").number, b"text").number
 
     async def create(self, name, mode=0o644, flags=NEW):

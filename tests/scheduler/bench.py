@@ -1,0 +1,240 @@
+"""The scheduler without a daemon: over a real file system, and over a real decoder of a tiny model that can be held."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from decoder.batch import NativeStep
+from decoder.cpu.arena import Arena
+from decoder.cpu.backend import CpuDecoder
+from decoder.image_facts import Facts
+from decoder.model import load_model
+from kvfs.fs import FileSystem
+from kvfs.names.tree import Credentials
+from kvfs.pages.pool import PagePool
+from libsym.errors import NoBuffers, SymError
+from scheduler.batch.batch_scheduler import BatchScheduler, PredCall
+from scheduler.batch.policy import Limits
+from scheduler.connection.lip import Lip
+from scheduler.gate import Gate
+from symphony.model_text import LoadedText
+
+ME = Credentials(0, 0, frozenset())
+NUM_PAGES = 64
+VOCAB_SIZE = 259
+NUM_SLOTS = 64
+LIMITS = Limits(max_tokens=64, max_tokens_beside_decodes=16)
+"""So small that prefills are cut."""
+
+
+class Bench:
+    """Everything behind the listener; what a test does not use is not made."""
+
+    def __init__(self, directory: Path, *, num_pages: int = NUM_PAGES, limits: Limits = LIMITS) -> None:
+        self.model = load_model("tiny")
+        self.arena = Arena(self.model.config, num_pages)
+        self.fs = FileSystem(PagePool(self.arena), Facts(self.model, self.arena, "float32"), directory / "files", 0, 0)
+        self.tree = self.fs.volume.tree
+        self._limits = limits
+
+    @cached_property
+    def steps(self) -> Steps:
+        return Steps(CpuDecoder(self.model.config, self.model.weights, self.arena, 1))
+
+    @cached_property
+    def batches(self) -> BatchScheduler:
+        config = self.model.config
+        steps, native = self.steps, self.steps.native
+        return BatchScheduler(self.fs, steps, config.max_positions, config.vocab_size, self._limits, native=native)
+
+    @cached_property
+    def text(self) -> Any:
+        return LoadedText(self.model, self.arena, "cpu", "/kv")
+
+    @cached_property
+    def gate(self) -> Gate:
+        return Gate(self.fs, self.batches, self.text, dict)
+
+    def lip(self, uid: int = 0) -> Lip:
+        """A program whose channel keeps what it is answered."""
+        return Lip(os.getpid(), Credentials(uid, 0), Answers())
+
+    def file(self) -> Any:
+        return self.fs.kv_create(ME, None, 0o600)
+
+    def submit(
+        self,
+        file: Any,
+        tokens: Sequence[int],
+        *,
+        program: Any = None,
+        positions: Sequence[int] | None = None,
+        rows: str = "last",
+    ) -> Result:
+        """Submit a call; the result is filled in when it ends."""
+        num_rows = {"none": 0, "last": 1, "all": len(tokens)}[rows]
+        buffers = [np.full(self.model.config.vocab_size, np.nan, np.float32) for _ in range(num_rows)]
+        result = Result(buffers)
+        numbers = np.asarray(tokens, np.int32)
+        places = None if positions is None else np.asarray(positions, np.int32)
+        views = tuple(memoryview(buffer) for buffer in buffers)
+        self.batches.submit(PredCall(program or Program(), file, numbers, places, views, result.finish))
+        return result
+
+    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        """Run `scenario` beside the scheduler, then check the books."""
+
+        async def main() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.batches.run)
+                with trio.fail_after(30):
+                    await scenario()
+                self.fs.check()
+                nursery.cancel_scope.cancel()
+
+        trio.run(main)
+
+
+class Steps:
+    """A decoder that can be held at the start of a step, or told to fail one.
+
+    Without a decoder below, its steps compute nothing, and C can call them, too.
+    """
+
+    def __init__(self, decoder: CpuDecoder | None = None) -> None:
+        self.decoder = decoder
+        self.batches: list[list[tuple[int, int]]] = []
+        self.failure: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Semaphore(0)
+        self._function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self._native_step)
+
+    @property
+    def native(self) -> NativeStep | None:
+        if self.decoder is not None:
+            return None
+        return NativeStep(ctypes.cast(self._function, ctypes.c_void_p).value, 0)
+
+    def step(self, batch: Any) -> None:
+        self.batches.append([(chunk.start, len(chunk.tokens)) for chunk in batch.chunks])
+        self._begin()
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        if self.decoder is not None:
+            self.decoder.step(batch)
+
+    def _native_step(self, _decoder: object, _batch: object) -> int:
+        self._begin()
+        return 0
+
+    def _begin(self) -> None:
+        self.entered.release()
+        assert self.gate.wait(20)
+
+    async def wait_entered(self) -> None:
+        """Wait until a step has begun."""
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(self.entered.acquire)
+
+
+@dataclass(eq=False)
+class Program:
+    pid: int = 1
+
+
+class Result:
+    """What becomes of a call."""
+
+    def __init__(self, rows: list[np.ndarray]) -> None:
+        self.rows = rows
+        self.error: SymError | None = None
+        self._over = trio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    def finish(self, error: SymError | None) -> None:
+        assert not self._over.is_set(), "answered twice"
+        self.error = error
+        self._over.set()
+
+    async def wait(self) -> list[np.ndarray]:
+        await self._over.wait()
+        if self.error is not None:
+            raise self.error
+        return self.rows
+
+
+@dataclass
+class Answers:
+    """Takes the place of a channel: what was replied, by request, and slots that can't be given out twice."""
+
+    replies: dict[int, list] = field(default_factory=dict)
+    over: set[int] = field(default_factory=set)
+    free: set[int] = field(default_factory=lambda: set(range(NUM_SLOTS)))
+    num_waiting_replies = 0
+    num_slots = NUM_SLOTS
+    num_lent_slots = 0
+    num_given_slots = 0
+
+    @property
+    def errors(self) -> dict[int, int]:
+        """errno by request that is over, 0 for none."""
+        last = {number: self.replies[number][-1][2] for number in self.over}
+        return {number: 0 if error is None else error.errno for number, error in last.items()}
+
+    @property
+    def args(self) -> dict[int, tuple[int, ...]]:
+        return {number: replies[-1][0] for number, replies in self.replies.items()}
+
+    def asked(self) -> None:
+        """Every request is with the gate."""
+
+    def reply(self, request_id, args=(), payload=b"", error=None, *, more=False, num_rows=0) -> None:
+        assert request_id not in self.over, "answered after its end"
+        self.num_lent_slots -= num_rows
+        if not more:
+            self.over.add(request_id)
+        self.replies.setdefault(request_id, []).append((args, payload, error))
+
+    def take_rows(self, num_rows: int) -> int:
+        for first in range(NUM_SLOTS - num_rows + 1):
+            wanted = set(range(first, first + num_rows))
+            if wanted <= self.free:
+                self.free -= wanted
+                self.num_lent_slots += num_rows
+                self.num_given_slots += num_rows
+                return first
+        raise NoBuffers("none are free")
+
+    def row(self, _slot: int) -> memoryview:
+        return memoryview(np.empty(VOCAB_SIZE, np.float32))
+
+    def free_rows(self, first: int, num_rows: int) -> None:
+        rows = set(range(first, first + num_rows))
+        assert not rows & self.free, "freed twice"
+        self.free |= rows
+        self.num_lent_slots -= num_rows
+
+    @property
+    def num_held_slots(self) -> int:
+        return NUM_SLOTS - len(self.free)
+
+    def want_slots(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,14 @@
+"""Tests that need more than a Bench make a kind of it of their own, and have it as `bench`, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scheduler.bench import Bench
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
