@@ -25,7 +25,7 @@ from decoder.cpu.packed_weights import pack_weights
 from decoder.model_config import KV_DTYPE
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid, SymError
-from tests.decoder.conftest import Bench, Call
+from tests.decoder.bench import Bench, Call, require, tokens_of
 
 ISAS = [
     *("amx", "amx-emulated", "avx512-bf16"),
@@ -40,17 +40,6 @@ SHAPES = {
 }
 CLOSE = {"float32": 1e-4, "bf16": 0.03, "int8": 0.06, "int4": 0.06}
 """Largest error of a logit beside the largest logit; measured: 0.012, 0.025, 0.025."""
-
-
-def tokens_of(n: int, seed: int = 3, vocab: int = 259) -> list[int]:
-    return np.random.default_rng(seed).integers(0, vocab, n).tolist()
-
-
-def require(isa: str) -> None:
-    try:
-        backend.choose_isa(isa)
-    except Invalid as error:
-        pytest.skip(str(error))
 
 
 def quantized(weights: Weights, *kinds: str) -> Weights:

@@ -13,6 +13,7 @@ from decoder.model import load_model
 from decoder.model_config import RopeScaling
 from decoder.rope import inverse_frequencies
 from decoder.tiny import tiny_config
+from tests.decoder.bench import Call
 
 KINDS = {
     "plain": {},
@@ -123,10 +124,10 @@ def errors(expected, got):
     return worst, kl, (expected.argmax(axis=1) == got.argmax(axis=1)).mean()
 
 
-def rebased(bench, new_call, tokens, start, length):
+def rebased(bench, tokens, start, length):
     """A file of `length` of the tokens, computed at positions from `start` on and then moved to begin at 0."""
     far = bench.file(length)
-    bench.step(new_call(far, tokens[:length], "none", range(start, start + length)))
+    bench.step(Call(far, tokens[:length], "none", range(start, start + length)))
     near = bench.file(len(tokens))
     for index in range(-(-length // 32)):
         count = min(32, length - 32 * index)
@@ -139,19 +140,19 @@ def rebased(bench, new_call, tokens, start, length):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("shape", KINDS.values(), ids=KINDS)
-def test_rebased_entries_serve_as_if_computed_there(cpu_bench, new_call, shape, precision):
+def test_rebased_entries_serve_as_if_computed_there(cpu_bench, shape, precision):
     bench = cpu_bench(precision=precision, **shape)
     tokens = np.random.default_rng(8).integers(0, 256, 120).tolist()
-    file = rebased(bench, new_call, tokens, 1000, 80)
-    got = bench.step(new_call(file, tokens[80:]))[0]
+    file = rebased(bench, tokens, 1000, 80)
+    got = bench.step(Call(file, tokens[80:]))[0]
     fresh, _ = bench.prefill(tokens[:80], reserve=40)
-    expected = bench.step(new_call(fresh, tokens[80:]))[0]
+    expected = bench.step(Call(fresh, tokens[80:]))[0]
     worst, kl, _ = errors(expected, got)
     assert worst < PRECISIONS[precision][0]
     assert kl < PRECISIONS[precision][1]
     stale = bench.file(120)  # the test can tell: the same entries, not turned
-    bench.step(new_call(stale, tokens[:80], "none", range(1000, 1080)))
-    wrong = bench.step(new_call(stale, tokens[80:], "all", range(80, 120)))[0]
+    bench.step(Call(stale, tokens[:80], "none", range(1000, 1080)))
+    wrong = bench.step(Call(stale, tokens[80:], "all", range(80, 120)))[0]
     assert errors(expected, wrong)[0] > 10 * worst
 
 
@@ -162,15 +163,15 @@ REAL_PRECISIONS = {"float32": (3e-5, 1e-9, 1.0), "bf16": (0.08, 2e-3, 0.9)}
 
 @pytest.mark.slow  # the real model, twice 640 tokens in each precision
 @pytest.mark.parametrize("precision", REAL_PRECISIONS)
-def test_the_real_model_hardly_notices_that_its_context_was_moved(cpu_bench, new_call, precision):
+def test_the_real_model_hardly_notices_that_its_context_was_moved(cpu_bench, precision):
     model = load_model(None)
     shape = {field.name: getattr(model.config, field.name) for field in fields(model.config)}
     bench = cpu_bench(precision=precision, weights=model.weights, **shape)
     tokens = model.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:640]
-    file = rebased(bench, new_call, tokens, 5000, 512)
-    got = bench.step(new_call(file, tokens[512:]))[0]
+    file = rebased(bench, tokens, 5000, 512)
+    got = bench.step(Call(file, tokens[512:]))[0]
     fresh, _ = bench.prefill(tokens[:512], reserve=128)
-    worst, kl, same = errors(bench.step(new_call(fresh, tokens[512:]))[0], got)
+    worst, kl, same = errors(bench.step(Call(fresh, tokens[512:]))[0], got)
     bounds = REAL_PRECISIONS[precision]
     assert worst < bounds[0]
     assert kl < bounds[1]

@@ -13,6 +13,7 @@ from decoder.model_config import ModelConfig
 from decoder.reference import ReferenceDecoder
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid
+from tests.decoder.bench import Call
 
 
 def peer_model(config: ModelConfig, weights: Weights) -> LlamaForCausalLM:
@@ -57,7 +58,7 @@ def test_the_reference_gives_the_logits_of_transformers(reference_bench, shape):
 
 
 @pytest.mark.parametrize("shape", [{}, {"qkv_bias": True, "qk_norm": True, "post_norms": True, "attn_softcap": 5.0}])
-def test_a_masked_entry_is_as_if_it_were_not_there(reference_bench, new_call, shape):
+def test_a_masked_entry_is_as_if_it_were_not_there(reference_bench, shape):
     bench = reference_bench(**shape)
     prompt, first, second, third = list(range(40)), 50, 60, 70
     _, plain = bench.prefill([*prompt, second, third])
@@ -65,18 +66,18 @@ def test_a_masked_entry_is_as_if_it_were_not_there(reference_bench, new_call, sh
     mask = np.ones((3, 43), dtype=np.bool_)
     mask[1:, 40] = False
     # Two branches in one file: the second one's entries have the positions that they would have alone.
-    (branches,) = bench.step(new_call(file, [first, second, third], positions=[40, 40, 41], mask=mask))
+    (branches,) = bench.step(Call(file, [first, second, third], positions=[40, 40, 41], mask=mask))
     assert np.abs(branches[1:] - plain[40:]).max() < 1e-4
-    (unmasked,) = bench.step(new_call(bench.prefill(prompt, reserve=3)[0], [first, second, third]))
+    (unmasked,) = bench.step(Call(bench.prefill(prompt, reserve=3)[0], [first, second, third]))
     assert np.abs(unmasked[0] - branches[0]).max() == 0
     assert np.abs(unmasked[1:] - branches[1:]).max() > 1e-2
 
 
-def test_what_a_mask_says_of_later_entries_changes_nothing(reference_bench, new_call):
+def test_what_a_mask_says_of_later_entries_changes_nothing(reference_bench):
     bench = reference_bench(window=7, sliding_layers=(True, False))
     tokens = list(range(30))
-    (expected,) = bench.step(new_call(bench.file(30), tokens))
-    (got,) = bench.step(new_call(bench.file(30), tokens, mask=np.ones((30, 30), dtype=np.bool_)))
+    (expected,) = bench.step(Call(bench.file(30), tokens))
+    (got,) = bench.step(Call(bench.file(30), tokens, mask=np.ones((30, 30), dtype=np.bool_)))
     assert np.array_equal(got, expected)
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from decoder.batch import Chunk, StepBatch
 from decoder.cores import available_cores
-from decoder.cpu import backend
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid
+from tests.decoder.bench import Call, require, tokens_of
 
 SHAPES = {
     "gqa 2, head 16": {},
@@ -25,17 +25,6 @@ SHAPES = {
 ISAS = ["avx512", "avx2", "plain"]
 
 
-def tokens_of(n: int, seed: int = 3, vocab: int = 259) -> list[int]:
-    return np.random.default_rng(seed).integers(0, vocab, n).tolist()
-
-
-def require(isa: str) -> None:
-    try:
-        backend.choose_isa(isa)
-    except Invalid as error:
-        pytest.skip(str(error))
-
-
 def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
     assert np.isfinite(got).all()
     assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
@@ -43,20 +32,18 @@ def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, pytest.param(700, marks=pytest.mark.slow)])
-def test_a_prefill_and_the_tokens_after_it_give_the_references_logits(
-    cpu_bench, reference_bench, new_call, shape, length
-):
+def test_a_prefill_and_the_tokens_after_it_give_the_references_logits(cpu_bench, reference_bench, shape, length):
     cpu, reference = cpu_bench(**shape), reference_bench(seed=5, **shape)
     prompt, rest = (tokens_of(n, vocab=cpu.config.vocab_size) for n in (length, 3))
     (file, got), (other, expected) = cpu.prefill(prompt, reserve=3), reference.prefill(prompt, reserve=3)
     assert_close(got, expected)
     for token in rest:
-        assert_close(cpu.step(new_call(file, [token]))[0], reference.step(new_call(other, [token]))[0])
+        assert_close(cpu.step(Call(file, [token]))[0], reference.step(Call(other, [token]))[0])
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shape", list(SHAPES.values())[:4], ids=list(SHAPES)[:4])
-def test_every_instruction_set_gives_the_references_logits(cpu_bench, reference_bench, new_call, isa, shape):
+def test_every_instruction_set_gives_the_references_logits(cpu_bench, reference_bench, isa, shape):
     require(isa)
     cpu, reference = cpu_bench(isa=isa, **shape), reference_bench(**shape)
     assert cpu.decoder.isa == isa
@@ -71,21 +58,21 @@ def test_instruction_sets_that_fuse_multiply_and_add_give_the_same_bits(cpu_benc
     assert np.array_equal(wide, narrow)
 
 
-def mixed_calls(bench, new_call, count):
+def mixed_calls(bench, count):
     """`count` files of different lengths, then a call on each: decodes, short and long prefills, all kinds of rows."""
     calls = []
     for i in range(count):
         file, _ = bench.prefill(tokens_of(1 + 37 * i % 90, seed=i), reserve=40)
-        calls.append(new_call(file, tokens_of([1, 5, 40][i % 3], seed=100 + i), ["last", "all", "none"][i // 3 % 3]))
+        calls.append(Call(file, tokens_of([1, 5, 40][i % 3], seed=100 + i), ["last", "all", "none"][i // 3 % 3]))
     return calls
 
 
 @pytest.mark.parametrize("count", [1, 2, 33])
-def test_a_batch_of_many_files_gives_the_references_logits(cpu_bench, reference_bench, new_call, count):
+def test_a_batch_of_many_files_gives_the_references_logits(cpu_bench, reference_bench, count):
     cpu, reference = cpu_bench(num_pages=256), reference_bench(num_pages=256)
     for got, expected in zip(
-        cpu.step(*mixed_calls(cpu, new_call, count)),
-        reference.step(*mixed_calls(reference, new_call, count)),
+        cpu.step(*mixed_calls(cpu, count)),
+        reference.step(*mixed_calls(reference, count)),
         strict=True,
     ):
         assert got.shape == expected.shape
@@ -93,24 +80,23 @@ def test_a_batch_of_many_files_gives_the_references_logits(cpu_bench, reference_
             assert_close(got, expected)
 
 
-def test_calls_that_want_no_rows_still_store_their_entries(cpu_bench, new_call):
+def test_calls_that_want_no_rows_still_store_their_entries(cpu_bench):
     prompt = tokens_of(45)
     loud, quiet = cpu_bench(), cpu_bench()
-    loud.step(new_call(loud.file(45), prompt, "all"))
-    quiet.step(new_call(quiet.file(45), prompt, "none"))
+    loud.step(Call(loud.file(45), prompt, "all"))
+    quiet.step(Call(quiet.file(45), prompt, "none"))
     assert loud.arena.pages.any()
     assert np.array_equal(loud.arena.pages, quiet.arena.pages)
 
 
-def test_explicit_positions_rotate_and_nothing_more(cpu_bench, reference_bench, new_call):
+def test_explicit_positions_rotate_and_nothing_more(cpu_bench, reference_bench):
     positions = [7, 7, 3, 4000, 0, 12, 13, 14]
     outs = [
-        bench.step(new_call(bench.file(8), tokens_of(8), "all", positions))[0]
-        for bench in (cpu_bench(), reference_bench())
+        bench.step(Call(bench.file(8), tokens_of(8), "all", positions))[0] for bench in (cpu_bench(), reference_bench())
     ]
     assert_close(*outs)
     bench = cpu_bench()
-    assert not np.array_equal(bench.step(new_call(bench.file(8), tokens_of(8)))[0], outs[0])
+    assert not np.array_equal(bench.step(Call(bench.file(8), tokens_of(8)))[0], outs[0])
 
 
 # ---- the same call gives the same bits ----
@@ -131,35 +117,33 @@ def test_bits_do_not_depend_on_how_a_prefill_was_chunked(cpu_bench, isa, shape):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_bits_do_not_depend_on_the_number_of_threads(cpu_bench, new_call, threads):
+def test_bits_do_not_depend_on_the_number_of_threads(cpu_bench, threads):
     two, other = cpu_bench(num_pages=256), cpu_bench(num_pages=256, threads=threads)
     assert other.decoder.num_threads == threads
-    for a, b in zip(
-        two.step(*mixed_calls(two, new_call, 20)), other.step(*mixed_calls(other, new_call, 20)), strict=True
-    ):
+    for a, b in zip(two.step(*mixed_calls(two, 20)), other.step(*mixed_calls(other, 20)), strict=True):
         assert np.array_equal(a, b)
     (file, a), (file_too, b) = two.prefill(tokens_of(900), reserve=1), other.prefill(tokens_of(900), 300, reserve=1)
     assert np.array_equal(a, b)
     # A decode over several splits, which threads share and whoever is last merges.
-    assert np.array_equal(two.step(new_call(file, [1]))[0], other.step(new_call(file_too, [1]))[0])
+    assert np.array_equal(two.step(Call(file, [1]))[0], other.step(Call(file_too, [1]))[0])
 
 
-def test_bits_do_not_depend_on_what_else_is_in_the_batch(cpu_bench, new_call):
+def test_bits_do_not_depend_on_what_else_is_in_the_batch(cpu_bench):
     together, alone = cpu_bench(num_pages=256), cpu_bench(num_pages=256, seed=9)
-    batch = together.step(*mixed_calls(together, new_call, 33))
-    for got, call in zip(batch, mixed_calls(alone, new_call, 33), strict=True):
+    batch = together.step(*mixed_calls(together, 33))
+    for got, call in zip(batch, mixed_calls(alone, 33), strict=True):
         assert np.array_equal(got, alone.step(call)[0])
 
 
-def test_long_decodes_and_prefills_in_one_batch_give_the_bits_that_each_gives_alone(cpu_bench, new_call):
+def test_long_decodes_and_prefills_in_one_batch_give_the_bits_that_each_gives_alone(cpu_bench):
     def calls(bench):
         long, _ = bench.prefill(tokens_of(800), 256, reserve=4)
         edge, _ = bench.prefill(tokens_of(254), reserve=4)
         fresh = bench.file(300)
         return [
-            new_call(fresh, tokens_of(300), "last"),
-            new_call(long, tokens_of(4)),
-            new_call(edge, tokens_of(4)),  # its rows lie on both sides of a split's boundary
+            Call(fresh, tokens_of(300), "last"),
+            Call(long, tokens_of(4)),
+            Call(edge, tokens_of(4)),  # its rows lie on both sides of a split's boundary
         ]
 
     together, alone = cpu_bench(), cpu_bench(seed=4)
@@ -167,20 +151,20 @@ def test_long_decodes_and_prefills_in_one_batch_give_the_bits_that_each_gives_al
         assert np.array_equal(got, alone.step(call)[0])
 
 
-def test_a_decode_over_several_splits_is_right_in_every_layer(cpu_bench, new_call):
+def test_a_decode_over_several_splits_is_right_in_every_layer(cpu_bench):
     outs = []
     for piece in (1, 9):  # both are spread over their splits; the whole prefill below is not
         bench = cpu_bench(num_layers=5, **SHAPES["gqa 3, head 64"])
         file, _ = bench.prefill(tokens_of(760), reserve=9)
         tokens = tokens_of(9, seed=8)
-        outs.append(np.concatenate([bench.step(new_call(file, tokens[i : i + piece]))[0] for i in range(0, 9, piece)]))
+        outs.append(np.concatenate([bench.step(Call(file, tokens[i : i + piece]))[0] for i in range(0, 9, piece)]))
     whole = cpu_bench(num_layers=5, **SHAPES["gqa 3, head 64"]).prefill(tokens_of(760) + tokens)[1][760:]
     assert np.array_equal(outs[0], whole)
     assert np.array_equal(outs[1], whole)
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 300])
-def test_a_fork_whose_tail_was_copied_goes_on_with_the_same_bits(cpu_bench, new_call, length):
+def test_a_fork_whose_tail_was_copied_goes_on_with_the_same_bits(cpu_bench, length):
     bench = cpu_bench()
     base, _ = bench.prefill(tokens_of(length), reserve=20)
     fork = bench.file(0)
@@ -194,11 +178,11 @@ def test_a_fork_whose_tail_was_copied_goes_on_with_the_same_bits(cpu_bench, new_
     else:
         fork.pages[tail:] = bench.file(32 * len(fork.pages[tail:])).pages
     # Both go on at once: the copy is made before the base's own append lands in the page.
-    base_out, fork_out = bench.step(new_call(base, [5, 6, 7]), new_call(fork, [9, 8, 7]), copies=copies)
+    base_out, fork_out = bench.step(Call(base, [5, 6, 7]), Call(fork, [9, 8, 7]), copies=copies)
     for tokens, expected in (([5, 6, 7], base_out), ([9, 8, 7], fork_out)):
         fresh = cpu_bench(seed=2)
         file, _ = fresh.prefill(tokens_of(length), reserve=3)
-        assert np.array_equal(fresh.step(new_call(file, tokens))[0], expected)
+        assert np.array_equal(fresh.step(Call(file, tokens))[0], expected)
 
 
 def test_a_step_of_copies_alone_copies(cpu_bench):
@@ -210,7 +194,7 @@ def test_a_step_of_copies_alone_copies(cpu_bench):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -1e38])
-def test_what_lies_in_slots_that_a_row_does_not_see_never_shows(cpu_bench, new_call, isa, poison):
+def test_what_lies_in_slots_that_a_row_does_not_see_never_shows(cpu_bench, isa, poison):
     require(isa)
     clean, dirty = cpu_bench(isa=isa), cpu_bench(isa=isa)
     dirty.arena.pages[:] = poison
@@ -218,15 +202,15 @@ def test_what_lies_in_slots_that_a_row_does_not_see_never_shows(cpu_bench, new_c
     for piece in (1, 50, 270):
         (file, a), (file_too, b) = (bench.prefill(prompt, piece, reserve=1) for bench in (clean, dirty))
         assert np.array_equal(a, b)
-        assert np.array_equal(clean.step(new_call(file, [1]))[0], dirty.step(new_call(file_too, [1]))[0])
+        assert np.array_equal(clean.step(Call(file, [1]))[0], dirty.step(Call(file_too, [1]))[0])
 
 
-def test_appending_after_a_truncation_gives_the_bits_of_never_having_gone_further(cpu_bench, new_call):
+def test_appending_after_a_truncation_gives_the_bits_of_never_having_gone_further(cpu_bench):
     bench, fresh = cpu_bench(), cpu_bench()
     file, _ = bench.prefill(tokens_of(100))
     file.length = 70
     straight, _ = fresh.prefill(tokens_of(100)[:70], reserve=20)
-    assert np.array_equal(bench.step(new_call(file, [1, 2, 3]))[0], fresh.step(new_call(straight, [1, 2, 3]))[0])
+    assert np.array_equal(bench.step(Call(file, [1, 2, 3]))[0], fresh.step(Call(straight, [1, 2, 3]))[0])
 
 
 # ---- the edge ----

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from kvfs.fs import FileSystem
 from kvfs.images.format import ImageFormat
 from kvfs.pages.pool import PagePool
 from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore
@@ -23,6 +25,15 @@ def store(facts: FakeFacts) -> FakeStore:
 @pytest.fixture
 def pool(store: FakeStore) -> PagePool:
     return PagePool(store)
+
+
+@pytest.fixture
+def fs(pool: PagePool, facts: FakeFacts, tmp_path: Path) -> Iterator[FileSystem]:
+    """One that everybody may write to; afterwards its books are right."""
+    fs = FileSystem(pool, facts, tmp_path / "backing", 0, 0)
+    fs.volume.tree.root.mode = 0o777
+    yield fs
+    fs.check()
 
 
 @pytest.fixture

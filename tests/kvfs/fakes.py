@@ -178,3 +178,18 @@ class BytesSource:
         data = self.read_at(offset, len(room))
         room[: len(data)] = data
         return len(data)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a file must hold in one place."""
+
+    token: int
+    position: int
+    value: float
+    """What the fake decoder made of it, after the entries before it in the file that it was computed in."""
+    moved: int = 0
+    """How many positions higher it is than it was computed for."""
+
+    def at(self, position: int) -> Entry:
+        return Entry(self.token, position, self.value, self.moved + position - self.position)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -13,22 +12,12 @@ import trio.testing
 from kvfs import xattrs
 from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
-from kvfs.pages.pool import PagePool
 from libsym.abi import Advice
 from libsym.errors import Invalid, NoAccess, NotFound, NotPermitted, NotSupported, SymError
-from tests.kvfs.fakes import FakeFacts
 
 ROOT = Credentials(0, 0)
 ANN = Credentials(1000, 1000)
 BOB = Credentials(1001, 1001)
-
-
-@pytest.fixture
-def fs(pool: PagePool, facts: FakeFacts, tmp_path: Path) -> Iterator[FileSystem]:
-    fs = FileSystem(pool, facts, tmp_path / "backing", 0, 0)
-    fs.volume.tree.root.mode = 0o777
-    yield fs
-    fs.check()
 
 
 def in_time(fs: FileSystem, main: Callable[[], Awaitable[None]]) -> None:

@@ -19,7 +19,7 @@ from kvfs.pages.assemble import Assembly, Piece, assemble
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import Invalid, NoSpace, OverQuota
-from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, entry_value
+from tests.kvfs.fakes import BytesSource, Entry, FakeDecoder, FakeFacts, FakeStore, entry_value
 
 NUM_PAGES = 14
 MAX_POSITIONS = 300
@@ -31,21 +31,6 @@ OWNERS = st.sampled_from([1001, 1002, DOMAIN])
 MOST_PAGES = 10
 """That each uid may hold; the domain may hold half of them."""
 FACTS = FakeFacts(layers=1, kv_heads=1, head_dim=2)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a file must hold in one place."""
-
-    token: int
-    position: int
-    value: float
-    """What the fake decoder made of it, after the entries before it in the file that it was computed in."""
-    moved: int = 0
-    """How many positions higher it is than it was computed for."""
-
-    def at(self, position: int) -> Entry:
-        return Entry(self.token, position, self.value, self.moved + position - self.position)
 
 
 @dataclass

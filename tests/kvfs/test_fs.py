@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import numpy as np
 import pytest
@@ -35,14 +34,6 @@ from tests.kvfs.fakes import FakeFacts
 ROOT = Credentials(0, 0)
 ANN = Credentials(1000, 1000)
 BOB = Credentials(1001, 1001, frozenset({1000}))
-
-
-@pytest.fixture
-def fs(pool: PagePool, facts: FakeFacts, tmp_path: Path) -> Iterator[FileSystem]:
-    fs = FileSystem(pool, facts, tmp_path / "backing", 0, 0)
-    fs.volume.tree.root.mode = 0o777
-    yield fs
-    fs.check()
 
 
 def append(fs: FileSystem, handle: OpenKv, count: int) -> None:

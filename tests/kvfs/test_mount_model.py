@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvfs.images.format import ImageFormat
 from kvfs.pages.digest import digest
 from kvfs.pages.pool import pages_for
-from tests.kvfs.fakes import FakeStore
+from tests.kvfs.fakes import Entry, FakeStore
 from tests.kvfs.mount_server import facts_for
 from tests.kvfs.mounted import NUM_PAGES, PAGE_BYTES, Mount, mounted, needs_mount
 
@@ -28,20 +28,6 @@ COUNTS = st.sampled_from([1, 2, 31, 32, 33, 65])
 MODES = st.sampled_from([0o600, 0o644, 0o640, 0o400])
 FACTS = facts_for(PAGE_BYTES)
 FORMAT = ImageFormat(FACTS)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One entry: its token, its position, and what the fake decoder left as its KV."""
-
-    token: int
-    position: int
-    value: float
-    moved: int = 0
-    """By how many positions it was rebased since it was computed: the fake store adds that to a key."""
-
-    def at(self, position: int) -> Entry:
-        return Entry(self.token, position, self.value, self.moved + position - self.position)
 
 
 @dataclass(eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,3 +14,12 @@ from tests.scheduler.bench import Bench
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is freed here is freed at once, and not when the collector comes."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

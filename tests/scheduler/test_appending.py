@@ -399,14 +399,6 @@ def kept_of_calls():
     return [each for each in gc.get_objects() if issubclass(type(each), kinds)]  # others' __class__ may warn
 
 
-@pytest.fixture
-def no_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 LARGE = {
     "pred": pred(int32(*[1] * 100), args=(100, 0, 0, 0)),
     "batch": batch(2, 2 * frame(pred(int32(*[1] * 100), args=(100, 0, 0, 0)))),

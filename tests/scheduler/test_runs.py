@@ -1,7 +1,6 @@
 """Steps that follow each other in C, beside what the scheduler does meanwhile."""
 
 import errno
-import gc
 import os
 import struct
 import threading
@@ -81,6 +80,7 @@ def test_what_a_run_has_reserved_ahead_is_there_for_others(bench, num_tokens, ex
     assert outcomes == [expected]
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("flags", [ROWS_LAST, ROWS_ALL], ids=["in a run", "in a step"])
 def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_over(bench, flags):
     """At once, and not when the collector comes."""
@@ -96,13 +96,10 @@ def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_over(b
         bench.steps.gate.set()
         assert await trio.to_thread.run_sync(is_free.wait, 20)
 
-    gc.disable()
-    try:
-        bench.run(scenario)
-    finally:
-        gc.enable()
+    bench.run(scenario)
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_an_error_that_is_kept_has_hold_of_no_run(bench):
     """The collector can not take a buffer that C has: what led to one, and was garbage, ended the daemon."""
     is_free = threading.Event()
@@ -121,11 +118,7 @@ def test_an_error_that_is_kept_has_hold_of_no_run(bench):
         bench.program.channel.close()
         assert await trio.to_thread.run_sync(is_free.wait, 20)
 
-    gc.disable()
-    try:
-        bench.run(scenario)
-    finally:
-        gc.enable()
+    bench.run(scenario)
 
 
 def test_a_step_that_is_over_keeps_the_memory_of_no_program():

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+import libsym as sym
 from tests.symphony.daemons import Daemon
 
 
@@ -19,6 +20,16 @@ def daemon(tmp_path_factory):
         assert "Traceback" not in daemon.log.read_text()
     finally:
         daemon.clean_up()
+
+
+@pytest.fixture
+def connected(daemon, monkeypatch):
+    """The daemon, reached by this process and by programs that it starts; afterwards its books are right."""
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+    sym.connect(str(daemon.socket))
+    yield daemon
+    sym.daemon_check()
+    sym.close()
 
 
 @pytest.fixture

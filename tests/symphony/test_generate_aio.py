@@ -5,16 +5,10 @@ import pytest
 
 import libsym as sym
 
+pytestmark = pytest.mark.usefixtures("connected")
+
 PROMPT = list(b"the cat sat on the mat; the cat sat on the ")
 SAMPLER = sym.Sampler(temperature=0.8)
-
-
-@pytest.fixture(autouse=True)
-def connected(daemon):
-    sym.connect(daemon.socket)
-    yield
-    sym.daemon_check()
-    sym.close()
 
 
 @pytest.fixture(params=["trio", "asyncio"])

@@ -8,16 +8,10 @@ import pytest
 
 import libsym as sym
 
+pytestmark = pytest.mark.usefixtures("connected")
+
 VOCAB_SIZE = 259
 PROMPT = list(b"Masks, rows and beams")
-
-
-@pytest.fixture(autouse=True)
-def connected(daemon):
-    sym.connect(daemon.socket)
-    yield
-    sym.daemon_check()
-    sym.close()
 
 
 def file(tokens=()):

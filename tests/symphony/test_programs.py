@@ -10,14 +10,6 @@ import pytest
 import libsym as sym
 
 
-@pytest.fixture
-def connected(daemon, monkeypatch):
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
-    sym.connect(str(daemon.socket))
-    yield daemon
-    sym.close()
-
-
 def test_text_goes_in_and_comes_out(connected):
     text = "Grüße, 世界 🙂"
     tokens = sym.tokenize(text)

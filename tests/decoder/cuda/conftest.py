@@ -12,6 +12,7 @@ from decoder.cuda.backend import CudaDecoder
 from decoder.cuda.device import Device, open_device
 from decoder.model_config import GPU_KV_DTYPE
 from decoder.tiny import random_weights, tiny_config
+from tests.decoder.bench import Bench
 from tests.triton_kernels.interpreter import mend_bfloat16, mend_float8
 
 
@@ -29,7 +30,7 @@ def mended(device, monkeypatch) -> None:
 
 
 @pytest.fixture
-def cuda_bench(device, new_bench) -> Iterator[Callable[..., Any]]:
+def cuda_bench(device) -> Iterator[Callable[..., Any]]:
     """Makes benches with a decoder each; keyword arguments other than these are the configuration's."""
     decoders: list[CudaDecoder] = []
 
@@ -47,7 +48,7 @@ def cuda_bench(device, new_bench) -> Iterator[Callable[..., Any]]:
         arena = CudaArena(config, num_pages, num_frames, device, GPU_KV_DTYPE[kv_dtype or precision])
         weights = random_weights(config, seed=7)
         decoders.append(CudaDecoder(config, weights, arena, precision=precision, invariant=invariant))
-        return new_bench(config, decoders[-1], arena, seed)
+        return Bench(config, decoders[-1], arena, seed)
 
     yield make
     for decoder in decoders:

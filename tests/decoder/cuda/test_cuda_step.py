@@ -12,6 +12,7 @@ from decoder.cuda.graphs import DecodeSize
 from decoder.model_config import RopeScaling
 from decoder.tiny import tiny_config
 from libsym.errors import Invalid, NoSpace
+from tests.decoder.bench import Call, tokens_of
 
 ONE_LAYER = {"num_layers": 1}
 FAMILIES = {
@@ -48,10 +49,6 @@ FAMILIES = {
 }
 
 
-def tokens_of(n: int, seed: int = 3) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 259, n).tolist()
-
-
 def assert_close(got: np.ndarray, expected: np.ndarray, tolerance: float = 1e-4) -> None:
     assert np.isfinite(got).all()
     assert np.abs(got - expected).max() < tolerance * np.abs(expected).max()
@@ -66,17 +63,17 @@ def held(bench, file) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", FAMILIES.values(), ids=FAMILIES.keys())
-def test_every_family_gives_the_cpus_logits_and_greedy_tokens(cuda_bench, cpu_bench, new_call, shape):
+def test_every_family_gives_the_cpus_logits_and_greedy_tokens(cuda_bench, cpu_bench, shape):
     benches = cuda_bench(**shape), cpu_bench(**shape)
     outs = []
     for bench in benches:
         file, logits = bench.prefill(tokens_of(18), 14, reserve=4)
-        outs.append(np.concatenate([logits, bench.step(new_call(file, [7]))[0]]))
+        outs.append(np.concatenate([logits, bench.step(Call(file, [7]))[0]]))
     assert_close(*outs)
     assert np.array_equal(outs[0].argmax(1), outs[1].argmax(1))
 
 
-def test_decodes_prefills_masks_and_silent_calls_in_one_batch_give_the_cpus_logits(cuda_bench, cpu_bench, new_call):
+def test_decodes_prefills_masks_and_silent_calls_in_one_batch_give_the_cpus_logits(cuda_bench, cpu_bench):
     mask = np.tri(6, 6 + 40, 40, dtype=np.bool_)
     mask[:, 3:37] = False
 
@@ -84,10 +81,10 @@ def test_decodes_prefills_masks_and_silent_calls_in_one_batch_give_the_cpus_logi
         files = [bench.prefill(tokens_of(length, length), reserve=8)[0] for length in (40, 5)]
         silent, fresh = bench.file(3), bench.file(9)
         return [
-            new_call(files[0], tokens_of(6), mask=mask),
-            new_call(silent, [1, 2, 3], "none"),
-            new_call(files[1], [9], positions=[77]),
-            new_call(fresh, tokens_of(5), "last"),
+            Call(files[0], tokens_of(6), mask=mask),
+            Call(silent, [1, 2, 3], "none"),
+            Call(files[1], [9], positions=[77]),
+            Call(fresh, tokens_of(5), "last"),
         ]
 
     cuda, cpu = cuda_bench(), cpu_bench()
@@ -98,22 +95,22 @@ def test_decodes_prefills_masks_and_silent_calls_in_one_batch_give_the_cpus_logi
 
 
 @pytest.mark.slow
-def test_without_the_fixed_order_of_sums_the_logits_are_as_close(cuda_bench, cpu_bench, new_call):
+def test_without_the_fixed_order_of_sums_the_logits_are_as_close(cuda_bench, cpu_bench):
     outs = []
     for bench in (cuda_bench(invariant=False, **ONE_LAYER), cpu_bench(**ONE_LAYER)):
         file, logits = bench.prefill(tokens_of(20), reserve=1)
-        outs.append(np.concatenate([logits, bench.step(new_call(file, [7]))[0]]))
+        outs.append(np.concatenate([logits, bench.step(Call(file, [7]))[0]]))
     assert_close(*outs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "kv_dtype", "tolerance"), [("bf16", None, 0.02), ("bf16", "fp8", 0.2)])
-def test_narrower_types_stay_near(cuda_bench, cpu_bench, new_call, mended, precision, kv_dtype, tolerance):
+def test_narrower_types_stay_near(cuda_bench, cpu_bench, mended, precision, kv_dtype, tolerance):
     cuda = cuda_bench(precision=precision, kv_dtype=kv_dtype, **ONE_LAYER)
     outs = []
     for bench in (cuda, cpu_bench(**ONE_LAYER)):
         file, logits = bench.prefill(tokens_of(10), reserve=1)
-        outs.append(np.concatenate([logits, bench.step(new_call(file, [7]))[0]]))
+        outs.append(np.concatenate([logits, bench.step(Call(file, [7]))[0]]))
     assert_close(*outs, tolerance)
 
 
@@ -131,33 +128,33 @@ def made_up(bench, length: int, room: int):
 
 
 @pytest.mark.slow
-def test_bits_depend_on_nothing_but_the_file(cuda_bench, new_call, mended):
+def test_bits_depend_on_nothing_but_the_file(cuda_bench, mended):
     bench = cuda_bench(**ONE_LAYER)
     file = made_up(bench, 250, 16)
-    bench.step(new_call(file, tokens_of(11)))  # into the second split of attention
+    bench.step(Call(file, tokens_of(11)))  # into the second split of attention
     kv, length = held(bench, file), file.length
-    (alone,) = bench.step(new_call(file, [5]))
+    (alone,) = bench.step(Call(file, [5]))
 
     chunked = cuda_bench(seed=2, **ONE_LAYER)
     other = made_up(chunked, 250, 16)
     for first, end in ((0, 1), (1, 7), (7, 11)):
-        chunked.step(new_call(other, tokens_of(11)[first:end]))
+        chunked.step(Call(other, tokens_of(11)[first:end]))
     assert held(chunked, other) == kv
     neighbours = [chunked.prefill(tokens_of(n, n), reserve=8)[0] for n in (3, 10)]
-    beside = chunked.step(new_call(neighbours[0], [1]), new_call(other, [5]), new_call(neighbours[1], [2, 3]))
+    beside = chunked.step(Call(neighbours[0], [1]), Call(other, [5]), Call(neighbours[1], [2, 3]))
     assert np.array_equal(beside[1], alone), "in a batch with a prefill"
 
     other.length = length
-    beside = chunked.step(new_call(neighbours[1], [4]), new_call(other, [5]), new_call(neighbours[0], [4]))
+    beside = chunked.step(Call(neighbours[1], [4]), Call(other, [5]), Call(neighbours[0], [4]))
     assert np.array_equal(beside[1], alone), "among decodes, padded"
 
     other.length = length
-    (both,) = chunked.step(new_call(other, [5, 6]))
+    (both,) = chunked.step(Call(other, [5, 6]))
     assert np.array_equal(both[:1], alone), "as a row of a prefill"
 
 
 @pytest.mark.slow
-def test_a_fork_shares_its_prefix_and_gives_the_same_bits(cuda_bench, new_call, mended):
+def test_a_fork_shares_its_prefix_and_gives_the_same_bits(cuda_bench, mended):
     bench = cuda_bench(**ONE_LAYER)
     length, tail = 262, 8
     base = made_up(bench, length, 1)
@@ -167,22 +164,22 @@ def test_a_fork_shares_its_prefix_and_gives_the_same_bits(cuda_bench, new_call, 
     fork.pages[tail:] = spare
     copies = [(int(base.pages[tail]), spare)]
     # The fork's tail is copied before the base's own append lands in the page.
-    got = bench.step(new_call(base, [5]), new_call(fork, [6]), copies=copies)
+    got = bench.step(Call(base, [5]), Call(fork, [6]), copies=copies)
     assert DecodeSize(2, 64, is_shared=True) in bench.decoder._graphs._has_run
     for token, expected in zip((5, 6), got, strict=True):
         base.length = length
-        assert np.array_equal(bench.step(new_call(base, [token]))[0], expected)
+        assert np.array_equal(bench.step(Call(base, [token]))[0], expected)
 
 
 @pytest.mark.slow
-def test_swapping_out_and_in_changes_no_bit(cuda_bench, new_call, mended):
+def test_swapping_out_and_in_changes_no_bit(cuda_bench, mended):
     roomy, tight = cuda_bench(**ONE_LAYER), cuda_bench(num_frames=2, seed=4, **ONE_LAYER)
     outs = []
     for bench in (roomy, tight):
         files = [bench.prefill(tokens_of(5, seed), reserve=4)[0] for seed in range(4)]
-        outs.append([bench.step(new_call(file, [9]))[0] for file in files])
+        outs.append([bench.step(Call(file, [9]))[0] for file in files])
         # More pages than frames, so it is computed in passes.
-        outs[-1] += bench.step(*(new_call(file, [8]) for file in files))
+        outs[-1] += bench.step(*(Call(file, [8]) for file in files))
     assert np.array_equal(*outs)
     assert tight.arena.traffic.num_out > 4
     assert tight.arena.traffic.num_in > 4
@@ -190,7 +187,7 @@ def test_swapping_out_and_in_changes_no_bit(cuda_bench, new_call, mended):
 
 
 @pytest.mark.slow
-def test_laying_out_ahead_changes_no_bit(cuda_bench, new_call, mended, monkeypatch):
+def test_laying_out_ahead_changes_no_bit(cuda_bench, mended, monkeypatch):
     ahead, anew = (cuda_bench(num_frames=15, num_pages=32, **ONE_LAYER) for _ in range(2))
     monkeypatch.setattr(anew.decoder._layout, "expect", lambda *_: None)
     outs = []
@@ -202,7 +199,7 @@ def test_laying_out_ahead_changes_no_bit(cuda_bench, new_call, mended, monkeypat
         # They cross pages, join, leave, change places; the last ones are evicted and come back.
         for files in ([pair] * 2, [all_four] * 4, [others] * 2, [all_four[::-1]] * 2, [pair]):
             for step, some in enumerate(files):
-                out += bench.step(*(new_call(file, [step]) for file in some))
+                out += bench.step(*(Call(file, [step]) for file in some))
         kv = [held(bench, file) for file in all_four]
         outs.append((np.concatenate(out), kv, bench.arena.traffic.num_out))
     assert np.array_equal(outs[0][0], outs[1][0])
@@ -212,11 +209,11 @@ def test_laying_out_ahead_changes_no_bit(cuda_bench, new_call, mended, monkeypat
 
 
 @pytest.mark.slow
-def test_a_batch_of_more_rows_than_a_pass_takes_is_computed_in_several(cuda_bench, new_call, mended, monkeypatch):
+def test_a_batch_of_more_rows_than_a_pass_takes_is_computed_in_several(cuda_bench, mended, monkeypatch):
     whole, cut = cuda_bench(**ONE_LAYER), cuda_bench(**ONE_LAYER)
-    (expected,) = whole.step(new_call(whole.file(9), tokens_of(9)))
+    (expected,) = whole.step(Call(whole.file(9), tokens_of(9)))
     monkeypatch.setattr(passes, "MAX_ROWS", 4)
-    (got,) = cut.step(new_call(cut.file(9), tokens_of(9)))
+    (got,) = cut.step(Call(cut.file(9), tokens_of(9)))
     assert np.array_equal(got, expected)
 
 
@@ -246,10 +243,10 @@ def test_a_batch_that_would_index_out_of_range_is_refused_and_nothing_is_written
     assert bench.arena.num_resident == 0
 
 
-def test_a_file_larger_than_the_device_is_refused_with_what_to_do(cuda_bench, new_call):
+def test_a_file_larger_than_the_device_is_refused_with_what_to_do(cuda_bench):
     bench = cuda_bench(num_frames=2, **ONE_LAYER)
     with pytest.raises(NoSpace, match=r"3 pages does not fit the 2 .*--gpu-memory"):
-        bench.step(new_call(bench.file(65), tokens_of(65), "none"))
+        bench.step(Call(bench.file(65), tokens_of(65), "none"))
 
 
 def test_a_shape_that_the_kernels_do_not_have_is_named():

@@ -1,0 +1,90 @@
+"""A small bench for decoders: files with shuffled pages over an arena, and steps over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from decoder.batch import Chunk, StepBatch
+from decoder.cpu import backend
+from decoder.cpu.arena import Arena
+from decoder.model_config import ModelConfig
+from libsym.errors import Invalid
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass
+class File:
+    """A page table and its length, as kvfs would keep them."""
+
+    pages: npt.NDArray[np.int32]
+    length: int = 0
+
+
+@dataclass
+class Call:
+    """What one pred() asks of a step."""
+
+    file: File
+    tokens: Sequence[int]
+    rows: str = "all"
+    positions: Sequence[int] | None = None
+    mask: npt.NDArray[np.bool_] | None = None
+    out: Floats = field(default_factory=lambda: np.empty((0, 0), np.float32))
+
+
+class Bench:
+    """One decoder, its arena, and pages that nobody has taken yet."""
+
+    def __init__(self, config: ModelConfig, decoder: Any, arena: Arena, seed: int = 0) -> None:
+        self.config, self.decoder, self.arena = config, decoder, arena
+        self._free = list(np.random.default_rng(seed).permutation(arena.num_pages))
+
+    def file(self, max_entries: int) -> File:
+        return File(np.array([self._free.pop() for _ in range(-(-max_entries // 32))], dtype=np.int32))
+
+    def step(self, *calls: Call, copies: Sequence[tuple[int, int]] = ()) -> list[Floats]:
+        """Runs the calls as one batch; the logits of each, [rows, vocab]."""
+        chunks = []
+        for call in calls:
+            n, start = len(call.tokens), call.file.length
+            positions = range(start, start + n) if call.positions is None else call.positions
+            num_rows = {"none": 0, "last": 1, "all": n}[call.rows]
+            call.out = np.full((num_rows, self.config.vocab_size), np.nan, np.float32)
+            chunks.append(
+                Chunk(
+                    tokens=np.array(call.tokens, dtype=np.int32),
+                    positions=np.array(positions, dtype=np.int32),
+                    pages=call.file.pages,
+                    start=start,
+                    rows=tuple(memoryview(row) for row in call.out),
+                    mask=call.mask,
+                )
+            )
+            call.file.length += n
+        self.decoder.step(StepBatch(tuple(chunks), tuple(copies)))
+        return [call.out for call in calls]
+
+    def prefill(self, tokens: Sequence[int], piece: int | None = None, *, reserve: int = 0) -> tuple[File, Floats]:
+        """A new file of these tokens, a step for each piece; every row's logits."""
+        file = self.file(len(tokens) + reserve)
+        piece = len(tokens) if piece is None else piece
+        outs = [self.step(Call(file, tokens[i : i + piece]))[0] for i in range(0, len(tokens), piece)]
+        return file, np.concatenate(outs)
+
+
+def tokens_of(n: int, seed: int = 3, vocab: int = 259) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocab, n).tolist()
+
+
+def require(isa: str) -> None:
+    try:
+        backend.choose_isa(isa)
+    except Invalid as error:
+        pytest.skip(str(error))
