@@ -82,30 +82,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from libsym.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, kv_advise, kv_sync
-from libsym.api import (
-    close,
-    connect,
-    daemon_check,
-    daemon_stat,
-    kv_chmod,
-    kv_close,
-    kv_create,
-    kv_du,
-    kv_extract,
-    kv_fork,
-    kv_list,
-    kv_lock,
-    kv_merge,
-    kv_mkdir,
-    kv_open,
-    kv_read,
-    kv_remove,
-    kv_rename,
-    kv_stat,
-    kv_truncate,
-    kv_unlock,
-    model_info,
-)
+from libsym.channel.process import close, connect
 from libsym.computed import kv_open_or_compute
 from libsym.errors import (
     BadHandle,
@@ -135,12 +112,28 @@ from libsym.errors import (
 )
 from libsym.generate import Generation, Grammar, Ngram, generate
 from libsym.info import KvEntry, KvStat, ModelInfo
-from libsym.kv import KV
+from libsym.kv import (
+    KV,
+    kv_close,
+    kv_create,
+    kv_extract,
+    kv_fork,
+    kv_lock,
+    kv_merge,
+    kv_open,
+    kv_read,
+    kv_remove,
+    kv_stat,
+    kv_truncate,
+    kv_unlock,
+)
 from libsym.messages import recv, send, subscribe, unsubscribe
+from libsym.names import kv_chmod, kv_du, kv_list, kv_mkdir, kv_rename
 from libsym.pred import Pred, kv_write, pred, pred_batch
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Draws, Sampler
+from libsym.status import daemon_check, daemon_stat, model_info
 from libsym.text import Detokenizer, chat_template, chat_tokens, detokenize, tokenize
 from libsym.usage import Usage, getpid, getrusage
 from libsym.user import recv_from_user, send_to_user

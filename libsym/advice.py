@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from libsym.abi import RANGE_END, Advice, Op
 from libsym.arguments import Path, int64, path_bytes, shown
-from libsym.channel.process import process
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid
 from libsym.kv import KV
-from libsym.open_file import channel_of
+from libsym.system_call import file_call, system_call
 
 MAX_ADVICE = 16
 """Pieces in one call: more of them contradict each other."""
@@ -61,7 +60,8 @@ def PRIORITY(n: int) -> Advised:  # noqa: N802 - as TTL
     return Advised(Advice.PRIORITY, int64(n, "n"))
 
 
-def kv_advise(kv: KV | Path, *advice: Advised) -> None:
+@system_call
+def kv_advise(kv: KV | Path, *advice: Advised) -> Script[None]:
     """Says what is to become of a file, by its path or an open one: PIN, UNPIN, TTL(s), PRIORITY(n), COLD, WILLNEED.
 
     A file with a TTL is removed, with all its names, so many seconds after its last use: when nobody (no program,
@@ -78,26 +78,6 @@ def kv_advise(kv: KV | Path, *advice: Advised) -> None:
     (3600.0, True)
     >>> sym.kv_remove("advised.kv")
     """
-    (kv.channel if isinstance(kv, KV) else process.channel()).run(advise_script(kv, *advice))
-
-
-def kv_sync(kv: KV) -> None:
-    """Waits for the calls before it on the file, then raises NotSupported: nothing lasts beyond the daemon yet.
-
-    As fsync(2) will, it is to return once the file would survive a crash; until it can, it says so instead of
-    pretending. To keep a file, copy it out of the mount: `cp /kv/a.kv ~/a.kv`.
-
-    >>> with sym.kv_create() as kv:
-    ...     try:
-    ...         sym.kv_sync(kv)
-    ...     except sym.NotSupported:
-    ...         print("not yet")
-    not yet
-    """
-    channel_of(kv, "kv_sync").run(sync_script(kv))
-
-
-def advise_script(kv: KV | Path, *advice: Advised) -> Script[None]:
     if not 1 <= len(advice) <= MAX_ADVICE:
         raise Invalid(
             f"kv_advise() takes 1 to {MAX_ADVICE} pieces of advice, as sym.PIN or sym.TTL(60), not {len(advice)}"
@@ -110,5 +90,18 @@ def advise_script(kv: KV | Path, *advice: Advised) -> Script[None]:
     yield Call(Op.KV_ADVISE, handle=handle, args=(len(advice), 0, 0, 0), payload=pieces + path)
 
 
-def sync_script(kv: KV) -> Script[None]:
+@file_call
+def kv_sync(kv: KV) -> Script[None]:
+    """Waits for the calls before it on the file, then raises NotSupported: nothing lasts beyond the daemon yet.
+
+    As fsync(2) will, it is to return once the file would survive a crash; until it can, it says so instead of
+    pretending. To keep a file, copy it out of the mount: `cp /kv/a.kv ~/a.kv`.
+
+    >>> with sym.kv_create() as kv:
+    ...     try:
+    ...         sym.kv_sync(kv)
+    ...     except sym.NotSupported:
+    ...         print("not yet")
+    not yet
+    """
     yield Call(Op.KV_SYNC, handle=kv.handle)

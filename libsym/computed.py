@@ -6,11 +6,11 @@ from collections.abc import Callable, Coroutine, Iterable
 
 from libsym.abi import Op
 from libsym.arguments import Path, int32, path_bytes, path_text, permissions
-from libsym.channel.client import ClientChannel
 from libsym.channel.process import process
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Exists, Invalid
-from libsym.kv import KV, Flags, checked_flags, opened, stat_script
+from libsym.kv import KV, Flags, checked_flags, kv_stat, opened
+from libsym.system_call import script_of
 
 Compute = Iterable[int] | Callable[[KV], object]
 """What a file is to have: its tokens, or a function that fills it."""
@@ -33,7 +33,7 @@ def kv_open_or_compute(path: Path, compute: Compute, flags: Flags = "r", *, mode
     channel = process.channel()
     tokens = () if callable(compute) else int32(compute, "token")
     while True:
-        kv, is_there = channel.run(claim_script(channel, path, flags, mode))
+        kv, is_there = channel.run(claim_script(path, flags, mode))
         if is_there:
             return kv
         try:
@@ -54,12 +54,12 @@ def refuse_coroutine(result: object) -> None:
         raise Invalid("compute is a coroutine function, which nobody awaits here: sym.aio.kv_open_or_compute() does")
 
 
-def claim_script(channel: ClientChannel, path: Path, flags: Flags, mode: int) -> Script[tuple[KV, bool]]:
+def claim_script(path: Path, flags: Flags, mode: int) -> Script[tuple[KV, bool]]:
     """The file, if it is there; else an empty one without a name, which nobody else is given as long as it is open."""
     name, write = path_text(path), checked_flags(flags)
     reply = yield Call(Op.KV_CLAIM, flags=write, args=(permissions(mode), 0, 0, 0), payload=path_bytes(name))
     is_there = reply.args[3] != 0  # it was found in a directory
-    kv = opened(channel, reply, name if is_there else None, writable=bool(write) or not is_there)
+    kv = opened(reply, name if is_there else None, writable=bool(write) or not is_there)
     return kv, is_there
 
 
@@ -71,7 +71,7 @@ def name_script(kv: KV, path: Path, flags: Flags) -> Script[bool]:
     write = checked_flags(flags)
     if kv.closed:
         raise Invalid(f"compute closed the file that was to be {path_text(path)}: it has to leave it open")
-    if not (yield from stat_script(kv)).tokens:
+    if not (yield from script_of(kv_stat)(kv)).tokens:
         raise Invalid(
             f"compute left the file that was to be {path_text(path)} empty: kv_write() to the KV that it is given "
             "(what it returns is not looked at)"

@@ -10,7 +10,7 @@ from typing import Literal, Self, TypeVar
 
 from libsym.abi import LOCK_NOWAIT, LOCK_SHARED, OPEN_WRITE, RANGE_END, REBASE, Op
 from libsym.arguments import Path, int64, path_bytes, path_text, permissions, shown
-from libsym.channel.client import ClientChannel
+from libsym.channel.process import process
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
 from libsym.errors import BadHandle, Invalid, SymError
@@ -18,6 +18,7 @@ from libsym.info import KvStat
 from libsym.open_file import OpenFile
 from libsym.pred import kv_write
 from libsym.pred import pred as pred_call
+from libsym.system_call import file_call, script_of, system_call
 
 T = TypeVar("T")
 Flags = Literal["r", "rw"]
@@ -74,7 +75,7 @@ class KV(OpenFile):
         >>> kv
         <KV anonymous, closed>
         """
-        self._channel.run(close_script(self))
+        kv_close(self)
 
     def fork(self, path: Path | None = None, *, mode: int = 0o600) -> KV:
         """A copy-on-write copy of what is in the file now, open for writing, in constant time.
@@ -84,7 +85,7 @@ class KV(OpenFile):
         >>> base.fork().read()
         ([1, 2, 3], [0, 1, 2])
         """
-        return self._channel.run(fork_script(self, path, mode=mode))
+        return self._channel.run(_fork(self, path, mode))
 
     def extract(
         self, ranges: Iterable[Range], path: Path | None = None, *, rebase: bool = True, mode: int = 0o600
@@ -96,7 +97,7 @@ class KV(OpenFile):
         >>> kv.extract([(0, 1), (2, 3)]).read()
         ([10, 12], [0, 1])
         """
-        return self._channel.run(extract_script(self, ranges, path, rebase=rebase, mode=mode))
+        return self._channel.run(_extract(self, ranges, path, rebase, mode))
 
     def lock(self, *, shared: bool = False, blocking: bool = True) -> Locked:
         """Takes the file's lock, as flock(2): see `libsym.kv_lock`.
@@ -106,7 +107,7 @@ class KV(OpenFile):
         ...     sym.kv_write(kv, [1])
         1
         """
-        return self._channel.run(lock_script(self, shared=shared, blocking=blocking))
+        return kv_lock(self, shared=shared, blocking=blocking)
 
     def unlock(self) -> None:
         """Gives the lock up; nothing happens if there is none. Closing the file does it, too.
@@ -115,7 +116,7 @@ class KV(OpenFile):
         >>> lock = kv.lock()
         >>> kv.unlock()
         """
-        self._channel.run(unlock_script(self))
+        kv_unlock(self)
 
     def remove(self) -> None:
         """Removes the file's name (`path`), and closes it. Other handles and forks keep what they have.
@@ -127,7 +128,7 @@ class KV(OpenFile):
         >>> sym.kv_list()
         []
         """
-        self._channel.run(remove_script(self))
+        kv_remove(self)
 
     def truncate(self, num_tokens: int) -> None:
         """Cuts the file to its first `num_tokens` entries; generations that this handle started are cancelled.
@@ -138,7 +139,7 @@ class KV(OpenFile):
         >>> kv.len()
         1
         """
-        self._channel.run(truncate_script(self, num_tokens))
+        kv_truncate(self, num_tokens)
 
     def stat(self) -> KvStat:
         """What is known of the file: see `libsym.kv_stat`.
@@ -146,7 +147,7 @@ class KV(OpenFile):
         >>> sym.kv_create("a.kv", 0o640).stat().mode == 0o640
         True
         """
-        return self._channel.run(stat_script(self))
+        return kv_stat(self)
 
     def len(self) -> int:
         """Entries in the file now.
@@ -174,7 +175,7 @@ class KV(OpenFile):
         >>> kv.read(-2)
         ([8, 9], [1, 2])
         """
-        return self._channel.run(read_script(self, start, stop))
+        return self._channel.run(_read(self, start, stop))
 
     pred = pred_call
     write = kv_write
@@ -203,20 +204,47 @@ class Locked:
             self.kv.channel.unlock_soon(self.kv.handle)
 
 
-def create_script(channel: ClientChannel, path: Path | None, mode: int) -> Script[KV]:
+@system_call
+def kv_create(path: Path | None = None, mode: int = 0o600) -> Script[KV]:
+    """A new, empty KV file, open for writing. Without a path it is anonymous: gone with its last handle.
+
+    >>> with sym.kv_create("a.kv") as kv:
+    ...     sym.kv_write(kv, [1, 2, 3])
+    3
+    """
     name = _name(path)
     reply = yield Call(Op.KV_CREATE, args=(permissions(mode), 0, 0, 0), payload=_name_bytes(name))
-    return opened(channel, reply, name, writable=True)
+    return opened(reply, name, writable=True)
 
 
-def open_script(channel: ClientChannel, path: Path, flags: Flags) -> Script[KV]:
+@system_call
+def kv_open(path: Path, flags: Flags = "r") -> Script[KV]:
+    """Opens a KV file. A relative path begins at the root of the mount, an absolute one must lie under it.
+
+    "r": to read, stat and fork it; a fork is the caller's own and can be appended to, so a shared prefix needs no more.
+    "rw": also to append (`pred`, `kv_write`) and to truncate; this takes write permission.
+
+    >>> sym.kv_create("a.kv").close()
+    >>> sym.kv_open("a.kv").writable, sym.kv_open("a.kv", "rw").writable
+    (False, True)
+    """
     write = checked_flags(flags)
     name = path_text(path)
     reply = yield Call(Op.KV_OPEN, flags=write, payload=path_bytes(name))
-    return opened(channel, reply, name, writable=bool(write))
+    return opened(reply, name, writable=bool(write))
 
 
-def close_script(kv: KV) -> Script[None]:
+@file_call
+def kv_close(kv: KV) -> Script[None]:
+    """Closes a file; a second time does nothing. Files also close when the object, or the process, is gone.
+
+    Generations that this handle started are cancelled; other calls of it end first.
+
+    >>> kv = sym.kv_create()
+    >>> sym.kv_close(kv)
+    >>> kv.closed
+    True
+    """
     handle = kv.give_up()
     if handle and kv.channel.alive:  # a dead daemon has closed it already, a fork's parent has to do it itself
         try:
@@ -228,15 +256,49 @@ def close_script(kv: KV) -> Script[None]:
             raise
 
 
-def fork_script(kv: KV, path: Path | None = None, *, mode: int = 0o600) -> Script[KV]:
+@system_call
+def kv_fork(kv: KV | Path, path: Path | None = None, *, mode: int = 0o600) -> Script[KV]:
+    """A copy-on-write copy in constant time, open for writing; also of a file that another thread appends to.
+
+    Of an open file, or by its path.
+
+    >>> base = sym.kv_create()
+    >>> length = sym.kv_write(base, [1, 2, 3])
+    >>> fork = sym.kv_fork(base)
+    >>> sym.kv_write(fork, [4]), base.len()
+    (4, 3)
+    """
+    return (yield from _reading(kv, lambda file: _fork(file, path, mode)))
+
+
+def _fork(kv: KV, path: Path | None, mode: int) -> Script[KV]:
     name = _name(path)
     reply = yield Call(Op.KV_FORK, handle=kv.handle, args=(permissions(mode), 0, 0, 0), payload=_name_bytes(name))
-    return opened(kv.channel, reply, name, writable=True)
+    return opened(reply, name, writable=True)
 
 
-def extract_script(
-    kv: KV, ranges: Iterable[Range], path: Path | None = None, *, rebase: bool = True, mode: int = 0o600
+@system_call
+def kv_extract(
+    kv: KV | Path, ranges: Iterable[Range], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600
 ) -> Script[KV]:
+    """A new file of some entries of `kv`, open for writing; without a path it is anonymous.
+
+    `ranges`: (start, stop) pairs or slices, in any order; one may come again. None is the beginning or the end,
+    negative numbers count from the end. What lies outside of the file is Invalid: nothing is clamped.
+
+    `rebase`: the entries get positions from 0 on, their keys turned accordingly; False: they keep the positions they
+    had. Either way an entry stays what it was computed as, after everything that was before it: what is left out has
+    left its traces, and what now comes before was not seen. Pages that need no change are shared, not copied.
+
+    >>> kv = sym.kv_create()
+    >>> length = sym.kv_write(kv, [10, 11, 12, 13])
+    >>> sym.kv_read(sym.kv_extract(kv, [(0, 1), (-1, None)]))
+    ([10, 13], [0, 1])
+    """
+    return (yield from _reading(kv, lambda file: _extract(file, ranges, path, rebase, mode)))
+
+
+def _extract(kv: KV, ranges: Iterable[Range], path: Path | None, rebase: bool, mode: int) -> Script[KV]:
     if not isinstance(ranges, Iterable):
         raise Invalid(f"ranges={shown(ranges)}: give a list of (start, stop) pairs, or of slices")
     name = _name(path)
@@ -248,17 +310,23 @@ def extract_script(
         args=(permissions(mode), len(pairs) // 2, 0, 0),
         payload=pairs.tobytes() + _name_bytes(name),
     )
-    return opened(kv.channel, reply, name, writable=True)
+    return opened(reply, name, writable=True)
 
 
-def merge_script(
-    channel: ClientChannel,
-    kvs: Iterable[KV | Path],
-    path: Path | None = None,
-    *,
-    rebase: bool = True,
-    mode: int = 0o600,
+@system_call
+def kv_merge(
+    kvs: Iterable[KV | Path], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600
 ) -> Script[KV]:
+    """A new file of all entries of these files, one after the other (at most 256 files); the rest as `kv_extract`.
+
+    Files that were computed apart have not seen each other: merging costs some accuracy against computing them as one
+    text, and saves the computing.
+
+    >>> a, b = sym.kv_create(), sym.kv_create()
+    >>> lengths = sym.kv_write(a, [1, 2]), sym.kv_write(b, [3])
+    >>> sym.kv_read(sym.kv_merge([a, b]))
+    ([1, 2, 3], [0, 1, 2])
+    """
     if not isinstance(kvs, Iterable) or isinstance(kvs, (str, bytes, PathLike, dict, set, frozenset)):
         raise Invalid(f"kv_merge() takes a list of open files or their paths, not {shown(kvs)}")
     handles, by_path = array("Q"), list[KV]()
@@ -267,9 +335,9 @@ def merge_script(
             if isinstance(kv, KV):
                 file = kv
             else:
-                file = yield from open_script(channel, kv, "r")
+                file = yield from script_of(kv_open)(kv, "r")
                 by_path.append(file)
-            if file.channel is not channel:
+            if file.channel is not process.connected:
                 raise BadHandle(f"{file!r} belongs to an earlier connection of this program: open it again")
             handles.append(file.handle)
         name = _name(path)
@@ -279,43 +347,86 @@ def merge_script(
             args=(permissions(mode), len(handles), 0, 0),
             payload=handles.tobytes() + _name_bytes(name),
         )
-        return opened(channel, reply, name, writable=True)
+        return opened(reply, name, writable=True)
     finally:
         for file in by_path:
-            channel.close_soon(file.give_up())
+            file.channel.close_soon(file.give_up())
 
 
-def reading_script(channel: ClientChannel, kv: KV | Path, read: Callable[[KV], Script[T]]) -> Script[T]:
+def _reading(kv: KV | Path, read: Callable[[KV], Script[T]]) -> Script[T]:
     """What only reads a file, of one that is open or, by its path, of one that is opened for this alone."""
     if isinstance(kv, KV):
         return (yield from read(kv))
-    opened = yield from open_script(channel, kv, "r")
+    opened = yield from script_of(kv_open)(kv, "r")
     try:
         return (yield from read(opened))
     finally:
-        channel.close_soon(opened.give_up())
+        opened.channel.close_soon(opened.give_up())
 
 
-def lock_script(kv: KV, *, shared: bool = False, blocking: bool = True) -> Script[Locked]:
-    """Whoever gives up waiting (Ctrl-C, a cancelled task) does not get the lock later: the channel unlocks."""
+@file_call
+def kv_lock(kv: KV, *, shared: bool = False, blocking: bool = True) -> Script[Locked]:
+    """Takes the lock of a file, as flock(2): exclusive, or `shared` with others that share it.
+
+    It waits until the lock is free, or with `blocking=False` fails with WouldBlock. The lock is advisory and belongs to
+    this handle: it excludes other handles, other programs, and flock(1) on the mount. Taken again it is converted.
+    `kv_unlock`, closing the file, or the end of `with sym.kv_lock(kv):` gives it back.
+
+    >>> kv = sym.kv_create("a.kv")
+    >>> with sym.kv_lock(kv):
+    ...     try:
+    ...         sym.kv_lock(sym.kv_open("a.kv"), blocking=False)
+    ...     except sym.WouldBlock:
+    ...         print("locked")
+    locked
+    """
+    # Who gives up waiting (Ctrl-C, a cancelled task) does not get the lock later: the channel unlocks.
     yield Call(Op.KV_LOCK, flags=(LOCK_SHARED if shared else 0) | (0 if blocking else LOCK_NOWAIT), handle=kv.handle)
     return Locked(kv)
 
 
-def unlock_script(kv: KV) -> Script[None]:
+@file_call
+def kv_unlock(kv: KV) -> Script[None]:
+    """Gives the lock of a file back; nothing happens if this handle has none.
+
+    >>> kv = sym.kv_create()
+    >>> lock = sym.kv_lock(kv)
+    >>> sym.kv_unlock(kv)
+    """
     yield Call(Op.KV_UNLOCK, handle=kv.handle)
 
 
-def remove_script(kv: KV | Path) -> Script[None]:
+@system_call
+def kv_remove(kv: KV | Path) -> Script[None]:
+    """Removes a file by its path; or an open file's name (`kv.path`), and closes that file.
+
+    NotFound, and the file stays open, where others have moved it or removed the name since.
+
+    >>> sym.kv_create("a.kv").close()
+    >>> sym.kv_remove("a.kv")
+    >>> sym.kv_list()
+    []
+    """
     if not isinstance(kv, KV):
         yield Call(Op.KV_REMOVE, payload=path_bytes(kv))
         return
     if kv.path is not None:
         yield Call(Op.KV_REMOVE, handle=kv.handle, payload=path_bytes(kv.path))
-    yield from close_script(kv)
+    yield from script_of(kv_close)(kv)
 
 
-def truncate_script(kv: KV, num_tokens: int) -> Script[None]:
+@file_call
+def kv_truncate(kv: KV, num_tokens: int) -> Script[None]:
+    """Cuts the file to its first `num_tokens` entries: rollback. Forks keep what they have.
+
+    Generations that this handle started are cancelled; other calls on the file that came before end first.
+
+    >>> kv = sym.kv_create()
+    >>> length = sym.kv_write(kv, [7, 8, 9])
+    >>> sym.kv_truncate(kv, 1)
+    >>> kv.len()
+    1
+    """
     num_tokens = int64(num_tokens, "num_tokens")
     if num_tokens < 0:
         raise Invalid(f"cannot cut {kv.name} to {num_tokens} entries: 0 is the least")
@@ -323,7 +434,18 @@ def truncate_script(kv: KV, num_tokens: int) -> Script[None]:
     yield Call(Op.KV_TRUNCATE, handle=kv.handle, args=(num_tokens, 0, 0, 0))
 
 
-def stat_script(kv: KV | Path) -> Script[KvStat]:
+@system_call
+def kv_stat(kv: KV | Path) -> Script[KvStat]:
+    """What is known of a file: its kind, length, owner, pages and times; and what only its readers are told.
+
+    Like stat(2) it needs no permission on the file itself; without the one to read it, what getfattr(1) would refuse is
+    None: `exclusive_pages` and the advice.
+
+    >>> kv = sym.kv_create("a.kv")
+    >>> length = sym.kv_write(kv, [1, 2, 3])
+    >>> sym.kv_stat("a.kv").tokens
+    3
+    """
     if isinstance(kv, KV):
         reply = yield Call(Op.KV_STAT, handle=kv.handle)
     else:
@@ -331,7 +453,21 @@ def stat_script(kv: KV | Path) -> Script[KvStat]:
     return KvStat.from_json(reply.payload)
 
 
-def read_script(kv: KV, start: int = 0, stop: int | None = None) -> Script[tuple[list[int], list[int]]]:
+@system_call
+def kv_read(kv: KV | Path, start: int = 0, stop: int | None = None) -> Script[tuple[list[int], list[int]]]:
+    """The tokens and the positions of all entries, or of those from `start` to `stop`, as a slice has them.
+
+    Of an open file, or by its path.
+
+    >>> kv = sym.kv_create()
+    >>> length = sym.kv_write(kv, [7, 8, 9])
+    >>> sym.kv_read(kv, 1)
+    ([8, 9], [1, 2])
+    """
+    return (yield from _reading(kv, lambda file: _read(file, start, stop)))
+
+
+def _read(kv: KV, start: int, stop: int | None) -> Script[tuple[list[int], list[int]]]:
     start, stop = int64(start, "start"), None if stop is None else int64(stop, "stop")
     while True:
         found = yield from _read_once(kv, start, slice(start, stop))
@@ -363,8 +499,8 @@ def checked_flags(flags: Flags) -> int:
     return OPEN_WRITE if flags == "rw" else 0
 
 
-def opened(channel: ClientChannel, reply: Reply, name: str | None, *, writable: bool) -> KV:
-    kv = KV(channel, reply.args[0], name, writable=writable, place=(reply.args[2], reply.args[3]))
+def opened(reply: Reply, name: str | None, *, writable: bool) -> KV:
+    kv = KV(reply.channel, reply.args[0], name, writable=writable, place=(reply.args[2], reply.args[3]))
     reply.claim()  # not before the file has somebody else to close it; closed by both it is closed once
     return kv
 

@@ -8,14 +8,15 @@ from typing import Any
 
 from libsym.abi import MessageKind, Op
 from libsym.arguments import shown, utf8
-from libsym.channel.process import process
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid, ProtocolError
+from libsym.system_call import system_call
 
 _FOR_EVER_MS = -1
 
 
-def send(to: int | str, x: object) -> int:
+@system_call
+def send(to: int | str, x: object) -> Script[int]:
     """Sends `x` to a program, by its pid, or to all that read a topic; gives how many it reached.
 
     Text, bytes, and what JSON can say arrive as what they were (so a tuple arrives as a list). The sender never waits
@@ -34,52 +35,6 @@ def send(to: int | str, x: object) -> int:
     >>> sym.send("a topic that nobody reads", "hello")
     0
     """
-    return process.channel().run(send_script(to, x))
-
-
-def recv(topic: str | None = None, *, timeout: float | None = None) -> Any:
-    """The next message in this program's mailbox, or of a topic, which it reads from then on.
-
-    Waits until there is one, or `timeout` seconds, and then fails with WouldBlock; 0 does not wait. Each message goes
-    to one `recv`, in the order in which they came. If messages of a topic were lost because its buffer was full, one
-    `recv` fails with NoBuffers, which says how many, and the next go on. A wait that Ctrl-C or a cancellation ends
-    takes no message away.
-
-    >>> sym.send(sym.getpid(), b"bytes stay bytes")
-    1
-    >>> sym.recv(timeout=1)
-    b'bytes stay bytes'
-    """
-    return process.channel().run(recv_script(topic, timeout=timeout))
-
-
-def subscribe(topic: str) -> None:
-    """Reads a topic from now on: what is sent to it is kept for `recv(topic)`.
-
-    A `recv` of the topic does it, too; this is for not missing what is sent before the first.
-
-    >>> sym.subscribe("news")
-    >>> sym.send("news", "first")
-    1
-    >>> sym.recv("news")
-    'first'
-    >>> sym.unsubscribe("news")
-    """
-    process.channel().run(subscribe_script(topic))
-
-
-def unsubscribe(topic: str) -> None:
-    """Reads a topic no longer: what is left of it is dropped, and a `recv` that waits for it fails with EINTR.
-
-    >>> sym.subscribe("news")
-    >>> sym.unsubscribe("news")
-    >>> sym.send("news", "to nobody")
-    0
-    """
-    process.channel().run(unsubscribe_script(topic))
-
-
-def send_script(to: int | str, x: object) -> Script[int]:
     kind, data = _encoded(x)
     if isinstance(to, str):
         topic = _topic(to)
@@ -92,18 +47,51 @@ def send_script(to: int | str, x: object) -> Script[int]:
     return reply.args[0]
 
 
-def recv_script(topic: str | None = None, *, timeout: float | None = None) -> Script[Any]:
+@system_call
+def recv(topic: str | None = None, *, timeout: float | None = None) -> Script[Any]:
+    """The next message in this program's mailbox, or of a topic, which it reads from then on.
+
+    Waits until there is one, or `timeout` seconds, and then fails with WouldBlock; 0 does not wait. Each message goes
+    to one `recv`, in the order in which they came. If messages of a topic were lost because its buffer was full, one
+    `recv` fails with NoBuffers, which says how many, and the next go on. A wait that Ctrl-C or a cancellation ends
+    takes no message away.
+
+    >>> sym.send(sym.getpid(), b"bytes stay bytes")
+    1
+    >>> sym.recv(timeout=1)
+    b'bytes stay bytes'
+    """
     wait_ms = _FOR_EVER_MS if timeout is None else _milliseconds(timeout)
     reply = yield Call(Op.RECV, args=(wait_ms, 0, 0, 0), payload=b"" if topic is None else _topic(topic))
     reply.claim()  # until here, whatever ends the call gives the message back
     return _decoded(reply.args[0], reply.args[1], reply.payload)
 
 
-def subscribe_script(topic: str) -> Script[None]:
+@system_call
+def subscribe(topic: str) -> Script[None]:
+    """Reads a topic from now on: what is sent to it is kept for `recv(topic)`.
+
+    A `recv` of the topic does it, too; this is for not missing what is sent before the first.
+
+    >>> sym.subscribe("news")
+    >>> sym.send("news", "first")
+    1
+    >>> sym.recv("news")
+    'first'
+    >>> sym.unsubscribe("news")
+    """
     yield Call(Op.SUBSCRIBE, payload=_topic(topic))
 
 
-def unsubscribe_script(topic: str) -> Script[None]:
+@system_call
+def unsubscribe(topic: str) -> Script[None]:
+    """Reads a topic no longer: what is left of it is dropped, and a `recv` that waits for it fails with EINTR.
+
+    >>> sym.subscribe("news")
+    >>> sym.unsubscribe("news")
+    >>> sym.send("news", "to nobody")
+    0
+    """
     yield Call(Op.UNSUBSCRIBE, payload=_topic(topic))
 
 

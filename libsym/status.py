@@ -7,18 +7,40 @@ from typing import Any
 from libsym.abi import Op
 from libsym.channel.scripts import Call, Script
 from libsym.info import ModelInfo, parse
+from libsym.system_call import system_call
 
 
-def model_info_script() -> Script[ModelInfo]:
+@system_call
+def model_info() -> Script[ModelInfo]:
+    """The model that the daemon serves.
+
+    >>> sym.model_info().vocab_size
+    259
+    """
     reply = yield Call(Op.MODEL_INFO)
     return ModelInfo.from_json(reply.payload)
 
 
-def daemon_stat_script() -> Script[dict[str, Any]]:
+@system_call
+def daemon_stat() -> Script[dict[str, Any]]:
+    """The state of the daemon in numbers: what `symphony stat` shows.
+
+    >>> sym.daemon_stat()["model"]
+    'tiny'
+    """
     return (yield from _object(Op.STAT))
 
 
-def daemon_check_script() -> Script[dict[str, int]]:
+@system_call
+def daemon_check() -> Script[dict[str, int]]:
+    """Has the daemon count its pages: free + referenced = all, and every reference has its holder; the figures.
+
+    For root and the daemon's own user. Books that do not balance are an error (EIO) that says where.
+
+    >>> books = sym.daemon_check()
+    >>> books["num_free_pages"] + books["num_referenced_pages"] == books["num_pages"]
+    True
+    """
     return (yield from _object(Op.CHECK))
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from libsym.abi import TOKENIZE_SPECIAL, Op
 from libsym.arguments import int32, utf8
-from libsym.channel.process import process
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid
+from libsym.system_call import system_call
 
 _REPLACEMENT = "\ufffd"
 _MAX_HELD_CHARS = 64
@@ -22,7 +22,8 @@ _CONTEXT_TOKENS = 8
 _LONGEST_CHAR_BYTES = 4
 
 
-def tokenize(text: str, *, special: bool = True) -> list[int]:
+@system_call
+def tokenize(text: str, *, special: bool = True) -> Script[list[int]]:
     """The tokens of a text. `special`: special tokens spelled out in it (`<|im_end|>`) become what they stand for.
 
     Text of somebody else's that goes into a prompt should be tokenized with `special=False`: it cannot end a turn then.
@@ -31,24 +32,29 @@ def tokenize(text: str, *, special: bool = True) -> list[int]:
     >>> sym.tokenize("Hi!")
     [72, 105, 33]
     """
-    return process.channel().run(tokenize_script(text, special=special))
+    payload = utf8(text, "the text")
+    reply = yield Call(Op.TOKENIZE, flags=TOKENIZE_SPECIAL if special else 0, payload=payload)
+    return array("i", reply.payload).tolist()
 
 
-def detokenize(tokens: Iterable[int]) -> str:
+@system_call
+def detokenize(tokens: Iterable[int]) -> Script[str]:
     """The text of tokens. For tokens that come one by one, see `Detokenizer`.
 
     >>> sym.detokenize([72, 105, 33])
     'Hi!'
     """
-    return process.channel().run(detokenize_script(tokens))
+    reply = yield Call(Op.DETOKENIZE, payload=int32(tokens, "token").tobytes())
+    return reply.payload.decode("utf-8")
 
 
+@system_call
 def chat_template(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Any] | None = None,
     *,
     add_generation_prompt: bool = True,
-) -> str:
+) -> Script[str]:
     r"""A conversation as the model was trained to see it: `[{"role": "user", "content": "Hello"}]` and the like.
 
     For people: in this text the template's marks and those in messages look the same. `chat_tokens` tells them apart.
@@ -56,16 +62,19 @@ def chat_template(
     >>> sym.chat_template([{"role": "user", "content": "Hello"}])
     '<bos>user: Hello\nassistant: '
     """
-    return process.channel().run(chat_template_script(messages, tools, add_generation_prompt=add_generation_prompt))
+    payload = _chat_form(messages, tools, add_generation_prompt=add_generation_prompt)
+    reply = yield Call(Op.CHAT_TEMPLATE, payload=payload)
+    return reply.payload.decode("utf-8")
 
 
+@system_call
 def chat_tokens(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Any] | None = None,
     *,
     add_generation_prompt: bool = True,
     after_answer: bool = False,
-) -> list[int]:
+) -> Script[list[int]]:
     r"""The tokens of a conversation, in which messages and tools are text, whatever they spell out.
 
     Special tokens are those that the model's template writes: `<|im_end|>` in a message ends no turn. Without such
@@ -83,37 +92,6 @@ def chat_tokens(
     >>> sym.detokenize(sym.chat_tokens([{"role": "user", "content": "And?"}], after_answer=True))
     '\nuser: And?\nassistant: '
     """
-    return process.channel().run(
-        chat_tokens_script(messages, tools, add_generation_prompt=add_generation_prompt, after_answer=after_answer)
-    )
-
-
-def tokenize_script(text: str, *, special: bool = True) -> Script[list[int]]:
-    payload = utf8(text, "the text")
-    reply = yield Call(Op.TOKENIZE, flags=TOKENIZE_SPECIAL if special else 0, payload=payload)
-    return array("i", reply.payload).tolist()
-
-
-def detokenize_script(tokens: Iterable[int]) -> Script[str]:
-    reply = yield Call(Op.DETOKENIZE, payload=int32(tokens, "token").tobytes())
-    return reply.payload.decode("utf-8")
-
-
-def chat_template_script(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, *, add_generation_prompt: bool = True
-) -> Script[str]:
-    payload = _chat_form(messages, tools, add_generation_prompt=add_generation_prompt)
-    reply = yield Call(Op.CHAT_TEMPLATE, payload=payload)
-    return reply.payload.decode("utf-8")
-
-
-def chat_tokens_script(
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Any] | None = None,
-    *,
-    add_generation_prompt: bool = True,
-    after_answer: bool = False,
-) -> Script[list[int]]:
     payload = _chat_form(messages, tools, add_generation_prompt=add_generation_prompt, after_answer=after_answer)
     reply = yield Call(Op.CHAT_TOKENS, payload=payload)
     return array("i", reply.payload).tolist()

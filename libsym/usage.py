@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from libsym.abi import Op
-from libsym.channel.process import process
 from libsym.channel.scripts import Call, Script
 from libsym.info import split_known
+from libsym.system_call import system_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class Usage:
     """Pages of the files that it has or had open, times the seconds that it had them."""
 
 
-def getpid() -> int:
+@system_call
+def getpid() -> Script[int]:
     """The number that the daemon knows this program by: what others `send` to.
 
     It is the process's number as the daemon sees it, which in a PID namespace is not what os.getpid() says; 0, where
@@ -45,10 +46,12 @@ def getpid() -> int:
     >>> sym.getpid() == os.getpid()
     True
     """
-    return process.channel().run(getpid_script())
+    reply = yield Call(Op.GETRUSAGE)
+    return reply.args[0]
 
 
-def getrusage() -> Usage:
+@system_call
+def getrusage() -> Script[Usage]:
     """What this program's connection has used: calls, tokens, times, and pages times seconds.
 
     `.symphony/proc/PID/status` on the mount shows the same of every program.
@@ -59,14 +62,5 @@ def getrusage() -> Usage:
     >>> sym.getrusage().tokens - before
     3
     """
-    return process.channel().run(getrusage_script())
-
-
-def getpid_script() -> Script[int]:
-    reply = yield Call(Op.GETRUSAGE)
-    return reply.args[0]
-
-
-def getrusage_script() -> Script[Usage]:
     reply = yield Call(Op.GETRUSAGE)
     return Usage(**split_known(Usage, reply.payload)[0])

@@ -90,7 +90,7 @@ class ClientChannel:
             while rc == _INTERRUPTED:  # at least every 100 ms: here Python runs its signal handlers
                 rc = lib.sym_result_wait(result, payload, payload_bytes)
             self._check(rc, payload_bytes)
-            reply = Reply.of_result(result, view, self.slot_bytes)
+            reply = Reply.of_result(result, view, self)
         except BaseException as error:
             lib.sym_result_drop(result)  # not when the traceback is forgotten: now
             if isinstance(error, (OverflowError, TypeError)):
@@ -251,7 +251,7 @@ class Stream:
         if answer == ffi.NULL:  # the last one was taken, and Ctrl-C came before that could be noted
             self.is_over = True
             raise Invalid(_NOTHING_MORE)
-        reply = Reply.of_answer(answer, self._channel.slot_bytes)
+        reply = Reply.of_answer(answer, self._channel)
         if reply.error is None:
             take(reply)
         reply.own(ffi.gc(lib.sym_call_take(self._call), lib.sym_answer_drop))

@@ -91,7 +91,7 @@ class AsyncStream:
         if answer == ffi.NULL:
             self.is_over = True
             raise self._channel.failure(waiter.rc, len(self._payload or b""))
-        reply = Reply.of_answer(ffi.gc(answer, lib.sym_answer_drop), self._channel.slot_bytes)
+        reply = Reply.of_answer(ffi.gc(answer, lib.sym_answer_drop), self._channel)
         self.is_over = not reply.more
         if reply.error is not None:
             try:

@@ -11,7 +11,7 @@ import os
 import threading
 
 from libsym.abi import Op
-from libsym.arguments import path_bytes
+from libsym.arguments import Path, path_bytes, path_text
 from libsym.channel.client import ClientChannel
 from libsym.channel.handshake import dial
 from libsym.channel.socket_path import find_socket
@@ -86,3 +86,30 @@ def _connected(path: str, domain: str | None) -> ClientChannel:
 
 process = Process()
 """Module state, and the only one of the library: a connection belongs to a process, as its identity does."""
+
+
+def connect(socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None) -> None:
+    """Connects this process to the daemon at `socket` (else SYMPHONY_SOCKET, else the default place).
+
+    Nobody needs to call it: the first system call does. It is for another socket, and for going on after the daemon was
+    restarted: until then every call raises NotConnected, because the handles and anonymous files of before are gone.
+    A live connection to the same daemon is kept.
+
+    `domain`: a directory of the caller's own that has a quota (`user.kv.quota`). Then the connection is confined to
+    it: paths begin there and can't leave it (CrossDevice), and anonymous files count to its quota. It stays confined as
+    long as it lives, and so is the one that a child by fork() makes.
+
+    >>> sym.connect()  # keeps the connection that there is
+    """
+    process.connect(None if socket is None else path_text(socket), None if domain is None else path_text(domain))
+
+
+def close() -> None:
+    """Ends the connection: files are closed, waiting calls get NotConnected, distributions stay readable.
+
+    >>> kv = sym.kv_create("a.kv")
+    >>> sym.close()
+    >>> sym.kv_list()[0].name  # the next call connects again
+    'a.kv'
+    """
+    process.close()

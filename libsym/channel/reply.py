@@ -20,10 +20,11 @@ class Reply:
     letting go of an answer and `ffi.gc`: what a call brought is always somebody's.
     """
 
-    __slots__ = ("_answer", "_slot_bytes", "args", "error", "more", "payload")
+    __slots__ = ("_answer", "args", "channel", "error", "more", "payload")
 
     _answer: Any
-    _slot_bytes: int
+    channel: Any
+    """The ClientChannel that it came by, whose file is built on this one."""
     args: list[int]
     payload: bytes
     more: bool
@@ -32,15 +33,15 @@ class Reply:
     """How the call failed. (It is raised, except for the parts of a batch.)"""
 
     @classmethod
-    def of_result(cls, result: Any, view: memoryview, slot_bytes: int) -> Self:
+    def of_result(cls, result: Any, view: memoryview, channel: Any) -> Self:
         """Takes what is in a sym_result, whose bytes are `view`."""
         a, b, c, d, err, flags, payload_bytes, is_whole = _HEAD.unpack_from(view)
         if not is_whole:
             answer, result.answer = result.answer, _NOTHING
-            return cls.of_answer(ffi.gc(answer, lib.sym_answer_drop), slot_bytes)
+            return cls.of_answer(ffi.gc(answer, lib.sym_answer_drop), channel)
         self = cls.__new__(cls)
         self._answer = _NOTHING
-        self._slot_bytes = slot_bytes
+        self.channel = channel
         self.args = [a, b, c, d]
         self.payload = view[48 : 48 + payload_bytes].tobytes() if payload_bytes else b""
         self.more = flags != 0
@@ -48,11 +49,11 @@ class Reply:
         return self
 
     @classmethod
-    def of_answer(cls, answer: Any, slot_bytes: int) -> Self:
+    def of_answer(cls, answer: Any, channel: Any) -> Self:
         """What is in a sym_answer, which is dropped with its last reference if it was given to `ffi.gc`."""
         self = cls.__new__(cls)
         self._answer = answer
-        self._slot_bytes = slot_bytes
+        self.channel = channel
         self.args = ffi.unpack(answer.args, 4)
         self.payload = ffi.unpack(answer.payload, answer.payload_bytes) if answer.payload_bytes else b""
         self.more = bool(answer.flags & MORE)
@@ -77,7 +78,7 @@ class Reply:
         answer = self._answer
         # buffer -> owner -> closure -> answer: the slots are released by the answer's own destructor, exactly once.
         owner = ffi.gc(first_row, lambda _row: answer)
-        return memoryview(ffi.buffer(owner, self.args[1] * self._slot_bytes)).toreadonly()
+        return memoryview(ffi.buffer(owner, self.args[1] * self.channel.slot_bytes)).toreadonly()
 
     def parts(self) -> list[Reply]:
         """The replies to the calls of a PRED_BATCH, in order; each owns its own slots, or has an `error`."""
@@ -92,4 +93,4 @@ class Reply:
     def _next_part(self) -> Reply:
         part = self._answer.parts
         self._answer.parts = part.next
-        return Reply.of_answer(ffi.gc(part, lib.sym_answer_drop), self._slot_bytes)
+        return Reply.of_answer(ffi.gc(part, lib.sym_answer_drop), self.channel)

@@ -14,10 +14,13 @@ import pytest
 
 import libsym as sym
 from libsym.abi import Advice, MessageKind, Op
-from libsym.advice import advise_script
-from libsym.messages import recv_script, send_script, subscribe_script
-from libsym.usage import getpid_script, getrusage_script
+from libsym.system_call import script_of
 from libsym.user import Lines
+
+advise_script = script_of(sym.kv_advise)
+recv_script = script_of(sym.recv)
+send_script = script_of(sym.send)
+subscribe_script = script_of(sym.subscribe)
 
 
 def answered(script: Any, args: tuple[int, ...] = (0, 0, 0, 0), payload: bytes = b"") -> Any:
@@ -106,8 +109,8 @@ def test_advice_goes_over_in_one_call() -> None:
 
 def test_usage_of_a_newer_daemon_is_read_as_far_as_it_is_known() -> None:
     payload = json.dumps({"calls": 3, "page_seconds": 0.5, "new": 1}).encode()
-    assert answered(getrusage_script(), (42,), payload) == sym.Usage(calls=3, page_seconds=0.5)
-    assert answered(getpid_script(), (42,), payload) == 42
+    assert answered(script_of(sym.getrusage)(), (42,), payload) == sym.Usage(calls=3, page_seconds=0.5)
+    assert answered(script_of(sym.getpid)(), (42,), payload) == 42
 
 
 def test_lines_come_one_by_one_however_they_are_cut() -> None:

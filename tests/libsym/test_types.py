@@ -55,5 +55,14 @@ def test_that_program_uses_every_name() -> None:
 def test_a_program_that_is_wrong_is_told_so(installed: Path, tmp_path: Path) -> None:
     """Or the test above would pass for a package whose types nobody sees."""
     program = tmp_path / "wrong.py"
-    program.write_text("import libsym as sym\nsym.pred(sym.kv_create(), 'text', rows='some')\n", encoding="utf-8")
-    assert 'No overload variant of "pred"' in mypy(installed, program, tmp_path).stdout
+    program.write_text(
+        "import libsym as sym\n"
+        "sym.pred(sym.kv_create(), 'text', rows='some')\n"
+        "sym.kv_chmod('a.kv')\n"
+        "sym.aio.kv_chmod('a.kv', '0600')\n",
+        encoding="utf-8",
+    )
+    told = mypy(installed, program, tmp_path).stdout
+    assert 'No overload variant of "pred"' in told
+    assert 'Missing positional argument "mode" in call to "kv_chmod"' in told
+    assert 'Argument 2 has incompatible type "str"; expected "int"' in told

@@ -127,6 +127,9 @@ async def coroutines() -> None:
     async with await sym.aio.kv_create() as kv:
         assert_type(await sym.aio.pred(kv, [1]), sym.Dist)
         assert_type(await sym.aio.tokenize("Hello"), list[int])
+        assert_type(await sym.aio.kv_chmod("a.kv", mode=0o600), None)
+        assert_type(await sym.aio.kv_read(kv, 1), tuple[list[int], list[int]])
+        assert_type(await sym.aio.kv_fork("a.kv", mode=0o640), sym.KV)
         generation = await sym.aio.generate(kv, [1], max_tokens=3)
         async for token in generation:
             assert_type(token, int)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import doctest
 import inspect
 import re
 from collections.abc import Iterator
@@ -68,9 +70,44 @@ def mount(daemon, monkeypatch):
     return daemon.mount
 
 
+class Awaiting(ast.NodeTransformer):
+    """Has a program call `await sym.aio.x()` for `sym.x()`, where that may wait."""
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+        match node.func:
+            case ast.Attribute(ast.Name("sym"), name) if inspect.iscoroutinefunction(getattr(sym.aio, name, None)):
+                called = ast.Attribute(ast.Attribute(ast.Name("sym"), "aio"), name)
+                return ast.Await(ast.Call(called, node.args, node.keywords))
+        return node
+
+    def visit_With(self, node):
+        self.generic_visit(node)
+        return ast.copy_location(ast.AsyncWith(node.items, node.body), node)
+
+
+def awaited(text):
+    """The examples of a function as those of the coroutine."""
+    found = []
+    for example in doctest.DocTestParser().get_examples(text):
+        lines = ast.unparse(Awaiting().visit(ast.parse(example.source))).splitlines()
+        found += [f"{'...' if number else '>>>'} {line}" for number, line in enumerate(lines)]
+        found += ["...", *example.want.splitlines()]
+    return "\n".join(found) + "\n"
+
+
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_its_example_does_what_it_says(name, mount):
-    run_examples(inspect.getdoc(DESCRIBED[name]) or "", name, mount)
+    text = inspect.getdoc(DESCRIBED[name]) or ""
+    is_the_functions = name.startswith("sym.aio.") and text == inspect.getdoc(DESCRIBED.get(f"sym.{name[8:]}"))
+    run_examples(awaited(text) if is_the_functions else text, name, mount)
+
+
+def test_examples_of_a_function_hold_for_its_coroutine():
+    """Or the test above would run the function's own twice."""
+    text = inspect.getdoc(sym.aio.kv_lock)
+    assert text == inspect.getdoc(sym.kv_lock)
+    assert "async with await sym.aio.kv_lock(kv):" in awaited(text)
 
 
 def test_the_manual_of_the_module_runs(mount):
