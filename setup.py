@@ -1,6 +1,7 @@
 """Builds Symphony and its C extensions with cffi and the system compiler."""
 
 import os
+import runpy
 import shutil
 import sysconfig
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,8 @@ from setuptools.command.build_ext import build_ext
 compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
 if not shutil.which(compiler):
     raise SystemExit(f"Symphony is built with GCC, and there is no {compiler}: install gcc and libc6-dev, or set CC")
+
+runpy.run_path("libsym/abi_build.py", run_name="__main__")
 
 PACKAGES = ("libsym", "kvfs", "decoder", "triton_kernels", "scheduler", "symphony", "lips")
 

@@ -34,6 +34,10 @@
 #define SYM_MIN_SLOTS 64u
 #define SYM_MAX_SLOTS 1024u
 #define SYM_RANGE_END INT64_MAX /* KV_EXTRACT: where the file ends */
+#define SYM_NO_TIMEOUT (-1)     /* RECV: waits for ever */
+#define SYM_MAX_BATCH 256       /* PRED_BATCH: calls */
+#define SYM_MAX_ADVICE 16       /* KV_ADVISE: pieces in one call; more of them contradict each other */
+#define SYM_MAX_PRIORITY 100    /* PRED, GENERATE, KV_ADVISE: and -100 is the least */
 
 /* First message on the socket, from the client; then the daemon's, with {memfd, doorbell, bell} when err is 0. */
 struct sym_greeting {
@@ -47,6 +51,7 @@ struct sym_welcome {
     uint32_t text_bytes; /* of the reason that follows, UTF-8 */
 };
 
+/* What a request asks for. */
 enum sym_op {
     SYM_KV_CREATE = 1,
     SYM_KV_OPEN = 2,
@@ -91,20 +96,25 @@ enum sym_op {
 };
 
 enum sym_flag {
-    SYM_ROWS_NONE = 1, /* PRED */
-    SYM_ROWS_LAST = 2,
-    SYM_ROWS_ALL = 4,
+    SYM_ROWS_NONE = 1,        /* PRED: append without asking for a distribution */
+    SYM_ROWS_LAST = 2,        /* PRED: the distribution after the last token */
+    SYM_ROWS_ALL = 4,         /* PRED: one distribution after every token */
     SYM_MASKED = 8,           /* PRED: a struct sym_mask follows the positions */
     SYM_REDUCED = 16,         /* PRED: a struct sym_reduction follows: rows are answered by numbers, not by slots */
-    SYM_OPEN_WRITE = 1,       /* KV_OPEN, KV_CLAIM, KV_NAME */
-    SYM_TOKENIZE_SPECIAL = 1, /* TOKENIZE */
-    SYM_REBASE = 1,           /* KV_EXTRACT, KV_MERGE */
-    SYM_LOCK_SHARED = 1,      /* KV_LOCK */
-    SYM_LOCK_NOWAIT = 2,
+    SYM_OPEN_WRITE = 1,       /* KV_OPEN, KV_CLAIM, KV_NAME: for appending and truncating, too */
+    SYM_TOKENIZE_SPECIAL = 1, /* TOKENIZE: special tokens spelled out in the text become one token each */
+    SYM_REBASE = 1,           /* KV_EXTRACT, KV_MERGE: entries get positions from 0 on */
+    SYM_LOCK_SHARED = 1,      /* KV_LOCK: together with others that share it */
+    SYM_LOCK_NOWAIT = 2,      /* KV_LOCK: fail with EWOULDBLOCK rather than wait */
 };
 
-enum sym_message_kind { SYM_TEXT = 0, SYM_BYTES = 1, SYM_JSON = 2 }; /* SEND, RECV: what the data are */
+/* SEND, RECV: what the data are. */
+enum sym_message_kind { SYM_TEXT = 0, SYM_BYTES = 1, SYM_JSON = 2 };
 
+/* KV_DU: which of the two, args[0]. */
+enum sym_du { SYM_DU_ROWS = 0, SYM_DU_TOTAL = 1 };
+
+/* KV_ADVISE: what to do with the pages of a file. */
 enum sym_advice {
     SYM_ADVISE_PIN = 1,
     SYM_ADVISE_UNPIN = 2,
@@ -114,12 +124,18 @@ enum sym_advice {
     SYM_ADVISE_PRIORITY = 6, /* value: -100 to 100 */
 };
 
-enum sym_finish { /* GENERATE: why it ended */
-                  SYM_FINISH_LENGTH = 1,
-                  SYM_FINISH_STOP_TOKEN = 2,
-                  SYM_FINISH_STOP_TEXT = 3,
-                  SYM_FINISH_GRAMMAR = 4, /* it allows nothing more */
-                  SYM_FINISH_CANCELLED = 5,
+/* One piece of advice. */
+struct sym_advised {
+    int64_t advice, value;
+};
+
+/* GENERATE: why it ended. */
+enum sym_finish {
+    SYM_FINISH_LENGTH = 1,
+    SYM_FINISH_STOP_TOKEN = 2,
+    SYM_FINISH_STOP_TEXT = 3,
+    SYM_FINISH_GRAMMAR = 4, /* it allows nothing more */
+    SYM_FINISH_CANCELLED = 5,
 };
 
 /* PRED: which of the earlier entries the new ones see, besides themselves by causality.
@@ -231,6 +247,7 @@ _Static_assert(sizeof(struct sym_greeting) == 16, "greeting");
 _Static_assert(sizeof(struct sym_welcome) == 16, "welcome");
 _Static_assert(sizeof(struct sym_request) == 64, "request header");
 _Static_assert(sizeof(struct sym_reply) == 64, "reply header");
+_Static_assert(sizeof(struct sym_advised) == 16, "advised");
 _Static_assert(sizeof(struct sym_mask) == 8, "mask");
 _Static_assert(sizeof(struct sym_sampling) == 64, "sampling");
 _Static_assert(sizeof(struct sym_reduction) == 16, "reduction");

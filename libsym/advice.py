@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass
 
-from libsym.abi import RANGE_END, Advice, Op
+from libsym.abi import ADVISED_STRUCT, MAX_ADVICE, RANGE_END, Advice, Op
 from libsym.arguments import Path, int64, path_bytes, shown
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid
 from libsym.kv import KV
 from libsym.system_call import file_call, system_call
-
-MAX_ADVICE = 16
-"""Pieces in one call: more of them contradict each other."""
-_PIECE = struct.Struct("=qq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +80,7 @@ def kv_advise(kv: KV | Path, *advice: Advised) -> Script[None]:
     for each in advice:
         if not isinstance(each, Advised):
             raise Invalid(f"kv_advise() takes sym.PIN, sym.TTL(60) and the like, not {each!r}")
-    pieces = b"".join(_PIECE.pack(each.advice, each.value) for each in advice)
+    pieces = b"".join(ADVISED_STRUCT.pack(each.advice, each.value) for each in advice)
     handle, path = (kv.handle, b"") if isinstance(kv, KV) else (0, path_bytes(kv))
     yield Call(Op.KV_ADVISE, handle=handle, args=(len(advice), 0, 0, 0), payload=pieces + path)
 

@@ -6,13 +6,11 @@ import json
 import math
 from typing import Any
 
-from libsym.abi import MessageKind, Op
+from libsym.abi import NO_TIMEOUT, MessageKind, Op
 from libsym.arguments import shown, utf8
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid, ProtocolError
 from libsym.system_call import system_call
-
-_FOR_EVER_MS = -1
 
 
 @system_call
@@ -61,7 +59,7 @@ def recv(topic: str | None = None, *, timeout: float | None = None) -> Script[An
     >>> sym.recv(timeout=1)
     b'bytes stay bytes'
     """
-    wait_ms = _FOR_EVER_MS if timeout is None else _milliseconds(timeout)
+    wait_ms = NO_TIMEOUT if timeout is None else _milliseconds(timeout)
     reply = yield Call(Op.RECV, args=(wait_ms, 0, 0, 0), payload=b"" if topic is None else _topic(topic))
     reply.claim()  # until here, whatever ends the call gives the message back
     return _decoded(reply.args[0], reply.args[1], reply.payload)

@@ -6,16 +6,13 @@ import json
 from posixpath import basename, dirname
 from typing import Any
 
-from libsym.abi import Op
+from libsym.abi import Du, Op
 from libsym.arguments import Path, path_bytes, path_text, permissions
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Exists, NotFound
 from libsym.info import KvEntry, parse, split_object
 from libsym.kv import kv_stat
 from libsym.system_call import script_of, system_call
-
-_TOTAL = 1
-"""KV_DU: the sum, not the rows."""
 
 
 @system_call
@@ -132,6 +129,6 @@ def kv_du(path: Path = ".") -> Script[dict[str, Any]]:
         found["rows"] += window["rows"]
         found["denied"] += window["denied"]
         more, last = reply.args[0], path_bytes(window["last"]) if window["last"] else b""
-    reply = yield Call(Op.KV_DU, args=(_TOTAL, 0, 0, 0), payload=wanted)
+    reply = yield Call(Op.KV_DU, args=(Du.TOTAL, 0, 0, 0), payload=wanted)
     found["total"] = parse(reply.payload)
     return found

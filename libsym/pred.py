@@ -5,14 +5,26 @@ One token and its full row is what a decode loop does thousands of times: `reque
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal, overload
 
-from libsym.abi import FRAME_ALIGN, HEADER_BYTES, MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
+from libsym.abi import (
+    FRAME_ALIGN,
+    HEADER_BYTES,
+    MASK_STRUCT,
+    MASKED,
+    MAX_BATCH,
+    MAX_PRIORITY,
+    REDUCED,
+    REQUEST_STRUCT,
+    ROWS_ALL,
+    ROWS_LAST,
+    ROWS_NONE,
+    Op,
+)
 from libsym.arguments import int32, shown
 from libsym.channel.client import ClientChannel
 from libsym.channel.reply import Reply
@@ -29,12 +41,7 @@ Positions = int | Sequence[int] | None
 Mask = Sequence[Any]
 """Bools, one for each entry before; or for each new token a sequence of them, also for the new entries."""
 
-MAX_BATCH = 256
-"""Calls that one `pred_batch` makes."""
-MAX_PRIORITY = 100
 _ROWS = {"last": ROWS_LAST, "all": ROWS_ALL}
-_MASK = struct.Struct("=II")
-_REQUEST = struct.Struct("=IHHIIQQqqqq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,10 +356,11 @@ def _mask_bytes(mask: Mask) -> bytes:
     num_columns = len(rows[0])
     if any(len(row) != num_columns for row in rows):
         raise Invalid("the rows of the mask have different lengths: each needs a bool for every entry, old and new")
-    return _MASK.pack(len(rows), num_columns) + b"".join(map(bits_of, rows))
+    return MASK_STRUCT.pack(len(rows), num_columns) + b"".join(map(bits_of, rows))
 
 
 def _frame(index: int, call: Call) -> bytes:
     """A request as it would lie in the ring."""
-    header = _REQUEST.pack(HEADER_BYTES + len(call.payload), call.op, 0, call.flags, 0, index, call.handle, *call.args)
+    num_bytes = HEADER_BYTES + len(call.payload)
+    header = REQUEST_STRUCT.pack(num_bytes, call.op, 0, call.flags, 0, index, call.handle, *call.args)
     return header + call.payload + bytes(-len(call.payload) % FRAME_ALIGN)

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-/* Entries in a page: PAGE_ENTRIES in abi.py. */
+/* Entries in a page. One number for every tier, file and kernel: changing it changes the image format. */
 #define SYM_PAGE_ENTRIES 32
 
 typedef struct sym_server sym_server;

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decoder.batch import IntArray
+from libsym.abi import MAX_PRIORITY
 from libsym.channel.server import Request
 from libsym.errors import Invalid
 
@@ -62,8 +63,8 @@ def check_range(what: str, numbers: npt.NDArray[np.integer[Any]], limit: int, of
 
 
 def check_priority(priority: int) -> int:
-    if not -100 <= priority <= 100:
-        raise Invalid(f"a priority of {priority}: -100 to 100 are possible, higher goes first")
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise Invalid(f"a priority of {priority}: {-MAX_PRIORITY} to {MAX_PRIORITY} are possible, higher goes first")
     return priority
 
 

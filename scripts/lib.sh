@@ -76,6 +76,7 @@ fingerprint() {
 
 extensions_are_built() {
     local module
+    [ -f libsym/_abi.py ] || return 1
     for module in libsym/_channel kvfs/_digest kvfs/_shim decoder/cpu/_step scheduler/_loop; do
         compgen -G "$module.*.so" >/dev/null || return 1
     done

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from libsym.abi import Advice
+from libsym.abi import MAX_PRIORITY, Advice
 from libsym.errors import Invalid
 
 MAX_TTL_MS = 10 * 365 * 86_400_000
 """Ten years: more is a mistake, and 0 is for ever."""
-MAX_PRIORITY = 100
 
 PINNED, TTL, PRIORITY = b"user.kv.pinned", b"user.kv.ttl", b"user.kv.priority"
 """The same as attributes: 0 or 1, seconds, a whole number."""

@@ -11,21 +11,17 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
 import time
 from contextlib import suppress
 
-from libsym.abi import ABI_VERSION, MAGIC
+from libsym.abi import ABI_VERSION, GREETING_STRUCT, MAGIC, WELCOME_STRUCT
 from libsym.errors import Invalid, NoAccess, NotConnected, ProtocolError, SymError, error_for
 
-_GREETING = struct.Struct("=IIQ")
-_WELCOME = struct.Struct("=IIiI")
-
-GREETING_BYTES = _GREETING.size
-GREETING = _GREETING.pack(MAGIC, ABI_VERSION, 0)
+GREETING_BYTES = GREETING_STRUCT.size
+GREETING = GREETING_STRUCT.pack(MAGIC, ABI_VERSION, 0)
 """What a client sends first."""
 
-WELCOME = _WELCOME.pack(MAGIC, ABI_VERSION, 0, 0)
+WELCOME = WELCOME_STRUCT.pack(MAGIC, ABI_VERSION, 0, 0)
 """The daemon's answer to a client that it lets in."""
 
 _NUM_FDS = 3
@@ -39,14 +35,14 @@ def check_greeting(raw: bytes) -> None:
     """Raises ProtocolError unless `raw` is the greeting of a client that speaks this version."""
     if len(raw) != GREETING_BYTES:
         raise ProtocolError(f"the client's greeting has {len(raw)} bytes instead of {GREETING_BYTES}")
-    magic, version, _ = _GREETING.unpack(raw)
+    magic, version, _ = GREETING_STRUCT.unpack(raw)
     _check_version(magic, version, "client")
 
 
 def refusal(error: SymError) -> bytes:
     """The daemon's answer to a greeting when it does not let the client in."""
     text = str(error).encode()[:_MAX_TEXT_BYTES]
-    return _WELCOME.pack(MAGIC, ABI_VERSION, error.errno or errno.EIO, len(text)) + text
+    return WELCOME_STRUCT.pack(MAGIC, ABI_VERSION, error.errno or errno.EIO, len(text)) + text
 
 
 def dial(path: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> tuple[socket.socket, int, int, int]:
@@ -58,7 +54,7 @@ def dial(path: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> tuple[socket.socket
         _connect(connection, path, time.monotonic() + timeout_s)
         with suppress(ConnectionError):  # it may have hung up already, and said why
             connection.sendall(GREETING)
-        size = _WELCOME.size + _MAX_TEXT_BYTES
+        size = WELCOME_STRUCT.size + _MAX_TEXT_BYTES
         raw, fds, _, _ = socket.recv_fds(connection, size, _NUM_FDS, socket.MSG_CMSG_CLOEXEC)
         _check_welcome(raw, len(fds), path)
         return connection, fds[0], fds[1], fds[2]
@@ -103,12 +99,12 @@ def _is_queued(connection: socket.socket, path: str) -> bool:
 
 
 def _check_welcome(raw: bytes, num_fds: int, path: str) -> None:
-    if len(raw) < _WELCOME.size:
+    if len(raw) < WELCOME_STRUCT.size:
         raise NotConnected(f"whoever listens at {path} hung up instead of answering: see the daemon's log")
-    magic, version, code, text_bytes = _WELCOME.unpack_from(raw)
+    magic, version, code, text_bytes = WELCOME_STRUCT.unpack_from(raw)
     _check_version(magic, version, f"daemon at {path}")
     if code != 0:
-        raise error_for(code, raw[_WELCOME.size : _WELCOME.size + text_bytes].decode(errors="replace"))
+        raise error_for(code, raw[WELCOME_STRUCT.size : WELCOME_STRUCT.size + text_bytes].decode(errors="replace"))
     if num_fds != _NUM_FDS:
         raise ProtocolError(f"the daemon at {path} sent {num_fds} descriptors instead of {_NUM_FDS}")
 

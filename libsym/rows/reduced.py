@@ -10,14 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from libsym._channel import ffi, lib
+from libsym.abi import REDUCED_STRUCT, REDUCTION_STRUCT, SCORED_STRUCT
 from libsym.arguments import int64
 from libsym.errors import Invalid, ProtocolError
 from libsym.rows.native import checked
 from libsym.rows.sampler import RowSampler
 
-_REDUCTION = struct.Struct("=IIII")  # struct sym_reduction
-_HEAD = struct.Struct("=ifff")  # struct sym_reduced
-_SCORED = struct.Struct("=if")
 _NO_TOKEN = -1
 
 
@@ -40,13 +38,13 @@ def reduction_block(top_k: int | None = None, named: Iterable[int] = (), samplin
         body = struct.pack(f"={len(tokens)}i", *tokens)
     except struct.error as error:
         raise Invalid(f"logprobs: token ids are whole numbers of 32 bits: {error}") from error
-    head = _REDUCTION.pack(top_k or 0, len(tokens), sampling_block is not None, 0)
+    head = REDUCTION_STRUCT.pack(top_k or 0, len(tokens), sampling_block is not None, 0)
     return b"".join((head, body, sampling_block or b""))
 
 
 def row_bytes(top_k: int, num_named: int) -> int:
     """The size of a reduced row."""
-    return _HEAD.size + top_k * _SCORED.size + num_named * 4
+    return REDUCED_STRUCT.size + top_k * SCORED_STRUCT.size + num_named * 4
 
 
 class RowReducer:
@@ -64,15 +62,15 @@ class RowReducer:
 
     def __init__(self, block: bytes | bytearray | memoryview, vocab_size: int) -> None:
         data = memoryview(block).cast("B")
-        if len(data) < _REDUCTION.size:
+        if len(data) < REDUCTION_STRUCT.size:
             raise Invalid(f"a reduction of {len(data)} bytes is malformed")
-        self.top_k, num_named, has_sampling, reserved = _REDUCTION.unpack_from(data)
-        end = _REDUCTION.size + 4 * num_named
+        self.top_k, num_named, has_sampling, reserved = REDUCTION_STRUCT.unpack_from(data)
+        end = REDUCTION_STRUCT.size + 4 * num_named
         if reserved != 0 or has_sampling > 1 or end > len(data) or (not has_sampling and end != len(data)):
             raise Invalid(f"a reduction of {len(data)} bytes is malformed")
         if self.top_k > vocab_size:
             raise Invalid(f"top_k={self.top_k}: the vocabulary has {vocab_size} tokens")
-        named = struct.unpack_from(f"={num_named}i", data, _REDUCTION.size)
+        named = struct.unpack_from(f"={num_named}i", data, REDUCTION_STRUCT.size)
         for token in named:
             if not 0 <= token < vocab_size:
                 raise Invalid(f"logprobs: token {token} is not in the vocabulary of {vocab_size}")
@@ -88,8 +86,8 @@ class RowReducer:
         result = bytearray(self.row_bytes)
         out = ffi.from_buffer(result)
         head = ffi.cast("struct sym_reduced *", out)
-        top = ffi.cast("struct sym_scored *", out + _HEAD.size)
-        named_logprobs = ffi.cast("float *", out + _HEAD.size + self.top_k * _SCORED.size)
+        top = ffi.cast("struct sym_scored *", out + REDUCED_STRUCT.size)
+        named_logprobs = ffi.cast("float *", out + REDUCED_STRUCT.size + self.top_k * SCORED_STRUCT.size)
         logits = ffi.from_buffer("float[]", row)
         num_named = len(self._named)
         checked(
@@ -139,9 +137,9 @@ class ReducedDist:
         self._token: int
         self._entropy: float
         self._logsumexp: float
-        self._token, sampled_logprob, self._entropy, self._logsumexp = _HEAD.unpack_from(row)
-        ranked_end = _HEAD.size + self._top_k * _SCORED.size
-        self._ranked: list[tuple[int, float]] = list(_SCORED.iter_unpack(row[_HEAD.size : ranked_end]))
+        self._token, sampled_logprob, self._entropy, self._logsumexp = REDUCED_STRUCT.unpack_from(row)
+        ranked_end = REDUCED_STRUCT.size + self._top_k * SCORED_STRUCT.size
+        self._ranked: list[tuple[int, float]] = list(SCORED_STRUCT.iter_unpack(row[REDUCED_STRUCT.size : ranked_end]))
         self._logprobs: dict[int, float] = dict(self._ranked)
         self._logprobs.update(
             zip(self._named, struct.unpack_from(f"={len(self._named)}f", row, ranked_end), strict=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import struct
 import threading
 from array import array
 from collections.abc import Iterable, Mapping
@@ -17,14 +16,13 @@ from numbers import Integral
 from typing import Any, Self
 
 from libsym._channel import ffi, lib
+from libsym.abi import BIAS_STRUCT, SAMPLING_STRUCT
 from libsym.arguments import int32, int64, real, seed64, shown
 from libsym.channel.hot import address
 from libsym.errors import Invalid
 from libsym.rows.dist import Dist
 from libsym.rows.native import Allowed, check_limits, checked, pointer
 
-_SETTINGS = struct.Struct("=dddfffIQIIII")  # struct sym_sampling
-_BIAS = struct.Struct("=if")
 _MAX_FLOAT = 3.4028234663852886e38
 _MAX_TOKEN = (1 << 31) - 1
 
@@ -113,7 +111,7 @@ class Sampler:
         """
         before, generated = _tokens(before), _tokens(generated)
         seed = self.seed if seed is None else seed
-        settings = _SETTINGS.pack(
+        settings = SAMPLING_STRUCT.pack(
             self.temperature,
             1.0 if self.top_p is None else self.top_p,
             self.min_p or 0.0,
@@ -127,7 +125,7 @@ class Sampler:
             len(generated),
             allowed is not None,
         )
-        biases = b"".join(_BIAS.pack(token, bias) for token, bias in self.logit_bias.items())
+        biases = b"".join(BIAS_STRUCT.pack(token, bias) for token, bias in self.logit_bias.items())
         return b"".join((settings, biases, before.tobytes(), generated.tobytes(), allowed or b""))
 
 
@@ -259,9 +257,9 @@ def _tokens_of(block: bytes) -> list[int]:
     """The tokens in a sampling block: of the biases, and those that were seen. None if they are not all there."""
     if lib.sym_sampling_bytes(block, len(block), 0) < 0:
         return []
-    *_, num_bias, num_before, num_generated, _ = _SETTINGS.unpack_from(block)
-    seen = _SETTINGS.size + num_bias * _BIAS.size
-    biased = [token for token, _ in _BIAS.iter_unpack(block[_SETTINGS.size : seen])]
+    *_, num_bias, num_before, num_generated, _ = SAMPLING_STRUCT.unpack_from(block)
+    seen = SAMPLING_STRUCT.size + num_bias * BIAS_STRUCT.size
+    biased = [token for token, _ in BIAS_STRUCT.iter_unpack(block[SAMPLING_STRUCT.size : seen])]
     return [*biased, *array("i", block[seen : seen + 4 * (num_before + num_generated)])]
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import struct
-
 from kvfs.fs import FileSystem
-from libsym.advice import MAX_ADVICE
+from libsym.abi import ADVISED_STRUCT, MAX_ADVICE
 from libsym.channel.server import Request
 from libsym.errors import Invalid, NotSupported
 from scheduler.connection.lip import Lip
 from scheduler.payloads import text_of
 from scheduler.replies import Reply
-
-_PIECE = struct.Struct("=qq")
-"""What, and its value."""
 
 
 class Advising:
@@ -25,12 +20,12 @@ class Advising:
     def advise(self, lip: Lip, request: Request) -> Reply:
         """The payload: args[0] pairs of numbers, and the path behind them if there is no handle."""
         count = request.args[0]
-        end = count * _PIECE.size
+        end = count * ADVISED_STRUCT.size
         if not 1 <= count <= MAX_ADVICE:
             raise Invalid(f"{count} pieces of advice: 1 to {MAX_ADVICE} can be given at once")
         if end > len(request.payload):
             raise Invalid(f"{count} pieces of advice need {end} bytes, not {len(request.payload)}")
-        advice = list(_PIECE.iter_unpack(request.payload[:end]))
+        advice = list(ADVISED_STRUCT.iter_unpack(request.payload[:end]))
         if request.handle:
             self._fs.kv_advise_open(lip.credentials, lip.file(request.handle), advice)
         else:

@@ -16,14 +16,12 @@ from kvfs.du import Denied, DuRow, total, walk
 from kvfs.fs import FileSystem
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Credentials
+from libsym.abi import Du
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid
 from scheduler.connection.lip import Lip
 from scheduler.payloads import text_of
 from scheduler.replies import Reply, json_reply
-
-ROWS, TOTAL = 0, 1
-"""What args[0] asks for."""
 
 
 class DiskUsage:
@@ -37,9 +35,9 @@ class DiskUsage:
         path, _, after = text_of(request).partition("\0")
         path = path or "."
         start = self._fs.find(lip.credentials, path)
-        if request.args[0] == TOTAL:
+        if request.args[0] == Du.TOTAL:
             return self._total(start, path, lip.credentials)
-        if request.args[0] != ROWS:
+        if request.args[0] != Du.ROWS:
             raise Invalid(f"kv_du() gives rows (0) or their total (1), not {request.args[0]}")
         return self._rows(start, path, _names_below(path, after), lip.credentials)
 

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import trio
 
 from kvfs.alarms import Alarm, Alarms
-from libsym.abi import MessageKind
+from libsym.abi import NO_TIMEOUT, MessageKind
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, SymError, TooLarge, WouldBlock
 from scheduler.connection.lip import MAX_WAITS, Lip
@@ -43,7 +43,6 @@ MAX_BYTES = 2 << 20
 """Two of the largest messages. The ring of the connection takes as much."""
 MAX_TOPICS = 1024
 """That one connection reads: one for each of its tasks."""
-NO_LIMIT_MS = -1
 
 _KINDS = frozenset(MessageKind)
 _AT_ONCE_READERS = 32
@@ -204,7 +203,7 @@ class Mail:
         Answered with kind and sender, and the data, as soon as there is something.
         """
         timeout_ms = request.args[0]
-        if timeout_ms < NO_LIMIT_MS:
+        if timeout_ms < NO_TIMEOUT:
             raise Invalid(f"a timeout of {timeout_ms} ms: give 0 or more, or -1 to wait for ever")
         reader = self._readers[lip]
         box = self._subscribe(lip, reader, request.payload) if request.payload else reader.mailbox

@@ -7,7 +7,6 @@ takes the slots of all its calls at once, so that no two batches wait for each o
 from __future__ import annotations
 
 import errno
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,20 @@ import numpy as np
 
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
-from libsym.abi import FRAME_ALIGN, HEADER_BYTES, MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
+from libsym.abi import (
+    FRAME_ALIGN,
+    HEADER_BYTES,
+    MASK_STRUCT,
+    MASKED,
+    MAX_BATCH,
+    REDUCED,
+    REPLY_STRUCT,
+    REQUEST_STRUCT,
+    ROWS_ALL,
+    ROWS_LAST,
+    ROWS_NONE,
+    Op,
+)
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import BadHandle, Invalid, NoAccess, SymError, TooLarge
 from scheduler.batch.batch_scheduler import BatchScheduler
@@ -30,12 +42,8 @@ from scheduler.operations.decode_call import decode_call
 from scheduler.payloads import Fields, check_priority, check_range
 from scheduler.replies import Reply, kept
 
-MAX_BATCH = 256
 MAX_ERROR_BYTES = 512
 """Of a message in a batch's reply: that many calls may fail at once."""
-_MASK = struct.Struct("=II")
-_REQUEST = struct.Struct("=IHHIIQQqqqq")
-_REPLY = struct.Struct("=IiQqqqqIIQ")
 _NO_SLOTS = -1
 _NO_ARGS: tuple[int, ...] = ()
 _ONE_TOKEN = ((1, 0, 0, 0), (1, 1, 0, 0))
@@ -337,7 +345,7 @@ def _num_rows(flags: int, num_tokens: int) -> int:
 
 def _mask(fields: Fields, num_tokens: int) -> EntryMask:
     """From `struct sym_mask` and its rows. Whether it fits the file is seen when the call's turn has come."""
-    num_rows, num_columns = fields.unpack(_MASK, "a mask")
+    num_rows, num_columns = fields.unpack(MASK_STRUCT, "a mask")
     if num_rows not in (1, num_tokens):
         raise Invalid(f"a mask of {num_rows} rows: one for all {num_tokens} new tokens, or one for each")
     row_bytes = -(-num_columns // 32) * 4
@@ -353,7 +361,7 @@ def _frames(batch: Request) -> list[Request]:
     fields = Fields(payload)
     found = []
     for index in range(count):
-        frame_bytes, op, zero, flags, zero2, call_id, handle, *args = fields.unpack(_REQUEST, f"call {index}")
+        frame_bytes, op, zero, flags, zero2, call_id, handle, *args = fields.unpack(REQUEST_STRUCT, f"call {index}")
         if op != Op.PRED or zero or zero2 or frame_bytes < HEADER_BYTES:
             raise Invalid(f"call {index} of the batch is no pred(): operation {op}, {frame_bytes} bytes")
         body = fields.take(frame_bytes - HEADER_BYTES, f"call {index}")
@@ -376,5 +384,5 @@ def _frame(index: int, outcome: Reply | SymError | None) -> bytes:
         code, args, payload = outcome.errno or errno.EIO, _NO_ARGS, str(outcome).encode()[:MAX_ERROR_BYTES]
     else:
         code, args, payload = 0, outcome.args, outcome.payload
-    header = _REPLY.pack(HEADER_BYTES + len(payload), code, index, *(*args, 0, 0, 0, 0)[:4], 0, 0, 0)
+    header = REPLY_STRUCT.pack(HEADER_BYTES + len(payload), code, index, *(*args, 0, 0, 0, 0)[:4], 0, 0, 0)
     return header + payload + bytes(-len(payload) % FRAME_ALIGN)

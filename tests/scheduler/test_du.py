@@ -9,11 +9,11 @@ import pytest
 import trio
 
 from kvfs.names.tree import Credentials
-from libsym.abi import Op
+from libsym.abi import Du, Op
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NotFound
 from scheduler.connection.lip import Lip
-from scheduler.operations.du import ROWS, TOTAL, DiskUsage
+from scheduler.operations.du import DiskUsage
 from tests.scheduler.bench import Bench
 
 ME, OTHER = Credentials(1000, 1000), Credentials(1001, 1001)
@@ -47,7 +47,7 @@ class Trees(Bench):
         """All rows, and in how many windows they came."""
         rows, denied, last, num_windows, more = [], [], "", 0, True
         while more:
-            more, window = self.ask(ROWS, path, last, creds)
+            more, window = self.ask(Du.ROWS, path, last, creds)
             rows += window["rows"]
             denied += window["denied"]
             last = window["last"]
@@ -55,7 +55,7 @@ class Trees(Bench):
         return rows, denied, num_windows
 
     def total(self, path=".", creds=ME):
-        return self.ask(TOTAL, path, creds=creds)[1]
+        return self.ask(Du.TOTAL, path, creds=creds)[1]
 
 
 @pytest.fixture
@@ -125,10 +125,10 @@ def test_what_is_removed_between_two_windows_does_not_matter(bench, monkeypatch)
     bench.directory("d")
     for index in range(20):
         bench.make(f"d/{index:02}.kv")
-    more, window = bench.ask(ROWS, ".")
+    more, window = bench.ask(Du.ROWS, ".")
     assert more
     bench.fs.kv_remove(ME, window["last"])
-    _, following = bench.ask(ROWS, ".", window["last"])
+    _, following = bench.ask(Du.ROWS, ".", window["last"])
     assert following["rows"][0]["path"] == f"./d/{len(window['rows']):02}.kv"
 
 
@@ -214,7 +214,7 @@ def test_a_long_walk_lets_others_have_their_turn(bench):
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(count)
-            request = Request(Op.KV_DU, 0, 1, 0, (TOTAL, 0, 0, 0), b"d")
+            request = Request(Op.KV_DU, 0, 1, 0, (Du.TOTAL, 0, 0, 0), b"d")
             await bench.usage.du(Lip(1, ME, None), request)
             is_over.set()
 
@@ -225,8 +225,8 @@ def test_a_long_walk_lets_others_have_their_turn(bench):
 def test_what_makes_no_sense_is_refused_before_anything_is_begun(bench):
     for args, payload, error in (
         ((2, 0, 0, 0), b".", Invalid),
-        ((ROWS, 0, 0, 0), b"none", NotFound),
-        ((ROWS, 0, 0, 0), b".\0elsewhere", Invalid),
+        ((Du.ROWS, 0, 0, 0), b"none", NotFound),
+        ((Du.ROWS, 0, 0, 0), b".\0elsewhere", Invalid),
     ):
         with pytest.raises(error):
             bench.usage.du(Lip(1, ME, None), Request(Op.KV_DU, 0, 1, 0, args, payload))

@@ -1,0 +1,152 @@
+"""The ABI is declared once, in abi.h: Python has what the build makes of it, and nothing spells it again."""
+
+from __future__ import annotations
+
+import ast
+import re
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from libsym import _abi, abi, abi_build
+from libsym._channel import ffi, lib
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [
+    path
+    for package in ("libsym", "kvfs", "scheduler", "decoder", "symphony")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if path.name not in {"_abi.py", "abi_build.py"}
+]
+
+
+def test_what_was_built_is_what_abi_h_says() -> None:
+    built = abi_build.MODULE.read_text(encoding="utf-8")
+    headers = [header.read_text(encoding="utf-8") for header in abi_build.HEADERS]
+    assert built == abi_build.module(*headers), "run libsym/abi_build.py"
+
+
+def shortened(name: str) -> Iterator[str]:
+    """What is left of SYM_ADVISE_PIN by its words."""
+    while "_" in name:
+        name = name.partition("_")[2]
+        yield name
+
+
+def test_the_compiler_reads_the_same_numbers() -> None:
+    enums = re.findall(r"^enum (\w+) ", abi_build.HEADERS[0].read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(enums) > 5
+    for enum in enums:
+        title = enum.removeprefix("sym_").title().replace("_", "")
+        mine = getattr(abi, title, abi)  # flags are the module's own
+        for name, value in ffi.typeof(f"enum {enum}").relements.items():
+            assert next(getattr(mine, short) for short in shortened(name) if hasattr(mine, short)) == value, name
+    for name in dir(lib):
+        if name not in abi_build.NOT_FOR_PYTHON and hasattr(abi, name.removeprefix("SYM_")):
+            assert getattr(lib, name) == getattr(abi, name.removeprefix("SYM_")), name
+    assert ffi.sizeof("struct sym_reduced") == abi.REDUCED_STRUCT.size
+    assert ffi.sizeof("struct sym_scored") == abi.SCORED_STRUCT.size
+
+
+HEADER = """
+#define SYM_SIZE (2u << 20) /* how much */
+#define SYM_NEVER (-1)
+#define SYM_END INT64_MAX
+
+/* What it wants. */
+enum sym_wish { SYM_WISH_ALL = 1, SYM_WISH_NONE = 2 };
+
+enum sym_wish_flag {
+    SYM_LOUD = 1, /* so that it is heard */
+    SYM_SOFT = 2,
+};
+
+struct sym_wished {
+    uint32_t wish, reserved; /* of sym_wish,
+                                and nothing */
+    int64_t args[2];
+};
+"""
+
+
+def test_every_kind_of_declaration_becomes_pythons() -> None:
+    found: dict[str, object] = {}
+    exec(abi_build.module(HEADER), found)
+    assert (found["SIZE"], found["NEVER"], found["END"]) == (2 << 20, -1, 2**63 - 1)
+    assert (found["LOUD"], found["SOFT"]) == (1, 2)
+    wish, wished = found["Wish"], found["WISHED_STRUCT"]
+    assert {each.name: each.value for each in wish} == {"ALL": 1, "NONE": 2}  # type: ignore[attr-defined]
+    assert wish.__doc__ == "What it wants."
+    assert wished.format == "=IIqq"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("enum sym_wish { SYM_ALL = 1, SYM_NONE };", "SYM_NAME = 1"),
+        ("struct sym_wished {\n    uint32_t wish;\n    int64_t when;\n};", "padding"),
+        ("#define SYM_SIZE sizeof(int)", "no number"),
+    ],
+)
+def test_what_python_could_not_read_as_c_does_is_refused(wrong: str, why: str) -> None:
+    with pytest.raises(AssertionError, match=why):
+        abi_build.module(wrong + "\n")
+
+
+def numbers(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """What a module, or a class in it, gives a name in capitals."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
+            try:
+                value = ast.literal_eval(node.value)
+            except ValueError:
+                continue
+            if isinstance(value, int):
+                yield node.targets[0].id, value
+
+
+def formats(tree: ast.Module) -> Iterator[str]:
+    """Those of structures of several fields, each field by its letter."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = ast.unparse(node.func).removeprefix("struct.")
+            if name in {"Struct", "pack", "unpack", "unpack_from", "iter_unpack", "pack_into"}:
+                yield plain(str(node.args[0].value))
+
+
+def plain(form: str) -> str:
+    """`=IHHIIQQqqqq` of `=IHHIIQQ4q`."""
+    found, count = "", ""
+    for letter in form.lstrip("@=<>!"):
+        if letter.isdigit():
+            count += letter
+        else:
+            found, count = found + letter * int(count or 1), ""
+    return found
+
+
+def test_no_number_and_no_structure_of_the_abi_is_spelled_again() -> None:
+    of_abi = {name for name, _ in numbers(ast.parse(abi_build.MODULE.read_text(encoding="utf-8")))}
+    wire = {plain(each.format) for each in vars(_abi).values() if isinstance(each, struct.Struct)}
+    again = []
+    for path in SOURCES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        again += [f"{path}: {name} = {value}" for name, value in numbers(tree) if name in of_abi]
+        if path.is_relative_to(ROOT / "libsym") or path.is_relative_to(ROOT / "scheduler"):  # others know other wires
+            again += [f"{path}: {form}" for form in formats(tree) if form in wire]
+    assert of_abi > {"KV_CREATE", "MAX_BATCH"}
+    assert plain(abi.REQUEST_STRUCT.format) in wire
+    assert again == []
+
+
+def test_no_limit_is_declared_in_two_packages() -> None:
+    """What both sides have to know is in abi.h, or in the lower one of the two."""
+    packages: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for path in SOURCES:
+        for name, value in numbers(ast.parse(path.read_text(encoding="utf-8"))):
+            if name.startswith("MAX_"):
+                packages[name, value].add(path.relative_to(ROOT).parts[0])
+    assert {found: where for found, where in packages.items() if len(where) > 1} == {}
