@@ -502,6 +502,7 @@ def main() -> int:
     if options.interpret:
         from tests.triton_kernels import interpreter
 
+        interpreter.hasten()
         for name in [name for name in vars(interpreter) if name.startswith("mend_")]:
             getattr(interpreter, name)(Patch())
     with torch.inference_mode():

@@ -4,10 +4,13 @@ import pytest
 import torch
 import triton
 
-from tests.triton_kernels.interpreter import mend_bfloat16, mend_float8
+from tests.triton_kernels.interpreter import hasten, mend_bfloat16, mend_float8
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 assert triton.knobs.runtime.interpret == INTERPRETED, "TRITON_INTERPRET changed after the process started"
+
+if INTERPRETED:
+    hasten()
 
 
 @pytest.fixture

@@ -13,12 +13,15 @@ from decoder.cuda.device import Device, open_device
 from decoder.model_config import GPU_KV_DTYPE
 from decoder.tiny import random_weights, tiny_config
 from tests.decoder.bench import Bench
-from tests.triton_kernels.interpreter import mend_bfloat16, mend_float8
+from tests.triton_kernels.interpreter import hasten, mend_bfloat16, mend_float8
 
 
 @pytest.fixture(scope="session")
 def device() -> Device:
-    return open_device()
+    device = open_device()
+    if not device.is_gpu:
+        hasten()
+    return device
 
 
 @pytest.fixture
