@@ -1,6 +1,10 @@
 """Settings of the whole test process, made before any test module is imported."""
 
 import os
+import tempfile
+from pathlib import Path
+
+import pytest
 
 # Triton decides at its import whether kernels run in its interpreter, and transformers imports Triton.
 # On a machine with a GPU, TRITON_INTERPRET=0 runs the kernel tests there.
@@ -8,3 +12,12 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Torch's threads wait for each other by spinning: at the tests' small shapes they only take the processor from others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _others_come_in(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Pytest keeps its directories to one user. Tests have other users there, whom only what is tested may stop."""
+    base, top = tmp_path_factory.getbasetemp(), Path(tempfile.gettempdir())
+    for directory in (base, *base.parents):
+        if top in directory.parents:
+            directory.chmod(0o755)

@@ -27,7 +27,10 @@ from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model, load_model, packaged_gguf
 
-pytestmark = pytest.mark.slow  # the real model beside transformers: most of a minute
+pytestmark = [
+    pytest.mark.slow,  # the real model beside transformers: most of a minute
+    pytest.mark.timeout(400),  # nearly all of it is one test's, and the machine may have other work
+]
 
 NUM_NEW = 200
 NUM_GENERATED = 60
