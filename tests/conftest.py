@@ -1,6 +1,7 @@
 """Settings of the whole test process, made before any test module is imported."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Torch's threads wait for each other by spinning: at the tests' small shapes they only take the processor from others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell has what it starts in the background ignore SIGINT, and so would the programs that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
