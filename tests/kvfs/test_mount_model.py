@@ -352,6 +352,7 @@ def machine(tmp_path: Path) -> Iterator[type[Machine]]:
         yield Bound
 
 
+@pytest.mark.timeout(300)  # most of a minute alone
 @pytest.mark.parametrize("examples", [8, pytest.param(120, marks=pytest.mark.slow)])
 def test_random_programs_agree_with_plain_lists(machine: type[Machine], examples: int) -> None:
     run_state_machine_as_test(

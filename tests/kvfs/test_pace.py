@@ -126,7 +126,8 @@ def test_what_one_user_leaves_the_others_get(machine: Machine) -> None:
 
 def test_however_many_users_there_are_their_bursts_are_bounded(machine: Machine) -> None:
     machine.is_busy = True
-    admitted = sum(machine.admitted(1000, uid) for uid in range(100_000, 101_000))
+    users, wanted = 4 * MAX_BUCKETS, BURST + QUANTUM
+    admitted = sum(machine.admitted(wanted, uid) for uid in range(100_000, 100_000 + users))
     assert admitted == (MAX_BUCKETS + 1) * BURST
     machine.now_s += 1
-    assert sum(machine.admitted(1000, uid) for uid in range(200_000, 201_000)) <= RATE_PER_S
+    assert sum(machine.admitted(wanted, uid) for uid in range(200_000, 200_000 + users)) <= RATE_PER_S
