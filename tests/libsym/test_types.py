@@ -17,21 +17,23 @@ import libsym as sym
 PROGRAM = Path(__file__).with_name("typed_program.py")
 
 
-@pytest.fixture
-def installed(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python that has libsym and what it needs as pip installs them, and nothing of this repository's settings."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    (packages,) = (tmp_path / "venv" / "lib").glob("python3.*/site-packages")
+    venv = tmp_path_factory.mktemp("installed") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (packages,) = (venv / "lib").glob("python3.*/site-packages")
     for package in (sym, anyio, idna):
         (packages / package.__name__).symlink_to(Path(str(package.__file__)).parent)
-    return tmp_path / "venv" / "bin" / "python"
+    return venv / "bin" / "python"
 
 
-def mypy(python: Path, program: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    options = ["--strict", "--config-file=", f"--cache-dir={tmp_path / 'cache'}", f"--python-executable={python}"]
+def mypy(python: Path, program: Path) -> subprocess.CompletedProcess[str]:
+    place = python.parents[2]
+    options = ["--strict", "--config-file=", f"--cache-dir={place / 'cache'}", f"--python-executable={python}"]
     return subprocess.run(
         [sys.executable, "-m", "mypy", *options, program],
-        cwd=tmp_path,
+        cwd=place,
         env={"PATH": os.environ["PATH"]},  # no PYTHONPATH: as installed
         capture_output=True,
         text=True,
@@ -40,8 +42,8 @@ def mypy(python: Path, program: Path, tmp_path: Path) -> subprocess.CompletedPro
 
 
 @pytest.mark.slow
-def test_a_program_that_uses_everything_passes_mypy_strict(installed: Path, tmp_path: Path) -> None:
-    done = mypy(installed, PROGRAM, tmp_path)
+def test_a_program_that_uses_everything_passes_mypy_strict(installed: Path) -> None:
+    done = mypy(installed, PROGRAM)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -62,7 +64,7 @@ def test_a_program_that_is_wrong_is_told_so(installed: Path, tmp_path: Path) -> 
         "sym.aio.kv_chmod('a.kv', '0600')\n",
         encoding="utf-8",
     )
-    told = mypy(installed, program, tmp_path).stdout
+    told = mypy(installed, program).stdout
     assert 'No overload variant of "pred"' in told
     assert 'Missing positional argument "mode" in call to "kv_chmod"' in told
     assert 'Argument 2 has incompatible type "str"; expected "int"' in told
