@@ -6,7 +6,6 @@ import signal
 import socket as listener
 import struct
 import subprocess
-import sys
 import threading
 from contextlib import closing
 
@@ -231,7 +230,7 @@ def test_a_configuration_file_says_what_the_options_say(start_daemon, tmp_path):
     assert (status, "modle" in said) == (1, True)
 
 
-@pytest.mark.parametrize("command", [["stat"], ["du"], ["run", sys.argv[0]]])
+@pytest.mark.parametrize("command", [["stat"], ["du"], ["run", __file__]])
 def test_commands_without_a_daemon_say_so_in_one_line(tmp_path, command):
     done = subprocess.run(
         [*SYMPHONY, command[0], "--socket", tmp_path / "nobody", *command[1:]],

@@ -12,6 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts/fuzz/frames.py"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # a million frames take most of a minute alone
 def test_a_million_malformed_frames_neither_end_the_daemon_nor_show_what_is_anothers():
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
