@@ -259,6 +259,7 @@ def test_clients_that_hang_up_in_the_handshake_leave_no_descriptors(connected):
     assert len(list(descriptors.iterdir())) <= before
 
 
+@pytest.mark.slow
 def test_more_connections_than_descriptors_do_not_end_the_daemon(start_daemon):
     daemon = start_daemon("--model", "tiny")
     assert daemon.stat()["lips"] == 1, "it has opened what it needs for itself"

@@ -93,6 +93,7 @@ def test_a_thousand_threads_of_fifty_programs_get_what_one_would_get_alone(conne
     assert {out for out, _ in outputs} == {alone}
 
 
+@pytest.mark.slow
 def test_a_thousand_tasks_of_one_program_get_what_one_would_get_alone(connected):
     answers = {}
 
