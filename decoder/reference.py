@@ -1,6 +1,7 @@
 """The reference decoder: plain torch in float32 over the same arena, as short as it can be said.
 
-It is what the CPU step is compared with, and a way to run where no compiler is. Nothing else imports torch.
+Tests compare both backends with it; the daemon does not import it. Beside it, torch is imported by the cuda backend
+and the Triton kernels alone.
 """
 
 from __future__ import annotations

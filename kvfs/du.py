@@ -3,8 +3,8 @@
 What a file shares is told as on the mount: to those who may read it. Of other files there is what stat(2) tells, and
 the sum takes them for files that share nothing.
 
-Both walk a tree of any size without holding anybody up, so it may change under them: what comes or goes meanwhile may
-or may not be seen.
+The rows and the sum each walk a tree of any size, and let others have their turn. So it may change under them: what
+comes or goes meanwhile may or may not be seen.
 """
 
 from __future__ import annotations

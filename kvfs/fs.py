@@ -305,7 +305,7 @@ class FileSystem:
         """Remove the name that the handle was opened by; the handle stays good until it is closed.
 
         `path`: the name that the caller takes it to have now. Where the file has neither of the two any more it is
-        NotFound: somebody moved it, to keep it perhaps. Without a path, the only name that it has goes.
+        NotFound: others moved it, to keep it perhaps. Without a path, the only name that it has goes.
         """
         self._require_open(handle)
         if handle.origin is None:
@@ -487,7 +487,7 @@ class FileSystem:
         make_table: Callable[[int], PageTable],
         payer: Account | None = None,
     ) -> OpenKv:
-        """`make_table` is told who pays. Whoever has no room for the file or its pages gets OverQuota, and no file."""
+        """`make_table` is told which account pays. Without room in it for the file or its pages: OverQuota, and no file."""
         account = payer or self._payer(creds, place)
         account.require_files()
         table = make_table(account.number)
@@ -508,7 +508,7 @@ class FileSystem:
     def _payer(self, creds: Credentials, place: Place | None) -> Account:
         """Who pays for what the caller makes at a place, or without one.
 
-        Whoever is confined to a directory that is no domain any more makes nothing: it would be charged to its owner.
+        A connection confined to a directory that is no domain any more makes nothing: its owner would be charged.
         """
         was_removed = creds.root is not None and creds.root.domain is None
         if place is None or was_removed:

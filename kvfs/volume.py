@@ -1,8 +1,8 @@
 """Names and pages together: what every inode's content is, and how it changes.
 
 The gate's calls (`kvfs.fs`) and the mount (`kvfs.mount.handlers`) both stand on this. A regular file is plain or KV and
-can become the other: a plain file whose bytes are a whole image becomes a KV file (`finish_import`), an empty plain
-file becomes a fork (`fork_into`), and a KV file that is truncated to nothing becomes an empty plain file.
+can become the other. A plain file whose bytes are a whole image becomes a KV file (`finish_import`); an empty plain
+file becomes a fork (`fork_into`). A KV file that is truncated to nothing becomes an empty plain file.
 
 Owned by the daemon's trio thread; nothing here awaits.
 """

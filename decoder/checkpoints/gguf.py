@@ -5,8 +5,8 @@
     tensors:  name string | dimensions u32 | sizes u64 … (fastest first) | type u32 | offset u64
     padding to `general.alignment` (32), then the tensors' data at their offsets
 
-The file may be damaged or hostile. Every length is compared with the bytes that are left before it is used,
-so nothing larger than the file is ever allocated, and every failure is an `Invalid` that names the file.
+The file may be damaged or hostile. Every length is compared with the bytes that are left before it is used, so nothing
+larger than the file is ever allocated. Every failure is an `Invalid` that names the file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From a checkpoint's tensors to a model's weights: the Llama family's names and shapes, checked.
 
-Everything that could be wrong is found before the first byte is decoded: a missing tensor, a shape that
-the configuration does not give, a tensor that this release would have to leave out (a bias of the MLP, a sink).
-Values that are not finite are found when a tensor is read.
+What is wrong with names and shapes is found before the first byte is decoded: a missing tensor, a shape that is not the
+configuration's. So is a tensor that this release would have to leave out (a bias of the MLP, a sink). Values that are
+not finite are found when a tensor is read.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Numbers as checkpoints store them, decoded to float32.
 
-A stored tensor is a run of blocks of fixed size. Plain types have one value a block; the quantised types of
-GGUF have 32 values with one float16 scale (and, for the `_1` types, one float16 offset), the K types 256
-values with a float16 scale over eight or sixteen small integer scales. Every decoder below does the same
-float32 operations in the same order as the format's definition, so results are equal to the `gguf` package's
-bit for bit.
+A stored tensor is a sequence of blocks of fixed size. Plain types have one value a block. The quantised types of GGUF
+have 32 values with one float16 scale (and, for the `_1` types, one float16 offset). The K types have 256 values with a
+float16 scale over eight or sixteen small integer scales. Every decoder below does the same float32 operations in the
+same order as the format's definition, so results are equal to the `gguf` package's bit for bit.
 
-Blocks are decoded a few thousand at a time: the temporaries then stay in the cache, which made the default
-model's load three times as fast as whole tensors at once.
+Blocks are decoded a few thousand at a time, so that the temporaries stay in the cache. This made the default model's
+load three times as fast as whole tensors at once.
 """
 
 from __future__ import annotations

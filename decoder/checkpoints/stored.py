@@ -44,8 +44,8 @@ class StoredTensor:
 def map_file(path: Path) -> memoryview:
     """The bytes of a file, mapped: a checkpoint larger than memory can still be looked into.
 
-    The file must not be cut while it is mapped and read (whoever reads would die of SIGBUS): replace a
-    checkpoint by rename, as installers do, and the mapping keeps the old file.
+    The file must not be cut while it is mapped and read: the process would die of SIGBUS. Replace a checkpoint by
+    rename, as installers do, and the mapping keeps the old file.
     """
     try:
         mode = path.stat().st_mode

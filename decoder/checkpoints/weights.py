@@ -1,4 +1,4 @@
-"""A model's tensors, each decoded when somebody asks for it: nothing is held twice, and loading touches no weight.
+"""A model's tensors, each decoded when it is asked for: nothing is held twice, and loading touches no weight.
 
 Names and orientation are Hugging Face's: matrices `[out, in]`, Q and K in the rotate-half row order, norms as
 the formula multiplies them.

@@ -1,9 +1,9 @@
 """Moves entries to other positions without computing them again, and picks pages together from entries of others.
 
-RoPE turns a key by position * frequency, and turns add up: a key that was computed at position p serves at q after
-one more turn by q - p. V, and whatever the model made of the entries before, stay as they were. The turn's cosine and
-sine come from float64, the rest is float32, and the result is rounded to the arena's type once more: in float32 that
-is the rounding of any other order of operations; in bfloat16 it is a second rounding of 8 bits, as large as the first.
+RoPE turns a key by position * frequency, and turns add up: a key of position p serves at q after one more turn by
+q - p. V, and whatever the model made of the entries before, stay as they were. The turn's cosine and sine come from
+float64, the rest is float32, and the result is rounded to the arena's type once more. In float32 that is the rounding
+of any other order of operations; in bfloat16 it is a second rounding of 8 bits, as large as the first.
 What a model scales its angles with (`rotation_factor`) is in the key already, and a turn leaves it there.
 """
 

@@ -16,10 +16,10 @@ together on the third. Nothing waits on the host but `view`, `head`, `writable` 
 
 Threads. The trio thread calls `view`, `zero` and `expect`; workers `view`, `head`, `writable` and `assemble`; the
 step's thread `zero`, `take` and `release`; a thread of the arena's own brings what was expected. One lock is around the
-state; it is never held while anybody waits for the device, but for a write-back that the host's next write to the same
-home has to follow. What makes it sound:
+state. No thread waits for the device while it holds the lock, but for a write-back that the host's next write to the
+same home has to follow. What makes it sound:
 
-- Kernels touch pinned frames only, and whoever pinned them releases them after the device is done.
+- Kernels touch pinned frames only, and the step that pinned them releases them after the device is done.
 - A page that a step writes is dirty from `take` on, and stays so: a view meanwhile copies what is there (slots below
   the table's length do not change) and does not call the frame clean.
 - Order on the device: a frame comes in after what it held has gone out; a page goes out after it came in; a home is

@@ -2,9 +2,9 @@
 
 Most passes of decodes are the one before with one entry more in every file. So before the host waits for the logits, it
 finds places for the arrays of such a pass, fills in the page tables, and finds the groups. A page that a file goes on
-to has no frame yet: it is a hole. The next pass compares its frames with those that were expected, and lays out what is
-otherwise: the holes, frames that have moved, other files; everything, if the tables have another shape. Positions,
-entries and lengths are laid out then: it takes no longer than to compare them.
+to has no frame yet: it is a hole. The next pass compares its frames with those that were expected, and lays out what
+differs: the holes, frames that have moved, other files. If the tables have another shape it lays out everything.
+Positions, entries and lengths are laid out then: it takes no longer than to compare them.
 """
 
 from __future__ import annotations

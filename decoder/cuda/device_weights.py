@@ -1,6 +1,6 @@
 """A model's weights on the device, tensor by tensor: nothing is held on the host beside what is on its way.
 
-A matrix that is stored in the type of the arithmetic is uploaded as it lies in its file; every other one is decoded on
+A matrix that is stored in the type of the arithmetic is uploaded as it lies in its file. Every other one is decoded on
 the host's cores, some thousand rows at a time, and rounded on the device. Q, K and V are rows of one matrix, and so are
 gate and up.
 """

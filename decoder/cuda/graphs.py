@@ -1,7 +1,8 @@
-"""Captured graphs of decode steps: one launch instead of some hundred, for the sizes that occur.
+"""Captured graphs of passes of decodes: one launch instead of some hundred, for the sizes that occur.
 
-A graph has the addresses and sizes of its capture, so steps are padded: the batch to one of `BUCKETS`, page tables to a
-power of two. A padding row (token and entry -1, length 0) stores nothing, reads nothing, and its logits go nowhere.
+A graph has the addresses and sizes of its capture, so passes are padded: rows to one of `BUCKETS` and page tables to a
+power of two (`passes.py` has both). A padding row (token and entry -1, length 0) stores nothing, reads nothing, and its
+logits go nowhere.
 A size that comes for the first time runs as it is, which compiles what it needs; when it comes again it is captured.
 Where there is no GPU nothing is captured, and all else is the same.
 """

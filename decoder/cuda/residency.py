@@ -1,8 +1,8 @@
 """Which pages have a frame on the device: numbers alone, nothing moves here.
 
-A *frame* is a page's place on the device. Who uses pages pins their frames; of the frames that nobody has pinned, the
-one that was used the longest ago is given to the next page that needs one. Pages are placed all together or not at
-all: whoever waited while holding some could wait for ever on another who does the same.
+A *frame* is a place on the device that holds a page for now. A step or an assembly pins the frames of its pages. Of the
+frames that are not pinned, the one that was used the longest ago goes to the next page that needs one. Pages are placed
+all together or not at all: two users that each held some and waited for more could wait for each other for ever.
 """
 
 from __future__ import annotations

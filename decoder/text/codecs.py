@@ -1,8 +1,8 @@
 """Byte-pair vocabularies, encoded by the `tokenizers` library, decoded here.
 
-Almost every Llama-family tokenizer spells bytes in an alphabet of 256 printable characters (GPT-2's), so a
-table from token to bytes makes decoding exact and gives a streaming decoder what it needs. The older kind
-spells spaces as U+2581 and unknown bytes as `<0x0A>`; those decode through the library.
+Almost every Llama-family tokenizer spells bytes in an alphabet of 256 printable characters (GPT-2's). So a table from
+token to bytes makes decoding exact and gives a streaming decoder what it needs. The older kind spells spaces as U+2581
+and unknown bytes as `<0x0A>`; those decode through the library.
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ class PieceCodec:
 class _Library:
     """The library's tokenizer, twice: whether special tokens are recognised is a property of it. Nobody waits for it.
 
-    Each special token has an alias, an added token that nobody can guess. Where special tokens are not recognised the
-    aliases are: so a text may have special tokens at the places that are meant, and be text everywhere else, and all
-    that the library does between and around them stays what it is.
+    Each special token has an alias, an added token that can't be guessed. Where special tokens are not recognised the
+    aliases are. So a text may have special tokens at the places that are meant, and be text everywhere else. All that
+    the library does between and around them stays what it is.
     """
 
     def __init__(self, tokenizer: LibraryTokenizer) -> None:

@@ -1,13 +1,15 @@
 """Where a text may be cut while the rest of it is still on its way.
 
 A long document is tokenized piece by piece as it arrives, and the tokens must be those of the whole. A tokenizer looks
-at a text in three ways: it finds the tokens that are spelled out, it splits what is left into words (or takes it for
-one long word), and it merges within words. So a cut is right when no spelled-out token can lie across it and when it
-falls between two words, whatever follows. Proving that for any expression that a checkpoint may bring is hopeless;
-it is easy for one kind of place: after a letter or digit and before one mark or space that has a letter or digit
-behind it, as in `end| of`, `f|(x)` or `好|。再`. No expression of the families that this release knows joins the two
-sides there, each of them sees such a place as soon as it looks one character ahead, and nothing there is composed or
-decomposed. Where a text has no such place it is tokenized when it has all arrived: slower, never different.
+at a text in three ways. It finds the tokens that are spelled out; it splits what is left into words (or takes it for
+one long word); it merges within words. So a cut is right when no spelled-out token can lie across it and when it falls
+between two words, whatever follows.
+
+Proving that for any expression that a checkpoint may bring is hopeless; for one kind of place it is easy. Such a place
+is after a letter or digit and before one mark or space that has a letter or digit behind it: `end| of`, `f|(x)` or
+`好|。再`. No expression of the families that this release knows joins the two sides there. Each expression sees such a
+place as soon as it looks one character ahead, and nothing there is composed or decomposed. Where a text has no such
+place it is tokenized when it has all arrived: slower, never different.
 """
 
 from __future__ import annotations

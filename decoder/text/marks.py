@@ -2,7 +2,7 @@
 
 A template gives one text, and in a text `<|im_end|>` of a user's message looks like the template's own. So the special
 tokens that are spelled out in messages and tools are hidden while the template runs: each occurrence is a word of its
-own that nobody can guess. What then looks like a special token is the template's, and the words are turned back behind
+own that can't be guessed. What then looks like a special token is the template's, and the words are turned back behind
 it. Templates trim contents, put them into JSON, and look at them: a word of small letters goes through all of that as
 the mark would have.
 
@@ -11,7 +11,7 @@ has of a mark (`<|im`, `|>`) is hidden, too.
 
 The text has to be the one that the template gives for the messages as they are. Where it is not, the template looked at
 what was hidden. A part of a mark is shown then: it was a word to the template, as `"type": "text"` is. A whole mark is
-refused by its name, for nobody can say which is whose.
+refused by its name, for the two can't be told apart.
 
 Programs choose what is in messages, so the work is bounded: so many words, and so much that is rendered to find what
 the template looked at. The search goes by what looks the same, of which a vocabulary has few, before it goes by places.

@@ -7,13 +7,13 @@
     ...                 4 * n            tensor `tokens` [n], I32 little-endian
     ...                 4 * n            tensor `positions` [n], I32 little-endian
 
-`data_start` is a multiple of 4096 and depends on the model alone, not on the number of entries n: so the size of an
+`data_start` is a multiple of 4096 and depends on the model alone, not on the number of entries n. So the size of an
 image is arithmetic, and a page of the image is the page of the pool, byte for byte. Slots of the last page past n
 read as zero.
 
-`__metadata__` holds the format's name and version, the model's identity, and a digest: BLAKE2b-256 over the pages'
-own BLAKE2b-256 digests one after the other, then the bytes of `tokens`, then those of `positions`. It finds damage;
-it does not say who made the image.
+`__metadata__` holds the format's name and version, the model's identity, and a digest. The digest is BLAKE2b-256 over
+the pages' own BLAKE2b-256 digests one after the other, then the bytes of `tokens`, then those of `positions`. It finds
+damage; it does not say who made the image.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ Four moves, so that the slow one can run in a worker thread while the owner of t
 
 Pages that the owner holds already, with the same content, are shared at the end: the import's own go back then. They
 are taken first all the same, for what they hold is known only when they are loaded. Where there is no room for them,
-`survey` (in a worker) reads the image first, to say which of its full pages are there; ImageImport refers to those from
+`survey` (in a worker) reads the image first, to say which of its full pages are there. ImageImport refers to those from
 the beginning then, and takes only the others.
 
-Nobody else knows the pages before `finish`, and what was read is checked as it lies in memory: a source that changes
+No other code knows the pages before `finish`, and what was read is checked as it lies in memory. A source that changes
 while it is read can fail the import, not fool it.
 """
 

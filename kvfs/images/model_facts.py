@@ -15,7 +15,7 @@ class ModelFacts(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The safetensors name of the arena's element type: `F32`, `BF16`."""
+        """The safetensors name of the arena's element type: `F32`, `BF16`, `F16`, `F8_E4M3`."""
         ...
 
     @property

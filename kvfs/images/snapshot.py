@@ -1,6 +1,6 @@
 """A reader's view of a KV file: the image as it was at open, whatever happens to the file afterwards.
 
-A snapshot holds a reference on each page, so no page is freed or rewritten below the snapshot's end; slots past its
+A snapshot holds a reference on each page, so no page is freed or rewritten below the snapshot's end. Slots past its
 end, where another table may be appending, are masked. Nothing is copied at open but page numbers, and the bytes of
 full pages are given out as they lie in the store.
 """

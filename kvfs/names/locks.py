@@ -2,7 +2,7 @@
 
 The same table, another one, holds the claims on names (`kvfs.fs.Claim`): there the places of names are locked.
 
-Whoever waits is served in order of arrival, except that a conversion gives up the lock that its owner has first, as
+Waiters are served in order of arrival, except that a conversion gives up the lock that its owner has first, as
 flock(2) does. Advisory: nothing else looks at these locks.
 
 Owned by the daemon's trio thread.

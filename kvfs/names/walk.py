@@ -1,7 +1,7 @@
 """Walks a path for a LIP, by the rules that the kernel follows on the mount.
 
-A relative path begins at the root of the mount; an absolute one must lie below the mount, and so must every symbolic
-link on the way and every `..`: KV files are nowhere else. Each directory passed needs its search bit.
+A relative path begins at the root of the mount; an absolute one must lie below the mount. So must every symbolic link
+on the way and every `..`, for KV files are nowhere else. Each directory passed needs its search bit.
 
 For a connection that is confined to a domain, the domain is all there is: relative paths begin at its directory, and
 absolute ones must begin with its path. What lies above it is not even looked at.

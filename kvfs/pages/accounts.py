@@ -1,9 +1,10 @@
 """Who pays: pages, bytes of plain files, and files are charged to accounts, and an account may have a limit.
 
 An account is a number: a uid for what lies outside of any domain, `FIRST_DOMAIN | n` for a domain. It is charged once
-for each distinct page that its tables, readers and imports refer to, for the size of each plain file (a hole counts, as
-it does in `st_blocks`), and once for each inode. What a domain is charged its parent is charged as well: the domain
-around it, or else the uid that owns its directory. So a domain is a part of its owner's quota, never a way out of it.
+for each distinct page that its tables, readers and imports refer to, and once for each inode. A plain file is charged
+by its size (a hole counts, as it does in `st_blocks`). What a domain is charged its parent is charged as well: the
+domain around it, or else the uid that owns its directory. So a domain is a part of its owner's quota, never a way out
+of it.
 
 Owned by the daemon's trio thread; limits are checked before anything changes.
 """

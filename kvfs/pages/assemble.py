@@ -8,8 +8,8 @@ Five moves, so that the slow ones can run in a worker thread while the owner of 
     assembly.fill()                                     worker thread: copies entries and turns their keys
     table = assembly.finish()   or   assembly.abandon() owner thread
 
-A page of the new file that would equal a page of a source, in the same places and at the same positions, is that
-page: shared, not copied, as in a fork. Nobody else knows the other pages before `finish`.
+Where a page of the new file would equal a page of a source, in the same places and at the same positions, it is that
+page: shared, not copied, as in a fork. No other code knows the other pages before `finish`.
 """
 
 from __future__ import annotations

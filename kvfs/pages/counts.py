@@ -1,7 +1,7 @@
 """How often an account refers to each page, and to how many different ones.
 
-One array of integers, committed as it is touched: counting a file costs a few passes of numpy over its page numbers
-(0.3 ms for 32,768 pages, 5 µs for one), never a Python loop.
+It is one array of integers, committed as it is touched. Counting a file costs a few passes of numpy over its page
+numbers (0.3 ms for 32,768 pages, 5 µs for one), never a Python loop.
 """
 
 from __future__ import annotations

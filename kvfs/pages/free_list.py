@@ -1,7 +1,7 @@
 """Which pages are free: a bitmap that gives out consecutive runs where it can.
 
-A bitmap rather than a stack or a list of intervals: one byte a page, a whole release is one scatter, finding
-the lowest free page is one `argmax` (2 µs in 100,000 pages), and finding a run of n is log n passes that each double
+A bitmap rather than a stack or a list of intervals: it takes one byte a page, and a whole release is one scatter. The
+lowest free page is found by one `argmax` (2 µs in 100,000 pages). A run of n is found by log n passes that each double
 the length of the runs known (20 µs for n = 50). Nothing ever has to be merged or kept sorted.
 """
 

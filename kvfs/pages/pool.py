@@ -1,18 +1,18 @@
 """The pool: every page's reference count, fill, owner, entries and digest.
 
-A page is shared by any number of tables and snapshots; it is free when nobody refers to it. Two rules make the
+A page is shared by any number of tables and snapshots; it is free when nothing refers to it. Two rules make the
 sharing safe, and everything else follows from them:
 
 - *A slot below `fill` never changes while its page has more than one reference.* Tables append at or above `fill`
-  (see `kvfs.pages.table`), so whoever refers to the first n slots may read them at any time, from any thread.
-- *A page's bytes never cross owners.* Each page remembers whose bytes it holds; it is zeroed before it is given to
-  anybody else.
+  (see `kvfs.pages.table`), so a holder of the first n slots may read them at any time, from any thread.
+- *A page's bytes never cross owners.* Each page remembers whose bytes it holds; it is zeroed before another owner gets
+  it.
 
-An owner is an account (see `kvfs.pages.accounts`): whoever takes or gives back a reference says whose it is.
+An owner is an account (see `kvfs.pages.accounts`): to take or give back a reference is to say whose it is.
 
 One thread (the daemon's trio thread) owns the pool: it alone calls anything that changes a reference count or a
-fill. Worker threads may call `digests_of` for full pages, and read the entries below the fill of pages, to which they
-(through a snapshot) hold a reference; nothing else.
+fill. A worker thread that holds a reference on pages (through a snapshot, for one) may do two things: call `digests_of`
+for full ones, and read entries below their fill.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _ONE = np.int32(1)
 """Of the counts' own type: 32,768 pages take 50 µs; with a Python int, numpy falls back to a cast of each, 1.8 ms."""
 
 _ZEROS = -1
-"""Owner of a page that was never given out: its bytes are zeros, whoever gets it."""
+"""Owner of a page that was never given out: its bytes are zeros for any owner."""
 _SEVERAL = -2
-"""Owner of a page that holds bytes of more than one owner, or of one unknown: zeroed whoever gets it."""
+"""Owner of a page that holds bytes of more than one owner, or of one unknown: zeroed for any owner."""
 
 
 def pages_for(num_entries: int) -> int:
@@ -46,7 +46,7 @@ def pages_for(num_entries: int) -> int:
 
 
 class PageHolder(Protocol):
-    """Whoever holds references on pages: a table, a snapshot, an import under way."""
+    """What holds references on pages: a table, a snapshot, an import under way."""
 
     @property
     def owner(self) -> int:
@@ -126,8 +126,8 @@ class PagePool:
     def allocate_stale(self, count: int, owner: int) -> tuple[IntArray, npt.NDArray[np.bool_]]:
         """As `allocate`, and which of the pages hold bytes of others still.
 
-        Zeroing a page takes 0.1 ms or more. So whoever takes many does it elsewhere, in time, and then calls `claim`; a
-        page freed before that still counts as dirty.
+        Zeroing a page takes 0.1 ms or more. So a caller that takes many zeroes them elsewhere, in time, and then calls
+        `claim`; a page freed before that still counts as dirty.
         """
         account = self.accounts.of(owner)
         account.require_new_pages(count)

@@ -1,13 +1,13 @@
 """A KV file is a page table: which pages hold its entries, and how many entries there are.
 
-**The tail rule.** Several tables may end in one page, at different slots. A table may append in place iff it ends
-exactly at the page's fill (it is at the frontier; nobody can be using the slots beyond) or it is the only one that
-refers to the page (then slots beyond its end are leftovers). Every other table gets a copy of the page first.
+**The tail rule.** Several tables may end in one page, at different slots. A table may append in place in two cases:
+it ends exactly at the page's fill (no other table can be using the slots beyond), or it is the only one that refers to
+the page (then slots beyond its end are leftovers). Every other table gets a copy of the page first.
 
 **A reservation** is the room for one call of a step, or for several steps to come. Nobody sees its entries before
 `commit` (or `commit_first`, for those that are computed so far), and `abort` takes it back without trace. The page that
-a copy is made from stays referenced until then: the decoder copies the bytes when the step starts, and until it has,
-nobody may free the source or append over it.
+a copy is made from stays referenced until then. The decoder copies the bytes when the step starts; before that the
+source may be neither freed nor appended over.
 
 Owned by the daemon's trio thread; nothing here awaits or blocks.
 """

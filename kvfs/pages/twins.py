@@ -1,6 +1,6 @@
 """Finds pages that an account holds already, so that what was copied out and in again is shared again.
 
-Twins are full pages with the same bytes, tokens and positions, whose bytes are the account's alone: nothing is ever
+Twins are full pages with the same bytes, tokens and positions, whose bytes are the account's alone. Nothing is ever
 shared between accounts by content, for that would show one of them what the other has.
 """
 
