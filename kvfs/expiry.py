@@ -1,7 +1,7 @@
 """Files with a TTL that nobody has open: each has an alarm, which takes away all of its names.
 
-To use a file is to have it open (a handle of a LIP, an open file of the mount), so its last use is the last close;
-setting advice counts as one. An open file has no need of an alarm, and pays nothing: one that goes off meanwhile does
+To use a file is to have it open (a handle of a LIP, an open file of the mount), so its last use is the last close.
+Setting advice counts as one. An open file has no need of an alarm, and pays nothing: one that goes off meanwhile does
 nothing, and the close sets the next.
 """
 

@@ -487,7 +487,7 @@ class FileSystem:
         make_table: Callable[[int], PageTable],
         payer: Account | None = None,
     ) -> OpenKv:
-        """`make_table` is told which account pays. Without room in it for the file or its pages: OverQuota, and no file."""
+        """`make_table` is told which account pays. OverQuota, and no file: it has no room for the file or its pages."""
         account = payer or self._payer(creds, place)
         account.require_files()
         table = make_table(account.number)

@@ -1,8 +1,8 @@
 """A KV file is a page table: which pages hold its entries, and how many entries there are.
 
-**The tail rule.** Several tables may end in one page, at different slots. A table may append in place in two cases:
-it ends exactly at the page's fill (no other table can be using the slots beyond), or it is the only one that refers to
-the page (then slots beyond its end are leftovers). Every other table gets a copy of the page first.
+**The tail rule.** Several tables may end in one page, at different slots. A table may append in place if it ends
+exactly at the page's fill: no other table can be using the slots beyond. It may also if it is the only one that refers
+to the page: slots beyond its end are leftovers then. Every other table gets a copy of the page first.
 
 **A reservation** is the room for one call of a step, or for several steps to come. Nobody sees its entries before
 `commit` (or `commit_first`, for those that are computed so far), and `abort` takes it back without trace. The page that
