@@ -15,6 +15,8 @@ class Reply:
 
     args: tuple[int, ...] = ()
     payload: bytes = b""
+    num_rows: int = 0
+    """Result slots that are the program's with it."""
 
 
 def kept(error: SymError) -> SymError:

@@ -220,6 +220,7 @@ class BatchScheduler:
 
     def submit(self, call: FileCall) -> None:
         """Queue a call; it runs after everything submitted before it for the same file."""
+        call.submitted_s = time.perf_counter()
         self._note_return(call.caller)
         if self._run is None or not self._run.take(call):
             self._enqueue(call.file.table, call)

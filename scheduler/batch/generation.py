@@ -15,8 +15,8 @@ Drawing happens in the step's thread, right after the step; committing and emitt
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum, auto
+from typing import Protocol
 
 import numpy as np
 
@@ -33,9 +33,22 @@ from scheduler.batch.grammar import Grammar
 from scheduler.batch.stops import StopTexts
 from scheduler.replies import kept
 
-Emit = Callable[[list[int], int], None]
-"""(tokens, entries of the file now)."""
-Finished = Callable[[SymError | None, Finish], None]
+
+class Output(Protocol):
+    """Where tokens go. `num_entries`: of the file now."""
+
+    @property
+    def direct(self) -> tuple[ServerChannel, int] | None:
+        """The request that a loop of steps may send the tokens for, itself; None: what is kept has to go before."""
+        ...
+
+    def emit(self, tokens: list[int], num_entries: int) -> None: ...
+
+    def end(self, finish: Finish, stopped_by: int, num_entries: int) -> None:
+        """`stopped_by`: the stop token, or the number of the stop text, or -1."""
+        ...
+
+    def fail(self, error: SymError, num_entries: int, *, has_appended: bool) -> None: ...
 
 
 class _Drawn(Enum):
@@ -61,31 +74,21 @@ class GenerateCall(FileCall):
         sampler: RowSampler,
         stop_tokens: frozenset[int],
         stops: StopTexts | None,
-        grammar: Grammar | None,
         draft: NgramDraft | None,
-        emit: Emit,
-        finished: Finished,
+        output: Output,
         priority: int = 0,
-        channel: ServerChannel | None = None,
-        request_id: int = 0,
     ) -> None:
-        """`max_tokens`: 0 is as many as the model's context holds.
-
-        `channel` and `request_id`: where a loop of steps may send the tokens itself, as replies that others follow.
-        """
+        """`max_tokens`: 0 is as many as the model's context holds."""
         super().__init__(caller, file, tokens, positions, priority=priority)
         self._max_tokens = max_tokens
         self._max_positions = 0  # of the model: told with the first turn's place
         self._sampler = sampler
         self._stop_tokens = stop_tokens
         self._stops = stops
-        self._grammar = grammar
+        self.grammar: Grammar | None = None
+        """To be given before it is submitted: compiling one takes time."""
         self._draft = draft
-        self._emit = emit
-        self._finished = finished
-        is_plain = stops is None and grammar is None and draft is None
-        self._channel = channel if is_plain else None
-        self._request_id = request_id
+        self._output = output
         self._num_pending = len(tokens)  # of `tokens`; behind them is the draft
         self._num_accepted = 0  # of the draft, in this turn
         self._num_to_emit: int | None = None  # not known before the first turn has its place
@@ -94,16 +97,17 @@ class GenerateCall(FileCall):
         self._pending: list[int] = []  # of the next turn
         self._finish: Finish | None = None
         self._error: SymError | None = None
-        self.stop_token = -1
-        """That ended it, or -1."""
+        self._stop_token = -1
 
     @property
     def hot(self) -> HotGeneration | None:
-        if self._channel is None or self._num_to_emit is None or len(self.tokens) != 1:
+        if self._num_to_emit is None or len(self.tokens) != 1:
             return None
-        return HotGeneration(
-            self._channel, self._request_id, self._sampler, self._draw_index, self._stop_tokens, self._num_to_emit
-        )
+        is_plain = self._stops is None and self.grammar is None and self._draft is None
+        direct = self._output.direct if is_plain else None
+        if direct is None:
+            return None
+        return HotGeneration(*direct, self._sampler, self._draw_index, self._stop_tokens, self._num_to_emit)
 
     @property
     def num_digested(self) -> int:
@@ -135,18 +139,18 @@ class GenerateCall(FileCall):
         return bool(self._pending) or self._finish is not None or self._error is not None
 
     def _draw(self, row: memoryview[float], index: int) -> _Drawn:
-        allowed = None if self._grammar is None else self._grammar.allowed()
+        allowed = None if self.grammar is None else self.grammar.allowed()
         token = self._sampler.draw(row, self._draw_index, allowed)
         self._draw_index += 1
         if token in self._stop_tokens:
             self.stopped(Finish.STOP_TOKEN, token)
             return _Drawn.THE_END
-        if self._grammar is not None:
-            self._grammar.advance(token)
+        if self.grammar is not None:
+            self.grammar.advance(token)
         emitted = self._note([token])
-        if self._finish is None and self._grammar is not None:
-            emitted += self._note(self._grammar.forced())
-            if self._finish is None and self._grammar.is_over:
+        if self._finish is None and self.grammar is not None:
+            emitted += self._note(self.grammar.forced())
+            if self._finish is None and self.grammar.is_over:
                 self._finish = Finish.GRAMMAR
         if self._finish is not None:
             return _Drawn.THE_END
@@ -178,7 +182,7 @@ class GenerateCall(FileCall):
     def next_turn(self) -> bool:
         drawn, self._drawn = self._drawn, []
         if drawn:
-            self._emit(drawn, self.file.table.length)
+            self._output.emit(drawn, self.file.table.length)
         if self._finish is not None or self._error is not None:
             return False
         self._begin_turn(self._pending, drawn)
@@ -203,8 +207,21 @@ class GenerateCall(FileCall):
         return None  # it ends with what it has
 
     def end(self, error: SymError | None) -> None:
-        finish = Finish.CANCELLED if self._finish is None else self._finish
-        self._finished(self._error if error is None else error, finish)
+        error = self._error if error is None else error
+        num_entries = self.file.table.length
+        if error is None:
+            self._output.end(self._finish or Finish.CANCELLED, self._stopped_by, num_entries)
+        else:
+            self._output.fail(error, num_entries, has_appended=self.num_appended > 0)
+
+    @property
+    def _stopped_by(self) -> int:
+        """The number of the stop text, or the stop token."""
+        if self._finish is Finish.STOP_TEXT:
+            assert self._stops is not None
+            assert self._stops.found is not None
+            return self._stops.found
+        return self._stop_token
 
     # What a loop of steps did without the scheduler
 
@@ -217,7 +234,7 @@ class GenerateCall(FileCall):
     def stopped(self, finish: Finish, stop_token: int = -1) -> None:
         """The last token was drawn; if it was a stop token, it is not among those that were emitted."""
         self._finish = finish
-        self.stop_token = stop_token
+        self._stop_token = stop_token
 
     def failed(self, error: SymError) -> None:
         """The loop could not draw."""
@@ -225,4 +242,4 @@ class GenerateCall(FileCall):
 
     def emit(self, tokens: list[int]) -> None:
         """Emit what the loop found no room to send."""
-        self._emit(tokens, self.file.table.length)
+        self._output.emit(tokens, self.file.table.length)

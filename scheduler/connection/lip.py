@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import trio
 
 from kvfs.fs import OpenKv
 from kvfs.names.tree import Credentials
-from libsym.channel.server import ServerChannel
+from libsym.abi import Op
+from libsym.channel.server import Request, ServerChannel
 from libsym.errors import BadHandle
 from scheduler.connection.page_seconds import PageSeconds
 from scheduler.connection.slots import Slots, Then
@@ -23,6 +25,17 @@ MAX_WAITS = 1000
 """With so many no more may wait for a message or a lock: its library has to have room for what ends such a wait."""
 
 
+class Cancellable(Protocol):
+    """A call: see `SystemCall`."""
+
+    @property
+    def request(self) -> Request: ...
+
+    def cancel(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class Lip:
     """One connected program. Handles are its own: no number that it sends can name another's file."""
@@ -31,16 +44,14 @@ class Lip:
     credentials: Credentials
     channel: ServerChannel
     handles: dict[int, OpenKv] = field(default_factory=dict)
-    is_connected: bool = True
     since_ns: int = field(default_factory=time.time_ns)
     num_later: int = 0
     """Calls that are under way and will be answered when something has happened."""
-    cancellable: dict[int, Callable[[], None]] = field(default_factory=dict)
-    """What ends a call that is under way, by the request's id."""
-    claims: dict[int, int] = field(default_factory=dict)
-    """Requests that were given a claim, which may be cancelled yet, by the handle that they were given."""
-    generations: dict[int, set[int]] = field(default_factory=dict)
-    """Requests of the generations that are under way, by the handle that started them."""
+    calls: dict[int, Cancellable] = field(default_factory=dict)
+    """Those that CANCEL can end, or whose answer it can take back, by the request's id."""
+    tied: dict[int, set[Cancellable]] = field(default_factory=dict)
+    """By handle: generations, which end when something else is done to their file; and the claim that the handle is,
+    which can be taken back while it is open."""
     nap: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Of whoever waits for the program to ring."""
     when_room: dict[object, Callable[[], None]] = field(default_factory=dict)
@@ -59,7 +70,7 @@ class Lip:
         """Look at its ring although it has not rung."""
         self.nap.cancel()
 
-    def take_rows(self, num_rows: int, then: Then) -> Callable[[], None]:
+    def take_rows(self, num_rows: int, then: Then) -> Callable[[], None] | None:
         """Result slots for a call: see `Slots.take`. Of a call that failed, `free_rows` gives them back."""
         return self.slots.take(num_rows, then)
 
@@ -96,9 +107,12 @@ class Lip:
             raise BadHandle(f"handle {handle} is not open in this program") from None
 
     def remove(self, handle: int) -> OpenKv:
+        """The handle ends, and what was under way for it; the file is the caller's."""
         file = self.file(handle)
+        self.end_generations(handle)
+        for call in tuple(self.tied.get(handle, ())):
+            call.forget()
         del self.handles[handle]
-        self.cancellable.pop(self.claims.pop(handle, 0), None)
         self.page_seconds.closed(file.table)
         return file
 
@@ -106,21 +120,21 @@ class Lip:
         """Give up one of its handles: the program has gone."""
         return self.handles.popitem()[1]
 
-    def generation_began(self, handle: int, request_id: int) -> None:
-        self.generations.setdefault(handle, set()).add(request_id)
-
-    def generation_ended(self, handle: int, request_id: int) -> None:
-        under_way = self.generations.get(handle, set())
-        under_way.discard(request_id)
-        if not under_way:
-            self.generations.pop(handle, None)
-
     def end_generations(self, handle: int) -> None:
         """End those that this handle started: they go on for seconds, and whoever closes the file waits for them."""
-        for request_id in self.generations.pop(handle, ()):
-            cancel = self.cancellable.pop(request_id, None)
-            if cancel is not None:
-                cancel()
+        for call in [each for each in self.tied.get(handle, ()) if each.request.op is Op.GENERATE]:
+            call.cancel()
+
+    def untie(self, handle: int, call: Cancellable) -> None:
+        calls = self.tied[handle]
+        calls.discard(call)
+        if not calls:
+            del self.tied[handle]
+
+    def forget_calls(self) -> None:
+        """The program has gone: each call refers to it."""
+        for call in tuple(self.calls.values()):
+            call.forget()
 
     def made_room(self) -> None:
         """The program has read its replies: whoever held back others goes on."""

@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -49,18 +50,21 @@ class Slots:
         """Calls that wait for slots."""
         return len(self._waits)
 
-    def take(self, num_rows: int, then: Then) -> Callable[[], None]:
-        """Tells `then` the first of `num_rows` slots: now, or when its turn has come. Gives what cancels the wait."""
+    def take(self, num_rows: int, then: Then) -> Callable[[], None] | None:
+        """Tells `then` the first of `num_rows` slots: now, or when its turn has come.
+
+        Gives what cancels the wait, if there is one.
+        """
         wait = _Wait(num_rows, then)
         found = None if self._waits else self._find(num_rows)
         if found is not None:
             then(found)
-            return lambda: None
+            return None
         self._waits.append(wait)
         if len(self._waits) == 1:
             self.deadline = trio.current_time() + PATIENCE_S
             self.serve()
-        return lambda: self._cancel(wait)
+        return partial(self._cancel, wait) if wait in self._waits else None
 
     def serve(self) -> None:
         """Slots may have become free, or time has passed."""

@@ -13,7 +13,7 @@ from libsym.channel.server import Request
 from libsym.errors import WouldBlock
 
 FREE_BYTES = 256
-"""A payload up to here is not counted: the request costs as much without it, and requests are bounded by number."""
+"""A request up to here is not counted: the request costs as much without it, and requests are bounded by number."""
 MAX_CONNECTION_BYTES = 64 << 20
 """As much as its shared region has: for each of a thousand calls a prompt of 16,000 tokens."""
 MAX_USER_BYTES = 256 << 20
@@ -44,7 +44,7 @@ class UserBytes:
 
 @dataclass(slots=True)
 class UnderWay:
-    """Of one connection. Whoever answers a call that was counted says `end` for it, once."""
+    """Of one connection."""
 
     user: UserBytes
     num_bytes: int = 0
@@ -52,8 +52,6 @@ class UnderWay:
 
     def begin(self, num_bytes: int) -> None:
         """Count a request in. WouldBlock: it would be too much."""
-        if num_bytes <= FREE_BYTES:
-            return
         if self.num_bytes + num_bytes > MAX_CONNECTION_BYTES:
             raise WouldBlock(_too_much(num_bytes, self.num_bytes, "program", MAX_CONNECTION_BYTES))
         if self.user.num_bytes + num_bytes > MAX_USER_BYTES:
@@ -63,7 +61,7 @@ class UnderWay:
 
     def end(self, num_bytes: int) -> None:
         """A request that was counted in is answered."""
-        if num_bytes > FREE_BYTES and not self._is_closed:
+        if not self._is_closed:
             self.num_bytes -= num_bytes
             self.user.num_bytes -= num_bytes
 

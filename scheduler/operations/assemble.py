@@ -11,10 +11,12 @@ import trio
 
 from kvfs.fs import FileSystem
 from kvfs.pages.assemble import Assembly
-from libsym.abi import REBASE
+from libsym.abi import REBASE, Op
 from libsym.channel.server import Request
 from libsym.errors import Invalid
-from scheduler.connection.lip import Lip
+from scheduler.connection.lip import MAX_LATER, Lip
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.operation import Operation, Table
 from scheduler.payloads import mode_of, text_of
 from scheduler.replies import Reply
 
@@ -29,8 +31,15 @@ class Assembler:
         self._fs = fs
         self._workers = trio.CapacityLimiter(NUM_WORKERS)
 
-    def extract(self, lip: Lip, request: Request) -> Coroutine[Any, Any, Reply]:
+    def table(self) -> Table:
+        return {
+            Op.KV_EXTRACT: Operation(self._extract, max_waiting=MAX_LATER),
+            Op.KV_MERGE: Operation(self._merge, max_waiting=MAX_LATER),
+        }
+
+    def _extract(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
         """Hold the source as it is now; the coroutine does the rest."""
+        lip, request = call.lip, call.request
         ranges, path = _numbers(request, np.dtype(np.int64), 2)
         source = lip.file(request.handle)
         assembly = self._fs.begin_extract(
@@ -38,8 +47,9 @@ class Assembler:
         )
         return self._assemble(lip, assembly, path, mode_of(request))
 
-    def merge(self, lip: Lip, request: Request) -> Coroutine[Any, Any, Reply]:
+    def _merge(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
         """Hold the sources as they are now; the coroutine does the rest."""
+        lip, request = call.lip, call.request
         handles, path = _numbers(request, np.dtype(np.uint64), 1)
         sources = [lip.file(handle) for handle in handles.ravel().tolist()]
         assembly = self._fs.begin_merge(

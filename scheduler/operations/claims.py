@@ -8,12 +8,16 @@ to the next, who looks again whether there is a file.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from kvfs.fs import Claim, FileSystem, OpenKv
-from libsym.abi import OPEN_WRITE
-from libsym.channel.server import Request
-from scheduler.connection.lip import Lip
+from libsym.abi import OPEN_WRITE, Op
+from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.connection.lip import MAX_WAITS
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.closing import Closing
+from scheduler.operations.operation import Operation, Table
 from scheduler.payloads import mode_of, text_of
 from scheduler.replies import Reply
 
@@ -21,26 +25,46 @@ from scheduler.replies import Reply
 class Claiming:
     """Answers KV_CLAIM and KV_NAME."""
 
-    def __init__(self, fs: FileSystem) -> None:
+    def __init__(self, fs: FileSystem, batches: BatchScheduler, closing: Closing) -> None:
         self._fs = fs
+        self._batches = batches
+        self._closing = closing
 
-    def claim(self, lip: Lip, request: Request) -> Reply | Coroutine[Any, Any, Reply]:
+    def table(self) -> Table:
+        return {
+            Op.KV_CLAIM: Operation(self._claim, max_waiting=MAX_WAITS),
+            Op.KV_NAME: Operation(self._name, takes_payload=False),
+        }
+
+    def _claim(self, call: SystemCall) -> Reply | Coroutine[Any, Any, Reply | None]:
         """Open the file if it is there; else a coroutine waits for the claim."""
+        lip, request = call.lip, call.request
+        path, write = text_of(request), bool(request.flags & OPEN_WRITE)
         mode = mode_of(request)
 
         def look() -> OpenKv | Claim:
-            return self._fs.kv_open_or_claim(lip.credentials, text_of(request), write=bool(request.flags & OPEN_WRITE))
+            return self._fs.kv_open_or_claim(lip.credentials, path, write=write)
 
         found = look()
-        return self._claim(lip, found, mode, look) if isinstance(found, Claim) else lip.opened(found)
+        return self._wait(call, found, mode, look) if isinstance(found, Claim) else lip.opened(found)
 
-    def name(self, lip: Lip, request: Request) -> Reply:
-        """Give a file the name that it has claimed."""
+    def _name(self, call: SystemCall) -> None:
+        """Give a file the name that it has claimed, when the calls before this are over."""
+        lip, request = call.lip, call.request
         file = lip.file(request.handle)
-        self._fs.kv_name(lip.credentials, file, write=bool(request.flags & OPEN_WRITE))
-        return lip.place_of(file)
+        lip.end_generations(request.handle)
 
-    async def _claim(self, lip: Lip, claim: Claim, mode: int, look: Callable[[], OpenKv | Claim]) -> Reply:
+        def name() -> Reply:
+            file = lip.file(request.handle)  # it may have been closed meanwhile
+            self._fs.kv_name(lip.credentials, file, write=bool(request.flags & OPEN_WRITE))
+            return lip.place_of(file)
+
+        self._batches.exclusive(file, partial(call.answer_by, name))
+
+    async def _wait(
+        self, call: SystemCall, claim: Claim, mode: int, look: Callable[[], OpenKv | Claim]
+    ) -> Reply | None:
+        lip = call.lip
         while True:
             await self._fs.claims.acquire(claim.key, claim, exclusive=True)
             file = None
@@ -50,8 +74,25 @@ class Claiming:
                     return lip.opened(found)
                 if found.key == claim.key:
                     file = self._fs.kv_create_claimed(lip.credentials, claim, mode)
-                    return lip.opened(file)
+                    self._give(call, file)
+                    return None
             finally:
                 if file is None:
                     self._fs.claims.release(claim.key, claim)
             claim = found  # the path leads to another directory now
+
+    def _give(self, call: SystemCall, file: OpenKv) -> None:
+        """A claim whose answer nobody looks at keeps others waiting: CANCEL ends it, before its answer or behind it."""
+        reply = call.lip.opened(file)
+        handle = reply.args[0]
+
+        def take_back() -> None:
+            if file.claim is not None:
+                self._closing.close_handle(call.lip, handle)
+
+        call.answer(reply)
+        if call.is_cancelled:  # as the claim was given: too late to keep it from that
+            take_back()
+        else:
+            call.when_cancelled(take_back)
+            call.tie(handle)

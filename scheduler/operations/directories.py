@@ -15,8 +15,11 @@ import trio
 
 from kvfs.fs import FileSystem
 from kvfs.names.inode import Inode
-from libsym.channel.server import PAYLOAD_BYTES, Request
-from scheduler.connection.lip import Lip
+from libsym.abi import Op
+from libsym.channel.server import PAYLOAD_BYTES
+from scheduler.connection.lip import MAX_LATER
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.operation import Operation, Table
 from scheduler.payloads import text_of
 from scheduler.replies import Reply
 
@@ -32,10 +35,13 @@ class Listing:
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
 
-    def list(self, lip: Lip, request: Request) -> Coroutine[Any, Any, Reply]:
+    def table(self) -> Table:
+        return {Op.KV_LIST: Operation(self.list, max_waiting=MAX_LATER)}
+
+    def list(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
         """Find the directory, and whether it may be read; the coroutine does the rest."""
-        path, _, after = text_of(request).partition("\0")
-        return self._list(self._fs.directory(lip.credentials, path), after.encode("utf-8", "surrogateescape"))
+        path, _, after = text_of(call.request).partition("\0")
+        return self._list(self._fs.directory(call.lip.credentials, path), after.encode("utf-8", "surrogateescape"))
 
     async def _list(self, directory: Inode, after: bytes) -> Reply:
         names = list(directory.entries)

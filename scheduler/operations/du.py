@@ -16,10 +16,12 @@ from kvfs.du import Denied, DuRow, total, walk
 from kvfs.fs import FileSystem
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Credentials
-from libsym.abi import Du
-from libsym.channel.server import PAYLOAD_BYTES, Request
+from libsym.abi import Du, Op
+from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import Invalid
-from scheduler.connection.lip import Lip
+from scheduler.connection.lip import MAX_LATER
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.operation import Operation, Table
 from scheduler.payloads import text_of
 from scheduler.replies import Reply, json_reply
 
@@ -30,16 +32,20 @@ class DiskUsage:
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
 
-    def du(self, lip: Lip, request: Request) -> Coroutine[Any, Any, Reply]:
+    def table(self) -> Table:
+        return {Op.KV_DU: Operation(self.du, max_waiting=MAX_LATER)}
+
+    def du(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
         """Find where to begin; the coroutine does the rest."""
-        path, _, after = text_of(request).partition("\0")
+        creds, wanted = call.lip.credentials, call.request.args[0]
+        path, _, after = text_of(call.request).partition("\0")
         path = path or "."
-        start = self._fs.find(lip.credentials, path)
-        if request.args[0] == Du.TOTAL:
-            return self._total(start, path, lip.credentials)
-        if request.args[0] != Du.ROWS:
-            raise Invalid(f"kv_du() gives rows (0) or their total (1), not {request.args[0]}")
-        return self._rows(start, path, _names_below(path, after), lip.credentials)
+        start = self._fs.find(creds, path)
+        if wanted == Du.TOTAL:
+            return self._total(start, path, creds)
+        if wanted != Du.ROWS:
+            raise Invalid(f"kv_du() gives rows (0) or their total (1), not {wanted}")
+        return self._rows(start, path, _names_below(path, after), creds)
 
     async def _total(self, start: Inode, path: str, creds: Credentials) -> Reply:
         return json_reply(asdict(await total(self._fs.pool, start, path, creds)))

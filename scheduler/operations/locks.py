@@ -13,10 +13,11 @@ from typing import Any
 import trio
 
 from kvfs.fs import FileSystem, OpenKv
-from libsym.abi import LOCK_NOWAIT, LOCK_SHARED
-from libsym.channel.server import Request
+from libsym.abi import LOCK_NOWAIT, LOCK_SHARED, Op
 from libsym.errors import SymError, WouldBlock
-from scheduler.connection.lip import Lip
+from scheduler.connection.lip import MAX_WAITS
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.operation import Operation, Table
 from scheduler.replies import Reply
 
 
@@ -28,14 +29,20 @@ class Locking:
         self._locks = fs.volume.locks
         self._waits: dict[OpenKv, set[trio.CancelScope]] = {}
 
-    def lock(self, lip: Lip, request: Request) -> Reply | Coroutine[Any, Any, Reply]:
+    def table(self) -> Table:
+        return {
+            Op.KV_LOCK: Operation(self._lock, takes_payload=False, max_waiting=MAX_WAITS),
+            Op.KV_UNLOCK: Operation(self._unlock, takes_payload=False),
+        }
+
+    def _lock(self, call: SystemCall) -> Reply | Coroutine[Any, Any, Reply]:
         """Take the lock if it can be had now; else fail, or wait in a coroutine."""
-        file = lip.file(request.handle)
-        exclusive = not request.flags & LOCK_SHARED
+        file, flags = call.lip.file(call.request.handle), call.request.flags
+        exclusive = not flags & LOCK_SHARED
         try:
             self._locks.acquire_nowait(file.inode.number, file, exclusive=exclusive)
         except WouldBlock:
-            if request.flags & LOCK_NOWAIT:
+            if flags & LOCK_NOWAIT:
                 name = self._fs.name_of(file)
                 raise WouldBlock(f"{name} is locked by somebody else: try again later, or wait for it") from None
         else:
@@ -45,9 +52,9 @@ class Locking:
         self._waits.setdefault(file, set()).add(scope)
         return self._wait(file, scope, exclusive=exclusive)
 
-    def unlock(self, lip: Lip, request: Request) -> Reply:
+    def _unlock(self, call: SystemCall) -> Reply:
         """Give the lock up, and end the waits of this handle for one: a program that gave up waiting says so by it."""
-        file = lip.file(request.handle)
+        file = call.lip.file(call.request.handle)
         self.end_waits(file)
         self._locks.release(file.inode.number, file)
         return Reply()

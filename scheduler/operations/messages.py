@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -27,10 +27,12 @@ from typing import Any, TypeAlias
 import trio
 
 from kvfs.alarms import Alarm, Alarms
-from libsym.abi import NO_TIMEOUT, MessageKind
-from libsym.channel.server import PAYLOAD_BYTES, Request
+from libsym.abi import NO_TIMEOUT, MessageKind, Op
+from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, SymError, TooLarge, WouldBlock
-from scheduler.connection.lip import MAX_WAITS, Lip
+from scheduler.connection.lip import MAX_LATER, MAX_WAITS, Lip
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.operation import Operation, Table
 from scheduler.replies import Reply
 
 MAX_TOPIC_BYTES = 255
@@ -70,14 +72,6 @@ class Budget:
 
 
 @dataclass(slots=True, eq=False)
-class Waiter:
-    """A RECV that waits."""
-
-    request_id: int
-    alarm: Alarm | None = None
-
-
-@dataclass(slots=True, eq=False)
 class Box:
     """One buffer: the mailbox of a connection, or what a topic has for it. Messages are numbered as they come."""
 
@@ -86,8 +80,8 @@ class Box:
     """Empty: it is the mailbox."""
     budget: Budget
     messages: deque[tuple[int, Message]] = field(default_factory=deque)
-    waiters: dict[Waiter, None] = field(default_factory=dict)
-    """In order of arrival."""
+    waiters: dict[SystemCall, Alarm | None] = field(default_factory=dict)
+    """Each RECV that waits, in order of arrival, and when that ends."""
     num_lost: int = 0
     """Since the reader was told last."""
     is_closed: bool = False
@@ -132,8 +126,8 @@ class Reader:
     mailbox: Box
     topics: dict[bytes, Box] = field(default_factory=dict)
     topics_budget: Budget = field(default_factory=Budget)
-    sent: deque[tuple[int, int, Callable[[], None]]] = field(default_factory=deque)
-    """Of messages that were just sent: the request's id, the bytes, and what takes it back."""
+    sent: deque[tuple[SystemCall, int]] = field(default_factory=deque)
+    """Each RECV that was just answered, and can be taken back by CANCEL; and the bytes of its message."""
     sent_bytes: int = 0
 
     def boxes(self) -> list[Box]:
@@ -166,8 +160,8 @@ class Mail:
             return
         for box in reader.boxes():
             self._close(reader, box)
-        for request_id, _num_bytes, take_back in reader.sent:
-            _forget(lip, request_id, take_back)
+        for call, _num_bytes in reader.sent:
+            call.forget()
         del self._readers[lip]
         connections = self._processes[lip.pid]
         connections.remove(lip)
@@ -181,8 +175,17 @@ class Mail:
 
     # System calls
 
-    def send(self, lip: Lip, request: Request) -> Reply | Coroutine[Any, Any, Reply]:
+    def table(self) -> Table:
+        return {
+            Op.SEND: Operation(self.send, max_waiting=MAX_LATER),
+            Op.RECV: Operation(self.recv),
+            Op.SUBSCRIBE: Operation(self.subscribe),
+            Op.UNSUBSCRIBE: Operation(self.unsubscribe),
+        }
+
+    def send(self, call: SystemCall) -> Reply | Coroutine[Any, Any, Reply]:
         """args: kind, process (0: a topic), bytes of the topic's name, which the payload begins with."""
+        lip, request = call.lip, call.request
         kind, pid, topic_bytes, _ = request.args
         if kind not in _KINDS:
             raise Invalid(f"there is no kind {kind} of messages")
@@ -197,11 +200,12 @@ class Mail:
             return self._send_to_process(lip, pid, message)
         return self._send_to_topic(lip, _topic(request.payload[:topic_bytes]), message)
 
-    def recv(self, lip: Lip, request: Request) -> None:
+    def recv(self, call: SystemCall) -> None:
         """args: how many milliseconds it may take, -1 for any time; the payload is a topic, or nothing: the mailbox.
 
         Answered with kind and sender, and the data, as soon as there is something.
         """
+        lip, request = call.lip, call.request
         timeout_ms = request.args[0]
         if timeout_ms < NO_TIMEOUT:
             raise Invalid(f"a timeout of {timeout_ms} ms: give 0 or more, or -1 to wait for ever")
@@ -209,31 +213,27 @@ class Mail:
         box = self._subscribe(lip, reader, request.payload) if request.payload else reader.mailbox
         if timeout_ms == 0 and not box.messages and not box.num_lost:
             raise WouldBlock(f"there is no message in {_name(box)}")
-        if lip.num_later >= MAX_WAITS:
-            raise WouldBlock(f"{MAX_WAITS} calls of this program wait already: let some of them end")
-        waiter = Waiter(request.id)
-        box.waiters[waiter] = None
-        lip.num_later += 1
-        lip.cancellable[request.id] = partial(self._end, box, waiter, errno.ECANCELED, "recv() was cancelled")
+        call.check_may_wait(MAX_WAITS)
+        call.wait(partial(self._end, box, call, errno.ECANCELED, "recv() was cancelled"))
+        box.waiters[call] = None
         if timeout_ms > 0:
             no_message = f"no message came to {_name(box)} in {timeout_ms} ms"
-            waiter.alarm = self._alarms.set(
-                timeout_ms / 1000, partial(self._end, box, waiter, errno.EWOULDBLOCK, no_message)
-            )
+            time_out = partial(self._end, box, call, errno.EWOULDBLOCK, no_message)
+            box.waiters[call] = self._alarms.set(timeout_ms / 1000, time_out)
         self._hand_over(box)
 
-    def subscribe(self, lip: Lip, request: Request) -> Reply:
+    def subscribe(self, call: SystemCall) -> Reply:
         """From now on, what is sent to the topic is kept for this connection."""
-        self._subscribe(lip, self._readers[lip], request.payload)
+        self._subscribe(call.lip, self._readers[call.lip], call.request.payload)
         return Reply()
 
-    def unsubscribe(self, lip: Lip, request: Request) -> Reply:
+    def unsubscribe(self, call: SystemCall) -> Reply:
         """The topic is not read any more, and a RECV that waits for it ends; nothing happens if it was not."""
-        reader = self._readers[lip]
-        box = reader.topics.get(_topic(request.payload))
+        reader = self._readers[call.lip]
+        box = reader.topics.get(_topic(call.request.payload))
         if box is not None:
-            for waiter in tuple(box.waiters):
-                self._end(box, waiter, errno.EINTR, f"the wait was ended: {_name(box)} was unsubscribed meanwhile")
+            for waiting in tuple(box.waiters):
+                self._end(box, waiting, errno.EINTR, f"the wait was ended: {_name(box)} was unsubscribed meanwhile")
             self._close(reader, box)
         return Reply()
 
@@ -295,46 +295,42 @@ class Mail:
             if channel.num_waiting_replies:
                 box.lip.when_room[box] = partial(self._hand_over, box)
                 return
-            waiter = next(iter(box.waiters))
+            call = next(iter(box.waiters))
             if box.num_lost:
                 num_lost, box.num_lost = box.num_lost, 0
                 why = f"{num_lost} messages of {_name(box)} were lost: its buffer was full, receive more often"
-                self._end(box, waiter, errno.ENOBUFS, why)
+                self._end(box, call, errno.ENOBUFS, why)
                 continue
-            self._stop_waiting(box, waiter)
+            self._stop_waiting(box, call)
             number, message = box.take()
-            self._remember(box, waiter.request_id, number, message)
-            channel.reply(waiter.request_id, (message.kind, message.sender), message.data)
+            call.answer(Reply((message.kind, message.sender), message.data))
+            call.when_cancelled(partial(self._take_back, box, number, message))
+            self._remember(self._readers[box.lip], call, len(message.data))
 
-    def _remember(self, box: Box, request_id: int, number: int, message: Message) -> None:
+    @staticmethod
+    def _remember(reader: Reader, call: SystemCall, num_bytes: int) -> None:
         """Until so many others were sent, the client may give the message back by cancelling its RECV."""
-        lip = box.lip
-        reader = self._readers[lip]
-        take_back = partial(self._take_back, box, number, message)
-        lip.cancellable[request_id] = take_back
-        reader.sent.append((request_id, len(message.data), take_back))
-        reader.sent_bytes += len(message.data)
+        reader.sent.append((call, num_bytes))
+        reader.sent_bytes += num_bytes
         while len(reader.sent) > MAX_MESSAGES or (reader.sent_bytes > MAX_BYTES and len(reader.sent) > 1):
-            oldest, num_bytes, its_take_back = reader.sent.popleft()
+            oldest, num_bytes = reader.sent.popleft()
             reader.sent_bytes -= num_bytes
-            _forget(lip, oldest, its_take_back)
+            oldest.forget()
 
     def _take_back(self, box: Box, number: int, message: Message) -> None:
         if not box.is_closed:
             box.put_back(number, message)
             self._hand_over(box)
 
-    def _end(self, box: Box, waiter: Waiter, code: int, why: str) -> None:
+    def _end(self, box: Box, call: SystemCall, code: int, why: str) -> None:
         """A RECV ends without a message."""
-        self._stop_waiting(box, waiter)
-        box.lip.channel.reply(waiter.request_id, error=SymError(why, code))
+        self._stop_waiting(box, call)
+        call.answer(SymError(why, code))
 
-    def _stop_waiting(self, box: Box, waiter: Waiter) -> None:
-        del box.waiters[waiter]
-        box.lip.num_later -= 1
-        box.lip.cancellable.pop(waiter.request_id, None)
-        if waiter.alarm is not None:
-            self._alarms.cancel(waiter.alarm)
+    def _stop_waiting(self, box: Box, call: SystemCall) -> None:
+        alarm = box.waiters.pop(call)
+        if alarm is not None:
+            self._alarms.cancel(alarm)
 
     def _subscribe(self, lip: Lip, reader: Reader, payload: bytes) -> Box:
         topic = _topic(payload)
@@ -347,8 +343,9 @@ class Mail:
         return box
 
     def _close(self, reader: Reader, box: Box) -> None:
-        for waiter in tuple(box.waiters):
-            self._stop_waiting(box, waiter)
+        for call in tuple(box.waiters):
+            self._stop_waiting(box, call)
+            call.drop()
         box.close()
         box.lip.when_room.pop(box, None)
         if box.topic:
@@ -371,8 +368,3 @@ def _topic(name: bytes) -> bytes:
 
 def _name(box: Box) -> str:
     return f"the topic {box.topic.decode()}" if box.topic else "the mailbox"
-
-
-def _forget(lip: Lip, request_id: int, cancel: Callable[[], None]) -> None:
-    if lip.cancellable.get(request_id) is cancel:
-        del lip.cancellable[request_id]

@@ -37,8 +37,9 @@ from scheduler.batch.call import EntryMask, PredCall
 from scheduler.batch.reduction import Reduction
 from scheduler.connection.lip import Lip
 from scheduler.connection.slots import Then
-from scheduler.connection.under_way import cost_of
+from scheduler.connection.system_call import SystemCall
 from scheduler.operations.decode_call import decode_call
+from scheduler.operations.operation import Operation, Table
 from scheduler.payloads import Fields, check_priority, check_range
 from scheduler.replies import Reply, kept
 
@@ -124,61 +125,78 @@ class Predicting:
         self._batches = batches
         self._limited = limited
 
-    def pred(self, lip: Lip, request: Request) -> None:
-        if request.flags == ROWS_LAST and request.args in _ONE_TOKEN:
-            self._decode(lip, request)
+    def table(self) -> Table:
+        return {Op.PRED: Operation(self.pred), Op.PRED_BATCH: Operation(self.pred_batch)}
+
+    def pred(self, call: SystemCall) -> None:
+        """One token and its row may go on as a loop of steps: that is the short way."""
+        if call.request.flags == ROWS_LAST and call.request.args in _ONE_TOKEN:
+            self._decode(call)
             return
-        wanted = self._parse(lip, request)
-        call_id, num_bytes = request.id, cost_of(request)
-
-        def answer(outcome: Reply | SymError) -> None:
-            lip.cancellable.pop(call_id, None)
-            lip.under_way.end(num_bytes)
-            if isinstance(outcome, SymError):
-                lip.channel.reply(call_id, error=outcome)
-            else:
-                lip.channel.reply(call_id, outcome.args, outcome.payload, num_rows=wanted.num_slots)
-
-        appending = _Appending(lip, wanted, answer)
+        wanted = self._parse(call.lip, call.request)
+        appending = _Appending(call.lip, wanted, call.answer)
 
         def have_rows(first_row: int | SymError) -> None:
             if isinstance(first_row, SymError):
-                answer(first_row)
-            elif (call := appending.call(first_row)) is not None:
-                lip.cancellable[call_id] = partial(self._batches.cancel, call)
-                self._batches.submit(call)
+                call.answer(first_row)
+            elif (pred := appending.call(first_row)) is not None:
+                self._submit(call, pred)
 
-        _when_rows(lip, call_id, wanted.num_slots, have_rows)
+        _when_rows(call, wanted.num_slots, have_rows)
 
-    def _decode(self, lip: Lip, request: Request) -> None:
-        """One token and its row, which may go on as a loop of steps: the short way."""
+    def _decode(self, call: SystemCall) -> None:
+        lip, request = call.lip, call.request
         file = appendable(lip, request.handle)
         fields = Fields(request.payload)
         tokens, positions = self._limited.entries(fields, 1, request.args[1])
         fields.end()
 
-        def over() -> None:
-            lip.cancellable.pop(request.id, None)
-
         def have_row(slot: int | SymError) -> None:
             if isinstance(slot, SymError):
-                over()
-                lip.channel.reply(request.id, error=slot)
+                call.answer(slot)
             elif lip.handles.get(request.handle) is not file:
-                over()
                 lip.free_rows(slot, 1)
-                lip.channel.reply(request.id, error=_closed())
+                call.answer(_closed())
             else:
-                call = decode_call(lip, file, request.handle, request.id, slot, tokens, positions, over)
-                lip.cancellable[request.id] = lambda: self._batches.cancel(call)
-                self._batches.submit(call)
+                self._submit(call, decode_call(call, file, slot, tokens, positions))
 
-        _when_rows(lip, request.id, 1, have_row)
+        _when_rows(call, 1, have_row)
 
-    def pred_batch(self, lip: Lip, request: Request) -> None:
+    def _submit(self, call: SystemCall, *preds: PredCall) -> None:
+        def cancel() -> None:
+            for pred in preds:
+                self._batches.cancel(pred)
+
+        call.when_cancelled(cancel)
+        for pred in preds:
+            self._batches.submit(pred)
+
+    def pred_batch(self, call: SystemCall) -> None:
         """The payload is whole requests; each that is no good fails alone, but a frame that is none fails them all."""
-        parts = [self._part(lip, each) for each in _frames(request)]
-        _Batch(self._batches, lip, request, parts).begin(parts)
+        parts = [self._part(call.lip, each) for each in _frames(call.request)]
+        batch = _Batch(call, parts)
+        appending = [
+            _Appending(call.lip, part, partial(batch.ended, index))
+            for index, part in enumerate(parts)
+            if isinstance(part, Wanted)
+        ]
+
+        def have_rows(first_row: int | SymError) -> None:
+            if isinstance(first_row, SymError):
+                call.answer(first_row)
+                return
+            preds = []
+            for each in appending:
+                if (pred := each.call(first_row)) is not None:
+                    preds.append(pred)
+                first_row += each.wanted.num_slots
+            if preds:
+                self._submit(call, *preds)
+
+        if appending:
+            _when_rows(call, sum(each.wanted.num_slots for each in appending), have_rows)
+        else:
+            batch.answer()
 
     def _part(self, lip: Lip, request: Request) -> Wanted | SymError:
         try:
@@ -248,83 +266,38 @@ class _Appending:
             return
         payload = b"" if wanted.reduction is None else wanted.reduction.answer
         first_row = self._first_row if wanted.num_slots else _NO_SLOTS
-        self._answer(Reply((first_row, wanted.num_rows, wanted.file.table.length), payload))
+        self._answer(Reply((first_row, wanted.num_rows, wanted.file.table.length), payload, wanted.num_slots))
 
 
 class _Batch:
     """The calls of a PRED_BATCH: answered together, when the last has ended."""
 
-    def __init__(self, batches: BatchScheduler, lip: Lip, request: Request, parts: list[Wanted | SymError]) -> None:
-        self._batches = batches
-        self._lip = lip
-        self._id = request.id
-        self._num_bytes = cost_of(request)
-        self._outcomes: list[Reply | SymError | None] = [None if isinstance(part, Wanted) else part for part in parts]
-        self._num_left = self._outcomes.count(None)
-        self._num_rows = 0
+    def __init__(self, call: SystemCall, parts: list[Wanted | SymError]) -> None:
         num_bytes = sum(_part_bytes(part) for part in parts)
         if num_bytes > PAYLOAD_BYTES:
             raise TooLarge(f"the answer to this batch has {num_bytes} bytes, a message {PAYLOAD_BYTES}: use several")
+        self._call = call
+        self._outcomes: list[Reply | SymError | None] = [None if isinstance(part, Wanted) else part for part in parts]
+        self._num_left = self._outcomes.count(None)
 
-    def begin(self, parts: list[Wanted | SymError]) -> None:
-        if not self._num_left:
-            self._reply()
-            return
-        appending = [
-            _Appending(self._lip, part, partial(self._ended, index, part.num_slots))
-            for index, part in enumerate(parts)
-            if isinstance(part, Wanted)
-        ]
-        num_slots = sum(each.wanted.num_slots for each in appending)
-        _when_rows(self._lip, self._id, num_slots, partial(self._have_rows, appending))
-
-    def _have_rows(self, appending: list[_Appending], first_row: int | SymError) -> None:
-        if isinstance(first_row, SymError):
-            self._let_go()
-            self._lip.channel.reply(self._id, error=first_row)
-            return
-        calls = []
-        for each in appending:
-            if (call := each.call(first_row)) is not None:
-                calls.append(call)
-            first_row += each.wanted.num_slots
-        if calls:
-            self._lip.cancellable[self._id] = partial(self._cancel, calls)
-        for call in calls:
-            self._batches.submit(call)
-
-    def _cancel(self, calls: list[PredCall]) -> None:
-        for call in calls:
-            self._batches.cancel(call)
-
-    def _ended(self, index: int, num_slots: int, outcome: Reply | SymError) -> None:
+    def ended(self, index: int, outcome: Reply | SymError) -> None:
         self._outcomes[index] = outcome
-        self._num_rows += num_slots if isinstance(outcome, Reply) else 0
         self._num_left -= 1
         if self._num_left == 0:
-            self._reply()
+            self.answer()
 
-    def _reply(self) -> None:
-        self._let_go()
+    def answer(self) -> None:
         payload = b"".join(_frame(index, outcome) for index, outcome in enumerate(self._outcomes))
-        self._lip.channel.reply(self._id, (len(self._outcomes),), payload, num_rows=self._num_rows)
-
-    def _let_go(self) -> None:
-        self._lip.cancellable.pop(self._id, None)
-        self._lip.under_way.end(self._num_bytes)
+        num_rows = sum(outcome.num_rows for outcome in self._outcomes if isinstance(outcome, Reply))
+        self._call.answer(Reply((len(self._outcomes),), payload, num_rows))
 
 
-def _when_rows(lip: Lip, call_id: int, num_slots: int, have_rows: Then) -> None:
+def _when_rows(call: SystemCall, num_slots: int, have_rows: Then) -> None:
     """Have `have_rows` told of so many result slots, or why there are none; until then the call can be cancelled."""
-
-    def cancel() -> None:
-        stop_waiting()
-
-    lip.cancellable[call_id] = cancel
-    if num_slots:
-        stop_waiting = lip.take_rows(num_slots, have_rows)
-    else:
+    if not num_slots:
         have_rows(_NO_SLOTS)
+    elif (stop_waiting := call.lip.take_rows(num_slots, have_rows)) is not None:
+        call.when_cancelled(stop_waiting)
 
 
 def _closed() -> BadHandle:

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any
 
-from libsym.channel.server import Request
+from libsym.abi import Op
 from scheduler.batch.batch_scheduler import BatchScheduler
-from scheduler.connection.page_seconds import FILES_A_TURN, PageSeconds
+from scheduler.connection.lip import MAX_LATER, Lip
+from scheduler.connection.page_seconds import FILES_A_TURN
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.operation import Operation, Table
 from scheduler.replies import Reply
-
-
-class Program(Protocol):
-    """What is asked of a LIP."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def page_seconds(self) -> PageSeconds: ...
 
 
 class Accounting:
@@ -28,16 +21,20 @@ class Accounting:
     def __init__(self, batches: BatchScheduler) -> None:
         self._batches = batches
 
-    def getrusage(self, lip: Program, _request: Request) -> Reply | Coroutine[Any, Any, Reply]:
+    def table(self) -> Table:
+        return {Op.GETRUSAGE: Operation(self._getrusage, takes_payload=False, max_waiting=MAX_LATER)}
+
+    def _getrusage(self, call: SystemCall) -> Reply | Coroutine[Any, Any, Reply]:
         """At once, if the program has few files open."""
+        lip = call.lip
         if lip.page_seconds.num_tables > FILES_A_TURN:
             return self._in_turns(lip)
         return self._reply(lip, lip.page_seconds.total())
 
-    async def _in_turns(self, lip: Program) -> Reply:
+    async def _in_turns(self, lip: Lip) -> Reply:
         return self._reply(lip, await lip.page_seconds.total_in_turns())
 
-    def _reply(self, lip: Program, page_seconds: float) -> Reply:
+    def _reply(self, lip: Lip, page_seconds: float) -> Reply:
         used = self._batches.usage_of(lip)
         facts = {
             "calls": used.num_calls,

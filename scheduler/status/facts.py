@@ -22,7 +22,8 @@ from libsym.errors import NotFound, SymError
 from scheduler.batch.batch_scheduler import STEP_SIZES, BatchScheduler, Usage
 from scheduler.batch.prefill import TextPrefill
 from scheduler.connection.lip import Lip
-from scheduler.gate import Gate, TextModel
+from scheduler.gate import Gate
+from scheduler.operations.text import TextModel
 from scheduler.status import metrics
 
 

@@ -24,8 +24,8 @@ from libsym.rows.sampler import Sampler
 from scheduler.batch.call import PredCall
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.policy import Limits
+from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import cost_of
-from scheduler.operations.generate import Asked
 from scheduler.operations.pred import Wanted
 from tests.scheduler.bench import ME, NUM_SLOTS, VOCAB_SIZE, Bench
 
@@ -52,7 +52,7 @@ class Requests(Bench):
                     await trio.testing.wait_all_tasks_blocked()
                     await trio.sleep(0.001)
             self.length = file.table.length
-            assert lip.cancellable == {}
+            assert lip.calls == {}
             assert lip.channel.num_lent_slots == 0, "every call is answered"
             assert lip.under_way.num_bytes == 0
             self.gate.hang_up(lip)
@@ -395,7 +395,7 @@ def test_a_cancelled_batch_is_told_call_by_call(bench):
 
 def kept_of_calls():
     """What calls leave behind that holds what a program sent; not what only the collector takes, which may be late."""
-    kinds = (PredCall, GenerateCall, Wanted, Asked)
+    kinds = (PredCall, GenerateCall, Wanted, SystemCall)
     return [each for each in gc.get_objects() if issubclass(type(each), kinds)]  # others' __class__ may warn
 
 
@@ -427,7 +427,7 @@ def test_what_a_program_sent_is_freed_when_it_goes(bench, request_, has_slots):
         async with trio.open_nursery() as nursery:
             for number in (1, 2):
                 bench.gate.handle(lip, request_._replace(id=number), nursery)
-            assert len(lip.cancellable) == 2
+            assert len(lip.calls) == 2
             bench.gate.hang_up(lip)
         assert lip.under_way.num_bytes == 0
 

@@ -13,6 +13,7 @@ from libsym.abi import Du, Op
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NotFound
 from scheduler.connection.lip import Lip
+from scheduler.connection.system_call import SystemCall
 from scheduler.operations.du import DiskUsage
 from tests.scheduler.bench import Bench
 
@@ -38,7 +39,7 @@ class Trees(Bench):
 
     def ask(self, what, path, last="", creds=ME):
         payload = f"{path}\0{last}".encode("utf-8", "surrogateescape")
-        rest = self.usage.du(Lip(1, creds, None), Request(Op.KV_DU, 0, 1, 0, (what, 0, 0, 0), payload))
+        rest = self.usage.du(SystemCall(Lip(1, creds, None), Request(Op.KV_DU, 0, 1, 0, (what, 0, 0, 0), payload)))
         reply = trio.run(lambda: rest)
         assert len(reply.payload) <= PAYLOAD_BYTES
         return reply.args[:1] == (1,), json.loads(reply.payload)
@@ -215,7 +216,7 @@ def test_a_long_walk_lets_others_have_their_turn(bench):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(count)
             request = Request(Op.KV_DU, 0, 1, 0, (Du.TOTAL, 0, 0, 0), b"d")
-            await bench.usage.du(Lip(1, ME, None), request)
+            await bench.usage.du(SystemCall(Lip(1, ME, None), request))
             is_over.set()
 
     trio.run(main)
@@ -229,4 +230,4 @@ def test_what_makes_no_sense_is_refused_before_anything_is_begun(bench):
         ((Du.ROWS, 0, 0, 0), b".\0elsewhere", Invalid),
     ):
         with pytest.raises(error):
-            bench.usage.du(Lip(1, ME, None), Request(Op.KV_DU, 0, 1, 0, args, payload))
+            bench.usage.du(SystemCall(Lip(1, ME, None), Request(Op.KV_DU, 0, 1, 0, args, payload)))

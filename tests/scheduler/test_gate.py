@@ -11,8 +11,10 @@ import trio.testing
 from kvfs.names.tree import Credentials
 from libsym.abi import LOCK_NOWAIT, REBASE, Op
 from libsym.channel.server import Request
+from scheduler.connection.lip import MAX_LATER, MAX_WAITS
 from scheduler.connection.under_way import MAX_CONNECTION_BYTES, MAX_USER_BYTES
-from scheduler.gate import FILES_A_TURN, MAX_LATER, MAX_WAITS
+from scheduler.gate import FILES_A_TURN
+from scheduler.operations.table import all_operations
 from tests.scheduler.bench import Bench
 
 
@@ -58,6 +60,11 @@ def request(op, number, handle=0, *, flags=0, args=(0, 0), payload=b""):
     return Request(op, flags, number, handle, (*args, 0, 0), payload)
 
 
+def test_every_system_call_has_exactly_one_operation(bench):
+    """Two for one are refused as the table is made."""
+    assert all_operations(bench.fs, bench.batches, bench.text, dict).by_op.keys() == set(Op)
+
+
 def test_a_claim_goes_to_the_next_when_its_file_is_closed_or_its_program_goes(bench):
     async def main():
         first, second, third = bench.lip(), bench.lip(), bench.lip()
@@ -100,8 +107,8 @@ def test_a_claim_that_is_cancelled_behind_its_answer_or_as_it_is_given_goes_to_t
             bench.gate.handle(third, request(Op.CANCEL, 3, args=(1, 0)), nursery)
             assert list(third.handles) == [1], "it has its name, and is the program's"
             bench.gate.handle(third, request(Op.KV_CLOSE, 4, 1), nursery)
-            assert not third.cancellable
-            assert not third.claims
+            assert not third.calls
+            assert not third.tied
         assert len(bench.fs.claims) == 0
 
     trio.run(main)
@@ -309,7 +316,7 @@ def test_a_call_that_waits_can_be_cancelled_and_then_holds_nothing(bench):
             bench.fs.kv_close(holder)
             bench.gate.handle(lip, request(Op.KV_LOCK, 5, handle, flags=LOCK_NOWAIT), nursery)
             assert lip.channel.errors[5] == 0
-        assert lip.cancellable == {}
+        assert lip.calls == {}
         assert lip.num_later == 0
 
     trio.run(main)

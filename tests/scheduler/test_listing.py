@@ -12,6 +12,7 @@ from libsym.abi import Op
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import NoAccess, NotDirectory
 from scheduler.connection.lip import Lip
+from scheduler.connection.system_call import SystemCall
 from scheduler.operations.directories import Listing
 from tests.scheduler.bench import Bench
 
@@ -32,7 +33,7 @@ class Lists(Bench):
     def page(self, path="d", after="", creds=ME):
         """One reply: whether there is more, and the names in it."""
         payload = f"{path}\0{after}".encode("utf-8", "surrogateescape")
-        rest = self.listing.list(Lip(1, creds, None), Request(Op.KV_LIST, 0, 1, 0, (0, 0, 0, 0), payload))
+        rest = self.listing.list(SystemCall(Lip(1, creds, None), Request(Op.KV_LIST, 0, 1, 0, (0, 0, 0, 0), payload)))
         reply = trio.run(lambda: rest)
         assert len(reply.payload) <= PAYLOAD_BYTES
         return bool(reply.args[0]), [entry["name"] for entry in json.loads(reply.payload)]
@@ -75,7 +76,7 @@ def test_names_that_go_between_two_turns_are_left_out(bench):
     async def main():
         request = Request(Op.KV_LIST, 0, 1, 0, (0, 0, 0, 0), b"d")
         async with trio.open_nursery() as nursery:
-            rest = bench.listing.list(Lip(1, ME, None), request)
+            rest = bench.listing.list(SystemCall(Lip(1, ME, None), request))
 
             async def remove():
                 bench.tree.unlink(bench.directory, b"299")

@@ -13,6 +13,7 @@ from libsym.abi import MessageKind, Op
 from libsym.channel.server import Request
 from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, TooLarge, WouldBlock
 from scheduler.connection.lip import MAX_WAITS, Lip
+from scheduler.connection.system_call import SystemCall
 from scheduler.operations.messages import MAX_BYTES, MAX_MESSAGE_BYTES, MAX_MESSAGES, MAX_TOPIC_BYTES, MAX_TOPICS, Mail
 
 TEXT = MessageKind.TEXT
@@ -32,7 +33,7 @@ class Ring:
     def num_waiting_replies(self):
         return len(self.waiting)
 
-    def reply(self, request_id, args=(), payload=b"", error=None):
+    def reply(self, request_id, args=(), payload=b"", error=None, *, num_rows=0):
         said = (request_id, 0, args[1], payload) if error is None else (request_id, error.errno, 0, str(error))
         (self.waiting if self.is_full else self.replies).append(said)
 
@@ -57,23 +58,23 @@ class Post:
         self.mail.join(lip)
         return lip
 
-    def request(self, op, args, payload=b""):
+    def call(self, lip, op, args, payload=b""):
         self._next_request += 1
-        return Request(op, 0, self._next_request, 0, (*args, 0, 0, 0, 0)[:4], payload)
+        return SystemCall(lip, Request(op, 0, self._next_request, 0, (*args, 0, 0, 0, 0)[:4], payload))
 
     def send(self, lip, to, data):
         topic = b"" if isinstance(to, int) else to.encode()
         args = (TEXT, to if isinstance(to, int) else 0, len(topic))
-        outcome = self.mail.send(lip, self.request(Op.SEND, args, topic + data))
+        outcome = self.mail.send(self.call(lip, Op.SEND, args, topic + data))
         if not hasattr(outcome, "args"):
             outcome = trio.run(lambda: outcome)
         return outcome.args[0]
 
     def recv(self, lip, topic="", timeout_ms=-1):
         """The number of the request: its reply is in the ring sooner or later."""
-        request = self.request(Op.RECV, (timeout_ms,), topic.encode())
-        self.mail.recv(lip, request)
-        return request.id
+        call = self.call(lip, Op.RECV, (timeout_ms,), topic.encode())
+        self.mail.recv(call)
+        return call.request.id
 
     def got(self, lip, topic=""):
         """All that is there for a program, taken one by one."""
@@ -87,17 +88,17 @@ class Post:
             found.append(reply[3])
 
     def subscribe(self, lip, topic):
-        self.mail.subscribe(lip, self.request(Op.SUBSCRIBE, (), topic.encode()))
+        self.mail.subscribe(self.call(lip, Op.SUBSCRIBE, (), topic.encode()))
 
     def unsubscribe(self, lip, topic):
-        self.mail.unsubscribe(lip, self.request(Op.UNSUBSCRIBE, (), topic.encode()))
+        self.mail.unsubscribe(self.call(lip, Op.UNSUBSCRIBE, (), topic.encode()))
 
 
 def cancel(lip, number):
     """What CANCEL does at the gate."""
-    ended = lip.cancellable.pop(number, None)
+    ended = lip.calls.get(number)
     if ended is not None:
-        ended()
+        ended.cancel()
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_all_buffers_share_the_bytes_of_a_message(post):
 def test_frames_that_make_no_sense_are_refused(post, args):
     one, _ = post.join(1), post.join(2)
     with pytest.raises(Invalid):
-        post.mail.send(one, post.request(Op.SEND, args, b"xy"))
+        post.mail.send(post.call(one, Op.SEND, args, b"xy"))
 
 
 def test_too_large_a_message_and_too_long_a_topic_are_refused(post):
@@ -168,7 +169,7 @@ def test_too_large_a_message_and_too_long_a_topic_are_refused(post):
         post.send(one, 2, bytes(MAX_MESSAGE_BYTES + 1))
     for name in (b"t" * (MAX_TOPIC_BYTES + 1), b"\xff"):
         with pytest.raises(Invalid):
-            post.mail.subscribe(one, post.request(Op.SUBSCRIBE, (), name))
+            post.mail.subscribe(post.call(one, Op.SUBSCRIBE, (), name))
     with pytest.raises(Invalid, match="timeout"):
         post.recv(one, timeout_ms=-2)
 
@@ -336,11 +337,11 @@ def test_what_was_sent_is_kept_for_a_while_only(post):
     for _ in range(3 * MAX_MESSAGES):
         numbers.append(post.recv(reader))
         post.send(sender, 2, b"x")
-    assert len(reader.cancellable) == MAX_MESSAGES
+    assert len(reader.calls) == MAX_MESSAGES
     for _ in range(10):
         post.recv(reader)
         post.send(sender, 2, bytes(MAX_MESSAGE_BYTES))
-    assert len(reader.cancellable) == 2, "large ones for less long"
+    assert len(reader.calls) == 2, "large ones for less long"
     cancel(reader, numbers[0])
     assert post.got(reader) == []
 
@@ -353,7 +354,7 @@ def test_one_program_can_not_fill_the_daemon_with_waits(post):
         post.recv(reader)
     post.mail.leave(reader)
     assert reader.num_later == 0
-    assert reader.cancellable == {}
+    assert reader.calls == {}
 
 
 def test_when_a_program_goes_its_buffers_go_and_its_waits_stay_silent(post):
@@ -399,7 +400,7 @@ def test_many_readers_of_a_large_message_are_served_in_turns_though_its_sender_g
     turns = 0
 
     async def main():
-        rest = post.mail.send(sender, post.request(Op.SEND, (TEXT, 0, 1), b"t" + bytes(1 << 19)))
+        rest = post.mail.send(post.call(sender, Op.SEND, (TEXT, 0, 1), b"t" + bytes(1 << 19)))
 
         async def count():
             nonlocal turns

@@ -19,6 +19,7 @@ from scheduler.batch.policy import Limits
 from scheduler.batch.run import Member
 from scheduler.batch.step_thread import StepThread
 from scheduler.connection.lip import Lip
+from scheduler.connection.system_call import SystemCall
 from scheduler.operations.decode_call import decode_call
 from scheduler.operations.pred import Limited, Predicting
 from tests.scheduler.bench import ME, Bench, Steps
@@ -38,7 +39,7 @@ class Runs(Bench):
         """A call that a run goes on from."""
         handle, slot = self.program.add(file), self.program.channel.take_rows(1)
         tokens = np.array([7], np.int32)
-        self.batches.submit(decode_call(self.program, file, handle, 1, slot, tokens, None, lambda: None))
+        self.batches.submit(decode_call(SystemCall(self.program, decode(1, handle)), file, slot, tokens, None))
 
     def write(self, file, num_tokens, finished):
         self.batches.submit(PredCall(self.program, file, np.ones(num_tokens, np.int32), None, (), finished))
@@ -89,7 +90,7 @@ def test_the_memory_of_a_program_that_goes_in_a_step_is_free_when_that_is_over(b
 
     async def scenario():
         handle = bench.program.add(bench.fs.kv_create(ME, None))
-        bench.predicting.pred(bench.program, decode(1, handle, flags))
+        bench.predicting.pred(SystemCall(bench.program, decode(1, handle, flags)))
         await bench.steps.wait_entered()
         bench.batches.drop(bench.program)
         bench.program.channel.close()
@@ -107,10 +108,11 @@ def test_an_error_that_is_kept_has_hold_of_no_run(bench):
 
     async def scenario():
         handle = bench.program.add(bench.fs.kv_create(ME, None))
-        bench.predicting.pred(bench.program, decode(1, handle))
+        bench.predicting.pred(SystemCall(bench.program, decode(1, handle)))
         await bench.steps.wait_entered()
         too_many = struct.pack("=IHHIIQQ4q", 64 + 800, Op.PRED, 0, ROWS_NONE, 0, 0, handle, 200, 0, 0, 0) + bytes(832)
-        bench.predicting.pred_batch(bench.program, Request(Op.PRED_BATCH, 0, 2, 0, (1, 0, 0, 0), too_many))
+        batch = Request(Op.PRED_BATCH, 0, 2, 0, (1, 0, 0, 0), too_many)
+        bench.predicting.pred_batch(SystemCall(bench.program, batch))
         bench.steps.gate.set()
         while bench.batches.num_waiting:
             await trio.lowlevel.checkpoint()

@@ -1,0 +1,94 @@
+"""KV files: created, opened, forked, read, cut, and removed. KV_CLOSE is in `closing.py`, what appends in `pred.py`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+
+from kvfs.fs import FileSystem
+from libsym.abi import OPEN_WRITE, Op
+from libsym.channel.server import PAYLOAD_BYTES
+from libsym.errors import Invalid
+from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.operation import Operation, Table
+from scheduler.payloads import mode_of, text_of
+from scheduler.replies import Reply, json_reply
+
+READ_ENTRIES = PAYLOAD_BYTES // 8
+"""Tokens and positions, 4 bytes each, that one reply of KV_READ holds."""
+
+
+class KvFiles:
+    """Answers KV_CREATE, KV_OPEN, KV_FORK, KV_STAT, KV_READ, KV_REMOVE and KV_TRUNCATE."""
+
+    def __init__(self, fs: FileSystem, batches: BatchScheduler) -> None:
+        self._fs = fs
+        self._batches = batches
+
+    def table(self) -> Table:
+        return {
+            Op.KV_CREATE: Operation(self._create),
+            Op.KV_OPEN: Operation(self._open),
+            Op.KV_FORK: Operation(self._fork),
+            Op.KV_STAT: Operation(self._stat),
+            Op.KV_READ: Operation(self._read, takes_payload=False),
+            Op.KV_REMOVE: Operation(self._remove),
+            Op.KV_TRUNCATE: Operation(self._truncate, takes_payload=False),
+        }
+
+    def _create(self, call: SystemCall) -> Reply:
+        lip, request = call.lip, call.request
+        return lip.opened(self._fs.kv_create(lip.credentials, text_of(request) or None, mode_of(request)))
+
+    def _open(self, call: SystemCall) -> Reply:
+        lip, request = call.lip, call.request
+        write = bool(request.flags & OPEN_WRITE)
+        return lip.opened(self._fs.kv_open(lip.credentials, text_of(request), write=write))
+
+    def _fork(self, call: SystemCall) -> Reply:
+        lip, request = call.lip, call.request
+        source = lip.file(request.handle)
+        return lip.opened(self._fs.kv_fork(lip.credentials, source, text_of(request) or None, mode_of(request)))
+
+    def _stat(self, call: SystemCall) -> Reply:
+        lip, request = call.lip, call.request
+        if request.handle:
+            return json_reply(asdict(self._fs.kv_stat_open(lip.file(request.handle))))
+        return json_reply(asdict(self._fs.kv_stat(lip.credentials, text_of(request))))
+
+    @staticmethod
+    def _read(call: SystemCall) -> Reply:
+        """A window: what there is from entry `first` on, as far as a message reaches and was asked for."""
+        content = call.lip.file(call.request.handle).content
+        first, wanted = call.request.args[:2]
+        if first < 0 or wanted < 0:
+            raise Invalid(f"kv_read() takes entries from 0 on, not {first} and {wanted} of them")
+        length = content.table.length
+        first = min(first, length)
+        stop = min(first + min(wanted or READ_ENTRIES, READ_ENTRIES), length)
+        tokens, positions = content.table.read(first, stop)
+        return Reply((stop - first, length, content.cuts), tokens.tobytes() + positions.tobytes())
+
+    def _remove(self, call: SystemCall) -> Reply:
+        lip, request = call.lip, call.request
+        if request.handle:
+            self._fs.kv_remove_open(lip.credentials, lip.file(request.handle), text_of(request))
+            lip.end_generations(request.handle)
+        else:
+            self._fs.kv_remove(lip.credentials, text_of(request))
+        return Reply()
+
+    def _truncate(self, call: SystemCall) -> None:
+        """When the calls before it are over."""
+        handle, length = call.request.handle, call.request.args[0]
+        file = call.lip.file(handle)
+        if length < 0:
+            raise Invalid(f"kv_truncate() cuts to 0 entries or more, not {length}")
+        call.lip.end_generations(handle)
+
+        def truncate() -> Reply:
+            self._fs.kv_truncate(file, length)
+            return Reply((length,))
+
+        self._batches.exclusive(file, partial(call.answer_by, truncate))

@@ -1,0 +1,33 @@
+"""What answers an `Op`. Each module of this room has a table of its own, and `table.py` all of them.
+
+An operation never awaits, so it is atomic with respect to every other program and to the mount. What takes longer (long
+texts, long directories, files made of others) or has to wait (locks) is left to a coroutine, which ends with the
+program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from libsym.abi import Op
+from scheduler.connection.system_call import SystemCall
+from scheduler.replies import Reply
+
+Outcome: TypeAlias = "Reply | Coroutine[Any, Any, Reply | None] | None"
+"""The answer, or a coroutine that gives it. None, of either: the operation sees to the answer itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """How calls of one kind are begun."""
+
+    begin: Callable[[SystemCall], Outcome]
+    takes_payload: bool = True
+    """No: it has no use for one; some of those wait, and would keep it."""
+    max_waiting: int | None = None
+    """It may leave its rest to a coroutine, and is refused while so many calls of the program wait."""
+
+
+Table: TypeAlias = Mapping[Op, Operation]

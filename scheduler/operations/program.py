@@ -1,0 +1,45 @@
+"""What a program asks for itself: that one of its calls ends, and that it sees a domain alone."""
+
+from __future__ import annotations
+
+from kvfs.fs import FileSystem
+from libsym.abi import Op
+from libsym.errors import Invalid, NotPermitted
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.messages import Mail
+from scheduler.operations.operation import Operation, Table
+from scheduler.payloads import text_of
+from scheduler.replies import Reply
+
+
+class Program:
+    """Answers CANCEL and CONFINE."""
+
+    def __init__(self, fs: FileSystem, mail: Mail) -> None:
+        self._fs = fs
+        self._mail = mail
+
+    def table(self) -> Table:
+        return {
+            Op.CANCEL: Operation(self._cancel, takes_payload=False),
+            Op.CONFINE: Operation(self._confine),
+        }
+
+    @staticmethod
+    def _cancel(call: SystemCall) -> Reply:
+        """Ends the call whose id is args[0], if it is one that can be ended and is still under way."""
+        ended = call.lip.calls.get(call.request.args[0])
+        if ended is not None:
+            ended.cancel()
+        return Reply()
+
+    def _confine(self, call: SystemCall) -> Reply:
+        lip = call.lip
+        if lip.credentials.root is not None:
+            raise NotPermitted("this connection is confined to a domain already: connect again for another")
+        if lip.handles or lip.num_later:
+            raise Invalid("only a connection without open files can be confined to a domain: connect again")
+        lip.credentials = self._fs.confine(lip.credentials, text_of(call.request))
+        self._mail.leave(lip)
+        self._mail.join(lip)
+        return Reply()

@@ -1,0 +1,61 @@
+"""What the daemon tells of itself: that it is there, its model, its state, and whether its books are in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from kvfs.fs import FileSystem
+from libsym.abi import Op
+from libsym.errors import NotPermitted, SymError
+from scheduler.connection.lip import Lip
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.operation import Operation, Table
+from scheduler.operations.text import TextModel
+from scheduler.replies import Reply, json_reply
+
+log = logging.getLogger(__name__)
+
+
+class Status:
+    """Answers PING, MODEL_INFO, STAT and CHECK."""
+
+    def __init__(self, fs: FileSystem, model: TextModel, daemon_info: Callable[[], dict[str, Any]]) -> None:
+        self._fs = fs
+        self._model = model
+        self._daemon_info = daemon_info
+
+    def table(self) -> Table:
+        return {
+            Op.PING: Operation(lambda _call: Reply(), takes_payload=False),
+            Op.MODEL_INFO: Operation(lambda _call: json_reply(self._model.info()), takes_payload=False),
+            Op.STAT: Operation(self._stat, takes_payload=False),
+            Op.CHECK: Operation(self._check, takes_payload=False),
+        }
+
+    def _stat(self, call: SystemCall) -> Reply:
+        return json_reply(self._daemon_info() | self._account_of(call.lip))
+
+    def _account_of(self, lip: Lip) -> dict[str, Any]:
+        """What the caller has of pages and files, and may have."""
+        account = self._fs.account_of(lip.credentials)
+        return {
+            "used_bytes": account.num_bytes,
+            "used_files": account.num_files,
+            "quota_bytes": account.limits.num_bytes,
+            "quota_files": account.limits.num_files,
+        }
+
+    def _check(self, call: SystemCall) -> Reply:
+        """The whole of the books at once: some microseconds for each file, so it is for those who run the daemon."""
+        uid = call.lip.credentials.uid
+        if uid not in {0, os.geteuid()}:
+            raise NotPermitted(f"only root and the daemon's user may check its books, not uid {uid}")
+        try:
+            return json_reply(asdict(self._fs.audit()))
+        except SymError as error:
+            log.error("%s", error)  # noqa: TRY400 - the error says it all
+            raise

@@ -1,0 +1,69 @@
+"""All operations: a new subject is a line here, a new system call one in the table of its subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvfs.fs import FileSystem
+from libsym.abi import Op
+from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.operations.advice import Advising
+from scheduler.operations.assemble import Assembler
+from scheduler.operations.claims import Claiming
+from scheduler.operations.closing import Closing
+from scheduler.operations.directories import Listing
+from scheduler.operations.du import DiskUsage
+from scheduler.operations.generate import Generating
+from scheduler.operations.kv import KvFiles
+from scheduler.operations.locks import Locking
+from scheduler.operations.messages import Mail
+from scheduler.operations.names import Names
+from scheduler.operations.operation import Operation
+from scheduler.operations.pred import Limited, Predicting
+from scheduler.operations.program import Program
+from scheduler.operations.status import Status
+from scheduler.operations.text import TextModel, Texts
+from scheduler.operations.usage import Accounting
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """What answers each `Op`, and what has to hear of programs that come and go."""
+
+    by_op: dict[Op, Operation]
+    mail: Mail
+    closing: Closing
+
+
+def all_operations(
+    fs: FileSystem, batches: BatchScheduler, text: TextModel, daemon_info: Callable[[], dict[str, Any]]
+) -> Operations:
+    """Of one daemon."""
+    locking, limited, mail = Locking(fs), Limited(text), Mail(fs.volume.alarms)
+    closing = Closing(fs, batches, locking)
+    subjects = (
+        Status(fs, text, daemon_info),
+        Program(fs, mail),
+        KvFiles(fs, batches),
+        closing,
+        Names(fs),
+        Listing(fs),
+        DiskUsage(fs),
+        Assembler(fs),
+        locking,
+        Claiming(fs, batches, closing),
+        Advising(fs, batches),
+        Predicting(batches, limited),
+        Generating(batches, text, limited),
+        Texts(text),
+        mail,
+        Accounting(batches),
+    )
+    by_op: dict[Op, Operation] = {}
+    for subject in subjects:
+        table = subject.table()
+        assert not by_op.keys() & table.keys(), f"{by_op.keys() & table.keys()} have two operations"
+        by_op |= table
+    return Operations(by_op, mail, closing)

@@ -1,0 +1,157 @@
+"""Texts to tokens and back, conversations to either, and the vocabulary. What may take long is a worker's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import trio
+
+from libsym.abi import TOKENIZE_SPECIAL, Op
+from libsym.channel.server import PAYLOAD_BYTES, Request
+from libsym.errors import Invalid
+from scheduler.connection.lip import MAX_LATER
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.operation import Operation, Table
+from scheduler.payloads import check_range, json_of, text_of
+from scheduler.replies import Reply
+
+SHORT_TEXT_BYTES = 2048
+"""Texts up to here are tokenized at once (about 0.2 ms); longer ones in a worker thread."""
+NUM_WORKERS = 2
+"""That long texts may keep busy: others need the cores, too."""
+MAX_CHAT_TEXTS = 20_000
+MAX_CHAT_OTHER_BYTES = 64 << 10
+"""Some thousands of messages: 20 ms in which nothing else runs, at worst."""
+
+
+class TextModel(Protocol):
+    """What operations ask of the model: its text side and its limits."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_positions(self) -> int: ...
+
+    @property
+    def token_texts(self) -> Sequence[bytes]: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def own_encoder(self) -> Callable[[str], list[int]]:
+        """An `encode` without special tokens."""
+        ...
+
+    def encode(self, text: str, *, special: bool) -> list[int]: ...
+
+    def decode(self, tokens: list[int]) -> str: ...
+
+    def chat_template(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, *, add_generation_prompt: bool
+    ) -> str: ...
+
+    def chat_tokens(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        add_generation_prompt: bool,
+        after_answer: bool,
+        checkpoint: Callable[[], None],
+    ) -> list[int]:
+        """`checkpoint` is called now and then: what it raises ends the call."""
+        ...
+
+    def info(self) -> dict[str, Any]:
+        """What `model_info()` says."""
+        ...
+
+
+class Texts:
+    """Answers TOKENIZE, DETOKENIZE, CHAT_TEMPLATE, CHAT_TOKENS and VOCABULARY."""
+
+    def __init__(self, text: TextModel) -> None:
+        self._text = text
+        self._workers = trio.CapacityLimiter(NUM_WORKERS)
+
+    def table(self) -> Table:
+        def quick(answer: Callable[[Request], Reply]) -> Operation:
+            return Operation(partial(self._at_once_if_short, answer), max_waiting=MAX_LATER)
+
+        return {
+            Op.TOKENIZE: quick(self._tokenize),
+            Op.DETOKENIZE: quick(self._detokenize),
+            Op.CHAT_TEMPLATE: quick(self._chat_template),
+            Op.CHAT_TOKENS: Operation(partial(self._in_worker, self._chat_tokens), max_waiting=MAX_LATER),
+            Op.VOCABULARY: Operation(self._vocabulary, takes_payload=False, max_waiting=MAX_LATER),
+        }
+
+    def _at_once_if_short(
+        self, answer: Callable[[Request], Reply], call: SystemCall
+    ) -> Reply | Coroutine[Any, Any, Reply]:
+        if len(call.request.payload) <= SHORT_TEXT_BYTES:
+            return answer(call.request)
+        return self._in_worker(answer, call)
+
+    def _in_worker(self, answer: Callable[[Request], Reply], call: SystemCall) -> Coroutine[Any, Any, Reply]:
+        return trio.to_thread.run_sync(answer, call.request, limiter=self._workers)
+
+    def _tokenize(self, request: Request) -> Reply:
+        tokens = self._text.encode(text_of(request), special=bool(request.flags & TOKENIZE_SPECIAL))
+        return Reply((len(tokens),), np.asarray(tokens, np.int32).tobytes())
+
+    def _detokenize(self, request: Request) -> Reply:
+        if len(request.payload) % 4:
+            raise Invalid("detokenize() takes 32-bit token ids")
+        tokens = np.frombuffer(request.payload, np.int32)
+        check_range("token", tokens, self._text.vocab_size, "the vocabulary")
+        return Reply((), self._text.decode(tokens.tolist()).encode())
+
+    def _chat_template(self, request: Request) -> Reply:
+        form = _chat_form(request)
+        text = self._text.chat_template(
+            form["messages"], form.get("tools"), add_generation_prompt=bool(form.get("add_generation_prompt", True))
+        )
+        try:
+            return Reply((), text.encode())
+        except UnicodeEncodeError:
+            raise Invalid("chat_template(): the messages have half a surrogate pair in them, no Unicode text") from None
+
+    def _chat_tokens(self, request: Request) -> Reply:
+        """In a worker, always: the template runs several times when it has to be told apart from the messages."""
+        form = _chat_form(request)
+        tokens = self._text.chat_tokens(
+            form["messages"],
+            form.get("tools"),
+            add_generation_prompt=bool(form.get("add_generation_prompt", True)),
+            after_answer=bool(form.get("after_answer", False)),
+            checkpoint=trio.from_thread.check_cancelled,  # of a call that is cancelled, or whose program has gone
+        )
+        return Reply((len(tokens),), np.asarray(tokens, np.int32).tobytes())
+
+    def _vocabulary(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
+        return trio.to_thread.run_sync(self._window, call.request.args[0])
+
+    def _window(self, first: int) -> Reply:
+        """The bytes of the tokens from one on, as many as a message holds."""
+        texts = self._text.token_texts
+        if not 0 <= first < len(texts):
+            raise Invalid(f"token {first} is out of range: the vocabulary has 0 to {len(texts) - 1}")
+        lengths = np.fromiter(map(len, texts[first:]), np.uint32)
+        count = int(np.searchsorted(np.cumsum(lengths + 4, dtype=np.int64), PAYLOAD_BYTES, "right"))
+        payload = lengths[:count].tobytes() + b"".join(texts[first : first + count])
+        return Reply((count, len(texts)), payload)
+
+
+def _chat_form(request: Request) -> dict[str, Any]:
+    form = json_of(request, request.payload, max_texts=MAX_CHAT_TEXTS, max_other_bytes=MAX_CHAT_OTHER_BYTES)
+    if not isinstance(form, dict) or not isinstance(form.get("messages"), list):
+        raise Invalid(f"{request.op.name.lower()}() takes a list of messages")
+    return form
