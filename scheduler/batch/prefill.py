@@ -14,7 +14,8 @@ import trio
 
 from kvfs.fs import OpenKv
 from libsym.errors import SymError
-from scheduler.batch.batch_scheduler import BatchScheduler, PredCall
+from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.batch.call import PredCall
 
 CALL_TOKENS = 512
 """What a step computes beside no decode: after each of these the file has grown, for everybody to see."""

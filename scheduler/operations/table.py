@@ -25,7 +25,7 @@ from scheduler.operations.pred import Limited, Predicting
 from scheduler.operations.program import Program
 from scheduler.operations.status import Status
 from scheduler.operations.text import TextModel, Texts
-from scheduler.operations.usage import Accounting
+from scheduler.operations.usage import ResourceUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def all_operations(
         Generating(batches, text, limited),
         Texts(text),
         mail,
-        Accounting(batches),
+        ResourceUsage(batches),
     )
     by_op: dict[Op, Operation] = {}
     for subject in subjects:

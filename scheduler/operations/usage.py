@@ -15,7 +15,7 @@ from scheduler.operations.operation import Operation, Table
 from scheduler.replies import Reply
 
 
-class Accounting:
+class ResourceUsage:
     """Answers GETRUSAGE: args[0] is the process's number, the payload the rest in JSON."""
 
     def __init__(self, batches: BatchScheduler) -> None:

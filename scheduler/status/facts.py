@@ -19,7 +19,8 @@ from kvfs.control.sources import Process
 from kvfs.fs import FileSystem, OpenKv
 from libsym.abi import Op
 from libsym.errors import NotFound, SymError
-from scheduler.batch.batch_scheduler import STEP_SIZES, BatchScheduler, Usage
+from scheduler.batch.accounting import STEP_SIZES, Usage
+from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.prefill import TextPrefill
 from scheduler.connection.lip import Lip
 from scheduler.gate import Gate
@@ -83,7 +84,7 @@ class Control:
         """Everything that is counted, in Prometheus's text format."""
         steps, pool, volume = self._batches.statistics, self._fs.pool.statistics(), self._fs.statfs()
         gauge, counter, counters = metrics.gauge, metrics.counter, metrics.counters
-        taken = self._gate.num_calls + Counter({Op.PRED: self._batches.num_taken_calls})
+        taken = self._gate.num_calls + Counter({Op.PRED: steps.num_taken_calls})
         calls = {op.name.lower(): count for op, count in sorted(taken.items())}
         return metrics.exposition(
             (
@@ -118,8 +119,8 @@ class Control:
                     "symphony_step_calls",
                     "Calls in a step.",
                     STEP_SIZES,
-                    self._batches.num_steps_by_size,
-                    self._batches.num_calls_in_steps,
+                    steps.num_steps_by_size,
+                    steps.num_calls_in_steps,
                 ),
             )
         )

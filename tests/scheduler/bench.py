@@ -23,7 +23,8 @@ from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
 from libsym.errors import NoBuffers, SymError
-from scheduler.batch.batch_scheduler import BatchScheduler, PredCall
+from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.batch.call import PredCall
 from scheduler.batch.policy import Limits
 from scheduler.connection.lip import Lip
 from scheduler.gate import Gate

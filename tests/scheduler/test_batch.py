@@ -308,7 +308,7 @@ def test_steps_are_counted_by_how_many_calls_they_hold(bench):
         bench.steps.gate.set()
         for result in (first, *others):
             await result.wait()
-        assert bench.batches.num_steps_by_size[:4] == [1, 0, 1, 0]
-        assert bench.batches.num_calls_in_steps == 4
+        assert bench.batches.statistics.num_steps_by_size[:4] == [1, 0, 1, 0]
+        assert bench.batches.statistics.num_calls_in_steps == 4
 
     bench.run(scenario)

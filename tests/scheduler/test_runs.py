@@ -14,7 +14,7 @@ from libsym.abi import ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import NoSpace, SymError
 from scheduler._loop import ffi
-from scheduler.batch.batch_scheduler import PredCall
+from scheduler.batch.call import PredCall
 from scheduler.batch.policy import Limits
 from scheduler.batch.run import Member
 from scheduler.batch.step_thread import StepThread

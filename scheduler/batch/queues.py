@@ -1,0 +1,119 @@
+"""One queue for each file with work: its head is in flight, the others wait for it. And what waits for a handle."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import TypeAlias
+
+from kvfs.fs import OpenKv
+from kvfs.pages.table import PageTable
+from scheduler.batch.call import Caller, FileCall
+
+log = logging.getLogger(__name__)
+
+
+class Action:
+    """What is done to a file between two calls."""
+
+    __slots__ = ("do", "file")
+
+    def __init__(self, file: OpenKv, do: Callable[[], None]) -> None:
+        self.file = file
+        self.do = do
+
+
+Job: TypeAlias = FileCall | Action
+
+
+class FileQueues:
+    """Jobs in order; any of them leaves at once, however long its queue is."""
+
+    def __init__(self, start: Callable[[Job], bool]) -> None:
+        """`start`: a job is the head now. False: it is over already."""
+        self._start = start
+        self._jobs: dict[PageTable, OrderedDict[Job, None]] = {}
+        self._num_jobs: Counter[OpenKv] = Counter()
+        """Of each handle, those that are queued or in flight."""
+        self._when_unused: dict[OpenKv, list[Callable[[], None]]] = {}
+        """What waits for the last of them."""
+
+    def __len__(self) -> int:
+        return sum(len(jobs) for jobs in self._jobs.values())
+
+    def add(self, job: Job) -> None:
+        """It is started now, if the file is idle."""
+        jobs = self._jobs.setdefault(job.file.table, OrderedDict())
+        jobs[job] = None
+        self._num_jobs[job.file] += 1
+        if len(jobs) == 1:
+            self.start(job.file.table)
+
+    def start(self, table: PageTable) -> None:
+        """Start the head of a queue; actions and calls that fail at once are over when this returns."""
+        jobs, over = self._jobs[table], list[Job]()
+        while jobs and not self._start(_head(jobs)):
+            over.append(jobs.popitem(last=False)[0])
+        if not jobs:
+            del self._jobs[table]
+        for job in over:
+            self.left(job)
+
+    def next(self, head: FileCall) -> None:
+        """The head of a queue is over: it is the next one's turn."""
+        table = head.file.table
+        jobs = self._jobs[table]
+        found, _ = jobs.popitem(last=False)
+        assert found is head
+        if jobs:
+            self.start(table)
+        else:
+            del self._jobs[table]
+        self.left(head)
+
+    def take_out(self, call: FileCall) -> bool:
+        """A call leaves its queue. False: it is the head, or in none. Say `left` for it, as soon as it is answered."""
+        jobs = self._jobs.get(call.file.table)
+        if jobs is None or call not in jobs or _head(jobs) is call:
+            return False
+        del jobs[call]
+        return True
+
+    def left(self, job: Job) -> None:
+        """It is in no queue any more: whoever waits for the last job of its handle may go on."""
+        self._num_jobs[job.file] -= 1
+        if not self._num_jobs[job.file]:
+            del self._num_jobs[job.file]
+            for action in self._when_unused.pop(job.file, ()):
+                do(action)
+
+    def replace(self, head: FileCall, other: FileCall) -> None:
+        """Another call of the same handle takes the place of a head."""
+        jobs = self._jobs[head.file.table]
+        del jobs[head]
+        jobs[other] = None
+        jobs.move_to_end(other, last=False)
+
+    def when_unused(self, file: OpenKv, action: Callable[[], None]) -> bool:
+        """Run `action` when this handle has no job. False: it has some now."""
+        if file not in self._num_jobs:
+            action()
+            return True
+        self._when_unused.setdefault(file, []).append(action)
+        return False
+
+    def calls_of(self, caller: Caller) -> list[FileCall]:
+        jobs = [job for queue in self._jobs.values() for job in queue]
+        return [job for job in jobs if isinstance(job, FileCall) and job.caller is caller]
+
+
+def _head(jobs: OrderedDict[Job, None]) -> Job:
+    return next(iter(jobs))
+
+
+def do(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception:
+        log.exception("what was to be done to a file failed")
