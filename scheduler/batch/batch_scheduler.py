@@ -169,22 +169,11 @@ class BatchScheduler:
         )
 
     async def _run_steps(self, thread: StepThread, native: NativeStep, calls: list[FileCall]) -> None:
-        copies: list[tuple[int, int]] = []
-        stale: list[int] = []
         for call in calls:
             call.is_running = True
-            assert call.reservation is not None
-            stale += call.reservation.pages_to_zero(len(call.reservation.tokens))
-            copies += call.reservation.copies
-        run = Run(native, calls, copies, self._scratch.rows(len(calls)), self._runs.wake_fd)
+        run = Run(native, calls, self._scratch.rows(len(calls)), self._runs.wake_fd)
         self._runs.begin(run)
-
-        def compute() -> None:
-            for page in stale:
-                self.fs.pool.store.zero(page)
-            run.execute()
-
-        error = await self._in_thread(thread, len(calls), compute)
+        error = await self._in_thread(thread, len(calls), lambda: run.execute(self.fs.pool.store))
         self._runs.end()
         settle_run(run, self._calls, self._arrivals, error)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from decoder.batch import IntArray, NativeStep
+from kvfs.pages.store import PageStore
 from libsym.channel.hot import HOT_FUNCTIONS, address
 from libsym.errors import SymError
 from libsym.rows.native import checked
@@ -74,13 +75,7 @@ class Member:
         member.capacity = reservation.start + len(reservation.tokens)
         self._keep += [pages, self.log, hot, memory]
         if isinstance(hot, HotGeneration):
-            stop_tokens = np.array(sorted(hot.stop_tokens), np.int32)
-            member.sampler = ffi.cast("sym_sampler *", hot.sampler.address)
-            member.draw_index = hot.draw_index
-            member.stop_tokens = ffi.cast("int32_t *", stop_tokens.ctypes.data)
-            member.num_stop_tokens = len(stop_tokens)
-            member.num_to_emit = hot.num_to_emit
-            self._keep.append(stop_tokens)
+            self._fill_generation(hot)
         else:
             hot.entered()
             row = call.slots(0, 1)[0]
@@ -90,6 +85,16 @@ class Member:
         buffer = ffi.from_buffer("float[]", row, require_writable=True)
         member.row = buffer
         self._keep.append(buffer)
+
+    def _fill_generation(self, hot: HotGeneration) -> None:
+        member = self._member
+        stop_tokens = np.array(sorted(hot.stop_tokens), np.int32)
+        member.sampler = ffi.cast("sym_sampler *", hot.sampler.address)
+        member.draw_index = hot.draw_index
+        member.stop_tokens = ffi.cast("int32_t *", stop_tokens.ctypes.data)
+        member.num_stop_tokens = len(stop_tokens)
+        member.num_to_emit = hot.num_to_emit
+        self._keep.append(stop_tokens)
 
     def let_go(self) -> None:
         """The run is over: what C had is given back here and now. See `kept` for what would come of it in garbage."""
@@ -123,15 +128,14 @@ class Member:
 class Run:
     """One run over calls that are hot, each with one token to compute and whatever room its reservation has."""
 
-    def __init__(
-        self,
-        native: NativeStep,
-        calls: Sequence[FileCall],
-        copies: Sequence[tuple[int, int]],
-        scratch: Rows,
-        wake_fd: int,
-    ) -> None:
+    def __init__(self, native: NativeStep, calls: Sequence[FileCall], scratch: Rows, wake_fd: int) -> None:
         """`wake_fd`: an eventfd that is rung when the programs' rings hold something for the gate."""
+        copies: list[tuple[int, int]] = []
+        self._stale: list[int] = []
+        for call in calls:
+            assert call.reservation is not None
+            self._stale += call.reservation.pages_to_zero(len(call.reservation.tokens))
+            copies += call.reservation.copies
         self._array = ffi.new("sym_member[]", len(calls))
         self.members = [Member(index, call, self._array[index]) for index, call in enumerate(calls)]
         for member, row in zip(self.members, scratch, strict=True):
@@ -156,8 +160,10 @@ class Run:
         self._counted_ns = 0
         self._counted_taken = 0
 
-    def execute(self) -> None:
-        """In the step's thread: run steps until somebody has to decide something."""
+    def execute(self, pages: PageStore) -> None:
+        """In the step's thread: run steps until the scheduler has to decide something."""
+        for page in self._stale:
+            pages.zero(page)
         error = lib.sym_run_execute(self._loop)
         if error:
             raise OSError(error, f"a step of {len(self.members)} calls failed: {os.strerror(error)}")
