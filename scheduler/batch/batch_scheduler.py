@@ -82,7 +82,8 @@ class BatchScheduler:
         """Queue a call; it runs after everything submitted before it for the same file."""
         call.submitted_s = time.perf_counter()
         self._arrivals.note_call(call.caller)
-        if not self._runs.take(call):
+        run = self._runs.run
+        if run is None or not run.take(call):
             self._calls.add(call)
 
     def cancel(self, call: FileCall) -> None:

@@ -54,7 +54,8 @@ class CallsInFlight:
 
     def add(self, job: Job) -> None:
         """It is started after everything that was added before it for the same file."""
-        self._runs.stop_if_holds(job.file.table)
+        if self._runs.run is not None:
+            self._runs.stop_if_holds(job.file.table)
         self._queues.add(job)
 
     def when_unused(self, file: OpenKv, action: Callable[[], None]) -> None:
@@ -108,7 +109,7 @@ class CallsInFlight:
         try:
             pages = self._reserve(call)
         except Exception as failure:
-            if isinstance(failure, (NoSpace, OverQuota)) and self._runs.is_under_way:
+            if isinstance(failure, (NoSpace, OverQuota)) and self._runs.run is not None:
                 self._short.append(call.file.table)
                 self._runs.stop()
                 return True
@@ -122,7 +123,8 @@ class CallsInFlight:
         self._arrivals.note()
         if self._expect is not None:
             self._expect(pages)
-        self._runs.stop()
+        if self._runs.run is not None:
+            self._runs.stop()
         return True
 
     def _reserve(self, call: FileCall) -> IntArray:

@@ -13,7 +13,6 @@ import trio
 from kvfs.fs import FileSystem
 from kvfs.pages.table import PageTable
 from scheduler.batch.accounting import Accounting
-from scheduler.batch.call import FileCall
 from scheduler.batch.run import Member, Run
 
 
@@ -23,46 +22,38 @@ class Runs:
     def __init__(self, fs: FileSystem, accounting: Accounting) -> None:
         self._fs = fs
         self._accounting = accounting
-        self._run: Run | None = None
+        self.run: Run | None = None
         self._synced = 0
         """Progress of the run that the files show already."""
         self.wake_fd = -1
         """Rung by a run when the programs' rings hold something for the gate."""
 
-    @property
-    def is_under_way(self) -> bool:
-        return self._run is not None
-
     def begin(self, run: Run) -> None:
-        self._run, self._synced = run, 0
+        self.run, self._synced = run, 0
 
     def end(self) -> None:
         """It was executed: count the rest of it, and let the gate look at what has come."""
-        run = self._run
+        run = self.run
         assert run is not None
         self._sync(run)
-        self._run = None
+        self.run = None
         self._wake_programs(run)
         for num_calls in range(1, len(run.members) + 1):
             if num_steps := run.steps_of(num_calls):
                 self._accounting.statistics.count_size(num_calls, num_steps)
 
-    def take(self, call: FileCall) -> bool:
-        """Whether the run goes on with this call, which came by the gate."""
-        return self._run is not None and self._run.take(call)
-
     def stop(self) -> None:
         """End it after the step under way: somebody has to decide something."""
-        if self._run is not None:
-            self._run.stop()
+        if self.run is not None:
+            self.run.stop()
 
     def stop_if_holds(self, table: PageTable) -> None:
-        if self._run is not None and self._run.holds(table):
-            self._run.stop()
+        if self.run is not None and self.run.holds(table):
+            self.run.stop()
 
     def sync(self) -> None:
         """Let files show what the run has computed so far."""
-        run = self._run
+        run = self.run
         if run is not None and run.progress != self._synced:
             self._sync(run)
 
@@ -84,8 +75,8 @@ class Runs:
         """A run polls the rings of its programs; what it finds there for others is for the gate."""
         while True:
             await trio.lowlevel.wait_readable(self.wake_fd)
-            if self._run is not None:
-                self._wake_programs(self._run)
+            if self.run is not None:
+                self._wake_programs(self.run)
 
     def _wake_programs(self, run: Run) -> None:
         with suppress(BlockingIOError):
