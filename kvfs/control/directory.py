@@ -14,7 +14,7 @@ import errno
 import os
 import stat
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvfs.control.handles import ControlHandle, Document, TextHandle, not_at_end
 from kvfs.control.sources import ControlFiles
@@ -27,7 +27,7 @@ from kvfs.names.tree import CONTROL_NAME, ROOT_NUMBER, require_directory
 from libsym.errors import Busy, Exists, IsDirectory, NotFound, NotPermitted, SymError
 
 CONTROL_ROOT = 1 << 62
-"""Inode numbers from here on are control files."""
+"""Inode numbers from here on are control files, and numbers of handles are open ones."""
 
 _MODEL, _METRICS, _PROCESSES = CONTROL_ROOT + 1, CONTROL_ROOT + 2, CONTROL_ROOT + 3
 _TEXT_BIT = 1 << 61
@@ -45,8 +45,7 @@ _DIRECTORY, _FILE = stat.S_IFDIR, stat.S_IFREG
 _DIRECTORY_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Attributes:
+class Attributes(NamedTuple):
     """What `stat(2)` says."""
 
     number: int
@@ -72,21 +71,11 @@ class ControlTree:
         self._since_ns = time.time_ns()
         self._handles: set[ControlHandle] = set()
 
-    @staticmethod
-    def owns(number: int) -> bool:
-        """Whether an inode number is one of a control file."""
-        return number >= CONTROL_ROOT
-
-    @staticmethod
-    def is_entrance(parent: int, name: bytes) -> bool:
-        """Whether this name in this directory is the way in: for all but `lookup` it can't be touched."""
-        return parent == ROOT_NUMBER and name == CONTROL_NAME
-
     # Names and attributes
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
         """The file of that name, `.` and `..` too. The root's `.symphony` is found here as well."""
-        if self.is_entrance(parent, name):
+        if parent == ROOT_NUMBER and name == CONTROL_NAME:
             return self.attributes(CONTROL_ROOT)
         number = parent if name == b"." else self._parent(parent) if name == b".." else self._child(parent, name)
         if number == ROOT_NUMBER:
@@ -117,9 +106,6 @@ class ControlTree:
             self._process(number)
             return [(_STATUS, number + 1)]
         raise NotFound(f"control file {number - CONTROL_ROOT} is not a directory")
-
-    def forget(self, number: int, num_lookups: int) -> None:
-        """The kernel forgets a control file; nothing was remembered of it."""
 
     def inode_behind(self, number: int) -> Inode:
         """The inode that a file or directory of the text view mirrors; what else is here can't be changed."""
@@ -169,22 +155,6 @@ class ControlTree:
         writer = TextWriter(self._fs, self._files, opened, is_new=True, pid=pid)
         handle = self._keep(self._text_handle(opened.inode, writer, appends=bool(flags & os.O_APPEND)))
         return handle, self.attributes(_TEXT + opened.inode.number)
-
-    async def read(self, handle: ControlHandle, offset: int, size: int) -> bytes:
-        """As `pread(2)`."""
-        return await handle.read(offset, size)
-
-    async def write(self, handle: ControlHandle, offset: int, data: bytes) -> int:
-        """As `pwrite(2)`: how many bytes were taken."""
-        return await handle.write(offset, data)
-
-    async def flush(self, handle: ControlHandle, pid: int) -> None:
-        """Process `pid` closed a descriptor of the handle."""
-        await handle.flush(pid)
-
-    async def release(self, handle: ControlHandle) -> None:
-        """The last descriptor of the handle was closed."""
-        await handle.release()
 
     def close(self) -> None:
         """The mount is gone, and with it every handle."""

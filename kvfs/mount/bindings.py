@@ -1,5 +1,10 @@
 """Which handler answers which request of the kernel, and how: the table between C and Python.
 
+The first number of a request is that of an inode or of a handle, and says whose it is: from CONTROL_ROOT up it is for
+the handlers of `.symphony`, below for those of the files. `_Routes` decides that, here and nowhere else, before a
+handler is called. Two things count beside that number: the name of `.symphony` itself, in the root; and the second file
+of a request that has two.
+
 Quick handlers wait for nothing, slow ones may. Those for names and attributes are paced while the model computes;
 never what ends something (a close, an unlock) or moves a file's bytes. The kernel asks for an open file's attributes
 before each read through the page cache, and for its capabilities before each write: those are parts of a read or write.
@@ -7,88 +12,142 @@ before each read through the page cache, and for its capabilities before each wr
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+from kvfs.control.directory import CONTROL_ROOT
 from kvfs.mount import shim
-from kvfs.mount.handlers import KvOperations
+from kvfs.mount.control_handlers import ControlHandlers
+from kvfs.mount.handlers import FileHandlers
 from kvfs.mount.requests import Requests
+from kvfs.names.tree import CONTROL_NAME, ROOT_NUMBER
 
 _NS = 1_000_000_000
 
 _PACED_NUMBERS = ("readlink", "opendir", "readdir", "statfs", "listxattr")
 """Quick, and all arguments are numbers."""
 _QUICK_NUMBERS = ("fsync", "releasedir", "fsyncdir")
-_SLOW_NUMBERS = ("read", "flush", "release", "flock", "copy_file_range", "fallocate")
-_PACED_NAMES = ("lookup", "mknod", "unlink", "rmdir", "removexattr")
-"""Quick, and the second argument is a name."""
+_SLOW_NUMBERS = ("read", "flush", "release", "flock", "fallocate")
+_PACED_NAMES = ("lookup", "mknod", "unlink", "rmdir")
+"""Quick, and the second argument is a name in the directory that is the first."""
 
 _CAPABILITIES = b"security.capability"
 
+_Handlers: TypeAlias = FileHandlers | ControlHandlers
 
-def bind(requests: Requests, operations: KvOperations) -> None:
-    """Let the kernel's requests be answered by these handlers."""
+
+@dataclass(frozen=True, slots=True)
+class _Routes:
+    """Whose a request is."""
+
+    files: FileHandlers
+    controls: _Handlers
+    """Those of the files, once more, where the mount has no `.symphony`."""
+
+    def whose(self, number: int, name: bytes = b"") -> _Handlers:
+        """The handlers for an inode or a handle; or for a name in a directory."""
+        is_control = number >= CONTROL_ROOT or (name == CONTROL_NAME and number == ROOT_NUMBER)
+        return self.controls if is_control else self.files
+
+    def whose_are(self, number: int, other: int, name: bytes = b"", other_name: bytes = b"") -> _Handlers:
+        """The handlers for two at once: those of `.symphony` if one of the two is there."""
+        handlers = self.whose(number, name)
+        return self.whose(other, other_name) if handlers is self.files else handlers
+
+    def forget(self, number: int, num_lookups: int) -> None:
+        """Nothing is remembered of what the kernel knows of control files."""
+        if number < CONTROL_ROOT:
+            self.files.forget(number, num_lookups)
+
+
+def bind(requests: Requests, files: FileHandlers, controls: ControlHandlers | None) -> None:
+    """Let the kernel's requests be answered by these handlers; `controls`: if the mount has a `.symphony`."""
+    routes = _Routes(files, controls or files)
     for name in _PACED_NUMBERS:
-        _bind_numbers(name, requests.paced, requests.answer, getattr(operations, name))
+        _bind_numbers(name, routes, requests.paced, requests.answer)
     for name in _QUICK_NUMBERS:
-        _bind_numbers(name, requests.answer, getattr(operations, name))
+        _bind_numbers(name, routes, requests.answer)
     for name in _SLOW_NUMBERS:
-        _bind_numbers(name, requests.begin, getattr(operations, name))
+        _bind_numbers(name, routes, requests.begin)
     for name in _PACED_NAMES:
-        _bind_name(name, requests.paced, requests.answer, getattr(operations, name))
-    _bind_numbers("open", requests.paced, requests.begin, operations.open)
-    _bind_name("create", requests.paced, requests.begin, operations.create)
-    _bind_others(requests, operations)
-    shim.bind_silent("forget", operations.forget)
+        _bind_name(name, routes, requests.paced, requests.answer)
+    _bind_numbers("open", routes, requests.paced, requests.begin)
+    _bind_name("create", routes, requests.paced, requests.begin)
+    _bind_attributes(requests, routes)
+    _bind_others(requests, routes)
+    shim.bind_silent("forget", routes.forget)
     shim.bind_silent("interrupted", requests.interrupted)
 
 
-def _bind_numbers(name: str, how: Any, *first: Any) -> None:
-    shim.bind(name, lambda request, *numbers: how(*first, request, *numbers))
+def _bind_numbers(name: str, routes: _Routes, how: Any, *first: Any) -> None:
+    whose = routes.whose
+    shim.bind(name, lambda request, number, *rest: how(*first, getattr(whose(number), name), request, number, *rest))
 
 
-def _bind_name(name: str, how: Any, *first: Any) -> None:
-    text = shim.text
-    shim.bind(name, lambda request, number, name, *rest: how(*first, request, number, text(name), *rest))
+def _bind_name(name: str, routes: _Routes, how: Any, *first: Any) -> None:
+    whose, text = routes.whose, shim.text
+
+    def callback(request: Any, parent: int, pointer: Any, *rest: int) -> Any:
+        child = text(pointer)
+        return how(*first, getattr(whose(parent, child), name), request, parent, child, *rest)
+
+    shim.bind(name, callback)
 
 
-def _bind_others(requests: Requests, operations: KvOperations) -> None:
-    """Those whose arguments are of a shape of their own."""
-    paced, quick, slow, text = requests.paced, requests.answer, requests.begin, shim.text
+def _bind_attributes(requests: Requests, routes: _Routes) -> None:
+    """Attributes of both kinds: their arguments are of shapes of their own."""
+    paced, quick, slow, whose, text = requests.paced, requests.answer, requests.begin, routes.whose, shim.text
 
     def getattr_(request: Any, number: int, has_file: int) -> int:
         if has_file:
-            return quick(operations.getattr, request, number)
-        return paced(quick, operations.getattr, request, number)
-
-    def getxattr(request: Any, number: int, name: Any, room: int) -> int:
-        name = text(name)
-        if name == _CAPABILITIES:
-            return quick(operations.getxattr, request, number, name, room)
-        return paced(quick, operations.getxattr, request, number, name, room)
-
-    def link(request: Any, number: int, parent: int, name: Any) -> int:
-        return paced(quick, operations.link, request, number, parent, text(name))
-
-    def symlink(request: Any, target: Any, parent: int, name: Any, uid: int, gid: int) -> int:
-        return paced(quick, operations.symlink, request, parent, text(name), text(target), uid, gid)
-
-    def rename(request: Any, parent: int, name: Any, new_parent: int, new_name: Any, flags: int) -> int:
-        return paced(quick, operations.rename, request, parent, text(name), new_parent, text(new_name), flags)
-
-    def setxattr(request: Any, number: int, name: Any, value: Any, size: int, flags: int, uid: int) -> int:
-        value = bytes(shim.view(value, size))
-        return paced(quick, operations.setxattr, request, number, text(name), value, flags, uid)
+            return quick(whose(number).getattr, request, number)
+        return paced(quick, whose(number).getattr, request, number)
 
     def setattr_(request: Any, number: int, fields: int, has_file: int, fh: int, *values: int) -> int:
         *others, atime_s, atime_ns, mtime_s, mtime_ns = values
         times_ns = (atime_s * _NS + atime_ns, mtime_s * _NS + mtime_ns)
         handle = fh if has_file else None
-        return paced(slow, operations.setattr, request, number, fields, handle, *others, *times_ns)
+        return paced(slow, whose(number).setattr, request, number, fields, handle, *others, *times_ns)
 
-    def write(request: Any, fh: int, offset: int, data: Any, size: int) -> int:
-        return slow(operations.write, request, fh, offset, shim.view(data, size))
+    def getxattr(request: Any, number: int, name: Any, room: int) -> int:
+        name = text(name)
+        if name == _CAPABILITIES:
+            return quick(whose(number).getxattr, request, number, name, room)
+        return paced(quick, whose(number).getxattr, request, number, name, room)
 
-    for callback in (getxattr, link, symlink, rename, setxattr, write):
-        shim.bind(callback.__name__, callback)
+    def setxattr(request: Any, number: int, name: Any, value: Any, size: int, flags: int, uid: int) -> int:
+        value = bytes(shim.view(value, size))
+        return paced(quick, whose(number).setxattr, request, number, text(name), value, flags, uid)
+
+    def removexattr(request: Any, number: int, name: Any, uid: int) -> int:
+        return paced(quick, whose(number).removexattr, request, number, text(name), uid)
+
     shim.bind("getattr", getattr_)
     shim.bind("setattr", setattr_)
+    for callback in (getxattr, setxattr, removexattr):
+        shim.bind(callback.__name__, callback)
+
+
+def _bind_others(requests: Requests, routes: _Routes) -> None:
+    """Those that join two files, and those with other arguments than numbers."""
+    paced, quick, slow, text = requests.paced, requests.answer, requests.begin, shim.text
+
+    def symlink(request: Any, target: Any, parent: int, name: Any, uid: int, gid: int) -> int:
+        return paced(quick, routes.whose(parent).symlink, request, parent, text(name), text(target), uid, gid)
+
+    def link(request: Any, number: int, parent: int, name: Any) -> int:
+        return paced(quick, routes.whose_are(number, parent).link, request, number, parent, text(name))
+
+    def rename(request: Any, parent: int, name: Any, new_parent: int, new_name: Any, flags: int) -> int:
+        name, new_name = text(name), text(new_name)
+        handler = routes.whose_are(parent, new_parent, name, new_name).rename
+        return paced(quick, handler, request, parent, name, new_parent, new_name, flags)
+
+    def copy_file_range(request: Any, fh: int, offset: int, target_fh: int, *rest: int) -> int:
+        return slow(routes.whose_are(fh, target_fh).copy_file_range, request, fh, offset, target_fh, *rest)
+
+    def write(request: Any, fh: int, offset: int, data: Any, size: int) -> int:
+        return slow(routes.whose(fh).write, request, fh, offset, shim.view(data, size))
+
+    for callback in (symlink, link, rename, copy_file_range, write):
+        shim.bind(callback.__name__, callback)

@@ -46,8 +46,8 @@ class _Listing:
     names: tuple[bytes, ...] = ()
 
 
-class KvOperations:
-    """The handlers of one mount. `num_handles` are open; `dispose` when the mount is gone."""
+class FileHandlers:
+    """The handlers of one mount's files. `num_handles` are open; `dispose` when the mount is gone."""
 
     def __init__(self, volume: Volume, answers: Answers, eager: Eager) -> None:
         self._volume = volume
@@ -358,15 +358,10 @@ class KvOperations:
         )
         return self._new_handle(handle), open_flags
 
-    def new_number(self) -> int:
-        """A number for something open, used for nothing before."""
-        self._next_handle += 1
-        return self._next_handle
-
     def _new_handle(self, handle: Handle | _Listing) -> int:
-        number = self.new_number()
-        self._handles[number] = handle
-        return number
+        self._next_handle += 1
+        self._handles[self._next_handle] = handle
+        return self._next_handle
 
     def _file(self, fh: int) -> Handle:
         handle = self._handles.get(fh)

@@ -21,9 +21,9 @@ from kvfs.control.directory import ControlTree
 from kvfs.fs import FileSystem
 from kvfs.mount import shim
 from kvfs.mount.bindings import bind
-from kvfs.mount.control_requests import ControlledOperations
+from kvfs.mount.control_handlers import ControlHandlers
 from kvfs.mount.eager import Eager
-from kvfs.mount.handlers import KvOperations
+from kvfs.mount.handlers import FileHandlers
 from kvfs.mount.pace import Pace
 from kvfs.mount.requests import Requests
 from kvfs.mount.shim import pyfuse3
@@ -61,12 +61,9 @@ async def serve_mount(
     eager = Eager()
     requests = Requests(eager, Pace(is_busy), catch_up)
     answers = Answers(shim.out, shim.send)
-    operations = (
-        KvOperations(fs.volume, answers, eager)
-        if control is None
-        else ControlledOperations(fs.volume, answers, eager, control)
-    )
-    bind(requests, operations)
+    files = FileHandlers(fs.volume, answers, eager)
+    controls = None if control is None else ControlHandlers(control, fs.volume, answers, eager, files)
+    bind(requests, files, controls)
     agreed = trio.Event()
     _mount(where, agreed, allow_other=allow_other)
     try:
@@ -79,7 +76,7 @@ async def serve_mount(
     finally:
         fs.mountpoint = None
         fs.alias_mountpoint()
-        _unmount(operations, where)
+        _unmount(where, files, control)
     raise NotConnected(f"{where} was unmounted by somebody else; restart to mount it again")
 
 
@@ -126,13 +123,15 @@ async def _loop(where: Path, agreed: trio.Event) -> None:
         nursery.cancel_scope.cancel()
 
 
-def _unmount(operations: KvOperations, where: Path) -> None:
-    if operations.num_handles:
+def _unmount(where: Path, files: FileHandlers, control: ControlTree | None) -> None:
+    if files.num_handles:
         log.warning(
-            "unmounting %s with %d files and directories open: their users get errors", where, operations.num_handles
+            "unmounting %s with %d files and directories open: their users get errors", where, files.num_handles
         )
     pyfuse3.close(unmount=True)  # lazy: succeeds with files open
-    operations.dispose()
+    if control is not None:
+        control.close()
+    files.dispose()
     log.info("unmounted %s", where)
 
 

@@ -1,0 +1,185 @@
+"""The handlers of `.symphony`: `kvfs.mount.handlers` once more, for the numbers from CONTROL_ROOT up.
+
+Control files go past the page cache (direct I/O): their bytes are made when they are asked for. The kernel may forget
+one at any time: nothing is remembered of what it knows.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from dataclasses import dataclass
+
+from kvfs.control.directory import CONTROL_ROOT, ControlTree
+from kvfs.control.handles import ControlHandle
+from kvfs.mount import wire
+from kvfs.mount.eager import Eager
+from kvfs.mount.handlers import DOTS, FileHandlers
+from kvfs.names.inode import Credentials
+from kvfs.volume import Volume
+from libsym.errors import Invalid, NotPermitted, NotSupported, SymError
+
+_GONE = frozenset({errno.ENOENT, errno.ESTALE})
+
+
+@dataclass(slots=True)
+class _Listing:
+    """An open directory of control files: names and numbers as they were at opendir or rewinddir."""
+
+    number: int
+    entries: tuple[tuple[bytes, int], ...] = ()
+
+
+class ControlHandlers:
+    """The handlers of one mount's control files. Handles too have numbers from CONTROL_ROOT up."""
+
+    def __init__(
+        self, control: ControlTree, volume: Volume, answers: wire.Answers, eager: Eager, files: FileHandlers
+    ) -> None:
+        self._control = control
+        self._volume = volume
+        self._answers = answers
+        self._eager = eager
+        self._files = files
+        self._handles: dict[int, ControlHandle] = {}
+        self._listings: dict[int, _Listing] = {}
+        self._numbers = itertools.count(CONTROL_ROOT)
+
+    # Names
+
+    def lookup(self, parent: int, name: bytes) -> int:
+        found = self._control.lookup(parent, name)
+        return self._answers.entry(wire.attributes(*found), found.number)
+
+    def refuse_change(self, *_arguments: object) -> int:
+        raise NotPermitted("names of control files can't be changed here; change those of the mount itself")
+
+    mknod = symlink = link = unlink = rmdir = rename = refuse_change
+
+    def readlink(self, _number: int) -> int:
+        raise Invalid("no control file is a symbolic link")
+
+    # Attributes
+
+    def getattr(self, number: int) -> int:
+        return self._answers.attr(wire.attributes(*self._control.attributes(number)))
+
+    async def setattr(
+        self,
+        number: int,
+        fields: int,
+        _fh: int | None,
+        mode: int,
+        uid: int,
+        gid: int,
+        size: int,
+        atime_ns: int,
+        mtime_ns: int,
+    ) -> int:
+        behind = self._control.inode_behind(number)
+        if fields & wire.SET_UID:
+            self._volume.change_owner(behind, uid)
+        if fields & wire.SET_SIZE:
+            self._control.truncate(number, size)
+        self._files.set_others(behind, fields, mode, gid, atime_ns, mtime_ns)
+        return self.getattr(number)
+
+    def statfs(self, number: int) -> int:
+        return self._files.statfs(self._control.inode_around(number).number)
+
+    def getxattr(self, number: int, name: bytes, room: int) -> int:
+        return self._files.getxattr(self._behind(number), name, room)
+
+    def listxattr(self, number: int, room: int) -> int:
+        return self._files.listxattr(self._behind(number), room)
+
+    def setxattr(self, number: int, name: bytes, value: bytes, flags: int, uid: int) -> int:
+        return self._files.setxattr(self._behind(number), name, value, flags, uid)
+
+    def removexattr(self, number: int, name: bytes, uid: int) -> int:
+        return self._files.removexattr(self._behind(number), name, uid)
+
+    def _behind(self, number: int) -> int:
+        """The inode whose extended attributes these are: those of a text are those of its KV file."""
+        try:
+            return self._control.inode_behind(number).number
+        except NotPermitted:
+            raise NotSupported("control files have no extended attributes") from None
+
+    # Files
+
+    async def create(self, parent: int, name: bytes, mode: int, flags: int, uid: int, gid: int, pid: int) -> int:
+        await self._eager.leave()
+        handle, attributes = await self._control.create(parent, name, mode, flags, Credentials(uid, gid), pid)
+        return self._answers.created(wire.attributes(*attributes), self._opened(handle), wire.OPEN_DIRECT_IO)
+
+    async def open(self, number: int, flags: int, _uid: int, pid: int) -> int:
+        await self._eager.leave()
+        handle = await self._control.open(number, flags, pid)
+        return self._answers.opened(self._opened(handle), wire.OPEN_DIRECT_IO)
+
+    async def read(self, fh: int, offset: int, size: int) -> int:
+        await self._eager.leave()
+        return self._answers.data(await self._handles[fh].read(offset, size))
+
+    async def write(self, fh: int, offset: int, data: memoryview) -> int:
+        kept = bytes(data)  # the request's own memory is used again as soon as this waits
+        await self._eager.leave()
+        return self._answers.count(await self._handles[fh].write(offset, kept))
+
+    async def flush(self, fh: int, pid: int) -> int:
+        await self._eager.leave()
+        await self._handles[fh].flush(pid)
+        return 0
+
+    async def release(self, fh: int) -> int:
+        handle = self._handles.pop(fh)
+        await self._eager.leave()
+        await handle.release()
+        return 0
+
+    async def copy_file_range(self, *_arguments: int) -> int:
+        raise NotSupported("texts are copied by reading and writing")  # as `cp` does then
+
+    fallocate = flock = copy_file_range
+
+    def _opened(self, handle: ControlHandle) -> int:
+        number = next(self._numbers)
+        self._handles[number] = handle
+        return number
+
+    # Directories
+
+    def opendir(self, number: int) -> int:
+        fh = next(self._numbers)
+        self._listings[fh] = _Listing(number)
+        return self._answers.opened(fh)
+
+    def readdir(self, fh: int, start: int, room: int) -> int:
+        listing = self._listings[fh]
+        if start == 0:
+            dots = [(name, listing.number) for name in DOTS]
+            listing.entries = (*dots, *self._control.listing(listing.number))
+        answer = []
+        for place, (name, number) in enumerate(listing.entries[start:], start):
+            try:
+                attributes = self._control.attributes(number)
+            except SymError as error:
+                if error.errno not in _GONE:
+                    raise
+                continue
+            room -= wire.listing_entry_bytes(name)
+            if room < 0:
+                break
+            answer.append(wire.listing_entry(name, wire.attributes(*attributes), number, place + 1))
+        return self._answers.data(b"".join(answer))
+
+    def releasedir(self, fh: int) -> int:
+        del self._listings[fh]
+        return 0
+
+    def fsync(self, _fh: int) -> int:
+        """See `kvfs.mount.handlers`."""
+        return 0
+
+    fsyncdir = fsync
