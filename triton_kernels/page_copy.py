@@ -46,14 +46,9 @@ def zero_pages(pages: torch.Tensor, targets: torch.Tensor) -> None:
     _launch(pages, targets, targets, zero=True)
 
 
-def page_words(pages: torch.Tensor) -> torch.Tensor:
-    """`pages [num_frames, ...]` of any type as `[num_frames, words]` int32: the same memory."""
-    assert pages.is_contiguous()
-    return pages.view(pages.shape[0], -1).view(torch.int32)
-
-
 def _launch(pages: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, zero: bool) -> None:
-    words = page_words(pages)
+    assert pages.is_contiguous()
+    words = pages.view(pages.shape[0], -1).view(torch.int32)  # [num_frames, words]: the same memory
     assert sources.shape == targets.shape == (targets.numel(),), (sources.shape, targets.shape)
     assert sources.dtype == targets.dtype == torch.int32
     assert sources.is_contiguous()
