@@ -1,0 +1,15 @@
+from collections.abc import Iterator
+
+from tests.triton_kernels.launches import Launch
+from tests.triton_kernels.launches._logits import DEFAULT, ROWS, VOCAB_SIZES, logits, results, settings
+from triton_kernels.logits_choose import choose
+from triton_kernels.logits_rows import scratch_for
+
+
+def launches() -> Iterator[Launch]:
+    for vocab_size in VOCAB_SIZES:
+        yield Launch(str(vocab_size), lambda vocab_size=vocab_size: launch(vocab_size), default=vocab_size == DEFAULT)
+
+
+def launch(vocab_size) -> None:
+    choose(logits(vocab_size), settings(), scratch_for(ROWS, vocab_size, "meta"), *results())
