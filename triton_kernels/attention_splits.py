@@ -18,10 +18,6 @@ at once; prefill walks the splits one after the other and merges in registers. T
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 
@@ -45,8 +41,6 @@ TOTAL_LANES = 8
 """Columns of the ones that add up the weights: the fewest of a matrix instruction. The ones lie in shared memory, and
 with 16 columns decode at head_dim 128 would not fit twice into a Hopper multiprocessor's 228 KB."""
 SPLIT_ENTRIES = SPLIT_PAGES * PAGE_ENTRIES
-
-LOG2_E = math.log2(math.e)
 
 
 @triton.jit
@@ -146,50 +140,3 @@ def merge_split(
 def finish_merge(total: tl.tensor, summed: tl.tensor) -> tl.tensor:
     """The result; zeros for a row that attends to nothing."""
     return summed * (1.0 / tl.where(total > 0.0, total, 1.0))[:, None]
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """The compile-time numbers that all kernels of a model share."""
-
-    group: int
-    """Query heads of one KV head: they are rows of one matrix product, so K and V are read once for them."""
-    rows: int
-    """Rows of that product at the least: what the matrix instruction takes."""
-    head_dim: int
-    head_lanes: int
-    """`head_dim`, padded to a power of two."""
-    num_warps: int
-    """A tile of twice the rows has twice the warps, and 16 rows a warp still."""
-
-
-def tile(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    assert num_heads % num_kv_heads == 0, (num_heads, num_kv_heads)
-    assert 16 <= head_dim <= 256, head_dim
-    assert head_dim % 16 == 0, head_dim
-    group = num_heads // num_kv_heads
-    half = dtype != torch.float32
-    head_lanes = int(triton.next_power_of_2(head_dim))
-    return Tile(
-        group=group,
-        rows=max(64 if half else 16, int(triton.next_power_of_2(group))),
-        head_dim=head_dim,
-        head_lanes=head_lanes,
-        # 256 lanes are 128 registers a thread with 4 warps, and prefill holds them twice.
-        num_warps=8 if half and head_lanes > 128 else 4,
-    )
-
-
-def score_scales(head_dim: int, scale: float | None, softcap: float) -> tuple[float, float]:
-    """`score_scale` and `log2_scale` of the steps."""
-    scale = head_dim**-0.5 if scale is None else scale
-    assert scale > 0.0, scale
-    assert softcap >= 0.0, softcap
-    return (2.0 * LOG2_E * scale / softcap, LOG2_E * softcap) if softcap else (0.0, LOG2_E * scale)
-
-
-def multiprocessors(device: torch.device) -> int:
-    """How many there are to fill; a few under the interpreter, so that its programs loop as a GPU's do."""
-    if device.type != "cuda":
-        return 3
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

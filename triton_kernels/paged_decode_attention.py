@@ -19,60 +19,22 @@ import triton
 import triton.language as tl
 
 from libsym.abi import PAGE_ENTRIES
+from triton_kernels.attention_launch import check_paged, list_lanes, narrow_shape, num_splits, numbers, output_for
 from triton_kernels.attention_splits import (
     SPLIT_ENTRIES,
-    SPLIT_PAGES,
-    SPLIT_STEPS,
-    STEP_ENTRIES,
-    TOTAL_LANES,
     finish_merge,
     finish_split,
     frame_offsets,
     load_frames,
     merge_split,
-    multiprocessors,
-    score_scales,
     score_step,
     sum_step,
-    tile,
 )
 from triton_kernels.shared_prefix_attention import SharedPrefixes, attend_shared_prefixes
 
 MERGE_HEADS = 4
 MERGE_AHEAD = 8
 """Partial results that the merge loads before it uses the first: it waits for the memory once instead of 8 times."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchShape:
-    """The compile-time numbers of a launch, from the model's shape and element types alone."""
-
-    group: int
-    tile_rows: int
-    head_dim: int
-    head_lanes: int
-    num_warps: int
-    num_stages: int
-    programs_per_multiprocessor: int
-    """How many fit into a Hopper one, by registers and shared memory. With three stages at head_dim 128 two programs
-    have 128 KB under way, where 4.3 TB/s over 132 multiprocessors and a microsecond of latency ask for 33."""
-
-
-def launch_shape(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
-) -> LaunchShape:
-    """How to launch for this model; nothing in it depends on the batch."""
-    shape = tile(num_heads, num_kv_heads, head_dim, dtype)
-    step_bytes = 2 * STEP_ENTRIES * shape.head_lanes * (kv_dtype or dtype).itemsize
-    return LaunchShape(
-        group=shape.group,
-        tile_rows=shape.rows,
-        head_dim=shape.head_dim,
-        head_lanes=shape.head_lanes,
-        num_warps=shape.num_warps,
-        num_stages=3 if step_bytes <= 32 << 10 else 2 if step_bytes <= 64 << 10 else 1,
-        programs_per_multiprocessor=3 if shape.head_lanes <= 64 else 2 if shape.head_lanes <= 128 else 1,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +53,6 @@ class Scratch:
             torch.empty(rows * head_dim, dtype=torch.float32, device=device),
             torch.empty(rows, dtype=torch.float32, device=device),
         )
-
-
-def num_splits(table_pages: int) -> int:
-    """Splits that a page table of this width can need."""
-    return max(1, -(-table_pages // SPLIT_PAGES))
 
 
 @triton.jit(do_not_specialize=["table_batch_stride", "batch", "num_splits"])
@@ -261,27 +218,19 @@ def paged_decode_attention(
     for the device.
     """
     batch, num_heads, head_dim = query.shape
-    _, num_kv_heads, page_entries, _ = key_pages.shape
-    assert page_entries == PAGE_ENTRIES, page_entries
-    assert key_pages.shape[3] == head_dim, (key_pages.shape, query.shape)
-    assert value_pages.shape == key_pages.shape
-    assert value_pages.stride() == key_pages.stride()
-    assert key_pages.dtype == value_pages.dtype
-    assert key_pages.dtype in {query.dtype, torch.float8_e4m3fn}, (key_pages.dtype, query.dtype)
-    assert query.stride(2) == key_pages.stride(3) == page_tables.stride(1) == lengths.stride(0) == 1
+    num_kv_heads = key_pages.shape[1]
+    check_paged(query, key_pages, value_pages, page_tables)
     assert page_tables.shape[0] == lengths.shape[0] == batch
     assert page_tables.dtype == lengths.dtype == torch.int32
-    out = torch.empty((batch, num_heads, head_dim), dtype=query.dtype, device=query.device) if out is None else out
-    assert out.shape == query.shape
-    assert out.is_contiguous()
+    assert lengths.stride(0) == 1
+    out = output_for(query, out)
     table_pages = page_tables.shape[1]
     scratch = scratch or Scratch.allocate(batch, num_heads, head_dim, table_pages, query.device)
     splits = num_splits(table_pages)
     assert scratch.log2_weights.numel() >= batch * num_heads * splits
     assert scratch.partials.numel() >= batch * num_heads * splits * head_dim
 
-    shape = launch_shape(num_heads, num_kv_heads, head_dim, query.dtype, key_pages.dtype)
-    score_scale, log2_scale = score_scales(head_dim, scale, softcap)
+    shape = narrow_shape(num_heads, num_kv_heads, head_dim, query.dtype, key_pages.dtype)
     if groups is not None:
         attend_shared_prefixes(
             query,
@@ -296,8 +245,7 @@ def paged_decode_attention(
             softcap=softcap,
             window=window,
         )
-    programs = min(batch * num_kv_heads * splits, shape.programs_per_multiprocessor * multiprocessors(query.device))
-    _attend_splits_kernel[(programs,)](
+    _attend_splits_kernel[(shape.num_programs(batch * num_kv_heads * splits, query.device),)](
         query,
         key_pages,
         value_pages,
@@ -306,34 +254,15 @@ def paged_decode_attention(
         lengths if groups is None else groups.row_splits,
         scratch.partials,
         scratch.log2_weights,
-        score_scale,
-        log2_scale,
-        window,
-        query.stride(0),
-        query.stride(1),
-        key_pages.stride(0),
-        key_pages.stride(1),
-        key_pages.stride(2),
-        page_tables.stride(0),
+        *numbers(query, key_pages, page_tables, scale=scale, softcap=softcap, window=window),
         batch,
         num_heads,
         num_kv_heads,
         splits,
-        BATCH_LANES=batch_lanes(batch),
-        GROUP=shape.group,
-        TILE_ROWS=shape.tile_rows,
-        HEAD_DIM=shape.head_dim,
-        HEAD_LANES=shape.head_lanes,
-        PAGE=PAGE_ENTRIES,
-        STEP=STEP_ENTRIES,
-        SPLIT_STEPS=SPLIT_STEPS,
-        TOTAL_LANES=TOTAL_LANES,
-        SOFTCAP=softcap > 0.0,
-        WINDOWED=window > 0,
+        BATCH_LANES=list_lanes(batch),
         SHARED=groups is not None,
         enable_fp_fusion=False,
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        **shape.constants(softcap=softcap, window=window),
     )
     _merge_splits_kernel[(batch, triton.cdiv(num_heads, MERGE_HEADS))](
         scratch.partials,
@@ -353,11 +282,6 @@ def paged_decode_attention(
         num_warps=4,
     )
     return out
-
-
-def batch_lanes(batch: int) -> int:
-    """Lanes of the work list: few values, since each is a compilation."""
-    return max(32, int(triton.next_power_of_2(batch)))
 
 
 def layer_pages(pages: torch.Tensor, layer: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:

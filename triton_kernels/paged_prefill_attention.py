@@ -9,68 +9,24 @@ one running softmax from the first page to the last: 64 registers a thread fewer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
-from libsym.abi import PAGE_ENTRIES
+from triton_kernels.attention_launch import LaunchShape, check_paged, numbers, output_for, wide_shape
 from triton_kernels.attention_splits import (
-    SPLIT_STEPS,
-    STEP_ENTRIES,
-    TOTAL_LANES,
     finish_merge,
     finish_split,
     frame_offsets,
     load_frames,
     merge_split,
-    score_scales,
     score_step,
     sum_step,
-    tile,
 )
 
 Int32Array = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchShape:
-    """The compile-time numbers of a launch, from the model's shape and element types alone."""
-
-    group: int
-    tile_rows: int
-    positions: int
-    """Rows of a chunk in one tile, each with `group` heads."""
-    head_dim: int
-    head_lanes: int
-    num_warps: int
-    num_stages: int
-
-
-def launch_shape(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype | None = None,
-) -> LaunchShape:
-    """How to launch for this model; nothing in it depends on the batch."""
-    shape = tile(num_heads, num_kv_heads, head_dim, dtype)
-    wide = dtype != torch.float32 and shape.head_lanes <= 128
-    tile_rows = max(shape.rows, 128) if wide else shape.rows
-    step_bytes = 2 * STEP_ENTRIES * shape.head_lanes * (kv_dtype or dtype).itemsize
-    return LaunchShape(
-        group=shape.group,
-        tile_rows=tile_rows,
-        positions=tile_rows // shape.group,
-        head_dim=shape.head_dim,
-        head_lanes=shape.head_lanes,
-        num_warps=8 if wide else shape.num_warps,
-        num_stages=3 if step_bytes <= 32 << 10 else 2 if step_bytes <= 64 << 10 else 1,
-    )
 
 
 @triton.jit(do_not_specialize=["table_chunk_stride"])
@@ -227,16 +183,9 @@ def paged_prefill_attention(
     for slot j of page p; chunk c's first row begins at word `mask_first[c]` of `masks`; -1: no mask. `tiles [n, 2]`
     is from `prefill_tiles`; a chunk of -1 is padding. Rows of no tile are left as they are.
     """
-    num_rows, num_heads, head_dim = query.shape
-    _, num_kv_heads, page_entries, _ = key_pages.shape
-    chunks = page_tables.shape[0]
-    assert page_entries == PAGE_ENTRIES, page_entries
-    assert key_pages.shape[3] == head_dim, (key_pages.shape, query.shape)
-    assert value_pages.shape == key_pages.shape
-    assert value_pages.stride() == key_pages.stride()
-    assert key_pages.dtype == value_pages.dtype
-    assert key_pages.dtype in {query.dtype, torch.float8_e4m3fn}, (key_pages.dtype, query.dtype)
-    assert query.stride(2) == key_pages.stride(3) == page_tables.stride(1) == 1
+    _, num_heads, head_dim = query.shape
+    num_kv_heads, chunks = key_pages.shape[1], page_tables.shape[0]
+    check_paged(query, key_pages, value_pages, page_tables)
     assert tiles.is_contiguous()
     assert tiles.shape[1] == 2
     assert starts.shape == (chunks,)
@@ -247,15 +196,12 @@ def paged_prefill_attention(
         assert mask_words is not None
         assert mask_first.shape == mask_words.shape == (chunks,)
         lists += [masks, mask_first, mask_words]
-    assert all(numbers.dtype == torch.int32 for numbers in lists)
-    out = torch.empty((num_rows, num_heads, head_dim), dtype=query.dtype, device=query.device) if out is None else out
-    assert out.shape == query.shape
-    assert out.is_contiguous()
+    assert all(each.dtype == torch.int32 for each in lists)
+    out = output_for(query, out)
     if tiles.shape[0] == 0:
         return out
 
-    shape = launch_shape(num_heads, num_kv_heads, head_dim, query.dtype, key_pages.dtype)
-    score_scale, log2_scale = score_scales(head_dim, scale, softcap)
+    shape = wide_shape(num_heads, num_kv_heads, head_dim, query.dtype, key_pages.dtype)
     _attend_tiles_kernel[(num_kv_heads, tiles.shape[0])](
         query,
         key_pages,
@@ -268,32 +214,13 @@ def paged_prefill_attention(
         tiles if mask_first is None else mask_first,
         tiles if mask_words is None else mask_words,
         out,
-        score_scale,
-        log2_scale,
-        window,
-        query.stride(0),
-        query.stride(1),
-        key_pages.stride(0),
-        key_pages.stride(1),
-        key_pages.stride(2),
-        page_tables.stride(0),
+        *numbers(query, key_pages, page_tables, scale=scale, softcap=softcap, window=window),
         num_heads,
-        GROUP=shape.group,
-        POSITIONS=shape.positions,
-        TILE_ROWS=shape.tile_rows,
-        HEAD_DIM=shape.head_dim,
-        HEAD_LANES=shape.head_lanes,
-        PAGE=PAGE_ENTRIES,
-        STEP=STEP_ENTRIES,
-        SPLIT_STEPS=SPLIT_STEPS,
-        TOTAL_LANES=TOTAL_LANES,
-        SOFTCAP=softcap > 0.0,
-        WINDOWED=window > 0,
+        POSITIONS=shape.tile_tokens,
         MASKS=masks is not None,
         INVARIANT=invariant,
         enable_fp_fusion=not invariant,
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        **shape.constants(softcap=softcap, window=window),
     )
     return out
 
@@ -303,8 +230,8 @@ def prefill_tiles(lengths: Int32Array, shape: LaunchShape) -> Int32Array:
 
     The last rows of a chunk come first: they see the most, and what starts last should be short.
     """
-    counts = -(-np.asarray(lengths, dtype=np.int64) // shape.positions)
+    counts = -(-np.asarray(lengths, dtype=np.int64) // shape.tile_tokens)
     chunks = np.repeat(np.arange(len(counts)), counts)
     within = np.arange(len(chunks)) - np.repeat(np.cumsum(counts) - counts, counts)
     order = np.argsort(-within, kind="stable")
-    return np.stack([chunks, within * shape.positions], axis=1)[order].astype(np.int32)
+    return np.stack([chunks, within * shape.tile_tokens], axis=1)[order].astype(np.int32)

@@ -19,21 +19,15 @@ import torch
 import triton
 import triton.language as tl
 
-from libsym.abi import PAGE_ENTRIES
+from triton_kernels.attention_launch import list_lanes, num_splits, numbers, wide_shape
 from triton_kernels.attention_splits import (
     SPLIT_ENTRIES,
     SPLIT_PAGES,
-    SPLIT_STEPS,
-    STEP_ENTRIES,
-    TOTAL_LANES,
     finish_split,
     frame_offsets,
     load_frames,
-    multiprocessors,
-    score_scales,
     score_step,
     sum_step,
-    tile,
 )
 
 Int32Array = npt.NDArray[np.int32]
@@ -51,39 +45,6 @@ class SharedPrefixes:
     """[groups]: whole splits whose frames the members share."""
     row_splits: torch.Tensor
     """[batch]: the splits of a row that its group does, 0 without a group."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchShape:
-    group: int
-    tile_rows: int
-    members: int
-    """Rows of the batch in one tile."""
-    head_dim: int
-    head_lanes: int
-    num_warps: int
-    num_stages: int
-    programs_per_multiprocessor: int
-
-
-def launch_shape(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
-) -> LaunchShape:
-    """How to launch for this model; nothing in it depends on the batch."""
-    shape = tile(num_heads, num_kv_heads, head_dim, dtype)
-    step_bytes = 2 * STEP_ENTRIES * shape.head_lanes * (kv_dtype or dtype).itemsize
-    wide = dtype != torch.float32 and shape.head_lanes <= 128
-    tile_rows = max(shape.rows, 128) if wide else shape.rows
-    return LaunchShape(
-        group=shape.group,
-        tile_rows=tile_rows,
-        members=tile_rows // shape.group,
-        head_dim=shape.head_dim,
-        head_lanes=shape.head_lanes,
-        num_warps=8 if wide else shape.num_warps,
-        num_stages=3 if step_bytes <= 32 << 10 else 2 if step_bytes <= 64 << 10 else 1,
-        programs_per_multiprocessor=1,
-    )
 
 
 @triton.jit(do_not_specialize=["table_batch_stride", "num_groups", "num_splits"])
@@ -206,18 +167,15 @@ def attend_shared_prefixes(
     batch, num_heads, head_dim = query.shape
     num_kv_heads = key_pages.shape[1]
     num_groups = groups.splits.shape[0]
-    splits = max(1, triton.cdiv(page_tables.shape[1], SPLIT_PAGES))
+    splits = num_splits(page_tables.shape[1])
     assert groups.first.shape[0] == num_groups + 1
     assert groups.row_splits.shape[0] == batch
     assert groups.first.dtype == groups.rows.dtype == groups.splits.dtype == groups.row_splits.dtype == torch.int32
     if num_groups == 0:
         return
-    shape = launch_shape(num_heads, num_kv_heads, head_dim, query.dtype, key_pages.dtype)
-    score_scale, log2_scale = score_scales(head_dim, scale, softcap)
-    most_tiles = groups.rows.shape[0] // shape.members + num_groups
-    _attend_prefixes_kernel[
-        (min(most_tiles * splits * num_kv_heads, shape.programs_per_multiprocessor * multiprocessors(query.device)),)
-    ](
+    shape = wide_shape(num_heads, num_kv_heads, head_dim, query.dtype, key_pages.dtype)
+    most_tiles = groups.rows.shape[0] // shape.tile_tokens + num_groups
+    _attend_prefixes_kernel[(shape.num_programs(most_tiles * splits * num_kv_heads, query.device),)](
         query,
         key_pages,
         value_pages,
@@ -228,40 +186,16 @@ def attend_shared_prefixes(
         groups.splits,
         partials,
         log2_weights,
-        score_scale,
-        log2_scale,
-        window,
-        query.stride(0),
-        query.stride(1),
-        key_pages.stride(0),
-        key_pages.stride(1),
-        key_pages.stride(2),
-        page_tables.stride(0),
+        *numbers(query, key_pages, page_tables, scale=scale, softcap=softcap, window=window),
         num_groups,
         num_heads,
         num_kv_heads,
         splits,
-        GROUP_LANES=group_lanes(num_groups),
-        GROUP=shape.group,
-        MEMBERS=shape.members,
-        TILE_ROWS=shape.tile_rows,
-        HEAD_DIM=shape.head_dim,
-        HEAD_LANES=shape.head_lanes,
-        PAGE=PAGE_ENTRIES,
-        STEP=STEP_ENTRIES,
-        SPLIT_STEPS=SPLIT_STEPS,
-        TOTAL_LANES=TOTAL_LANES,
-        SOFTCAP=softcap > 0.0,
-        WINDOWED=window > 0,
+        GROUP_LANES=list_lanes(num_groups),
+        MEMBERS=shape.tile_tokens,
         enable_fp_fusion=False,
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        **shape.constants(softcap=softcap, window=window),
     )
-
-
-def group_lanes(num_groups: int) -> int:
-    """Lanes of the work list: few values, since each is a compilation."""
-    return max(32, int(triton.next_power_of_2(num_groups)))
 
 
 def find_groups(page_tables: Int32Array, lengths: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:

@@ -33,12 +33,13 @@ from decoder.cuda.staging import Laid, Staging, fill
 from decoder.cuda.tables import rope_table
 from decoder.model_config import ModelConfig
 from libsym.errors import Invalid
+from triton_kernels.attention_launch import wide_shape
 from triton_kernels.attention_splits import SPLIT_PAGES
 from triton_kernels.embedding import embed
 from triton_kernels.gated_activation import gated_activation
 from triton_kernels.page_copy import copy_pages
 from triton_kernels.paged_decode_attention import Scratch, layer_pages, paged_decode_attention
-from triton_kernels.paged_prefill_attention import launch_shape, paged_prefill_attention, prefill_tiles
+from triton_kernels.paged_prefill_attention import paged_prefill_attention, prefill_tiles
 from triton_kernels.rmsnorm import MAX_HIDDEN_SIZE, add_rmsnorm, rmsnorm
 from triton_kernels.rope_store import rope_store
 from triton_kernels.shared_prefix_attention import SharedPrefixes
@@ -109,7 +110,7 @@ class CudaDecoder:
         self._layer_pages = [layer_pages(arena.frames, layer, config.head_dim) for layer in range(config.num_layers)]
         heads, dim = config.num_heads, config.head_dim
         self._scratch = Scratch.allocate(1, heads, dim, MAX_SPLITS * SPLIT_PAGES, device)
-        self._prefill_shape = launch_shape(heads, config.num_kv_heads, dim, dtype, arena.frames.dtype)
+        self._prefill_shape = wide_shape(heads, config.num_kv_heads, dim, dtype, arena.frames.dtype)
         self._logits = torch.empty((LOGIT_ROWS, config.vocab_size), dtype=torch.float32, device=device)
         self._read = self._device.pinned(LOGIT_ROWS, config.vocab_size, dtype=torch.float32)
         self._stream = self._device.stream()

@@ -10,9 +10,9 @@ import torch
 from gpu_clock import Ceilings, Clock
 
 from libsym.abi import PAGE_ENTRIES
+from triton_kernels.attention_launch import wide_shape
 from triton_kernels.matmul import make_scratch, matmul
 from triton_kernels.paged_decode_attention import Scratch, layer_pages, paged_decode_attention
-from triton_kernels.paged_prefill_attention import launch_shape as prefill_shape
 from triton_kernels.paged_prefill_attention import paged_prefill_attention, prefill_tiles
 from triton_kernels.shared_prefix_attention import SharedPrefixes, find_groups
 
@@ -122,7 +122,7 @@ def prefill_attention(
     """One chunk behind a prefix; the operations are those of the entries that rows see."""
     heads = attention.heads
     num_pages = -(-(prefix + rows) // PAGE_ENTRIES)
-    shape = prefill_shape(heads.queries, heads.kv, heads.dim, attention.dtype, attention.dtype)
+    shape = wide_shape(heads.queries, heads.kv, heads.dim, attention.dtype, attention.dtype)
     tables = attention.on_device(attention.order[None, :num_pages])
     starts, first_rows = attention.on_device([prefix]), attention.on_device([0, rows])
     tiles = attention.on_device(prefill_tiles(np.array([rows], np.int32), shape))

@@ -6,8 +6,9 @@ import torch
 
 from libsym.abi import PAGE_ENTRIES
 from tests.triton_kernels.attention import ABSOLUTE_ERROR, Shape
+from triton_kernels.attention_launch import wide_shape
 from triton_kernels.paged_decode_attention import layer_pages, paged_decode_attention
-from triton_kernels.paged_prefill_attention import launch_shape, paged_prefill_attention, prefill_tiles
+from triton_kernels.paged_prefill_attention import paged_prefill_attention, prefill_tiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("poisoned_memory")]
 
@@ -51,7 +52,7 @@ class Chunks:
         ranges = self.row_ranges()
         query = torch.cat([self.query[ranges[chunk][first : first + rows]] for chunk, first, rows in pieces])
         counts = np.array([rows for _, _, rows in pieces])
-        shape = launch_shape(self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim, query.dtype)
+        shape = wide_shape(self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim, query.dtype)
         numbers = {
             "page_tables": self.tables[[chunk for chunk, _, _ in pieces]],
             "starts": torch.tensor([self.sizes[chunk][0] + first for chunk, first, _ in pieces]),
@@ -210,7 +211,7 @@ def test_padding_tiles_and_rows_of_no_tile_leave_the_output_alone(device):
 
 
 def test_tiles_cover_every_row_once_and_begin_with_those_that_see_most():
-    shape = launch_shape(32, 8, 128, torch.bfloat16)
+    shape = wide_shape(32, 8, 128, torch.bfloat16)
     lengths = np.array([1, 32, 33, 0, 100])
     tiles = prefill_tiles(lengths, shape)
     assert tiles.dtype == np.int32
