@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from decoder.model import Model
@@ -54,7 +53,3 @@ class Facts:
     @property
     def name(self) -> str:
         return self._model.name
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of some tokens."""
-        return self._model.tokenizer.decode(tokens)

@@ -383,10 +383,6 @@ class FileSystem:
         self._require_open(handle)
         self._advise(creds, handle.inode, self.name_of(handle), advice)
 
-    def kv_list(self, creds: Credentials, path: str) -> list[Entry]:
-        """What a directory holds, by name; the empty path is the root."""
-        return [self.entry(name, inode) for name, inode in sorted(self.directory(creds, path).entries.items())]
-
     def directory(self, creds: Credentials, path: str) -> Inode:
         """A directory that the caller may list; the empty path is the root."""
         directory = self._paths.resolve(creds, path or ".")

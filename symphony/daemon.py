@@ -57,7 +57,6 @@ class House:
     backend: Backend
     fs: FileSystem
     batches: BatchScheduler
-    gate: Gate
     listener: Listener
     control: ControlTree
 
@@ -92,7 +91,7 @@ def build(config: Config) -> House:
     gate = Gate(fs, batches, text, lambda: daemon_info(house, time.monotonic() - began_s))
     listener = Listener(gate, model.config.vocab_size, exempt)
     control = ControlTree(fs, Control(fs, batches, gate, lambda: listener.lips, text))
-    house = House(config, model, backend, fs, batches, gate, listener, control)
+    house = House(config, model, backend, fs, batches, listener, control)
     return house
 
 

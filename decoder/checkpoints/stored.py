@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import stat
 from dataclasses import dataclass
@@ -29,10 +28,6 @@ class StoredTensor:
         """A float32 array in memory as if it lay in a file."""
         data = np.ascontiguousarray(array, dtype=np.float32).data.cast("B")
         return cls(name, Path("memory"), ENCODINGS["F32"], array.shape, data)
-
-    @property
-    def num_values(self) -> int:
-        return math.prod(self.shape)
 
     def read_into(self, out: FloatArray) -> None:
         """Decode to float32."""

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvfs.images.format import ImageFormat, all_finite
-from kvfs.images.header import ByteSource, ImagePlan, parse_header, read_exactly
+from kvfs.images.format import all_finite
+from kvfs.images.header import ByteSource, ImagePlan, read_exactly
 from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool
@@ -197,17 +197,6 @@ class ImageImport:
 
     def check(self) -> None:
         """Nothing beside its references: nobody sees an import's pages before it ends."""
-
-
-def import_image(pool: PagePool, image_format: ImageFormat, source: ByteSource, owner: int) -> PageTable:
-    """All of an import in one thread: the table of a whole, valid image, or an error and nothing changed."""
-    incoming = ImageImport(pool, parse_header(image_format, source), owner)
-    try:
-        incoming.load(source)
-    except BaseException:
-        incoming.abandon()
-        raise
-    return incoming.finish()
 
 
 def _as_digests(found: Sequence[bytes]) -> Digests:

@@ -87,10 +87,6 @@ class OpenFiles:
         self._files: dict[int, OpenFile] = {}
         self._cached: dict[int, Version | None] = {}  # what the kernel's page cache holds, by node
 
-    @property
-    def num_handles(self) -> int:
-        return sum(len(file.handles) for file in self._files.values())
-
     # Opening and closing
 
     async def open(self, inode: Inode, node: int, *, readable: bool, writable: bool, truncate: bool = False) -> Handle:

@@ -50,11 +50,6 @@ class Requests:
         self._something_put_off = trio.Event()
         self._lingers = True
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for something in their handlers."""
-        return len(self._scopes)
-
     async def serve(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Answer what C calls with as long as `loop` runs."""
         async with trio.open_nursery() as self._nursery:

@@ -123,15 +123,6 @@ class PlainFile:
             raise self._failed("allocate", error) from error
         self.size = max(self.size, offset + size)
 
-    def sync(self) -> None:
-        """Wait until the bytes are on the disk below."""
-        file = self._file
-        if file is not None:
-            try:
-                os.fsync(file.number)
-            except OSError as error:
-                raise self._failed("sync", error) from error
-
     def close(self) -> None:
         """Give the descriptor back; the next access opens the file again."""
         self._file = None

@@ -72,10 +72,6 @@ class PoolStatistics:
     """Pages with more than one reference."""
     page_bytes: int
 
-    @property
-    def num_used(self) -> int:
-        return self.num_pages - self.num_free
-
 
 class PagePool:
     """All pages of one store. Tables, snapshots and imports take and give back references here."""

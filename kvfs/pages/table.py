@@ -5,8 +5,8 @@ exactly at the page's fill: no other table can be using the slots beyond. It may
 to the page: slots beyond its end are leftovers then. Every other table gets a copy of the page first.
 
 **A reservation** is the room for one call of a step, or for several steps to come. Nobody sees its entries before
-`commit` (or `commit_first`, for those that are computed so far), and `abort` takes it back without trace. The page that
-a copy is made from stays referenced until then. The decoder copies the bytes when the step starts; before that the
+`commit_first`, which takes those that are computed so far, and `abort` takes it back without trace. The page that a
+copy is made from stays referenced until then. The decoder copies the bytes when the step starts; before that the
 source may be neither freed nor appended over.
 
 Owned by the daemon's trio thread; nothing here awaits or blocks.
@@ -333,29 +333,21 @@ class Reservation:
         due: list[int] = self.new_pages[first:stop][self._is_stale[first:stop]].tolist()
         return due
 
-    def commit(self) -> None:
-        """The step is done: the entries are part of the file."""
-        self._commit(self.tokens.size)
-
     def commit_first(self, tokens: IntArray) -> None:
-        """The first entries are computed, and turned out to be these tokens; the others stay reserved."""
+        """The first entries are computed, with these tokens, and become part of the file; others stay reserved."""
         count, pool = tokens.size, self.table.pool
         assert 0 < count <= self.tokens.size
         slots = np.arange(self.start, self.start + count)
         pool.tokens[self.pages[slots // PAGE_ENTRIES], slots % PAGE_ENTRIES] = tokens
-        self._commit(count)
-        if count < self.tokens.size:
-            self._shift(count)
-
-    def _commit(self, count: int) -> None:
         num_taken = pages_for(self.start + count) - len(self.pages) + len(self.new_pages)
         if self._is_stale is not None or self.copies:
             self._claim(num_taken)
         self.table._commit(self, count)  # noqa: SLF001 - the two classes are one mechanism
+        if count < self.tokens.size:
+            self._shift(count, num_taken)
 
-    def _shift(self, count: int) -> None:
+    def _shift(self, count: int, num_taken: int) -> None:
         """Become the reservation of what is left."""
-        num_taken = pages_for(self.start + count) - len(self.pages) + len(self.new_pages)
         self.start += count
         self.tokens, self.positions = self.tokens[count:], self.positions[count:]
         self.new_pages = self.new_pages[num_taken:]

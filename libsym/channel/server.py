@@ -59,9 +59,8 @@ class Request(NamedTuple):
 class ServerChannel:
     """The daemon's half of one connection.
 
-    All methods belong to one thread, except `push_now()`, and except that the memory behind `row()` may be written by
-    any, and stays mapped as long as a view of it lives. Nothing blocks. After `close()` replies are dropped: the client
-    is gone.
+    All methods belong to one thread, except that the memory behind `row()` may be written by any, and stays mapped as
+    long as a view of it lives. Nothing blocks. After `close()` replies are dropped: the client is gone.
     """
 
     def __init__(self, memfd: int, doorbell: int, bell: tuple[int, int], region: mmap.mmap, plan: Any) -> None:
@@ -235,18 +234,6 @@ class ServerChannel:
             self._waiting.append((request_id, code, flags, four, payload))
             self._waiting_bytes += HEADER_BYTES + len(payload)
             self._flush()
-
-    def push_now(
-        self, request_id: int, args: tuple[int, ...] = (), payload: bytes = b"", *, more: bool = False
-    ) -> bool:
-        """As `reply`, from any thread, if it can be sent this moment. False: it was not sent, others wait."""
-        four = (*args, 0, 0, 0, 0)[:4]
-        flags = MORE if more else 0
-        memory = self._memory
-        if memory is None:
-            return False
-        rc = lib.sym_server_push_now(memory[0], request_id, 0, flags, *four, payload, len(payload))
-        return bool(rc == 0)
 
     def want_slots(self) -> None:
         """Has the client ring when it frees slots. Look once more after this: it may have freed some just before."""

@@ -36,7 +36,7 @@ from kvfs.mount.session import serve_mount  # noqa: E402
 from kvfs.names.tree import Credentials  # noqa: E402
 from kvfs.pages.pool import PagePool  # noqa: E402
 from libsym.abi import PAGE_ENTRIES  # noqa: E402
-from tests.kvfs.fakes import FakeFacts, FakeStore  # noqa: E402
+from tests.kvfs.fakes import FakeFacts, FakeStore, commit_all  # noqa: E402
 
 PAGE_BYTES = 1 << 20
 IMAGE_PAGES = 256
@@ -58,7 +58,7 @@ def make_file_system(backing: Path) -> FileSystem:
     for name, num_pages in {"image": IMAGE_PAGES, "large": FORK_PAGES}.items():
         handle = fs.kv_create(creds, name)
         num_entries = num_pages * PAGE_ENTRIES
-        fs.reserve(handle, [1] * num_entries, range(num_entries)).commit()
+        commit_all(fs.reserve(handle, [1] * num_entries, range(num_entries)))
         fs.committed(handle)
         fs.kv_close(handle)
     return fs

@@ -117,7 +117,7 @@ class Bench:
         if not wanted:
             self.computed_s += time.perf_counter() - began
             self.num_computed += len(tokens)
-        reservation.commit()
+        reservation.commit_first(reservation.tokens)
         return rows
 
     def computed(self, tokens: Tokens, first: int = 0) -> PageTable:

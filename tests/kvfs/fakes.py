@@ -12,8 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from kvfs.fs import Entry as Listed
+from kvfs.fs import FileSystem
+from kvfs.images.format import ImageFormat
+from kvfs.images.header import ByteSource, parse_header
+from kvfs.images.importer import ImageImport
+from kvfs.names.inode import Credentials
 from kvfs.pages.free_list import IntArray
-from kvfs.pages.pool import pages_for
+from kvfs.pages.pool import PagePool, pages_for
 from kvfs.pages.table import PageTable, Reservation
 from libsym.abi import PAGE_ENTRIES
 
@@ -48,9 +54,6 @@ class FakeFacts:
     @property
     def page_shape(self) -> tuple[int, int, int, int]:
         return (self.layers, 2, self.kv_heads, PAGE_ENTRIES * self.head_dim)
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        return " ".join(str(token) for token in tokens)
 
 
 class FakeStore:
@@ -158,7 +161,7 @@ class FakeDecoder:
         first = table.next_position if position is None else position
         reservation = table.reserve(tokens, range(first, first + len(tokens)))
         self.step(reservation)
-        reservation.commit()
+        commit_all(reservation)
 
 
 class BytesSource:
@@ -193,3 +196,24 @@ class Entry:
 
     def at(self, position: int) -> Entry:
         return Entry(self.token, position, self.value, self.moved + position - self.position)
+
+
+def commit_all(reservation: Reservation) -> None:
+    """What a step does that computed all of it."""
+    reservation.commit_first(reservation.tokens)
+
+
+def import_image(pool: PagePool, image_format: ImageFormat, source: ByteSource, owner: int) -> PageTable:
+    """All of an import in one thread: the table of a whole, valid image, or an error and nothing changed."""
+    incoming = ImageImport(pool, parse_header(image_format, source), owner)
+    try:
+        incoming.load(source)
+    except BaseException:
+        incoming.abandon()
+        raise
+    return incoming.finish()
+
+
+def listing(fs: FileSystem, creds: Credentials, path: str) -> list[Listed]:
+    """What a directory holds, by name, as the gate finds it."""
+    return [fs.entry(name, inode) for name, inode in sorted(fs.directory(creds, path).entries.items())]

@@ -13,14 +13,13 @@ from collections.abc import Callable
 import numpy as np
 
 from kvfs.images.format import ImageFormat
-from kvfs.images.importer import import_image
 from kvfs.images.snapshot import Snapshot
 from kvfs.pages.digest import digest
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool, pages_for
 from kvfs.pages.table import PageTable
 from libsym.errors import Invalid, NoSpace
-from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore
+from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, import_image
 
 STRANGER, NEIGHBOUR = 1001, 1002
 NUM_ENTRIES = 40

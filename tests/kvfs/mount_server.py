@@ -25,7 +25,7 @@ from kvfs.pages.assemble import Assembly
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import SymError
-from tests.kvfs.fakes import FakeFacts, FakeStore
+from tests.kvfs.fakes import FakeFacts, FakeStore, commit_all, listing
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Server:
         for i, token in enumerate(tokens):
             page, slot = divmod(reservation.start + i, 32)
             self.store.entries[reservation.pages[page], :, :, :, slot] = token
-        reservation.commit()
+        commit_all(reservation)
         self.fs.committed(opened)
         return opened.table.length
 
@@ -94,7 +94,7 @@ class Server:
         reservation = self.fs.reserve(opened, [1] * count, range(start, start + count))
         for page in reservation.pages_to_zero(count):
             self.store.zero(page)
-        reservation.commit()
+        commit_all(reservation)
         self.fs.committed(opened)
         return opened.table.length
 
@@ -269,6 +269,8 @@ class Server:
         try:
             if call == "open_or_make":
                 opened = self._open_or_make(creds, *arguments)
+            elif call == "list":
+                opened = listing(self.fs, creds, *arguments)
             elif write is None:
                 opened = getattr(self.fs, f"kv_{call}")(creds, *arguments)
             else:

@@ -17,7 +17,7 @@ from kvfs.pages.counts import Distinct, PageCounts
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import NoSpace, OverQuota
-from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore
+from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore, commit_all
 
 ROOT, ANN, BOB = 0, 1001, 1002
 MOST_PAGES = 4
@@ -127,7 +127,7 @@ def test_root_has_no_limit_but_the_pools(pool: PagePool) -> None:
     table = PageTable(pool, ROOT)
     with pytest.raises(NoSpace):
         table.reserve(range(17 * 32), range(17 * 32))
-    table.reserve(range(16 * 32), range(16 * 32)).commit()
+    commit_all(table.reserve(range(16 * 32), range(16 * 32)))
     pool.check([table])
     table.close()
 

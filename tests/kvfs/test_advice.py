@@ -14,6 +14,7 @@ from kvfs.fs import FileSystem
 from kvfs.names.tree import Credentials
 from libsym.abi import Advice
 from libsym.errors import Invalid, NoAccess, NotFound, NotPermitted, NotSupported, SymError
+from tests.kvfs.fakes import commit_all, listing
 
 ROOT = Credentials(0, 0)
 ANN = Credentials(1000, 1000)
@@ -41,7 +42,7 @@ def ttl(seconds: float) -> list[tuple[int, int]]:
 
 
 def names(fs: FileSystem) -> set[str]:
-    return {entry.name for entry in fs.kv_list(ROOT, "")}
+    return {entry.name for entry in listing(fs, ROOT, "")}
 
 
 def attribute(fs: FileSystem, path: str, name: str) -> str:
@@ -143,7 +144,7 @@ def test_an_unused_file_goes_after_its_ttl_with_all_its_names_and_pages(fs: File
     async def main() -> None:
         free = fs.pool.num_free
         handle = fs.kv_create(ANN, "a.kv")
-        fs.reserve(handle, range(40), range(40)).commit()
+        commit_all(fs.reserve(handle, range(40), range(40)))
         root = fs.volume.tree.root
         fs.volume.tree.link(handle.inode, root, b"hard.kv")
         make(fs, "other.kv")

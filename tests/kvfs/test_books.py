@@ -12,14 +12,23 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from kvfs.images.format import ImageFormat
 from kvfs.images.header import parse_header
-from kvfs.images.importer import ImageImport, import_image
+from kvfs.images.importer import ImageImport
 from kvfs.images.snapshot import Snapshot
 from kvfs.pages.accounts import FIRST_DOMAIN, Accounts, Limits
 from kvfs.pages.assemble import Assembly, Piece, assemble
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import Invalid, NoSpace, OverQuota
-from tests.kvfs.fakes import BytesSource, Entry, FakeDecoder, FakeFacts, FakeStore, entry_value
+from tests.kvfs.fakes import (
+    BytesSource,
+    Entry,
+    FakeDecoder,
+    FakeFacts,
+    FakeStore,
+    commit_all,
+    entry_value,
+    import_image,
+)
 
 NUM_PAGES = 14
 MAX_POSITIONS = 300
@@ -67,7 +76,7 @@ def reference_image(entries: list[Entry], image_format: ImageFormat) -> bytes:
             slot = store.entries[reservation.pages[index // 32], :, :, :, index % 32]
             slot[:] = entry.value + ramp
             slot[:, 0] += entry.moved
-        reservation.commit()
+        commit_all(reservation)
     snapshot = Snapshot(table, image_format)
     return bytes(snapshot.read(0, snapshot.size))
 
@@ -125,7 +134,7 @@ class Books(RuleBasedStateMachine):
     def commit(self, file: File) -> None:
         if file.pending:
             self.decoder.step(file.table.reservation)
-            file.table.reservation.commit()
+            commit_all(file.table.reservation)
             file.settle()
 
     @rule(file=files, ran=st.booleans())

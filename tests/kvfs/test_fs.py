@@ -29,7 +29,7 @@ from libsym.errors import (
     NotPermitted,
     SymError,
 )
-from tests.kvfs.fakes import FakeFacts
+from tests.kvfs.fakes import FakeFacts, commit_all, listing
 
 ROOT = Credentials(0, 0)
 ANN = Credentials(1000, 1000)
@@ -38,7 +38,7 @@ BOB = Credentials(1001, 1001, frozenset({1000}))
 
 def append(fs: FileSystem, handle: OpenKv, count: int) -> None:
     start = handle.table.next_position
-    fs.reserve(handle, range(1, count + 1), range(start, start + count)).commit()
+    commit_all(fs.reserve(handle, range(1, count + 1), range(start, start + count)))
     fs.committed(handle)
 
 
@@ -59,7 +59,7 @@ def test_an_anonymous_file_goes_with_its_last_handle(fs: FileSystem) -> None:
     handle = fs.kv_create(ANN, None)
     append(fs, handle, 1)
     assert fs.kv_stat_open(handle).nlink == 0
-    assert fs.kv_list(ROOT, "") == []
+    assert listing(fs, ROOT, "") == []
     fs.kv_remove_open(ANN, handle)
     assert handle.table.length == 1
     fs.kv_close(handle)
@@ -220,7 +220,7 @@ def test_only_kv_files_open_as_kv(fs: FileSystem) -> None:
     with pytest.raises(IsDirectory):
         fs.kv_remove(ANN, "d")
     with pytest.raises(NotDirectory):
-        fs.kv_list(ANN, "plain")
+        listing(fs, ANN, "plain")
     assert fs.kv_stat(ANN, "plain").kind == "file"
     with pytest.raises(IsDirectory):
         fs.kv_create(ANN, "new/")
@@ -248,8 +248,8 @@ def test_a_claimed_file_has_its_name_when_it_is_given_it_and_gives_the_claim_bac
     assert isinstance(claim, Claim)
     fs.claims.acquire_nowait(claim.key, claim, exclusive=True)
     handle = fs.kv_create_claimed(ANN, claim, 0o640)
-    fs.reserve(handle, [1, 2], [0, 1]).commit()
-    assert fs.kv_list(ANN, "") == []
+    commit_all(fs.reserve(handle, [1, 2], [0, 1]))
+    assert listing(fs, ANN, "") == []
     fs.kv_name(ANN, handle, write=False)
     assert len(fs.claims) == 0
     assert (fs.kv_stat(BOB, "a.kv").tokens, fs.kv_stat(BOB, "a.kv").mode) == (2, 0o640)
@@ -288,7 +288,7 @@ def test_rename_and_list(fs: FileSystem) -> None:
     a, b = fs.kv_create(ANN, "a.kv"), fs.kv_create(ANN, "/kv/b.kv")
     append(fs, a, 3)
     fs.kv_rename(ANN, "a.kv", "/kv/c.kv")
-    assert [(entry.name, entry.kind, entry.tokens) for entry in fs.kv_list(ANN, "/kv")] == [
+    assert [(entry.name, entry.kind, entry.tokens) for entry in listing(fs, ANN, "/kv")] == [
         ("b.kv", "kv", 0),
         ("c.kv", "kv", 3),
     ]
@@ -304,7 +304,7 @@ def test_removing_by_handle_follows_a_rename(fs: FileSystem) -> None:
     fs.kv_rename(ANN, "a.kv", "b.kv")
     fs.kv_create(ANN, "a.kv")
     fs.kv_remove_open(ANN, handle)
-    assert [entry.name for entry in fs.kv_list(ANN, "")] == ["a.kv"]
+    assert [entry.name for entry in listing(fs, ANN, "")] == ["a.kv"]
     with pytest.raises(NotFound, match="it was removed"):
         fs.kv_remove_open(ANN, handle)
     append(fs, handle, 1)
@@ -316,9 +316,9 @@ def test_removing_by_handle_and_path_removes_no_name_that_the_caller_does_not_kn
     for path in ("a.kv", "none.kv"):
         with pytest.raises(NotFound, match=path):
             fs.kv_remove_open(ANN, handle, path)
-    assert [entry.name for entry in fs.kv_list(ANN, "")] == ["b.kv"]
+    assert [entry.name for entry in listing(fs, ANN, "")] == ["b.kv"]
     fs.kv_remove_open(ANN, handle, "b.kv")
-    assert fs.kv_list(ANN, "") == []
+    assert listing(fs, ANN, "") == []
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
@@ -329,7 +329,7 @@ def test_removing_by_handle_finds_the_name_in_a_directory_that_was_moved(fs: Fil
     if is_replaced:
         fs.kv_create(ANN, "d")
     fs.kv_remove_open(ANN, handle, "d/a.kv")
-    assert fs.kv_list(ANN, "e") == []
+    assert listing(fs, ANN, "e") == []
     with pytest.raises(NotFound, match=r"^d/a\.kv: the open file no longer has this name"):
         fs.kv_remove_open(ANN, handle, "d/a.kv")
 

@@ -9,12 +9,11 @@ import pytest
 
 from kvfs.images.format import ImageFormat
 from kvfs.images.header import parse_header
-from kvfs.images.importer import import_image
 from kvfs.images.snapshot import Snapshot
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import Invalid, SymError
-from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts
+from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, import_image
 from tests.kvfs.hostile import Fuzzer, forge, with_header
 
 ANN = 1001

@@ -12,7 +12,7 @@ from kvfs.images.snapshot import Snapshot
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import Invalid, NoSpace
-from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, entry_values
+from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, commit_all, entry_values
 
 ANN, BOB = 1001, 1002
 
@@ -100,7 +100,7 @@ def test_nobody_sees_a_reservation_before_its_commit(table: PageTable, decoder: 
     assert table.pages.tolist() == [0]
     pool.check([table])
     decoder.step(reservation)
-    reservation.commit()
+    commit_all(reservation)
     assert_holds(decoder, table, [*tokens_for(30), 5, 6, 7])
     pool.check([table])
 
@@ -237,7 +237,7 @@ def test_a_fork_shares_every_page_and_owns_none(table: PageTable, decoder: FakeD
     assert (table.exclusive_pages, table.shared_pages) == (3, 0)
     fork = table.fork(BOB)
     assert fork.owner == BOB
-    assert pool.statistics().num_used == 3
+    assert pool.num_pages - pool.num_free == 3
     assert [(t.exclusive_pages, t.shared_pages) for t in (table, fork)] == [(0, 3), (0, 3)]
     assert_holds(decoder, fork, tokens_for(70))
     pool.check([table, fork])
@@ -280,7 +280,7 @@ def test_of_two_at_the_frontier_the_first_goes_on_in_place_and_the_second_copies
     reservation = fork.reserve([5], [3])
     assert reservation.copies == ((0, 1),)
     decoder.step(reservation)
-    reservation.commit()
+    commit_all(reservation)
     assert_holds(decoder, table, [1, 2, 3, 4])
     assert_holds(decoder, fork, [1, 2, 3, 5])
     assert (table.exclusive_pages, fork.exclusive_pages) == (1, 1)
@@ -294,7 +294,7 @@ def test_a_full_tail_is_shared_without_a_copy(table: PageTable, decoder: FakeDec
         reservation = one.reserve([token], [32])
         assert reservation.copies == ()
         decoder.step(reservation)
-        reservation.commit()
+        commit_all(reservation)
     assert_holds(decoder, table, [*tokens_for(32), 1])
     assert_holds(decoder, fork, [*tokens_for(32), 2])
     assert table.pages[0] == fork.pages[0]
@@ -309,7 +309,7 @@ def test_a_page_with_one_user_left_is_appended_to_in_place(table: PageTable, dec
     table.reservation.abort()
     decoder.append(table, [7])
     assert_holds(decoder, table, [1, 2, 3, 7])
-    assert pool.statistics().num_used == 1
+    assert pool.num_pages - pool.num_free == 1
 
 
 def test_the_source_of_a_copy_outlives_its_other_users_until_the_step_is_over(
@@ -324,10 +324,10 @@ def test_the_source_of_a_copy_outlives_its_other_users_until_the_step_is_over(
     decoder.append(stranger, tokens_for(32 * 14))
     pool.check([fork, stranger])
     decoder.step(reservation)
-    reservation.commit()
+    commit_all(reservation)
     assert_holds(decoder, fork, [1, 2, 3, 5])
     pool.check([fork, stranger])
-    assert pool.statistics().num_used == 15
+    assert pool.num_pages - pool.num_free == 15
 
 
 def test_a_fork_during_a_reservation_has_the_committed_entries(table: PageTable, decoder: FakeDecoder, pool: PagePool):
@@ -336,7 +336,7 @@ def test_a_fork_during_a_reservation_has_the_committed_entries(table: PageTable,
     fork = table.fork()
     decoder.append(fork, [9])  # behind the frontier that the reservation moved
     decoder.step(reservation)
-    reservation.commit()
+    commit_all(reservation)
     assert_holds(decoder, table, [1, 2, 3, 4])
     assert_holds(decoder, fork, [1, 2, 9])
     pool.check([table, fork])
@@ -350,7 +350,7 @@ def test_a_fork_during_the_copy_of_a_tail_has_the_old_tail(table: PageTable, dec
     fork = table.fork()
     assert fork.pages.tolist() == [0]
     decoder.step(reservation)
-    reservation.commit()
+    commit_all(reservation)
     decoder.append(fork, [6])
     assert_holds(decoder, ahead, [1, 2, 3, 4])
     assert_holds(decoder, table, [1, 2, 3, 5])
@@ -366,7 +366,7 @@ def test_a_truncated_table_keeps_its_head_and_frees_the_rest(
     decoder.append(table, tokens)
     table.truncate(kept)
     assert_holds(decoder, table, tokens[:kept])
-    assert pool.statistics().num_used == (kept + 31) // 32
+    assert pool.num_pages - pool.num_free == (kept + 31) // 32
     decoder.append(table, [1, 2])
     assert_holds(decoder, table, [*tokens[:kept], 1, 2])
     pool.check([table])
@@ -383,7 +383,7 @@ def test_truncating_and_appending_in_a_shared_tail_copies_it(
     reservation = fork.reserve([1], [kept])
     assert len(reservation.copies) == 1
     decoder.step(reservation)
-    reservation.commit()
+    commit_all(reservation)
     assert_holds(decoder, fork, [*tokens[:kept], 1])
     assert_holds(decoder, table, tokens)
     pool.check([table, fork])
@@ -428,7 +428,7 @@ def test_a_table_has_one_reservation_at_a_time_which_ends_once(table: PageTable)
         table.truncate(0)
     with pytest.raises(AssertionError):
         table.close()
-    reservation.commit()
+    commit_all(reservation)
     with pytest.raises(AssertionError):
         reservation.abort()
 
@@ -455,7 +455,7 @@ def test_forking_a_gibibyte_touches_no_page():
     assert store.page_bytes == 32 << 10
     pool = PagePool(store)
     table = PageTable(pool, ANN)
-    table.reserve(np.zeros(1 << 20, np.int32), np.arange(1 << 20)).commit()
+    commit_all(table.reserve(np.zeros(1 << 20, np.int32), np.arange(1 << 20)))
     assert len(table.pages) == 32_768
     free = pool.num_free
     forks = [table.fork() for _ in range(10)]
@@ -485,7 +485,7 @@ def test_pages_of_others_are_zeroed_by_the_step_piece_by_piece_each_once(pool: P
     reservation.abort()
     assert set(mine.reserve(range(40), range(10, 50)).new_pages.tolist()) <= {first, second, third}
     assert len(mine.reservation.pages_to_zero(40)) == 1, "nobody said that it was zeroed"
-    mine.reservation.commit()
+    commit_all(mine.reservation)
     mine.truncate(10)
     assert mine.reserve(range(40), range(10, 50)).pages_to_zero(40) == [], "it holds nothing but ann's bytes now"
 
@@ -497,7 +497,7 @@ def test_nothing_is_committed_while_pages_hold_bytes_of_others(pool: PagePool, d
     reservation = mine.reserve(range(33), range(33))
     assert len(reservation.pages_to_zero(32)) == 1
     with pytest.raises(AssertionError, match="not zeroed"):
-        reservation.commit()
+        commit_all(reservation)
 
 
 def test_the_target_of_a_copy_needs_no_zeroing(pool: PagePool, decoder: FakeDecoder, store: FakeStore):

@@ -13,7 +13,7 @@ from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.content import KvFile
 from kvfs.names.tree import Credentials
 from kvfs.pages.pool import PagePool
-from tests.kvfs.fakes import FakeFacts, FakeStore
+from tests.kvfs.fakes import FakeFacts, FakeStore, commit_all
 
 ME = Credentials(0, 0)
 TEXTS = [b"", b"a", b" the", b"\xc3", b"\xa9", b"<bos>", b" ", b"long" * 20]
@@ -48,7 +48,7 @@ def file(fs):
 
 
 def append(fs: FileSystem, file: OpenKv, tokens: list[int]) -> None:
-    fs.reserve(file, tokens, range(len(tokens))).commit()
+    commit_all(fs.reserve(file, tokens, range(len(tokens))))
     fs.committed(file)
 
 

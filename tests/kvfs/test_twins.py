@@ -7,14 +7,14 @@ import pytest
 
 from kvfs.images.format import ImageFormat, all_finite
 from kvfs.images.header import parse_header
-from kvfs.images.importer import ImageImport, import_image, survey
+from kvfs.images.importer import ImageImport, survey
 from kvfs.images.snapshot import Snapshot
 from kvfs.pages.accounts import Limits
 from kvfs.pages.digest import digest
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import Invalid, NoSpace, OverQuota
-from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore
+from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore, import_image
 
 ANN, BOB = 1001, 1002
 

@@ -218,22 +218,6 @@ def test_an_answer_that_nobody_will_look_at_takes_no_room(client: Client) -> Non
     assert struct.unpack_from("=Q", client.region, COMPLETE_TAIL) == (0,)
 
 
-def test_any_thread_may_push_a_reply_unless_others_wait(client: Client) -> None:
-    assert client.server.push_now(1, (5,), b"now", more=True)
-    for number in range(10):
-        client.server.reply(number + 2, payload=bytes(500_000))
-    assert not client.server.push_now(99), "it would overtake those that wait"
-    (tail,) = struct.unpack_from("=Q", client.region, COMPLETE_TAIL)
-    client.write(COMPLETE_HEAD, tail)
-    client.server.receive()
-    client.write(COMPLETE_HEAD, struct.unpack_from("=Q", client.region, COMPLETE_TAIL)[0])
-    client.server.receive()
-    assert client.server.num_waiting_replies == 0
-    assert client.server.push_now(99)
-    client.server.close()
-    assert not client.server.push_now(100)
-
-
 def test_who_holds_replies_back_is_told_when_none_waits_any_more(client: Client) -> None:
     told = []
 

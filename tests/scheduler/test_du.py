@@ -15,6 +15,7 @@ from libsym.errors import Invalid, NotFound
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.du import DiskUsage
+from tests.kvfs.fakes import commit_all
 from tests.scheduler.bench import Bench
 
 ME, OTHER = Credentials(1000, 1000), Credentials(1001, 1001)
@@ -34,7 +35,7 @@ class Trees(Bench):
     def make(self, path, num_entries=0):
         file = self.fs.kv_create(ME, path)
         if num_entries:
-            self.fs.reserve(file, [1] * num_entries, range(num_entries)).commit()
+            commit_all(self.fs.reserve(file, [1] * num_entries, range(num_entries)))
         self.fs.kv_close(file)
 
     def ask(self, what, path, last="", creds=ME):

@@ -15,6 +15,7 @@ from scheduler.connection.lip import MAX_LATER, MAX_WAITS
 from scheduler.connection.under_way import MAX_CONNECTION_BYTES, MAX_USER_BYTES
 from scheduler.gate import FILES_A_TURN
 from scheduler.operations.table import all_operations
+from tests.kvfs.fakes import commit_all
 from tests.scheduler.bench import Bench
 
 
@@ -276,7 +277,7 @@ def test_an_extract_of_a_program_that_goes_gives_its_pages_back(bench, goes_earl
         lip = bench.lip()
         file = bench.fs.kv_create(lip.credentials, "a.kv")
         handle = bench.open(lip)
-        bench.fs.reserve(file, [1] * 320, range(320)).commit()
+        commit_all(bench.fs.reserve(file, [1] * 320, range(320)))
         whole = np.array([[1, 320]], np.int64).tobytes()
         free = bench.fs.pool.num_free
         async with trio.open_nursery() as nursery:
