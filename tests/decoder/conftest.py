@@ -11,9 +11,9 @@ from decoder.checkpoints.weights import Weights
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.model_config import KV_DTYPE, ModelConfig
-from decoder.reference import ReferenceDecoder
 from decoder.tiny import random_weights, tiny_config
 from tests.decoder.bench import Bench
+from tests.decoder.reference import ReferenceDecoder
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from decoder.batch import Chunk, StepBatch
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model, load_model
-from decoder.reference import ReferenceDecoder
+from tests.decoder.reference import ReferenceDecoder
 
 pytestmark = pytest.mark.slow  # a model of 270 million parameters beside transformers: half a minute
 

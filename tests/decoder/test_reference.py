@@ -10,10 +10,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from decoder.checkpoints.weights import Weights
 from decoder.cpu.arena import Arena
 from decoder.model_config import ModelConfig
-from decoder.reference import ReferenceDecoder
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid
 from tests.decoder.bench import Call
+from tests.decoder.reference import ReferenceDecoder
 
 
 def peer_model(config: ModelConfig, weights: Weights) -> LlamaForCausalLM:

@@ -1,7 +1,6 @@
 """The reference decoder: plain torch in float32 over the same arena, as short as it can be said.
 
-Tests compare both backends with it; the daemon does not import it. Beside it, torch is imported by the cuda backend
-and the Triton kernels alone.
+Tests compare both backends with it.
 """
 
 from __future__ import annotations
