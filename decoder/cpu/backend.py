@@ -53,7 +53,6 @@ class CpuDecoder:
         if self.num_threads < 1:
             raise Invalid(f"num_threads is {num_threads}: give at least 1")
         self.isa = choose_isa(isa)
-        self.precision = precision
         self._packed = pack_weights(config, weights, precision)
         self._frequencies = [inverse_frequencies(config, local) for local in (False, True)]
         model = ffi.new("sym_model *")

@@ -100,7 +100,7 @@ class CudaDecoder:
     ) -> None:
         check_config(config)
         dtype = PRECISIONS[precision]
-        self.config, self.arena, self.precision, self.invariant = config, arena, precision, invariant
+        self.config, self.arena, self.invariant = config, arena, invariant
         self._device: Device = arena.device
         self._dtype = dtype
         device = self._device.torch
