@@ -79,13 +79,8 @@ class Gate:
         lip.under_way = UnderWay(self._users.setdefault(lip.credentials.uid, UserBytes()))
         self._operations.mail.join(lip)
 
-    def hang_up(self, lip: Lip) -> None:
-        """The program has gone: its calls are forgotten and its files closed, once no step uses them."""
-        self._disconnect(lip)
-        self._operations.closing.close_some(lip, len(lip.handles))
-
     async def see_off(self, lip: Lip) -> None:
-        """`hang_up` of a program with any number of files, without holding anybody up."""
+        """The program has gone: its calls are forgotten. Its files are closed once no step uses them, a few at a time."""
         self._disconnect(lip)
         with trio.CancelScope(shield=True):
             while len(lip.handles) > FILES_A_TURN:

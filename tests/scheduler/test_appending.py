@@ -55,7 +55,7 @@ class Requests(Bench):
             assert lip.calls == {}
             assert lip.channel.num_lent_slots == 0, "every call is answered"
             assert lip.under_way.num_bytes == 0
-            self.gate.hang_up(lip)
+            await self.gate.see_off(lip)
             self.fs.kv_remove(ME, "read.kv")
             self.fs.kv_close(reading)
 
@@ -428,7 +428,7 @@ def test_what_a_program_sent_is_freed_when_it_goes(bench, request_, has_slots):
             for number in (1, 2):
                 bench.gate.handle(lip, request_._replace(id=number), nursery)
             assert len(lip.calls) == 2
-            bench.gate.hang_up(lip)
+            await bench.gate.see_off(lip)
         assert lip.under_way.num_bytes == 0
 
     trio.run(main)

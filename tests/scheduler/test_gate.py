@@ -78,7 +78,7 @@ def test_a_claim_goes_to_the_next_when_its_file_is_closed_or_its_program_goes(be
             bench.gate.handle(first, request(Op.KV_CLOSE, 2, 1), nursery)
             await trio.testing.wait_all_tasks_blocked()
             assert second.channel.args[1][3] == 0
-            bench.gate.hang_up(second)
+            await bench.gate.see_off(second)
             await trio.testing.wait_all_tasks_blocked()
             assert third.channel.args[1][3] == 0
             bench.gate.handle(first, request(Op.KV_CLAIM, 3, args=(0o600, 0), payload=b"new.kv"), nursery)
@@ -125,7 +125,7 @@ def test_a_wait_for_a_claim_that_is_cancelled_takes_none(bench):
             bench.gate.handle(waiter, request(Op.CANCEL, 2, args=(1, 0)), nursery)
             await trio.testing.wait_all_tasks_blocked()
             assert waiter.channel.errors[1] == errno.ECANCELED
-        bench.gate.hang_up(holder)
+        await bench.gate.see_off(holder)
         assert len(bench.fs.claims) == 0
         assert waiter.handles == {}
 
@@ -175,7 +175,7 @@ def test_one_program_can_not_fill_the_daemon_with_calls_that_wait(bench):
             await trio.testing.wait_all_tasks_blocked()
         assert set(greedy.channel.errors.values()) == {0, errno.EWOULDBLOCK}
         assert greedy.num_later == 0
-        bench.gate.hang_up(greedy)
+        await bench.gate.see_off(greedy)
         assert len(bench.fs.volume.locks) == 0
 
     trio.run(main)
@@ -188,7 +188,7 @@ def test_what_a_program_waited_for_is_forgotten_when_it_goes(bench):
             bench.gate.handle(gone, request(Op.KV_LOCK, 1, bench.open(gone)), nursery)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        bench.gate.hang_up(gone)
+        await bench.gate.see_off(gone)
         assert gone.channel.errors == {}
         bench.fs.kv_close(holder)
         async with trio.open_nursery() as nursery:
@@ -262,7 +262,7 @@ def test_what_a_user_has_under_way_is_bounded_over_all_of_its_connections(bench)
             assert sum(refused) == len(own) * per_connection - MAX_USER_BYTES // len(large)
             bench.gate.handle(other, request(Op.KV_LIST, 1, payload=large), nursery)
             assert other.channel.errors == {}
-            bench.gate.hang_up(own[0])
+            await bench.gate.see_off(own[0])
             bench.gate.handle(own[1], request(Op.KV_LIST, 100, payload=b"."), nursery)
             bench.gate.handle(own[-1], request(Op.KV_LIST, 100, payload=large), nursery)
             assert 100 not in own[-1].channel.errors, "what a program had that went is nobody's"
@@ -292,7 +292,7 @@ def test_an_extract_of_a_program_that_goes_gives_its_pages_back(bench, goes_earl
             assert bench.fs.pool.num_free == free
         else:
             assert lip.channel.args[1][1] == 319
-        bench.gate.hang_up(lip)
+        await bench.gate.see_off(lip)
         assert bench.fs.pool.num_free == free
 
     trio.run(main)
