@@ -80,7 +80,7 @@ class Gate:
         self._operations.mail.join(lip)
 
     async def see_off(self, lip: Lip) -> None:
-        """The program has gone. Its calls are forgotten, and its files closed once no step uses them, a few at a time."""
+        """The program has gone. Its calls are forgotten, its files closed once no step uses them, a few at a time."""
         self._disconnect(lip)
         with trio.CancelScope(shield=True):
             while len(lip.handles) > FILES_A_TURN:
