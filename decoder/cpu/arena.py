@@ -72,10 +72,6 @@ class Arena:
         assert 0 <= page < self._num_pages, (page, self._num_pages)
         return self._bytes[page * self._page_bytes : (page + 1) * self._page_bytes]
 
-    def copy(self, source: int, target: int) -> None:
-        """Copy one whole page."""
-        self.writable(target)[:] = self.view(source)
-
     def zero(self, page: int) -> None:
         """Fill one page with zeros."""
         assert 0 <= page < self._num_pages, (page, self._num_pages)

@@ -41,7 +41,7 @@ class ReferenceDecoder:
     def step(self, batch: StepBatch) -> None:
         """One forward pass: KV goes into the batch's pages, logits into its rows."""
         for source, target in batch.copies:
-            self.arena.copy(source, target)
+            self.arena.writable(target)[:] = self.arena.view(source)
         for chunk in batch.chunks:
             self._run(chunk)
 
