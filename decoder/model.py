@@ -22,8 +22,8 @@ from decoder.checkpoints.huggingface import read_huggingface
 from decoder.checkpoints.llama import Checkpoint, check_config, check_memory, open_weights
 from decoder.checkpoints.weights import Weights
 from decoder.model_config import ModelConfig
+from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from decoder.text.tokenizer import Tokenizer
-from decoder.text.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid, NotFound
 

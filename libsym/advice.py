@@ -9,8 +9,8 @@ from libsym.abi import ADVISED_STRUCT, MAX_ADVICE, RANGE_END, Advice, Op
 from libsym.arguments import Path, int64, path_bytes, shown
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid
+from libsym.faces import file_call, system_call
 from libsym.kv import KV
-from libsym.system_call import file_call, system_call
 
 
 @dataclass(frozen=True, slots=True)

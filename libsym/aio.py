@@ -34,6 +34,7 @@ from libsym.channel import process as connection
 from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import run
 from libsym.channel.process import process
+from libsym.faces import first_argument, script_of
 from libsym.generate import Grammar, Ngram, generate_call
 from libsym.kv import KV, Flags
 from libsym.open_file import OpenFile, channel_of
@@ -51,7 +52,6 @@ from libsym.pred import (
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Sampler
-from libsym.system_call import first_argument, script_of
 from libsym.text import TextWindow
 from libsym.vocabulary import vocabulary_script
 

@@ -9,8 +9,8 @@ from libsym.arguments import Path, int32, path_bytes, path_text, permissions
 from libsym.channel.process import process
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Exists, Invalid
+from libsym.faces import script_of
 from libsym.kv import KV, Flags, checked_flags, kv_stat, opened
-from libsym.system_call import script_of
 
 Compute = Iterable[int] | Callable[[KV], object]
 """What a file is to have: its tokens, or a function that fills it."""

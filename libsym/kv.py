@@ -14,11 +14,11 @@ from libsym.channel.process import process
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
 from libsym.errors import BadHandle, Invalid, SymError
+from libsym.faces import file_call, script_of, system_call
 from libsym.info import KvStat
 from libsym.open_file import OpenFile
 from libsym.pred import kv_write
 from libsym.pred import pred as pred_call
-from libsym.system_call import file_call, script_of, system_call
 
 T = TypeVar("T")
 Flags = Literal["r", "rw"]

@@ -10,7 +10,7 @@ from libsym.abi import NO_TIMEOUT, MessageKind, Op
 from libsym.arguments import shown, utf8
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid, ProtocolError
-from libsym.system_call import system_call
+from libsym.faces import system_call
 
 
 @system_call

@@ -10,9 +10,9 @@ from libsym.abi import Du, Op
 from libsym.arguments import Path, path_bytes, path_text, permissions
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Exists, NotFound
+from libsym.faces import script_of, system_call
 from libsym.info import KvEntry, parse, split_object
 from libsym.kv import kv_stat
-from libsym.system_call import script_of, system_call
 
 
 @system_call

@@ -6,8 +6,8 @@ from typing import Any
 
 from libsym.abi import Op
 from libsym.channel.scripts import Call, Script
+from libsym.faces import system_call
 from libsym.info import ModelInfo, parse
-from libsym.system_call import system_call
 
 
 @system_call

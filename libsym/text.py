@@ -12,7 +12,7 @@ from libsym.abi import TOKENIZE_SPECIAL, Op
 from libsym.arguments import int32, utf8
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid
-from libsym.system_call import system_call
+from libsym.faces import system_call
 
 _REPLACEMENT = "\ufffd"
 _MAX_HELD_CHARS = 64

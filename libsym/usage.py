@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from libsym.abi import Op
 from libsym.channel.scripts import Call, Script
+from libsym.faces import system_call
 from libsym.info import split_known
-from libsym.system_call import system_call
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import FREE_BYTES, UnderWay, UserBytes
 from scheduler.operations.operation import Outcome
-from scheduler.operations.table import all_operations
+from scheduler.operations.registry import all_operations
 from scheduler.operations.text import TextModel
 from scheduler.replies import Reply
 

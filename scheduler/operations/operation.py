@@ -1,4 +1,4 @@
-"""What answers an `Op`. Each module of this room has a table of its own, and `table.py` all of them.
+"""What answers an `Op`. Each module of this room has a table of its own, and `registry.py` all of them.
 
 An operation never awaits, so it is atomic with respect to every other program and to the mount. What takes longer (long
 texts, long directories, files made of others) or has to wait (locks) is left to a coroutine, which ends with the

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from decoder.checkpoints.gguf import GgufFile
 from decoder.text.marks import Marks
+from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from decoder.text.tokenizer import Tokenizer
-from decoder.text.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from libsym.errors import Invalid
 from tests.decoder.checkpoints import SPECIALS, TEMPLATE, VOCAB_SIZE, gguf_metadata, small_library, small_vocabulary
 from tests.decoder.vocabularies import (

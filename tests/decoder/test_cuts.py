@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.checkpoints.gguf import read_gguf
+from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from decoder.text.tokenizer import Tokenizer
-from decoder.text.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from tests.decoder.checkpoints import VOCAB_SIZE, small_library, write_gguf
 from tests.decoder.vocabularies import NASTY, SPACE, piece_metadata, smollm, spellable, with_pre_tokenizer
 

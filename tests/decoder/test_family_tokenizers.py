@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoder.checkpoints.gguf import GgufFile, read_gguf
+from decoder.text.stored_tokenizers import gguf_tokenizer, huggingface_tokenizer, piece_merges
 from decoder.text.tokenizer import Tokenizer
-from decoder.text.vocabulary import gguf_tokenizer, huggingface_tokenizer, piece_merges
 from libsym.errors import Invalid
 from tests.decoder.checkpoints import VOCAB_SIZE, gguf_metadata, small_library, write_gguf
 from tests.decoder.vocabularies import (

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from decoder.checkpoints.gguf import GgufFile, read_gguf
 from decoder.text.codecs import BYTE_ALPHABET
+from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from decoder.text.tokenizer import Tokenizer
-from decoder.text.vocabulary import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from libsym.errors import Invalid
 from tests.decoder.checkpoints import (
     MERGES,

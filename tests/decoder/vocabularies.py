@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from decoder.checkpoints.gguf import GgufFile, read_gguf
 from decoder.model import packaged_gguf
+from decoder.text.stored_tokenizers import gguf_tokenizer
 from decoder.text.tokenizer import Tokenizer
-from decoder.text.vocabulary import gguf_tokenizer
 from tests.decoder.checkpoints import gguf_metadata
 
 NASTY = [

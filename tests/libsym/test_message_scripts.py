@@ -14,7 +14,7 @@ import pytest
 
 import libsym as sym
 from libsym.abi import Advice, MessageKind, Op
-from libsym.system_call import script_of
+from libsym.faces import script_of
 from libsym.user import Lines
 
 advise_script = script_of(sym.kv_advise)

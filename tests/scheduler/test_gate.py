@@ -14,7 +14,7 @@ from libsym.channel.server import Request
 from scheduler.connection.lip import MAX_LATER, MAX_WAITS
 from scheduler.connection.under_way import MAX_CONNECTION_BYTES, MAX_USER_BYTES
 from scheduler.gate import FILES_A_TURN
-from scheduler.operations.table import all_operations
+from scheduler.operations.registry import all_operations
 from tests.kvfs.fakes import commit_all
 from tests.scheduler.bench import Bench
 

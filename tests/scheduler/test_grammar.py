@@ -9,7 +9,7 @@ import pytest
 
 from decoder.checkpoints.gguf import read_gguf
 from decoder.model import packaged_gguf
-from decoder.text.vocabulary import byte_tokenizer, gguf_tokenizer
+from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer
 from libsym.errors import Invalid
 from scheduler.batch.grammar import NUM_KEPT, Grammars
 
