@@ -39,7 +39,7 @@ class Handle:
 
     file: OpenFile
     node: int
-    """What the kernel opened: see `kvfs.mount.session.nodes`."""
+    """What the kernel opened: see `kvfs.mount.nodes`."""
     readable: bool
     writable: bool
     wrote: bool = False

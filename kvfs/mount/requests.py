@@ -46,7 +46,7 @@ class Requests:
         self._nursery: trio.Nursery | None = None
         self._scopes: dict[Any, trio.CancelScope] = {}
         self._put_off: dict[int, OrderedDict[int, Waiting]] = {}
-        """By who pays (see `kvfs.mount.session.pace`), then by uid: those who share a bucket are answered in turn."""
+        """By who pays (see `kvfs.mount.pace`), then by uid: those who share a bucket are answered in turn."""
         self._something_put_off = trio.Event()
         self._lingers = True
 

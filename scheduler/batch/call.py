@@ -1,6 +1,6 @@
 """Calls that append to a KV file, from their place in its queue to the steps that compute them.
 
-A call lives through one turn or several. A *turn* is what it appends at once: reserved together, committed together.
+A call lives through one stretch or several. A *stretch* is what it appends at once: reserved together, committed together.
 A `pred()` has one; a `generate()` has one for each crossing of the model that its tokens take.
 """
 
@@ -82,25 +82,25 @@ class FileCall(ABC):
         self.file = file
         self.priority = priority
         self.tokens = tokens
-        """What this turn appends."""
+        """What this stretch appends."""
         self.positions = positions
         """None: they go on after the last entry's."""
         self.mask: EntryMask | None = None
         self.reservation: Reservation | None = None
-        """Of the turn's entries, and maybe of some more, which the next turns will take."""
+        """Of the stretch's entries, and maybe of some more, which the next stretches will take."""
         self.num_done = 0
-        """Entries of this turn that are computed."""
+        """Entries of this stretch that are computed."""
         self.cancelled = False
         self.is_dropped = False
         """Nobody waits for its answer any more."""
         self.is_running = False
         self.num_appended = 0
-        """Entries committed, of all turns."""
+        """Entries committed, of all stretches."""
         self.num_rejected = 0
         """Computed and given back, for what was drawn is not the draft."""
         self.submitted_s = time.perf_counter()
         self.waiting_since_s = self.submitted_s
-        """Since when it has been ready to be computed: of its present turn."""
+        """Since when it has been ready to be computed: of its present stretch."""
         self.accounts: tuple[int, ...] = ()
         """Of those who pay for its file: a uid, then the domains that the file is in, the inmost last."""
         self.compute_s = 0.0
@@ -108,7 +108,7 @@ class FileCall(ABC):
 
     @property
     def num_left(self) -> int:
-        """Entries of this turn that are still to be computed."""
+        """Entries of this stretch that are still to be computed."""
         return len(self.tokens) - self.num_done
 
     @property
@@ -164,11 +164,11 @@ class FileCall(ABC):
 
     @abstractmethod
     def end_turn(self) -> int:
-        """The turn is computed: how many of its entries are to be committed."""
+        """The stretch is computed: how many of its entries are to be committed."""
 
     @abstractmethod
     def next_turn(self) -> bool:
-        """After the commit: whether there is another turn; `tokens` and `positions` are its."""
+        """After the commit: whether there is another stretch; `tokens` and `positions` are its."""
 
     def cancellation(self) -> SymError | None:
         """What a call that was cancelled ends with."""

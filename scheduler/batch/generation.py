@@ -81,7 +81,7 @@ class GenerateCall(FileCall):
         """`max_tokens`: 0 is as many as the model's context holds."""
         super().__init__(caller, file, tokens, positions, priority=priority)
         self._max_tokens = max_tokens
-        self._max_positions = 0  # of the model: told with the first turn's place
+        self._max_positions = 0  # of the model: told with the first stretch's place
         self._sampler = sampler
         self._stop_tokens = stop_tokens
         self._stops = stops
@@ -90,11 +90,11 @@ class GenerateCall(FileCall):
         self._draft = draft
         self._output = output
         self._num_pending = len(tokens)  # of `tokens`; behind them is the draft
-        self._num_accepted = 0  # of the draft, in this turn
-        self._num_to_emit: int | None = None  # not known before the first turn has its place
+        self._num_accepted = 0  # of the draft, in this stretch
+        self._num_to_emit: int | None = None  # not known before the first stretch has its place
         self._draw_index = 0
-        self._drawn: list[int] = []  # in this turn, to be emitted
-        self._pending: list[int] = []  # of the next turn
+        self._drawn: list[int] = []  # in this stretch, to be emitted
+        self._pending: list[int] = []  # of the next stretch
         self._finish: Finish | None = None
         self._error: SymError | None = None
         self._stop_token = -1
@@ -135,7 +135,7 @@ class GenerateCall(FileCall):
 
     @property
     def _drawn_up(self) -> bool:
-        """Whether nothing more can be drawn in this turn."""
+        """Whether nothing more can be drawn in this stretch."""
         return bool(self._pending) or self._finish is not None or self._error is not None
 
     def _draw(self, row: memoryview[float], index: int) -> _Drawn:

@@ -89,7 +89,7 @@ class CallsInFlight:
         for call in [call for call in self.ready if call.cancelled and not call.is_running]:
             self._finish(call, None)
 
-    # Turns
+    # Stretches
 
     def _start(self, job: Job) -> bool:
         """It is the head of its queue. False: it is over already. Whatever goes wrong, the next ones get their turn."""
@@ -102,7 +102,7 @@ class CallsInFlight:
         return False
 
     def _start_turn(self, call: FileCall) -> bool:
-        """Reserve what a call's turn appends; then it is ready. False: it has failed, and is over.
+        """Reserve what a call's stretch appends; then it is ready. False: it has failed, and is over.
 
         While there is a run, one that finds no room is started again when that is over.
         """
@@ -147,7 +147,7 @@ class CallsInFlight:
                 self._end_turn(call)
 
     def _end_turn(self, call: FileCall) -> None:
-        """Every entry of a turn is computed: commit those that count; the call goes on with its next turn, or ends."""
+        """Every entry of a stretch is computed: commit those that count; the call goes on with its next stretch, or ends."""
         reservation = call.reservation
         assert reservation is not None
         num_entries = call.end_turn()
@@ -175,7 +175,7 @@ class CallsInFlight:
     # Ends
 
     def go_on(self, call: FileCall) -> None:
-        """With its next turn; or it has failed, and it is the next job's."""
+        """With its next stretch; or it has failed, and it is the next job's."""
         if not self._start_turn(call):
             self._queues.next(call)
 

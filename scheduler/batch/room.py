@@ -1,4 +1,4 @@
-"""Room for what a call's turn appends, and maybe for some more entries, which a run may grow the file by."""
+"""Room for what a call's stretch appends, and maybe for some more entries, which a run may grow the file by."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Room:
     has_runs: bool
 
     def reserve(self, call: FileCall) -> Reservation:
-        """For its present turn. NoSpace, OverQuota: there is none. Invalid: its positions don't fit."""
+        """For its present stretch. NoSpace, OverQuota: there is none. Invalid: its positions don't fit."""
         num_entries = call.file.table.length + len(call.tokens)
         if self.max_entries is not None and num_entries > self.max_entries:
             raise NoSpace(
@@ -50,7 +50,7 @@ class Room:
         return self.fs.reserve(call.file, call.tokens, positions)
 
     def _num_ahead(self, call: FileCall, next_position: int) -> int:
-        """Entries to reserve beyond a turn's: for a run, if there may be one."""
+        """Entries to reserve beyond a stretch's: for a run, if there may be one."""
         if not self.has_runs or call.hot is None:
             return 0
         length = call.file.table.length + len(call.tokens)
