@@ -1,7 +1,7 @@
 """Calls that append to a KV file, from their place in its queue to the steps that compute them.
 
-A call lives through one stretch or several. A *stretch* is what it appends at once: reserved together, committed together.
-A `pred()` has one; a `generate()` has one for each crossing of the model that its tokens take.
+A call lives through one stretch or several. A *stretch* is what it appends at once: reserved together, committed
+together. A `pred()` has one; a `generate()` has one for each crossing of the model that its tokens take.
 """
 
 from __future__ import annotations

@@ -144,10 +144,10 @@ class CallsInFlight:
             if error is not None or call.is_dropped or (call.cancelled and (call.num_left or call.cancellation())):
                 self._finish(call, error)
             elif call.num_left == 0:
-                self._end_turn(call)
+                self._end_stretch(call)
 
-    def _end_turn(self, call: FileCall) -> None:
-        """Every entry of a stretch is computed: commit those that count; the call goes on with its next stretch, or ends."""
+    def _end_stretch(self, call: FileCall) -> None:
+        """Every entry of a stretch is computed: commit those that count. The call goes on with its next one, or ends."""
         reservation = call.reservation
         assert reservation is not None
         num_entries = call.end_turn()
