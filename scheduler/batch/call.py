@@ -163,11 +163,11 @@ class FileCall(ABC):
         """In the step's thread: take from rows what they were wanted for; the first is the one after token `first`."""
 
     @abstractmethod
-    def end_turn(self) -> int:
+    def end_stretch(self) -> int:
         """The stretch is computed: how many of its entries are to be committed."""
 
     @abstractmethod
-    def next_turn(self) -> bool:
+    def next_stretch(self) -> bool:
         """After the commit: whether there is another stretch; `tokens` and `positions` are its."""
 
     def cancellation(self) -> SymError | None:
@@ -231,10 +231,10 @@ class PredCall(FileCall):
         assert self._digest is not None
         self._digest(first, rows)
 
-    def end_turn(self) -> int:
+    def end_stretch(self) -> int:
         return len(self.tokens)
 
-    def next_turn(self) -> bool:
+    def next_stretch(self) -> bool:
         return False
 
     def end(self, error: SymError | None) -> None:

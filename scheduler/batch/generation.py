@@ -176,19 +176,19 @@ class GenerateCall(FileCall):
         self._drawn += emitted
         return emitted
 
-    def end_turn(self) -> int:
+    def end_stretch(self) -> int:
         return self._num_pending + self._num_accepted
 
-    def next_turn(self) -> bool:
+    def next_stretch(self) -> bool:
         drawn, self._drawn = self._drawn, []
         if drawn:
             self._output.emit(drawn, self.file.table.length)
         if self._finish is not None or self._error is not None:
             return False
-        self._begin_turn(self._pending, drawn)
+        self._begin_stretch(self._pending, drawn)
         return True
 
-    def _begin_turn(self, pending: list[int], drawn: list[int]) -> None:
+    def _begin_stretch(self, pending: list[int], drawn: list[int]) -> None:
         assert pending
         assert self._num_to_emit is not None
         tokens = list(pending)
@@ -229,7 +229,7 @@ class GenerateCall(FileCall):
         """The loop drew and emitted so far; `token` is pending."""
         self._draw_index = draw_index
         self._num_to_emit = num_to_emit
-        self._begin_turn([token], [])
+        self._begin_stretch([token], [])
 
     def stopped(self, finish: Finish, stop_token: int = -1) -> None:
         """The last token was drawn; if it was a stop token, it is not among those that were emitted."""

@@ -98,10 +98,10 @@ class CallsInFlight:
         elif job.cancelled:
             self._report(job, None)
         else:
-            return self._start_turn(job)
+            return self._start_stretch(job)
         return False
 
-    def _start_turn(self, call: FileCall) -> bool:
+    def _start_stretch(self, call: FileCall) -> bool:
         """Reserve what a call's stretch appends; then it is ready. False: it has failed, and is over.
 
         While there is a run, one that finds no room is started again when that is over.
@@ -147,10 +147,10 @@ class CallsInFlight:
                 self._end_stretch(call)
 
     def _end_stretch(self, call: FileCall) -> None:
-        """Every entry of a stretch is computed: commit those that count. The call goes on with its next one, or ends."""
+        """All of a stretch is computed: commit those that count. The call goes on with its next one, or ends."""
         reservation = call.reservation
         assert reservation is not None
-        num_entries = call.end_turn()
+        num_entries = call.end_stretch()
         call.num_appended += num_entries
         call.num_rejected += len(call.tokens) - num_entries
         num_reserved = len(reservation.tokens)
@@ -160,7 +160,7 @@ class CallsInFlight:
         self._room.fs.committed(call.file)
         call.reservation = None
         del self.ready[call]
-        if not call.next_turn() or call.cancelled:
+        if not call.next_stretch() or call.cancelled:
             self.leave(call, None)
         else:
             self.go_on(call)
@@ -176,7 +176,7 @@ class CallsInFlight:
 
     def go_on(self, call: FileCall) -> None:
         """With its next stretch; or it has failed, and it is the next job's."""
-        if not self._start_turn(call):
+        if not self._start_stretch(call):
             self._queues.next(call)
 
     def leave(self, call: FileCall, error: SymError | None) -> None:
