@@ -129,6 +129,7 @@ class BatchScheduler:
                 await self._step_for_ever(thread)
         finally:
             thread.close()
+            os.close(self._runs.wake_fd)
 
     async def _step_for_ever(self, thread: StepThread) -> None:
         ready = self._calls.ready

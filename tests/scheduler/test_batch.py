@@ -1,5 +1,6 @@
 """The batch scheduler over a real file system, a real arena and a real decoder of a tiny model."""
 
+import os
 import threading
 
 import numpy as np
@@ -10,6 +11,15 @@ import trio.testing
 from kvfs.names.tree import Credentials
 from libsym.errors import Invalid, NoSpace, StepFailed, SymError
 from tests.scheduler.bench import ME, NUM_PAGES, Program
+
+
+def test_a_loop_of_steps_that_ends_leaves_no_descriptor_open(bench):
+    def num_open():
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - links that may be gone by now
+
+    before = num_open()
+    bench.run(trio.lowlevel.checkpoint)
+    assert num_open() <= before
 
 
 def test_calls_that_wait_together_share_one_step(bench):
