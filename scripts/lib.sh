@@ -110,7 +110,7 @@ setup() {
     [ "$level" = run ] || extra="[test]"
     local pip=(.venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet)
     # Compiling takes the processors, and installing mostly the disk: both at once. Pip would compile once more.
-    long "installing what builds the C extensions" "${pip[@]}" 'setuptools>=68' 'cffi>=1.17,<3'
+    long "installing what builds the C extensions" "${pip[@]}" 'setuptools>=77.0.3' 'cffi>=1.17,<3'
     local objects builder
     objects=$(mktemp -d)
     # A group of its own: what ends this script early ends the compilers, too. Else they would go on, Ctrl-C or not, and
