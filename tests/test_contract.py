@@ -89,6 +89,7 @@ def test_the_command_line_starts_without_the_daemons_libraries():
     assert loaded & {"torch", "trio", "numpy", "decoder.model"} == set()
 
 
+@pytest.mark.slow
 def test_the_daemon_runs_without_torch_and_triton():
     loaded = set(json.loads(run_python("import json, sys, symphony.daemon; print(json.dumps(sorted(sys.modules)))")))
     assert "symphony.daemon" in loaded

@@ -45,6 +45,7 @@ def test_the_demonstration_forks_continues_and_removes_a_conversation(place, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kv", "state"]
 
 
+@pytest.mark.slow
 def test_the_mount_stays_until_ctrl_c_and_then_goes_cleanly(place, tmp_path):
     environment, options = place
     with subprocess.Popen(
@@ -67,6 +68,7 @@ def test_the_mount_stays_until_ctrl_c_and_then_goes_cleanly(place, tmp_path):
     assert not os.path.ismount(tmp_path / "kv")
 
 
+@pytest.mark.slow
 def test_a_daemon_that_cannot_start_says_why_in_one_line(place, tmp_path):
     environment, _ = place
     options = ["--model", tmp_path / "nowhere", "--mount", tmp_path / "kv", "--state", tmp_path / "state"]

@@ -136,6 +136,7 @@ def marks(tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.token_bytes(token).decode() for token in sorted(tokenizer.special_ids)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())

@@ -86,6 +86,7 @@ def test_so_do_the_other_byte_level_families(name, size):
 ALPHABET = st.sampled_from([*"ab 1,.'\n<|_é价好。", "  ", "'s", "<|im_end|>", "<|im", "end|>", " the", "e\u0301", "\t"])
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.text(max_size=6).filter(spellable) | ALPHABET, max_size=40))
 def test_any_text_in_any_pieces_gives_the_tokens_of_the_whole(chunks):

@@ -373,6 +373,7 @@ def test_a_gguf_file_of_a_family_gives_the_logits_of_transformers(tmp_path, logi
         assert_close(logits_of(model, TOKENS, pieces), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "num_layers"), [("Gemma2", 46), ("Gemma3", 62)])
 def test_the_largest_gemma_scales_its_scores_by_hidden_size_over_heads(tmp_path, family, num_layers):
     theirs = small_model(family, {"head_dim": 32, "num_hidden_layers": num_layers})

@@ -62,6 +62,7 @@ def textbook_pieces(text: str) -> list[str]:
 WORDS = st.text(alphabet=[*sorted(set(CORPUS) - {"\n", "<", " "}), "X", "🎉"], max_size=30)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(WORDS)
 def test_pieces_are_merged_as_in_the_textbook_and_come_back(piece_file, text):

@@ -199,6 +199,7 @@ def test_a_damaged_header_is_refused_with_the_file_and_the_reason(tmp_path, data
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.slow
 def test_a_file_cut_anywhere_is_refused(tmp_path):
     whole = write_gguf(tmp_path / "whole.gguf").read_bytes()
     path = tmp_path / "cut.gguf"

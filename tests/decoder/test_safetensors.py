@@ -128,6 +128,7 @@ def test_a_header_longer_than_the_file_is_refused(tmp_path, data):
         read_safetensors(tmp_path / "bad.safetensors")
 
 
+@pytest.mark.slow
 def test_two_thousand_random_mutations_are_read_or_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(4, 3), "b": torch.ones(5, dtype=torch.bfloat16)}, path, metadata={"format": "pt"})

@@ -192,6 +192,7 @@ def test_a_step_of_copies_alone_copies(cpu_bench):
     assert bench.arena.pages[4].min() == bench.arena.pages[5].min() == 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -1e38])
 def test_what_lies_in_slots_that_a_row_does_not_see_never_shows(cpu_bench, isa, poison):

@@ -222,6 +222,7 @@ def _run(mount: Mount, seed: int, num_steps: int) -> None:
         history.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_random_history_leaves_the_bytes_it_should(mount: Mount, seed: int) -> None:
     _run(mount, seed, 250)

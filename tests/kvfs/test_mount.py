@@ -67,6 +67,7 @@ def test_permissions_are_the_modes(mount: Mount) -> None:
     assert mount.sh("stat -c %u tmp/fork").strip() == "65534"
 
 
+@pytest.mark.slow
 def test_the_gate_and_the_kernel_agree_on_who_may_open_what(mount: Mount) -> None:
     users = [(0, 0, []), (1000, 1000, []), (1001, 1001, [1000]), (1002, 1002, [])]
     paths = []

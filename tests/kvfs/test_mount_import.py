@@ -67,6 +67,7 @@ def test_each_close_tests_and_the_last_one_decides(mount: Mount) -> None:
     mount.sh("touch a.kv b.kv; cmp a.kv b.kv")
 
 
+@pytest.mark.slow
 def test_what_does_not_claim_to_be_an_image_is_a_plain_file(mount: Mount) -> None:
     mount.sh(
         "head -c 3000000 /dev/urandom > $OUT/r; cp $OUT/r r; cmp $OUT/r r; sed -i 's/a/b/' r; : > empty; echo > nl"

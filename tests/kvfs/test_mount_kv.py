@@ -226,6 +226,7 @@ def test_writing_over_a_kv_file(mount: Mount) -> None:
     assert mount.call("tokens", b) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_gib_takes_no_page(tmp_path: Path) -> None:
     with mounted(tmp_path, num_pages=1030, page_bytes=1 << 20) as mount:
         mount.call("grow", mount.call("create", "gib.kv"), 32 * 1024)
@@ -240,6 +241,7 @@ def test_a_fork_of_a_gib_takes_no_page(tmp_path: Path) -> None:
             assert mount.call("pages_of", name) == mount.call("pages_of", "gib.kv")
 
 
+@pytest.mark.slow
 def test_a_fork_larger_than_the_kernel_copies_at_once(tmp_path: Path) -> None:
     with mounted(tmp_path, num_pages=5 * 1024, page_bytes=1 << 20) as mount:
         handle = mount.call("create", "a.kv")

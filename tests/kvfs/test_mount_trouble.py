@@ -73,6 +73,7 @@ def test_unknown_controls_and_seeks(mount: Mount) -> None:
         assert os.lseek(fd, -10, os.SEEK_END) == size - 10
 
 
+@pytest.mark.slow
 def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(tmp_path: Path) -> None:
     mount = Mount(tmp_path, 16, PAGE_BYTES)
     try:
@@ -90,6 +91,7 @@ def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(tmp_path: Path)
         mount.dismiss()
 
 
+@pytest.mark.slow
 def test_unmounting_with_files_open_is_clean(tmp_path: Path) -> None:
     with mounted(tmp_path, num_pages=16) as mount:
         a_kv_file(mount)
@@ -132,6 +134,7 @@ def test_mounting_where_it_makes_no_sense_says_why(tmp_path: Path) -> None:
     assert "can't make the mount point" in refusal(deep)
 
 
+@pytest.mark.slow
 def test_a_mount_is_known_by_its_real_path_and_by_the_one_that_was_given(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -145,6 +148,7 @@ def test_a_mount_is_known_by_its_real_path_and_by_the_one_that_was_given(tmp_pat
             mount.call("stat", str(tmp_path / "other" / "kv" / "a.kv"))
 
 
+@pytest.mark.slow
 def test_a_mount_that_somebody_else_takes_away_ends_the_daemon_with_a_reason(tmp_path: Path) -> None:
     mount = Mount(tmp_path, 16, PAGE_BYTES)
     try:

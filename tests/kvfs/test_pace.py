@@ -89,6 +89,7 @@ def test_a_storm_of_one_user_takes_nothing_of_anothers_burst(machine: Machine) -
     assert machine.admitted(10_000, BOB) == BURST
 
 
+@pytest.mark.slow
 def test_users_who_want_more_than_there_is_share_the_rate(machine: Machine) -> None:
     machine.is_busy = True
     users = range(1000, 1005)
@@ -124,6 +125,7 @@ def test_what_one_user_leaves_the_others_get(machine: Machine) -> None:
     assert abs(admitted - RATE_PER_S) <= QUANTUM
 
 
+@pytest.mark.slow
 def test_however_many_users_there_are_their_bursts_are_bounded(machine: Machine) -> None:
     machine.is_busy = True
     users, wanted = 4 * MAX_BUCKETS, BURST + QUANTUM

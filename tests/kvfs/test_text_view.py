@@ -70,6 +70,7 @@ def test_an_empty_file_has_an_empty_text(file):
     assert read(view, file, 0, 10) == b""
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(tokens=st.lists(st.integers(0, len(TEXTS) - 1), min_size=1, max_size=80))
 def test_a_piece_of_the_text_is_that_slice_of_the_whole(tmp_path_factory, tokens):

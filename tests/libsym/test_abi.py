@@ -128,6 +128,7 @@ def plain(form: str) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_no_number_and_no_structure_of_the_abi_is_spelled_again() -> None:
     of_abi = {name for name, _ in numbers(ast.parse(abi_build.MODULE.read_text(encoding="utf-8")))}
     wire = {plain(each.format) for each in vars(_abi).values() if isinstance(each, struct.Struct)}
@@ -142,6 +143,7 @@ def test_no_number_and_no_structure_of_the_abi_is_spelled_again() -> None:
     assert again == []
 
 
+@pytest.mark.slow
 def test_no_limit_is_declared_in_two_packages() -> None:
     """What both sides have to know is in abi.h, or in the lower one of the two."""
     packages: dict[tuple[str, int], set[str]] = defaultdict(set)

@@ -102,6 +102,7 @@ def test_a_numpy_view_stays_right_while_other_calls_reuse_free_slots() -> None:
     assert view.argmax() == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [
@@ -135,6 +136,7 @@ def test_too_many_live_dists_are_no_buffers_and_dropping_one_helps() -> None:
         sym.pred(kv, [1] * 1025, rows="all")
 
 
+@pytest.mark.slow
 def test_a_dist_stays_readable_when_the_daemon_is_gone(start_daemon: Callable[..., Daemon]) -> None:
     daemon = start_daemon()
     sym.connect(daemon.path)
@@ -410,6 +412,7 @@ def test_a_forked_child_gets_a_connection_of_its_own() -> None:
     assert slots_held() == 1
 
 
+@pytest.mark.slow
 def test_a_child_that_forks_while_other_threads_call_still_works() -> None:
     """Locks that a vanished thread held in the parent must not matter in the child."""
     stop = threading.Event()

@@ -129,6 +129,7 @@ def test_a_full_ring_of_requests_makes_callers_wait_and_loses_nothing(daemon: Da
     client.close()
 
 
+@pytest.mark.slow
 def test_more_threads_than_calls_may_be_under_way_wait_their_turn(daemon: Daemon) -> None:
     """1,024 are under way in a process; the others are sent as those end."""
     client, observer = daemon.client(), daemon.client()

@@ -102,6 +102,7 @@ rows = st.builds(
 numbers = st.one_of(st.just(0.0), st.just(1 - 2**-53), st.floats(0, 1, exclude_max=True))
 
 
+@pytest.mark.slow
 @tried(max_examples=400, deadline=None)
 @given(row=rows, setting=limits, u=numbers, impossible=st.sampled_from([0, 0.5, 0.99]))
 def test_every_draw_is_what_the_definition_says(

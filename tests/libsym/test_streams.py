@@ -166,6 +166,7 @@ def test_ctrl_c_at_any_moment_leaves_a_generation_that_took_a_reply_whole_or_not
     assert moment > 2
 
 
+@pytest.mark.slow
 def test_each_part_of_a_batch_owns_its_own_rows(client: ClientChannel) -> None:
     handle = client.call(Op.KV_CREATE).claim()
     parts = batch(client, part(handle, 5), part(handle, 6, 7), part(handle, 9)).parts()

@@ -406,6 +406,7 @@ LARGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("request_", LARGE.values(), ids=LARGE)
 def test_what_a_program_sent_is_freed_when_it_is_answered(bench, request_):
@@ -413,6 +414,7 @@ def test_what_a_program_sent_is_freed_when_it_is_answered(bench, request_):
     assert kept_of_calls() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("request_", LARGE.values(), ids=LARGE)
 @pytest.mark.parametrize("has_slots", [True, False])

@@ -33,6 +33,7 @@ def error_of(function, *arguments, **options):
     return caught.value
 
 
+@pytest.mark.slow
 def test_an_unknown_path(connected):
     error = error_of(sym.kv_open, "no/such.kv")
     assert error.errno == errno.ENOENT
@@ -131,6 +132,7 @@ def test_a_truncation_beyond_the_end(connected):
         assert error_of(sym.kv_truncate, kv, 3).errno == errno.EINVAL
 
 
+@pytest.mark.slow
 def test_a_full_pool_refuses_and_keeps_what_is_there(connected):
     files = []
     with pytest.raises(sym.NoSpace) as caught:  # noqa: PT012 - how many it takes is the pool's business

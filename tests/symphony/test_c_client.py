@@ -20,6 +20,7 @@ def greedy(tmp_path_factory):
     return program
 
 
+@pytest.mark.slow
 def test_the_example_in_c_says_what_the_same_loop_in_python_says(daemon, greedy):
     sym.connect(str(daemon.socket))
     try:

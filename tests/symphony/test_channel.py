@@ -13,6 +13,7 @@ import libsym as sym
 from libsym import abi
 
 
+@pytest.mark.slow
 def test_a_program_that_ended_is_gone_even_if_a_child_has_its_socket(connected):
     """The child comes of fork(2) behind Python's back, and so keeps every descriptor."""
     program = connected.program(

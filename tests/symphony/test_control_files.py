@@ -53,6 +53,7 @@ def wait_for(condition):
 # ---- the text view
 
 
+@pytest.mark.slow
 def test_a_document_becomes_a_context_by_cat_and_comes_back_by_cat(connected, text, handbook):
     connected.shell(f"cat {handbook} > {text}/handbook.kv")
     with sym.kv_open("handbook.kv") as kv:
@@ -141,6 +142,7 @@ def test_what_is_no_text_fails_and_leaves_nothing(connected, kv, text, tmp_path)
     assert "not UTF-8" in connected.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_full_pool_fails_the_close(start_daemon):
     daemon = start_daemon("--model", "tiny:positions=20000", "--kv-memory", "1M")
     daemon.shell(f"head -c 2000 /dev/zero | tr '\\0' x > {daemon.mount}/plain")
@@ -157,6 +159,7 @@ def test_a_full_pool_fails_the_close(start_daemon):
     assert "Traceback" not in daemon.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_writer_that_is_interrupted_leaves_nothing(connected, text, number):
     writer = subprocess.Popen(["tee", text / "a.kv"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)

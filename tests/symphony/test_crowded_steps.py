@@ -22,6 +22,7 @@ def crowd(daemon):
     crowd.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("crowd")
 def test_a_prefill_a_generation_and_a_text_are_answered_while_a_crowd_decodes(daemon):
     out = daemon.run(

@@ -50,6 +50,7 @@ def test_a_stopped_daemon_leaves_no_mount_no_socket_and_no_error(start_daemon):
     assert not daemon.socket.exists()
 
 
+@pytest.mark.slow
 def test_whoever_sees_the_socket_finds_the_mount(tmp_path):
     """As a script does that starts the daemon and waits for its socket; also where a killed one has left its own."""
     socket, mount = tmp_path / "s", tmp_path / "kv"
@@ -80,6 +81,7 @@ def test_whoever_sees_the_socket_finds_the_mount(tmp_path):
         process.wait()
 
 
+@pytest.mark.slow
 def test_the_socket_goes_before_the_mount(start_daemon):
     """So a program that finds the socket finds the mount, at the end as well. One queue of inotify(7) has the order."""
     in_delete, in_unmount = 0x200, 0x2000
@@ -99,6 +101,7 @@ def test_the_socket_goes_before_the_mount(start_daemon):
     assert seen == ["socket", "mount"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_it_as_well_while_a_program_waits(start_daemon):
     daemon = start_daemon(*TINY)
     program = daemon.program("""
@@ -132,6 +135,7 @@ def test_a_second_daemon_on_the_same_state_or_socket_is_refused(start_daemon, tm
     assert daemon.stat()["model"]
 
 
+@pytest.mark.slow
 def test_a_file_at_the_sockets_place_is_kept(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("mine")

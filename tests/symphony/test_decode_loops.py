@@ -22,6 +22,7 @@ def with_loop(source):
     return LOOP + textwrap.dedent(source)
 
 
+@pytest.mark.slow
 def test_a_loop_gives_the_bits_and_the_file_of_calls_that_are_scheduled_one_by_one(daemon):
     out = daemon.run(
         with_loop("""
@@ -53,6 +54,7 @@ def test_after_every_answer_the_file_has_grown_for_everybody(daemon):
     assert out == ""
 
 
+@pytest.mark.slow
 def test_threads_and_programs_decode_side_by_side_and_each_gets_its_own(daemon):
     source = with_loop("""
         start = int(sys.argv[1])
@@ -147,6 +149,7 @@ def test_a_full_pool_is_told_at_the_same_entry_and_takes_nothing(start_daemon):
     assert out == "True\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_programs_that_die_in_the_middle_of_a_loop_cost_nobody_anything(daemon, number):
     endless = """

@@ -84,6 +84,7 @@ def test_a_running_daemon_and_its_mount_are_found(daemon, monkeypatch):
     assert str(daemon.mount) in mount.detail
 
 
+@pytest.mark.slow
 @needs_fuse
 def test_the_books_of_a_running_daemon_are_counted(daemon, monkeypatch):
     monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
@@ -137,6 +138,7 @@ def test_a_daemon_that_hangs_does_not_hang_the_doctor(daemon, monkeypatch):
     assert check_daemon()[0].ok
 
 
+@pytest.mark.slow
 @needs_fuse
 def test_the_mount_of_a_killed_daemon_is_named_with_the_command_that_clears_it(tmp_path):
     killed = Daemon(tmp_path, "--model", "tiny", "--kv-memory", "8M")
@@ -151,6 +153,7 @@ def test_the_mount_of_a_killed_daemon_is_named_with_the_command_that_clears_it(t
     killed.process.stdout.close()
 
 
+@pytest.mark.slow
 @needs_fuse
 def test_mounts_with_blanks_and_umlauts_in_their_names_are_found(tmp_path):
     place = tmp_path / "kv für alle"

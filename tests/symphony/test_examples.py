@@ -96,6 +96,7 @@ def awaited(text):
     return "\n".join(found) + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_its_example_does_what_it_says(name, mount):
     text = inspect.getdoc(DESCRIBED[name]) or ""

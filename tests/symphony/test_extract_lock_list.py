@@ -41,6 +41,7 @@ def logits(kv, token):
 # ---- extract and merge
 
 
+@pytest.mark.slow
 def test_an_extract_of_a_prefix_is_that_prefix(connected):
     tokens = list(range(1, 81))
     with written(*tokens) as base, sym.kv_extract(base, [(0, 50)]) as part, written(*tokens[:50]) as fresh:
@@ -305,6 +306,7 @@ def test_a_file_longer_than_a_message_is_read_whole(start_daemon):
     assert daemon.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_directory_that_fills_several_messages_is_listed_whole(connected):
     """Two bytes of a name are six in JSON; a message holds a MiB."""
     directory = connected.mount / "many"

@@ -67,6 +67,7 @@ def check_file(kv, tokens, generation):
     assert sym.kv_read(kv) == (all_tokens[: len(all_tokens) - num_pending], list(range(len(all_tokens) - num_pending)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draft", [None, "ngram", sym.Ngram(max_tokens=3, min_match=1)], ids=["plain", "ngram", "short"]
 )
@@ -343,6 +344,7 @@ def test_a_fork_of_a_file_that_generates_is_a_consistent_beginning_of_it():
         assert bytes(sym.pred(fork, [7]).logits) == bytes(sym.pred(again, [7]).logits)
 
 
+@pytest.mark.slow
 def test_a_pool_that_runs_dry_in_the_middle_is_an_error_after_the_tokens(start_daemon):
     small = start_daemon("--model", "tiny", "--kv-memory", "256K")
     sym.connect(small.socket)
@@ -356,6 +358,7 @@ def test_a_pool_that_runs_dry_in_the_middle_is_an_error_after_the_tokens(start_d
     assert sym.pred(kv, [1]).argmax() >= 0
 
 
+@pytest.mark.slow
 def test_a_daemon_that_dies_in_the_middle_is_an_error_and_no_wait(start_daemon):
     mortal = start_daemon("--model", "tiny", "--kv-memory", "64M")
     sym.connect(mortal.socket)

@@ -16,6 +16,7 @@ def run(request):
     return lambda main: anyio.run(main, backend=request.param)
 
 
+@pytest.mark.slow
 def test_many_tasks_generate_what_threads_do(run):
     expected = {
         seed: list(sym.generate(sym.kv_create(), PROMPT, sampler=SAMPLER, seed=seed, max_tokens=40))

@@ -53,6 +53,7 @@ def end_by(how, kv):
             kv.truncate(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", "remove", "truncate"])
 def test_its_own_handle_ends_it_and_what_had_come_is_still_given_out(how):
     kv, other = sym.kv_create("ended.kv"), sym.kv_open("ended.kv")
@@ -201,6 +202,7 @@ FORMS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(num_taken=st.integers(0, 40), form=FORMS, tokens=st.sampled_from([PROMPT, LONG]), before=st.booleans())
 def test_whenever_it_is_cancelled_the_file_is_what_was_given_and_came_but_for_what_is_pending(
@@ -289,6 +291,7 @@ def test_cancelled_while_another_thread_waits_for_its_tokens_it_is_told_when_tha
     check_file(kv, PROMPT, generation)
 
 
+@pytest.mark.slow
 def test_an_error_is_still_raised_where_tokens_are_taken(start_daemon, daemon):
     sym.connect(start_daemon("--model", "tiny", "--kv-memory", "256K").socket)
     try:

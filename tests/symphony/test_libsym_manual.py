@@ -49,6 +49,7 @@ ADVICE = {"TTL", "PRIORITY"}
 """Described with kv_advise()."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_its_example_does_what_it_says(name, daemon, monkeypatch):
     monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))

@@ -99,6 +99,7 @@ def test_who_asks_for_a_verbose_log_gets_every_line(capfd: pytest.CaptureFixture
     assert len(capfd.readouterr().err.splitlines()) == 1000
 
 
+@pytest.mark.slow
 def test_a_user_who_fails_again_and_again_fills_no_log(daemon: Daemon) -> None:
     """Texts that are none: each close fails, and the first few times the log says why."""
     before = daemon.log.stat().st_size

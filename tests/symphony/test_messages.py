@@ -66,6 +66,7 @@ def test_one_message_goes_to_one_of_many_threads(daemon):
     assert out == "True\nthere is no message in the mailbox\n"
 
 
+@pytest.mark.slow
 def test_a_topic_reaches_every_process_that_reads_it(daemon):
     source = 'sym.subscribe("news"); print(sym.getpid(), flush=True); print(sym.recv("news"), sym.recv("news"))'
     readers = [daemon.program(source) for _ in range(5)]
@@ -118,6 +119,7 @@ def test_a_message_whose_reply_nobody_looked_at_comes_again(daemon):
     assert out.splitlines()[-1] == "short 4000"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_tasks_that_are_cancelled_take_no_message_away(daemon, backend):
     out = daemon.run(
@@ -164,6 +166,7 @@ def test_a_child_by_fork_has_a_pid_and_a_mailbox_of_its_own(daemon):
     assert out == "42\n"
 
 
+@pytest.mark.slow
 def test_readers_that_stop_delay_nobody(daemon):
     """One never receives, one is stopped with its threads in recv and its ring full: the others do not notice."""
     lazy = daemon.program('sym.subscribe("flood"); print(sym.getpid(), flush=True); sys.stdin.read()')
@@ -236,6 +239,7 @@ def test_a_reader_is_told_what_it_lost(daemon):
     assert lines[1] == "[1, 1, 1, 1, 0, 0, 0, 0, 0, 0] 4"
 
 
+@pytest.mark.slow
 @needs_root
 def test_other_users_are_out_of_reach_and_root_reaches_everybody(start_daemon, tmp_path):
     for directory in (tmp_path, *tmp_path.parents[:3]):
@@ -378,6 +382,7 @@ def test_a_file_with_a_ttl_is_gone_in_a_while_and_a_pinned_one_is_not(daemon):
     assert out == "True 0.01 b'0.01'\n['open.kv', 'pinned.kv']\n"
 
 
+@pytest.mark.slow
 @needs_root
 def test_advice_is_the_owners_on_the_mount_and_in_a_call(start_daemon, tmp_path):
     for directory in (tmp_path, *tmp_path.parents[:3]):

@@ -21,6 +21,7 @@ def names():
     return [entry.name for entry in sym.kv_list() if entry.kind == "kv"]
 
 
+@pytest.mark.slow
 def test_the_path_follows_a_rename_however_the_name_was_spelled(connected):
     kv, other = sym.kv_create("a.kv"), sym.kv_open(connected.mount / "a.kv")
     beside = sym.kv_create("beside.kv")

@@ -277,6 +277,7 @@ def test_a_batch_of_failures_alone_is_answered_too():
     assert len(caught.value.results) == 256
 
 
+@pytest.mark.slow
 def test_slots_of_a_batch_are_free_again_one_by_one():
     for _ in range(200):
         kvs = [file() for _ in range(4)]

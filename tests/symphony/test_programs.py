@@ -94,6 +94,7 @@ LOOP = """
 """
 
 
+@pytest.mark.slow
 def test_calls_of_several_processes_share_steps_and_get_what_they_would_get_alone(daemon):
     alone = json.loads(daemon.run(LOOP.replace("sys.stdin", "['40']"), "65").splitlines()[-1])
     programs = [daemon.program(LOOP, str(65 + index)) for index in range(4)]
@@ -113,6 +114,7 @@ def test_calls_of_several_processes_share_steps_and_get_what_they_would_get_alon
     assert daemon.stat()["max_lips_in_step"] >= 2
 
 
+@pytest.mark.slow
 def test_threads_of_one_program_share_its_connection(daemon):
     out = daemon.run("""
         def work(seed):
@@ -202,6 +204,7 @@ KILLED_WHILE_IT_COMPUTES = """
 """
 
 
+@pytest.mark.slow
 def test_a_prefix_that_is_killed_while_it_is_computed_is_computed_by_the_next_run(daemon, pytestconfig):
     daemon.shell(f"rm -f {daemon.mount}/sys_msg.kv")
     program = daemon.program(KILLED_WHILE_IT_COMPUTES)
@@ -223,6 +226,7 @@ def test_what_a_user_writes_ends_no_turn_of_a_conversation(connected):
     assert sym.chat_tokens(long).count(257) == 0
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_on_from_a_fork_made_in_a_shell(daemon, pytestconfig):
     ask = str(pytestconfig.rootpath / "lips" / "ask.py")
     daemon.symphony("run", ask, "--kv", "chat.kv", "Hello")

@@ -67,6 +67,7 @@ def test_it_is_so_in_event_loops():
     anyio.run(main)
 
 
+@pytest.mark.slow
 def test_what_only_reads_a_file_takes_its_path_too(kv):
     handles = open_handles()
     assert sym.kv_read("a.kv", 1) == ([2, 3], [1, 2])

@@ -73,6 +73,7 @@ def test_every_family_gives_the_cpus_logits_and_greedy_tokens(cuda_bench, cpu_be
     assert np.array_equal(outs[0].argmax(1), outs[1].argmax(1))
 
 
+@pytest.mark.slow
 def test_decodes_prefills_masks_and_silent_calls_in_one_batch_give_the_cpus_logits(cuda_bench, cpu_bench):
     mask = np.tri(6, 6 + 40, 40, dtype=np.bool_)
     mask[:, 3:37] = False
