@@ -80,6 +80,7 @@ setup(
         "tokenizers>=0.21,<1",
         "torch>=2.6,<3",
         "trio>=0.27,<1",
+        "xxhash>=3.4,<5",
     ],
     extras_require={
         "gpu": ["triton>=3.6,<4"],

@@ -21,6 +21,7 @@ from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import READ, SEARCH, Credentials, Inode, allows
 from kvfs.names.plain import PlainFile
 from kvfs.names.walk import MAX_PATH_BYTES
+from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool
 
 TURN_S = 0.0003
@@ -42,6 +43,8 @@ class DuRow:
     """In a sum both are of the files that the caller may read."""
     plain_bytes: int
     """Of a plain file: its size."""
+    disk_bytes: int
+    """Of its pages that are on disk, each counted whole, or of its plain bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +127,25 @@ def _sorted(names: list[bytes], first: bytes) -> list[bytes]:
 
 def _row(path: str, inode: Inode, content: Content, creds: Credentials) -> DuRow:
     if isinstance(content, PlainFile):
-        return DuRow(path, 0, 0, 0, 0, content.size)
+        return DuRow(path, 0, 0, 0, 0, content.size, content.size)
     table = content.table
     num_pages = len(table.pages)
+    disk_bytes = _on_disk(table.pool, table.pages)
     if not allows(inode, creds, READ):
-        return DuRow(path, table.length, num_pages, None, None, 0)
+        return DuRow(path, table.length, num_pages, None, None, 0, disk_bytes)
     exclusive = table.exclusive_pages
-    return DuRow(path, table.length, num_pages, exclusive, num_pages - exclusive, 0)
+    return DuRow(path, table.length, num_pages, exclusive, num_pages - exclusive, 0, disk_bytes)
+
+
+def _on_disk(pool: PagePool, pages: IntArray) -> int:
+    """Bytes of the pages, all of one file, of which the disk has something."""
+    return int(np.count_nonzero(pool.on_disk.kept[pages])) * pool.accounts.sizes.of(pages)
 
 
 async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> DuRow:
     """The sum over what `walk` finds, in which each page counts once."""
-    num_held = np.zeros(pool.num_pages, np.int32)
+    num_held = np.zeros(pool.num_numbers, np.int32)
+    is_on_disk = np.zeros(pool.num_numbers, np.int8)
     seen: set[int] = set()
     num_tokens = num_others = plain_bytes = 0
 
@@ -149,9 +159,13 @@ async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> 
                 num_others += row.pages
             elif isinstance(inode.content, KvFile):
                 np.add.at(num_held, inode.content.table.pages, 1)  # an image that was taken in may have a page twice
+            if isinstance(inode.content, KvFile):
+                pages = inode.content.table.pages
+                is_on_disk[pages] = pool.on_disk.kept[pages]
         return True
 
     await walk(start, path, (), creds, add)
     num_pages = int(np.count_nonzero(num_held))
     exclusive = int(np.count_nonzero((num_held > 0) & (pool.refcount == num_held)))
-    return DuRow(path, num_tokens, num_pages + num_others, exclusive, num_pages - exclusive, plain_bytes)
+    disk_bytes = pool.accounts.sizes.total(is_on_disk) + plain_bytes
+    return DuRow(path, num_tokens, num_pages + num_others, exclusive, num_pages - exclusive, plain_bytes, disk_bytes)

@@ -8,6 +8,7 @@ nothing, and the close sets the next.
 from __future__ import annotations
 
 import logging
+import time
 
 from kvfs.alarms import Alarm, Alarms
 from kvfs.names.content import KvFile
@@ -28,8 +29,18 @@ class Expiry:
     def note_use(self, inode: Inode) -> None:
         """Nobody has the file open any more, or its advice has changed: the time runs from now on."""
         self.forget(inode)
+        if inode.advice.ttl_ms:
+            inode.used_ns = time.time_ns()
+            inode.note_change()
         if inode.advice.ttl_ms and not inode.advice.pinned and not inode.opens:
             self._of[inode.number] = self._alarms.set(inode.advice.ttl_s, lambda: self._expire(inode))
+
+    def resume(self, inode: Inode) -> None:
+        """A file that was restored: its time ran on while no daemon was there."""
+        if inode.advice.ttl_ms and not inode.advice.pinned:
+            used_ns = max(inode.used_ns, inode.mtime_ns)  # it may have been open when the daemon ended
+            left_s = inode.advice.ttl_s - (time.time_ns() - used_ns) / 1e9
+            self._of[inode.number] = self._alarms.set(max(0.0, left_s), lambda: self._expire(inode))
 
     def forget(self, inode: Inode) -> None:
         """Nothing leads to the file any more."""

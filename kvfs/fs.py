@@ -12,16 +12,20 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from kvfs.images.model_facts import ModelFacts
-from kvfs.names.content import KvFile
+from kvfs.names.content import KvFile, Marks, marks_within
+from kvfs.names.disk import Disk
 from kvfs.names.inode import (
+    NOT_KEPT,
     READ,
     SEARCH,
     WRITE,
+    Changes,
     Credentials,
     Inode,
     allows,
@@ -101,6 +105,10 @@ class KvStat:
     ttl_s: float | None
     """0: it does not expire."""
     priority: int | None
+    lost_tokens: int
+    """Entries that the file had when a daemon before ended, and that were not on disk."""
+    other_bits: int
+    """The first entries, up to the last that another instruction set, or another kind of device, computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +140,27 @@ class Books:
 class FileSystem:
     """KV files by path and by handle. `volume` is the same thing by inode, for the mount."""
 
-    def __init__(self, pool: PagePool, model: ModelFacts, backing_dir: Path, uid: int, gid: int) -> None:
-        self.volume = Volume(pool, model, backing_dir, uid, gid)
+    def __init__(
+        self,
+        pool: PagePool,
+        model: ModelFacts,
+        backing_dir: Path,
+        uid: int,
+        gid: int,
+        disk: Disk | None = None,
+        *,
+        changes: Changes = NOT_KEPT,
+        bits: str = "",
+        same_bits: bool = False,
+    ) -> None:
+        """See `Volume`."""
+        self.volume = Volume(pool, model, backing_dir, uid, gid, disk, changes=changes, bits=bits, same_bits=same_bits)
         self._tree = self.volume.tree
         self._paths = Paths(self._tree)
         self.claims = FileLocks()
         """Names that files are being made for, each by the `Claim` that has it."""
+        self._marks: WeakKeyDictionary[Assembly, Marks] = WeakKeyDictionary()
+        """Of files that are being made of entries that something else computed."""
 
     @property
     def pool(self) -> PagePool:
@@ -192,6 +215,7 @@ class FileSystem:
             raise IsDirectory(f"{path} is a directory")
         if not isinstance(inode.content, KvFile):
             raise Invalid(f"{path} is not a KV file: its bytes are no image of this model")
+        self.volume.require_usable(inode.content, path)
         inode.content.hits += 1
         return self._open(inode, inode.content, self._origin(creds, path, inode), writable=write)
 
@@ -234,6 +258,7 @@ class FileSystem:
     def kv_open_inode(self, inode: Inode, *, write: bool) -> OpenKv:
         """`kv_open` of a file that the mount has led to: the kernel has checked permissions."""
         assert isinstance(inode.content, KvFile)
+        self.volume.require_usable(inode.content, self._tree.path_of(inode))
         return self._open(inode, inode.content, None, writable=write)
 
     def kv_fork(self, creds: Credentials, source: OpenKv, path: str | None, mode: int = 0o600) -> OpenKv:
@@ -242,6 +267,7 @@ class FileSystem:
         _check_mode(mode)
         place = self._free_place(creds, path)
         fork = self._create(creds, place, mode, source.table.fork)
+        fork.content.marks = marks_within(source.content.marks, fork.table.length)
         source.content.hits += 1
         return fork
 
@@ -250,7 +276,7 @@ class FileSystem:
     ) -> Assembly:
         """A new file of ranges of the source's entries; end it with `finish_assembly` or `volume.abandon_assembly`."""
         owner = self._check_new(creds, path, mode)
-        return self.volume.begin_assembly(owner, [self._piece(source, ranges)], rebase=rebase)
+        return self._begin_assembly(owner, [source], [self._piece(source, ranges)], rebase=rebase)
 
     def begin_merge(
         self, creds: Credentials, sources: Sequence[OpenKv], path: str | None, mode: int, *, rebase: bool
@@ -260,19 +286,30 @@ class FileSystem:
         if len(sources) > MAX_MERGED:
             raise Invalid(f"{len(sources)} files can't be merged at once: {MAX_MERGED} is the most, use several calls")
         pieces = [self._piece(source, _WHOLE) for source in sources]
-        return self.volume.begin_assembly(owner, pieces, rebase=rebase)
+        return self._begin_assembly(owner, sources, pieces, rebase=rebase)
+
+    def _begin_assembly(
+        self, owner: int, sources: Sequence[OpenKv], pieces: Sequence[Piece], *, rebase: bool
+    ) -> Assembly:
+        assembly = self.volume.begin_assembly(owner, pieces, rebase=rebase)
+        marked = [source.content for source in sources if source.content.num_other_bits(self.volume.bits)]
+        if marked:
+            self._marks[assembly] = marked[0].marks_of_part(assembly.num_entries)
+        return assembly
 
     def finish_assembly(self, creds: Credentials, assembly: Assembly, path: str | None, mode: int) -> OpenKv:
         """Give the new file its name, which must still be free; open for writing."""
         try:
             place = self._free_place(creds, path)
-            return self._create(
+            file = self._create(
                 creds, place, mode, lambda owner: self.volume.finish_assembly(assembly).hand_over(owner)
             )
         except BaseException:
             if not assembly.closed:
                 self.volume.abandon_assembly(assembly)
             raise
+        file.content.marks = self._marks.get(assembly, ())
+        return file
 
     def kv_close(self, handle: OpenKv) -> None:
         """Give a handle back, and its lock; not while one of its reservations is open."""
@@ -294,6 +331,31 @@ class FileSystem:
         """Say that a reservation of this handle was committed: the file has changed."""
         self._changed(handle)
         handle.content.changes += 1
+
+    async def bring(self, handle: OpenKv) -> OpenKv:
+        """A handle that was just opened, its file in memory; NoSpace, EIO: it can't be, and the handle is closed."""
+        try:
+            await self.volume.storage.bring(handle.content)
+        except BaseException:
+            self.kv_close(handle)
+            raise
+        return handle
+
+    def is_here(self, handle: OpenKv) -> bool:
+        """Whether its file is in memory."""
+        return self.volume.storage.is_here(handle.content)
+
+    async def sync(self, handle: OpenKv) -> None:
+        """As `fsync(2)`. NotSupported: the file can't outlive its handles."""
+        self._require_open(handle)
+        if handle.inode.content is not handle.content:
+            raise NotSupported(f"{self.name_of(handle)} was emptied or replaced: the handle's version has no name")
+        if not handle.inode.names:
+            raise NotSupported(
+                f"{self.name_of(handle)} has no name: it goes with its last handle, and no disk can keep it; give it a "
+                "name (kv_fork(kv, path)), and sync that"
+            )
+        await self.volume.storage.sync(handle.inode)
 
     def kv_truncate(self, handle: OpenKv, num_entries: int) -> None:
         """Keep the first entries."""
@@ -414,7 +476,7 @@ class FileSystem:
         return self._paths.resolve(creds, path)
 
     def close(self) -> None:
-        """The daemon ends: remove what would outlive it. Not while there is a mount."""
+        """For a file system that nothing keeps: remove what would outlive it. Not while there is a mount."""
         self.volume.close()
 
     # The books
@@ -549,7 +611,7 @@ class FileSystem:
             uid=inode.uid,
             gid=inode.gid,
             nlink=inode.nlink,
-            size=self.volume.size_of(inode) if table is None else self.volume.image_format.image_bytes(table.length),
+            size=self.volume.size_of(inode) if content is None else self.volume.image_bytes(content),
             tokens=0 if table is None else table.length,
             pages=0 if table is None else len(table.pages),
             exclusive_pages=0 if table is None else table.exclusive_pages,
@@ -558,6 +620,8 @@ class FileSystem:
             pinned=inode.advice.pinned,
             ttl_s=inode.advice.ttl_s,
             priority=inode.advice.priority,
+            lost_tokens=0 if content is None else content.lost,
+            other_bits=0 if content is None else content.num_other_bits(self.volume.bits),
         )
 
     def _changed(self, handle: OpenKv) -> None:

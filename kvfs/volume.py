@@ -9,32 +9,39 @@ Owned by the daemon's trio thread; nothing here awaits.
 
 from __future__ import annotations
 
+import logging
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kvfs.alarms import Alarms
 from kvfs.expiry import Expiry
 from kvfs.images.format import ImageFormat
 from kvfs.images.header import ImagePlan
 from kvfs.images.importer import ImageImport, Survey, survey
-from kvfs.images.model_facts import ModelFacts
+from kvfs.images.model_facts import ModelFacts, mismatch
 from kvfs.images.snapshot import Snapshot
-from kvfs.names.content import KvFile
+from kvfs.names.content import OWN, KvFile, Marks, marks_within
+from kvfs.names.disk import Disk
 from kvfs.names.domains import Domains
-from kvfs.names.inode import Inode
+from kvfs.names.inode import NOT_KEPT, Changes, Inode
 from kvfs.names.locks import FileLocks
-from kvfs.names.plain import PlainFile
+from kvfs.names.plain import PlainFile, backing_name
+from kvfs.names.removals import Descriptor, Removals
 from kvfs.names.retention import FileAdvice
 from kvfs.names.tree import Tree, domain_below
 from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
+from kvfs.storage import InMemory, Storage
 from libsym.errors import Busy, Invalid, IsDirectory, OverQuota
+
+log = logging.getLogger(__name__)
 
 MAX_FILES = 1 << 31
 """What `df -i` shows as the total: nothing here limits the number of files but memory."""
@@ -82,25 +89,51 @@ class Space:
 class Volume:
     """One tree over one pool. Backing files of plain files lie in `backing_dir`, which nobody else may use."""
 
-    def __init__(self, pool: PagePool, model: ModelFacts, backing_dir: Path, uid: int, gid: int) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        model: ModelFacts,
+        backing_dir: Path,
+        uid: int,
+        gid: int,
+        disk: Disk | None = None,
+        *,
+        changes: Changes = NOT_KEPT,
+        bits: str = "",
+        same_bits: bool = False,
+    ) -> None:
+        """`changes` is told of what has to be kept. `bits`: what the numbers' bits depend on beside the model; with
+        `same_bits` files that something else computed in part are not opened.
+        """
         self.pool = pool
         self.model = model
         self.image_format = ImageFormat(model)
-        self.tree = Tree(pool.accounts, uid, gid, self._discard, idle=self._note_idle)
+        self._formats = {OWN: self.image_format}
+        self.storage: Storage = InMemory()
+        """Whatever keeps it."""
+        self.bits = bits
+        self._same_bits = same_bits
+        self.tree = Tree(pool.accounts, uid, gid, self._discard, idle=self._note_idle, changes=changes)
         self.alarms = Alarms()
         """What happens at a time; somebody has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)
         self.domains = Domains(self.tree, pool.accounts)
         self.locks = FileLocks()
-        self._backing_dir = backing_dir
+        self.backing_dir = backing_dir
+        self.disk = disk or Disk()
+        """What `backing_dir` lies on."""
+        self.removals = Removals(self.disk)
+        """Where backing files go that are not needed any more."""
+        self.num_backing_files = 0
+        """So many were given a name: the last one's number."""
+        self._plain_io: dict[str, Any] = {"disk": self.disk, "removals": self.removals, "remove": self._let_go}
+        self._let_go_files: dict[str, tuple[Path, Descriptor | None]] = {}
         self._kv_files: set[KvFile] = set()
         self._snapshots: set[Snapshot] = set()
-        self._imports: set[ImageImport] = set()
+        self._imports: dict[ImageImport, PlainFile] = {}
         self._assemblies: set[Assembly] = set()
         self._changing: set[PlainFile] = set()  # charged for what they are to become, not for what they are
         backing_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for leftover in backing_dir.glob("*.plain"):  # of a daemon that was killed; its names died with it
-            leftover.unlink()
 
     # Content
 
@@ -110,9 +143,9 @@ class Volume:
         inode.content = self._plain(inode)
         return inode
 
-    def new_kv(self, table: PageTable) -> KvFile:
+    def new_kv(self, table: PageTable, identity: int = OWN, marks: Marks = ()) -> KvFile:
         """A KV file's first version, with one user."""
-        kv = KvFile(table)
+        kv = KvFile(table, identity, marks)
         self._kv_files.add(kv)
         return kv
 
@@ -121,28 +154,51 @@ class Volume:
         if kv.release():
             self._kv_files.remove(kv)
 
+    def add_format(self, identity: int, facts: ModelFacts) -> None:
+        """Files may have pages of another model, or of another precision."""
+        self._formats[identity] = ImageFormat(facts)
+
+    def format_of(self, kv: KvFile) -> ImageFormat:
+        """What the images of a file look like."""
+        return self._formats[kv.identity]
+
+    def require_usable(self, kv: KvFile, what: str) -> None:
+        """Invalid: its entries are of no use with the running model."""
+        if kv.identity != OWN:
+            raise mismatch(self.format_of(kv).facts, self.model, what)
+        if self._same_bits and (other := kv.num_other_bits(self.bits)):
+            raise Invalid(
+                f"{what}: its first {other} entries were computed by {kv.marks[0][0]}, this daemon is {self.bits} and "
+                "was started with --same-bits: start it without, or compute the file anew"
+            )
+
     def size_of(self, inode: Inode) -> int:
         """What `stat` says: an image's size for a KV file."""
         if isinstance(inode.content, KvFile):
-            return self.image_format.image_bytes(inode.content.table.length)
+            return self.image_bytes(inode.content)
         if isinstance(inode.content, PlainFile):
             return inode.content.size
         return DIRECTORY_BYTES if inode.is_directory else len(inode.target)
 
+    def image_bytes(self, kv: KvFile) -> int:
+        """The size of the image of a version."""
+        return self.format_of(kv).image_bytes(kv.table.length)
+
     def truncate(self, inode: Inode, size: int) -> None:
-        """As `truncate(2)`. A KV file keeps the entries whose image fits; at 0 it becomes an empty plain file."""
+        """As `truncate(2)`, of what needs no disk for it: a KV file, which keeps the entries whose image fits; and any
+        file to 0: it becomes another, empty plain file, so that nobody waits for what is being done to the old one.
+        """
         content = inode.content
         if inode.is_directory:
             raise IsDirectory(f"{self.tree.path_of(inode)} is a directory")
         if content is None:
             raise Invalid(f"{self.tree.path_of(inode)} is not a regular file")
-        if isinstance(content, PlainFile):
-            with self.charged_for(inode, content, size):
-                content.resize(size)
-        elif size == 0:
-            self._replace(inode, self._plain(inode))
+        if size == 0:
+            if isinstance(content, KvFile) or content.size or content.changes or content.is_lost:
+                self._replace(inode, self._plain(inode))
         else:
-            num_entries = self.image_format.entries_for(size)
+            assert isinstance(content, KvFile), "a plain file's bytes are cut by a worker: see kvfs.mount.disk_work"
+            num_entries = self.format_of(content).entries_for(size)
             self.truncate_kv(content, min(num_entries, content.table.length), self.tree.path_of(inode))
         inode.modified()
 
@@ -151,10 +207,7 @@ class Volume:
         if kv.table.reservation is not None:
             raise Busy(f"{what}: a step is appending to it; try again when it is over")
         if num_entries != kv.table.length:
-            kv.table.truncate(num_entries)
-            kv.changes += 1
-            kv.cuts += 1
-            kv.fewest = min(kv.fewest, num_entries)
+            kv.cut(num_entries)
 
     def empty_kv(self, inode: Inode) -> None:
         """Give a KV file a new, empty version; whoever has the old one open keeps it."""
@@ -162,15 +215,15 @@ class Volume:
         self._replace(inode, self.new_kv(PageTable(self.pool, _payer(inode))))
         inode.modified()
 
-    def fork_into(self, snapshot: Snapshot, inode: Inode) -> None:
-        """Make a plain file, which must be empty, a fork of what a reader sees, or raise OverQuota."""
+    def fork_into(self, snapshot: Snapshot, source: KvFile, inode: Inode) -> None:
+        """Make a plain file, which must be empty, a fork of what a reader of `source` sees, or raise OverQuota."""
         assert isinstance(inode.content, PlainFile)
         assert inode.content.size == 0
         owner = _payer(inode)
         pages = snapshot.held_pages().copy()
         self.pool.retain(pages, owner)
         table = PageTable.adopt(self.pool, owner, pages, snapshot.layout.num_entries)
-        self._replace(inode, self.new_kv(table))
+        self._replace(inode, self.new_kv(table, source.identity, marks_within(source.marks, table.length)))
         inode.modified()
 
     def change_owner(self, inode: Inode, uid: int) -> None:
@@ -179,12 +232,36 @@ class Volume:
         if old is not None and not old.is_domain and uid != inode.uid:
             self._charge_another(inode, old, self.pool.accounts.of(uid))
         inode.uid = uid
+        inode.note_change()
 
     def advise(self, inode: Inode, advice: FileAdvice) -> None:
         """Set what is to become of a file; its TTL runs from now on."""
         inode.advice = advice
         inode.changed()
         self._expiry.note_use(inode)
+
+    def existing_plain(self, inode: Inode, number: int, size: int) -> PlainFile:
+        """A plain file that was restored; a number below 0: it has no backing file."""
+        if number < 0:
+            return self._plain(inode)
+        return PlainFile.existing(self.backing_dir, backing_name(inode.number, number), size, **self._plain_io)
+
+    def _let_go(self, path: Path, descriptor: Descriptor | None) -> None:
+        """A backing file is of no use any more; where a file that is kept has it, after a crash it would be."""
+        if self.storage.needs_backing(path.name):
+            self._let_go_files[path.name] = path, descriptor
+        else:
+            self.removals.remove(path, descriptor)
+
+    def forget_backing(self, name: str) -> None:
+        """No file that is kept has it any more."""
+        found = self._let_go_files.pop(name, None)
+        if found is not None:
+            self.removals.remove(*found)
+
+    def resume_expiry(self, inode: Inode) -> None:
+        """A file that was restored: what is left of its TTL runs from now on."""
+        self._expiry.resume(inode)
 
     def _note_idle(self, inode: Inode) -> None:
         self._expiry.note_use(inode)
@@ -204,20 +281,31 @@ class Volume:
         inode.account = new
 
     def _plain(self, inode: Inode) -> PlainFile:
-        return PlainFile(self._backing_dir, f"{inode.number}.plain")
+        """With a name that no other backing file of the inode had: an old one may have to stay for a while."""
+        self.num_backing_files += 1
+        return PlainFile(self.backing_dir, backing_name(inode.number, self.num_backing_files), **self._plain_io)
 
     @contextmanager
     def charged_for(self, inode: Inode, content: PlainFile, size: int) -> Iterator[None]:
-        """While a plain file is made so long, it is charged for it; or OverQuota before. Then for what it became."""
+        """While a plain file is made so long, it is charged for it; or OverQuota before. Then for what it became.
+
+        That may be long after whoever wanted it has gone: a call that the disk does not answer may still be done. If
+        the content was replaced meanwhile, its charge went with it. One such change of a file at a time.
+        """
         growth = max(size, content.size) - content.charged
         if growth > 0:
             _account(inode).require_plain(growth)
+            self.storage.require_room(growth)
         self._charge(inode, content, content.charged + growth)
         self._changing.add(content)
         try:
             yield
         finally:
-            self._changing.discard(content)
+            self._is_changed(inode, content)
+
+    def _is_changed(self, inode: Inode, content: PlainFile) -> None:
+        if content in self._changing:
+            self._changing.remove(content)
             self._charge(inode, content, content.size)
 
     def _charge(self, inode: Inode, content: PlainFile, num_bytes: int) -> None:
@@ -227,6 +315,7 @@ class Volume:
     def _replace(self, inode: Inode, content: PlainFile | KvFile) -> None:
         self._give_up_content(inode)
         inode.content = content
+        inode.note_change()
 
     def _discard(self, inode: Inode) -> None:
         """Nothing leads to the inode's content any more."""
@@ -238,6 +327,7 @@ class Volume:
         if isinstance(content, KvFile):
             self.release_kv(content)
         elif isinstance(content, PlainFile):
+            self._changing.discard(content)
             self._charge(inode, content, 0)
             content.discard()
 
@@ -245,8 +335,12 @@ class Volume:
 
     def open_snapshot(self, kv: KvFile) -> Snapshot:
         """A reader's view of the image as it is now."""
-        snapshot = Snapshot(kv.table, self.image_format)
         kv.hits += 1
+        return self.hold(kv)
+
+    def hold(self, kv: KvFile) -> Snapshot:
+        """Keep the pages that a file has now; `close_snapshot` lets them go."""
+        snapshot = Snapshot(kv.table, self.format_of(kv))
         self._snapshots.add(snapshot)
         return snapshot
 
@@ -269,7 +363,7 @@ class Volume:
             self._charge(inode, content, content.size)
             raise
         self._charge(inode, content, max(0, content.size - incoming.num_own_pages * self.pool.page_bytes))
-        self._imports.add(incoming)
+        self._imports[incoming] = content
         self._changing.add(content)
         return incoming
 
@@ -278,28 +372,21 @@ class Volume:
         return partial(survey, self.pool, plan, _payer(inode))
 
     def abandon_import(self, incoming: ImageImport, inode: Inode) -> None:
-        self._imports.remove(incoming)
+        """Its pages go back. The file may have been removed or emptied meanwhile."""
+        content = self._imports.pop(incoming)
         incoming.abandon()
-        self._stays_plain(inode)
-
-    def _stays_plain(self, inode: Inode) -> None:
-        content = inode.content
-        assert isinstance(content, PlainFile)
-        self._changing.remove(content)
-        self._charge(inode, content, content.size)
+        self._is_changed(inode, content)
 
     def finish_import(self, incoming: ImageImport, inode: Inode) -> None:
         """Make the plain file that was imported a KV file. Its times stay: its bytes are the same."""
-        content = inode.content
-        assert isinstance(content, PlainFile)
-        self._imports.remove(incoming)
+        content = self._imports.pop(incoming)
+        assert content is inode.content
         self._charge(inode, content, 0)
         try:
             table = incoming.finish().hand_over(_payer(inode))  # the file may have changed hands meanwhile
         except OverQuota:
-            self._stays_plain(inode)
+            self._is_changed(inode, content)
             raise
-        self._changing.remove(content)
         self._replace(inode, self.new_kv(table))
 
     # Entries of other files
@@ -319,10 +406,15 @@ class Volume:
         return assembly.finish()
 
     def close(self) -> None:
-        """The daemon ends, and with it every name: remove the backing files."""
+        """Every name ends with a volume that nothing keeps: remove the backing files. Waits for the disk, but not for
+        ever.
+        """
+        assert isinstance(self.storage, InMemory), "what is kept needs its backing files"
         for inode in self.tree:
             if isinstance(inode.content, PlainFile):
                 self._give_up_content(inode)
+        if not self.removals.wait(self.disk.deadline_s):
+            log.warning("the disk under %s does not answer: backing files stay there", self.backing_dir)
 
     # The books
 

@@ -29,6 +29,9 @@ _COMPUTED = b"user.kv."
 _QUOTAS = frozenset({QUOTA, QUOTA_FILES})
 _ADVICE = frozenset({advice.PINNED, advice.TTL, advice.PRIORITY})
 
+LOST, OTHER_BITS = b"user.kv.lost", b"user.kv.other_bits"
+"""What few files have: entries that a crash took, and entries that another instruction set computed."""
+
 _KV: dict[bytes, Callable[[KvFile, ModelFacts], str]] = {
     b"user.kv.tokens": lambda kv, _model: str(kv.table.length),
     b"user.kv.model": lambda _kv, model: model.name,
@@ -61,8 +64,10 @@ def names(volume: Volume, inode: Inode) -> list[bytes]:
 
 def _own(volume: Volume, inode: Inode) -> dict[bytes, bytes]:
     """What a KV file or a domain says of itself, and its owner may change."""
-    if isinstance(inode.content, KvFile):
-        return advice.attributes(inode.advice)
+    kv = inode.content
+    if isinstance(kv, KvFile):
+        ending = {LOST: kv.lost, OTHER_BITS: kv.num_other_bits(volume.bits)}
+        return advice.attributes(inode.advice) | {name: b"%d" % count for name, count in ending.items() if count}
     return volume.domains.attributes(inode)
 
 

@@ -37,7 +37,7 @@ KV FILES, which are KV objects when they are open; paths are relative to the roo
     kv_mkdir                                       directories
     kv_lock, kv_unlock                             as flock(2)
     kv_advise                                      Advised: PIN, UNPIN, TTL, PRIORITY, COLD, WILLNEED
-    kv_sync                                        as fsync(2); says that nothing is durable yet
+    kv_sync                                        as fsync(2): the file survives a power cut
 
 TEXT
     chat_tokens                                    of a conversation, or its next turn; messages are text to it
@@ -49,7 +49,7 @@ OTHERS
     send, recv, subscribe, unsubscribe             messages: to a pid, or to all that read a topic
     send_to_user, recv_from_user                   with whoever launched the program
     getpid, getrusage                              who it is, and its Usage
-    connect, close                                 the connection; the first call makes it
+    connect, close                                 the connection; the first call makes it; after a restart: wait=30
     daemon_stat, daemon_check                      the daemon's state, and its books
     aio                                            the same names as coroutines, for trio and asyncio
 

@@ -93,6 +93,7 @@ enum sym_op {
     SYM_KV_NAME = 38,
     SYM_KV_MKDIR = 39,
     SYM_CHAT_TOKENS = 40,
+    SYM_SCRUB = 41,
 };
 
 enum sym_flag {
@@ -106,6 +107,7 @@ enum sym_flag {
     SYM_REBASE = 1,           /* KV_EXTRACT, KV_MERGE: entries get positions from 0 on */
     SYM_LOCK_SHARED = 1,      /* KV_LOCK: together with others that share it */
     SYM_LOCK_NOWAIT = 2,      /* KV_LOCK: fail with EWOULDBLOCK rather than wait */
+    SYM_SCRUB_REPAIR = 1,     /* SCRUB: write anew what is in memory; cut a file before what is not */
 };
 
 /* SEND, RECV: what the data are. */

@@ -9,8 +9,9 @@ from libsym.abi import ADVISED_STRUCT, MAX_ADVICE, RANGE_END, Advice, Op
 from libsym.arguments import Path, int64, path_bytes, shown
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid
-from libsym.faces import file_call, system_call
+from libsym.faces import system_call
 from libsym.kv import KV
+from libsym.open_file import channel_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +86,21 @@ def kv_advise(kv: KV | Path, *advice: Advised) -> Script[None]:
     yield Call(Op.KV_ADVISE, handle=handle, args=(len(advice), 0, 0, 0), payload=pieces + path)
 
 
-@file_call
-def kv_sync(kv: KV) -> Script[None]:
-    """Waits for the calls before it on the file, then raises NotSupported: nothing lasts beyond the daemon yet.
+@system_call
+def kv_sync(kv: KV | None = None) -> Script[None]:
+    """Returns when the file would survive a crash of the daemon and a power cut, as fsync(2); without one, everything.
 
-    As fsync(2) will, it is to return once the file would survive a crash; until it can, it says so instead of
-    pretending. To keep a file, copy it out of the mount: `cp /kv/a.kv ~/a.kv`.
+    The file is kept as the calls before this one left it: all its entries, its names, owner, modes, times, attributes
+    and advice. It waits for no other file's bytes, unless a name of this one was taken from a file that is not kept
+    yet. NoSpace: the disk is full. An anonymous file can't be kept (NotSupported): it goes with its last handle.
+    After any error the file is as it was, in memory, and the next call tries again.
 
-    >>> with sym.kv_create() as kv:
-    ...     try:
-    ...         sym.kv_sync(kv)
-    ...     except sym.NotSupported:
-    ...         print("not yet")
-    not yet
+    >>> with sym.kv_create("kept.kv") as kv:
+    ...     length = sym.kv_write(kv, [1, 2, 3])
+    ...     sym.kv_sync(kv)
+    >>> sym.kv_sync()
+    >>> sym.kv_remove("kept.kv")
     """
-    yield Call(Op.KV_SYNC, handle=kv.handle)
+    if kv is not None:
+        channel_of(kv, "kv_sync")
+    yield Call(Op.KV_SYNC, handle=0 if kv is None else kv.handle)

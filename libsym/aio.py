@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-from anyio import to_thread, wait_readable
+from anyio import sleep, to_thread, wait_readable
 from anyio.lowlevel import checkpoint
 
 from libsym import advice, computed, messages, names, status, text, usage, user
@@ -34,6 +34,7 @@ from libsym.channel import process as connection
 from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import run
 from libsym.channel.process import process
+from libsym.errors import NotConnected
 from libsym.faces import first_argument, script_of
 from libsym.generate import Grammar, Ngram, generate_call
 from libsym.kv import KV, Flags
@@ -165,9 +166,21 @@ getpid = coroutine(usage.getpid)
 getrusage = coroutine(usage.getrusage)
 
 
-async def connect(socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None) -> None:
-    """As `libsym.connect`."""
-    await to_thread.run_sync(lambda: connection.connect(socket, domain=domain))
+async def connect(
+    socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None, wait: float | None = None
+) -> None:
+    """As `libsym.connect`; between two tries it can be cancelled."""
+    again = connection.pauses(wait)
+    while True:
+        try:
+            await to_thread.run_sync(lambda: connection.connect(socket, domain=domain))
+        except NotConnected:
+            pause_s = next(again, None)
+            if pause_s is None:
+                raise
+        else:
+            return
+        await sleep(pause_s)
 
 
 async def close() -> None:

@@ -79,6 +79,11 @@ class KvStat:
     ttl_s: float | None = 0.0
     """It is removed so long after its last use; 0: never."""
     priority: int | None = 0
+    lost_tokens: int = 0
+    """Entries that it had when a daemon crashed, and that were not on disk: it came back shorter. 0 once it is cut."""
+    other_bits: int = 0
+    """Its first entries, up to the last that another instruction set or kind of device computed: other bits than this
+    daemon's."""
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:

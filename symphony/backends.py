@@ -1,17 +1,24 @@
-"""What computes: the CPU or a GPU, with the pages that it computes over."""
+"""What computes: the CPU or a GPU, with the pages that it computes over.
+
+In two parts, for weights take a while: the pages and all that is known of the decoder are there at once, the decoder
+itself is loaded when names and files are served already.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 from decoder.batch import IntArray, NativeStep, StepBatch
+from decoder.checkpoints.weights import Weights
+from decoder.cores import available_cores
 from decoder.cpu.arena import Arena
-from decoder.cpu.backend import CpuDecoder
+from decoder.cpu.backend import CpuDecoder, check, choose_isa
 from decoder.image_facts import KvFormat
 from decoder.model import Model
-from decoder.model_config import KV_DTYPE
+from decoder.model_config import KV_DTYPE, ModelConfig
 from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoSpace
@@ -41,37 +48,70 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """A decoder that has its weights."""
+
+    decoder: Decoder
+    native: NativeStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Backend:
-    """An arena, and what computes over it."""
+    """An arena, and what will compute over it."""
 
     arena: KvStore
-    decoder: Decoder
+    load: Callable[[Weights, Callable[[], None]], Loaded]
+    """The decoder with these weights, of which it keeps nothing.
+
+    Takes seconds, and is for a worker: it calls the second argument again and again, which may raise to end it.
+    """
     description: str
     """For people."""
-    native: NativeStep | None = None
+    bits: str
+    """What the bits of numbers depend on beside the model and the precision, in short: `cpu avx2`."""
     limits: Limits = field(default_factory=Limits)
     expect: Callable[[IntArray], None] | None = None
     """To be told of pages that a call will need."""
     max_entries: int | None = None
     """Of a file that a call appends to; None: as many as there are pages."""
     statistics: Callable[[], dict[str, int]] = dict
+    close: Callable[[], None] = lambda: None
+    """Ends what the arena has of threads, after the decoder is closed."""
 
 
 def build_backend(config: Config, model: Model) -> Backend:
-    """The arena and the decoder that the configuration names, with the model's weights in them."""
+    """The arena and the decoder that the configuration names; what can't be is said before any weight is loaded."""
     return _build_cuda(config, model) if config.device == "cuda" else _build_cpu(config, model)
 
 
 def _build_cpu(config: Config, model: Model) -> Backend:
-    dtype = KV_DTYPE[config.precision]
+    dtype, isa = KV_DTYPE[config.precision], choose_isa()
+    num_threads = available_cores() if config.threads is None else config.threads
+    check(model.config, model.weights, num_threads, config.precision)
     page_bytes = PAGE_ENTRIES * model.config.entry_bytes(dtype)
     kv_memory = config.kv_memory
     if kv_memory is None:
         kv_memory = int(available_memory_bytes() * KV_MEMORY_SHARE)
     arena = _arena(kv_memory, page_bytes, lambda num_pages: Arena(model.config, num_pages, dtype))
-    decoder = CpuDecoder(model.config, model.weights, arena, config.threads, precision=config.precision)
-    description = f"cpu ({config.precision}, {decoder.isa}, {decoder.num_threads} threads)"
-    return Backend(arena, decoder, description, native=decoder.native)
+    return Backend(
+        arena,
+        partial(_load_cpu, model.config, arena, num_threads, isa, config.precision),
+        f"cpu ({config.precision}, {isa}, {num_threads} threads)",
+        bits=f"cpu {isa}",
+    )
+
+
+def _load_cpu(
+    shape: ModelConfig,
+    arena: Arena,
+    num_threads: int,
+    isa: str,
+    precision: str,
+    weights: Weights,
+    checkpoint: Callable[[], None],
+) -> Loaded:
+    decoder = CpuDecoder(shape, weights, arena, num_threads, isa, precision=precision, checkpoint=checkpoint)
+    return Loaded(decoder, decoder.native)
 
 
 def _build_cuda(config: Config, model: Model) -> Backend:
@@ -100,18 +140,25 @@ def _build_cuda(config: Config, model: Model) -> Backend:
             plan.page_bytes,
             lambda num_pages: CudaArena(model.config, num_pages, plan.num_frames, device, kv_dtype),
         )
-        decoder = CudaDecoder(
-            model.config, model.weights, arena, precision=config.precision, invariant=config.invariant
-        )
-    kind = "invariant" if config.invariant else "not invariant"
+    shape, precision, invariant = model.config, config.precision, config.invariant
+
+    def load(weights: Weights, checkpoint: Callable[[], None]) -> Loaded:
+        with naming_full_memory():
+            return Loaded(
+                CudaDecoder(shape, weights, arena, precision=precision, invariant=invariant, checkpoint=checkpoint)
+            )
+
+    kind = "invariant" if invariant else "not invariant"
     return Backend(
         arena,
-        decoder,
-        f"cuda ({config.precision}, {kind}, {device.name})",
+        load,
+        f"cuda ({precision}, {kind}, {device.name})",
+        bits=f"cuda {device.architecture} {kind}",
         limits=GPU_LIMITS,
         expect=arena.expect,
         max_entries=arena.num_frames * PAGE_ENTRIES,
         statistics=arena.statistics,
+        close=arena.close,
     )
 
 

@@ -1,8 +1,9 @@
-"""The command line: `symphony serve | run | stat | du | doctor`."""
+"""The command line: `symphony serve | run | stat | du | sync | fsck | scrub | doctor`."""
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ import libsym
 from libsym.errors import SymError
 from symphony.doctor import checks, print_report
 from symphony.launch import run_program
-from symphony.reports import du_lines, stat_lines
+from symphony.reports import disk_lines, du_lines, stat_lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +43,18 @@ def build_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run the daemon: load the model, mount the KV file system")
     serve.add_argument("--model", help="smollm2 (default), tiny, a .gguf file, or a checkpoint directory")
     serve.add_argument("--mount", metavar="DIR", help="where the KV file system appears (default: /kv, or ~/kv)")
-    serve.add_argument("--state", metavar="DIR", help="where the daemon keeps plain files and its lock")
+    serve.add_argument("--state", metavar="DIR", help="where the daemon keeps all files (default: /var/lib/symphony)")
+    serve.add_argument(
+        "--disk", metavar="SIZE", help="how much all files may take there, like 100G (default: no limit)"
+    )
+    serve.add_argument(
+        "--disk-timeout", metavar="SECONDS", help="when a call that waits for the disk is given up (default: 30)"
+    )
+    serve.add_argument(
+        "--same-bits",
+        action=argparse.BooleanOptionalAction,
+        help="don't open files that another instruction set computed in part",
+    )
     serve.add_argument("--kv-memory", metavar="SIZE", help="size of the page pool, like 4G (default: 25%% of memory)")
     serve.add_argument(
         "--quota", metavar="SIZE", help="how much each user's KV and plain files may take, like 4G (default: no limit)"
@@ -85,17 +97,43 @@ def build_parser() -> argparse.ArgumentParser:
     _add_json(stat)
     stat.set_defaults(action=_stat)
 
+    sync = commands.add_parser("sync", help="return when everything on the mount would survive a power cut")
+    _add_socket(sync)
+    sync.set_defaults(action=_sync)
+
     du = commands.add_parser("du", help="what files own alone and what they share")
     _add_socket(du)
     _add_json(du)
     du.add_argument("path", nargs="?", default=".", help="a file or directory of the mount (default: all of it)")
+    du.add_argument("--disk", action="store_true", help="what files take on disk, instead")
     du.set_defaults(action=_du)
+
+    _add_checks(commands)
+    return parser
+
+
+def _add_checks(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """What looks whether all is well."""
+    fsck = commands.add_parser("fsck", help="look for damage in what is kept on disk, and keep the rest")
+    _add_socket(fsck)
+    _add_json(fsck)
+    fsck.add_argument(
+        "--state", metavar="DIR", help="a state that no daemon uses (default: ask the daemon, if there is)"
+    )
+    fsck.add_argument("--repair", action="store_true", help="mend what can be mended; what is damaged goes")
+    fsck.add_argument("--quick", action="store_true", help="do not read pages")
+    fsck.set_defaults(action=_fsck)
+
+    scrub = commands.add_parser("scrub", help="have the daemon read everything that it keeps on disk")
+    _add_socket(scrub)
+    _add_json(scrub)
+    scrub.add_argument("--rate", metavar="SIZE", default="50M", help="bytes a second at most (default: 50M)")
+    scrub.set_defaults(action=_scrub)
 
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     _add_socket(doctor)
     _add_json(doctor)
     doctor.set_defaults(action=_doctor)
-    return parser
 
 
 def _add_socket(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +151,7 @@ def _socket(args: argparse.Namespace) -> Path | None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    gc.disable()  # until the daemon is built, see `serve`: modules are no garbage
     # The other commands start in a tenth of a second because only this one brings the daemon.
     import trio  # noqa: PLC0415
 
@@ -150,12 +189,31 @@ def _stat(args: argparse.Namespace) -> int:
     return 0
 
 
+def _sync(args: argparse.Namespace) -> int:
+    _connect(args)
+    libsym.kv_sync()
+    return 0
+
+
 def _du(args: argparse.Namespace) -> int:
     _connect(args)
     usage = libsym.kv_du(args.path)
     page_bytes = libsym.daemon_stat()["page_bytes"]
-    print(json.dumps(usage, indent=2) if args.json else "\n".join(du_lines(usage, page_bytes)))
+    lines = disk_lines(usage) if args.disk else du_lines(usage, page_bytes)
+    print(json.dumps(usage, indent=2) if args.json else "\n".join(lines))
     return 0
+
+
+def _fsck(args: argparse.Namespace) -> int:
+    from symphony.checking import fsck_command  # noqa: PLC0415 - numpy, and all that keeps files
+
+    return fsck_command(args, _socket(args))
+
+
+def _scrub(args: argparse.Namespace) -> int:
+    from symphony.checking import scrub_command  # noqa: PLC0415 - as above
+
+    return scrub_command(args, _socket(args))
 
 
 def _doctor(args: argparse.Namespace) -> int:

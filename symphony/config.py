@@ -37,6 +37,12 @@ class Config:
     """On a GPU: the same call gives the same bits in any batch."""
     threads: int | None = None
     """Of the CPU decoder; None: the cores that this process is given."""
+    disk: int | None = None
+    """Bytes that pages and plain files may take below `state`; None: what the file system has."""
+    disk_timeout: float = 30.0
+    """Seconds after which who waits for the disk is told that it does not answer."""
+    same_bits: bool = False
+    """Files that another instruction set computed in part are not opened."""
     quota: int | None = None
     """Bytes of pages and plain files that each user may hold, but root and whoever runs the daemon; None: no limit."""
     quota_files: int | None = None
@@ -44,6 +50,8 @@ class Config:
     allow_other: bool | None = None
     """Other users may use the mount (the mode bits decide about what); None: when root starts the daemon."""
 
+
+MAX_SECONDS = 86_400.0
 
 _TYPES: dict[str, type] = {
     "model": str,
@@ -53,6 +61,7 @@ _TYPES: dict[str, type] = {
     "threads": int,
     "quota_files": int,
     "allow_other": bool,
+    "same_bits": bool,
     "invariant": bool,
 }
 
@@ -118,12 +127,24 @@ def _value(key: str, value: Any) -> Any:
         return Path(os.path.realpath(Path(value).expanduser()))  # Path.resolve fails on a stale mount
     if key in ("socket", "state"):
         return Path(value).expanduser().absolute()
-    if key in ("kv_memory", "gpu_memory", "quota"):
+    if key in ("kv_memory", "gpu_memory", "disk", "quota"):
         return parse_bytes(str(value))
+    if key == "disk_timeout":
+        return _seconds(key, value)
     expected = _TYPES[key]
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         raise Invalid(f"{key} is {value!r}: {expected.__name__} needed")
     return value
+
+
+def _seconds(key: str, value: Any) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise Invalid(f"{key} is {value!r}: a number of seconds needed") from None
+    if not 0 < found < MAX_SECONDS:
+        raise Invalid(f"{key} is {value!r}: more than 0 and at most a day is needed")
+    return found
 
 
 def available_memory_bytes() -> int:

@@ -25,19 +25,50 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
     steps = max(info["num_steps"], 1)
     return [
         f"model    {info['model']}",
+        f"weights  {_weights(info['weights'], info['weights_s'])}",
         f"daemon   pid {info['pid']}, up {info['uptime_s']:.0f} s, mount {info['mount']}, socket {info['socket']}",
         f"pool     {used} of {total} used, {info['num_names']} names",
         f"yours    {used_bytes}, {used_files} files",
+        f"disk     {_disk_line(info['disk'])}",
         f"lips     {info['lips']} connected, {info['waiting_calls']} calls in flight",
         f"steps    {info['num_steps']}, {1000 * info['step_s'] / steps:.1f} ms each",
         f"tokens   {info['num_tokens']}, {info['num_prefill_tokens']} of them prefill",
         f"calls    {info['num_calls']} answered, {info['num_failed_calls']} failed",
         f"batches  at most {info['max_calls_in_step']} calls of {info['max_lips_in_step']} programs in one step",
+        f"held     {_held(info['held'])}",
     ]
+
+
+def _weights(state: str, seconds: float) -> str:
+    return f"loading ({seconds:.0f} s)" if state == "loading" else f"{state} in {seconds:.1f} s"
+
+
+def _held(held: dict[str, Any]) -> str:
+    """How long the daemon's main thread did nothing else than one thing."""
+    return (
+        f"longest {1000 * held['longest_s']:.1f} ms; "
+        f"{held['num_long']:,} of {held['num']:,} times over {1000 * held['long_s']:g} ms"
+    )
+
+
+def _disk_line(disk: dict[str, Any]) -> str:
+    """What is kept, what is not yet, and why."""
+    line = _of(disk["disk_bytes"], disk["disk_limit_bytes"], human_bytes)
+    if disk["num_unsynced_files"]:
+        line += f"; {disk['num_unsynced_files']} changes not on it yet, {human_bytes(disk['unsynced_bytes'])} of pages"
+    return line + (f"; IT FAILS: {disk['error']}" if disk["error"] else "")
 
 
 def _of(used: int, quota: int | None, shown: Callable[[int], str]) -> str:
     return shown(used) if quota is None else f"{shown(used)} of {shown(quota)}"
+
+
+def disk_lines(usage: dict[str, Any]) -> list[str]:
+    """What files take on disk; pages that files share count for each of them, and once in the total."""
+    rows = [(row["path"], row) for row in usage["rows"]] + [("total", usage["total"])]
+    return [f"{'ON DISK':>9} {'TOKENS':>8}  PATH"] + [
+        f"{human_bytes(row['disk_bytes']):>9} {row['tokens']:>8}  {name}" for name, row in rows
+    ]
 
 
 def du_lines(usage: dict[str, Any], page_bytes: int) -> list[str]:

@@ -90,21 +90,21 @@ class GgufFile:
 
     def texts(self, key: str) -> list[str]:
         value = self._get(key, None)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, list) or not set(map(type, value)) <= {str}:
             raise self._unusable(key, value, "a list of strings")
-        return [str(item) for item in value]
+        return list(map(str, value))
 
     def integers(self, key: str) -> list[int]:
         value = self._get(key, None)
-        if not isinstance(value, list) or not all(type(item) is int for item in value):
+        if not isinstance(value, list) or not set(map(type, value)) <= {int}:
             raise self._unusable(key, value, "a list of whole numbers")
-        return [int(item) for item in value]
+        return list(map(int, value))
 
     def numbers(self, key: str) -> list[float]:
         value = self._get(key, None)
-        if not isinstance(value, list) or not all(type(item) in {int, float} for item in value):
+        if not isinstance(value, list) or not set(map(type, value)) <= {int, float}:
             raise self._unusable(key, value, "a list of numbers")
-        return [float(item) for item in value]
+        return list(map(float, value))
 
     def flag(self, key: str, *, default: bool) -> bool:
         value = self._get(key, default)

@@ -77,11 +77,10 @@ class Arena:
         assert 0 <= page < self._num_pages, (page, self._num_pages)
         self.pages[page] = 0
 
-    def head(self, page: int, num_entries: int) -> bytes:
-        """A copy of a page in which every slot from `num_entries` on reads as zero."""
-        assert 0 <= page < self._num_pages, (page, self._num_pages)
+    def masked(self, data: memoryview, num_entries: int) -> bytes:
+        """A copy of a page's bytes in which every slot from `num_entries` on reads as zero."""
         assert 0 <= num_entries <= PAGE_ENTRIES, num_entries
-        copied = self.pages[page].copy()
+        copied = np.frombuffer(data, self.pages.dtype).reshape(self.pages.shape[1:]).copy()
         keys, values = self._shape.keys(copied), self._shape.values(copied)
         keys[..., num_entries:, :] = 0
         whole, odd = divmod(num_entries, self._shape.together)

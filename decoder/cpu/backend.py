@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from decoder.checks import Words, check_batch, check_shape
 from decoder.cores import available_cores
 from decoder.cpu._step import ffi, lib
 from decoder.cpu.arena import Arena
-from decoder.cpu.packed_weights import pack_weights
+from decoder.cpu.packed_weights import check_weights, pack_weights
 from decoder.model_config import KV_DTYPE, ModelConfig
 from decoder.rope import inverse_frequencies, rotation_factor
 from libsym.errors import Invalid
@@ -41,7 +42,9 @@ class CpuDecoder:
         *,
         precision: str = "float32",
         solo_work: int = SOLO_WORK,
+        checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
+        """`checkpoint`: see `pack_weights`."""
         check_shape(config)
         if precision not in KV_DTYPE:
             raise Invalid(f"precision {precision!r} is not one of {', '.join(KV_DTYPE)}")
@@ -50,10 +53,9 @@ class CpuDecoder:
         self.config = config
         self.arena = arena
         self.num_threads = available_cores() if num_threads is None else num_threads
-        if self.num_threads < 1:
-            raise Invalid(f"num_threads is {num_threads}: give at least 1")
+        _check_threads(self.num_threads)
         self.isa = choose_isa(isa)
-        self._packed = pack_weights(config, weights, precision)
+        self._packed = pack_weights(config, weights, precision, checkpoint)
         self._frequencies = [inverse_frequencies(config, local) for local in (False, True)]
         model = ffi.new("sym_model *")
         model.shape = {
@@ -160,7 +162,19 @@ class CpuDecoder:
         return laid_out, (checked, index, masks, rows, out)
 
 
-def choose_isa(wanted: str | None) -> str:
+def check(config: ModelConfig, weights: Weights, num_threads: int, precision: str) -> None:
+    """Raises what CpuDecoder would, as far as it is known before a weight is read."""
+    check_shape(config)
+    _check_threads(num_threads)
+    check_weights(config, weights, precision)
+
+
+def _check_threads(num_threads: int) -> None:
+    if num_threads < 1:
+        raise Invalid(f"num_threads is {num_threads}: give at least 1")
+
+
+def choose_isa(wanted: str | None = None) -> str:
     """The instruction set of that name, or the best one of this machine."""
     chosen = lib.sym_isa(ffi.NULL if wanted is None else wanted.encode())
     if chosen == ffi.NULL:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -86,18 +86,20 @@ class _Matrix:
     """Codes of the file are kept, not made anew."""
 
 
-def pack_weights(config: ModelConfig, weights: Weights, precision: str) -> PackedWeights:
-    """A packed copy; nothing of `weights` is kept."""
-    if precision == "int4" and not any(_bits(weights.stored(name)) == 4 for name in weights.names()):
-        raise Invalid(
-            f"{config.name}: precision int4 runs 4-bit weights as a GGUF file has them, and this checkpoint has none: "
-            "give a Q4_0, Q4_1 or Q4_K file, or say int8"
-        )
-    matrices = [_new_matrix(weights, precision, pieces) for pieces in _all_pieces(config, weights)]
-    memory = _allocate(config.name, [int(lib.sym_packed_bytes(matrix.struct)) for matrix in matrices])
+def check_weights(config: ModelConfig, weights: Weights, precision: str) -> None:
+    """Raises what `pack_weights` would, as far as it is known before a weight is read."""
+    _check_room(config.name, sum(map(_num_bytes, _plan(config, weights, precision))))
+
+
+def pack_weights(
+    config: ModelConfig, weights: Weights, precision: str, checkpoint: Callable[[], None] = lambda: None
+) -> PackedWeights:
+    """A packed copy; nothing of `weights` is kept. `checkpoint` is called again and again: it may raise, and end it."""
+    matrices = _plan(config, weights, precision)
+    memory = _allocate(config.name, [_num_bytes(matrix) for matrix in matrices])
     for matrix, block in zip(matrices, memory, strict=True):
         matrix.struct.data = ffi.cast("char *", block.ctypes.data)
-    _run(_jobs(weights, matrices))
+    _run(_jobs(weights, matrices), checkpoint)
     owned: list[Any] = [memory, matrices]
 
     def floats(*names: str) -> Any:
@@ -123,8 +125,22 @@ def pack_weights(config: ModelConfig, weights: Weights, precision: str) -> Packe
         head=head.struct,
         final_norm=floats(FINAL_NORM),
         owned=tuple(owned),
-        num_bytes=sum(int(lib.sym_packed_bytes(matrix.struct)) for matrix in read),
+        num_bytes=sum(map(_num_bytes, read)),
     )
+
+
+def _plan(config: ModelConfig, weights: Weights, precision: str) -> list[_Matrix]:
+    """Every matrix that a step reads, in a format of this precision."""
+    if precision == "int4" and not any(_bits(weights.stored(name)) == 4 for name in weights.names()):
+        raise Invalid(
+            f"{config.name}: precision int4 runs 4-bit weights as a GGUF file has them, and this checkpoint has none: "
+            "give a Q4_0, Q4_1 or Q4_K file, or say int8"
+        )
+    return [_new_matrix(weights, precision, pieces) for pieces in _all_pieces(config, weights)]
+
+
+def _num_bytes(matrix: _Matrix) -> int:
+    return int(lib.sym_packed_bytes(matrix.struct))
 
 
 def _all_pieces(config: ModelConfig, weights: Weights) -> Iterator[tuple[_Piece, ...]]:
@@ -244,11 +260,12 @@ def _floats(array: FloatArray) -> Any:
     return ffi.cast("float *", array.ctypes.data)
 
 
-def _run(jobs: Iterator[tuple[Any, ...]]) -> None:
+def _run(jobs: Iterator[tuple[Any, ...]], checkpoint: Callable[[], None]) -> None:
     with ThreadPoolExecutor(available_cores(), thread_name_prefix="load") as pool:
         futures = [pool.submit(_pack, *job) for job in jobs]
         try:
             for future in futures:
+                checkpoint()
                 future.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -258,13 +275,8 @@ def _run(jobs: Iterator[tuple[Any, ...]]) -> None:
 def _allocate(name: str, sizes: list[int]) -> list[ByteArray]:
     """Zeroed arrays of that many bytes in one anonymous mapping, each on a cache line's boundary."""
     starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
-    needed, available = int(starts[-1]), available_memory_bytes()
-    if needed > available:
-        raise SymError(
-            f"{name}: the weights take {needed / 1e9:.1f} GB in this precision, {available / 1e9:.1f} GB of memory are "
-            "available: choose a smaller model or precision, or free or add memory",
-            errno.ENOMEM,
-        )
+    needed = int(starts[-1])
+    _check_room(name, needed)
     try:
         mapping = mmap.mmap(-1, max(needed, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -274,3 +286,13 @@ def _allocate(name: str, sizes: list[int]) -> list[ByteArray]:
     advise_huge_pages(mapping)
     array = np.frombuffer(mapping, dtype=np.uint8)
     return [array[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+def _check_room(name: str, needed: int) -> None:
+    available = available_memory_bytes()
+    if needed > available:
+        raise SymError(
+            f"{name}: the weights take {needed / 1e9:.1f} GB in this precision, {available / 1e9:.1f} GB of memory are "
+            "available: choose a smaller model or precision, or free or add memory",
+            errno.ENOMEM,
+        )

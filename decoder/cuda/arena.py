@@ -196,10 +196,10 @@ class CudaArena:
             self._forget(page)
             self._where[page] = _ZEROS
 
-    def head(self, page: int, num_entries: int) -> bytes:
-        """A copy of a page in which every slot from `num_entries` on reads as zero."""
+    def masked(self, data: memoryview, num_entries: int) -> bytes:
+        """A copy of a page's bytes in which every slot from `num_entries` on reads as zero."""
         assert 0 <= num_entries <= PAGE_ENTRIES, num_entries
-        copied = np.frombuffer(self.view(page), np.uint8).copy()
+        copied = np.frombuffer(data, np.uint8).copy()
         copied.reshape(self._head_shape)[:, num_entries:] = 0
         return copied.tobytes()
 

@@ -9,7 +9,7 @@ rounded where it is multiplied, not where it is added.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -97,14 +97,16 @@ class CudaDecoder:
         *,
         precision: str = "bf16",
         invariant: bool = True,
+        checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
+        """`checkpoint`: see `load_weights`."""
         check_config(config)
         dtype = PRECISIONS[precision]
         self.config, self.arena, self.invariant = config, arena, invariant
         self._device: Device = arena.device
         self._dtype = dtype
         device = self._device.torch
-        self._weights = load_weights(config, weights, dtype, self._device)
+        self._weights = load_weights(config, weights, dtype, self._device, checkpoint)
         self._products = Products(self._weights, dtype, device, invariant=invariant)
         self._rope = [rope_table(config, self._device, local=local) for local in _rotations(config)]
         self._layer_pages = [layer_pages(arena.frames, layer, config.head_dim) for layer in range(config.num_layers)]

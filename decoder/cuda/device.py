@@ -110,6 +110,14 @@ class Device:
             raise Invalid(f"{what} needs a GPU of compute capability {least}, {self.name} has {found}")
 
     @property
+    def architecture(self) -> str:
+        """What kernels are compiled for, `sm_90`; `interpreter` without a GPU."""
+        if not self.is_gpu:
+            return "interpreter"
+        major, minor = torch.cuda.get_device_capability(self.torch)
+        return f"sm_{major}{minor}"
+
+    @property
     def name(self) -> str:
         return torch.cuda.get_device_name(self.torch) if self.is_gpu else "Triton's interpreter"
 

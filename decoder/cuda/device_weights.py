@@ -8,6 +8,7 @@ gate and up.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
@@ -71,9 +72,18 @@ class DeviceWeights:
         return {(matrix.shape[0], matrix.shape[1]) for matrix in matrices}
 
 
-def load_weights(config: ModelConfig, weights: Weights, dtype: torch.dtype, device: Device) -> DeviceWeights:
-    """Upload a model; Invalid if a value is not finite, or not in `dtype`."""
-    with _Loader(weights, dtype, device) as loader:
+def load_weights(
+    config: ModelConfig,
+    weights: Weights,
+    dtype: torch.dtype,
+    device: Device,
+    checkpoint: Callable[[], None] = lambda: None,
+) -> DeviceWeights:
+    """Upload a model; Invalid if a value is not finite, or not in `dtype`.
+
+    `checkpoint` is called again and again: it may raise, and end it.
+    """
+    with _Loader(weights, dtype, device, checkpoint) as loader:
         layers = tuple(_load_layer(loader, index) for index in range(config.num_layers))
         embed = loader.matrix(EMBED)
         final_norm = loader.matrix(FINAL_NORM)
@@ -106,9 +116,9 @@ def _load_layer(loader: _Loader, index: int) -> LayerWeights:
 class _Loader:
     """Reads ahead of the uploads, a bounded number of pieces; ends with a look at what was uploaded."""
 
-    def __init__(self, weights: Weights, dtype: torch.dtype, device: Device) -> None:
+    def __init__(self, weights: Weights, dtype: torch.dtype, device: Device, checkpoint: Callable[[], None]) -> None:
         self.weights = weights
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._checkpoint = dtype, device, checkpoint
         num_threads = available_cores()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="load")
         self._pieces: deque[tuple[Tensor, Future[Tensor]]] = deque()
@@ -152,6 +162,7 @@ class _Loader:
 
     def _upload_pieces(self, num_left: int) -> None:
         while len(self._pieces) > num_left:
+            self._checkpoint()
             part, values = self._pieces.popleft()
             self._upload(part, values.result())
 

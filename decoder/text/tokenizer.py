@@ -268,6 +268,6 @@ def fingerprint(*parts: Iterable[str]) -> str:
     digest = hashlib.blake2b(digest_size=32)
     for part in parts:
         encoded = [text.encode() for text in part]
-        digest.update(f"{len(encoded)}:{','.join(str(len(text)) for text in encoded)};".encode())
+        digest.update(f"{len(encoded)}:{','.join(map(str, map(len, encoded)))};".encode())
         digest.update(b"".join(encoded))
     return digest.hexdigest()

@@ -21,7 +21,7 @@ from kvfs.control.sources import ControlFiles
 from kvfs.control.text_view import TextView
 from kvfs.control.text_writer import TextWriter
 from kvfs.fs import FileSystem
-from kvfs.names.content import KvFile
+from kvfs.names.content import OWN, KvFile
 from kvfs.names.inode import Credentials, Inode, shown
 from kvfs.names.tree import CONTROL_NAME, ROOT_NUMBER, require_directory
 from libsym.errors import Busy, Exists, IsDirectory, NotFound, NotPermitted, SymError
@@ -135,7 +135,7 @@ class ControlTree:
         """Open a file for process `pid`. The kernel has checked that it may."""
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         if number & _TEXT_BIT:
-            return self._open_text(number, flags, pid, writes=writes)
+            return await self._open_text(number, flags, pid, writes=writes)
         if writes or flags & os.O_TRUNC:
             raise NotPermitted("control files can't be changed")
         return self._keep(Document(self._generated(number), self._handles.discard))
@@ -165,14 +165,14 @@ class ControlTree:
         self._handles.add(handle)
         return handle
 
-    def _open_text(self, number: int, flags: int, pid: int, *, writes: bool) -> ControlHandle:
+    async def _open_text(self, number: int, flags: int, pid: int, *, writes: bool) -> ControlHandle:
         inode = self._mirrored(number)
         self._mirrored_kv(inode)
         if not writes:
             return self._keep(self._text_handle(inode, None, appends=False))
         if flags & os.O_TRUNC:
             self._fs.volume.empty_kv(inode)
-        opened = self._fs.kv_open_inode(inode, write=True)
+        opened = await self._fs.bring(self._fs.kv_open_inode(inode, write=True))
         writer = TextWriter(self._fs, self._files, opened, is_new=False, pid=pid)
         return self._keep(self._text_handle(inode, writer, appends=bool(flags & os.O_APPEND)))
 
@@ -260,4 +260,4 @@ class ControlTree:
 
 
 def _is_mirrored(inode: Inode) -> bool:
-    return inode.is_directory or isinstance(inode.content, KvFile)
+    return inode.is_directory or (isinstance(inode.content, KvFile) and inode.content.identity == OWN)

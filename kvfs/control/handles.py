@@ -10,7 +10,7 @@ from kvfs.control.text_writer import TextWriter
 from kvfs.fs import FileSystem
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
-from libsym.errors import NotPermitted, NotSupported
+from libsym.errors import Invalid, NotPermitted, NotSupported
 
 
 class ControlHandle(Protocol):
@@ -26,6 +26,10 @@ class ControlHandle(Protocol):
 
     async def flush(self, pid: int) -> None:
         """Process `pid` closed a descriptor."""
+        ...
+
+    async def sync(self) -> None:
+        """As `fsync(2)`, of what is behind it."""
         ...
 
     async def release(self) -> None:
@@ -53,6 +57,9 @@ class Document:
     async def flush(self, pid: int) -> None:
         """Nothing was written."""
 
+    async def sync(self) -> None:
+        """There is nothing to keep."""
+
     async def release(self) -> None:
         self.close()
 
@@ -74,6 +81,7 @@ class TextHandle:
         appends: bool,
     ) -> None:
         self._tree = fs.volume.tree
+        self._storage = fs.volume.storage
         self._view = view
         self._inode = inode
         self._writer = writer
@@ -105,6 +113,11 @@ class TextHandle:
     async def flush(self, pid: int) -> None:
         if self._writer is not None:
             await self._writer.flush(pid)
+
+    async def sync(self) -> None:
+        if self._writer is not None and self._writer.has_begun:
+            raise Invalid("a text is computed until it is closed: close it, and sync the KV file")
+        await self._storage.sync(self._inode)
 
     async def release(self) -> None:
         try:

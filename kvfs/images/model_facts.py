@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from libsym.errors import Invalid
+
+_SHOWN = 12
+"""Characters of a fingerprint that are enough to tell two apart."""
+
 
 class ModelFacts(Protocol):
     """The shape of its pages, its name, and what makes the KV of another model useless with it."""
@@ -33,3 +38,19 @@ class ModelFacts(Protocol):
     def identity(self) -> dict[str, str]:
         """Fingerprints that must be equal for KV to be usable: model, tokenizer, rope, precision, layout."""
         ...
+
+
+def mismatch(kept: ModelFacts, running: ModelFacts, what: str) -> Invalid:
+    """Why a file can't be used with the running model."""
+    for key, ours in running.identity.items():
+        theirs = kept.identity.get(key, "unknown")
+        if theirs != ours:
+            return Invalid(
+                f"{what} is of {key} {_short(theirs)}, of the model {kept.name} (this daemon runs {_short(ours)}): it "
+                "can be copied out, moved and removed here, and opened by a daemon of its own model"
+            )
+    return Invalid(f"{what} has pages of another layout than this daemon's: it can be copied out and removed here")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

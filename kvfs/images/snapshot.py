@@ -16,6 +16,7 @@ import numpy as np
 
 from kvfs.images.format import ImageFormat
 from kvfs.pages.digest import digest
+from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
@@ -46,7 +47,6 @@ class Snapshot:
 
     def __init__(self, table: PageTable, image_format: ImageFormat) -> None:
         assert not table.closed
-        assert image_format.page_bytes == table.pool.page_bytes
         self.pool: PagePool = table.pool
         self.owner = table.owner
         """Who is charged: the file's account, also after the file changed hands."""
@@ -62,6 +62,11 @@ class Snapshot:
     @property
     def size(self) -> int:
         return self.layout.size
+
+    @property
+    def reads_disk(self) -> bool:
+        """Whether some of its pages are on disk alone: then `read` may take its time."""
+        return not self.pool.are_in_memory(self._pages)
 
     def prepare(self, checkpoint: Callable[[], None] = lambda: None) -> None:
         """Compute the digests and the header once: at about 1 GB/s for pages that nobody has hashed before.
@@ -79,10 +84,10 @@ class Snapshot:
         assert not self.closed
         assert min(offset, size) >= 0
         end = min(offset + size, self.size)
-        page, begin = divmod(offset - self.layout.pages, self.pool.page_bytes)
-        if 0 <= page < self._num_full and end - offset <= self.pool.page_bytes - begin:
+        page, begin = divmod(offset - self.layout.pages, self.image_format.page_bytes)
+        if 0 <= page < self._num_full and end - offset <= self.image_format.page_bytes - begin:
             self._compute()
-            return self.pool.store.view(int(self._pages[page]))[begin : begin + end - offset]
+            return self.pool.bytes_of(int(self._pages[page]))[begin : begin + end - offset]
         parts = list(self._parts(offset, end))
         if len(parts) == 1:
             return parts[0]
@@ -101,7 +106,7 @@ class Snapshot:
         """The bytes from `begin` to `end`, in the largest pieces that lie together."""
         computed = self._compute()
         pages_at, tokens_at = self.layout.pages, self.layout.tokens
-        tail_at = pages_at + self._num_full * self.pool.page_bytes
+        tail_at = pages_at + self._num_full * self.image_format.page_bytes
         if begin < min(end, pages_at):
             yield computed.header[begin:end]
         if max(begin, pages_at) < min(end, tail_at):
@@ -113,14 +118,20 @@ class Snapshot:
 
     def _full_pages(self, begin: int, end: int) -> Iterator[memoryview]:
         """Bytes of full pages, offsets counted from the first page's; consecutive pages come as one view."""
-        page_bytes = self.pool.page_bytes
+        page_bytes = self.image_format.page_bytes
         first, stop = begin // page_bytes, -(-end // page_bytes)
         pages = self._pages[first:stop]
-        cuts = (np.flatnonzero(np.diff(pages) != 1) + 1).tolist()
+        frames = self.pool.store.of[pages]
+        cuts = (np.flatnonzero((np.diff(frames) != 1) | (frames[:-1] == NOWHERE)) + 1).tolist()
         for run_first, run_stop in zip([0, *cuts], [*cuts, len(pages)], strict=True):
-            view = self.pool.store.view(int(pages[run_first]), run_stop - run_first)
+            view = self._view(pages[run_first:run_stop])
             run_begin = (first + run_first) * page_bytes
             yield view[max(begin - run_begin, 0) : end - run_begin]
+
+    def _view(self, pages: IntArray) -> memoryview:
+        """Of a page, or of several that lie together."""
+        first = int(pages[0])
+        return self.pool.bytes_of(first) if len(pages) == 1 else self.pool.store.view(first, len(pages))
 
     def _compute(self, checkpoint: Callable[[], None] = lambda: None) -> _Computed:
         if self._computed is None:
@@ -135,7 +146,7 @@ class Snapshot:
         digests = self.pool.digests_of(self._pages[: self._num_full], checkpoint)
         tail = b""
         if tail_entries:
-            tail = self.pool.store.head(int(self._pages[-1]), tail_entries)
+            tail = self.pool.head_of(int(self._pages[-1]), tail_entries)
             digests += digest(tail)
         tokens = self.pool.tokens[self._pages].reshape(-1)[:num_entries]
         positions = self.pool.positions[self._pages].reshape(-1)[:num_entries]

@@ -26,8 +26,8 @@ _NS = 1_000_000_000
 
 _PACED_NUMBERS = ("readlink", "opendir", "readdir", "statfs", "listxattr")
 """Quick, and all arguments are numbers."""
-_QUICK_NUMBERS = ("fsync", "releasedir", "fsyncdir")
-_SLOW_NUMBERS = ("read", "flush", "release", "flock", "fallocate")
+_QUICK_NUMBERS = ("releasedir",)
+_SLOW_NUMBERS = ("read", "flush", "fsync", "fsyncdir", "release", "flock", "fallocate")
 _PACED_NAMES = ("lookup", "mknod", "unlink", "rmdir")
 """Quick, and the second argument is a name in the directory that is the first."""
 

@@ -178,8 +178,12 @@ class ControlHandlers:
         del self._listings[fh]
         return 0
 
-    def fsync(self, _fh: int) -> int:
-        """See `kvfs.mount.handlers`."""
+    async def fsync(self, fh: int) -> int:
+        """Of a text: of the KV file behind it."""
+        await self._eager.leave()
+        await self._handles[fh].sync()
         return 0
 
-    fsyncdir = fsync
+    async def fsyncdir(self, _fh: int) -> int:
+        """The directories are a view of others."""
+        return 0

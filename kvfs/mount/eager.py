@@ -42,11 +42,11 @@ def _rest(started: Coroutine[Any, Any, _Result]) -> Generator[Any, Any, _Result]
 class Eager:
     """Starts coroutines and lets them leave. All on the trio thread."""
 
-    __slots__ = ("_is_starting", "_long_jobs")
+    __slots__ = ("_is_starting", "long_jobs")
 
     def __init__(self) -> None:
         self._is_starting = False
-        self._long_jobs = trio.CapacityLimiter(max(2, os.cpu_count() or 1))
+        self.long_jobs = trio.CapacityLimiter(max(2, os.cpu_count() or 1))
 
     def start(self, started: Coroutine[Any, Any, object]) -> object:
         """Run the first part: the result if that was all, or `LEFT`: then `finish` it."""
@@ -84,7 +84,7 @@ class Eager:
         """
         await self.leave()
         job = functools.partial(function, *arguments, trio.from_thread.check_cancelled)
-        return await trio.to_thread.run_sync(job, limiter=self._long_jobs)
+        return await trio.to_thread.run_sync(job, limiter=self.long_jobs)
 
 
 class Mutex:

@@ -227,9 +227,12 @@ class FileHandlers:
         await self._files.flush(self._file(fh))
         return 0
 
-    def fsync(self, fh: int) -> int:
-        """As on tmpfs: names and KV live in memory, so there is nothing that could be made to last."""
-        self._file(fh)
+    async def fsync(self, fh: int) -> int:
+        return await self._sync(self._file(fh).file.inode)
+
+    async def _sync(self, inode: Inode) -> int:
+        await self._eager.leave()
+        await self._volume.storage.sync(inode)
         return 0
 
     async def release(self, fh: int) -> int:
@@ -299,10 +302,9 @@ class FileHandlers:
         del self._handles[fh]
         return 0
 
-    def fsyncdir(self, fh: int) -> int:
-        """See `fsync`."""
-        self._listing(fh)
-        return 0
+    async def fsyncdir(self, fh: int) -> int:
+        """The directory, and the names in it."""
+        return await self._sync(self._listing(fh).directory)
 
     # Parts
 

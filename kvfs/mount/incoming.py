@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
-from kvfs.images.format import CLAIM_BYTES, claims_to_be_image
+from kvfs.images.format import CLAIM_BYTES, LENGTH_BYTES, MAX_HEADER_BYTES, claims_to_be_image
 from kvfs.images.header import parse_header
-from kvfs.mount.eager import Eager
+from kvfs.mount.disk_work import DiskWork
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.volume import Volume
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 class Refusal:
     """Why some bytes are no image: their content does not become better by asking again."""
 
+    content: PlainFile
     changes: int
     error: SymError
 
@@ -33,44 +35,62 @@ class Refusal:
     def of(cls, inode: Inode, error: SymError) -> Self | None:
         """The refusal to remember. A full pool is none: there may be room the next time."""
         if isinstance(error, Invalid) and isinstance(inode.content, PlainFile):
-            return cls(inode.content.changes, error)
+            return cls(inode.content, inode.content.changes, error)
         return None
 
     def still_holds(self, inode: Inode) -> bool:
-        return isinstance(inode.content, PlainFile) and inode.content.changes == self.changes
+        return inode.content is self.content and self.content.changes == self.changes
 
     def again(self) -> SymError:
         return Invalid(str(self.error))
 
 
-async def take_in(volume: Volume, inode: Inode, eager: Eager) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """The first bytes of a file, in memory; satisfies `ByteSource` as far as a header needs it."""
+
+    data: bytes | memoryview
+    size: int
+    """Of the whole file."""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return bytes(self.data[offset : offset + size])
+
+    def read_into(self, offset: int, room: memoryview) -> int:
+        found = self.read_at(offset, len(room))
+        room[: len(found)] = found
+        return len(found)
+
+
+async def take_in(volume: Volume, inode: Inode, disk: DiskWork, until_s: float) -> bool:
     """Make the file a KV file if it is an image, and say whether it was; raise if it claims to be one and is not.
 
-    The caller sees to it that nobody writes to the file meanwhile.
+    The caller sees to it that nobody writes to the file meanwhile. `until_s`: as long as that this waits for the disk
+    to show the file's beginning; the rest has a deadline for each piece.
     """
     content = inode.content
     if not isinstance(content, PlainFile):
         return False
-    if not claims_to_be_image(content.read_at(0, CLAIM_BYTES), content.size):
+    await disk.at_rest(content, until_s)
+    beginning = bytes(await disk.read(content, 0, CLAIM_BYTES, until_s))
+    if not claims_to_be_image(beginning, content.size):
         return False
     try:
-        await _import(volume, inode, content, eager)
+        await _import(volume, inode, content, disk, until_s)
     except SymError as error:
         log.info("%s stays a plain file: %s", volume.tree.path_of(inode), error)
         raise
     return True
 
 
-async def _import(volume: Volume, inode: Inode, content: PlainFile, eager: Eager) -> None:
-    plan = parse_header(volume.image_format, content)
+async def _import(volume: Volume, inode: Inode, content: PlainFile, disk: DiskWork, until_s: float) -> None:
+    size = content.size
+    beginning = _Beginning(await disk.read(content, 0, LENGTH_BYTES + MAX_HEADER_BYTES, until_s), size)
+    plan = parse_header(volume.image_format, beginning)
     try:
         incoming = volume.begin_import(plan, inode)
     except (NoSpace, OverQuota):
-        surveyed = await eager.long_job(volume.survey_import(plan, inode), content)
+        surveyed = await disk.long_job(content, volume.survey_import(plan, inode))
         incoming = volume.begin_import(plan, inode, surveyed)
-    try:
-        await eager.long_job(incoming.load, content)
-    except BaseException:
-        volume.abandon_import(incoming, inode)
-        raise
+    await disk.long_job(content, incoming.load, undo=partial(volume.abandon_import, incoming, inode))
     volume.finish_import(incoming, inode)

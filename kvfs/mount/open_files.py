@@ -2,15 +2,25 @@
 
 Everything runs on the trio thread; slow parts run in workers. A file's lock is held by whatever opens it or changes
 its content: so an open during an import waits, and sees the KV file.
+
+A request waits for the disk until its deadline, which begins when it comes: so whoever waits for the lock behind it
+gets that before a deadline of his own. Only imports, and readers that hash a KV file, hold it longer: the deadline of
+who waits for those begins when they have ended (`OpenFile.excused_s`).
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
+from kvfs.mount.disk_work import DiskWork
 from kvfs.mount.eager import Eager, Mutex
 from kvfs.mount.incoming import Refusal, take_in
 from kvfs.mount.nodes import Nodes
@@ -23,11 +33,11 @@ from libsym.errors import NotSupported, SymError
 
 log = logging.getLogger(__name__)
 
-_INLINE_BYTES = 64 << 10
-"""Plain reads and writes up to this size are done at once: a hop to a worker costs more (0.1 ms)."""
-
 _COPY_BYTES = 1 << 20
 """The most that one copy_file_range copies byte by byte; the caller loops. Bounds how long it holds the file."""
+
+MAX_IDLE = 64
+"""Backing files that stay open after their last handle: `cat` opens the same ones again and again."""
 
 _KERNEL_CUT = 0xFFFFF000
 """No copy_file_range that reaches us is longer: the kernel cuts it here."""
@@ -75,6 +85,8 @@ class OpenFile:
     fork: Fork | None = None
     refusal: Refusal | None = None
     """Why the bytes as they are now are no image: not tested twice."""
+    excused_s: float = -math.inf
+    """When the lock was held last by somebody who waited for something else than the disk."""
 
 
 class OpenFiles:
@@ -84,48 +96,68 @@ class OpenFiles:
         self._volume = volume
         self._nodes = nodes
         self._eager = eager
+        self._disk = DiskWork(volume, eager)
         self._files: dict[int, OpenFile] = {}
+        self._idle: dict[PlainFile, None] = {}  # those that may be open below without a handle, the oldest first
         self._cached: dict[int, Version | None] = {}  # what the kernel's page cache holds, by node
 
     # Opening and closing
 
     async def open(self, inode: Inode, node: int, *, readable: bool, writable: bool, truncate: bool = False) -> Handle:
         """A new handle. A reader sees the file as it was when the kernel looked it up, until it closes it."""
-        file = self._files.get(inode.number)
-        if file is None:
-            file = self._files[inode.number] = OpenFile(inode, Mutex(self._eager), node)
-        handle = Handle(file, node, readable, writable)
-        file.handles.add(handle)
-        self._volume.tree.opened(inode)
+        handle = self._new_handle(inode, node, readable=readable, writable=writable)
         try:
-            async with file.lock:
+            async with handle.file.lock:
                 if truncate:
-                    self._truncate(file, 0, node)
+                    self._volume.truncate(inode, 0)
+                    self._is_truncated(handle.file, 0, node)
                     handle.wrote = True
+                else:
+                    self._require_bytes(inode)
                 self._see(handle)
         except BaseException:
             self._drop(handle)
             raise
         return handle
 
+    def _require_bytes(self, inode: Inode) -> None:
+        """EIO: what should be there is not; the log said so at the start."""
+        if isinstance(inode.content, PlainFile) and inode.content.is_lost:
+            raise SymError(f"the bytes of {self._volume.tree.path_of(inode)} are lost")
+
+    def _new_handle(self, inode: Inode, node: int, *, readable: bool, writable: bool) -> Handle:
+        file = self._files.get(inode.number)
+        if file is None:
+            file = self._files[inode.number] = OpenFile(inode, Mutex(self._eager), node)
+        if isinstance(inode.content, PlainFile):
+            self._idle.pop(inode.content, None)
+        handle = Handle(file, node, readable, writable)
+        file.handles.add(handle)
+        self._volume.tree.opened(inode)
+        return handle
+
     async def flush(self, handle: Handle) -> None:
         """A descriptor of the handle was closed: raise if what was written is a broken image."""
         if handle.wrote:
+            began_s = trio.current_time()
             try:
                 async with handle.file.lock:
-                    await self._settle(handle.file)
+                    content = handle.file.inode.content
+                    if isinstance(content, PlainFile):
+                        self._disk.require_rest(content)  # a program that was interrupted closes its files, and ends
+                    await self._settle(handle.file, began_s)
             except trio.Cancelled:  # Ctrl-C: the bytes are what they are, and the release is not to begin again
                 handle.wrote = False
                 raise
 
     async def release(self, handle: Handle) -> None:
         """The handle's last descriptor was closed. If it was the last one that had written, this test is for good."""
-        file = handle.file
+        file, began_s = handle.file, trio.current_time()
         self._unsee(handle)  # before any await: the next open must not find a view that nobody uses
         try:
             if handle.wrote and file.inode.names and not any(other.wrote for other in file.handles - {handle}):
                 async with file.lock:
-                    await self._settle(file)
+                    await self._settle(file, began_s)
         except SymError as error:  # take_in has logged why; nobody is left to be told
             log.debug("inode %d stays a plain file: %s", file.inode.number, error)
         finally:
@@ -136,6 +168,8 @@ class OpenFiles:
         for file in tuple(self._files.values()):
             for handle in tuple(file.handles):
                 self._drop(handle)
+        while self._idle:
+            self._close_idle()
         self._cached.clear()
 
     def node_of(self, inode: Inode) -> int:
@@ -165,9 +199,17 @@ class OpenFiles:
         file.handles.remove(handle)
         if not file.handles:
             del self._files[file.inode.number]
-            if isinstance(file.inode.content, PlainFile):
-                file.inode.content.close()
         self._volume.tree.closed(file.inode)
+        content = file.inode.content  # none any more if that was all that led to it
+        if not file.handles and isinstance(content, PlainFile):
+            self._idle[content] = None
+            if len(self._idle) > MAX_IDLE:
+                self._close_idle()
+
+    def _close_idle(self) -> None:
+        content = next(iter(self._idle))
+        del self._idle[content]
+        content.close()
 
     # Reading
 
@@ -178,9 +220,7 @@ class OpenFiles:
             return await reader.read(offset, size)
         content = handle.file.inode.content
         assert isinstance(content, PlainFile), "a KV file is read through a view"
-        if size <= _INLINE_BYTES:
-            return content.read_at(offset, size)
-        data = await self._eager.in_worker(content.read_at, offset, size)
+        data = await self._disk.read(content, offset, size, trio.current_time() + self._disk.patience_s)
         if content is handle.file.inode.content:
             return data
         return await self.read(handle, offset, size)  # it has become a KV file meanwhile
@@ -211,36 +251,48 @@ class OpenFiles:
 
     async def write(self, handle: Handle, offset: int, data: bytes | memoryview) -> None:
         """All of `data`, into a plain file. Taken before this waits for anything."""
-        inode = handle.file.inode
-        if handle.file.lock.held or len(data) > _INLINE_BYTES:
+        inode, began_s = handle.file.inode, trio.current_time()
+        if handle.file.lock.held:
             data = bytes(data)
         async with handle.file.lock:
-            await self._write(handle, offset, data)
+            await self._write(handle, offset, data, began_s)
         inode.modified()
 
     async def allocate(self, handle: Handle, offset: int, size: int) -> None:
         """As `posix_fallocate(3)`, of a plain file."""
-        inode = handle.file.inode
+        inode, began_s = handle.file.inode, trio.current_time()
         async with handle.file.lock:
             content = self._writable(handle)
-            with self._volume.charged_for(inode, content, offset + size):
-                await self._eager.in_worker(content.allocate, offset, size)
+            function = partial(content.allocate, offset, size)
+            await self._disk.change(inode, content, offset + size, function, self._until(handle.file, began_s))
         inode.modified()
 
     async def truncate(self, inode: Inode, node: int, size: int, handle: Handle | None) -> None:
         """As `truncate(2)`, or `ftruncate(2)` with a handle."""
-        file = self._files.get(inode.number)
-        if file is None:
-            self._volume.truncate(inode, size)
-            return
-        async with file.lock:
-            self._truncate(file, size, node)
+        began_s = trio.current_time()
+        with self._opened_for_now(inode, node) as file:
+            async with file.lock:
+                if size and isinstance(inode.content, PlainFile):
+                    function = partial(inode.content.resize, size)
+                    await self._disk.change(inode, inode.content, size, function, self._until(file, began_s))
+                    inode.modified()
+                else:
+                    self._volume.truncate(inode, size)
+                self._is_truncated(file, size, node)
         if handle is not None:
             handle.wrote = True
 
+    @contextmanager
+    def _opened_for_now(self, inode: Inode, node: int) -> Iterator[OpenFile]:
+        handle = self._new_handle(inode, node, readable=False, writable=False)
+        try:
+            yield handle.file
+        finally:
+            self._drop(handle)
+
     async def copy(self, source: Handle, source_offset: int, target: Handle, target_offset: int, size: int) -> int:
         """As `copy_file_range(2)`: a whole KV file becomes a fork at once, anything else is copied by the piece."""
-        file = target.file
+        file, began_s = target.file, trio.current_time()
         async with file.lock:
             if isinstance(file.inode.content, KvFile):
                 return self._continue_fork(file, source, source_offset, target_offset, size)
@@ -253,7 +305,9 @@ class OpenFiles:
                 file.fork = Fork(source, reader.size, min(size, reader.size))
                 return file.fork.answered
             data = await self.read(source, source_offset, min(size, _COPY_BYTES))
-            await self._write(target, target_offset, bytes(data))
+            if reader is not None:
+                file.excused_s = trio.current_time()
+            await self._write(target, target_offset, bytes(data), began_s)
             file.inode.modified()
             return len(data)
 
@@ -269,13 +323,13 @@ class OpenFiles:
         fork.answered += count
         return count
 
-    async def _write(self, handle: Handle, offset: int, data: bytes | memoryview) -> None:
-        content = self._writable(handle)
-        with self._volume.charged_for(handle.file.inode, content, offset + len(data)):
-            if len(data) <= _INLINE_BYTES:
-                content.write_at(offset, data)
-            else:
-                await self._eager.in_worker(content.write_at, offset, data)
+    async def _write(self, handle: Handle, offset: int, data: bytes | memoryview, began_s: float) -> None:
+        content, file = self._writable(handle), handle.file
+        await self._disk.write(file.inode, content, offset, data, self._until(file, began_s))
+
+    def _until(self, file: OpenFile, began_s: float) -> float:
+        """How long a request that came then may wait for the disk, now that it has the lock."""
+        return max(began_s, file.excused_s) + self._disk.patience_s
 
     def _writable(self, handle: Handle) -> PlainFile:
         """What is about to be written; it will be tested when the handle is closed."""
@@ -285,8 +339,7 @@ class OpenFiles:
         handle.wrote = True
         return content
 
-    def _truncate(self, file: OpenFile, size: int, node: int) -> None:
-        self._volume.truncate(file.inode, size)
+    def _is_truncated(self, file: OpenFile, size: int, node: int) -> None:
         file.fork = None
         view = file.views.get(node)
         if view is not None and (
@@ -297,16 +350,21 @@ class OpenFiles:
             self._close_view(file, node)
         self._see_all(file)
 
-    async def _settle(self, file: OpenFile) -> None:
+    async def _settle(self, file: OpenFile, began_s: float) -> None:
         """Make a plain file whose bytes are an image a KV file. The caller holds the lock."""
         if file.refusal is not None and file.refusal.still_holds(file.inode):
             raise file.refusal.again()
+        is_excused = True
         try:
-            if await take_in(self._volume, file.inode, self._eager):
+            if await take_in(self._volume, file.inode, self._disk, self._until(file, began_s)):
                 self._see_all(file)
         except SymError as error:
             file.refusal = Refusal.of(file.inode, error)
+            is_excused = error.errno != errno.ETIMEDOUT
             raise
+        finally:
+            if is_excused:
+                file.excused_s = trio.current_time()
 
     def _unwritable(self, inode: Inode) -> NotSupported:
         path = self._volume.tree.path_of(inode)

@@ -52,6 +52,8 @@ class Reader:
         try:
             if not self._prepared:
                 await self._prepare()
+            if self._snapshot.reads_disk:
+                return await self._eager.in_worker(self._snapshot.read, offset, size)
             return self._snapshot.read(offset, size)
         finally:
             self._num_reading -= 1
@@ -68,7 +70,9 @@ class Reader:
     def fork_into(self, inode: Inode) -> None:
         """Make an empty plain file a KV file with what this reader sees."""
         assert not self._closing
-        self._volume.fork_into(self._snapshot, inode)
+        kv, _changes = self.version
+        assert isinstance(kv, KvFile)
+        self._volume.fork_into(self._snapshot, kv, inode)
 
     def close(self) -> None:
         """Give the pages back, as soon as nobody is reading."""

@@ -7,6 +7,19 @@ from typing import TypeAlias
 from kvfs.names.plain import PlainFile
 from kvfs.pages.table import PageTable
 
+OWN = -1
+
+Marks: TypeAlias = tuple[tuple[str, int], ...]
+
+
+def marks_within(marks: Marks, length: int) -> Marks:
+    """Those of the first entries alone."""
+    found: list[tuple[str, int]] = []
+    for by, stop in marks:
+        if length and (not found or found[-1][1] < length):
+            found.append((by, min(stop, length)))
+    return tuple(found)
+
 
 class KvFile:
     """One version of a KV file, shared by the inode that shows it and by every handle of a LIP that opened it.
@@ -15,10 +28,32 @@ class KvFile:
     gives its pages back.
     """
 
-    __slots__ = ("__weakref__", "changes", "cuts", "fewest", "hits", "table", "users")
+    __slots__ = (
+        "__weakref__",
+        "_fewest_since_commit",
+        "_fewest_since_cut",
+        "born_length",
+        "changes",
+        "cuts",
+        "fewest",
+        "hits",
+        "identity",
+        "lost",
+        "marks",
+        "table",
+        "users",
+    )
 
-    def __init__(self, table: PageTable) -> None:
+    def __init__(self, table: PageTable, identity: int = OWN, marks: Marks = ()) -> None:
         self.table = table
+        self.identity = identity
+        """Which of the identities that the index knows its pages are of; OWN: the running model's."""
+        self.marks = marks
+        """(what computed them, up to which entry) of the first entries; what follows was computed by this daemon."""
+        self.lost = 0
+        """Entries that it had when the daemon before ended, and that were not on disk."""
+        self.born_length = table.length
+        """Entries that it began with, of which none may be missing where it is kept: a fork, or an import, is whole."""
         self.users = 1
         self.changes = 0
         """Counts changes of the entries: equal counts mean an equal image."""
@@ -28,6 +63,45 @@ class KvFile:
         """How often it was opened, forked or read."""
         self.cuts = 0
         """Counts truncations: with equal counts, entries that were there are there unchanged."""
+        self._fewest_since_commit = self._fewest_since_cut = table.length
+
+    def cut(self, length: int) -> None:
+        """It keeps its first entries."""
+        self.table.truncate(length)
+        self.changes += 1
+        self.cuts += 1
+        self.fewest = min(self.fewest, length)
+        self._fewest_since_cut = min(self._fewest_since_cut, length)
+        self.born_length = min(self.born_length, length)
+        self.lost = 0
+        self.marks = marks_within(self.marks, length)
+
+    def begin_commit(self) -> int:
+        """A commit of the entries that it has now begins: how many are those that the last commit had of it."""
+        self._fewest_since_commit = min(self._fewest_since_commit, self._fewest_since_cut)
+        self._fewest_since_cut = self.table.length
+        return self._fewest_since_commit
+
+    def committed(self) -> None:
+        """The commit that began last is over."""
+        self._fewest_since_commit = self._fewest_since_cut
+
+    def all_marks(self, bits: str) -> Marks:
+        """What computed every entry, if this daemon's own are of `bits`."""
+        length, stop = self.table.length, self.marks[-1][1] if self.marks else 0
+        if length == stop:
+            return self.marks
+        if self.marks and self.marks[-1][0] == bits:
+            return (*self.marks[:-1], (bits, length))
+        return (*self.marks, (bits, length))
+
+    def marks_of_part(self, length: int) -> Marks:
+        """Of a file of so many entries that is made of some of this one's: any may be of those that are marked."""
+        return ((self.marks[0][0], length),) if self.marks else ()
+
+    def num_other_bits(self, bits: str) -> int:
+        """The first entries, up to the last one that something else computed: the bit promise ends at them."""
+        return max((stop for by, stop in self.marks if by != bits), default=0)
 
     def retain(self) -> None:
         assert self.users > 0

@@ -72,6 +72,11 @@ class Domains:
             raise Invalid("the directory was removed: it can't become a domain")
         if sum(account.is_domain for account in directory.account.chain()) >= MAX_DEPTH:
             raise Invalid(f"{self._tree.path_of(directory)} lies in {MAX_DEPTH} domains: there can't be one more")
+        self.restore(directory, limits)
+
+    def restore(self, directory: Inode, limits: Limits) -> None:
+        """A directory is a domain from now on: an empty one, or one that was a domain when the daemon before ended."""
+        assert directory.account is not None
         directory.domain = self._accounts.new_domain(
             directory.account, limits, lambda: f"the domain {self._tree.path_of(directory)}"
         )

@@ -51,6 +51,7 @@ class Inode:
         "account",
         "advice",
         "atime_ns",
+        "changes",
         "content",
         "ctime_ns",
         "device",
@@ -68,10 +69,20 @@ class Inode:
         "parent",
         "target",
         "uid",
+        "used_ns",
         "xattrs",
     )
 
-    def __init__(self, number: int, file_type: int, mode: int, uid: int, gid: int, account: Account) -> None:
+    def __init__(
+        self,
+        number: int,
+        file_type: int,
+        mode: int,
+        uid: int,
+        gid: int,
+        account: Account,
+        changes: Changes | None = None,
+    ) -> None:
         self.number = number
         self.file_type = file_type
         """One of stat.S_IFREG, S_IFDIR, …"""
@@ -102,6 +113,10 @@ class Inode:
         """Of a symbolic link."""
         self.device = 0
         """Of a device node: which one, in the kernel's 32 bits."""
+        self.used_ns = 0
+        """Of a file with a TTL: when it was closed last, or its advice changed."""
+        self.changes = changes or NOT_KEPT
+        """Who is told."""
 
     @property
     def is_directory(self) -> bool:
@@ -124,10 +139,50 @@ class Inode:
     def modified(self) -> None:
         """The content has changed just now."""
         self.mtime_ns = self.ctime_ns = time.time_ns()
+        self.changes.of_inode(self)
 
     def changed(self) -> None:
         """Something other than the content has changed just now."""
         self.ctime_ns = time.time_ns()
+        self.changes.of_inode(self)
+
+    def note_change(self) -> None:
+        """Something has changed that no time tells of."""
+        self.changes.of_inode(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamePut:
+    """What a name led to before an operation, and leads to after it."""
+
+    directory: Inode
+    name: bytes
+    before: Inode | None
+    after: Inode | None
+    content: Content | None
+    """What `after` had in it at that moment, and of a KV file how many entries."""
+    length: int
+
+    @property
+    def key(self) -> tuple[int, bytes]:
+        return self.directory.number, self.name
+
+
+class Changes:
+    """Is told of every change, so that it can be kept; this one keeps nothing.
+
+    Two kinds, for two promises. Names change in operations, each of them atomic and after the others. Everything else
+    of an inode, its attributes and its content, is only said to have changed.
+    """
+
+    def of_inode(self, inode: Inode) -> None:
+        """Attributes or content are not what they were."""
+
+    def of_names(self, puts: tuple[NamePut, ...]) -> None:
+        """One operation did all of this."""
+
+
+NOT_KEPT = Changes()
 
 
 def allows(inode: Inode, creds: Credentials, wanted: int) -> bool:

@@ -1,8 +1,14 @@
 """A plain file's bytes: a backing file, made when the first byte is written.
 
-The size is kept here, so that `stat` asks nobody. The kernel serialises writes and truncations of one inode, so the
-owner's thread and its workers never change one file at the same time. A worker may read while it is changed, though:
-it gets bytes from before or after, and fewer where the file was cut.
+The size is kept here, so that `stat` asks nobody. What may wait for the disk is for workers: `read_at`, `read_into`,
+`write_at`, `resize`, `allocate`, `sync`. All else is the owner's, and waits for nothing. The owner lets one worker
+change the file at a time; others may read meanwhile. They get bytes from before or after, and fewer where the file was
+cut.
+
+A worker may be in a call for ever, if the disk never answers. Its owner does not know then what the call has done, and
+lets no other change begin before it has ended (`kvfs.mount.disk_work`). When it ends, `size` is right again; until then
+the size is that of before, and only a cut shows at once. So whatever has become of it, no byte that was written later
+is lost to a call that was given up, and bytes that it wrote are never shown beyond the size.
 """
 
 from __future__ import annotations
@@ -11,56 +17,190 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Self, TypeAlias
 
+from kvfs.names.disk import NOT_OFFERED, Disk
+from kvfs.names.removals import Descriptor, Removals
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
 
-_LARGE_BYTES = 4 << 20
-"""Freeing more than that takes the file system below a millisecond or so: 270 MB took 12 to 40 ms."""
-
-
 _ASKED_FOR = frozenset({errno.EFBIG, errno.EINVAL, errno.EOPNOTSUPP})
 """Errors that come from what was asked for, and not from the disk below."""
 
+Remove: TypeAlias = Callable[[Path, Descriptor | None], None]
+"""Unlinks a backing file, now or later, and lets go of its descriptor after that; neither on the owner's thread, which
+calls it, once at most for a file, and not for one that was never written."""
 
-class _Descriptor:
-    """An open file, closed when the last user lets go of it: perhaps a worker in the middle of a read."""
+_NOTHING = range(0)
+_NEVER = -1
 
-    __slots__ = ("number",)
 
-    def __init__(self, path: Path) -> None:
-        self.number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            os.close(self.number)
+def backing_name(inode: int, number: int) -> str:
+    """Of the backing file of an inode that has this number: no other one of the inode ever had it."""
+    return f"{inode}.{number}.plain"
 
 
 class PlainFile:
     """The content of a plain file; satisfies `ByteSource`, so an image in it can be imported."""
 
-    __slots__ = ("_directory", "_exists", "_file", "_is_gone", "_lock", "_name", "changes", "charged", "size")
+    __slots__ = (
+        "__weakref__",
+        "_directory",
+        "_disk",
+        "_doubtful",
+        "_exists",
+        "_file",
+        "_inherited_bytes",
+        "_is_gone",
+        "_lock",
+        "_name",
+        "_opening",
+        "_removals",
+        "_remove",
+        "_synced",
+        "changes",
+        "charged",
+        "is_lost",
+        "size",
+    )
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        *,
+        disk: Disk | None = None,
+        removals: Removals | None = None,
+        remove: Remove | None = None,
+    ) -> None:
+        """`remove`: what unlinks it in the end; without it `removals` does, at once."""
         self._directory = directory
         self._name = name
+        self._disk = disk or Disk()
+        self._removals = removals or Removals(self._disk)
+        self._remove = remove or self._removals.remove
         self.size = 0
         self.charged = 0
         """Bytes that somebody is charged for: its size, except while it is being written or imported."""
         self.changes = 0
-        """Counts writes and truncations: equal counts mean equal bytes."""
-        self._file: _Descriptor | None = None
+        """Counts where changes begin and end: equal counts mean equal bytes, and that nothing is being changed now if
+        nothing was then."""
+        self.is_lost = False
+        """Whether its bytes should be there, and are not: it can be emptied or removed, and not opened."""
+        self._synced = 0
+        """`changes` when the last sync that succeeded began; -1: there was none, and there are bytes."""
+        self._doubtful = _NOTHING
+        """Bytes that a sync may have lost, see `sync`."""
+        self._file: Descriptor | None = None
         self._exists = False
         """Whether there may be a backing file."""
+        self._inherited_bytes: int | None = None
+        """What of the backing file counts, if it may be longer."""
         self._is_gone = False
         """Whether the bytes were removed for good: no backing file must be made again."""
         self._lock = threading.Lock()
+        """Guards `_file` and `_is_gone`; nobody waits for the disk with it."""
+        self._opening = threading.Lock()
+        """Taken by workers alone: they wait for the disk with it."""
+
+    @classmethod
+    def existing(
+        cls,
+        directory: Path,
+        name: str,
+        size: int,
+        *,
+        disk: Disk | None = None,
+        removals: Removals | None = None,
+        remove: Remove | None = None,
+    ) -> Self:
+        """One of a daemon that has ended, perhaps before it could sync. What was written behind `size` is cut off
+        before anybody sees it.
+        """
+        file = cls(directory, name, disk=disk, removals=removals, remove=remove)
+        file.size = file._inherited_bytes = size
+        file._synced = -1
+        file._exists = True
+        file._synced = _NEVER
+        return file
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def number(self) -> int:
+        return int(self._name.split(".")[1])
+
+    @property
+    def exists(self) -> bool:
+        return self._exists
 
     @property
     def path(self) -> Path:
         return self._directory / self._name
+
+    # Without waiting, for the owner
+
+    def read_nowait(self, offset: int, size: int) -> bytes | memoryview | None:
+        """As `read_at` if all of it is in memory, else None."""
+        wanted = min(size, self.size - offset)
+        if wanted <= 0:
+            return b""
+        file = self._file
+        if file is None or not self._disk.nowait.reads:
+            return None
+        room = bytearray(wanted)
+        try:
+            count = self._disk.preadv(file.number, [room], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in NOT_OFFERED:
+                self._disk.nowait.reads = False
+            elif error.errno != errno.EAGAIN:
+                raise self._failed("read", error) from error
+            return None
+        return memoryview(room) if count == wanted else None  # fewer: the rest is not in memory, or not there
+
+    def write_nowait(self, offset: int, data: bytes | memoryview) -> int:
+        """As much of `data`, from its beginning, as can be written without waiting: how many bytes."""
+        file = self._file
+        if file is None or not self._disk.nowait.writes:
+            return 0
+        self.changes += 1
+        try:
+            written = self._disk.pwritev(file.number, [data], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno in NOT_OFFERED:
+                self._disk.nowait.writes = False
+            elif error.errno != errno.EAGAIN:
+                raise self._failed("write", error) from error
+            return 0
+        finally:
+            self.changes += 1
+        self.size = max(self.size, offset + written)
+        self._written(self._doubtful, offset, offset + written)
+        return written
+
+    def close(self) -> None:
+        """Give the descriptor back; the next access opens the file again."""
+        with self._lock:
+            self._file = None
+
+    def discard(self) -> None:
+        """Remove the bytes for good. A worker that is at work on them may end it, with what nobody sees."""
+        self.size = 0
+        self.changes += 1
+        with self._lock:
+            self._is_gone = True
+            file, self._file = self._file, None
+        if self._exists:
+            self._remove(self.path, file)
+
+    # For workers
 
     def read_at(self, offset: int, size: int) -> bytes:
         """As `pread(2)`: fewer bytes only at the end."""
@@ -70,7 +210,7 @@ class PlainFile:
             return b""
         try:
             file = self._opened()
-            data = os.pread(file.number, wanted, offset)
+            data = self._disk.pread(file.number, wanted, offset)
         except OSError as error:
             if self._is_gone:
                 return b""
@@ -82,85 +222,143 @@ class PlainFile:
     def read_into(self, offset: int, room: memoryview) -> int:
         """As `preadv(2)`: the bytes there are, straight to where they are to be."""
         try:
-            return os.preadv(self._opened().number, [room], offset) if offset < self.size else 0
+            return self._disk.preadv(self._opened().number, [room], offset, 0) if offset < self.size else 0
         except OSError as error:
             raise self._failed("read", error) from error
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of `data`, or raise."""
-        view = memoryview(data)
+        view, start, doubtful = memoryview(data), offset, self._doubtful
         self.changes += 1
         try:
             file = self._opened()
             while view:
-                written = os.pwrite(file.number, view, offset)
+                written = self._disk.pwritev(file.number, [view], offset, 0)
                 offset += written
-                self.size = max(self.size, offset)
+                self._grown(offset)
                 view = view[written:]
         except OSError as error:
             raise self._failed("write", error) from error
+        finally:
+            self.changes += 1
+        self._written(doubtful, start, offset)
 
     def resize(self, size: int) -> None:
         """As `ftruncate(2)`."""
         before = self.size
         self.size = min(before, size)  # no read begins that expects what will be cut, and one that has begun
         self.changes += 1  # sees that something changed
-        if size or before:
-            try:
-                file = self._opened()
-                os.ftruncate(file.number, size)
-            except OSError as error:
-                self.size = before
-                raise self._failed("resize", error) from error
-        self.size = size
+        try:
+            if size or before:
+                self._disk.ftruncate(self._opened().number, size)
+        except OSError as error:
+            self._grown(before)
+            raise self._failed("resize", error) from error
+        finally:
+            self.changes += 1
+        self._grown(size)
+        self._doubtful = range(self._doubtful.start, min(self._doubtful.stop, size))
 
     def allocate(self, offset: int, size: int) -> None:
         """As `posix_fallocate(3)`."""
         self.changes += 1
         try:
-            os.posix_fallocate(self._opened().number, offset, size)
+            self._disk.allocate(self._opened().number, offset, size)
         except OSError as error:
             raise self._failed("allocate", error) from error
-        self.size = max(self.size, offset + size)
+        finally:
+            self.changes += 1
+        self._grown(offset + size)
 
-    def close(self) -> None:
-        """Give the descriptor back; the next access opens the file again."""
-        self._file = None
+    def sync(self) -> None:
+        """As `fdatasync(2)`: bytes that were written before are on the disk, or this raises.
 
-    def discard(self) -> None:
-        """Remove the bytes for good."""
-        last = self._kept_open() if self._exists and self.size > _LARGE_BYTES else []
-        self.size = 0
-        self.changes += 1
-        with self._lock:
-            self._is_gone = True
-            self._file = None
-        if self._exists:
-            self._exists = False
-            self.path.unlink(missing_ok=True)
-        if last:
-            threading.Thread(target=last.clear, name="discard").start()
-
-    def _kept_open(self) -> list[_Descriptor]:
-        """The open file, for a thread to close last: freeing its blocks takes a while."""
-        try:
-            return [self._opened()]
-        except OSError:  # no descriptor left: then the blocks are freed at once
-            return []
-
-    def _opened(self) -> _Descriptor:
-        with self._lock:
-            if self._file is None:
+        The name of a new backing file is its directory's to sync. A sync that fails leaves in doubt all bytes that the
+        file has: Linux takes pages for clean that it could not write, and the next fdatasync would succeed. So each
+        sync fails from then on, until the bytes are written once more, from the first to the last, or cut off.
+        """
+        seen = self.changes
+        if self._doubtful:
+            raise SymError(f"backing file {self.path} could not be synced, and was not written anew since", errno.EIO)
+        if self._exists and seen != self._synced:
+            try:
+                file = self._opened(keep=False)
+            except OSError as error:
                 if self._is_gone:
-                    raise FileNotFoundError(errno.ENOENT, "it was removed")
-                self._exists = True
-                self._file = _Descriptor(self.path)
-            return self._file
+                    return
+                raise self._failed("sync", error) from error
+            try:
+                self._disk.fdatasync(file.number)
+            except OSError as error:
+                self._doubtful = range(self.size)
+                raise self._failed("sync", error) from error
+        self._synced = seen
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether bytes were changed since the last successful sync began, or are being changed now."""
+        return self.changes != self._synced
+
+    def is_synced(self, changes: int) -> bool:
+        """Whether the bytes are on disk that there were when `changes` was this."""
+        return self._synced >= changes
+
+    @property
+    def sync_failed(self) -> bool:
+        """Whether a sync has lost bytes, perhaps, that were not written anew since."""
+        return bool(self._doubtful)
+
+    # Parts
+
+    def _grown(self, size: int) -> None:
+        """The file has so many bytes at least; but none that anybody sees once they were removed."""
+        with self._lock:
+            if not self._is_gone:
+                self.size = max(self.size, size)
+
+    def _written(self, doubtful: range, start: int, end: int) -> None:
+        """These bytes were written by a call that began while those were in doubt."""
+        if doubtful and doubtful is self._doubtful and start <= doubtful.start < end:
+            self._doubtful = range(min(end, doubtful.stop), doubtful.stop)
+
+    def _opened(self, *, keep: bool = True) -> Descriptor:
+        """The open file. `keep`: for those to come, too."""
+        file = self._file
+        if file is not None:
+            return file
+        with self._opening:
+            if self._file is not None:
+                return self._file
+            if self._is_gone:
+                raise _removed()
+            was_there, self._exists = self._exists, True
+            try:
+                made = Descriptor(self._removals, self.path, os.O_RDWR | (0 if was_there and self.size else os.O_CREAT))
+            except OSError:
+                self._exists = was_there
+                raise
+            if self._inherited_bytes is not None:
+                if self._disk.size(made.number) > self._inherited_bytes:
+                    self._disk.ftruncate(made.number, self._inherited_bytes)
+                self._inherited_bytes = None
+            with self._lock:
+                if not self._is_gone:
+                    self._file = made if keep else self._file
+                    return made
+        if not was_there:  # made after it was removed, or just before
+            with suppress(FileNotFoundError):
+                self._disk.unlink(self.path)
+        raise _removed()
 
     def _failed(self, verb: str, error: OSError) -> SymError:
-        failure = SymError(f"can't {verb} backing file {self.path}: {error.strerror}", error.errno)
-        if error.errno in _ASKED_FOR:
+        code = errno.EIO if error.errno == errno.ENOENT else error.errno  # nobody asked for that name
+        failure = SymError(f"can't {verb} backing file {self.path}: {error.strerror}", code)
+        if error.errno in _ASKED_FOR or self._is_gone:
             log.debug("%s", failure)
         else:
             log.warning("%s", failure)  # whoever made the request gets no more than the number
         return failure
+
+
+def _removed() -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "it was removed")

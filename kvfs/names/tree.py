@@ -17,8 +17,9 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Iterator
 
+from kvfs.names.content import Content, KvFile
+from kvfs.names.inode import NOT_KEPT, Changes, Inode, NamePut, shown
 from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
-from kvfs.names.inode import Inode, shown
 from kvfs.pages.accounts import Account, Accounts
 from libsym.errors import (
     CrossDevice,
@@ -56,12 +57,15 @@ class Tree:
         discard: Callable[[Inode], None],
         mode: int = 0o755,
         idle: Callable[[Inode], None] = lambda _inode: None,
+        changes: Changes = NOT_KEPT,
     ) -> None:
+        self._changes = changes
+        self._puts: dict[tuple[int, bytes], tuple[Inode, Inode | None, Inode | None]] = {}  # of the operation under way
         self._accounts = accounts
         self._discard = discard
         self._idle = idle
-        self._next_number = ROOT_NUMBER + 1
-        self.root = Inode(ROOT_NUMBER, stat.S_IFDIR, mode, uid, gid, accounts.of(uid))
+        self.next_number = ROOT_NUMBER + 1
+        self.root = Inode(ROOT_NUMBER, stat.S_IFDIR, mode, uid, gid, accounts.of(uid), changes)
         accounts.of(uid).charge_files()
         self.root.parent = self.root
         self._inodes = {ROOT_NUMBER: self.root}
@@ -117,8 +121,8 @@ class Tree:
         account = account or self._accounts.of(uid)
         account.require_files()
         account.charge_files()
-        inode = Inode(self._next_number, file_type, mode & 0o7777, uid, gid, account)
-        self._next_number += 1
+        inode = Inode(self.next_number, file_type, mode & 0o7777, uid, gid, account, self._changes)
+        self.next_number += 1
         self._inodes[inode.number] = inode
         return inode
 
@@ -131,6 +135,7 @@ class Tree:
                 mode |= stat.S_ISGID
         inode = self.new_inode(file_type, mode, uid, gid, self.account_for(directory, uid))
         self._attach(directory, name, inode)
+        self._tell()
         return inode
 
     def account_for(self, directory: Inode, uid: int) -> Account:
@@ -158,6 +163,7 @@ class Tree:
             raise CrossDevice(f"{shown(name)}: the file lies in another domain: copy it")
         self.require_free(directory, name)
         self._attach(directory, name, inode)
+        self._tell()
 
     def name(self, inode: Inode, directory: Inode, name: bytes) -> None:
         """The first name of a file that was made without one. In a setgid directory it gets the directory's group."""
@@ -167,6 +173,7 @@ class Tree:
         if directory.mode & stat.S_ISGID:
             inode.gid = directory.gid
         self._attach(directory, name, inode)
+        self._tell()
 
     # Removing
 
@@ -176,6 +183,7 @@ class Tree:
         if inode.is_directory:
             raise IsDirectory(f"{shown(name)} is a directory")
         self._detach(directory, name)
+        self._tell()
         self.drop_if_unused(inode)
 
     def rmdir(self, directory: Inode, name: bytes) -> None:
@@ -190,6 +198,7 @@ class Tree:
         if inode.entries:
             raise NotEmpty(f"{shown(name)}: the directory is not empty")
         self._detach(directory, name)
+        self._tell()
         self.drop_if_unused(inode)
 
     def rename(self, source: Inode, name: bytes, target: Inode, new_name: bytes, flags: int = 0) -> None:
@@ -215,6 +224,7 @@ class Tree:
             self._detach(target, new_name)
         self._detach(source, name)
         self._attach(target, new_name, moved)
+        self._tell()
         if replaced is not None:
             self.drop_if_unused(replaced)
 
@@ -228,6 +238,7 @@ class Tree:
         self._detach(target, new_name)
         self._attach(target, new_name, one)
         self._attach(source, name, other)
+        self._tell()
 
     def _refuse_loop(self, moved: Inode, target: Inode, new_name: bytes) -> None:
         """A directory can't move into itself or below."""
@@ -247,6 +258,7 @@ class Tree:
 
     def _attach(self, directory: Inode, name: bytes, inode: Inode) -> None:
         directory.entries[name] = inode
+        self._put(directory, name, inode)
         self.num_names += 1
         inode.names.add((directory.number, name))
         if inode.is_directory:
@@ -257,6 +269,7 @@ class Tree:
 
     def _detach(self, directory: Inode, name: bytes) -> None:
         inode = directory.entries.pop(name)
+        self._put(directory, name, None, before=inode)
         self.num_names -= 1
         inode.names.remove((directory.number, name))
         if inode.is_directory:
@@ -264,6 +277,37 @@ class Tree:
             directory.num_subdirectories -= 1
         directory.modified()
         inode.changed()
+
+    def _put(self, directory: Inode, name: bytes, after: Inode | None, before: Inode | None = None) -> None:
+        key = directory.number, name
+        _, before, _ = self._puts.get(key, (directory, before, None))
+        self._puts[key] = directory, before, after
+
+    def _tell(self) -> None:
+        """An operation is complete."""
+        puts, self._puts = self._puts, {}
+        self._changes.of_names(
+            tuple(
+                NamePut(directory, name, before, after, *_content_of(after))
+                for (_, name), (directory, before, after) in puts.items()
+            )
+        )
+
+    # Restoring
+
+    def restore(self, number: int, file_type: int, account: Account) -> Inode:
+        """An inode that there was, without a name or attributes yet. The caller charges it. Nobody is told."""
+        inode = self._inodes[number] = Inode(number, file_type, 0, 0, 0, account, self._changes)
+        return inode
+
+    def restore_name(self, directory: Inode, name: bytes, inode: Inode) -> None:
+        """A name as it was. Nobody is told, and no time changes."""
+        directory.entries[name] = inode
+        self.num_names += 1
+        inode.names.add((directory.number, name))
+        if inode.file_type == stat.S_IFDIR:
+            inode.parent = directory
+            directory.num_subdirectories += 1
 
     # References
 
@@ -343,6 +387,12 @@ def domain_around(inode: Inode) -> Account | None:
 def domain_below(directory: Inode) -> Account | None:
     """The domain in which lies what is made in the directory."""
     return directory.domain or domain_around(directory)
+
+
+def _content_of(inode: Inode | None) -> tuple[Content | None, int]:
+    """What an inode has in it now, and how many entries."""
+    content = None if inode is None else inode.content
+    return content, content.table.length if isinstance(content, KvFile) else 0
 
 
 def require_directory(inode: Inode, name: bytes) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvfs.pages.counts import Distinct, PageCounts
+from kvfs.pages.counts import Distinct, PageCounts, PageSizes
 from kvfs.pages.free_list import IntArray
 from libsym.errors import OverQuota
 
@@ -80,7 +80,7 @@ class Account:
     @property
     def num_bytes(self) -> int:
         """What its distinct pages and its plain files take."""
-        return self.pages.num_pages * self.page_bytes + self.plain_bytes
+        return self.pages.num_bytes + self.plain_bytes
 
     @property
     def num_free_bytes(self) -> int | None:
@@ -118,7 +118,7 @@ class Account:
         """
         for account in self.chain():
             if account.limits.num_bytes is not None:
-                account.limit_bytes(account.pages.num_new(pages), plain_bytes)
+                account.limit_bytes(account.pages.num_new(pages), plain_bytes, account.pages.size_of(pages))
 
     def require_plain(self, plain_bytes: int) -> None:
         """Raise OverQuota unless plain files may grow by so much."""
@@ -135,9 +135,12 @@ class Account:
                     "remove some, or have the quota raised"
                 )
 
-    def limit_bytes(self, num_pages: int, plain_bytes: int = 0) -> None:
-        """Raise OverQuota if so much more is too much for this account, whatever those above it may have."""
-        limit, wanted = self.limits.num_bytes, num_pages * self.page_bytes + plain_bytes
+    def limit_bytes(self, num_pages: int, plain_bytes: int = 0, page_bytes: int | None = None) -> None:
+        """Raise OverQuota if so much more is too much for this account, whatever those above it may have.
+
+        `page_bytes`: of pages of another model.
+        """
+        limit, wanted = self.limits.num_bytes, num_pages * (page_bytes or self.page_bytes) + plain_bytes
         if limit is not None and wanted > 0 and self.num_bytes + wanted > limit:
             holds = f"{self.pages.num_pages} pages" + (
                 f", {self.plain_bytes} bytes of plain files" if self.plain_bytes else ""
@@ -210,6 +213,7 @@ class Accounts:
         self._next_domain = FIRST_DOMAIN
         self._sweep_at = _SWEEP_AT
         self._distinct = Distinct(num_pages)
+        self.sizes = PageSizes(page_bytes)
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -236,7 +240,7 @@ class Accounts:
         if len(self._accounts) >= self._sweep_at:
             self._accounts = {each.number: each for each in self if not each.is_idle}
             self._sweep_at = max(_SWEEP_AT, 2 * len(self._accounts))
-        pages = PageCounts(self.num_pages, self._distinct)
+        pages = PageCounts(self.num_pages, self._distinct, self.sizes)
         account = self._accounts[number] = Account(number, limits, parent, describe, pages, self.page_bytes)
         return account
 

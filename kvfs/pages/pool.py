@@ -26,7 +26,9 @@ import numpy.typing as npt
 
 from kvfs.pages.accounts import Accounts
 from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
+from kvfs.pages.frames import NOWHERE, Frames
 from kvfs.pages.free_list import FreeList, IntArray
+from kvfs.pages.on_disk import OnDisk
 from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace
@@ -62,6 +64,26 @@ class PageHolder(Protocol):
         ...
 
 
+class ColdPages(Protocol):
+    """Reads pages that are on disk alone. For worker threads."""
+
+    def read(self, page: int) -> memoryview:
+        """Its bytes, verified; EIO: they are damaged, or can't be read."""
+        ...
+
+    def head(self, page: int, data: memoryview, num_entries: int) -> bytes:
+        """A copy of what was read in which every slot from `num_entries` on reads as zero."""
+        ...
+
+
+class _NoColdPages:
+    def read(self, page: int) -> memoryview:
+        raise AssertionError(f"page {page} is nowhere")
+
+    def head(self, page: int, data: memoryview, num_entries: int) -> bytes:
+        raise AssertionError(f"page {page} is nowhere: no {num_entries} entries of {len(data)} bytes")
+
+
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
     """How full the pool is."""
@@ -76,28 +98,49 @@ class PoolStatistics:
 class PagePool:
     """All pages of one store. Tables, snapshots and imports take and give back references here."""
 
-    def __init__(self, store: PageStore, accounts: Accounts | None = None) -> None:
-        """`accounts`: whose limits hold; without them nobody has a limit."""
-        num_pages = store.num_pages
-        self.accounts = Accounts(num_pages, store.page_bytes) if accounts is None else accounts
-        self.store = store
-        self.num_pages = num_pages
+    def __init__(
+        self, store: PageStore, accounts: Accounts | None = None, num_restored: int = 0, num_foreign: int = 0
+    ) -> None:
+        """`accounts`: whose limits hold; without them nobody has a limit.
+
+        `num_restored`: so many pages are on disk from the beginning, beside those that fit into the store.
+        `num_foreign`: and so many of other models, which never come into memory.
+        """
+        self._first_foreign = self._next_foreign = store.num_pages + num_restored  # from there on numbers are used once
+        self.num_numbers = num_numbers = self._first_foreign + num_foreign
+        """How many pages there may be, in memory or not: every array of pages is so long."""
+        self.accounts = Accounts(num_numbers, store.page_bytes) if accounts is None else accounts
+        self.store = Frames(store, num_numbers)
+        """The pages that are in memory, by number."""
+        self.on_disk = OnDisk(num_numbers)
+        self.num_pages = store.num_pages
+        """How many pages may be in memory."""
         self.page_bytes = store.page_bytes
-        self.refcount = np.zeros(num_pages, np.int32)
-        self.fill = np.zeros(num_pages, np.int8)
+        self.refcount = np.zeros(num_numbers, np.int32)
+        self.fill = np.zeros(num_numbers, np.int8)
         """Slots that hold an entry of some table, or are reserved for one; the frontier of in-place appends."""
-        self.tokens = np.zeros((num_pages, PAGE_ENTRIES), np.int32)
-        self.positions = np.zeros((num_pages, PAGE_ENTRIES), np.int32)
-        self._free = FreeList(num_pages)
-        self.bytes_of = np.full(num_pages, _ZEROS, np.int64)
-        """The owner whose bytes a page holds, or one of the numbers below zero."""
-        self.digests = np.zeros((num_pages, DIGEST_BYTES), np.uint8)
-        self.has_digest = np.zeros(num_pages, np.bool_)
+        self.tokens = np.zeros((num_numbers, PAGE_ENTRIES), np.int32)
+        self.positions = np.zeros((num_numbers, PAGE_ENTRIES), np.int32)
+        self._free = FreeList(self._first_foreign)
+        self._bytes_in = np.full(store.num_pages, _ZEROS, np.int64)
+        self.digests = np.zeros((num_numbers, DIGEST_BYTES), np.uint8)
+        self.has_digest = np.zeros(num_numbers, np.bool_)
         """Which digests are known; of full pages alone."""
+        self.num_coming = 0
+        """Frames taken for pages that are being read from disk."""
+        self.cold: ColdPages = _NoColdPages()
+        """What reads pages that are not in memory."""
 
     @property
     def num_free(self) -> int:
-        return self._free.count
+        """Pages that there is room for in memory."""
+        return self.store.num_free
+
+    def owners_of(self, pages: IntArray) -> npt.NDArray[np.int64]:
+        """The owner whose bytes each page holds, or a number below zero; of a page that is not in memory, no owner."""
+        frames = self.store.of[pages]
+        found: npt.NDArray[np.int64] = np.where(frames == NOWHERE, _SEVERAL, self._bytes_in[frames])
+        return found
 
     def statistics(self) -> PoolStatistics:
         num_shared = int(np.count_nonzero(self.refcount > 1))
@@ -132,12 +175,13 @@ class PagePool:
                 f"the page pool is full: {count} pages wanted, {self.num_free} of {self.num_pages} free; "
                 "remove files or forks, or start the daemon with more KV memory"
             )
-        pages = self._free.take(count)
+        pages, frames = self._free.take(count), self.store.take(count)
+        self.store.bind(pages, frames)
         account.charge_new_pages(pages)
         self.refcount[pages] = 1
-        before = self.bytes_of[pages]
+        before = self._bytes_in[frames]
         is_stale: npt.NDArray[np.bool_] = (before != owner) & (before != _ZEROS)
-        self.bytes_of[pages] = np.where(is_stale, _SEVERAL, owner)
+        self._bytes_in[frames] = np.where(is_stale, _SEVERAL, owner)
         stale = pages[is_stale]
         if stale.size:
             self.tokens[stale] = 0
@@ -146,7 +190,7 @@ class PagePool:
 
     def claim(self, pages: IntArray, owner: int) -> None:
         """Say that every byte of these pages was overwritten, with zeros or bytes of `owner`."""
-        self.bytes_of[pages] = owner
+        self._bytes_in[self.store.frames_of(pages)] = owner
 
     def retain(self, pages: IntArray, owner: int) -> None:
         """Add a reference for each mention of a page, or raise OverQuota and change nothing.
@@ -169,7 +213,10 @@ class PagePool:
             assert not self.refcount[unused].any(), f"pages {unused[self.refcount[unused] < 0]} released too often"
             self.fill[unused] = 0
             self.has_digest[unused] = False
-            self._free.give(unused)
+            self.store.give(unused)
+            if unused[0] < self._first_foreign:  # all of a file's pages are of one kind
+                self._free.give(unused)
+            self.on_disk.freed(np.unique(unused))
 
     def move(self, pages: IntArray, owner: int, new_owner: int) -> None:
         """Charge references of `owner` to another account instead, or raise OverQuota and change nothing."""
@@ -188,15 +235,73 @@ class PagePool:
         """Move the frontier of a page that `owner` appends to, or whose append it takes back."""
         self.fill[page] = fill
         self.has_digest[page] = False
-        if self.bytes_of[page] != owner:
-            self.bytes_of[page] = _SEVERAL
+        frame = self.store.of[page]
+        if self._bytes_in[frame] != owner:
+            self._bytes_in[frame] = _SEVERAL
 
     def copy_entries(self, source: int, target: int, num_entries: int) -> None:
         """Copy tokens and positions of a tail; its KV bytes are the decoder's to copy, at the start of the step."""
         self.tokens[target, :num_entries] = self.tokens[source, :num_entries]
         self.positions[target, :num_entries] = self.positions[source, :num_entries]
-        if self.bytes_of[source] != self.bytes_of[target]:
-            self.bytes_of[target] = _SEVERAL  # the decoder copies whole pages, slots of the source's owner included
+        source_frame, target_frame = self.store.of[source], self.store.of[target]
+        if self._bytes_in[source_frame] != self._bytes_in[target_frame]:
+            self._bytes_in[target_frame] = _SEVERAL  # the decoder copies whole pages, slots of others included
+
+    # Pages on disk
+
+    def take_restored(self, count: int) -> IntArray:
+        """Numbers for pages that are on disk; `restore_references` says who refers to them."""
+        return self._free.take(count)
+
+    def take_foreign(self, count: int) -> IntArray:
+        """The same for pages of another model, one after the other."""
+        first, self._next_foreign = self._next_foreign, self._next_foreign + count
+        return np.arange(first, first + count, dtype=np.int32)
+
+    def restore_references(self, pages: IntArray, owner: int) -> None:
+        """References of `owner` to pages of `take_restored`, one for each mention. Nothing is limited: it had them."""
+        self.accounts.of(owner).charge_pages(pages)
+        np.add.at(self.refcount, pages, _ONE)
+
+    def are_in_memory(self, pages: IntArray) -> bool:
+        return bool((self.store.of[pages] != NOWHERE).all())
+
+    def bytes_of(self, page: int) -> memoryview:
+        """A page, in memory or not. For worker threads that hold a reference on it, where it may not be."""
+        if self.store.of[page] != NOWHERE:
+            return self.store.view(page)
+        return self.cold.read(page)
+
+    def head_of(self, page: int, num_entries: int) -> bytes:
+        """A copy of a page in which every slot from `num_entries` on reads as zero; as `bytes_of` else."""
+        if self.store.of[page] == NOWHERE:
+            data = self.cold.read(page)
+            if self.store.of[page] == NOWHERE:
+                return self.cold.head(page, data, num_entries)
+        return self.store.head(page, num_entries)
+
+    def begin_bringing(self, count: int) -> IntArray:
+        """Frames for pages that are to be read from disk, or NoSpace."""
+        if count > self.num_free:
+            raise NoSpace(
+                f"the file needs {count} pages in memory, and {self.num_free} of {self.num_pages} are free: "
+                "remove files or forks, or start the daemon with more KV memory"
+            )
+        self.num_coming += count
+        return self.store.take(count)
+
+    def end_bringing(self, pages: IntArray, frames: IntArray, owner: int) -> None:
+        """The frames hold these pages now. What nobody but `owner` refers to is taken for his bytes alone."""
+        self.num_coming -= frames.size
+        self.store.bind(pages, frames)
+        is_sole = self.accounts.of(owner).pages.of(pages) == self.refcount[pages]
+        self._bytes_in[frames] = np.where(is_sole, owner, _SEVERAL)
+
+    def abandon_bringing(self, frames: IntArray) -> None:
+        """They were not read: nothing has changed but the frames' bytes."""
+        self.num_coming -= frames.size
+        self._bytes_in[frames] = _SEVERAL
+        self.store.give_frames(frames)
 
     # Digests
 
@@ -210,7 +315,7 @@ class PagePool:
         for first in range(0, len(missing), NUM_LANES):
             checkpoint()
             group = missing[first : first + NUM_LANES]
-            for page, value in zip(group, digests([self.store.view(page) for page in group]), strict=True):
+            for page, value in zip(group, digests([self.bytes_of(page) for page in group]), strict=True):
                 self.keep_digest(page, value)
         return self.digests[pages].tobytes()
 
@@ -247,19 +352,20 @@ class PagePool:
         self.accounts.check_pages(held)
 
     def _check_references(self, held: IntArray) -> None:
-        counted = np.bincount(held, minlength=self.num_pages)
+        counted = np.bincount(held, minlength=self.num_numbers)
         wrong = np.flatnonzero(counted != self.refcount)
         if wrong.size:
             some = wrong[:8]
             raise AssertionError(f"pages {some} have {self.refcount[some]} references, {counted[some]} are held")
-        free = self._free.bitmap()
+        free = np.concatenate([self._free.bitmap(), counted[self._first_foreign :] == 0])
         wrong = np.flatnonzero(free != (counted == 0))
         if wrong.size:
             some = wrong[:8]
             raise AssertionError(f"pages {some} are in the free list: {free[some]}; references held: {counted[some]}")
-        num_used = int(np.count_nonzero(counted))
-        if self.num_free + num_used != self.num_pages:
-            raise AssertionError(f"{self.num_free} free + {num_used} used != {self.num_pages} pages")
+        num_used = int(np.count_nonzero(counted[: self._first_foreign]))
+        if self._free.count + num_used != self._first_foreign:
+            raise AssertionError(f"{self._free.count} free + {num_used} used != {self._first_foreign} pages")
+        self.store.check(self.num_coming)
         strange = (self.fill < 0) | (self.fill > PAGE_ENTRIES) | (free & (self.fill != 0))
         strange |= self.has_digest & (self.fill != PAGE_ENTRIES)
         wrong = np.flatnonzero(strange)

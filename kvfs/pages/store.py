@@ -31,8 +31,8 @@ class PageStore(Protocol):
         """Fill one page with zeros."""
         ...
 
-    def head(self, page: int, num_entries: int) -> bytes:
-        """A copy of a page in which every slot from `num_entries` on reads as zero."""
+    def masked(self, data: memoryview, num_entries: int) -> bytes:
+        """A copy of a page's bytes, which need not be in the store, in which slots from `num_entries` on are zero."""
         ...
 
     def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:

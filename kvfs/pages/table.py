@@ -41,27 +41,25 @@ class PageTable:
         "reservation",
     )
 
-    def __init__(self, pool: PagePool, owner: int) -> None:
+    def __init__(self, pool: PagePool, owner: int, pages: IntArray | None = None, length: int = 0) -> None:
+        """An empty table; with `pages`, see `adopt`."""
+        pages = _NO_PAGES if pages is None else pages
         self.pool = pool
         self._owner = owner
-        self.length = 0
+        self.length = length
         """Committed entries."""
         self.reservation: Reservation | None = None
         self.closed = False
-        self._slots = np.empty(0, np.int32)  # page numbers, with room to grow
-        self._num_pages = 0
+        self._slots = pages  # page numbers, with room to grow
+        self._num_pages = len(pages)
+        assert self._num_pages == -(-length // PAGE_ENTRIES)
         self._page_seconds = 0.0  # until `_since_s`, when the number of pages changed last
-        self._since_s = 0.0
+        self._since_s = monotonic()
 
     @classmethod
     def adopt(cls, pool: PagePool, owner: int, pages: IntArray, length: int) -> Self:
         """A table over pages that already hold entries; it takes over the caller's references."""
-        assert len(pages) == pages_for(length)
-        table = cls(pool, owner)
-        table._slots = pages
-        table._has_pages(len(pages))
-        table.length = length
-        return table
+        return cls(pool, owner, pages, length)
 
     def __len__(self) -> int:
         return self.length
@@ -296,11 +294,22 @@ class Reservation:
         self._num_zeroed = 0  # new pages whose turn has come
         self._tail_page = tail_page  # the page that holds entry start - 1 and has room left: the copy, if there is one
 
+    def frames(self, num_pages: int) -> IntArray:
+        """Where the first pages are in memory: what a decoder computes over. The file has to be there."""
+        return self.table.pool.store.frames_of(self.pages[:num_pages])
+
+    def frame_copies(self) -> list[tuple[int, int]]:
+        """`copies`, as a decoder makes them."""
+        of = self.table.pool.store.of
+        return [(int(of[source]), int(of[target])) for source, target in self.copies]
+
     def write_entries(self) -> None:
         """Put tokens and positions into the pages and move their fills. Called once, by `reserve`."""
         pool, owner = self.table.pool, self.table.owner
         first, end = self.start, self.start + self.tokens.size
         slot = first % PAGE_ENTRIES
+        if self._tail_page is not None:
+            pool.on_disk.overwritten(self._tail_page, slot)
         last_page = (end - 1) // PAGE_ENTRIES
         if first // PAGE_ENTRIES == last_page:  # one page: the decode path
             page = self.pages[last_page]
@@ -366,7 +375,7 @@ class Reservation:
         if stale is not None:
             pool.claim(self.new_pages[:num_taken][stale[:num_taken]], self._owner)
         for source, target in self.copies:
-            if pool.bytes_of[source] == self._owner:
+            if pool.owners_of(np.array([source], np.int32))[0] == self._owner:
                 pool.claim(np.array([target], np.int32), self._owner)
 
     def abort(self) -> None:

@@ -45,7 +45,8 @@ def find_twins(pool: PagePool, owner: int, entries: Entries, digests: Digests) -
     twins = np.full(len(digests), _ALONE, np.int32)
     if not twins.size:
         return twins
-    known = np.flatnonzero(pool.has_digest & (pool.bytes_of == owner)).astype(np.int32)
+    known = np.flatnonzero(pool.has_digest).astype(np.int32)
+    known = known[pool.owners_of(known) == owner]
     known = known[pool.accounts.of(owner).holds(known)]
     if not known.size:
         return twins
@@ -64,7 +65,7 @@ def true_twins(
         (twins != _ALONE)
         & pool.has_digest[twins]
         & (pool.fill[twins] == PAGE_ENTRIES)
-        & (pool.bytes_of[twins] == owner)
+        & (pool.owners_of(twins) == owner)
         & pool.accounts.of(owner).holds(twins)
     )
     # The rest is compared for those alone that passed: it is most of the work.

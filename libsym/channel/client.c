@@ -125,6 +125,19 @@ uint64_t sym_client_slot_bytes(sym_client *client) { return client->plan.slot_by
 
 int sym_client_dead(sym_client *client) { return atomic_load(&client->dead); }
 
+/* Whether the daemon has gone, though no call may have found out yet. */
+int sym_client_gone(sym_client *client) {
+    if (disowned(client) || !client_ref(client))
+        return 1;
+    int gone = 1;
+    if (client_enter(client)) {
+        gone = atomic_load(&client->region->gone) != 0 || client_socket_hung_up(client);
+        client_leave(client);
+    }
+    client_unref(client);
+    return gone;
+}
+
 /* Ends the connection: the daemon sees the socket close, waiters wake with an error, rows stay readable. */
 void sym_client_close(sym_client *client) {
     if (disowned(client) || !client_ref(client))

@@ -144,6 +144,10 @@ class ClientChannel:
         """False once the daemon's end has been noticed, or after `close()`."""
         return lib.sym_client_dead(self._client) == 0 and self.owner_pid == os.getpid()
 
+    def daemon_is_there(self) -> bool:
+        """As `alive`, but looks at the connection: nobody may have called since the daemon went."""
+        return self.alive and lib.sym_client_gone(self._client) == 0
+
     def close(self) -> None:
         """Ends the connection. Threads that wait get NotConnected; rows that are still viewed stay readable."""
         lib.sym_client_close(self._client)

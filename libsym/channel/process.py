@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Iterator
 
 from libsym.abi import Op
-from libsym.arguments import Path, path_bytes, path_text
+from libsym.arguments import Path, path_bytes, path_text, shown
 from libsym.channel.client import ClientChannel
 from libsym.channel.handshake import dial
 from libsym.channel.socket_path import find_socket
+from libsym.errors import Invalid, NotConnected
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
+"""Between tries to reach a daemon: soon at first, and then a thousand programs that wait for it cost little."""
 
 
 class Process:
@@ -45,7 +51,8 @@ class Process:
         """
         with self._lock:
             old = self._channel
-            if old is not None and old.alive and socket in (None, old.name) and domain in (None, self._domain):
+            same = old is not None and socket in (None, old.name) and domain in (None, self._domain)
+            if old is not None and same and old.daemon_is_there():
                 return old
             if self._parents is not None and (socket, domain) == (None, None):
                 socket, domain = self._parents
@@ -84,11 +91,27 @@ def _connected(path: str, domain: str | None) -> ClientChannel:
     return channel
 
 
+def pauses(wait: float | None) -> Iterator[float]:
+    """How long to pause before each new try to connect, so that the last one is `wait` seconds from now."""
+    if wait is not None and (not isinstance(wait, (int, float)) or not wait >= 0):  # NaN is not
+        raise Invalid(f"wait={shown(wait)}: give seconds, or None for one try")
+    return _pauses_until(time.monotonic() + (wait or 0))
+
+
+def _pauses_until(deadline_s: float) -> Iterator[float]:
+    pause_s = _FIRST_PAUSE_S
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        yield min(pause_s, left_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
 process = Process()
 """Module state, and the only one of the library: a connection belongs to a process, as its identity does."""
 
 
-def connect(socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None) -> None:
+def connect(
+    socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None, wait: float | None = None
+) -> None:
     """Connects this process to the daemon at `socket` (else SYMPHONY_SOCKET, else the default place).
 
     Nobody needs to call it: the first system call does. It is for another socket, and for going on after the daemon was
@@ -99,9 +122,27 @@ def connect(socket: str | os.PathLike[str] | None = None, *, domain: Path | None
     it: paths begin there and can't leave it (CrossDevice), and anonymous files count to its quota. It stays confined as
     long as it lives, and so is the one that a child by fork() makes.
 
+    `wait`: where no daemon can be reached, try again for so many seconds before it is NotConnected. It is for a program
+    that starts beside the daemon, and for one whose daemon is being restarted.
+
     >>> sym.connect()  # keeps the connection that there is
+    >>> try:
+    ...     tokens = sym.tokenize("Be brief.")
+    ... except sym.NotConnected:
+    ...     sym.connect(wait=30)  # what was open has to be opened again
     """
-    process.connect(None if socket is None else path_text(socket), None if domain is None else path_text(domain))
+    path, inside = None if socket is None else path_text(socket), None if domain is None else path_text(domain)
+    again = pauses(wait)
+    while True:
+        try:
+            process.connect(path, inside)
+        except NotConnected:
+            pause_s = next(again, None)
+            if pause_s is None:
+                raise
+        else:
+            return
+        time.sleep(pause_s)
 
 
 def close() -> None:

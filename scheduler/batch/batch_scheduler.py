@@ -5,6 +5,9 @@ what a step holds, `arrivals.py` when it is launched.
 
 When all that there is to do is one token for each of some files, the steps follow each other in C (`run.py`) until
 somebody has to decide something.
+
+The decoder may come later than the first calls: its weights take a while to load. They get their room and wait, and can
+be cancelled, as behind a long step.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class BatchScheduler:
     def __init__(
         self,
         fs: FileSystem,
-        decoder: StepRunner,
+        decoder: StepRunner | None,
         max_positions: int,
         vocab_size: int,
         limits: Limits | None = None,
@@ -54,14 +57,15 @@ class BatchScheduler:
         expect: Callable[[IntArray], None] | None = None,
         max_entries: int | None = None,
     ) -> None:
-        """`native`: the decoder's step for loops in C; without it every step is scheduled here.
+        """`decoder` and `native`: see `provide`, which brings them if they are not there yet.
 
         `expect` is told at once of the pages that a call will need, which may be far from the decoder. `max_entries`:
         see `Room`.
         """
         self.fs = fs
-        self.decoder = decoder
-        self.native = native
+        self._decoder: StepRunner | None = None
+        self._native: NativeStep | None = None
+        self._provided = trio.Event()
         self.limits = limits or Limits()
         self.is_stepping = False
         """Whether the decoder is computing a step: to be read by others."""
@@ -70,13 +74,29 @@ class BatchScheduler:
         self._runs = Runs(fs, self._accounting)
         self.sync = self._runs.sync
         """To be called before anybody looks at files."""
-        room = Room(fs, max_positions, max_entries, has_runs=native is not None)
-        self._calls = CallsInFlight(room, self._runs, self._accounting, self._arrivals, expect)
+        self._room = Room(fs, max_positions, max_entries)
+        self._calls = CallsInFlight(self._room, self._runs, self._accounting, self._arrivals, expect)
         self._scratch = Scratch(vocab_size)
         self._prefilled_s: dict[Path, float] = {}
         """When prefills last had tokens, by account: since there was last nothing to compute."""
+        if decoder is not None:
+            self.provide(decoder, native)
 
     # ---- what others call
+
+    def provide(self, decoder: StepRunner, native: NativeStep | None = None) -> None:
+        """Here is what computes steps: those that wait for it begin.
+
+        `native`: its step for loops in C; without it every step is scheduled here.
+        """
+        assert self._decoder is None
+        self._decoder, self._native = decoder, native
+        self._room.has_runs = native is not None
+        self._provided.set()
+
+    @property
+    def has_decoder(self) -> bool:
+        return self._decoder is not None
 
     def submit(self, call: FileCall) -> None:
         """Queue a call; it runs after everything submitted before it for the same file."""
@@ -133,6 +153,7 @@ class BatchScheduler:
 
     async def _step_for_ever(self, thread: StepThread) -> None:
         ready = self._calls.ready
+        await self._provided.wait()
         while True:
             while not ready:
                 self._prefilled_s.clear()  # nobody waits, so nobody has to be let go first
@@ -142,16 +163,17 @@ class BatchScheduler:
             await trio.lowlevel.checkpoint()
 
     async def _step(self, thread: StepThread, plan: list[tuple[FileCall, int]]) -> None:
-        if self.native is not None and self._may_run(plan):
-            await self._run_steps(thread, self.native, [call for call, _ in plan])
+        assert self._decoder is not None
+        if self._native is not None and self._may_run(plan):
+            await self._run_steps(thread, self._native, [call for call, _ in plan])
         else:
-            await self._run_step(thread, plan)
+            await self._run_step(thread, self._decoder, plan)
 
-    async def _run_step(self, thread: StepThread, plan: list[tuple[FileCall, int]]) -> None:
+    async def _run_step(self, thread: StepThread, decoder: StepRunner, plan: list[tuple[FileCall, int]]) -> None:
         step = Step(plan, self._scratch)
         served = prefilling(plan)
         began_s = time.perf_counter()
-        error = await self._in_thread(thread, len(plan), lambda: step.compute(self.decoder, self.fs.pool.store))
+        error = await self._in_thread(thread, len(plan), lambda: step.compute(decoder, self.fs.pool.store))
         ended_s = time.perf_counter()
         self._note_prefills(served, ended_s)  # behind what has become ready in the meantime
         self._accounting.count_step(plan, ended_s - began_s)

@@ -141,7 +141,7 @@ class FileCall(ABC):
         return Chunk(
             tokens=reservation.tokens[first:end],
             positions=reservation.positions[first:end],
-            pages=reservation.pages[:num_pages],
+            pages=reservation.frames(num_pages),
             start=reservation.start + first,
             rows=tuple(scratch) if self.num_digested else self.slots(first, end),
             mask=None if self.mask is None else self.mask.rows(reservation.start, first, end),

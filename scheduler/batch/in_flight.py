@@ -107,7 +107,7 @@ class CallsInFlight:
         While there is a run, one that finds no room is started again when that is over.
         """
         try:
-            pages = self._reserve(call)
+            frames = self._reserve(call)
         except Exception as failure:
             if isinstance(failure, (NoSpace, OverQuota)) and self._runs.run is not None:
                 self._short.append(call.file.table)
@@ -122,7 +122,7 @@ class CallsInFlight:
         self.ready[call] = None
         self._arrivals.note()
         if self._expect is not None:
-            self._expect(pages)
+            self._expect(frames)
         if self._runs.run is not None:
             self._runs.stop()
         return True
@@ -134,7 +134,7 @@ class CallsInFlight:
         except BaseException:
             reservation.abort()
             raise
-        return reservation.pages
+        return reservation.frames(len(reservation.pages))
 
     def settle(self, plan: Sequence[tuple[FileCall, int]], error: SymError | None) -> None:
         """A step is over: each call has so many entries more, or none does."""

@@ -19,7 +19,7 @@ AHEAD_POOL_SHARE = 16
 """With less than this part of the pool free, only what is left of a file's last page is reserved ahead."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Room:
     """What calls may have."""
 
@@ -27,7 +27,8 @@ class Room:
     max_positions: int
     max_entries: int | None
     """Of a file that a call appends to: what the decoder can have before it at a time."""
-    has_runs: bool
+    has_runs: bool = False
+    """Whether steps may follow each other in C: known with the decoder."""
 
     def reserve(self, call: FileCall) -> Reservation:
         """For its present stretch. NoSpace, OverQuota: there is none. Invalid: its positions don't fit."""

@@ -62,7 +62,7 @@ class Member:
         assert reservation is not None
         hot = call.hot
         assert hot is not None
-        pages = np.array(reservation.pages, np.int32)
+        pages = np.array(reservation.frames(len(reservation.pages)), np.int32)
         self.log: IntArray = np.empty(len(reservation.tokens), np.int32)
         member.pages = ffi.cast("int32_t *", pages.ctypes.data)
         member.log = ffi.cast("int32_t *", self.log.ctypes.data)
@@ -135,7 +135,7 @@ class Run:
         for call in calls:
             assert call.reservation is not None
             self._stale += call.reservation.pages_to_zero(len(call.reservation.tokens))
-            copies += call.reservation.copies
+            copies += call.reservation.frame_copies()
         self._array = ffi.new("sym_member[]", len(calls))
         self.members = [Member(index, call, self._array[index]) for index, call in enumerate(calls)]
         for member, row in zip(self.members, scratch, strict=True):

@@ -29,7 +29,7 @@ class Step:
             assert call.reservation is not None
             self._stale += call.reservation.pages_to_zero(call.num_done + num_now)
             if call.num_done == 0:
-                copies += call.reservation.copies
+                copies += call.reservation.frame_copies()
         rows = _shares(plan, scratch)
         chunks = [call.chunk(num_now, share) for (call, num_now), share in zip(plan, rows, strict=True)]
         self._batch = StepBatch(tuple(chunks), tuple(copies))

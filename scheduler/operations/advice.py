@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NoReturn
+from collections.abc import Coroutine
+from typing import Any
 
-from kvfs.fs import FileSystem
+import trio
+
+from kvfs.fs import FileSystem, OpenKv
 from libsym.abi import ADVISED_STRUCT, MAX_ADVICE, Op
-from libsym.errors import Invalid, NotSupported
+from libsym.errors import Invalid
 from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.connection.lip import MAX_WAITS
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
 from scheduler.payloads import text_of
@@ -16,7 +19,7 @@ from scheduler.replies import Reply
 
 
 class Advising:
-    """Answers KV_ADVISE, and says for KV_SYNC what can't be promised."""
+    """Answers KV_ADVISE and KV_SYNC."""
 
     def __init__(self, fs: FileSystem, batches: BatchScheduler) -> None:
         self._fs = fs
@@ -25,7 +28,7 @@ class Advising:
     def table(self) -> Table:
         return {
             Op.KV_ADVISE: Operation(self._advise),
-            Op.KV_SYNC: Operation(self._sync, takes_payload=False),
+            Op.KV_SYNC: Operation(self._sync, takes_payload=False, max_waiting=MAX_WAITS),
         }
 
     def _advise(self, call: SystemCall) -> Reply:
@@ -44,13 +47,19 @@ class Advising:
             self._fs.kv_advise(lip.credentials, text_of(request, end), advice)
         return Reply()
 
-    def _sync(self, call: SystemCall) -> None:
-        """When the calls before it are over."""
-        self._batches.exclusive(call.lip.file(call.request.handle), partial(call.answer_by, _refuse_sync))
+    def _sync(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
+        """Of one file when the calls before it are over, of everything without a handle."""
+        if not call.request.handle:
+            return self._sync_all()
+        return self._sync_file(call.lip.file(call.request.handle))
 
+    async def _sync_file(self, file: OpenKv) -> Reply:
+        its_turn = trio.Event()
+        self._batches.exclusive(file, its_turn.set)
+        await its_turn.wait()
+        await self._fs.sync(file)
+        return Reply()
 
-def _refuse_sync() -> NoReturn:
-    """A 0 would be a promise that this release can't keep."""
-    raise NotSupported(
-        "nothing on the mount outlives the daemon in this release: to keep a file, copy it out (cp a.kv ~/a.kv)"
-    )
+    async def _sync_all(self) -> Reply:
+        await self._fs.volume.storage.sync_all()
+        return Reply()

@@ -7,9 +7,8 @@ to the next, who looks again whether there is a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from kvfs.fs import Claim, FileSystem, OpenKv
 from libsym.abi import OPEN_WRITE, Op
@@ -17,7 +16,8 @@ from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.connection.lip import MAX_WAITS
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.closing import Closing
-from scheduler.operations.operation import Operation, Table
+from scheduler.operations.opening import brought, opened
+from scheduler.operations.operation import Operation, Outcome, Table
 from scheduler.payloads import mode_of, text_of
 from scheduler.replies import Reply
 
@@ -36,7 +36,7 @@ class Claiming:
             Op.KV_NAME: Operation(self._name, takes_payload=False),
         }
 
-    def _claim(self, call: SystemCall) -> Reply | Coroutine[Any, Any, Reply | None]:
+    def _claim(self, call: SystemCall) -> Outcome:
         """Open the file if it is there; else a coroutine waits for the claim."""
         lip, request = call.lip, call.request
         path, write = text_of(request), bool(request.flags & OPEN_WRITE)
@@ -46,7 +46,7 @@ class Claiming:
             return self._fs.kv_open_or_claim(lip.credentials, path, write=write)
 
         found = look()
-        return self._wait(call, found, mode, look) if isinstance(found, Claim) else lip.opened(found)
+        return self._wait(call, found, mode, look) if isinstance(found, Claim) else opened(self._fs, lip, found)
 
     def _name(self, call: SystemCall) -> None:
         """Give a file the name that it has claimed, when the calls before this are over."""
@@ -71,7 +71,7 @@ class Claiming:
             try:
                 found = look()
                 if not isinstance(found, Claim):
-                    return lip.opened(found)
+                    return await brought(self._fs, lip, found)
                 if found.key == claim.key:
                     file = self._fs.kv_create_claimed(lip.credentials, claim, mode)
                     self._give(call, file)

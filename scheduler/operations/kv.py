@@ -10,8 +10,10 @@ from libsym.abi import OPEN_WRITE, Op
 from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import Invalid
 from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
-from scheduler.operations.operation import Operation, Table
+from scheduler.operations.opening import opened
+from scheduler.operations.operation import Operation, Outcome, Table
 from scheduler.payloads import mode_of, text_of
 from scheduler.replies import Reply, json_reply
 
@@ -29,7 +31,7 @@ class KvFiles:
     def table(self) -> Table:
         return {
             Op.KV_CREATE: Operation(self._create),
-            Op.KV_OPEN: Operation(self._open),
+            Op.KV_OPEN: Operation(self._open, max_waiting=MAX_LATER),
             Op.KV_FORK: Operation(self._fork),
             Op.KV_STAT: Operation(self._stat),
             Op.KV_READ: Operation(self._read, takes_payload=False),
@@ -41,10 +43,11 @@ class KvFiles:
         lip, request = call.lip, call.request
         return lip.opened(self._fs.kv_create(lip.credentials, text_of(request) or None, mode_of(request)))
 
-    def _open(self, call: SystemCall) -> Reply:
+    def _open(self, call: SystemCall) -> Outcome:
+        """A file that is on disk alone is brought into memory first."""
         lip, request = call.lip, call.request
         write = bool(request.flags & OPEN_WRITE)
-        return lip.opened(self._fs.kv_open(lip.credentials, text_of(request), write=write))
+        return opened(self._fs, lip, self._fs.kv_open(lip.credentials, text_of(request), write=write))
 
     def _fork(self, call: SystemCall) -> Reply:
         lip, request = call.lip, call.request

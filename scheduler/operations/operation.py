@@ -7,11 +7,13 @@ program.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from libsym.abi import Op
+from libsym.errors import NotPermitted
 from scheduler.connection.system_call import SystemCall
 from scheduler.replies import Reply
 
@@ -31,3 +33,10 @@ class Operation:
 
 
 Table: TypeAlias = Mapping[Op, Operation]
+
+
+def require_operator(call: SystemCall, what: str) -> None:
+    """NotPermitted: the caller does not run the daemon."""
+    uid = call.lip.credentials.uid
+    if uid not in {0, os.geteuid()}:
+        raise NotPermitted(f"only root and the daemon's user may {what}, not uid {uid}")

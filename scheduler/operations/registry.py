@@ -23,6 +23,7 @@ from scheduler.operations.names import Names
 from scheduler.operations.operation import Operation
 from scheduler.operations.pred import Limited, Predicting
 from scheduler.operations.program import Program
+from scheduler.operations.scrub import Scrubbing
 from scheduler.operations.status import Status
 from scheduler.operations.text import TextModel, Texts
 from scheduler.operations.usage import ResourceUsage
@@ -45,6 +46,7 @@ def all_operations(
     closing = Closing(fs, batches, locking)
     subjects = (
         Status(fs, text, daemon_info),
+        Scrubbing(fs),
         Program(fs, mail),
         KvFiles(fs, batches),
         closing,

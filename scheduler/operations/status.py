@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from kvfs.fs import FileSystem
 from libsym.abi import Op
-from libsym.errors import NotPermitted, SymError
+from libsym.errors import SymError
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
-from scheduler.operations.operation import Operation, Table
+from scheduler.operations.operation import Operation, Table, require_operator
 from scheduler.operations.text import TextModel
 from scheduler.replies import Reply, json_reply
 
@@ -51,9 +50,7 @@ class Status:
 
     def _check(self, call: SystemCall) -> Reply:
         """The whole of the books at once: some microseconds for each file, so it is for those who run the daemon."""
-        uid = call.lip.credentials.uid
-        if uid not in {0, os.geteuid()}:
-            raise NotPermitted(f"only root and the daemon's user may check its books, not uid {uid}")
+        require_operator(call, "check its books")
         try:
             return json_reply(asdict(self._fs.audit()))
         except SymError as error:

@@ -26,6 +26,7 @@ from scheduler.connection.lip import Lip
 from scheduler.gate import Gate
 from scheduler.operations.text import TextModel
 from scheduler.status import metrics
+from scheduler.status.held import BOUNDS_S, HeldTimes
 
 
 class TextSource(TextModel, Protocol):
@@ -45,7 +46,13 @@ class Control:
     """The facts behind the control files of one daemon."""
 
     def __init__(
-        self, fs: FileSystem, batches: BatchScheduler, gate: Gate, lips: Callable[[], Iterable[Lip]], text: TextSource
+        self,
+        fs: FileSystem,
+        batches: BatchScheduler,
+        gate: Gate,
+        lips: Callable[[], Iterable[Lip]],
+        text: TextSource,
+        held: HeldTimes,
     ) -> None:
         """`lips`: every program that is connected now."""
         self._fs = fs
@@ -53,6 +60,7 @@ class Control:
         self._gate = gate
         self._lips = lips
         self._text = text
+        self._held = held
         self._began_s = time.monotonic()
         self._token_texts = text.token_texts
         self.token_lengths: IntArray = np.array([len(text) for text in self._token_texts], np.int32)
@@ -83,6 +91,7 @@ class Control:
     def metrics(self) -> str:
         """Everything that is counted, in Prometheus's text format."""
         steps, pool, volume = self._batches.statistics, self._fs.pool.statistics(), self._fs.statfs()
+        kept = self._fs.volume.storage.statistics()
         gauge, counter, counters = metrics.gauge, metrics.counter, metrics.counters
         taken = self._gate.num_calls + Counter({Op.PRED: steps.num_taken_calls})
         calls = {op.name.lower(): count for op, count in sorted(taken.items())}
@@ -90,6 +99,7 @@ class Control:
             (
                 gauge("symphony_model_info", "The model, as a label.", 1, {"name": self._fs.volume.model.name}),
                 gauge("symphony_uptime_seconds", "Time since the daemon started.", time.monotonic() - self._began_s),
+                gauge("symphony_weights_loaded", "1 when steps can be computed.", int(self._batches.has_decoder)),
                 gauge("symphony_pages", "Pages of the pool.", pool.num_pages),
                 gauge("symphony_pages_free", "Pages that nobody refers to.", pool.num_free),
                 gauge("symphony_pages_shared", "Pages with more than one reference.", pool.num_shared),
@@ -97,6 +107,15 @@ class Control:
                 gauge("symphony_files", "Files of any kind, directories included.", volume.num_files),
                 gauge("symphony_names", "Names in all directories.", volume.num_names),
                 gauge("symphony_kv_versions", "KV files and open older versions.", self._fs.volume.num_kv_versions),
+                gauge("symphony_disk_bytes", "What pages and plain files take on disk.", kept.disk_bytes),
+                gauge(
+                    "symphony_unsynced_files", "Files of which something is in memory alone.", kept.num_unsynced_files
+                ),
+                gauge("symphony_unsynced_bytes", "Pages of named files in memory alone.", kept.unsynced_bytes),
+                gauge("symphony_disk_fails", "1 when the last commit or write failed.", int(bool(kept.error))),
+                counter("symphony_commits_total", "Commits of the index.", kept.num_commits),
+                counter("symphony_disk_written_bytes_total", "Pages written to disk.", kept.written_bytes),
+                counter("symphony_disk_read_bytes_total", "Pages read from disk.", kept.read_bytes),
                 gauge("symphony_lips", "Programs that are connected.", sum(1 for _ in self._lips())),
                 counters("symphony_system_calls_total", "System calls taken, by operation.", "op", calls),
                 gauge("symphony_queue_calls", "Calls of pred() waiting or running.", self._batches.num_waiting),
@@ -121,6 +140,13 @@ class Control:
                     STEP_SIZES,
                     steps.num_steps_by_size,
                     steps.num_calls_in_steps,
+                ),
+                metrics.histogram(
+                    "symphony_trio_held_seconds",
+                    "Times that one task held the daemon's main thread without a break.",
+                    BOUNDS_S,
+                    self._held.nums,
+                    self._held.total_s,
                 ),
             )
         )
@@ -161,7 +187,7 @@ class Control:
 
     def _num_pages(self, files: Iterable[OpenKv]) -> int:
         """Distinct pages of some open files."""
-        is_held = np.zeros(self._fs.pool.num_pages, np.bool_)
+        is_held = np.zeros(self._fs.pool.num_numbers, np.bool_)
         for file in files:
             is_held[file.table.pages] = True
         return int(np.count_nonzero(is_held))

@@ -36,7 +36,7 @@ def counters(name: str, help_text: str, label: str, values: Mapping[str, Value])
     return Metric(name, "counter", help_text, [("", {label: key}, value) for key, value in values.items()])
 
 
-def histogram(name: str, help_text: str, bounds: Sequence[int], counts: Sequence[int], total: Value) -> Metric:
+def histogram(name: str, help_text: str, bounds: Sequence[float], counts: Sequence[int], total: Value) -> Metric:
     """How many observations fell between two bounds; `counts` has one more, for those beyond the last."""
     assert len(counts) == len(bounds) + 1
     samples: list[tuple[str, Labels, Value]] = []

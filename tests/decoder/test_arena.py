@@ -41,7 +41,7 @@ def test_the_head_of_a_page_keeps_the_first_entries_and_nothing_else(entries: in
     arena = Arena(config, 2)
     arena.pages[:] = np.random.default_rng(0).standard_normal(arena.pages.shape, dtype=np.float32)
     before = arena.pages.copy()
-    head = np.frombuffer(arena.head(1, entries), np.float32).reshape(config.page_shape)
+    head = np.frombuffer(arena.masked(arena.view(1), entries), np.float32).reshape(config.page_shape)
     for layer in range(2):
         for kv_head in range(2):
             k = head[layer, 0, kv_head].reshape(16, 32)

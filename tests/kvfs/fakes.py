@@ -90,8 +90,8 @@ class FakeStore:
         self.pages[page] = 0
         self.num_zeroed += 1
 
-    def head(self, page: int, num_entries: int) -> bytes:
-        entries = self.entries[page].copy()
+    def masked(self, data: memoryview, num_entries: int) -> bytes:
+        entries = np.frombuffer(data, np.float32).reshape(self.entries.shape[1:]).copy()
         entries[:, :, :, num_entries:] = 0
         return entries.tobytes()
 
@@ -129,10 +129,10 @@ class FakeDecoder:
 
     def step(self, reservation: Reservation) -> None:
         for page in reservation.pages_to_zero(reservation.tokens.size):
-            self.store.zero(page)
-        for source, target in reservation.copies:
+            reservation.table.pool.store.zero(page)
+        for source, target in reservation.frame_copies():
             self.store.copy(source, target)
-        pages, start = reservation.pages, reservation.start
+        pages, start = reservation.frames(len(reservation.pages)), reservation.start
         previous = float(self.moved_entries(pages[: pages_for(start)], start)[0][-1]) if start else 0.0
         new = zip(reservation.tokens.tolist(), reservation.positions.tolist(), strict=True)
         for index, (token, position) in enumerate(new, start):

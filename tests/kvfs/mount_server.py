@@ -11,6 +11,7 @@ import logging
 import os
 import stat
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from kvfs.pages.assemble import Assembly
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import SymError
+from tests.kvfs.disks import TroubledDisk
 from tests.kvfs.fakes import FakeFacts, FakeStore, commit_all, listing
 
 log = logging.getLogger(__name__)
@@ -38,10 +40,11 @@ def facts_for(page_bytes: int) -> FakeFacts:
 class Server:
     """The file system, and handles by number for the commands."""
 
-    def __init__(self, backing_dir: Path, num_pages: int, page_bytes: int) -> None:
+    def __init__(self, backing_dir: Path, num_pages: int, page_bytes: int, disk_deadline_s: float) -> None:
         facts = facts_for(page_bytes)
         self.store = FakeStore(facts, num_pages)
-        self.fs = FileSystem(PagePool(self.store), facts, backing_dir, os.getuid(), os.getgid())
+        self.trouble = TroubledDisk(disk_deadline_s, threading.current_thread())
+        self.fs = FileSystem(PagePool(self.store), facts, backing_dir, os.getuid(), os.getgid(), self.trouble.disk)
         self.creds = Credentials(os.getuid(), os.getgid())
         self.handles: dict[int, OpenKv] = {}
         self.busy = False
@@ -216,6 +219,21 @@ class Server:
     def _number(self, path: str) -> int:
         return self.fs.volume.tree.child(self.fs.volume.tree.root, path.encode()).number
 
+    def stall_disk(self, calls: list[str], whose: int) -> None:
+        """From now on these system calls hang, for the backing file of that inode."""
+        self.trouble.stall(*calls, whose=f"{whose}.")
+
+    def has_stalled(self) -> bool:
+        """Whether one more of them hangs since the last look."""
+        return self.trouble.entered.acquire(blocking=False)
+
+    def fail_disk(self, call: str, code: int) -> None:
+        self.trouble.fail(call, code)
+
+    def mend_disk(self) -> None:
+        self.trouble.mend()
+        self.trouble.go_on()
+
     def break_model(self) -> None:
         """Plant a defect: from now on asking for the model's name hits an exception that nobody foresaw."""
         self._model, self.fs.volume.model = self.fs.volume.model, Defect()
@@ -315,9 +333,11 @@ async def _commands(server: Server, cancel: trio.CancelScope) -> None:
     cancel.cancel()  # standard input is closed: the end
 
 
-async def main(mountpoint: str, backing_dir: str, num_pages: str, page_bytes: str, allow_other: str) -> None:
+async def main(
+    mountpoint: str, backing_dir: str, num_pages: str, page_bytes: str, allow_other: str, disk_deadline_s: str
+) -> None:
     """Serve until standard input is closed."""
-    server = Server(Path(backing_dir), int(num_pages), int(page_bytes))
+    server = Server(Path(backing_dir), int(num_pages), int(page_bytes), float(disk_deadline_s))
     async with trio.open_nursery() as nursery:
 
         async def serve(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvfs.names.disk import DISK_DEADLINE_S
 from kvfs.pages.digest import digest
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,7 +34,14 @@ class Mount:
     """One server process. `path` is the mount, `outside` a scratch directory that is none."""
 
     def __init__(
-        self, base: Path, num_pages: int, page_bytes: int, *, user: int | None = None, allow_other: bool = True
+        self,
+        base: Path,
+        num_pages: int,
+        page_bytes: int,
+        *,
+        user: int | None = None,
+        allow_other: bool = True,
+        disk_deadline_s: float = DISK_DEADLINE_S,
     ) -> None:
         self.path = base / "kv"
         self.outside = base / "outside"
@@ -44,6 +52,7 @@ class Mount:
             [
                 *(sys.executable, "-m", "tests.kvfs.mount_server"),
                 *(str(self.path), str(base / "backing"), str(num_pages), str(page_bytes), str(int(allow_other))),
+                str(disk_deadline_s),
                 str(os.getuid() if user is None else user),
             ],
             stdin=subprocess.PIPE,
@@ -141,9 +150,10 @@ def mounted(
     page_bytes: int = PAGE_BYTES,
     user: int | None = None,
     allow_other: bool = True,
+    disk_deadline_s: float = DISK_DEADLINE_S,
 ) -> Iterator[Mount]:
     """A mount for one test or module; it must end cleanly if the test did."""
-    mount = Mount(base, num_pages, page_bytes, user=user, allow_other=allow_other)
+    mount = Mount(base, num_pages, page_bytes, user=user, allow_other=allow_other, disk_deadline_s=disk_deadline_s)
     try:
         mount.wait_mounted()
         yield mount

@@ -96,7 +96,12 @@ class House:
             inode.content.write_at(0, data)
 
     def resize(self, inode: Inode, size: int) -> None:
-        self.fs.volume.truncate(inode, size)
+        content = inode.content
+        if isinstance(content, PlainFile) and size:
+            with self.fs.volume.charged_for(inode, content, size):
+                content.resize(size)
+        else:
+            self.fs.volume.truncate(inode, size)
 
     def used_bytes(self, who: Credentials) -> int:
         return self.fs.pool.accounts.of(who.uid).num_bytes

@@ -14,7 +14,6 @@ from kvfs.du import Denied, DuRow, total, walk
 from kvfs.fs import Claim, FileSystem, OpenKv
 from kvfs.names.tree import Credentials
 from kvfs.pages.assemble import Assembly
-from kvfs.pages.pool import PagePool
 from libsym.abi import Advice
 from libsym.errors import (
     BadHandle,
@@ -29,7 +28,7 @@ from libsym.errors import (
     NotPermitted,
     SymError,
 )
-from tests.kvfs.fakes import FakeFacts, commit_all, listing
+from tests.kvfs.fakes import commit_all, listing
 
 ROOT = Credentials(0, 0)
 ANN = Credentials(1000, 1000)
@@ -404,18 +403,6 @@ def test_du_counts_each_page_once(fs: FileSystem) -> None:
     _rows, denied, whole = du(fs, ".")
     assert (whole.pages, whole.exclusive_pages) == (3, 3)
     assert denied == ["./private"]
-
-
-def test_a_killed_daemons_backing_files_are_cleared(fs: FileSystem, pool: PagePool, facts: FakeFacts) -> None:
-    inode = fs.volume.make_plain(fs.volume.tree.root, b"plain", 0o644, 0, 0)
-    assert inode.content is not None
-    path = inode.content.path
-    assert not path.exists(), "made with the first byte"
-    with fs.volume.charged_for(inode, inode.content, 1):
-        inode.content.write_at(0, b"x")
-    assert path.exists()
-    FileSystem(PagePool(pool.store), facts, path.parent, 0, 0)
-    assert not path.exists()
 
 
 def test_books_that_do_not_balance_are_an_error_of_one_line_that_says_where(fs: FileSystem) -> None:

@@ -86,7 +86,6 @@ def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(tmp_path: Path)
         with mounted(tmp_path, num_pages=16) as again:
             assert again.sh("ls") == ""
             assert "daemon that is gone" in again.log()
-            assert not list((tmp_path / "backing").iterdir())
     finally:
         mount.dismiss()
 

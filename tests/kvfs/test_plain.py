@@ -2,92 +2,90 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvfs.names.disk import Disk
 from kvfs.names.plain import PlainFile
+from kvfs.names.removals import Descriptor, Removals
 from libsym.errors import SymError
+from tests.kvfs.disks import TroubledDisk
 
 WHOLE = bytes(range(256)) * 16
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> PlainFile:
-    plain = PlainFile(tmp_path, "1.plain")
-    plain.write_at(0, WHOLE)
-    return plain
+def failing(code: int) -> Callable[..., Any]:
+    def fail(*_arguments: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
 
 
-def read_with(file: PlainFile, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """Read the file; `change` happens when the worker has decided what to read, but has not read it yet."""
-    pread = os.pread
+def a_file(directory: Path, **calls: Callable[..., Any]) -> PlainFile:
+    """With these calls in place of the real ones, and WHOLE in it."""
+    file = PlainFile(directory, "1.1.plain")
+    file.write_at(0, WHOLE)
+    return PlainFile.existing(directory, "1.1.plain", len(WHOLE), disk=dataclasses.replace(Disk(), **calls))
+
+
+def read_with(directory: Path, change: Callable[[PlainFile], None]) -> tuple[PlainFile, bytes]:
+    """Read a file; `change` happens when the worker has decided what to read, but has not read it yet."""
+    changes = [change]
 
     def late(fd: int, size: int, offset: int) -> bytes:
-        change()
-        return pread(fd, size, offset)
+        if changes:
+            changes.pop()(file)
+        return os.pread(fd, size, offset)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pread", late)
-        return file.read_at(0, len(WHOLE))
+    file = a_file(directory, pread=late)
+    return file, file.read_at(0, len(WHOLE))
 
 
 @pytest.mark.parametrize("size", [0, 100])
-def test_a_file_that_is_cut_while_it_is_read_ends_where_it_was_cut(
-    file: PlainFile, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert read_with(file, lambda: file.resize(size), monkeypatch) == WHOLE[:size]
+def test_a_file_that_is_cut_while_it_is_read_ends_where_it_was_cut(tmp_path: Path, size: int) -> None:
+    file, found = read_with(tmp_path, lambda file: file.resize(size))
+    assert found == WHOLE[:size]
     assert file.read_at(0, len(WHOLE)) == WHOLE[:size]
 
 
-def test_no_read_begins_that_expects_what_is_about_to_be_cut(file: PlainFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    ftruncate, found = os.ftruncate, []
+def test_no_read_begins_that_expects_what_is_about_to_be_cut(tmp_path: Path) -> None:
+    found = []
 
     def late(fd: int, size: int) -> None:
         found.append(file.read_at(0, len(WHOLE)))
-        ftruncate(fd, size)
+        os.ftruncate(fd, size)
         found.append(file.read_at(0, len(WHOLE)))
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "ftruncate", late)
-        file.resize(100)
+    file = a_file(tmp_path, ftruncate=late)
+    file.resize(100)
     assert found == [WHOLE[:100]] * 2
 
 
-def test_a_cut_that_fails_changes_nothing(file: PlainFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(fd: int, size: int) -> None:
-        raise OSError(5, os.strerror(5))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "ftruncate", fail)
-        with pytest.raises(Exception, match="can't resize"):
-            file.resize(100)
+def test_a_cut_that_fails_changes_nothing(tmp_path: Path) -> None:
+    file = a_file(tmp_path, ftruncate=failing(errno.EIO))
+    with pytest.raises(SymError, match="can't resize"):
+        file.resize(100)
     assert file.read_at(0, 2 * len(WHOLE)) == WHOLE
 
 
-def test_a_late_reader_of_a_file_that_is_gone_does_not_bring_it_back(
-    file: PlainFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Left behind, it would never be removed."""
-    opened = PlainFile._opened
-
-    def late(plain: PlainFile) -> object:
-        file.discard()
-        return opened(plain)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PlainFile, "_opened", late)
-        assert file.read_at(0, len(WHOLE)) == b""
-    assert not file.path.exists()
-
-
-def test_bytes_that_are_missing_below_are_an_error(file: PlainFile) -> None:
+def test_bytes_that_are_missing_below_are_an_error(tmp_path: Path) -> None:
+    file = a_file(tmp_path)
     os.truncate(file.path, 100)
-    with pytest.raises(Exception, match=r"gave 100 of 4096 bytes"):
+    with pytest.raises(SymError, match=r"gave 100 of 4096 bytes"):
         file.read_at(0, len(WHOLE))
+    file.path.unlink()
+    file = PlainFile.existing(tmp_path, "1.1.plain", len(WHOLE))
+    with pytest.raises(SymError, match="can't read backing file") as caught:
+        file.read_at(0, len(WHOLE))
+    assert caught.value.errno == errno.EIO
 
 
 @pytest.mark.parametrize(
@@ -95,14 +93,242 @@ def test_bytes_that_are_missing_below_are_an_error(file: PlainFile) -> None:
     [(errno.EFBIG, "DEBUG"), (errno.EINVAL, "DEBUG"), (errno.EIO, "WARNING"), (errno.ENOSPC, "WARNING")],
 )
 def test_the_log_is_for_what_is_wrong_with_the_disk_not_for_what_a_caller_asked(
-    file: PlainFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, level: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: int, level: str
 ) -> None:
-    def fail(*_arguments: object) -> int:
-        raise OSError(code, os.strerror(code))
-
+    file = a_file(tmp_path, pwritev=failing(code))
     caplog.set_level("DEBUG")
-    monkeypatch.setattr(os, "pwrite", fail)
     with pytest.raises(SymError) as caught:
         file.write_at(0, b"x")
     assert caught.value.errno == code
     assert [record.levelname for record in caplog.records] == [level]
+
+
+# Without waiting
+
+
+def test_what_is_in_memory_is_read_at_once_and_nothing_else(tmp_path: Path) -> None:
+    present = [len(WHOLE)]
+
+    def preadv(fd: int, rooms: list[bytearray], offset: int, flags: int) -> int:
+        assert flags == os.RWF_NOWAIT
+        if present[0] <= offset:
+            raise BlockingIOError(errno.EAGAIN, "")
+        return os.preadv(fd, [memoryview(rooms[0])[: present[0] - offset]], offset)
+
+    file = a_file(tmp_path, preadv=preadv)
+    assert file.read_nowait(0, 10) is None, "it is not open"
+    file.read_at(0, 1)
+    assert file.read_nowait(0, 10_000) == WHOLE
+    assert file.read_nowait(4000, 10_000) == WHOLE[4000:]
+    assert file.read_nowait(4096, 10) == b""
+    present[0] = 100
+    assert file.read_nowait(0, 4096) is None, "fewer bytes are not the end of the file"
+    assert file.read_nowait(200, 100) is None
+
+
+def test_a_file_system_that_may_wait_in_any_call_is_asked_once(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def refuse(*_arguments: object) -> int:
+        asked.append("")
+        raise OSError(errno.EOPNOTSUPP, "")
+
+    disk = dataclasses.replace(Disk(), preadv=refuse)
+    for number in range(2):
+        file = PlainFile(tmp_path, f"{number}.plain", disk=disk)
+        file.write_at(0, WHOLE)
+        assert file.read_nowait(0, 10) is None
+    assert len(asked) == 1
+    asked.clear()
+    disk = dataclasses.replace(Disk(), pwritev=lambda *rest: refuse() if rest[-1] else os.pwritev(*rest))
+    for number in range(2):
+        file = PlainFile(tmp_path, f"{number}.plain", disk=disk)
+        file.write_at(0, WHOLE)
+        assert file.write_nowait(0, b"x") == 0
+    assert len(asked) == 1
+
+
+def test_as_much_is_written_at_once_as_the_file_system_takes(tmp_path: Path) -> None:
+    taken = [3]
+
+    def pwritev(fd: int, data: list[bytes], offset: int, flags: int) -> int:
+        if flags and not taken[0]:
+            raise BlockingIOError(errno.EAGAIN, "")
+        return os.pwrite(fd, data[0][: taken[0]] if flags else data[0], offset)
+
+    file = PlainFile(tmp_path, "1.1.plain", disk=dataclasses.replace(Disk(), pwritev=pwritev))
+    file.write_at(0, b"ab")
+    assert file.write_nowait(2, b"cdefg") == 3
+    assert file.size == 5
+    taken[0] = 0
+    assert file.write_nowait(5, b"fg") == 0
+    assert file.read_at(0, 100) == b"abcde"
+
+
+# Removed
+
+
+def test_a_late_reader_of_a_file_that_is_gone_does_not_bring_it_back(tmp_path: Path) -> None:
+    """Left behind, it would never be removed."""
+    removed: list[Path] = []
+
+    def late(path: Path, flags: int) -> int:
+        file.discard()
+        path.unlink(missing_ok=True)
+        return os.open(path, flags)
+
+    file = PlainFile.existing(
+        tmp_path,
+        "1.1.plain",
+        100,
+        disk=dataclasses.replace(Disk(), open=late),
+        remove=lambda path, _descriptor: removed.append(path),
+    )
+    assert file.read_at(0, len(WHOLE)) == b""
+    assert removed == [file.path]
+    fresh = file = PlainFile(tmp_path, "1.2.plain", disk=dataclasses.replace(Disk(), open=late))
+    with pytest.raises(SymError, match="it was removed"):
+        fresh.write_at(0, b"x")
+    assert not fresh.path.exists(), "whoever made it after it was removed has removed it"
+    assert fresh.size == 0
+
+
+def test_what_unlinks_a_file_gets_its_descriptor_too_and_may_take_its_time(tmp_path: Path) -> None:
+    removed: list[tuple[Path, Descriptor | None]] = []
+    file = PlainFile(tmp_path, "1.1.plain", remove=lambda *what: removed.append(what))
+    file.write_at(0, WHOLE)
+    file.discard()
+    [(path, descriptor)] = removed
+    assert path.read_bytes() == WHOLE
+    assert descriptor is not None
+    assert os.pread(descriptor.number, 4, 0) == WHOLE[:4]
+    never_written = PlainFile(tmp_path, "2.2.plain", remove=lambda *what: removed.append(what))
+    never_written.discard()
+    assert len(removed) == 1
+
+
+def test_files_are_unlinked_and_closed_in_the_background(tmp_path: Path) -> None:
+    trouble = TroubledDisk()
+    removals = Removals(trouble.disk)
+    files = [PlainFile(tmp_path, f"{number}.plain", disk=trouble.disk, removals=removals) for number in range(3)]
+    for file in files:
+        file.write_at(0, WHOLE)
+    trouble.stall("unlink")
+    for file in files:
+        file.discard()
+    trouble.entered.acquire()
+    assert not removals.wait(0)
+    assert all(file.path.exists() for file in files)
+    trouble.go_on()
+    assert removals.wait(20)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cant_be_unlinked_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trouble = TroubledDisk()
+    trouble.fail("unlink", errno.EIO)
+    removals = Removals(trouble.disk)
+    file = PlainFile(tmp_path, "1.1.plain", disk=trouble.disk, removals=removals)
+    file.write_at(0, WHOLE)
+    file.discard()
+    assert removals.wait(20)
+    assert "can't remove /" in caplog.text
+
+
+# To last
+
+
+def test_a_file_is_dirty_from_its_first_change_to_the_end_of_a_sync(tmp_path: Path) -> None:
+    trouble = TroubledDisk()
+    file = PlainFile(tmp_path, "1.1.plain", disk=trouble.disk)
+    assert not file.is_dirty
+    for change in (
+        lambda: file.write_at(0, WHOLE),
+        lambda: file.resize(100),
+        lambda: file.allocate(0, 200),
+    ):
+        change()
+        assert file.is_dirty
+        file.sync()
+        assert not file.is_dirty
+    assert trouble.calls.count("fdatasync") == 3
+    file.sync()
+    assert trouble.calls.count("fdatasync") == 3, "there was nothing to do"
+
+
+def test_bytes_that_come_during_a_sync_are_for_the_next_one(tmp_path: Path) -> None:
+    file = a_file(tmp_path, fdatasync=lambda _fd: file.write_at(0, b"x") if once.pop() else None)
+    once = [False, True]
+    file.write_at(0, b"y")
+    file.sync()
+    assert file.is_dirty
+    file.sync()
+    assert not file.is_dirty
+
+
+def test_a_change_that_ends_after_a_sync_is_for_the_next_one(tmp_path: Path) -> None:
+    """It may have begun before it."""
+    file = a_file(tmp_path, pwritev=lambda fd, data, offset, _flags: file.sync() or os.pwritev(fd, data, offset))
+    file.write_at(0, b"y")
+    assert file.is_dirty
+
+
+def test_a_file_of_an_earlier_daemon_is_synced_once_more_and_ends_where_it_was_said_to(tmp_path: Path) -> None:
+    (tmp_path / "1.1.plain").write_bytes(WHOLE)
+    file = PlainFile.existing(tmp_path, "1.1.plain", 100)
+    assert (file.size, file.is_dirty) == (100, True), "that daemon may have been killed before it could sync"
+    file.sync()
+    assert not file.is_dirty
+    file.resize(200)
+    assert file.read_at(0, 300) == WHOLE[:100] + bytes(100)
+    (tmp_path / "2.1.plain").write_bytes(WHOLE)
+    file = PlainFile.existing(tmp_path, "2.1.plain", 0)
+    file.write_at(10, b"x")
+    assert file.read_at(0, 300) == bytes(10) + b"x"
+
+
+def test_a_sync_that_failed_fails_until_every_byte_was_written_anew(tmp_path: Path) -> None:
+    trouble = TroubledDisk()
+    file = PlainFile(tmp_path, "1.1.plain", disk=trouble.disk)
+    file.write_at(0, WHOLE)
+    trouble.fail("fdatasync", errno.ENOSPC)
+    with pytest.raises(SymError, match="can't sync") as caught:
+        file.sync()
+    assert caught.value.errno == errno.ENOSPC
+    trouble.mend()
+    for change in (lambda: None, lambda: file.write_at(2048, WHOLE[2048:]), lambda: file.write_at(0, WHOLE[:2048])):
+        change()
+        with pytest.raises(SymError, match="was not written anew") as caught:
+            file.sync()
+        assert caught.value.errno == errno.EIO
+        assert file.is_dirty
+        assert file.sync_failed
+    file.write_at(2048, WHOLE[2048:])
+    file.sync()
+    assert not file.is_dirty
+    assert not file.sync_failed
+
+
+def test_bytes_that_were_cut_off_are_in_doubt_no_longer(tmp_path: Path) -> None:
+    trouble = TroubledDisk()
+    file = PlainFile(tmp_path, "1.1.plain", disk=trouble.disk)
+    file.write_at(0, WHOLE)
+    trouble.fail("fdatasync", errno.EIO)
+    with pytest.raises(SymError):
+        file.sync()
+    trouble.mend()
+    file.resize(0)
+    file.sync()
+    assert not file.sync_failed
+
+
+def test_an_open_file_does_not_hold_up_the_end_of_its_process(tmp_path: Path) -> None:
+    """Nobody starts a thread any more that could close it."""
+    program = f"""
+import sys
+from pathlib import Path
+from kvfs.names.plain import PlainFile
+sys.kept = PlainFile(Path({str(tmp_path)!r}), "1.1.plain")
+sys.kept.write_at(0, b"kept")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)

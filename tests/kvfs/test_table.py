@@ -175,11 +175,11 @@ def test_pages_of_others_that_were_reserved_ahead_stay_dirty_until_they_are_zero
     first, second, third = reservation.new_pages.tolist()
     assert reservation.pages_to_zero(40) == [first, second]
     reservation.commit_first(np.arange(35, dtype=np.int32))
-    assert pool.bytes_of[[first, second]].tolist() == [ANN, ANN]
+    assert pool.owners_of(np.array([first, second])).tolist() == [ANN, ANN]
     assert reservation.pages_to_zero(55) == [third]
     reservation.commit_first(np.arange(1, dtype=np.int32))
     reservation.abort()
-    assert pool.bytes_of[third] != ANN
+    assert pool.owners_of(np.array([third])) != ANN
     pool.check([mine])
 
 
@@ -509,7 +509,7 @@ def test_the_target_of_a_copy_needs_no_zeroing(pool: PagePool, decoder: FakeDeco
     decoder.append(mine, [1])
     decoder.append(fork, [2])
     assert store.num_zeroed == 0
-    assert pool.bytes_of[fork.pages].tolist() == [ANN]
+    assert pool.owners_of(fork.pages).tolist() == [ANN]
 
 
 def test_page_seconds_are_the_pages_times_how_long_it_had_them(

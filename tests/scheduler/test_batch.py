@@ -260,7 +260,7 @@ def test_a_program_that_stays_away_is_waited_for_once(bench):
 def test_a_step_zeroes_pages_of_others_before_it_computes_and_the_owners_thread_none(bench):
     """A zeroed page takes the trio thread 0.1 ms: a long prefill would hold up everybody."""
     ann = Credentials(1001, 1001)
-    arena, marker = bench.fs.pool.store, np.float32(77.5)
+    arena, marker = bench.fs.pool.store.store, np.float32(77.5)
     zeroed_by = []
     zero = arena.zero
 

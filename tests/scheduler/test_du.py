@@ -83,6 +83,7 @@ def test_rows_of_a_tree_come_in_the_order_of_names_and_say_what_each_file_costs(
         "pages": 3,
         "exclusive_pages": 3,
         "shared_pages": 0,
+        "disk_bytes": 0,
         "plain_bytes": 0,
     }
     assert bench.rows("d/z.kv")[0] == [rows[2]]
@@ -167,7 +168,8 @@ def test_what_a_file_shares_is_told_to_its_readers_alone(bench):
 
 def test_plain_files_are_shown_with_their_bytes(bench):
     file = bench.fs.volume.make_plain(bench.tree.root, b"a.txt", 0o600, 1000, 1000)
-    bench.fs.volume.truncate(file, 1234)
+    with bench.fs.volume.charged_for(file, file.content, 1234):
+        file.content.resize(1234)
     bench.tree.link(file, bench.tree.root, b"hard.txt")
     bench.make("b.kv", 1)
     rows, _, _ = bench.rows(creds=OTHER)

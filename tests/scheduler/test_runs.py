@@ -9,11 +9,13 @@ import weakref
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from libsym.abi import ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import NoSpace, SymError
 from scheduler._loop import ffi
+from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import PredCall
 from scheduler.batch.policy import Limits
 from scheduler.batch.run import Member
@@ -58,6 +60,26 @@ def decode(number, handle, flags=ROWS_LAST):
 @pytest.fixture
 def bench(tmp_path):
     return Runs(tmp_path)
+
+
+def test_calls_that_waited_for_the_decoder_go_on_in_a_run(tmp_path):
+    bench = Runs(tmp_path)
+    config = bench.model.config
+    bench.batches = BatchScheduler(bench.fs, None, config.max_positions, config.vocab_size)
+
+    async def scenario():
+        bench.decode(bench.fs.kv_create(ME, None))
+        await trio.testing.wait_all_tasks_blocked()
+        assert bench.fs.pool.num_free == 3
+        bench.batches.provide(bench.steps, bench.steps.native)
+        await bench.steps.wait_entered()
+        bench.steps.gate.set()
+        while bench.batches.num_waiting:
+            await trio.lowlevel.checkpoint()
+        assert bench.steps.batches == [], "steps that were not C's"
+        assert bench.batches.statistics.num_steps == 1
+
+    bench.run(scenario)
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(96, type(None)), (97, NoSpace)])

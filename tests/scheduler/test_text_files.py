@@ -16,6 +16,7 @@ from kvfs.control.text_writer import is_killed
 from kvfs.names.tree import ROOT_NUMBER, Credentials
 from libsym.errors import Busy, Exists, Invalid, NoSpace, NotFound, NotPermitted, NotSupported, StepFailed, SymError
 from scheduler.status.facts import Control
+from scheduler.status.held import HeldTimes
 from tests.scheduler.bench import ME, NUM_PAGES, Bench
 
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -28,7 +29,9 @@ class Texts(Bench):
     def __init__(self, tmp_path):
         super().__init__(tmp_path)
         self.tokenizer = self.model.tokenizer
-        self.control = ControlTree(self.fs, Control(self.fs, self.batches, self.gate, lambda: (), self.text))
+        self.control = ControlTree(
+            self.fs, Control(self.fs, self.batches, self.gate, lambda: (), self.text, HeldTimes())
+        )
         self.texts = self.control.lookup(self.control.lookup(ROOT_NUMBER, b".symphony").number, b"text").number
 
     async def create(self, name, mode=0o644, flags=NEW):

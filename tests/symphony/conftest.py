@@ -37,8 +37,8 @@ def start_daemon(tmp_path):
     """Starts daemons in the test's directory; none outlives the test."""
     daemons = []
 
-    def start(*options):
-        daemons.append(Daemon(tmp_path, *options))
+    def start(*options, **how):
+        daemons.append(Daemon(tmp_path, *options, **how))
         return daemons[-1]
 
     yield start

@@ -13,22 +13,24 @@ READY_TIMEOUT_S = 60
 
 
 class Daemon:
-    """One `symphony serve`, started and ready."""
+    """One `symphony serve`, started and ready; its weights may still be on their way."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, directory: Path, *options: str, command: list[str] = SYMPHONY) -> None:
+        """`command`: what to start in place of `symphony`; it has a pipe as its standard input."""
         self.mount = directory / "kv"
         self.socket = directory / "symphony.sock"
         self.log = directory / "daemon.log"
         self.environment = {**os.environ, "SYMPHONY_SOCKET": str(self.socket)}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*SYMPHONY, "serve", "--mount", self.mount, "--state", directory / "state", *options],
+                [*command, "serve", "--mount", self.mount, "--state", directory / "state", *options],
+                stdin=None if command is SYMPHONY else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 env=self.environment,
             )
-        line = self.process.stdout.readline()  # printed when everything is up; empty when it ended instead
+        line = self.process.stdout.readline()  # printed when mount and socket are there; empty when it ended instead
         assert line.startswith("symphony: "), self.log.read_text()
 
     def symphony(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -318,7 +318,8 @@ def metrics(kv):
             described.add((name, keyword))
             continue
         name, labels, value = re.fullmatch(r"(\w+)(\{[^ ]*\})? (\S+)", line).groups()
-        family = re.sub("_(bucket|sum|count)$", "", name) if "symphony_step_calls" in name else name
+        family = re.sub("_(bucket|sum|count)$", "", name)
+        family = family if (family, "TYPE") in described else name
         assert {(family, "HELP"), (family, "TYPE")} <= described
         samples[name + (labels or "")] = float(value)
     return samples
@@ -340,6 +341,9 @@ def test_metrics_count_what_happens(connected, kv):
     assert grown["symphony_files"] == 1
     assert grown["symphony_steps_total"] == grown["symphony_step_calls_count"] == 2
     assert after["symphony_lips"] == 1
+    assert after["symphony_weights_loaded"] == 1
+    assert grown["symphony_trio_held_seconds_count"] > 0
+    assert grown["symphony_trio_held_seconds_sum"] > 0
 
 
 def test_each_program_has_a_status_of_its_own(connected, kv):

@@ -89,8 +89,12 @@ def test_memory_that_others_took_meanwhile_is_one_line(monkeypatch):
 
     monkeypatch.setattr("decoder.cuda.backend.CudaDecoder", full)
     config = load(None, {"device": "cuda", "precision": "float32", "kv_memory": "1M"})
+    model = load_model("tiny:layers=1")
+    backend = build_backend(config, model)
+    assert backend.bits == "cuda interpreter invariant"
     with pytest.raises(NoSpace, match="the GPU's memory ran out: say a smaller --gpu-memory"):
-        build_backend(config, load_model("tiny:layers=1"))
+        backend.load(model.weights, lambda: None)
+    backend.close()
 
 
 @pytest.mark.parametrize(

@@ -341,7 +341,7 @@ def test_what_was_used_shows_in_getrusage_and_in_the_status_file(daemon):
     assert out == "2 101 True\n"
 
 
-def test_kv_sync_waits_for_what_came_before_and_promises_nothing(daemon):
+def test_kv_sync_waits_for_what_came_before_and_an_anonymous_file_can_not_be_kept(daemon):
     out = daemon.run(
         """
         kv = sym.kv_create()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from symphony.reports import du_lines
+from symphony.reports import du_lines, stat_lines
 
 
 def row(path: str, exclusive: int | None, shared: int | None, tokens: int = 0, plain_bytes: int = 0) -> dict[str, Any]:
@@ -27,3 +27,27 @@ def test_du_shows_bytes_of_both_kinds_of_files_and_a_dash_for_what_is_not_told()
         "        -       -       40  ./theirs.kv",
         "     9.5K    4.0K      110  total",
     ]
+
+
+def test_stat_says_whether_the_weights_are_there_and_how_long_the_daemon_was_held() -> None:
+    numbers = (
+        "num_pages num_free_pages num_names used_bytes used_files lips waiting_calls num_steps step_s num_tokens "
+        "num_prefill_tokens num_calls num_failed_calls max_calls_in_step max_lips_in_step pid uptime_s"
+    )
+    info: dict[str, Any] = dict.fromkeys(numbers.split(), 0)
+    info |= {"page_bytes": 4096, "quota_bytes": None, "quota_files": None}
+    info |= {"model": "tiny", "mount": "/kv", "socket": "/s", "weights": "loading", "weights_s": 12.3}
+    info["held"] = {"num": 120311, "num_long": 3, "long_s": 0.001, "longest_s": 0.00081}
+    disk = {"disk_bytes": 3 << 20, "disk_limit_bytes": None, "num_unsynced_files": 0, "unsynced_bytes": 0, "error": ""}
+    info["disk"] = disk
+    assert "disk     3.0M" in stat_lines(info)
+    info["disk"] = disk | {
+        "disk_limit_bytes": 4 << 20,
+        "num_unsynced_files": 2,
+        "unsynced_bytes": 8192,
+        "error": "full",
+    }
+    assert "disk     3.0M of 4.0M; 2 changes not on it yet, 8.0K of pages; IT FAILS: full" in stat_lines(info)
+    assert "weights  loading (12 s)" in stat_lines(info)
+    assert stat_lines(info)[-1] == "held     longest 0.8 ms; 3 of 120,311 times over 1 ms"
+    assert "weights  loaded in 3.1 s" in stat_lines(info | {"weights": "loaded", "weights_s": 3.06})

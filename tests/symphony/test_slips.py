@@ -42,6 +42,8 @@ def test_a_file_that_is_not_open_is_asked_for_by_every_call_that_needs_one():
     }
     for name, call in calls.items():
         for wrong in ("a.kv", None, 7):
+            if name == "kv_sync" and wrong is None:
+                continue  # everything
             with pytest.raises(sym.Invalid) as caught:
                 call(wrong)
             assert f"{name}() takes an open KV file, not {wrong!r}" in str(caught.value)

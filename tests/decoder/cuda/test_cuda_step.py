@@ -58,7 +58,7 @@ def held(bench, file) -> bytes:
     """The KV of a file."""
     full, rest = divmod(file.length, 32)
     pages = [bytes(bench.arena.view(int(page))) for page in file.pages[:full]]
-    return b"".join(pages) + (bench.arena.head(int(file.pages[full]), rest) if rest else b"")
+    return b"".join(pages) + (bench.arena.masked(bench.arena.view(int(file.pages[full])), rest) if rest else b"")
 
 
 @pytest.mark.slow

@@ -1,0 +1,333 @@
+"""A cut: what one commit makes durable, as it is at one instant. Taken on the trio thread, where nothing awaits.
+
+What is known of an inode that has a row is `Known`; it changes when the commit has succeeded. Slots that the new rows
+need are needed from the cut on, those that only the old rows need until the commit is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from kvfs.durable.index import Rows
+from kvfs.durable.journal import Journal, NameChange, entries_needed, is_gone
+from kvfs.durable.records import (
+    ENTRY_BYTES,
+    SlotRecord,
+    VersionRecord,
+    encode_inode,
+    encode_version,
+    name_check,
+    signed,
+    slot_check,
+)
+from kvfs.durable.restore import record_of
+from kvfs.durable.slots import Slots
+from kvfs.names.content import OWN, Content, KvFile, marks_within
+from kvfs.names.inode import Inode, NamePut
+from kvfs.names.plain import PlainFile, backing_name
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import PagePool, pages_for
+from libsym.abi import PAGE_ENTRIES
+
+NO_SLOTS: IntArray = np.empty(0, np.int32)
+NO_BYTES = -1
+"""In place of a backing file."""
+
+
+class Known(NamedTuple):
+    """What the index says of an inode."""
+
+    num_names: int
+    backing: int = NO_BYTES
+    kv: KvFile | None = None
+    """The version whose entries it has."""
+    length: int = 0
+    full_length: int = 0
+    identity: int = 0
+    slots: IntArray = NO_SLOTS
+
+
+@dataclass(slots=True)
+class Cut:
+    """What a commit writes, and what is to be done when it is over."""
+
+    rows: Rows = field(default_factory=Rows)
+    changes: list[NameChange] = field(default_factory=list)
+    inodes: dict[Inode, int] = field(default_factory=dict)
+    """Taken from the journal."""
+    known: dict[int, Known | None] = field(default_factory=dict)
+    """What is to be known, by inode number; None: nothing more."""
+    versions: list[KvFile] = field(default_factory=list)
+    """Files whose entries it has."""
+    new_slots: list[tuple[int, IntArray]] = field(default_factory=list)
+    """(identity, slots) that its rows need."""
+    old_slots: list[tuple[int, IntArray]] = field(default_factory=list)
+    """Those that the rows need which it replaces."""
+    new_backing: list[str] = field(default_factory=list)
+    """Backing files that a row names and none has named before."""
+    gone_backing: list[str] = field(default_factory=list)
+    """Those that no row names any more."""
+    number: int = 0
+    """The last change when it was taken."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.rows.count
+
+
+def extent_of(content: Content | None) -> int:
+    """How much a sync is about that begins now: entries, or changes of bytes."""
+    if isinstance(content, PlainFile):
+        return content.changes
+    return 0 if content is None else content.table.length
+
+
+class Cutter:
+    """Takes cuts of one tree. Owned by the trio thread."""
+
+    def __init__(self, pool: PagePool, journal: Journal, slots: dict[int, Slots], own: int, bits: str) -> None:
+        """`slots` by identity; `own` is that of the running model, and `bits` what its numbers' bits depend on."""
+        self._pool = pool
+        self._journal = journal
+        self._slots = slots
+        self._own = own
+        self._bits = bits
+        self._gone_slots: list[tuple[int, int]] = []  # whose rows the next commit removes
+        self.known: dict[int, Known] = {}
+        self._kept_next_inode = 0
+        journal.num_names_kept = lambda inode: self._known(inode).num_names
+
+    def durable_length(self, kv: KvFile) -> int:
+        """How many of its first entries have slots."""
+        return self._pool.on_disk.durable_length(kv.table.pages, kv.table.length, PAGE_ENTRIES)
+
+    def is_ready(self, put: NamePut) -> bool:
+        """Whether the name may be committed: the file has on disk what it had when it got it."""
+        needed = entries_needed(put)
+        if not needed:
+            return True
+        assert put.after is not None
+        kv = put.after.content
+        assert isinstance(kv, KvFile)
+        return self.durable_length(kv) >= needed
+
+    def unready(self, changes: Iterable[NameChange]) -> list[KvFile]:
+        """Files whose entries hold up these operations."""
+        puts = [put for change in changes for put in change.puts if not self.is_ready(put)]
+        return [put.after.content for put in puts if put.after is not None and isinstance(put.after.content, KvFile)]
+
+    def holding_up(self, inode: Inode) -> list[KvFile]:
+        """Files whose entries have to be on disk before all of an inode's names can be."""
+        return self.unready(self._journal.closure([inode], self._journal.prefix(self.is_ready)))
+
+    def take(self, wanted: Iterable[Inode], next_inode: int, num_others: int = 0, *, is_full: bool = False) -> Cut:
+        """All that `wanted` depends on and is ready, what is at the front of the journal, and some others.
+
+        `is_full`: the disk is, so what is ready does not wait for what is not.
+        """
+        cut = Cut(number=self._journal.number)
+        wanted = [inode for inode in wanted if inode.names or inode.parent is not None]
+        prefix = (self._journal.apart if is_full else self._journal.prefix)(self.is_ready)
+        cut.changes = self._with_closures(prefix, wanted)
+        touched = self._take_names(cut)
+        dirty = self._journal.dirty
+        first = islice(dirty, None if is_full else 4 * num_others)
+        others = tuple(islice((each for each in first if is_gone(each) or self._is_named(cut, each)), num_others))
+        gone = [each for each in others if is_gone(each)]
+        written = [
+            inode
+            for inode in dict.fromkeys([*touched, *wanted, *self._journal.directories_above(wanted), *others])
+            if self._is_named(cut, inode) and (inode in dirty or not self._known(inode).num_names)
+        ]
+        cut.inodes = self._journal.take(cut.changes, {*written, *gone})
+        for inode in written:
+            self._write(cut, inode)
+        for identity, slots in _by_identity(cut.new_slots):
+            self._slots[identity].need(slots)
+        cut.rows.gone_slots, self._gone_slots = self._gone_slots, []
+        if next_inode != self._kept_next_inode and cut.rows.count:
+            cut.rows.next_inode = next_inode
+        return cut
+
+    def forget_slots(self, identity: int, slots: IntArray) -> None:
+        """They are free: the next commit removes their rows."""
+        rows = self._slots[identity].recorded.intersection(slots.tolist())
+        self._slots[identity].recorded -= rows
+        self._gone_slots += [(identity, slot) for slot in rows]
+
+    def _with_closures(self, prefix: list[NameChange], wanted: list[Inode]) -> list[NameChange]:
+        """The first operations, and what the names of some inodes depend on, if all of that is ready."""
+        if not wanted or len(prefix) == len(self._journal.operations):
+            return prefix
+        closure = self._journal.closure(wanted, prefix)
+        if self.unready(closure):
+            alone = [self._journal.closure([inode], prefix) for inode in wanted]
+            closure = [change for each in alone if not self.unready(each) for change in each]
+        return sorted({*prefix, *closure}, key=lambda change: change.number)
+
+    def _take_names(self, cut: Cut) -> list[Inode]:
+        """Rows of names; the inodes that the operations are about."""
+        final: dict[tuple[int, bytes], Inode | None] = {}
+        counts: dict[Inode, int] = {}
+        for change in cut.changes:
+            for put in change.puts:
+                final[put.key] = put.after
+                for inode, step in ((put.after, 1), (put.before, -1)):
+                    if inode is not None:
+                        counts[inode] = counts.get(inode, 0) + step
+        for (directory, name), after in final.items():
+            if after is None:
+                cut.rows.gone_names.append((directory, name))
+            else:
+                check = name_check(directory, name, after.number)
+                cut.rows.names.append((directory, name, after.number, check))
+        for inode, step in counts.items():
+            known = self._known(inode)
+            num_names = known.num_names + step
+            assert num_names >= 0, f"inode {inode.number} would have {num_names} names in the index"
+            if num_names:
+                cut.known[inode.number] = known._replace(num_names=num_names)
+            elif known.num_names:
+                self._forget(cut, inode, known)
+        return list(counts)
+
+    def _forget(self, cut: Cut, inode: Inode, known: Known) -> None:
+        cut.known[inode.number] = None
+        cut.rows.gone_inodes.append((inode.number,))
+        self._drop_content(cut, inode.number, known)
+
+    def _drop_content(self, cut: Cut, number: int, known: Known) -> None:
+        if known.kv is not None:
+            cut.rows.gone_versions.append((number,))
+            cut.old_slots.append((known.identity, known.slots))
+        if known.backing != NO_BYTES:
+            cut.gone_backing.append(backing_name(number, known.backing))
+
+    def _is_named(self, cut: Cut, inode: Inode) -> bool:
+        """Whether the inode has a name after this cut; the root needs none."""
+        known = cut.known.get(inode.number, self._known(inode))
+        return known is not None and (bool(known.num_names) or inode.parent is inode)
+
+    def _known(self, inode: Inode) -> Known:
+        return self.known.get(inode.number, _UNKNOWN)
+
+    def _write(self, cut: Cut, inode: Inode) -> None:
+        """The inode's row, and that of its entries if they are others than the index knows."""
+        number, content = inode.number, inode.content
+        old = cut.known.get(number) or self._known(inode)
+        new = old
+        if isinstance(content, PlainFile):
+            backing = content.number if content.exists else NO_BYTES
+            if old.kv is not None or backing != old.backing:
+                self._drop_content(cut, number, old)
+                if backing != NO_BYTES:
+                    cut.new_backing.append(content.name)
+            new = Known(old.num_names, backing)
+        elif isinstance(content, KvFile) and self._may_show(content, old):
+            new = self._version(cut, number, content, old)
+        cut.known[number] = new
+        cut.rows.inodes.append(
+            (number, encode_inode(number, record_of(inode, new.backing, has_entries=new.kv is not None)))
+        )
+
+    def _may_show(self, kv: KvFile, old: Known) -> bool:
+        """Whether the index may know the version: a new one is shown with all the entries that it began with."""
+        return old.kv is kv or self.durable_length(kv) >= min(kv.born_length, kv.table.length)
+
+    def _version(self, cut: Cut, number: int, kv: KvFile, old: Known) -> Known:
+        """Where an append has copied the last page, the index has more of the file than its pages have slots for: none
+        of that is given up.
+        """
+        length, full_length = self.durable_length(kv), kv.table.length + kv.lost
+        identity = self._own if kv.identity == OWN else kv.identity
+        num_same = kv.begin_commit()
+        num_kept = min(old.length, num_same) if old.kv is kv else 0
+        cut.versions.append(kv)
+        if length >= num_kept:
+            pages = kv.table.pages[: pages_for(length)]
+            slots = self._pool.on_disk.slot[pages]
+        else:
+            length, pages, slots = num_kept, NO_SLOTS, old.slots[: pages_for(num_kept)]
+        if old.kv is kv and (old.length, old.full_length) == (length, full_length) and np.array_equal(old.slots, slots):
+            return old
+        if old.kv is not None:
+            cut.old_slots.append((old.identity, old.slots))
+        if old.backing != NO_BYTES:
+            cut.gone_backing.append(backing_name(number, old.backing))
+        if pages.size:
+            self._record_slots(cut, identity, pages, slots)
+        cut.new_slots.append((identity, slots))
+        marks = marks_within(kv.all_marks(self._bits), length)
+        record = VersionRecord(identity, length, full_length, marks, slots)
+        cut.rows.versions.append((number, encode_version(number, record)))
+        return Known(old.num_names, NO_BYTES, kv, length, full_length, identity, slots)
+
+    def _record_slots(self, cut: Cut, identity: int, pages: IntArray, slots: IntArray) -> None:
+        """Rows of the slots that have none yet."""
+        pool, recorded = self._pool, self._slots[identity].recorded
+        for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
+            if slot in recorded:
+                continue
+            recorded.add(slot)
+            kept = int(pool.on_disk.kept[page])
+            entries = np.zeros((2, PAGE_ENTRIES), np.dtype("<i4"))
+            entries[0, :kept], entries[1, :kept] = pool.tokens[page, :kept], pool.positions[page, :kept]
+            record = SlotRecord(slot, int(pool.on_disk.check[page]), kept, entries.tobytes())
+            assert len(record.entries) == ENTRY_BYTES
+            cut.rows.slots.append(
+                (identity, slot, signed(record.check), kept, record.entries, slot_check(identity, record))
+            )
+
+    # When the commit is over
+
+    def succeeded(self, cut: Cut) -> None:
+        """The index says what the cut said."""
+        for number, known in cut.known.items():
+            if known is None:
+                self.known.pop(number, None)
+            else:
+                self.known[number] = known
+        for kv in cut.versions:
+            kv.committed()
+        for identity, slots in _by_identity(cut.old_slots):
+            self._slots[identity].need_no_more(slots)
+        self._kept_next_inode = cut.rows.next_inode or self._kept_next_inode
+        for inode in cut.inodes:
+            if not self.knows(inode, extent_of(inode.content)):
+                self._journal.of_inode(inode)  # what was not on disk yet
+
+    def knows(self, inode: Inode, extent: int) -> bool:
+        """Whether so much of what an inode has in it is on disk, or as many entries as there are left; nothing is
+        wanted of what has no name.
+        """
+        content, known = inode.content, self.known.get(inode.number)
+        if content is None or not inode.names:
+            return True
+        if isinstance(content, PlainFile):
+            return content.is_synced(extent)
+        return known is not None and known.kv is content and known.length >= min(extent, content.table.length)
+
+    def failed(self, cut: Cut) -> list[tuple[int, IntArray]]:
+        """The index may or may not say it: gives the slots that are needed as long as that is not known."""
+        self._journal.give_back(cut.changes, cut.inodes)
+        for row in cut.rows.slots:
+            identity, slot, *_ = row
+            assert isinstance(identity, int)
+            assert isinstance(slot, int)
+            self._slots[identity].recorded.discard(slot)
+        self._gone_slots += cut.rows.gone_slots
+        return cut.new_slots
+
+
+def _by_identity(slots: Sequence[tuple[int, IntArray]]) -> Iterator[tuple[int, IntArray]]:
+    """All slots of each identity at once: adding up takes numpy as long for one as for many."""
+    for identity in {each for each, _ in slots}:
+        yield identity, np.concatenate([some for each, some in slots if each == identity])
+
+
+_UNKNOWN = Known(0)

@@ -1,0 +1,36 @@
+"""What fsck and scrub find, and how they say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+Progress = Callable[[int, int], None]
+"""Is told of the bytes read, and of those to be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    kind: str
+    """One word, for scripts: see symphony(1)."""
+    paths: tuple[str, ...]
+    """Every file, directory, … that it touches, as it is called below the mount."""
+    what: str
+    repair: str
+    """What --repair does about it, or has done."""
+    is_damage: bool = True
+    """No: an ordinary leftover of a daemon that was killed."""
+
+    def line(self, *, is_repaired: bool) -> str:
+        """For people."""
+        names = f"{listed(self.paths)}: " if self.paths else ""
+        return f"{names}{self.what}; {'repaired: ' if is_repaired else '--repair: '}{self.repair}"
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """The first names of a list, and how many others there are."""
+    every = list(names)
+    rest = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + rest

@@ -1,0 +1,207 @@
+"""The index: an SQLite database that says what the state is. Slots and backing files mean nothing without it.
+
+One connection reads, writes and checkpoints. A commit returns when it is on disk (`synchronous=FULL`). The format is
+the database's `user_version`: an older one is migrated, a newer one refused.
+
+    about(key, value, row_check)                       next_inode; uuid
+    identities(id, facts, row_check)                   what pages are of: JSON
+    inodes(number, record)                             `kvfs.durable.records`
+    names(directory, name, number, row_check)
+    versions(number, record)                           of the inodes that are KV files
+    slots(identity, slot, page_check, kept, entries, row_check)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvfs.durable.migrations import MIGRATIONS
+from kvfs.durable.records import SEE_FSCK, Broken, text_check
+from kvfs.durable.superblock import sync_directory
+from libsym.errors import Invalid, SymError
+
+FORMAT_VERSION = 2
+log = logging.getLogger(__name__)
+
+APPLICATION_ID = 0x53594D4B
+"""`SYMK`: what file(1) may say."""
+
+_SCHEMA = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL, row_check INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE identities (id INTEGER PRIMARY KEY, facts TEXT NOT NULL, row_check INTEGER NOT NULL);
+CREATE TABLE inodes (number INTEGER PRIMARY KEY, record BLOB NOT NULL);
+CREATE TABLE names (directory INTEGER NOT NULL, name BLOB NOT NULL, number INTEGER NOT NULL,
+                    row_check INTEGER NOT NULL, PRIMARY KEY (directory, name)) WITHOUT ROWID;
+CREATE TABLE versions (number INTEGER PRIMARY KEY, record BLOB NOT NULL);
+CREATE TABLE slots (identity INTEGER NOT NULL, slot INTEGER NOT NULL, page_check INTEGER NOT NULL,
+                    kept INTEGER NOT NULL, entries BLOB NOT NULL, row_check INTEGER NOT NULL,
+                    PRIMARY KEY (identity, slot)) WITHOUT ROWID;
+"""
+
+Row = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class Rows:
+    """What one commit writes and removes, all or nothing."""
+
+    inodes: list[tuple[int, bytes]] = field(default_factory=list)
+    gone_inodes: list[tuple[int]] = field(default_factory=list)
+    names: list[tuple[int, bytes, int, int]] = field(default_factory=list)
+    gone_names: list[tuple[int, bytes]] = field(default_factory=list)
+    versions: list[tuple[int, bytes]] = field(default_factory=list)
+    gone_versions: list[tuple[int]] = field(default_factory=list)
+    slots: list[Row] = field(default_factory=list)
+    gone_slots: list[tuple[int, int]] = field(default_factory=list)
+    identities: list[tuple[int, str, int]] = field(default_factory=list)
+    next_inode: int = 0
+
+    @property
+    def count(self) -> int:
+        return sum(len(getattr(self, name)) for name in self.__slots__ if name != "next_inode")
+
+
+class Index:
+    """An open index. One thread at a time."""
+
+    def __init__(self, path: Path, new_uuid: str | None = None) -> None:
+        """Opens it, or makes it where there is none. Invalid: it is of a newer release, or no index at all.
+
+        `new_uuid`: what a new one says in place of a uuid of its own.
+        """
+        self.path = path
+        self._new_uuid = new_uuid or str(uuid.uuid4())
+        try:
+            _sync_log(path)
+            self._database = _connect(path)
+            self._prepare()
+            self._settle()
+        except sqlite3.Error as error:
+            raise _failed("open", path, error) from error
+
+    def _settle(self) -> None:
+        """What a daemon wrote that was killed is on disk before anybody builds on it: perhaps it was not synced."""
+        try:
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:  # the log was synced then; it is taken in later
+                raise
+
+    def _prepare(self) -> None:
+        database = self._database
+        version, application = _pragma(database, "user_version"), _pragma(database, "application_id")
+        if not version and not application and not database.execute("SELECT 1 FROM sqlite_master").fetchone():
+            database.executescript(
+                f"BEGIN; {_SCHEMA} PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION};"
+            )
+            self._about("uuid", self._new_uuid)
+            database.execute("COMMIT")
+            sync_directory(self.path.parent)
+            return
+        if application != APPLICATION_ID:
+            raise Invalid(f"{self.path} is a database of something else: choose another --state")
+        if version > FORMAT_VERSION:
+            raise Invalid(
+                f"{self.path} is of format {version}, and this release knows formats up to {FORMAT_VERSION}: use the "
+                "release that wrote it, or choose another --state"
+            )
+        for old in range(version, FORMAT_VERSION):
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                MIGRATIONS[old](database)
+            except Broken as error:
+                raise SymError(f"{self.path}, of format {old}, is damaged ({error}): {SEE_FSCK}") from error
+            database.execute(f"PRAGMA user_version={old + 1}")
+            database.execute("COMMIT")
+            log.info("%s was of format %d, and is of format %d now", self.path, old, old + 1)
+
+    def commit(self, rows: Rows) -> None:
+        """All of it is on disk when this returns; or an error, and none of it is."""
+        database = self._database
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                self._write(rows)
+                database.execute("COMMIT")
+            except BaseException:
+                if database.in_transaction:
+                    database.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise _failed("write", self.path, error) from error
+
+    def _write(self, rows: Rows) -> None:
+        many = self._database.executemany
+        many("INSERT OR REPLACE INTO identities VALUES (?, ?, ?)", rows.identities)
+        many("DELETE FROM slots WHERE identity = ? AND slot = ?", rows.gone_slots)
+        many("INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?, ?)", rows.slots)
+        many("INSERT OR REPLACE INTO versions VALUES (?, ?)", rows.versions)
+        many("DELETE FROM versions WHERE number = ?", rows.gone_versions)
+        many("INSERT OR REPLACE INTO inodes VALUES (?, ?)", rows.inodes)
+        many("DELETE FROM inodes WHERE number = ?", rows.gone_inodes)
+        many("DELETE FROM names WHERE directory = ? AND name = ?", rows.gone_names)
+        many("INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?)", rows.names)
+        if rows.next_inode:
+            self._about("next_inode", str(rows.next_inode))
+
+    def _about(self, key: str, value: str) -> None:
+        self._database.execute("INSERT OR REPLACE INTO about VALUES (?, ?, ?)", (key, value, text_check(key, value)))
+
+    def rows(self, table: str) -> list[Row]:
+        """Every row of a table."""
+        try:
+            return self._database.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608 - a name of ours
+        except sqlite3.Error as error:
+            raise _failed("read", self.path, error) from error
+
+    def problems(self) -> list[str]:
+        """What SQLite finds wrong with the database's own structure."""
+        try:
+            found = [str(row[0]) for row in self._database.execute("PRAGMA integrity_check")]
+        except sqlite3.Error as error:
+            return [str(error)]
+        return [] if found == ["ok"] else found
+
+    def close(self) -> None:
+        """Everything is on disk already; what is left of the log is taken in."""
+        self._database.close()
+
+
+def _sync_log(path: Path) -> None:
+    """Commits that are read are on disk: a daemon that was killed may have written the last one, and not synced it."""
+    log = Path(f"{path}-wal")
+    try:
+        with log.open("rb") as file:
+            os.fsync(file.fileno())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SymError(f"can't sync {log}: {error.strerror}", error.errno) from error
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    path.touch(mode=0o600)
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
+    # Exclusive: nobody else reads or checkpoints, and no shared memory is needed.
+    for setting in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=FULL", "cache_size=-16384"):
+        database.execute(f"PRAGMA {setting}")
+    return database
+
+
+def _pragma(database: sqlite3.Connection, name: str) -> int:
+    return int(database.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+_ERRNOS = {sqlite3.SQLITE_FULL: 28, sqlite3.SQLITE_IOERR: 5, sqlite3.SQLITE_READONLY: 30, sqlite3.SQLITE_CORRUPT: 5}
+
+
+def _failed(verb: str, path: Path, error: sqlite3.Error) -> SymError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    is_damaged = code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or not code  # 0: a text that is none
+    advice = f": {SEE_FSCK}" if is_damaged else ""
+    return SymError(f"can't {verb} the index {path}: {error}{advice}", _ERRNOS.get(code, 5))

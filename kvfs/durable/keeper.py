@@ -1,0 +1,471 @@
+"""Keeps a volume: commits what has changed, one commit at a time, for all who wait for one and for what is old enough.
+
+    sync(inode)     1  the file's pages into slots, or its bytes onto the disk: in jobs of its own, beside all others
+                    2  a commit that has its rows, its names, and what those depend on
+    a commit        a  a cut, at one instant                                                   trio thread
+                    b  files of slots synced, new names of backing files synced                worker
+                    c  one transaction                                                         worker
+                    d  what only the old rows needed is free; those who waited are told        trio thread
+
+What is not synced by anybody is written back when it is `WRITE_BACK_S` old, or more than `WRITE_BACK_BYTES`. An error
+goes to all who waited for that commit, once; what it covered is dirty again.
+
+The trio thread owns all of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import repeat
+
+import trio
+
+from kvfs.durable.cut import NO_BYTES, Cut, Cutter, Known, extent_of
+from kvfs.durable.disk_jobs import DiskJobs
+from kvfs.durable.journal import Journal
+from kvfs.durable.kept import Kept
+from kvfs.durable.pages_in import PagesIn
+from kvfs.durable.pages_out import PagesOut
+from kvfs.durable.restore import Restored, Restorer, remove_leftovers
+from kvfs.durable.slot_file import SlotFile, disk_error
+from kvfs.durable.slots import Slots
+from kvfs.durable.state import State
+from kvfs.durable.superblock import sync_directory
+from kvfs.names.content import Content, KvFile
+from kvfs.names.inode import Inode
+from kvfs.names.plain import PlainFile
+from kvfs.pages.free_list import IntArray
+from kvfs.storage import StorageStatistics
+from kvfs.volume import Volume
+from libsym.errors import NoSpace, SymError
+
+log = logging.getLogger(__name__)
+
+WRITE_BACK_S = 5.0
+WRITE_BACK_BYTES = 256 << 20
+LOOK_S = 0.5
+"""How often it is looked whether so many bytes are dirty."""
+AGAIN_S = 5.0
+"""After an error of the disk, the next try of what nobody waits for."""
+OTHERS_A_CUT = 32
+"""Inodes that nobody asked for by name, that a commit takes."""
+LOOKED_AT = 512
+"""So many inodes are looked at before others have a turn."""
+SYNCS_A_CUT = 32
+"""A cut holds the trio thread for some 40 µs an inode; who does not come into this commit comes into the next."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """Somebody waits for a commit."""
+
+    inodes: tuple[Inode, ...]
+    others: int
+    """And for so many inodes that nobody asked for by name."""
+    num_left: Callable[[], int]
+    """How much of what he waits for is not kept yet: asked when no commit is under way."""
+    found: int = 0
+    is_over: trio.Event = field(default_factory=trio.Event)
+    error: SymError | None = None
+
+
+class _Wanted:
+    """A file as it was when somebody asked for it to be kept."""
+
+    __slots__ = ("_content", "_extent", "inode")
+
+    def __init__(self, inode: Inode) -> None:
+        self.inode = inode
+        self._content = inode.content
+        self._extent = extent_of(inode.content)
+
+    @property
+    def extent(self) -> int:
+        """How much of it has to be known. What it has become meanwhile began with the same bytes, perhaps: a plain file
+        that was imported.
+        """
+        content = self.inode.content
+        if content is self._content:
+            return self._extent
+        return content.born_length if isinstance(content, KvFile) else 0
+
+
+class Keeper:
+    """The storage of one volume: satisfies `Storage`."""
+
+    def __init__(
+        self,
+        state: State,
+        kept: Kept,
+        volume: Volume,
+        journal: Journal,
+        deadline_s: float = 30.0,
+        disk_limit_bytes: int | None = None,
+    ) -> None:
+        """`volume` is empty, and its pool has room for the restored pages; `journal` is told of its changes.
+
+        `disk_limit_bytes`: what pages and plain files may take on disk.
+        """
+        self._state = state
+        self._volume = volume
+        self._journal = journal
+        self.jobs = DiskJobs(str(state.directory), deadline_s)
+        self._own = own = state.identity_of(volume.model, kept)
+        self._others: list[tuple[int, int, int]] = []  # pages of another identity: from, to before, which
+        self._files: dict[int, SlotFile] = {}
+        self.slots = {identity: Slots() for identity in kept.facts}  # also where no file has a page
+        self._cutter = Cutter(volume.pool, journal, self.slots, own, volume.bits)
+        restored = Restorer(volume, kept, own).run()
+        for identity in kept.facts:
+            self._files[identity] = state.slot_file(identity, kept.facts[identity])
+        self.pages_in = PagesIn(volume, self.jobs, self._files[own])
+        self._take_over(kept, restored, own)
+        self._disk_limit_bytes = disk_limit_bytes
+        self.pages_out = PagesOut(volume.pool, self._files[own], self.slots[own], self.jobs, self.require_room)
+        self._expiring = restored.expiring
+        self._backing = restored.backing
+        contents = [inode.content for inode in volume.tree]
+        self._inherited = deque(each for each in contents if isinstance(each, PlainFile) and each.exists)
+        """Plain files of the daemon before, which may have been killed: they are synced once more, after all else."""
+        self._asked: list[_Asked] = []
+        self._committing: tuple[Inode, ...] = ()
+        self._something_asked = trio.Event()
+        self._something_dirty = trio.Event()
+        if self._inherited:
+            self._something_dirty.set()
+        journal.when_changed = self._note_change
+        journal.directory = volume.tree.get
+        self._doubtful: list[tuple[int, IntArray]] = []
+        self._num_commits = 0
+        self._error = ""
+        self._is_full = False
+        volume.storage = self
+        volume.pool.cold = self.pages_in
+        volume.pool.on_disk.disowned = self._disowned
+        num_leftovers = remove_leftovers(volume.backing_dir, self._backing)
+        if num_leftovers:
+            log.info("%d backing files of files that were never kept are removed", num_leftovers)
+
+    def _take_over(self, kept: Kept, restored: Restored, own: int) -> None:
+        """The index as it is known from now on."""
+        for identity, slots in kept.slots.items():
+            pages = restored.pages_of[identity]
+            self.slots[identity].restore(slots.slots, self._volume.pool.refcount[pages])
+            if identity != own:
+                self.pages_in.add(int(pages[0]), int(pages[-1]) + 1, self._files[identity], kept.facts[identity])
+                self._others.append((int(pages[0]), int(pages[-1]) + 1, identity))
+        versions, get, known = kept.versions, self._volume.tree.get, self._cutter.known
+        for number in kept.inodes.keys() - {*versions.numbers}:
+            known[number] = Known(len(get(number).names), kept.inodes[number].backing)
+        all_fields = zip(
+            [len(inode.names) for inode in restored.files],
+            repeat(NO_BYTES),
+            [inode.content for inode in restored.files],
+            *(each.tolist() for each in (versions.lengths, versions.full_lengths, versions.identities)),
+            versions.split(versions.slots),
+            strict=False,
+        )
+        known.update(zip(versions.numbers, map(Known._make, all_fields), strict=True))
+
+    # What `Storage` asks for
+
+    def is_here(self, kv: KvFile) -> bool:
+        return self._volume.pool.are_in_memory(kv.table.pages)
+
+    async def bring(self, kv: KvFile) -> None:
+        await self.pages_in.bring(kv)
+
+    async def sync(self, inode: Inode) -> None:
+        """Nothing is promised for what has no name; its bytes, if it is a plain file, are on disk all the same."""
+        number, wanted = self._journal.number, _Wanted(inode)
+
+        def num_left() -> int:
+            is_whole = self._cutter.knows(inode, wanted.extent)
+            return 0 if is_whole and not self._journal.concerns(inode, number) else 1
+
+        while True:
+            for each in (inode.content, *self._cutter.holding_up(inode)):
+                await self._write_or_make_room(each)
+            if not await self._commit(num_left, (inode,)):
+                return
+
+    async def sync_all(self) -> None:
+        """Everything that there was when this was called. What an error keeps from the disk holds up nothing else."""
+        number = self._journal.number
+        files: deque[_Wanted] = deque()
+        for place, inode in enumerate(dict.fromkeys([*self._committing, *self._journal.dirty])):
+            files.append(_Wanted(inode))
+            if place % LOOKED_AT == LOOKED_AT - 1:  # there may be 100,000
+                await trio.lowlevel.checkpoint()
+
+        def num_left() -> int:
+            while files and self._cutter.knows(files[0].inode, files[0].extent):
+                files.popleft()
+            return len(files) + self._journal.num_left(number) + len(self._inherited)
+
+        before = -1
+        while True:
+            error = await self._write_back()
+            self._is_full = error is not None and error.errno == errno.ENOSPC
+            left = await self._commit(num_left, others=OTHERS_A_CUT)  # with an error, too: what was removed makes room
+            if error is not None and (not left or left == before):
+                raise error
+            if not left:
+                return
+            before = left
+
+    def require_room(self, num_bytes: int) -> None:
+        room = self._room_bytes()
+        if room is not None and num_bytes > room:
+            raise NoSpace(
+                f"what is kept on disk is at its limit of {self._disk_limit_bytes} bytes: {num_bytes} more are wanted, "
+                f"{max(room, 0)} are left; remove files, or start the daemon with more --disk"
+            )
+
+    def needs_backing(self, name: str) -> bool:
+        return name in self._backing
+
+    # The service
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep, for ever. `drain` before it is cancelled."""
+        for inode in self._expiring:
+            self._volume.resume_expiry(inode)
+        self._expiring = []
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.jobs.run)
+            nursery.start_soon(self._commit_for_ever)
+            nursery.start_soon(self._write_back_for_ever)
+            task_status.started()
+
+    async def drain(self) -> list[str]:
+        """Keep everything that has a name, as the daemon ends. The names of what is not kept, if the disk fails."""
+        try:
+            await self.sync_all()
+        except SymError as error:
+            names = self.unsynced_names()
+            log.error("not kept: %s: %s", ", ".join(names[:20]) or "nothing", error)  # noqa: TRY400
+            return names
+        return []
+
+    def close(self) -> None:
+        """The daemon has ended."""
+        self._state.close()
+
+    def unsynced_names(self) -> list[str]:
+        """What would not survive now."""
+        journal, tree = self._journal, self._volume.tree
+        named = {put.after for change in journal.operations.values() for put in change.puts if put.after is not None}
+        return sorted(tree.path_of(inode) for inode in {*journal.dirty, *named} if inode.names)
+
+    def statistics(self) -> StorageStatistics:
+        return StorageStatistics(
+            self._used_bytes(),
+            self._disk_limit_bytes,
+            len(self._journal.dirty) + len(self._journal.operations),
+            self._dirty_bytes(),
+            self._num_commits,
+            self.pages_out.num_bytes,
+            self.pages_in.num_bytes,
+            self._error,
+        )
+
+    def _room_bytes(self) -> int | None:
+        """What is left of the limit, for slots or plain files; None: there is no limit."""
+        return None if self._disk_limit_bytes is None else self._disk_limit_bytes - self._used_bytes()
+
+    def _used_bytes(self) -> int:
+        plain_bytes = sum(account.plain_bytes for account in self._volume.pool.accounts if account.parent is None)
+        return plain_bytes + sum(self.slots[each].num_used * file.slot_bytes for each, file in self._files.items())
+
+    # Writing back
+
+    def _note_change(self) -> None:
+        self._something_dirty.set()
+
+    async def _write_back_for_ever(self) -> None:
+        while True:
+            await self._something_dirty.wait()
+            self._something_dirty = trio.Event()
+            ends_s = trio.current_time() + WRITE_BACK_S
+            while trio.current_time() < ends_s and self._dirty_bytes() < WRITE_BACK_BYTES:  # noqa: ASYNC110
+                await trio.sleep(LOOK_S)
+            try:
+                await self.sync_all()
+            except SymError as error:
+                self._failed(error)
+                await trio.sleep(AGAIN_S)
+            if self._inherited or not self._journal.is_empty:
+                self._something_dirty.set()
+
+    def _dirty_bytes(self) -> int:
+        """Of pages that named files have and no slot holds; of the files that have been dirty longest."""
+        dirty = [inode.content for inode in self._journal.first_dirty(OTHERS_A_CUT)]
+        missing = [self.pages_out.missing(kv, kv.table.length).size for kv in dirty if isinstance(kv, KvFile)]
+        return sum(missing) * self._volume.pool.page_bytes
+
+    async def _write_back(self) -> SymError | None:
+        """The bytes that the next commit can do with; the first error, if there was one."""
+        first_error: SymError | None = None
+        contents = [inode.content for inode in self._journal.first_dirty(OTHERS_A_CUT)]
+        waiting = self._cutter.unready(self._journal.first_operations())
+        inherited = [self._inherited.popleft() for _ in range(min(len(self._inherited), OTHERS_A_CUT))]
+        for content in dict.fromkeys([*contents, *waiting, *inherited]):
+            try:
+                await self._write(content)
+            except SymError as error:
+                first_error = first_error or error
+                if content in inherited and not content.sync_failed:
+                    self._inherited.append(content)
+        return first_error
+
+    async def _write(self, content: Content | None) -> None:
+        """The bytes of a file onto the disk."""
+        try:
+            await self._write_now(content)
+        except SymError as error:
+            self._failed(error)
+            raise
+
+    async def _write_now(self, content: Content | None) -> None:
+        if isinstance(content, KvFile):
+            await self.pages_out.write(content, content.table.length)
+        elif isinstance(content, PlainFile) and content.is_dirty:
+            await self.jobs.do(content.sync)
+
+    async def _write_or_make_room(self, content: Content | None) -> None:
+        """`_write`; on a full disk once more, when what was removed is forgotten."""
+        try:
+            await self._write(content)
+        except SymError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._is_full = True
+            await self._commit(lambda: 0, others=OTHERS_A_CUT)
+            await self.jobs.idle()
+            await self._write(content)
+            self._is_full = False
+
+    # Commits
+
+    async def _commit(self, num_left: Callable[[], int], inodes: tuple[Inode, ...] = (), others: int = 0) -> int:
+        """Wait for a commit; what `num_left` gives when it is over, and before the next takes any of that."""
+        asked = _Asked(inodes, others, num_left)
+        self._asked.append(asked)
+        self._something_asked.set()
+        with trio.move_on_after(self.jobs.deadline_s):
+            await asked.is_over.wait()
+            if asked.error is not None:
+                raise SymError(str(asked.error), asked.error.errno)
+            return asked.found
+        raise self.jobs.late()
+
+    async def _commit_for_ever(self) -> None:
+        while True:
+            await self._something_asked.wait()
+            asked, self._asked = self._asked[:SYNCS_A_CUT], self._asked[SYNCS_A_CUT:]
+            if not self._asked:
+                self._something_asked = trio.Event()
+            wanted = [inode for each in asked for inode in each.inodes]
+            error = await self._commit_once(wanted, max(each.others for each in asked))
+            if error is not None:
+                self._failed(error)
+            for each in asked:
+                each.error = error
+                each.found = 0 if error is not None else each.num_left()
+                each.is_over.set()
+
+    async def _commit_once(self, wanted: Iterable[Inode], num_others: int) -> SymError | None:
+        """Why it failed."""
+        cut = self._cutter.take(wanted, self._volume.tree.next_number, num_others, is_full=self._is_full)
+        self._backing.update(cut.new_backing)
+        covered = self.pages_out.begin_sync()
+        if cut.is_empty and not covered:
+            return None
+        self._committing = tuple(cut.inodes)
+        try:
+            return await self._make_durable(cut, covered)
+        finally:
+            self._committing = ()
+
+    async def _make_durable(self, cut: Cut, covered: list[IntArray]) -> SymError | None:
+        job = self.jobs.start(lambda: self._sync_slots() if covered else None)
+        await job.is_over.wait()
+        if job.error is not None:
+            self.pages_out.sync_failed(covered)
+        else:
+            job = self.jobs.start(lambda: self._write_index(cut))
+            await job.is_over.wait()
+        if job.error is not None:
+            self._doubtful += self._cutter.failed(cut)
+            return _as_ours(job.error)
+        self._num_commits += 1
+        self._error = ""
+        self._cutter.succeeded(cut)
+        for identity, slots in self._doubtful:
+            self.slots[identity].need_no_more(slots)
+        self._doubtful = []
+        self._free(cut)
+        return None
+
+    def _sync_slots(self) -> None:
+        try:
+            self.pages_out.file.sync()
+        except OSError as error:
+            raise disk_error("sync", self.pages_out.file.path, error) from error
+
+    def _write_index(self, cut: Cut) -> None:
+        if cut.new_backing:
+            try:
+                sync_directory(self._state.files)
+            except OSError as error:
+                raise disk_error("sync", self._state.files, error) from error
+        self._state.index.commit(cut.rows)
+
+    def _free(self, cut: Cut) -> None:
+        """Space that nothing in the index needs any more."""
+        for name in cut.gone_backing:
+            self._backing.discard(name)
+            self._volume.forget_backing(name)
+        for identity, slots in self.slots.items():
+            freed = slots.take_freed()
+            if freed.size:
+                self._cutter.forget_slots(identity, freed)
+                slots.hold(freed)
+                self._give_back(identity, freed)
+
+    def _give_back(self, identity: int, freed: IntArray) -> None:
+        file, slots = self._files[identity], self.slots[identity]
+
+        def give_back() -> None:
+            file.give_back(freed.tolist(), slots.end)
+
+        def given(job: object) -> None:
+            slots.let_go(freed)
+            error = getattr(job, "error", None)
+            if error is not None:
+                log.warning("freed space of %s stays where it is: %s", file.path, error)
+
+        self.jobs.start(give_back, given)
+
+    def _disowned(self, pages: IntArray, slots: IntArray) -> None:
+        """All of a file's pages are of one identity."""
+        first = int(pages[0])
+        others = (identity for low, high, identity in self._others if low <= first < high)
+        self.slots[next(others, self._own)].disown(slots)
+
+    def _failed(self, error: SymError) -> None:
+        if str(error) != self._error:
+            log.error("not everything is on disk: %s", error)
+        self._error = str(error)
+
+
+def _as_ours(error: Exception) -> SymError:
+    if isinstance(error, SymError):
+        return error
+    log.error("a commit failed inside the daemon", exc_info=error)
+    return SymError(f"a commit failed inside the daemon: {error!r}")

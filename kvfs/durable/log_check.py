@@ -1,0 +1,81 @@
+"""Whether SQLite's log of the index has lost commits that were on disk.
+
+SQLite takes the frames of a log up to the first one whose checksum is wrong, and says nothing of what is behind: as a
+rule that is the commit in the middle of which the power went. But each commit is on disk before the next one begins.
+So where two or more are behind that frame, the disk has changed what it had.
+
+https://www.sqlite.org/walformat.html has the format.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+_HEADER = struct.Struct(">8I")
+"""Magic, version, page size, sequence, two salts, two sums."""
+_FRAME = struct.Struct(">6I")
+"""Page, pages of the database (of the last frame of a commit, else 0), two salts, two sums."""
+_MAGIC = 0x377F0682
+"""The last bit says whether the words that are summed are big-endian."""
+_SUMMED_HEADER_BYTES, _SUMMED_FRAME_BYTES = 24, 8
+_PAGE_BYTES = 4096
+_MASK = (1 << 32) - 1
+
+
+def has_lost_commits(log: Path) -> bool:
+    """Of a log that nobody has open; one that is not there has lost nothing."""
+    try:
+        with log.open("rb") as file:
+            return _num_commits_behind(file) > 1
+    except FileNotFoundError:
+        return False
+
+
+def _num_commits_behind(file: BinaryIO) -> int:
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return 0
+    magic, _version, _page_bytes, _sequence, *salts_and_sums = _HEADER.unpack(header)
+    words = np.dtype(">u4" if magic & 1 else "<u4")
+    sums = _summed((0, 0), np.frombuffer(header[:_SUMMED_HEADER_BYTES], words))
+    is_good = magic & ~1 == _MAGIC and list(sums) == salts_and_sums[2:]
+    salts = salts_and_sums[:2] if is_good else None
+    num_commits = 0
+    while len(frame := file.read(_FRAME.size + _PAGE_BYTES)) == _FRAME.size + _PAGE_BYTES:
+        _page, num_pages, *found = _FRAME.unpack_from(frame)
+        salts = salts or found[:2]
+        if found[:2] != salts:
+            break  # of an older log, which this one overwrites
+        if is_good:
+            summed = frame[:_SUMMED_FRAME_BYTES] + frame[_FRAME.size :]
+            sums = _summed(sums, np.frombuffer(summed, words))
+            is_good = list(sums) == found[2:]
+        num_commits += not is_good and num_pages > 0
+    return num_commits
+
+
+def _summed(sums: tuple[int, int], words: npt.NDArray[np.uint32]) -> tuple[int, int]:
+    """The two sums go through the words in pairs: s0 += x0 + s1, then s1 += x1 + s0. Here all of them at once."""
+    factors = _factors(words.size // 2)
+    values = np.concatenate((np.array(sums, np.uint32), words.astype(np.uint32)))
+    first, second = (int((factors[each] * values).sum(dtype=np.uint32)) for each in (0, 1))
+    return first & _MASK, second & _MASK
+
+
+@cache
+def _factors(num_pairs: int) -> npt.NDArray[np.uint32]:
+    """How often the sums before, and each word, are in the two sums after so many pairs: numbers of Fibonacci's."""
+    found = np.empty((2, 2 * num_pairs + 2), np.uint32)
+    of_first, of_second = [1, 0], [0, 1]  # in the two sums at the end, of those behind a pair; from the last pair on
+    for pair in range(num_pairs, 0, -1):
+        both = [one + other & _MASK for one, other in zip(of_first, of_second, strict=True)]
+        found[:, 2 * pair], found[:, 2 * pair + 1] = both, of_second
+        of_first, of_second = both, [one + other & _MASK for one, other in zip(both, of_second, strict=True)]
+    found[:, 0], found[:, 1] = of_first, of_second
+    return found

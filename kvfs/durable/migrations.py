@@ -1,0 +1,28 @@
+"""From one format of the index to the next: a step for each, in one transaction, when a newer release opens it.
+
+A step reads rows as that format wrote them. It may use what `kvfs.durable.records` has as long as that does not change;
+whoever changes it copies the old reading here.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+from kvfs.durable.records import decode_inode, encode_inode
+
+
+def mark_files_with_entries(database: sqlite3.Connection) -> None:
+    """1 to 2: the row of a KV file that has a version says so, lest it is taken for an empty one without it."""
+    rows = database.execute(
+        "SELECT number, record FROM inodes WHERE number IN (SELECT number FROM versions)"
+    ).fetchall()
+    marked = [
+        (encode_inode(number, decode_inode(number, record)._replace(has_entries=True)), number)
+        for number, record in rows
+    ]
+    database.executemany("UPDATE inodes SET record = ? WHERE number = ?", marked)
+
+
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: mark_files_with_entries}
+"""By the format that they begin with."""

@@ -1,0 +1,209 @@
+"""Reads pages back from slots: all that a file needs, or none; or one page for a reader of its image.
+
+Every page is verified. What is damaged is never given to anybody: the file says EIO, and the log says which it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from kvfs.durable.disk_jobs import DiskJobs, Job
+from kvfs.durable.slot_file import SLOTS_A_JOB, Damaged, SlotFile, disk_error
+from kvfs.images.masking import masked
+from kvfs.images.model_facts import ModelFacts
+from kvfs.images.snapshot import Snapshot
+from kvfs.names.content import KvFile
+from kvfs.pages.frames import NOWHERE
+from kvfs.pages.free_list import IntArray
+from kvfs.volume import Volume
+from libsym.errors import SymError
+
+log = logging.getLogger(__name__)
+
+JOBS_A_FILE = 3
+
+
+@dataclass(slots=True, eq=False)
+class _Bringing:
+    """Pages that are being read into frames."""
+
+    pages: IntArray
+    frames: IntArray
+    hold: Snapshot
+    """Of the file: nobody frees the pages meanwhile."""
+    num_begun: int = 0
+    num_running: int = 0
+    num_ended: int = 0
+    errors: list[Exception] = field(default_factory=list)
+    is_over: trio.Event = field(default_factory=trio.Event)
+
+
+class PagesIn:
+    """Brings pages of one volume into memory; satisfies `ColdPages`, for workers."""
+
+    def __init__(self, volume: Volume, jobs: DiskJobs, own: SlotFile) -> None:
+        self._volume = volume
+        self._pool = volume.pool
+        self._jobs = jobs
+        self._own = own
+        self._others: list[tuple[int, int, SlotFile]] = []
+        self._facts: dict[SlotFile, ModelFacts] = {}
+        self._coming: dict[int, _Bringing] = {}  # by page
+        self.num_bytes = 0
+        """Read since the daemon started."""
+
+    def add(self, first: int, stop: int, file: SlotFile, facts: ModelFacts) -> None:
+        """Pages from `first` to before `stop` are of another model, in another file."""
+        self._others.append((first, stop, file))
+        self._facts[file] = facts
+
+    def in_order_on_disk(self, pages: IntArray) -> IntArray:
+        """Pages file by file, and by their slots. For a worker: what changes meanwhile may be out of order."""
+        place = np.zeros(pages.size, np.int32)
+        for number, (first, stop, _) in enumerate(self._others, 1):
+            place[(pages >= first) & (pages < stop)] = number
+        in_order: IntArray = pages[np.lexsort((self._pool.on_disk.slot[pages], place))]
+        return in_order
+
+    async def bring(self, kv: KvFile) -> None:
+        """Have all pages of a file in memory. NoSpace: there is no room; EIO: one is damaged, and none came."""
+        while (pages := self._not_here(kv)).size:
+            under_way = [self._coming[page] for page in pages.tolist() if page in self._coming]
+            bringing = under_way[0] if under_way else self._start(pages, kv)
+            await self._wait(bringing)
+            if bringing.errors and not under_way:
+                raise self._told(bringing.errors[0], pages)
+
+    def _not_here(self, kv: KvFile) -> IntArray:
+        pages = np.unique(kv.table.pages)
+        missing: IntArray = pages[self._pool.store.of[pages] == NOWHERE]
+        return missing
+
+    async def _wait(self, bringing: _Bringing) -> None:
+        """As long as pages come: of a large file, from a slow disk, all of them take their time."""
+        while True:
+            num_before = bringing.num_ended
+            with trio.move_on_after(self._jobs.deadline_s):
+                await bringing.is_over.wait()
+                return
+            if bringing.num_ended == num_before:
+                raise self._jobs.late()
+
+    def _start(self, pages: IntArray, kv: KvFile) -> _Bringing:
+        """It goes on when nobody waits any more: the frames are in use until the last job is over."""
+        frames = self._pool.begin_bringing(pages.size)
+        bringing = _Bringing(pages, frames, self._volume.hold(kv))
+        self._coming |= dict.fromkeys(pages.tolist(), bringing)
+        for _ in range(JOBS_A_FILE):
+            self._read_next(bringing)
+        return bringing
+
+    def _read_next(self, bringing: _Bringing) -> None:
+        first = bringing.num_begun
+        if first >= bringing.pages.size or bringing.errors:
+            return
+        bringing.num_begun += SLOTS_A_JOB
+        bringing.num_running += 1
+        group = slice(first, first + SLOTS_A_JOB)
+        on_disk, pages = self._pool.on_disk, bringing.pages[group]
+        read = partial(self._read, on_disk.slot[pages], on_disk.check[pages], bringing.frames[group].tolist())
+
+        def ended(job: Job[None]) -> None:
+            bringing.num_running -= 1
+            bringing.num_ended += 1
+            if job.error is not None:
+                bringing.errors.append(job.error)
+            self._read_next(bringing)
+            if not bringing.num_running:
+                self._end(bringing)
+
+        self._jobs.start(read, ended)
+
+    def _end(self, bringing: _Bringing) -> None:
+        pages, frames = bringing.pages, bringing.frames
+        for page in pages.tolist():
+            del self._coming[page]
+        if bringing.errors:
+            self._pool.abandon_bringing(frames)
+        else:
+            self._pool.end_bringing(pages, frames, bringing.hold.owner)
+            self.num_bytes += pages.size * self._own.slot_bytes
+        self._volume.close_snapshot(bringing.hold)
+        bringing.is_over.set()
+
+    def _read(self, slots: IntArray, checks: npt.NDArray[np.uint64], frames: list[int]) -> None:
+        """For a worker: into frames that nobody knows yet."""
+        store = self._pool.store.store
+
+        def take(place: int, data: memoryview) -> None:
+            np.copyto(np.frombuffer(store.writable(frames[place]), np.uint8), np.frombuffer(data, np.uint8))
+
+        try:
+            self._own.read(slots.tolist(), checks.tolist(), take)
+        except OSError as error:
+            raise disk_error("read", self._own.path, error) from error
+
+    # One page, for workers
+
+    def read(self, page: int) -> memoryview:
+        """Its bytes; the caller holds a reference on it."""
+        on_disk, file = self._pool.on_disk, self.file_of(page)
+        slot, check = int(on_disk.slot[page]), int(on_disk.check[page])
+        found: list[memoryview] = []
+        try:
+            file.read([slot], [check], lambda _place, data: found.append(memoryview(bytes(data))))
+        except Damaged as error:
+            if self._pool.store.of[page] != NOWHERE:  # it was brought in meanwhile, and has another slot by now
+                return self._pool.store.view(page)
+            raise _from_worker(partial(self._told, error, np.array([page], np.int32))) from error
+        except OSError as error:
+            raise disk_error("read", file.path, error) from error
+        return found[0]
+
+    def head(self, page: int, data: memoryview, num_entries: int) -> bytes:
+        """The first entries of a tail: others may share it further, and its slot may hold what was cut off since."""
+        facts = self._facts.get(self.file_of(page))
+        return self._pool.store.masked(data, num_entries) if facts is None else masked(data, facts, num_entries)
+
+    def file_of(self, page: int) -> SlotFile:
+        """Where its slot is."""
+        return next((file for first, stop, file in self._others if first <= page < stop), self._own)
+
+    # Damage
+
+    def _told(self, error: Exception, pages: IntArray) -> Exception:
+        """What a caller gets for it; damage is in the log, with every file that has it."""
+        if not isinstance(error, Damaged):
+            return error
+        slots = self._pool.on_disk.slot[pages]
+        damaged = pages[np.isin(slots, error.slots)]
+        names = [f"{path} from entry {first} on" for path, first in self.files_with(damaged)]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        log.error("slots %s are damaged, and with them %s", list(error.slots), shown or "files that are gone")
+        return SymError(f"damaged on disk: {shown}: see `symphony fsck`", errno.EIO)
+
+    def files_with(self, pages: IntArray) -> list[tuple[str, int]]:
+        """Files that have some of these pages, and the first entry that is in one."""
+        found = []
+        for inode in self._volume.tree:
+            if isinstance(inode.content, KvFile):
+                where = np.flatnonzero(np.isin(inode.content.table.pages, pages))
+                if where.size:
+                    found.append((self._volume.tree.path_of(inode), int(where[0]) * 32))
+        return found
+
+
+def _from_worker(told: Callable[[], Exception]) -> Exception:
+    """Look at the tree where that may be done."""
+    try:
+        return trio.from_thread.run_sync(told)
+    except RuntimeError:  # no worker of trio's: the tests call it from a thread of their own
+        return told()

@@ -1,0 +1,195 @@
+"""Rows of the index as bytes, each with a checksum over what it says and whose it is.
+
+Records are named tuples: a hundred thousand are read at a start, and a dataclass takes four times as long to make.
+
+A row that was damaged, or that was put in another's place, is found when it is read: `Broken`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from kvfs.names.retention import NO_ADVICE, FileAdvice
+from kvfs.pages.free_list import IntArray
+from libsym.abi import PAGE_ENTRIES
+
+CHECK_BYTES = 8
+ENTRY_BYTES = 8 * PAGE_ENTRIES
+"""Tokens and positions of a page, little-endian."""
+
+_NO_LIMIT = -1
+INODE = struct.Struct("<IIIIqqqIqq")
+"""The first fields of a record, as they are; then comes what most files have alike."""
+_REST = struct.Struct("<BqiqqHH")
+VERSION = struct.Struct("<IqqI")
+SLOT = struct.Struct("<IIqb")
+NAME = struct.Struct("<qq")
+_LENGTH = struct.Struct("<I")
+_JSON = json.JSONEncoder(separators=(",", ":"))  # making one takes as long as writing a mark
+
+Mark = tuple[str, int]
+"""What computed the entries up to the number: see `KvFile.marks`."""
+
+
+SEE_FSCK = "`symphony fsck` says what is lost, and with --repair keeps the rest"
+"""What messages about damage end with."""
+
+
+class Broken(Exception):  # noqa: N818 - as the errors of libsym
+    """A row is not as it was written."""
+
+
+class InodeRecord(NamedTuple):
+    """An inode, apart from its names and its entries."""
+
+    file_type: int
+    mode: int
+    uid: int
+    gid: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    device: int = 0
+    used_ns: int = 0
+    """When it was closed last, of a file with a TTL."""
+    backing: int = _NO_LIMIT
+    """Of a plain file: which of the inode's backing files has its bytes; below 0: a KV file, or none of the two."""
+    advice: FileAdvice = NO_ADVICE
+    is_domain: bool = False
+    limit_bytes: int | None = None
+    limit_files: int | None = None
+    target: bytes = b""
+    xattrs: Mapping[bytes, bytes] = MappingProxyType({})
+    has_entries: bool = False
+    """Of a KV file of which there is a version: if its row is lost, the file is not taken for an empty one."""
+
+
+class VersionRecord(NamedTuple):
+    """The entries of a KV file, as far as they are on disk."""
+
+    identity: int
+    """Number of what its pages are of."""
+    length: int
+    full_length: int
+    """Entries that the file had, on disk or not."""
+    marks: tuple[Mark, ...]
+    slots: IntArray
+
+
+class SlotRecord(NamedTuple):
+    """What is in a slot."""
+
+    slot: int
+    check: int
+    kept: int
+    """Entries of the page that the slot holds."""
+    entries: bytes
+    """Their tokens, then their positions."""
+
+
+def encode_inode(number: int, record: InodeRecord) -> bytes:
+    advice, limits = record.advice, (record.limit_bytes, record.limit_files)
+    texts = b"".join(_LENGTH.pack(len(text)) + text for pair in sorted(record.xattrs.items()) for text in pair)
+    rest = _REST.pack(
+        advice.pinned | record.is_domain << 1 | record.has_entries << 2,
+        advice.ttl_ms,
+        advice.priority,
+        *(_NO_LIMIT if limit is None else limit for limit in limits),
+        len(record.target),
+        len(record.xattrs),
+    )
+    first = record[: InodeRecord._fields.index("advice")]
+    return _sealed(number, INODE.pack(*first) + rest + record.target + texts)
+
+
+def decode_inode(number: int, data: bytes) -> InodeRecord:
+    body = _opened(number, data)
+    return InodeRecord._make(INODE.unpack_from(body) + rest_of_inode(body[INODE.size :]))
+
+
+def rest_of_inode(data: bytes) -> tuple[FileAdvice, bool, int | None, int | None, bytes, Mapping[bytes, bytes], bool]:
+    """The other fields of a record, from `advice` on."""
+    flags, ttl_ms, priority, limit_bytes, limit_files, num_target, num_xattrs = _REST.unpack_from(data)
+    at = _REST.size + num_target
+    return (
+        FileAdvice(bool(flags & 1), ttl_ms, priority) if flags & 1 or ttl_ms or priority else NO_ADVICE,
+        bool(flags & 2),
+        None if limit_bytes == _NO_LIMIT else limit_bytes,
+        None if limit_files == _NO_LIMIT else limit_files,
+        data[_REST.size : at],
+        _xattrs(data, at, num_xattrs) if num_xattrs else {},
+        bool(flags & 4),
+    )
+
+
+def _xattrs(body: bytes, at: int, count: int) -> dict[bytes, bytes]:
+    texts = []
+    for _ in range(2 * count):
+        (size,) = _LENGTH.unpack_from(body, at)
+        at += _LENGTH.size
+        texts.append(body[at : at + size])
+        at += size
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def encode_version(number: int, record: VersionRecord) -> bytes:
+    marks = _JSON.encode(record.marks).encode() if record.marks else b""
+    header = VERSION.pack(record.identity, record.length, record.full_length, len(marks))
+    return _sealed(number, header + marks + record.slots.astype("<i4").tobytes())
+
+
+def decode_version(number: int, data: bytes) -> VersionRecord:
+    body = _opened(number, data)
+    identity, length, full_length, num_marks = VERSION.unpack_from(body)
+    at = VERSION.size + num_marks
+    marks = parse_marks(body[VERSION.size : at])
+    slots = np.frombuffer(body, "<i4", offset=at)
+    if slots.size != -(-length // PAGE_ENTRIES) or not 0 <= length <= full_length:
+        raise Broken(f"{length} entries, of {full_length}, are said to be in {slots.size} slots")
+    return VersionRecord(identity, length, full_length, marks, slots)
+
+
+@lru_cache(maxsize=1024)
+def parse_marks(text: bytes) -> tuple[Mark, ...]:
+    return tuple((bits, stop) for bits, stop in json.loads(text)) if text else ()
+
+
+def slot_check(identity: int, record: SlotRecord) -> int:
+    return _hash(SLOT.pack(identity, record.slot, signed(record.check), record.kept) + record.entries, 0)
+
+
+def name_check(directory: int, name: bytes, number: int) -> int:
+    return _hash(NAME.pack(directory, number) + name, 0)
+
+
+def text_check(key: str, value: str) -> int:
+    """Of a row of texts."""
+    return _hash(f"{key}\0{value}".encode(), 0)
+
+
+def signed(check: int) -> int:
+    """A checksum as SQLite keeps integers."""
+    return check - (1 << 64) if check >> 63 else check
+
+
+def _hash(data: bytes, seed: int) -> int:
+    return signed(xxhash.xxh3_64_intdigest(data, seed))
+
+
+def _sealed(number: int, body: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(body, number) + body
+
+
+def _opened(number: int, data: bytes) -> bytes:
+    body = data[CHECK_BYTES:]
+    if xxhash.xxh3_64_digest(body, number) != data[:CHECK_BYTES]:
+        raise Broken("its checksum is wrong")
+    return body

@@ -1,0 +1,253 @@
+"""Makes the tree what it was: every name, inode and version that the index knows, with no page in memory.
+
+It runs before anybody is served, in whatever thread. Charges are made in bulk, once for each account.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import stat
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from kvfs.durable.kept import Kept, KeptSlots
+from kvfs.durable.records import SEE_FSCK, InodeRecord
+from kvfs.names.content import OWN, Marks
+from kvfs.names.inode import Inode
+from kvfs.names.plain import backing_name
+from kvfs.names.tree import ROOT_NUMBER, domain_below
+from kvfs.pages.accounts import Account, Limits
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.table import PageTable
+from kvfs.volume import Volume
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import SymError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Restored:
+    """What the storage has to know of it."""
+
+    pages_of: dict[int, IntArray] = field(default_factory=dict)
+    """By identity: the page of each of its `KeptSlots`."""
+    files: list[Inode] = field(default_factory=list)
+    """The inode of each of the `KeptVersions`."""
+    expiring: list[Inode] = field(default_factory=list)
+    """Files with a TTL."""
+    backing: set[str] = field(default_factory=set)
+    """Names of the backing files of plain files."""
+
+
+_Version: TypeAlias = tuple[int, int, int, Marks, IntArray]
+"""Identity, length, length that it had, marks, pages."""
+
+
+class Restorer:
+    """Fills an empty volume, whose pool was made for so many restored pages."""
+
+    def __init__(self, volume: Volume, kept: Kept, own: int) -> None:
+        """`own`: the identity of the running model."""
+        self._volume = volume
+        self._kept = kept
+        self._own = own
+        self._page_at: dict[int, IntArray] = {}
+        self._pages = np.full(kept.versions.slots.size, -1, np.int32)  # of all versions
+        self._versions: dict[int, _Version] = {}  # by inode
+        self._num_files: Counter[Account] = Counter()
+        self._without_bytes: list[tuple[Inode, str]] = []
+        self.restored = Restored()
+
+    def run(self) -> Restored:
+        """SymError: what the index says makes no sense."""
+        for identity, facts in self._kept.facts.items():
+            if identity != self._own:
+                self._volume.add_format(identity, facts)
+        for identity, slots in self._kept.slots.items():
+            self._take_pages(identity, slots)
+        self._find_pages()
+        self._restore_tree()
+        for inode, name in self._without_bytes:
+            log.error("the bytes of %s are lost: there is no %s", self._volume.tree.path_of(inode), name)
+        for account, num_files in self._num_files.items():
+            account.charge_files(num_files)
+        self._charge_pages()
+        return self.restored
+
+    def _take_pages(self, identity: int, slots: KeptSlots) -> None:
+        pool = self._volume.pool
+        pages = pool.take_restored(len(slots)) if identity == self._own else pool.take_foreign(len(slots))
+        if identity != self._own:
+            pool.accounts.sizes.add(int(pages[0]), int(pages[-1]) + 1, self._kept.facts[identity].page_bytes)
+        pool.on_disk.restore(pages, slots.slots, slots.checks, slots.kept)
+        pool.tokens[pages], pool.positions[pages] = slots.tokens, slots.positions
+        page_at = np.full(int(slots.slots.max()) + 1, -1, np.int32)
+        page_at[slots.slots] = pages
+        self._page_at[identity] = page_at
+        self.restored.pages_of[identity] = pages
+
+    def _find_pages(self) -> None:
+        """The pages of all versions, and how full they are."""
+        versions, on_disk = self._kept.versions, self._volume.pool.on_disk
+        sizes = np.diff(versions.ends, prepend=0)
+        identities = np.repeat(versions.identities, sizes)
+        for identity, page_at in self._page_at.items():
+            mine = (identities == identity) & (versions.slots >= 0) & (versions.slots < page_at.size)
+            self._pages[mine] = page_at[versions.slots[mine]]
+        fills = np.full(identities.size, PAGE_ENTRIES, np.int8)
+        fills[versions.ends[sizes > 0] - 1] = (versions.lengths[sizes > 0] - 1) % PAGE_ENTRIES + 1
+        for place in np.flatnonzero((self._pages < 0) | (on_disk.kept[self._pages] < fills))[:1].tolist():
+            number = versions.numbers[int(np.searchsorted(versions.ends, place, side="right"))]
+            raise _senseless(f"inode {number} has entries in slot {versions.slots[place]}, which does not hold them")
+        np.maximum.at(self._volume.pool.fill, self._pages, fills)
+        columns = (each.tolist() for each in (versions.identities, versions.lengths, versions.full_lengths))
+        each = zip(*columns, versions.marks, versions.split(self._pages), strict=True)
+        self._versions = dict(zip(versions.numbers, each, strict=True))
+
+    def _charge_pages(self) -> None:
+        """By account and identity: pages that are charged at once have one size."""
+        versions = self._kept.versions
+        payers = [inode.account.number for inode in self.restored.files if inode.account is not None]  # all have one
+        sizes = np.diff(versions.ends, prepend=0)
+        owners, identities = np.repeat(np.array(payers, np.int64), sizes), np.repeat(versions.identities, sizes)
+        for identity in np.unique(identities).tolist():
+            mine = identities == identity
+            for owner in np.unique(owners[mine]).tolist():
+                self._volume.pool.restore_references(self._pages[mine & (owners == owner)], owner)
+
+    def _restore_tree(self) -> None:
+        tree, kept = self._volume.tree, self._kept
+        children: dict[int, list[tuple[int, bytes, int, int]]] = {}
+        for directory_number, names in groupby(kept.names, key=itemgetter(0)):
+            children.setdefault(directory_number, []).extend(names)
+        if ROOT_NUMBER in kept.inodes:
+            _give_attributes(tree.root, kept.inodes[ROOT_NUMBER])
+            self._give_limits(tree.root, kept.inodes[ROOT_NUMBER])
+        found = {ROOT_NUMBER: tree.root}
+        waiting = deque([tree.root])
+        while waiting:
+            directory = waiting.popleft()
+            waiting += self._restore_names(directory, children.pop(directory.number, []), found)
+        if children:
+            raise _senseless(f"inodes {sorted(children)[:8]} have names in them, and are no directories below the root")
+        if unnamed := {*kept.inodes, *kept.versions.numbers} - found.keys():
+            raise _senseless(f"inodes {sorted(unnamed)[:8]} have no name")
+        if self._versions:
+            raise _senseless(f"inodes {sorted(self._versions)[:8]} have entries, and are no regular files")
+        tree.next_number = max(kept.next_inode, max(found) + 1)
+        self.restored.files = [found[number] for number in kept.versions.numbers]
+
+    def _restore_names(
+        self, directory: Inode, names: list[tuple[int, bytes, int, int]], found: dict[int, Inode]
+    ) -> list[Inode]:
+        """What is in a directory; gives the directories of it."""
+        tree, records, account_of = self._volume.tree, self._kept.inodes, self._volume.pool.accounts.of
+        domain, directories = domain_below(directory), list[Inode]()
+        for _, name, number, _ in names:
+            inode = found.get(number)
+            if inode is None:
+                record = records.get(number)
+                if record is None:
+                    raise _senseless(f"inode {number} has a name and no record")
+                account = domain or account_of(record.uid)
+                inode = found[number] = tree.restore(number, record.file_type, account)
+                _give_attributes(inode, record)
+                self._num_files[account] += 1
+                if record.file_type == stat.S_IFREG:
+                    self._give_content(inode, record, account)
+                elif record.file_type == stat.S_IFDIR:
+                    self._give_limits(inode, record)
+                    directories.append(inode)
+            elif inode.is_directory:
+                raise _senseless(f"directory {number} has two names, or lies in itself")
+            tree.restore_name(directory, name, inode)
+        return directories
+
+    def _give_content(self, inode: Inode, record: InodeRecord, account: Account) -> None:
+        version = self._versions.pop(inode.number, None)
+        if version is not None:
+            identity, length, full_length, marks, pages = version
+            table = PageTable.adopt(self._volume.pool, account.number, pages, length)
+            kv = inode.content = self._volume.new_kv(table, OWN if identity == self._own else identity, marks)
+            kv.lost = full_length - length
+        elif record.has_entries:
+            raise _senseless(f"the list of entries of inode {inode.number} is lost")
+        else:
+            self._give_bytes(inode, record, account)
+        if record.advice.ttl_ms:
+            self.restored.expiring.append(inode)
+
+    def _give_bytes(self, inode: Inode, record: InodeRecord, account: Account) -> None:
+        name = backing_name(inode.number, record.backing)
+        if record.backing >= 0:
+            self.restored.backing.add(name)
+        self._volume.num_backing_files = max(self._volume.num_backing_files, record.backing)
+        size, is_lost = 0, False
+        if record.backing >= 0:
+            try:
+                size = (self._volume.backing_dir / name).stat().st_size
+            except FileNotFoundError:
+                self._without_bytes.append((inode, name))
+                is_lost = True
+        inode.content = content = self._volume.existing_plain(inode, record.backing, size)
+        content.is_lost = is_lost
+        content.charged = size
+        account.charge_plain(size)
+
+    def _give_limits(self, inode: Inode, record: InodeRecord) -> None:
+        if record.is_domain:
+            self._volume.domains.restore(inode, Limits(record.limit_bytes, record.limit_files))
+
+
+def _senseless(what: str) -> SymError:
+    """Each row is as it was written, and together they say what can't be."""
+    return SymError(f"the index contradicts itself: {what}: {SEE_FSCK}", errno.EIO)
+
+
+def _give_attributes(inode: Inode, record: InodeRecord) -> None:
+    (
+        inode.file_type, inode.mode, inode.uid, inode.gid, inode.atime_ns, inode.mtime_ns, inode.ctime_ns, inode.device,
+        inode.used_ns, _, inode.advice, _, _, _, inode.target, xattrs, _,
+    ) = record  # fmt: skip
+    if xattrs:
+        inode.xattrs = dict(xattrs)
+
+
+def record_of(inode: Inode, backing: int, *, has_entries: bool) -> InodeRecord:
+    """What is kept of an inode as it is now."""
+    domain = inode.domain
+    return InodeRecord(
+        inode.file_type,
+        inode.mode,
+        inode.uid,
+        inode.gid,
+        inode.atime_ns,
+        inode.mtime_ns,
+        inode.ctime_ns,
+        inode.device,
+        inode.used_ns,
+        backing,
+        inode.advice,
+        domain is not None,
+        None if domain is None else domain.limits.num_bytes,
+        None if domain is None else domain.limits.num_files,
+        inode.target,
+        inode.xattrs,
+        has_entries,
+    )
+
+
+def remove_leftovers(directory: Path, used: set[str]) -> int:
+    """Backing files that no inode has: of files that were never kept, or were removed. How many there were."""
+    leftovers = [path for path in directory.glob("*.plain") if path.name not in used]
+    for path in leftovers:
+        path.unlink()
+    return len(leftovers)

@@ -1,0 +1,119 @@
+"""Carries out a plan of fsck: a new index beside the old one, which then takes its place at once.
+
+Slots and backing files stay where they are; only the beginnings of files of slots are written. Whatever interrupts it,
+the state is as it was, or as it is to be.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from itertools import zip_longest
+from pathlib import Path
+from typing import TypeVar
+
+from kvfs.durable.identity import KeptFacts
+from kvfs.durable.index import Index, Row, Rows
+from kvfs.durable.mend import Backing, Plan
+from kvfs.durable.records import encode_inode, encode_version, name_check, signed, slot_check, text_check
+from kvfs.durable.salvage import Salvage
+from kvfs.durable.slot_survey import SlotSurvey
+from kvfs.durable.sound_rows import SoundRows, slot_records
+from kvfs.durable.state import INDEX_NAME, REPAIRED_NAME, finish_repair
+from kvfs.durable.superblock import make_slot_file, superblock, sync_directory, write_superblock
+from libsym.errors import SymError
+
+LOST = "lost"
+"""A directory in `files` and in `slots` for what nobody has: the daemon does not look into it."""
+T = TypeVar("T")
+
+_ROWS_A_COMMIT = 4096
+_BACKING_NAME = re.compile(r"(\d+)\.(\d+)\.plain")
+
+
+def backing_files(directory: Path) -> list[Backing]:
+    """What is in STATE/files."""
+    paths = sorted((directory / "files").iterdir()) if (directory / "files").is_dir() else []
+    matches = [match for path in paths if (match := _BACKING_NAME.fullmatch(path.name))]
+    return [Backing(int(match[1]), int(match[2])) for match in matches]
+
+
+def carry_out(directory: Path, plan: Plan, salvage: Salvage, surveys: dict[int, SlotSurvey]) -> None:
+    """SymError: it can't be written, and the index is still the old one."""
+    try:
+        _write_index(directory / "index.db.new", plan, salvage)
+        for identity, facts in plan.facts.items():
+            _mend_beginning(directory, plan.uuid, identity, facts, surveys[identity])
+        (directory / "index.db.new").rename(directory / REPAIRED_NAME)
+        sync_directory(directory)
+        finish_repair(directory)
+    except OSError as error:
+        if isinstance(error, SymError):
+            raise
+        message = f"can't write the new index of {directory}: {error.strerror}; {INDEX_NAME} is as it was"
+        raise SymError(message, error.errno) from error
+
+
+def put_aside(directory: Path, name: str) -> None:
+    """What nobody has may be what somebody misses."""
+    lost = directory / LOST
+    lost.mkdir(mode=0o700, exist_ok=True)
+    target = lost / name
+    while target.exists():
+        target = target.with_name(target.name + "'")
+    (directory / name).rename(target)
+    sync_directory(lost)
+    sync_directory(directory)
+
+
+def _mend_beginning(directory: Path, uuid: str, identity: int, facts: KeptFacts, survey: SlotSurvey) -> None:
+    path, block = directory / "slots" / f"{identity}.kv", superblock(uuid, identity, facts)
+    if survey.is_missing:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        make_slot_file(path, block)
+    elif survey.is_misnamed:
+        write_superblock(path, block)
+
+
+def _write_index(path: Path, plan: Plan, salvage: Salvage) -> None:
+    for old in (path, Path(f"{path}-wal")):
+        old.unlink(missing_ok=True)
+    index = Index(path, new_uuid=plan.uuid)
+    texts = {identity: facts.text() for identity, facts in plan.facts.items()}
+    identities = [(identity, text, text_check(str(identity), text)) for identity, text in texts.items()]
+    index.commit(Rows(identities=identities, next_inode=plan.next_inode))
+    inodes = ((number, encode_inode(number, each)) for number, each in plan.inodes.items())
+    versions = ((number, encode_version(number, each)) for number, each in plan.versions.items())
+    places = ((directory, name, number) for (directory, name), number in plan.names.items())
+    names = ((*place, name_check(*place)) for place in places)
+    batches = zip_longest(
+        _batches(inodes), _batches(versions), _batches(names), _batches(_slot_rows(plan, salvage)), fillvalue=()
+    )
+    for batch in batches:
+        index.commit(Rows(inodes=[*batch[0]], versions=[*batch[1]], names=[*batch[2]], slots=[*batch[3]]))
+    index.close()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _slot_rows(plan: Plan, salvage: Salvage) -> Iterable[Row]:
+    """Of slots that files need; the first sound one of each, as they were read before."""
+    needed: set[tuple[int, int]] = set()
+    for version in plan.versions.values():
+        needed.update((version.identity, slot) for slot in version.slots.tolist())
+    for identity, record in slot_records(salvage, SoundRows()):
+        if (identity, record.slot) in needed:
+            needed.discard((identity, record.slot))
+            check = slot_check(identity, record)
+            yield identity, record.slot, signed(record.check), record.kept, record.entries, check
+
+
+def _batches(rows: Iterable[T]) -> Iterable[list[T]]:
+    batch: list[T] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == _ROWS_A_COMMIT:
+            yield batch
+            batch = []
+    yield batch

@@ -1,0 +1,283 @@
+"""Reads every slot that a file in the tree needs, while the daemon serves: at a bounded rate, or as fast as it goes.
+
+What it finds damaged can be mended: a page that is in memory is written anew; a file whose page is on disk alone keeps
+the entries before it. The trio thread is never held for long: pages are gathered and files looked for in turns, sorted
+in a worker, and read by jobs of the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from kvfs.durable.findings import Finding, Progress
+from kvfs.durable.keeper import Keeper
+from kvfs.durable.slot_file import SLOTS_A_JOB, Damaged, SlotFile, disk_error
+from kvfs.names.content import KvFile
+from kvfs.names.inode import Inode, shown
+from kvfs.pages.frames import NOWHERE
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.on_disk import NO_SLOT
+from kvfs.volume import Volume
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import Busy, SymError
+
+log = logging.getLogger(__name__)
+
+TURN_S = 0.0003
+"""How long it goes on before others get their turn."""
+READERS = 3
+"""Jobs at a time, where no rate is wanted: a checksum is made while others wait for the disk."""
+STRETCH_S = 0.25
+"""At a rate, so much is read at once as comes to this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubReport:
+    """What was read, and found."""
+
+    num_pages: int
+    num_bytes: int
+    seconds: float
+    findings: tuple[Finding, ...]
+
+
+async def scrub(
+    volume: Volume,
+    keeper: Keeper,
+    *,
+    rate: int | None = None,
+    repair: bool = False,
+    progress: Progress = lambda _done, _total: None,
+) -> ScrubReport:
+    """`rate`: bytes a second at most. SymError: the disk does not answer."""
+    began_s = perf_counter()
+    walk = _Walk(volume, keeper, rate, progress)
+    await walk.run()
+    touched = await _files_with(volume, walk.damaged)
+    findings = [_about(volume, each) for each in touched]
+    if repair:
+        for place, each in enumerate(touched):
+            findings[place] = await _mended(volume, keeper, walk.damaged, each, findings[place])
+    return ScrubReport(walk.num_pages, walk.num_bytes, perf_counter() - began_s, tuple(findings))
+
+
+class _DamagedPages:
+    """Pages whose slots hold something else. One that has another slot by now is not damaged any more."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._slot: IntArray = np.full(volume.pool.num_numbers, NO_SLOT, np.int32)
+        self._on_disk = volume.pool.on_disk
+        self.count = 0
+
+    def add(self, pages: IntArray, slots: IntArray) -> None:
+        self._slot[pages] = slots
+        self.count += pages.size
+
+    def places_in(self, pages: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of these are."""
+        damaged: npt.NDArray[np.bool_] = (self._slot[pages] != NO_SLOT) & (
+            self._slot[pages] == self._on_disk.slot[pages]
+        )
+        return damaged
+
+
+class _Walk:
+    """Reads what is needed at its beginning, if it still is when its turn comes."""
+
+    def __init__(self, volume: Volume, keeper: Keeper, rate: int | None, progress: Progress) -> None:
+        self._volume = volume
+        self._keeper = keeper
+        self._rate = rate
+        self._progress = progress
+        self._total_bytes = 0
+        self._error: SymError | None = None
+        self._waiting: deque[tuple[SlotFile, IntArray]] = deque()
+        self.num_pages = 0
+        self.num_bytes = 0
+        self.damaged = _DamagedPages(volume)
+
+    async def run(self) -> None:
+        tables: list[IntArray] = []
+        turn = _Turn()
+        for inode in self._volume.tree:
+            await turn.end()
+            if inode.names and isinstance(inode.content, KvFile):
+                tables.append(inode.content.table.pages.copy())
+        pages_in = self._keeper.pages_in
+        pages = await trio.to_thread.run_sync(lambda: pages_in.in_order_on_disk(_distinct(tables)))
+        await self._divide(pages)
+        begins_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(READERS if self._rate is None else 1):
+                nursery.start_soon(self._read_all, begins_s)
+        if self._error is not None:
+            raise self._error
+
+    async def _divide(self, pages: IntArray) -> None:
+        """Into what one job reads: of one file, and of neighbours."""
+        first = 0
+        turn = _Turn()
+        while first < pages.size:
+            await turn.end()
+            file = self._keeper.pages_in.file_of(int(pages[first]))
+            group = pages[first : first + self._num_at_once(file)]
+            same = [self._keeper.pages_in.file_of(page) is file for page in group.tolist()]
+            group = group[: same.index(False)] if False in same else group
+            self._waiting.append((file, group))
+            self._total_bytes += group.size * file.slot_bytes
+            first += group.size
+
+    def _num_at_once(self, file: SlotFile) -> int:
+        if self._rate is None:
+            return SLOTS_A_JOB
+        return max(1, min(SLOTS_A_JOB, int(self._rate * STRETCH_S) // file.slot_bytes))
+
+    async def _read_all(self, begins_s: float) -> None:
+        while self._waiting:
+            file, pages = self._waiting.popleft()
+            try:
+                await self._read(file, pages)
+            except SymError as error:
+                self._error = error
+                self._waiting.clear()
+                return
+            self.num_bytes += pages.size * file.slot_bytes
+            self._progress(self.num_bytes, self._total_bytes)
+            if self._rate is not None:
+                await trio.sleep_until(begins_s + self.num_bytes / self._rate)
+
+    async def _read(self, file: SlotFile, pages: IntArray) -> None:
+        on_disk = self._volume.pool.on_disk
+        pages = pages[(on_disk.slot[pages] != NO_SLOT) & (on_disk.kept[pages] > 0)]
+        if not pages.size:
+            return
+        slots, checks = on_disk.slot[pages], on_disk.check[pages]
+        damaged = await self._keeper.jobs.do(partial(_damaged, file, slots, checks))
+        self.num_pages += pages.size
+        # Of what has another slot by now, or none, the old one may be anybody's.
+        is_same = (on_disk.slot[pages] == slots) & (on_disk.check[pages] == checks)
+        found = pages[is_same & np.isin(slots, damaged)]
+        if found.size:
+            log.error("slots %s of %s are damaged", on_disk.slot[found].tolist(), file.path)
+            self.damaged.add(found, on_disk.slot[found])
+
+
+def _damaged(file: SlotFile, slots: IntArray, checks: npt.NDArray[np.uint64]) -> list[int]:
+    """For a worker: which of the slots hold something else."""
+    try:
+        file.read(slots.tolist(), checks.tolist(), lambda _place, _data: None)
+    except Damaged as error:
+        return list(error.slots)
+    except OSError as error:
+        raise disk_error("read", file.path, error) from error
+    return []
+
+
+def _distinct(tables: list[IntArray]) -> IntArray:
+    return np.unique(np.concatenate(tables)) if tables else _NONE
+
+
+# Files
+
+
+@dataclass(frozen=True, slots=True)
+class _Touched:
+    """A file that has damaged pages."""
+
+    inode: Inode
+    kv: KvFile
+    places: npt.NDArray[np.intp]
+    """Of those pages in its table."""
+    first_lost: int | None
+    """The first entry in one that is on disk alone."""
+
+
+async def _files_with(volume: Volume, damaged: _DamagedPages) -> list[_Touched]:
+    """In turns: what comes or goes meanwhile may or may not be seen."""
+    found: list[_Touched] = []
+    turn = _Turn()
+    for inode in volume.tree if damaged.count else ():
+        await turn.end()
+        each = _touched(volume, damaged, inode)
+        if each is not None:
+            found.append(each)
+    return found
+
+
+def _touched(volume: Volume, damaged: _DamagedPages, inode: Inode) -> _Touched | None:
+    kv = inode.content
+    if not inode.names or not isinstance(kv, KvFile):
+        return None
+    pages = kv.table.pages
+    places = np.flatnonzero(damaged.places_in(pages))
+    if not places.size:
+        return None
+    lost = places[volume.pool.store.of[pages[places]] == NOWHERE]
+    return _Touched(inode, kv, places, int(lost[0]) * PAGE_ENTRIES if lost.size else None)
+
+
+def _about(volume: Volume, touched: _Touched) -> Finding:
+    """What is to be told of a file."""
+    paths, kv = _paths_of(volume, touched.inode), touched.kv
+    firsts = ", ".join(str(place * PAGE_ENTRIES) for place in touched.places[:8].tolist())
+    count = touched.places.size
+    what = f"damaged on disk: {count} of its pages, from entry {firsts}{' …' if count > 8 else ''} on"
+    log.error("%s: %s", ", ".join(paths), what)
+    if touched.first_lost is None:
+        return Finding("page", paths, what, "it is written anew, from memory")
+    return Finding("page", paths, what, f"it keeps {touched.first_lost} of {kv.table.length + kv.lost} entries")
+
+
+async def _mended(
+    volume: Volume, keeper: Keeper, damaged: _DamagedPages, touched: _Touched, finding: Finding
+) -> Finding:
+    """What became of it."""
+    inode, kv, path = touched.inode, touched.kv, finding.paths[0]
+    now = _touched(volume, damaged, inode)  # a file that it shares the page with may have been mended before
+    try:
+        if inode.content is not kv:
+            raise Busy(f"{path} was replaced meanwhile")
+        if now is not None and now.first_lost is not None:
+            lost = kv.table.length + kv.lost - now.first_lost
+            volume.truncate_kv(kv, now.first_lost, path)
+            kv.lost = lost
+            inode.modified()
+        pages = kv.table.pages
+        volume.pool.on_disk.spoil(pages[damaged.places_in(pages)])
+        await keeper.pages_out.write(kv, kv.table.length)
+        inode.note_change()  # only now: a commit before that would have kept the slots that are damaged
+        await keeper.sync(inode)
+    except SymError as error:
+        return replace(finding, repair=f"not possible now: {error}")
+    return finding
+
+
+def _paths_of(volume: Volume, inode: Inode) -> tuple[str, ...]:
+    tree = volume.tree
+    return tuple(
+        f"{tree.path_of(tree.get(directory)).rstrip('/')}/{shown(name)}" for directory, name in sorted(inode.names)
+    )
+
+
+class _Turn:
+    """How long somebody has had the thread."""
+
+    def __init__(self) -> None:
+        self._ends_s = perf_counter() + TURN_S
+
+    async def end(self) -> None:
+        """Others get their turn, if it was long enough."""
+        if perf_counter() > self._ends_s:
+            await trio.lowlevel.checkpoint()
+            self._ends_s = perf_counter() + TURN_S
+
+
+_NONE = np.empty(0, np.int32)

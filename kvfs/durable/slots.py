@@ -1,0 +1,114 @@
+"""Which slots of a file are free. A slot is kept while a page has it, or a file that the index knows needs it.
+
+*Owned*: a page in the daemon has the slot. *Needed*: a version in the index refers to it, or one in a cut that is being
+committed. A slot that is neither is free: not before the commit that forgets it, for until then a crash brings the file
+back.
+
+Owned by the daemon's trio thread.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import numpy.ma  # np.unique imports it when it is first called: that would hold the trio thread for 16 ms
+import numpy.typing as npt
+
+from kvfs.pages.free_list import IntArray
+from libsym.errors import SymError
+
+_FIRST_ROOM = 1024
+
+
+class Slots:
+    """The slots of one file, by number; there are always more, up to `limit` bytes of the whole state."""
+
+    def __init__(self) -> None:
+        self._owned = np.zeros(_FIRST_ROOM, np.bool_)
+        self._needed = np.zeros(_FIRST_ROOM, np.int32)
+        self.num_used = 0
+        """Slots that are not free."""
+        self.recorded: set[int] = set()
+        """Slots whose row in the index says what is in them."""
+        self._freed: list[IntArray] = []
+
+    def take(self, count: int) -> IntArray:
+        """So many free slots, the lowest; they are owned from now on, and what the index says of them is old."""
+        while self._owned.size - self.num_used < count:
+            self._grow(2 * self._owned.size)
+        is_free = ~self._owned & (self._needed == 0)
+        slots = np.flatnonzero(is_free)[:count].astype(np.int32)
+        self._owned[slots] = True
+        self.num_used += count
+        self.recorded.difference_update(slots.tolist())
+        return slots
+
+    def restore(self, slots: IntArray, needed: IntArray) -> None:
+        """Slots that the index knows, each needed by so many versions; pages own them."""
+        if slots.size:
+            self._grow(int(slots.max()) + 1)
+        self._owned[slots] = True
+        self._needed[slots] = needed
+        self.num_used = int(slots.size)
+        self.recorded.update(slots.tolist())
+
+    def disown(self, slots: IntArray) -> None:
+        """No page has them any more."""
+        self._owned[slots] = False
+        self._free(slots)
+
+    def need(self, slots: IntArray) -> None:
+        """One version more needs each of them."""
+        np.add.at(self._needed, slots, 1)
+
+    def need_no_more(self, slots: IntArray) -> None:
+        """One version less needs each of them."""
+        np.subtract.at(self._needed, slots, 1)
+        assert (self._needed[slots] >= 0).all()
+        self._free(slots)
+
+    def take_freed(self) -> IntArray:
+        """Slots that became free since this was asked last, and still are: their blocks may go back."""
+        freed = np.unique(np.concatenate([_NONE, *self._freed]))
+        self._freed.clear()
+        free: IntArray = freed[~self._owned[freed] & (self._needed[freed] == 0)]
+        return free
+
+    def end(self) -> int:
+        """The slot behind the last one that is not free. Workers may ask, too."""
+        ends = (np.flatnonzero(each) for each in (self._owned, self._needed))  # of two lengths, while there come more
+        return max((int(used[-1]) + 1 for used in ends if used.size), default=0)
+
+    def hold(self, slots: IntArray) -> None:
+        """Free slots whose blocks are being given back: not to be taken meanwhile."""
+        self._owned[slots] = True
+        self.num_used += int(slots.size)
+
+    def let_go(self, slots: IntArray) -> None:
+        """What was held is free."""
+        self._owned[slots] = False
+        self.num_used -= int(slots.size)
+
+    def needed(self) -> npt.NDArray[np.int32]:
+        """How many versions need each slot, for the books' check."""
+        return self._needed.copy()
+
+    def _free(self, slots: IntArray) -> None:
+        free = np.unique(slots[~self._owned[slots] & (self._needed[slots] == 0)])
+        if free.size:
+            self.num_used -= int(free.size)
+            self._freed.append(free)
+
+    def _grow(self, size: int) -> None:
+        more = size - self._owned.size
+        if more > 0:
+            self._owned = np.concatenate([self._owned, np.zeros(more, np.bool_)])
+            self._needed = np.concatenate([self._needed, np.zeros(more, np.int32)])
+
+
+def full(what: str) -> SymError:
+    return SymError(what, errno.ENOSPC)
+
+
+_NONE = np.empty(0, np.int32)

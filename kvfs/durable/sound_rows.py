@@ -1,0 +1,95 @@
+"""The rows of a salvaged index that are as they were written; and which are not."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvfs.durable.identity import KeptFacts
+from kvfs.durable.index import Row
+from kvfs.durable.records import Broken, InodeRecord, SlotRecord, VersionRecord
+from kvfs.durable.rows import about_row, identity_row, inode_row, name_row, slot_row, version_row
+from kvfs.durable.salvage import TABLES, Salvage
+from kvfs.pages.free_list import IntArray
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRows:
+    """What the sound rows of one identity's slots say, apart from tokens and positions; in the order of the slots."""
+
+    slots: IntArray
+    checks: npt.NDArray[np.uint64]
+    kept: npt.NDArray[np.int8]
+
+    def find(self, slots: IntArray) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+        """Where each of these is, and whether it is there at all."""
+        if not self.slots.size:
+            return np.zeros(slots.size, np.intp), np.zeros(slots.size, np.bool_)
+        at = np.minimum(np.searchsorted(self.slots, slots), self.slots.size - 1)
+        return at, self.slots[at] == slots
+
+
+NO_SLOTS = SlotRows(np.empty(0, np.int32), np.empty(0, np.uint64), np.empty(0, np.int8))
+
+
+@dataclass(slots=True)
+class SoundRows:
+    """By key; of a key that comes twice, as it can behind damage, the first."""
+
+    about: dict[str, str] = field(default_factory=dict)
+    facts: dict[int, KeptFacts] = field(default_factory=dict)
+    inodes: dict[int, InodeRecord] = field(default_factory=dict)
+    versions: dict[int, VersionRecord] = field(default_factory=dict)
+    names: dict[tuple[int, bytes], int] = field(default_factory=dict)
+    slots: dict[int, SlotRows] = field(default_factory=dict)
+    broken: dict[str, list[Row]] = field(default_factory=dict)
+    """Keys of rows with wrong checksums, by table."""
+
+
+def sound_rows(salvage: Salvage) -> SoundRows:
+    """Read all of an index but the tokens."""
+    found = SoundRows()
+    for key, value in _verified(salvage, "about", about_row, found):
+        found.about.setdefault(key, value)
+    for identity, facts in _verified(salvage, "identities", identity_row, found):
+        found.facts.setdefault(identity, facts)
+    for number, inode in _verified(salvage, "inodes", inode_row, found):
+        found.inodes.setdefault(number, inode)
+    for number, version in _verified(salvage, "versions", version_row, found):
+        found.versions.setdefault(number, version)
+    for directory, name, number in _verified(salvage, "names", name_row, found):
+        found.names.setdefault((directory, name), number)
+    slots: dict[int, tuple[array[int], array[int], array[int]]] = {}
+    for identity, record in slot_records(salvage, found):
+        numbers, checks, kept = slots.setdefault(identity, (array("i"), array("Q"), array("b")))
+        numbers.append(record.slot)
+        checks.append(record.check)
+        kept.append(record.kept)
+    found.slots = {identity: _slot_rows(*columns) for identity, columns in slots.items()}
+    return found
+
+
+def slot_records(salvage: Salvage, found: SoundRows) -> Iterator[tuple[int, SlotRecord]]:
+    """The sound rows of slots, tokens and all."""
+    return _verified(salvage, "slots", slot_row, found)
+
+
+def _verified(salvage: Salvage, table: str, decode: Callable[[Row], T], found: SoundRows) -> Iterator[T]:
+    for row in salvage.rows(table):
+        try:
+            yield decode(row)
+        except Broken:
+            key = row[: TABLES[table].num_key_columns]
+            found.broken.setdefault(table, []).append(key)
+
+
+def _slot_rows(slots: array[int], checks: array[int], kept: array[int]) -> SlotRows:
+    distinct, first = np.unique(np.frombuffer(slots, np.int32), return_index=True)
+    return SlotRows(distinct, np.frombuffer(checks, np.uint64)[first], np.frombuffer(kept, np.int8)[first])

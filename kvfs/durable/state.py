@@ -1,0 +1,133 @@
+"""A state directory: the index, the files of slots, and what was in them when the daemon before ended.
+
+lock          one daemon, or one fsck, at a time: `kvfs.durable.state_lock`
+index.db      what the state is: `kvfs.durable.index`
+slots/N.kv    pages of identity N: `kvfs.durable.slot_file`
+files/        the bytes of plain files
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from kvfs.durable.identity import KeptFacts
+from kvfs.durable.index import Index, Rows
+from kvfs.durable.kept import Kept, read_index
+from kvfs.durable.log_check import has_lost_commits
+from kvfs.durable.records import SEE_FSCK, Broken, text_check
+from kvfs.durable.slot_file import SlotFile
+from kvfs.durable.superblock import check_slot_file, make_slot_file, superblock, sync_directory
+from kvfs.images.model_facts import ModelFacts
+from libsym.errors import Invalid, SymError
+
+INDEX_NAME = "index.db"
+REPAIRED_NAME = "index.db.repaired"
+"""An index that is whole, and about to take the place of the other."""
+_HARMLESS = frozenset({"lock", "files", "lost+found"})
+"""What may be in the directory of a new state."""
+
+
+class State:
+    """An open state directory; the caller holds its lock. Blocking calls, for workers."""
+
+    def __init__(self, directory: Path) -> None:
+        """SymError: it can't be used."""
+        self.directory = directory
+        self.files = directory / "files"
+        self._slots = directory / "slots"
+        try:
+            _require_state(directory)
+            for each in (self.files, self._slots):
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.chmod(0o700)
+        except SymError:
+            raise
+        except OSError as error:
+            message = f"can't use the state directory {directory}: {error.strerror}; choose another --state"
+            raise SymError(message, error.errno) from error
+        finish_repair(directory)
+        _require_index(directory)
+        self.index = Index(directory / INDEX_NAME)
+        self._about = {str(key): str(value) for key, value, _ in self.index.rows("about")}
+        self._opened: dict[int, SlotFile] = {}
+
+    def load(self) -> Kept:
+        """Read the index. SymError: a row is damaged."""
+        try:
+            return read_index(self.index)
+        except Broken as error:
+            raise SymError(f"the index {self.index.path} is damaged ({error}): {SEE_FSCK}", errno.EIO) from error
+
+    def slot_path(self, identity: int) -> Path:
+        return self._slots / f"{identity}.kv"
+
+    def slot_file(self, identity: int, facts: KeptFacts) -> SlotFile:
+        """The slots of an identity that the index knows."""
+        if identity not in self._opened:
+            path = self.slot_path(identity)
+            check_slot_file(path, superblock(self._about["uuid"], identity, facts))
+            self._opened[identity] = SlotFile(path, facts.page_bytes)
+        return self._opened[identity]
+
+    def identity_of(self, facts: ModelFacts, kept: Kept) -> int:
+        """The number of a model's identity: it gets one, and a file for its slots, when it is first seen."""
+        for number, known in kept.facts.items():
+            if known.is_of(facts):
+                return number
+        number, new = max(kept.facts, default=0) + 1, KeptFacts.of(facts)
+        while self.slot_path(number).exists():  # of a daemon that ended here, or of an identity whose row is lost
+            number += 1
+        make_slot_file(self.slot_path(number), superblock(self._about["uuid"], number, new))
+        text = new.text()
+        self.index.commit(Rows(identities=[(number, text, text_check(str(number), text))]))
+        kept.facts[number] = new
+        return number
+
+    def close(self) -> None:
+        for each in self._opened.values():
+            each.close()
+        self.index.close()
+
+
+def finish_repair(directory: Path) -> None:
+    """Put an index that fsck has written in the place of the old one, which stays beside it under another name.
+
+    Begun by fsck; gone on with by whoever opens the state next, if a power cut came in between. The log goes before
+    the index that it belongs to: SQLite would put it into the new one.
+    """
+    index, new = directory / INDEX_NAME, directory / REPAIRED_NAME
+    if not new.exists():
+        return
+    number = 1
+    while (old := directory / f"{INDEX_NAME}.before-repair-{number}").exists():
+        number += 1
+    for suffix in ("-wal", ""):
+        path = Path(f"{index}{suffix}")
+        if path.exists():
+            path.rename(f"{old}{suffix}")
+            sync_directory(directory)
+    new.rename(index)
+    sync_directory(directory)
+
+
+def _require_state(directory: Path) -> None:
+    """A new state takes its directory for itself, mode and all: so it begins in an empty one."""
+    names = {each.name for each in directory.iterdir()} if directory.exists() else set[str]()
+    if names and not names & {INDEX_NAME, REPAIRED_NAME, "slots"} and names - _HARMLESS:
+        shown = ", ".join(sorted(names - _HARMLESS)[:3])
+        raise Invalid(f"{directory} has other things in it ({shown}), and no state: choose another --state")
+
+
+def _require_index(directory: Path) -> None:
+    """A new index is for a new state: beside slots of an old one it would forget all files. And a log that is damaged
+    would bring back an old one.
+    """
+    index = directory / INDEX_NAME
+    if has_lost_commits(Path(f"{index}-wal")):
+        raise SymError(
+            f"the log of the index {index} is damaged, and what was kept last is lost: {SEE_FSCK}", errno.EIO
+        )
+    is_lost = not index.exists() or not index.stat().st_size
+    if is_lost and any((directory / "slots").glob("*.kv")):
+        raise SymError(f"the index {index} is lost, and the names of all files with it: {SEE_FSCK}", errno.EIO)

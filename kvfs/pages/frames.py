@@ -1,0 +1,108 @@
+"""Which memory frame holds each page: a page's number names 32 entries, and says nothing of where their bytes are.
+
+A page that is being used has a frame of the store. One that was restored has none until its bytes are needed: they are
+on disk alone. So a pool may have more pages than frames.
+
+Satisfies `PageStore` by page numbers, for pages that are in memory. Owned by the daemon's trio thread; workers use the
+pages that they hold references on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvfs.pages.free_list import FreeList, IntArray
+from kvfs.pages.store import PageStore
+
+NOWHERE = -1
+"""In place of a frame: the page is not in memory."""
+
+
+class Frames:
+    """The frames of one store, and the pages in them."""
+
+    __slots__ = ("_free", "of", "store")
+
+    def __init__(self, store: PageStore, num_numbers: int) -> None:
+        self.store = store
+        self.of: IntArray = np.full(num_numbers, NOWHERE, np.int32)
+        """The frame of each page, or NOWHERE."""
+        self._free = FreeList(store.num_pages)
+
+    @property
+    def num_free(self) -> int:
+        return self._free.count
+
+    def take(self, count: int) -> IntArray:
+        """So many frames, which must be free; `bind` them, or `give_frames` them back."""
+        return self._free.take(count)
+
+    def bind(self, pages: IntArray, frames: IntArray) -> None:
+        """These pages are there from now on."""
+        self.of[pages] = frames
+
+    def give_frames(self, frames: IntArray) -> None:
+        """Give back frames that hold no page."""
+        self._free.give(frames)
+
+    def give(self, pages: IntArray) -> None:
+        """These pages need no frame any more; those that have none, and one that is named twice, do no harm."""
+        frames = self.of[pages]
+        frames = frames[frames != NOWHERE]
+        if frames.size:
+            self._free.give(frames)
+            self.of[pages] = NOWHERE
+
+    # What `PageStore` asks for
+
+    @property
+    def num_pages(self) -> int:
+        return self.store.num_pages
+
+    @property
+    def page_bytes(self) -> int:
+        return self.store.page_bytes
+
+    def view(self, page: int, count: int = 1) -> memoryview:
+        """The bytes of a page, and of those in the frames behind it."""
+        return self.store.view(self._frame(page), count)
+
+    def writable(self, page: int) -> memoryview:
+        return self.store.writable(self._frame(page))
+
+    def zero(self, page: int) -> None:
+        self.store.zero(self._frame(page))
+
+    def head(self, page: int, num_entries: int) -> bytes:
+        """A copy of a page in which every slot from `num_entries` on reads as zero."""
+        return self.masked(self.view(page), num_entries)
+
+    def masked(self, data: memoryview, num_entries: int) -> bytes:
+        return self.store.masked(data, num_entries)
+
+    def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
+        self.store.assemble(self._frame(target), self.frames_of(sources), slots, shifts)
+
+    def frames_of(self, pages: IntArray) -> IntArray:
+        """Where pages are that all have to be in memory."""
+        frames: IntArray = self.of[pages]
+        assert frames.size == 0 or frames.min() >= 0, f"pages {pages[frames < 0]} are not in memory"
+        return frames
+
+    def _frame(self, page: int) -> int:
+        frame = int(self.of[page])
+        assert frame != NOWHERE, f"page {page} is not in memory"
+        return frame
+
+    # The books
+
+    def check(self, num_coming: int) -> None:
+        """Raise AssertionError unless each frame is free, bound to one page, or about to be bound (`num_coming`)."""
+        bound = self.of[self.of != NOWHERE]
+        is_free = self._free.bitmap()
+        if np.unique(bound).size != bound.size or is_free[bound].any():
+            raise AssertionError("a frame is bound to two pages, or is free although it holds one")
+        if bound.size + self._free.count + num_coming != self.store.num_pages:
+            raise AssertionError(
+                f"{bound.size} frames bound + {self._free.count} free + {num_coming} coming != {self.store.num_pages}"
+            )

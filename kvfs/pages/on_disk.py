@@ -1,0 +1,88 @@
+"""Where pages are on disk: the slot of each, and how much of the page that slot holds.
+
+A slot is written once, and read until the last file that needs it is forgotten. So a page's slot holds its first `kept`
+entries for good, and whatever the page gets behind them is not on disk. What is overwritten below that lowers `kept`:
+a table that was cut may go on in place in a page that it has alone. The next write of the page takes another slot.
+
+Owned by the daemon's trio thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from kvfs.pages.free_list import IntArray
+
+NO_SLOT = -1
+
+
+class OnDisk:
+    """The slots of a pool's pages. `disowned` is told of each slot that no page has any more."""
+
+    __slots__ = ("_generation", "_stable", "check", "disowned", "kept", "slot")
+
+    def __init__(self, num_numbers: int) -> None:
+        self.slot: IntArray = np.full(num_numbers, NO_SLOT, np.int32)
+        self.check = np.zeros(num_numbers, np.uint64)
+        """The checksum of that slot."""
+        self.kept = np.zeros(num_numbers, np.int8)
+        """The entries of the page that its slot holds, from the first on."""
+        self._stable = np.zeros(num_numbers, np.int8)  # the same, of the write that is under way
+        self._generation = np.zeros(num_numbers, np.int32)  # counts how often a number was given back
+        self.disowned: Callable[[IntArray, IntArray], None] = lambda _pages, _slots: None
+        """(pages, slots): the pages had them until now."""
+
+    def overwritten(self, page: int, num_before: int) -> None:
+        """From entry `num_before` on the page gets other entries than it had."""
+        self.kept[page] = min(self.kept[page], num_before)
+        self._stable[page] = min(self._stable[page], num_before)
+
+    def freed(self, pages: IntArray) -> None:
+        """The numbers are given back."""
+        self._generation[pages] += 1
+        self.kept[pages] = 0
+        self._stable[pages] = 0
+        self._disown(pages)
+
+    def begin_write(self, pages: IntArray, fills: npt.NDArray[np.int8]) -> IntArray:
+        """So many entries of each are being written; give what this returns to `end_write`."""
+        self._stable[pages] = fills
+        return self._generation[pages]
+
+    def end_write(
+        self, pages: IntArray, generations: IntArray, slots: IntArray, checks: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.bool_]:
+        """The slots are written: which of the pages have them now. The others were given back meanwhile."""
+        is_same: npt.NDArray[np.bool_] = self._generation[pages] == generations
+        same = pages[is_same]
+        self._disown(same)
+        self.slot[same] = slots[is_same]
+        self.check[same] = checks[is_same]
+        self.kept[same] = self._stable[same]
+        return is_same
+
+    def restore(
+        self, pages: IntArray, slots: IntArray, checks: npt.NDArray[np.uint64], kept: npt.NDArray[np.int8]
+    ) -> None:
+        """As they were when the daemon ended."""
+        self.slot[pages], self.check[pages], self.kept[pages] = slots, checks, kept
+
+    def spoil(self, pages: IntArray) -> None:
+        """What these slots hold is of no use: the pages are written anew."""
+        self.kept[pages] = 0
+
+    def _disown(self, pages: IntArray) -> None:
+        owners = pages[self.slot[pages] != NO_SLOT]
+        if owners.size:
+            slots = self.slot[owners]
+            self.slot[owners] = NO_SLOT
+            self.disowned(owners, slots)
+
+    def durable_length(self, pages: IntArray, length: int, page_entries: int) -> int:
+        """How many of a table's first entries are on disk."""
+        kept = self.kept[pages].tobytes()
+        rest = kept.lstrip(bytes((page_entries,)))  # 4 µs: a comparison in numpy takes 12
+        return min(length, (len(kept) - len(rest)) * page_entries + (rest[0] if rest else 0))

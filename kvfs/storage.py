@@ -1,0 +1,82 @@
+"""What the file system needs of whatever keeps it: `Storage`; and `InMemory`, which keeps nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvfs.names.content import KvFile
+from kvfs.names.inode import Inode
+
+
+@dataclass(frozen=True, slots=True)
+class StorageStatistics:
+    """What is kept, and what is not yet."""
+
+    disk_bytes: int = 0
+    """That pages and plain files take on disk."""
+    disk_limit_bytes: int | None = None
+    num_unsynced_files: int = 0
+    """Files, directories, … of which something is in memory alone."""
+    unsynced_bytes: int = 0
+    """Of pages in memory alone, of the named files that have had such pages longest."""
+    num_commits: int = 0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    error: str = ""
+    """Why the last write or commit failed; empty since the last commit that did not."""
+
+
+class Storage(Protocol):
+    """Where files are when the daemon has ended. On the trio thread, unless it says otherwise."""
+
+    def is_here(self, kv: KvFile) -> bool:
+        """Whether all of its pages are in memory."""
+        ...
+
+    async def bring(self, kv: KvFile) -> None:
+        """Have its pages in memory, all or none. NoSpace: they don't fit; EIO: one is damaged."""
+        ...
+
+    async def sync(self, inode: Inode) -> None:
+        """Return when the file, with all its names, would survive a power cut; raise why it would not."""
+        ...
+
+    async def sync_all(self) -> None:
+        """The same for everything."""
+        ...
+
+    def require_room(self, num_bytes: int) -> None:
+        """NoSpace: plain files may not grow by so much."""
+        ...
+
+    def needs_backing(self, name: str) -> bool:
+        """Whether a crash would bring back a file that has this backing file: `Volume.forget_backing` says when not."""
+        ...
+
+    def statistics(self) -> StorageStatistics: ...
+
+
+class InMemory:
+    """Everything is in memory, and nothing outlives the daemon: for tests of what has nothing to do with that."""
+
+    def is_here(self, kv: KvFile) -> bool:
+        return not kv.table.closed
+
+    async def bring(self, kv: KvFile) -> None:
+        assert self.is_here(kv)
+
+    async def sync(self, inode: Inode) -> None:
+        """As on tmpfs."""
+
+    async def sync_all(self) -> None:
+        """As on tmpfs."""
+
+    def require_room(self, num_bytes: int) -> None:
+        """The file system below will say."""
+
+    def needs_backing(self, name: str) -> bool:
+        return not name
+
+    def statistics(self) -> StorageStatistics:
+        return StorageStatistics()

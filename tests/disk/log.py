@@ -1,0 +1,171 @@
+"""What a disk was asked to do, in order: the operations of a log, and the log.
+
+A file is known by a number that it keeps across renames and that no other file of the log ever gets. The directory that
+is mounted is file 1. Only what was done is here: an operation that failed left nothing behind, except a sync, whose
+failure says that what it was to cover may be lost for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+ROOT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A new file, directory, symbolic link (to `target`), socket or FIFO, as the type in `mode` says."""
+
+    path: str
+    file: int
+    parent: int
+    name: str
+    mode: int
+    uid: int
+    gid: int
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    path: str
+    file: int
+    parent: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A name is gone, by unlink or rmdir. The file lives on while it has others, or is open."""
+
+    path: str
+    file: int
+    parent: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """`other` had the new name before: it has lost it, or has the old one now if the two were exchanged."""
+
+    path: str
+    file: int
+    parent: int
+    name: str
+    new_path: str
+    new_parent: int
+    new_name: str
+    other: int | None = None
+    exchanged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """`size` bytes at `offset` of the file: those at `at` of the log's data."""
+
+    path: str
+    file: int
+    offset: int
+    size: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    path: str
+    file: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """fallocate(2): there is room for these bytes. They read as before, or as zeros."""
+
+    path: str
+    file: int
+    offset: int
+    size: int
+    keep_size: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Punched:
+    """FALLOC_FL_PUNCH_HOLE: these bytes read as zeros."""
+
+    path: str
+    file: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Mode and owners as they are now; times are not recorded."""
+
+    path: str
+    file: int
+    mode: int
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """fsync, fdatasync or fsync of a directory is over.
+
+    It covers what stands before `start` in the log: an operation that came while the sync was under way is not covered.
+    Nor is what stands before `first`: of a write through O_DSYNC, that write alone is covered.
+    """
+
+    path: str
+    file: int
+    start: int
+    data_only: bool = False
+    failed: bool = False
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Everything before this is on the disk: what was there at the beginning, or where the test says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What the test has to say about this moment."""
+
+    label: str
+
+
+NameChange = Made | Linked | Removed | Renamed
+FileChange = Written | Resized | Allocated | Punched | Changed
+Operation = NameChange | FileChange | Synced | Settled | Marked
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Log:
+    """The operations, and the bytes that were written. Logs are cheap: the bytes are mapped, not copied."""
+
+    operations: tuple[Operation, ...]
+    data: memoryview
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self.operations)
+
+    def written(self, write: Written) -> memoryview:
+        return self.data[write.at : write.at + write.size]
+
+    def place_of(self, label: str) -> int:
+        """How many operations stand before this mark; the last one, if there are several."""
+        for place in range(len(self.operations) - 1, -1, -1):
+            if self.operations[place] == Marked(label):
+                return place
+        raise KeyError(label)
+
+    def until(self, place: int) -> Log:
+        """The same log when it had `place` operations."""
+        return Log(self.operations[:place], self.data)

@@ -1,0 +1,82 @@
+"""A power cut below a real ext4: what it acknowledged is there when its journal has been replayed."""
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.disk.block import IMAGE, MOUNTED, Ext4, available, mounted
+from tests.disk.log import Written
+from tests.disk.powercut import State, states
+
+
+@pytest.fixture(autouse=True)
+def _block_devices():
+    if why := available():
+        pytest.skip(why)
+
+
+def is_mounted(path: Path) -> bool:
+    return str(path) in Path("/proc/self/mounts").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_ext4_keeps_what_was_synced_and_may_lose_the_rest(tmp_path):
+    kept, unsynced = after_power_cuts(tmp_path, options="defaults")
+    assert kept == {True}
+    assert unsynced == {True, False}
+
+
+@pytest.mark.slow
+def test_ext4_that_does_not_flush_is_caught(tmp_path):
+    kept, _ = after_power_cuts(tmp_path, options="barrier=0")
+    assert kept == {True, False}
+
+
+def after_power_cuts(tmp_path: Path, *, options: str) -> tuple[set[bool], set[bool]]:
+    """Whether files were there whole, whose sync had returned, and those that were never synced."""
+    contents = [os.urandom(20_000) for _ in range(12)]
+    with Ext4(tmp_path, options=options) as ext4:
+        for number, content in enumerate(contents):
+            with (ext4.path / f"{number}").open("wb", buffering=0) as file:
+                file.write(content)
+                if number % 2:
+                    os.fsync(file)
+                    ext4.disk.mark(str(number))
+        subprocess.run(["sync", "-f", str(ext4.path)], check=True)
+        log = ext4.disk.log()
+    assert {operation.path for operation in log if isinstance(operation, Written)} == {IMAGE}
+    (tmp_path / "after").mkdir()
+    kept, unsynced = set(), set()
+    for state in [*states(log, 1, 20, after=MOUNTED), State(log, len(log), 0)]:
+        try:
+            with mounted(state, tmp_path / "after") as path:
+                for number, content in enumerate(contents):
+                    is_whole = (path / f"{number}").exists() and (path / f"{number}").read_bytes() == content
+                    if str(number) in state.marks:
+                        kept.add(is_whole)
+                    elif number % 2 == 0:
+                        unsynced.add(is_whole)
+        except (OSError, RuntimeError):  # the file system can't be mounted, read or checked
+            kept.add(False)
+    assert not is_mounted(tmp_path)
+    return kept, unsynced
+
+
+@pytest.mark.slow
+def test_a_sync_on_ext4_fails_when_the_disk_does(tmp_path):
+    with Ext4(tmp_path) as ext4, (ext4.path / "a").open("wb", buffering=0) as file:
+        file.write(b"x" * 4096)
+        ext4.disk.fail("write", times=None)
+        with pytest.raises(OSError, match=rf"\[Errno {errno.EIO}\]"):
+            os.fsync(file)
+    assert not is_mounted(tmp_path)
+
+
+@pytest.mark.slow
+def test_nothing_stays_mounted_when_a_test_fails(tmp_path):
+    with pytest.raises(ZeroDivisionError), Ext4(tmp_path):
+        _ = 1 // (not is_mounted(tmp_path / "ext4"))
+    assert not is_mounted(tmp_path)

@@ -1,0 +1,185 @@
+"""Which names a crash may leave: those after the first k operations, and what fsyncs have made overtake them.
+
+What has to have happened is found from below. A name that leads where only a later operation can have put it says that
+this one has happened; so do syncs that have returned. Each of them has happened as a whole, after all that it depends
+on. Then k is the last of them that no fsync can have taken along. If any of that puts a name where it is not, the names
+are none that were promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tests.kvfs.durable.events import Key, Operation, Sync
+
+
+class NamesThatAreThere:
+    """Finds which operations have happened; AssertionError: these names can't be."""
+
+    def __init__(
+        self,
+        base: Mapping[Key, int],
+        operations: Sequence[Operation],
+        syncs: Iterable[Sync],
+        found: Mapping[Key, int],
+        now: int,
+        *,
+        is_ordered: bool = True,
+    ) -> None:
+        """`base`: the names before all operations; `found`: those that came back; `now`: the last event.
+
+        Not `is_ordered`: the disk was full, and what is ready has overtaken what it had no room for.
+        """
+        self._is_ordered = is_ordered
+        self._base, self._found, self._now = base, found, now
+        self._operations = [each for each in operations if each.moment <= now]
+        self._syncs = [each for each in syncs if each.begun <= now]
+        self._chains: dict[Key, list[Operation]] = {}
+        """All operations on each name."""
+        self._directories: dict[int, set[int]] = {}
+        """Those in which an inode has ever been."""
+        for (directory, _), inode in base.items():
+            self._directories.setdefault(inode, set()).add(directory)
+        for operation in self._operations:
+            for put in operation.puts:
+                self._chains.setdefault(put.key, []).append(operation)
+                if put.after is not None:
+                    self._directories.setdefault(put.after, set()).add(put.key[0])
+        self._places: dict[Key, int] = {}
+        """How many of them have happened."""
+        self._because: dict[Operation, str] = {}
+        """What has happened, and why that is known."""
+
+    def happened(self) -> list[Operation]:
+        """What must have happened, in order."""
+        for key in self._chains.keys() | self._base.keys() | self._found.keys():
+            self._reach(key, 0, f"{_shown(key)} leads to {self._found.get(key)}")
+        for sync in self._syncs:
+            if sync.is_over(self._now) and (sync.number is None or sync.promises(sync.number)):
+                for operation in self._operations:
+                    if operation.moment <= sync.begun and _is_about(operation, sync):
+                        self._has_happened(operation, f"{sync} returned 0")
+        taken_along = self._taken_along() if self._is_ordered else set(self._operations)
+        first = 0
+        while strange := [
+            each
+            for each in self._operations
+            if each.moment > first and each in self._because and each not in taken_along
+        ]:
+            first = strange[-1].moment
+            for operation in self._operations:
+                if operation.moment <= first:
+                    self._has_happened(operation, f"it is before what nobody synced, {strange[-1]}")
+        return [each for each in self._operations if each in self._because]
+
+    def _reach(self, key: Key, least: int, why: str) -> None:
+        """So many operations on this name have happened, at least: as many as lead to where it leads."""
+        chain = self._chains.get(key, [])
+        for place in range(max(least, self._places.get(key, 0)), len(chain) + 1):
+            if self._value(key, place) == self._found.get(key):
+                self._places[key] = place
+                for operation in chain[:place]:
+                    self._has_happened(operation, why)
+                return
+        raise AssertionError(
+            f"{_shown(key)} leads to {self._found.get(key)}. It led to {self._base.get(key)}, then\n"
+            + "".join(f"  {operation}\n" for operation in chain)
+            + f"and {least} of these have happened, since {why}.\n"
+            + "What has happened:\n"
+            + "".join(f"  {each}, since {self._because[each]}\n" for each in self._operations if each in self._because)
+            + "What came back:\n"
+            + "".join(f"  {_shown(key)}: {number}\n" for key, number in sorted(self._found.items()))
+        )
+
+    def _value(self, key: Key, place: int) -> int | None:
+        if not place:
+            return self._base.get(key)
+        return next(put.after for put in self._chains[key][place - 1].puts if put.key == key)
+
+    def _has_happened(self, operation: Operation, why: str) -> None:
+        if operation in self._because:
+            return
+        self._because[operation] = why
+        for each in self._operations:
+            if each is operation:
+                break
+            if _depends(operation, each):
+                self._has_happened(each, f"{operation} depends on it, and {why}")
+        for put in operation.puts:
+            self._reach(put.key, self._chains[put.key].index(operation) + 1, f"{operation} has happened, for {why}")
+
+    # What may overtake
+
+    def _taken_along(self) -> set[Operation]:
+        """What fsyncs may have made overtake: each of what was not on disk, for sure, when it began."""
+        on_disk: set[Operation] = set()
+        over = sorted((sync for sync in self._syncs if sync.ended is not None), key=lambda sync: sync.ended or 0)
+        taken: set[Operation] = set()
+        for sync in self._syncs:
+            while over and (over[0].ended or 0) <= sync.begun:
+                on_disk |= self._promised(over.pop(0))
+            if sync.number is not None:
+                last = self._now if sync.ended is None else sync.ended
+                pending = [each for each in self._operations if each.moment <= last and each not in on_disk]
+                taken |= self._connected(pending, {sync.number, *sync.above}, sync.number)
+        return taken
+
+    def _connected(self, pending: Sequence[Operation], inodes: set[int], listed: int) -> set[Operation]:
+        """The most that one fsync may commit: what is about these inodes or in that directory, all that hangs on that,
+        and where the directories of those files lie.
+        """
+        keys: set[Key] = set()
+        directories = {listed}
+        found: set[Operation] = set()
+        is_growing = True
+        while is_growing:
+            is_growing = False
+            for operation in pending:
+                is_near = any(put.key in keys or put.key[0] in directories for put in operation.puts)
+                if operation not in found and (is_near or operation.inodes & inodes):
+                    is_growing = True
+                    found.add(operation)
+                    keys |= {put.key for put in operation.puts}
+                    inodes |= self._with_directories(operation.inodes | operation.directories)
+                    gone = {put.before for put in operation.puts if put.before is not None and put.after is None}
+                    directories |= gone
+        return found
+
+    def _with_directories(self, inodes: set[int]) -> set[int]:
+        """And all in which they have ever been."""
+        found: set[int] = set()
+        waiting = inodes
+        while waiting:
+            found |= waiting
+            waiting = {each for inode in waiting for each in self._directories.get(inode, ())} - found
+        return found
+
+    def _promised(self, sync: Sync) -> set[Operation]:
+        """What is on disk since a sync has returned 0."""
+        promised: set[Operation] = set()
+        if sync.number is None or sync.promises(sync.number):
+            for operation in reversed(self._operations):
+                is_needed = any(_depends(each, operation) for each in promised)
+                if operation.moment <= sync.begun and (is_needed or _is_about(operation, sync)):
+                    promised.add(operation)
+        return promised
+
+
+def _is_about(operation: Operation, sync: Sync) -> bool:
+    """Whether an operation is part of what is called a file, its names, or the names in a directory."""
+    if sync.number is None or operation.inodes & {sync.number, *sync.above}:
+        return True
+    return any(put.key[0] == sync.number for put in operation.puts)
+
+
+def _depends(operation: Operation, earlier: Operation) -> bool:
+    """Whether it makes no sense without an earlier one: of the same files, of its directories, or in one that goes."""
+    if earlier.inodes & (operation.inodes | operation.directories):
+        return True
+    gone = {put.before for put in operation.puts if put.before is not None and put.after != put.before}
+    named_again = {put.after for put in operation.puts}
+    return any(put.key[0] in gone - named_again for put in earlier.puts)
+
+
+def _shown(key: Key) -> str:
+    return f"{key[0]}/{key[1].decode(errors='replace')}"

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kvfs.durable.damage import copy_of, make_state
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state with one of everything, drained; not to be changed."""
+    directory = tmp_path_factory.mktemp("state")
+    make_state(directory)
+    return directory
+
+
+@pytest.fixture
+def state(sound: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return copy_of(sound, tmp_path / "state")

@@ -1,0 +1,374 @@
+"""A state with one of everything, and ways to damage it: for tests of fsck and of what a daemon does without it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from kvfs.durable.records import (
+    SlotRecord,
+    decode_inode,
+    decode_version,
+    encode_inode,
+    encode_version,
+    name_check,
+    slot_check,
+    text_check,
+)
+from tests.kvfs.durable.house import ROOT, House, running
+from tests.kvfs.fakes import FakeFacts, fake_identity
+
+PAGE = 4096
+"""A slot of the fake model, and a page of the index."""
+OTHER_FACTS = FakeFacts(name="other", identity=fake_identity("other"))
+
+TOKENS = {
+    "/other.kv": list(range(40)),
+    "/a.kv": list(range(1, 301)),
+    "/dir/b.kv": list(range(500, 570)),
+    "/dir/fork.kv": [*range(1, 301), 7, 8],
+    "/dir/deep/c.kv": list(range(10)),
+}
+"""Of the KV files; the first is of another model than the running one. a.kv has slots 0 to 9 of 2.kv."""
+PLAIN = {"/note.txt": b"a note"}
+SHARED = ("/a.kv", "/dir/fork.kv")
+
+
+def make_state(directory: Path) -> None:
+    """One that was drained, and whose log is in its index."""
+
+    async def other() -> None:
+        async with running(House(directory, OTHER_FACTS), drain=True) as house:
+            house.create("other.kv", TOKENS["/other.kv"])
+
+    async def own() -> None:
+        async with running(House(directory), drain=True) as house:
+            source = house.create("a.kv", TOKENS["/a.kv"])
+            await house.sync("a.kv")
+            house.fs.kv_mkdir(ROOT, "dir", 0o755)
+            house.fs.kv_mkdir(ROOT, "dir/deep", 0o755)
+            house.create("dir/b.kv", TOKENS["/dir/b.kv"])
+            house.append(house.fs.kv_fork(ROOT, source, "dir/fork.kv"), [7, 8])
+            house.create("dir/deep/c.kv", TOKENS["/dir/deep/c.kv"])
+            note = house.volume.make_plain(house.tree.root, b"note.txt", 0o644, 0, 0)
+            with house.volume.charged_for(note, note.content, len(PLAIN["/note.txt"])):
+                note.content.write_at(0, PLAIN["/note.txt"])
+            note.modified()
+
+    trio.run(other)
+    trio.run(own)
+    for path, num_slots in ((directory / "slots/1.kv", 2), (own_slots(directory), 15)):
+        os.truncate(path, slot_at(num_slots))  # quick to copy: files of slots grow by 16 MiB
+
+
+def sql(directory: Path, statement: str, *values: object) -> list[tuple]:
+    """On the index; what was there of a log is taken in."""
+    database = sqlite3.connect(directory / "index.db", isolation_level=None)
+    try:
+        return database.execute(statement, values).fetchall()
+    finally:
+        database.close()
+
+
+def number_of(directory: Path, path: str) -> int:
+    number = 1
+    for name in path.strip("/").split("/"):
+        number = sql(directory, "SELECT number FROM names WHERE directory = ? AND name = ?", number, name.encode())[0][
+            0
+        ]
+    return number
+
+
+def flip(path: Path, offset: int, bit: int = 3) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def slot_at(slot: int) -> int:
+    return PAGE + slot * PAGE
+
+
+def own_slots(directory: Path) -> Path:
+    return directory / "slots" / "2.kv"
+
+
+def read_slot(directory: Path, slot: int) -> bytes:
+    with own_slots(directory).open("rb") as file:
+        file.seek(slot_at(slot))
+        return file.read(PAGE)
+
+
+def write_slot(directory: Path, slot: int, data: bytes) -> None:
+    with own_slots(directory).open("r+b") as file:
+        file.seek(slot_at(slot))
+        file.write(data)
+
+
+def slots_of(directory: Path, path: str) -> list[int]:
+    number = number_of(directory, path)
+    record = sql(directory, "SELECT record FROM versions WHERE number = ?", number)[0][0]
+    return decode_version(number, record).slots.tolist()
+
+
+def root_page_of(directory: Path, table: str) -> int:
+    return sql(directory, "SELECT rootpage FROM sqlite_master WHERE name = ?", table)[0][0]
+
+
+def swap_slots(directory: Path) -> None:
+    one, other = read_slot(directory, 1), read_slot(directory, 4)
+    write_slot(directory, 1, other)
+    write_slot(directory, 4, one)
+
+
+def damage_record(table: str, path: str) -> Callable[[Path], None]:
+    def plant(directory: Path) -> None:
+        number = number_of(directory, path) if path != "/" else 1
+        record = bytearray(sql(directory, f"SELECT record FROM {table} WHERE number = ?", number)[0][0])
+        record[len(record) // 2] ^= 8
+        sql(directory, f"UPDATE {table} SET record = ? WHERE number = ?", bytes(record), number)
+
+    return plant
+
+
+def lose_row(table: str, path: str) -> Callable[[Path], None]:
+    return lambda directory: (
+        sql(directory, f"DELETE FROM {table} WHERE number = ?", number_of(directory, path)) and None
+    )
+
+
+def exchange_versions(directory: Path) -> None:
+    """Each row is as it was written, for another inode."""
+    one, other = number_of(directory, "/a.kv"), number_of(directory, "/dir/b.kv")
+    sql(directory, "UPDATE versions SET number = -1 WHERE number = ?", one)
+    sql(directory, "UPDATE versions SET number = ? WHERE number = ?", one, other)
+    sql(directory, "UPDATE versions SET number = ? WHERE number = -1", other)
+
+
+def lose_slot_row(directory: Path) -> None:
+    sql(directory, "DELETE FROM slots WHERE identity = 2 AND slot = 5")
+
+
+def damage_slot_row(directory: Path) -> None:
+    sql(directory, "UPDATE slots SET page_check = page_check + 1 WHERE identity = 2 AND slot = 5")
+
+
+def say_less_is_kept(directory: Path) -> None:
+    """With a checksum that is right."""
+    check, entries = sql(directory, "SELECT page_check, entries FROM slots WHERE identity = 2 AND slot = 5")[0]
+    row_check = slot_check(2, SlotRecord(5, check & (1 << 64) - 1, 20, entries))
+    sql(directory, "UPDATE slots SET kept = 20, row_check = ? WHERE identity = 2 AND slot = 5", row_check)
+
+
+def say_more_entries(directory: Path) -> None:
+    """A length that its slots do not hold, with a checksum that is right."""
+    number = number_of(directory, "/dir/b.kv")
+    record = decode_version(number, sql(directory, "SELECT record FROM versions WHERE number = ?", number)[0][0])
+    wrong = encode_version(number, record._replace(length=90, full_length=90))
+    sql(directory, "UPDATE versions SET record = ? WHERE number = ?", wrong, number)
+
+
+def put_name(directory: Path, parent: int, name: bytes, number: int) -> None:
+    check = name_check(parent, name, number)
+    sql(directory, "INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?)", parent, name, number, check)
+
+
+def take_name(directory: Path, path: str) -> None:
+    parent, _, name = path.rpartition("/")
+    number = number_of(directory, parent) if parent else 1
+    sql(directory, "DELETE FROM names WHERE directory = ? AND name = ?", number, name.encode())
+
+
+def damage_name(directory: Path) -> None:
+    sql(directory, "UPDATE names SET number = number + 1000 WHERE name = ?", b"b.kv")
+
+
+def make_loop(directory: Path) -> None:
+    """`dir` lies in its own `deep`, and nowhere else."""
+    top, deep = number_of(directory, "/dir"), number_of(directory, "/dir/deep")
+    take_name(directory, "/dir")
+    put_name(directory, deep, b"dir", top)
+
+
+def no_regular_file(directory: Path) -> None:
+    """A file in place of a directory: the names in it lie nowhere."""
+    number = number_of(directory, "/dir/deep")
+    record = decode_inode(number, sql(directory, "SELECT record FROM inodes WHERE number = ?", number)[0][0])
+    sql(
+        directory,
+        "UPDATE inodes SET record = ? WHERE number = ?",
+        encode_inode(number, record._replace(file_type=0o120000)),
+        number,
+    )
+
+
+def unnamed_version(directory: Path) -> None:
+    """A version that no inode and no name knows."""
+    number = number_of(directory, "/dir/b.kv")
+    take_name(directory, "/dir/b.kv")
+    sql(directory, "DELETE FROM inodes WHERE number = ?", number)
+
+
+def low_next_inode(directory: Path) -> None:
+    sql(
+        directory, "UPDATE about SET value = '3', row_check = ? WHERE key = 'next_inode'", text_check("next_inode", "3")
+    )
+
+
+def zero_page(directory: Path, page: int) -> None:
+    with (directory / "index.db").open("r+b") as file:
+        file.seek((page - 1) * PAGE)
+        file.write(bytes(PAGE))
+
+
+def cut(path: Path, size: int) -> None:
+    os.truncate(path, size)
+
+
+def backing_of(directory: Path) -> Path:
+    (path,) = (directory / "files").iterdir()
+    return path
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One way to damage that state, and what it touches."""
+
+    name: str
+    plant: Callable[[Path], object]
+    paths: tuple[str, ...] = ()
+    """That fsck has to name."""
+    left: dict[str, int | None] = field(default_factory=dict)
+    """Entries that are left after a repair, where not all are; None: the name is gone."""
+    moved: dict[str, str] = field(default_factory=dict)
+    """Where files are after a repair, of those that are elsewhere: with `{}` for their inode's number before."""
+    is_damage: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CUT_AT_5: dict[str, int | None] = {"/a.kv": 160, "/dir/fork.kv": 160}
+ALL_OWN: dict[str, int | None] = dict.fromkeys(list(TOKENS)[1:], 0)
+
+BELOW_LOST_DIR = {path: path.replace("/dir", "/lost+found/#{/dir}", 1) for path in TOKENS if path.startswith("/dir")}
+
+DAMAGES = (
+    Damage("a flipped bit in a page", lambda d: flip(own_slots(d), slot_at(5) + 77), SHARED, CUT_AT_5),
+    Damage(
+        "a flipped bit in the tail of one",
+        lambda d: flip(own_slots(d), slot_at(slots_of(d, "/dir/b.kv")[2])),
+        ("/dir/b.kv",),
+        {"/dir/b.kv": 64},
+    ),
+    Damage(
+        "a flipped bit in a page of another model",
+        lambda d: flip(d / "slots/1.kv", slot_at(0) + 9),
+        ("/other.kv",),
+        {"/other.kv": 0},
+    ),
+    Damage("a flipped bit in a superblock", lambda d: flip(own_slots(d), 99), tuple(ALL_OWN)),
+    Damage("swapped slots", swap_slots, SHARED, {"/a.kv": 32, "/dir/fork.kv": 32}),
+    Damage("a doubled slot", lambda d: write_slot(d, 6, read_slot(d, 2)), SHARED, {"/a.kv": 192, "/dir/fork.kv": 192}),
+    Damage("a slot of zeros", lambda d: write_slot(d, 5, bytes(PAGE)), SHARED, CUT_AT_5),
+    Damage("a lost row of a slot", lose_slot_row, SHARED, CUT_AT_5),
+    Damage("a damaged row of a slot", damage_slot_row, SHARED, CUT_AT_5),
+    Damage("a count too low in a slot's row", say_less_is_kept, SHARED, {"/a.kv": 180, "/dir/fork.kv": 180}),
+    Damage("a length too high", say_more_entries, ("/dir/b.kv",), {"/dir/b.kv": 70}),
+    Damage("a damaged list of entries", damage_record("versions", "/a.kv"), ("/a.kv",), {"/a.kv": 0}),
+    Damage("a lost list of entries", lose_row("versions", "/a.kv"), ("/a.kv",), {"/a.kv": 0}),
+    Damage("exchanged lists of entries", exchange_versions, ("/a.kv", "/dir/b.kv"), {"/a.kv": 0, "/dir/b.kv": 0}),
+    Damage("a damaged inode of a KV file", damage_record("inodes", "/a.kv"), ("/a.kv",)),
+    Damage("a lost inode of a KV file", lose_row("inodes", "/a.kv"), ("/a.kv",)),
+    Damage("a lost inode of a plain file", lose_row("inodes", "/note.txt"), ("/note.txt",)),
+    Damage("a lost inode of a directory", lose_row("inodes", "/dir"), ("/dir",)),
+    Damage("a damaged inode of the root", damage_record("inodes", "/"), ("/",)),
+    Damage(
+        "a version that nothing leads to",
+        unnamed_version,
+        ("/lost+found/#{/dir/b.kv}",),
+        moved={"/dir/b.kv": "/lost+found/#{}"},
+    ),
+    Damage(
+        "a damaged name", damage_name, ("/dir/b.kv", "/lost+found/#{/dir/b.kv}"), moved={"/dir/b.kv": "/lost+found/#{}"}
+    ),
+    Damage(
+        "a lost name", lambda d: take_name(d, "/a.kv"), ("/lost+found/#{/a.kv}",), moved={"/a.kv": "/lost+found/#{}"}
+    ),
+    Damage(
+        "a lost name of a directory", lambda d: take_name(d, "/dir"), ("/lost+found/#{/dir}",), moved=BELOW_LOST_DIR
+    ),
+    Damage("a name that leads nowhere", lambda d: put_name(d, 1, b"ghost", 777), ("/ghost",)),
+    Damage(
+        "a name in a file", lambda d: put_name(d, number_of(d, "/a.kv"), b"x", number_of(d, "/dir/b.kv")), ("/a.kv/x",)
+    ),
+    Damage(
+        "names in what is no directory",
+        no_regular_file,
+        ("/dir/deep/c.kv",),
+        moved={"/dir/deep/c.kv": "/lost+found/#{}"},
+    ),
+    Damage(
+        "a second name of a directory",
+        lambda d: put_name(d, 1, b"other", number_of(d, "/dir/deep")),
+        ("/dir/deep",),
+        moved={"/dir/deep/c.kv": "/other/c.kv"},
+    ),
+    Damage("a directory in itself", make_loop, ("/lost+found/#{/dir}",), moved=BELOW_LOST_DIR),
+    Damage("an impossible name", lambda d: put_name(d, 1, b"x/y", number_of(d, "/a.kv")), ("/x/y",)),
+    Damage(
+        "a damaged identity",
+        lambda d: sql(d, "UPDATE identities SET facts = replace(facts, 'fake', 'fate') WHERE id = 2"),
+    ),
+    Damage("a damaged uuid", lambda d: sql(d, "UPDATE about SET value = 'x' WHERE key = 'uuid'")),
+    Damage("a lost uuid", lambda d: sql(d, "DELETE FROM about WHERE key = 'uuid'")),
+    Damage("a next inode that there is already", low_next_inode),
+    Damage(
+        "a slot file cut short",
+        lambda d: cut(own_slots(d), slot_at(5) + 100),
+        tuple(ALL_OWN),
+        {"/a.kv": 160, "/dir/fork.kv": 160, "/dir/b.kv": 0, "/dir/deep/c.kv": 0},
+    ),
+    Damage("a slot file without a superblock", lambda d: cut(own_slots(d), 0), tuple(ALL_OWN), ALL_OWN),
+    Damage("a slot file that is gone", lambda d: own_slots(d).unlink(), tuple(ALL_OWN), ALL_OWN),
+    Damage("a backing file that is gone", lambda d: backing_of(d).unlink(), ("/note.txt",)),
+    Damage("a backing file that nobody has", lambda d: (d / "files/77.0.plain").write_bytes(b"x"), is_damage=False),
+    Damage("a slot file that nobody has", lambda d: (d / "slots/9.kv").write_bytes(b"x"), is_damage=False),
+    Damage("an index without its first page", lambda d: zero_page(d, 1)),
+    Damage(
+        "an index without its names",
+        lambda d: zero_page(d, root_page_of(d, "names")),
+        moved=dict.fromkeys(TOKENS, "/lost+found/#{}"),
+    ),
+    Damage(
+        "an index without its versions",
+        lambda d: zero_page(d, root_page_of(d, "versions")),
+        tuple(TOKENS),
+        dict.fromkeys(TOKENS, 0),
+    ),
+    Damage("an index without its inodes", lambda d: zero_page(d, root_page_of(d, "inodes")), tuple(TOKENS)),
+    Damage(
+        "an index without its slots",
+        lambda d: zero_page(d, root_page_of(d, "slots")),
+        tuple(TOKENS),
+        dict.fromkeys(TOKENS, 0),
+    ),
+    Damage("an index that is gone", lambda d: (d / "index.db").unlink(), (), dict.fromkeys(TOKENS)),
+    Damage("an empty index", lambda d: cut(d / "index.db", 0), (), dict.fromkeys(TOKENS)),
+    Damage(
+        "an index of garbage", lambda d: (d / "index.db").write_bytes(os.urandom(3 * PAGE)), (), dict.fromkeys(TOKENS)
+    ),
+)
+
+
+def copy_of(state: Path, target: Path) -> Path:
+    shutil.copytree(state, target)
+    return target

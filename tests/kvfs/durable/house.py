@@ -1,0 +1,135 @@
+"""A volume over a state directory, with the fake store and decoder: opened, crashed, and opened again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from kvfs.durable.journal import Journal
+from kvfs.durable.keeper import Keeper
+from kvfs.durable.state import State
+from kvfs.fs import FileSystem, OpenKv
+from kvfs.names.disk import Disk
+from kvfs.names.inode import Credentials, Inode
+from kvfs.names.plain import PlainFile
+from kvfs.pages.accounts import NO_LIMITS, Accounts, Limits
+from kvfs.pages.pool import PagePool
+from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, commit_all, entry_values
+
+ROOT = Credentials(0, 0)
+
+
+class House:
+    """One daemon's life over a state."""
+
+    def __init__(
+        self,
+        directory: Path,
+        facts: FakeFacts | None = None,
+        *,
+        num_pages: int = 64,
+        bits: str = "fake",
+        limits: Limits = NO_LIMITS,
+        deadline_s: float = 30.0,
+        same_bits: bool = False,
+        disk: Disk | None = None,
+    ) -> None:
+        facts = facts or FakeFacts()
+        self.state = State(directory)
+        kept = self.state.load()
+        num_own, num_others = kept.num_slots(self.state.identity_of(facts, kept))
+        self.store = FakeStore(facts, num_pages)
+        self.decoder = FakeDecoder(self.store)
+        accounts = Accounts(num_pages + num_own + num_others, self.store.page_bytes, limits)
+        pool = PagePool(self.store, accounts, num_own, num_others)
+        journal = Journal()
+        self.fs = FileSystem(pool, facts, self.state.files, 0, 0, disk, changes=journal, bits=bits, same_bits=same_bits)
+        self.volume, self.tree = self.fs.volume, self.fs.volume.tree
+        self.keeper = Keeper(self.state, kept, self.volume, journal, deadline_s)
+
+    def append(self, file: OpenKv, tokens: Sequence[int]) -> None:
+        """As a step does."""
+        first = file.table.next_position
+        reservation = self.fs.reserve(file, tokens, range(first, first + len(tokens)))
+        self.decoder.step(reservation)
+        commit_all(reservation)
+        self.fs.committed(file)
+
+    def create(self, path: str, tokens: Sequence[int] = ()) -> OpenKv:
+        file = self.fs.kv_create(ROOT, path)
+        if tokens:
+            self.append(file, tokens)
+        return file
+
+    async def open(self, path: str, *, write: bool = False) -> OpenKv:
+        """Its pages are in memory when this returns."""
+        file = self.fs.kv_open(ROOT, path, write=write)
+        try:
+            await self.volume.storage.bring(file.content)
+        except BaseException:
+            self.fs.kv_close(file)
+            raise
+        return file
+
+    async def sync(self, path: str) -> None:
+        await self.keeper.sync(self.fs.find(ROOT, path))
+
+    def tokens(self, file: OpenKv) -> list[int]:
+        return file.table.read()[0].tolist()
+
+    def is_right(self, file: OpenKv) -> bool:
+        """Whether the bytes of its pages are those that its tokens and positions make."""
+        tokens, positions = file.table.read()
+        wanted = entry_values(list(zip(tokens.tolist(), positions.tolist(), strict=True)))
+        pages = self.fs.pool.store.frames_of(file.table.pages)
+        found = self.decoder.moved_entries(pages, file.table.length)
+        return [float(each) for each in found[0]] == wanted if wanted else True
+
+    def write(self, inode: Inode, data: bytes, offset: int = 0) -> None:
+        """Bytes of a plain file, as a worker does."""
+        content = inode.content
+        assert isinstance(content, PlainFile)
+        with self.volume.charged_for(inode, content, offset + len(data)):
+            content.write_at(offset, data)
+        inode.modified()
+
+    def cut(self, inode: Inode, size: int) -> None:
+        """A plain file gets a size, as by a worker."""
+        content = inode.content
+        assert isinstance(content, PlainFile)
+        with self.volume.charged_for(inode, content, size):
+            content.resize(size)
+        inode.modified()
+
+    def read(self, inode: Inode) -> bytes:
+        """All bytes of a plain file."""
+        assert isinstance(inode.content, PlainFile)
+        return inode.content.read_at(0, inode.content.size)
+
+    def names(self) -> list[str]:
+        return sorted(self.tree.path_of(inode) for inode in self.tree if inode.names)
+
+
+@asynccontextmanager
+async def running(house: House, *, drain: bool = False) -> AsyncIterator[House]:
+    """Its storage runs; at the end it is cut off, or drained before."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(house.keeper.run)
+        try:
+            yield house
+            house.fs.check()
+            if drain:
+                assert await house.keeper.drain() == []
+        finally:
+            nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                await house.keeper.jobs.are_over()
+                for inode in house.tree:
+                    if isinstance(inode.content, PlainFile):
+                        inode.content.close()
+                house.volume._let_go_files.clear()
+                await trio.to_thread.run_sync(house.volume.removals.wait, 10)
+            house.keeper.close()

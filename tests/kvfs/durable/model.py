@@ -1,0 +1,206 @@
+"""What a crash may leave: every state that a tree has had, who synced what, and a judge of what came back.
+
+    model = Model(house)                    # a tree as it is on disk: empty, or just restored
+    ...                                     # one operation on the house
+    model.note(house)                       # each time, before anything else may run
+    with model.syncing(inode.number): ...   # round every fsync; without a number: of everything
+    await model.judge(restored)             # AssertionError: that is no state that was promised
+
+A file is its inode's number, which survives. The promise, as it is judged here:
+
+- *Names* are those after the first k operations, and after those later ones that some fsync was to make durable, with
+  all that they depend on: earlier ones of the same names and files, those of the directories that they lie in, and
+  those in a directory that is gone. What an fsync was about that has returned 0 is there.
+  (Once the disk was full: after any of them, with what they depend on.)
+- *Entries* of a KV file are a prefix of what it had at some moment since it was synced, or was given a name that is
+  there. None is missing that it has had all the time since then. Its bytes are right, and it says how many are lost.
+- *Bytes* of a plain file that were not written since it was synced are there, and it has a length that it has had.
+- *Attributes* of an inode are those of some moment since it was synced.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvfs.fs import OpenKv
+from kvfs.names.content import KvFile
+from kvfs.names.inode import Inode
+from libsym.errors import SymError
+from tests.kvfs.durable.allowed_names import NamesThatAreThere
+from tests.kvfs.durable.contents import Bytes, Entries, content_of, is_prefix, length_of, may_be_left
+from tests.kvfs.durable.events import ROOT, Attributes, Key, Life, Operation, Put, Sync
+from tests.kvfs.durable.house import House
+
+
+class Model:
+    """Everything that has happened to one tree."""
+
+    def __init__(
+        self, house: House, mark: Callable[[int], None] = lambda _moment: None, *, has_bytes: bool = True
+    ) -> None:
+        """The house is as it is on disk; without `has_bytes`, but for the bytes of plain files, as after a kill.
+
+        `mark` is told of each moment as soon as it is there.
+        """
+        self._has_bytes = has_bytes
+        self.moment = 0
+        """Of the last event."""
+        self._mark = mark
+        self._base = self._names = _names(house)
+        self._operations: list[Operation] = []
+        self._syncs: list[Sync] = []
+        self._was_full = sys.maxsize
+        """Since when it was said to be, perhaps for a moment."""
+        self._inodes: dict[int, Inode] = {}
+        """Those that are gone, too: a crash may bring them back."""
+        self._seen: dict[int, tuple[object, int]] = {}
+        """The content whose state is known, and its count of changes."""
+        self._lives: dict[int, Life] = {}
+        self._look_at_files(house)
+
+    def __getstate__(self) -> dict[str, object]:
+        """For another process, to judge with."""
+        return {**self.__dict__, "_mark": None, "_inodes": None, "_seen": None}
+
+    # What happens
+
+    def note(self, house: House) -> None:
+        """Something has happened: one operation on names at most, and nothing of it can be on disk yet."""
+        self.moment += 1
+        names = _names(house)
+        changed = sorted(key for key in self._names.keys() | names.keys() if self._names.get(key) != names.get(key))
+        if changed:
+            puts = tuple(Put(key, self._names.get(key), names.get(key)) for key in changed)
+            self._operations.append(Operation(self.moment, puts))
+            self._names = names
+        self._look_at_files(house)
+        self._mark(self.moment)
+
+    def _look_at_files(self, house: House) -> None:
+        self._inodes |= {inode.number: inode for inode in house.tree}
+        for number, inode in self._inodes.items():
+            life = self._lives.setdefault(number, Life())
+            life.attributes.add(self.moment, Attributes.of(inode))
+            seen = inode.content, getattr(inode.content, "changes", 0)
+            is_gone = inode.content is None and not inode.names and not inode.is_directory
+            if self._seen.get(number) != seen and not is_gone:
+                self._seen[number] = seen
+                life.content.add(self.moment, content_of(inode))
+
+    @contextmanager
+    def syncing(self, number: int | None = None) -> Iterator[None]:
+        """Round an fsync that somebody waits for; an exception says that nothing was promised."""
+        self._tick()
+        sync = Sync(number, self.moment, frozenset(self._above(number)))
+        self._syncs.append(sync)
+        was_named = self._named()
+        yield
+        self._tick()
+        sync.ended, sync.named = self.moment, was_named & self._named()
+
+    def note_full_disk(self) -> None:
+        """The disk says that it is full, from now on."""
+        self._was_full = min(self._was_full, self.moment)
+
+    def _tick(self) -> None:
+        self.moment += 1
+        self._mark(self.moment)
+
+    def _named(self) -> frozenset[int]:
+        return frozenset({ROOT, *self._names.values()})
+
+    def _above(self, number: int | None) -> set[int]:
+        """The directories that an inode lies in."""
+        found: set[int] = set()
+        waiting = {number}
+        while waiting:
+            parents = {directory for (directory, _), child in self._names.items() if child in waiting}
+            waiting = parents - found
+            found |= parents
+        return found
+
+    # What came back
+
+    async def judge(self, house: House, now: int | None = None) -> None:
+        """Raise AssertionError, with the story, unless a crash after the event `now` may have left this."""
+        now = self.moment if now is None else now
+        house.fs.check()
+        happened = NamesThatAreThere(
+            self._base, self._operations, self._syncs, _names(house), now, is_ordered=now < self._was_full
+        ).happened()
+        for inode in house.tree:
+            if inode.number not in self._lives:
+                raise AssertionError(f"{_called(house, inode)} has never been")
+            self._judge_attributes(house, inode, now)
+            self._judge_content(house, inode, now, happened)
+        for inode in house.tree:
+            await _judge_pages(house, inode)
+        house.fs.check()
+
+    def _promises(self, number: int, now: int) -> list[tuple[int, int]]:
+        """When the inode was said to be on disk, as it was at the first of two moments, but for what was cut off before
+        the second.
+        """
+        mine = [sync for sync in self._syncs if sync.is_over(now) and sync.promises(number)]
+        return [(0, 0), *((sync.begun, sync.ended or 0) for sync in mine)]
+
+    def _judge_attributes(self, house: House, inode: Inode, now: int) -> None:
+        (since, _), found = max(self._promises(inode.number, now)), Attributes.of(inode)
+        allowed = [state for _, state in self._lives[inode.number].attributes.between(since, now)]
+        if found not in allowed:
+            raise AssertionError(
+                f"{_called(house, inode)} is\n  {found}\nand was, since [{since}]\n"
+                + "\n".join(f"  {state}" for state in allowed)
+            )
+
+    def _judge_content(self, house: House, inode: Inode, now: int, happened: Sequence[Operation]) -> None:
+        number, found = inode.number, content_of(inode)
+        history = self._lives[number].content
+        named = [(each.moment, each.moment) for each in happened if any(put.after == number for put in each.puts)]
+        promises = sorted({*self._promises(number, now), *(named if isinstance(found, Entries) else [])})
+        since = promises[-1][0]
+        if isinstance(found, Bytes):
+            if promises == [(0, 0)] and number in self._base.values() and not self._has_bytes:
+                return
+            # A write is on its way before it is an event.
+            is_right = may_be_left(found, [state for _, state in history.between(since, now + 1)])
+        else:
+            is_right = any(
+                is_prefix(found, state)
+                and length_of(found)
+                >= max(
+                    min(length_of(each) for _, each in history.between(begun, max(ended, moment)))
+                    for begun, ended in promises
+                )
+                for moment, state in history.between(since, now)
+            )
+        if not is_right:
+            raise AssertionError(
+                f"{_called(house, inode)} came back with {found}. It is [{now}], and promised was what it had at "
+                f"{[begun for begun, _ in promises]}:\n"
+                + "\n".join(f"  [{moment}] {state}" for moment, state in history.between(0, now + 1))
+            )
+
+
+def _names(house: House) -> dict[Key, int]:
+    """What every name leads to."""
+    return {
+        (directory.number, name): child.number for directory in house.tree for name, child in directory.entries.items()
+    }
+
+
+async def _judge_pages(house: House, inode: Inode) -> None:
+    if not isinstance(inode.content, KvFile):
+        return
+    file = OpenKv(inode, inode.content, writable=False, origin=None)  # opening it would count as a use
+    try:
+        await house.volume.storage.bring(file.content)
+    except SymError as error:
+        raise AssertionError(f"{_called(house, inode)} can't be read: {error}") from error
+    assert house.is_right(file), f"{_called(house, inode)} has other bytes than its tokens make"
+
+
+def _called(house: House, inode: Inode) -> str:
+    return f"{house.tree.path_of(inode)} (inode {inode.number})"

@@ -1,0 +1,272 @@
+"""A disk that fails, is full or hangs, at every place where it is written to: whoever waits is told, all else goes on.
+
+The same small piece of work is done again and again on a new disk, and each time another of its operations fails.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.names.plain import PlainFile
+from libsym.errors import SymError
+from tests.disk.recorder import Disk, available
+from tests.kvfs.durable.house import ROOT, House, running
+
+pytestmark = pytest.mark.skipif(bool(available()), reason=available())
+
+FIRST, SECOND, BYTES = list(range(1, 50)), list(range(100, 110)), b"bytes of a plain file"
+
+
+class Work:
+    """What is done to a house, and what was promised meanwhile."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.errors: list[SymError] = []
+        self.promised: set[str] = set()
+
+    async def do(self) -> None:
+        house = self.house
+        file = house.create("a.kv", FIRST)
+        await self._sync("a.kv", lambda: house.keeper.sync(file.inode))
+        house.fs.kv_fork(ROOT, file, "fork.kv")
+        house.append(file, SECOND)
+        plain = house.volume.make_plain(house.tree.root, b"plain", 0o644, 0, 0)
+        try:
+            await trio.to_thread.run_sync(house.write, plain, BYTES, abandon_on_cancel=True)
+        except SymError as error:
+            self.errors.append(error)
+        else:
+            await self._sync("plain", lambda: house.keeper.sync(plain))
+        house.create("gone.kv", FIRST)
+        await self._sync("all", house.keeper.sync_all)
+        house.fs.kv_remove(ROOT, "gone.kv")
+        house.fs.kv_rename(ROOT, "fork.kv", "moved.kv")
+        await self._sync("moved", house.keeper.sync_all)
+
+    async def _sync(self, promise: str, sync: Callable) -> None:
+        try:
+            await sync()
+        except SymError as error:
+            self.errors.append(error)
+        else:
+            self.promised.add(promise)
+
+    async def nothing_else_is_harmed(self) -> None:
+        """The files that are in memory can be read and appended to."""
+        house = self.house
+        for name in ("a.kv", "moved.kv"):
+            file = await house.open(name, write=True)
+            assert house.tokens(file)[: len(FIRST)] == FIRST
+            assert house.is_right(file)
+            house.fs.kv_close(file)
+
+
+async def what_was_promised_is_there(house: House, promised: set[str]) -> None:
+    names = {*house.names()} - {"/kept.kv"}
+    if promised:
+        last = await house.open("a.kv")
+        assert house.tokens(last)[: len(FIRST)] == FIRST
+        assert house.is_right(last)
+    if "plain" in promised:
+        content = house.fs.find(ROOT, "plain").content
+        assert isinstance(content, PlainFile)
+        assert await trio.to_thread.run_sync(content.read_at, 0, 100) == BYTES
+    if {"all", "moved"} & promised:
+        assert house.tokens(await house.open("a.kv")) == FIRST + SECOND
+        (fork,) = names & {"/fork.kv", "/moved.kv"}
+        assert house.tokens(await house.open(fork.removeprefix("/"))) == FIRST
+    if "moved" in promised:
+        assert names == {"/a.kv", "/moved.kv", "/plain"}
+
+
+@pytest.fixture
+def new_disk(tmp_path: Path) -> Iterator[Callable[[], Disk]]:
+    disks: list[Disk] = []
+
+    def new() -> Disk:
+        for disk in disks:
+            disk.close()
+        base = tmp_path / str(len(disks))
+        base.mkdir()
+        disks.append(Disk(base))
+        return disks[-1]
+
+    yield new
+    disks[-1].close()
+
+
+async def work_with(disk: Disk, go_wrong: Callable[[Disk], None], *, heals: bool) -> tuple[Work, int]:
+    """How it went, and how many operations there were from when it could go wrong."""
+    async with running(House(disk.path / "state", num_pages=16)) as house:
+        work, before = Work(house), disk.count("any")
+        go_wrong(disk)
+        await work.do()
+        num_operations = disk.count("any") - before
+        disk.heal()
+        await work.nothing_else_is_harmed()
+        if heals:  # bytes that a failed sync may have lost are written anew by who has them
+            await trio.to_thread.run_sync(house.write, house.fs.find(ROOT, "plain"), BYTES)
+            await house.keeper.sync_all()
+            work.promised |= {"a.kv", "all", "moved"}
+    return work, num_operations
+
+
+WAYS = [(code, heals) for code in (errno.EIO, errno.ENOSPC) for heals in (False, True)]
+
+
+@pytest.mark.slow
+def test_an_operation_that_fails_is_told_to_who_waits_and_nothing_that_was_promised_is_missing(
+    new_disk: Callable[[], Disk],
+) -> None:
+    """One after the other, with the next error each time; afterwards killed at once, or when all was synced again."""
+
+    async def once(place: int) -> bool:
+        """Whether there was an operation at that place."""
+        code, heals = WAYS[place % len(WAYS)]
+        disk = new_disk()
+        work, num_operations = await work_with(
+            disk, lambda disk: disk.fail("any", after=place, errno=code), heals=heals
+        )
+        for error in work.errors:
+            assert error.errno in {code, errno.EIO}, f"operation {place}: {error}"
+        async with running(House(disk.path / "state", num_pages=16)) as house:
+            await what_was_promised_is_there(house, work.promised)
+        return place < num_operations
+
+    async def every_place() -> None:
+        place = 0
+        while await once(place):
+            place += 1
+        assert place > 20, "the work writes at more places than that"
+
+    trio.run(every_place)
+
+
+@pytest.mark.parametrize("op", ["write", "fsync", "allocate", "create"])
+def test_a_disk_that_fails_for_good_fails_every_sync_and_work_goes_on_in_memory(
+    new_disk: Callable[[], Disk], op: str
+) -> None:
+    async def main() -> None:
+        disk = new_disk()
+        work, _ = await work_with(disk, lambda disk: disk.fail(op, times=None), heals=True)
+        if op in ("write", "fsync"):
+            assert work.errors
+        async with running(House(disk.path / "state", num_pages=16)) as house:
+            await what_was_promised_is_there(house, work.promised)
+
+    trio.run(main)
+
+
+def test_a_full_disk_is_told_and_what_is_removed_makes_room_again(new_disk: Callable[[], Disk]) -> None:
+    async def main() -> None:
+        disk = new_disk()
+        async with running(House(disk.path / "state", num_pages=64)) as house:
+            house.create("a.kv", FIRST)
+            await house.keeper.sync_all()
+            disk.limit(disk.used() + 4 * 4096)
+            for number in range(60):
+                house.create(f"{number}.kv", [number])
+            with pytest.raises(SymError) as caught:
+                await house.keeper.sync_all()
+            assert caught.value.errno == errno.ENOSPC
+            assert house.keeper.statistics().error
+            assert house.tokens(await house.open("59.kv")) == [59]
+            for number in range(50):
+                house.fs.kv_remove(ROOT, f"{number}.kv")
+            disk.limit(None)
+            await house.keeper.sync_all()
+        async with running(House(disk.path / "state", num_pages=64)) as house:
+            assert house.names() == sorted(["/a.kv", *(f"/{number}.kv" for number in range(50, 60))])
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(("op", "path"), [("write", "1.kv"), ("fsync", "1.kv"), ("fsync", "index.db-wal")])
+def test_a_disk_that_hangs_fails_who_waits_and_when_it_answers_all_is_well(
+    new_disk: Callable[[], Disk], op: str, path: str
+) -> None:
+    async def main() -> None:
+        disk = new_disk()
+        async with running(House(disk.path / "state", num_pages=64, deadline_s=0.2)) as house:
+            kept = house.create("kept.kv", FIRST)
+            await house.keeper.sync_all()
+            disk.hang(op, path)
+            file = house.create("a.kv", FIRST)
+            with pytest.raises(SymError) as caught:
+                await house.keeper.sync(file.inode)
+            assert caught.value.errno == errno.ETIMEDOUT
+            house.append(kept, SECOND)
+            assert house.tokens(kept) == FIRST + SECOND
+            assert house.is_right(kept)
+            disk.resume()
+            await house.keeper.jobs.idle()
+            house.keeper.jobs.deadline_s = 30.0
+            await house.keeper.sync_all()
+        async with running(House(disk.path / "state", num_pages=64)) as house:
+            assert house.tokens(await house.open("a.kv")) == FIRST
+            assert house.tokens(await house.open("kept.kv")) == FIRST + SECOND
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_disk_that_hangs_anywhere_fails_who_waits_and_when_it_answers_all_is_well(
+    new_disk: Callable[[], Disk],
+) -> None:
+    """At one operation after the other."""
+
+    async def once(place: int) -> bool:
+        """Whether there was an operation at that place."""
+        disk = new_disk()
+        async with running(House(disk.path / "state", num_pages=32, deadline_s=0.1)) as house:
+            kept = house.create("kept.kv", FIRST)
+            await house.keeper.sync(kept.inode)
+            work = Work(house)
+            disk.hang("any", after=place, times=1)
+            with trio.move_on_after(1):  # a write of a plain file waits in a worker, for the mount to give it up
+                await work.do()
+            assert {error.errno for error in work.errors} <= {errno.ETIMEDOUT}, f"operation {place}: {work.errors}"
+            house.append(kept, SECOND)
+            assert house.is_right(kept)
+            is_over = not disk.resume()
+            await house.keeper.jobs.idle()
+            house.keeper.jobs.deadline_s = 30.0
+            await house.keeper.sync_all()
+            names = house.names()
+        async with running(House(disk.path / "state", num_pages=32)) as house:
+            assert house.names() == names
+            await what_was_promised_is_there(house, work.promised)
+            assert house.tokens(await house.open("kept.kv")) == FIRST + SECOND
+        return not is_over
+
+    async def every_place() -> None:
+        place = 0
+        while await once(place):
+            place += 1
+        assert place > 20, "the work writes at more places than that"
+
+    trio.run(every_place)
+
+
+def test_a_file_that_can_not_be_read_back_is_an_error_and_others_are_opened(new_disk: Callable[[], Disk]) -> None:
+    async def main() -> None:
+        disk = new_disk()
+        async with running(House(disk.path / "state"), drain=True) as house:
+            house.create("a.kv", FIRST)
+            house.create("b.kv", SECOND)
+        async with running(House(disk.path / "state")) as house:
+            disk.fail("read", "1.kv", times=None)
+            with pytest.raises(SymError) as caught:
+                await house.open("a.kv")
+            assert caught.value.errno == errno.EIO
+            disk.heal()
+            assert house.tokens(await house.open("b.kv")) == SECOND
+            assert house.tokens(await house.open("a.kv")) == FIRST, "the disk answers again"
+
+    trio.run(main)

@@ -1,0 +1,64 @@
+"""A state of an older release opens; one of a newer release is refused."""
+
+from __future__ import annotations
+
+import sqlite3
+import tarfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.durable.index import FORMAT_VERSION
+from kvfs.durable.state import State
+from libsym.errors import Invalid
+from tests.kvfs.durable.house import ROOT, House, running
+
+FORMATS = Path(__file__).with_name("formats")
+"""A state of each older format, as a release of its time left it."""
+
+
+def test_there_is_a_state_of_every_older_format() -> None:
+    assert sorted(path.name for path in FORMATS.iterdir()) == [f"{each}.tar.xz" for each in range(1, FORMAT_VERSION)]
+
+
+@pytest.mark.parametrize("older", range(1, FORMAT_VERSION))
+def test_a_state_of_an_older_format_is_opened_with_all_that_it_has(older: int, tmp_path: Path) -> None:
+    with tarfile.open(FORMATS / f"{older}.tar.xz") as planted:
+        planted.extractall(tmp_path, filter="data")
+
+    async def look() -> None:
+        async with running(House(tmp_path / "state"), drain=True) as house:
+            assert house.names() == ["/a.kv", "/dir", "/dir/fork.kv", "/empty.kv"]
+            assert house.tree.root.xattrs == {b"user.note": b"kept"}
+            assert house.tree.child(house.tree.root, b"dir").mode == 0o750
+            file, fork = await house.open("a.kv", write=True), await house.open("dir/fork.kv")
+            assert house.tokens(file) == [*range(1, 41), 5, 6]
+            assert house.tokens(fork) == [*range(1, 41)]
+            assert house.is_right(file)
+            assert house.is_right(fork)
+            assert house.fs.kv_stat(ROOT, "empty.kv").tokens == 0
+            house.append(file, [7])
+
+    trio.run(look)
+    again = House(tmp_path / "state")
+    assert again.fs.kv_stat(ROOT, "a.kv").tokens == 43
+    again.keeper.close()
+
+
+def test_a_state_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+    State(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / "index.db")) as database:
+        database.execute(f"PRAGMA user_version={FORMAT_VERSION + 1}")
+    before = (tmp_path / "index.db").read_bytes()
+    with pytest.raises(Invalid, match=f"of format {FORMAT_VERSION + 1}, and this release knows formats up to"):
+        State(tmp_path)
+    assert (tmp_path / "index.db").read_bytes() == before
+
+
+def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "index.db")) as database:
+        database.execute("CREATE TABLE mine (a)")
+    with pytest.raises(Invalid, match="a database of something else"):
+        State(tmp_path)

@@ -1,0 +1,28 @@
+"""What the journal finds that names depend on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from tests.kvfs.durable.house import ROOT, House, running
+
+
+def test_operations_of_a_commit_that_failed_are_found_again_in_their_order(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(House(tmp_path)) as house:
+            journal = house.keeper._journal
+            for name in ("a", "a/b"):
+                house.fs.kv_mkdir(ROOT, name, 0o700)
+            house.create("a/b/file.kv", [1])
+            house.create("other.kv")
+            file = house.fs.find(ROOT, "a/b/file.kv")
+            before = journal.closure([file])
+            assert [change.puts[0].key[1] for change in before] == [b"a", b"b", b"file.kv"]
+            all_of_them = list(journal.operations.values())
+            journal.give_back(before[:2], journal.take(before[:2], []))
+            assert journal.closure([file]) == before
+            assert list(journal.operations.values()) == all_of_them
+
+    trio.run(main)

@@ -1,0 +1,30 @@
+"""What hides the end of a page of another model is what that model's own arena does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from decoder.cpu.arena import Arena
+from decoder.tiny import tiny_config
+from kvfs.durable.identity import KeptFacts
+from kvfs.images.masking import masked
+from tests.kvfs.fakes import FakeFacts, FakeStore
+
+
+@pytest.mark.parametrize("num_entries", [0, 1, 7, 16, 31, 32])
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_it_masks_as_the_arena_of_the_cpu_does(dtype: str, num_entries: int) -> None:
+    config = tiny_config()
+    arena = Arena(config, 1, dtype)
+    page = np.random.default_rng(1).integers(1, 255, arena.page_bytes, np.uint8).tobytes()
+    facts = KeptFacts(config.page_shape, dtype, 0, 0, "", {"layout": arena.layout})
+    assert masked(memoryview(page), facts, num_entries) == arena.masked(memoryview(page), num_entries)
+
+
+@pytest.mark.parametrize("num_entries", [0, 5, 32])
+def test_it_masks_entry_after_entry(num_entries: int) -> None:
+    facts = FakeFacts()
+    store = FakeStore(facts, 1)
+    store.pages[:] = np.random.default_rng(1).random(store.pages.shape)
+    assert masked(store.view(0), facts, num_entries) == store.masked(store.view(0), num_entries)

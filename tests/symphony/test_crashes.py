@@ -1,0 +1,56 @@
+"""Daemons that are killed, and what the next one finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user"
+)
+
+SOAK = Path(__file__).resolve().parents[2] / "scripts" / "soak" / "crashes.py"
+
+
+@pytest.mark.slow
+def test_after_a_restart_a_generation_goes_on_from_the_copy_of_a_page(start_daemon):
+    """Pages come back in other places of memory than their numbers say."""
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "8M")
+    daemon.run(
+        """
+        with sym.kv_create("base.kv") as kv:
+            sym.kv_write(kv, range(1, 101))
+            kv.fork("fork.kv").close()
+            sym.kv_write(kv, [101])  # in their last page: the fork has to copy it when it goes on
+        sym.kv_sync()
+        """
+    )
+    daemon.stop(signal.SIGKILL)
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "8M")
+    daemon.run(
+        """
+        sym.kv_write(sym.kv_create("other.kv"), range(50, 150))
+        with sym.kv_open("fork.kv", "rw") as kv:
+            list(sym.generate(kv, [7], stop_at_end=False, max_tokens=20))
+            tokens = kv.read()[0]
+        with sym.kv_create("again.kv") as kv:
+            sym.kv_write(kv, tokens)
+        """
+    )
+    assert (daemon.mount / "fork.kv").read_bytes() == (daemon.mount / "again.kv").read_bytes()
+
+
+@pytest.mark.slow
+def test_what_was_synced_outlives_fifty_daemons_that_are_killed(tmp_path):
+    options = ["--kills=50", "--life=0.12", "--clients=2", "--forked", "--json", "--state", tmp_path]
+    done = subprocess.run([sys.executable, SOAK, *options], check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["kills"] == 50
+    assert found["syncs"] > 50

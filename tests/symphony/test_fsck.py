@@ -1,0 +1,157 @@
+"""`symphony fsck` and `symphony scrub`: over a state that nobody uses, and through a daemon."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import libsym as sym
+from symphony.cli import main
+from tests.kvfs.durable.damage import flip
+from tests.symphony.daemons import Daemon
+
+needs_fuse = pytest.mark.skipif(
+    not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user"
+)
+OPTIONS = ("--model", "tiny", "--kv-memory", "16M")
+
+
+def the_slots(daemon: Daemon) -> Path:
+    (path,) = (daemon.mount.parent / "state/slots").glob("*.kv")
+    return path
+
+
+def damage_page(path: Path, page: int, page_bytes: int) -> None:
+    flip(path, 4096 + page * (-(-page_bytes // 4096) * 4096) + 100)
+
+
+@pytest.fixture
+def symphony(capsys) -> Callable[..., tuple[int, str, str]]:
+    """A command in this process: its status, and what it printed."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        status = main(words)
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+@needs_fuse
+def test_damage_is_named_by_fsck_is_eio_in_a_daemon_and_is_mended_by_it(start_daemon, symphony, monkeypatch):
+    daemon = start_daemon(*OPTIONS)
+    state = daemon.mount.parent / "state"
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+    sym.connect(str(daemon.socket))
+    for name, length in (("whole.kv", 40), ("bad.kv", 100)):
+        with sym.kv_create(name) as kv:
+            sym.kv_write(kv, range(length))
+            sym.kv_sync(kv)
+    page_bytes = sym.daemon_stat()["page_bytes"]
+    status, _, refused = symphony("fsck", "--state", str(state))
+    assert (status, "a daemon uses" in refused) == (2, True)
+    assert symphony("fsck")[0] == 0
+    sym.close()
+    assert daemon.stop() == 0
+    damage_page(the_slots(daemon), 3, page_bytes)  # 0 and 1 are of the first file
+    before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+
+    status, told, _ = symphony("fsck", "--state", str(state), "--json")
+    found = json.loads(told)
+    assert (status, found["clean"], [each["paths"] for each in found["findings"]]) == (1, False, [["/bad.kv"]])
+    assert {path: path.read_bytes() for path in state.rglob("*") if path.is_file()} == before
+
+    daemon = start_daemon(*OPTIONS)
+    sym.connect(str(daemon.socket))
+    assert len(sym.kv_open("whole.kv")) == 40
+    with pytest.raises(sym.SymError, match=r"damaged on disk: /bad\.kv from entry 32 on") as caught:
+        sym.kv_open("bad.kv")
+    assert caught.value.errno == errno.EIO
+    assert "/bad.kv" in daemon.log.read_text()
+    status, told, _ = symphony("scrub", "--rate", "100M", "--json")
+    assert (status, [each["paths"] for each in json.loads(told)["findings"]]) == (1, [["/bad.kv"]])
+    status, told, _ = symphony("fsck", "--repair")
+    assert status == 1
+    assert told.startswith("/bad.kv: damaged on disk")
+    assert "repaired: it keeps 32 of 100 entries" in told
+    status, told, _ = symphony("fsck")
+    assert (status, told.endswith("all is as it was written\n")) == (0, True)
+    stat = sym.kv_stat("bad.kv")
+    assert (stat.tokens, stat.lost_tokens) == (32, 68)
+    sym.close()
+    assert daemon.stop() == 0
+    assert symphony("fsck", "--state", str(state))[0] == 0
+
+
+@needs_fuse
+def test_a_daemon_that_refuses_a_damaged_index_says_in_one_line_what_to_do(start_daemon, symphony):
+    daemon = start_daemon(*OPTIONS)
+    sym.connect(str(daemon.socket))
+    with sym.kv_create("a.kv") as kv:
+        sym.kv_write(kv, [1, 2, 3])
+    sym.close()
+    assert daemon.stop() == 0
+    state = daemon.mount.parent / "state"
+    with (state / "index.db").open("r+b") as file:
+        file.write(bytes(4096))
+    refused = daemon.symphony("serve", *OPTIONS, "--state", str(state), "--mount", str(daemon.mount), check=False)
+    assert refused.returncode == 1
+    (line,) = [line for line in refused.stderr.splitlines() if line.startswith("symphony: ")]
+    assert "symphony fsck" in line
+    assert "Traceback" not in refused.stderr
+    assert symphony("fsck", "--state", str(state), "--repair")[0] == 1
+    daemon = start_daemon(*OPTIONS)
+    sym.connect(str(daemon.socket))
+    assert len(sym.kv_open("a.kv")) == 3
+    sym.close()
+
+
+@needs_fuse
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED as another user: only root can become one")
+def test_a_scrub_is_for_those_who_run_the_daemon(connected):
+    for directory in (connected.socket.parent, *connected.socket.parent.parents[:2]):
+        directory.chmod(0o755)
+    told = connected.run("""
+        os.seteuid(65534)
+        from libsym.scrub import daemon_scrub
+        try: daemon_scrub()
+        except sym.SymError as error: print(error.errno)
+    """)
+    assert told == f"{errno.EPERM}\n"
+
+
+@needs_fuse
+def test_one_scrub_at_a_time_and_one_whose_program_has_gone_is_over(connected, symphony):
+    with sym.kv_create("a.kv") as kv:
+        sym.kv_write(kv, range(250))
+        sym.kv_sync(kv)
+    slow = connected.program("""
+        from libsym.scrub import daemon_scrub
+        daemon_scrub(rate=1, progress=lambda done, total: print(done, total, flush=True))
+    """)
+    assert slow.stdout.readline(), "it is under way"
+    status, told, why = symphony("scrub")
+    assert (status, told, "under way" in why) == (2, "", True)
+    slow.kill()
+    slow.communicate()
+    while symphony("scrub")[0] == 2:
+        time.sleep(0.01)  # the daemon hears of it in its own time
+    sym.kv_remove("a.kv")
+
+
+def test_what_cannot_be_looked_at_is_one_line_and_status_2(tmp_path, symphony, monkeypatch):
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(tmp_path / "none.sock"))
+    for words in (
+        ("fsck", "--state", str(tmp_path / "nowhere")),
+        ("fsck", "--socket", str(tmp_path / "other.sock")),
+        ("scrub",),
+        ("scrub", "--rate", "much"),
+    ):
+        status, told, why = symphony(*words)
+        assert (status, told, why.count("\n")) == (2, "", 1)
+        assert why.startswith("symphony: ")

@@ -1,0 +1,106 @@
+"""A daemon that serves names and files while its weights are being loaded."""
+
+import os
+import sys
+
+import pytest
+
+import libsym as sym
+
+TINY = ("--model", "tiny", "--kv-memory", "8M")
+
+HELD = """
+import select, sys
+import symphony.backends as backends
+from libsym.errors import Invalid
+from symphony.cli import main
+
+class HeldDecoder(backends.CpuDecoder):
+    def __init__(self, *args, checkpoint, **options):
+        while not select.select([sys.stdin], [], [], 0.01)[0]:
+            checkpoint()
+        word = sys.stdin.readline().strip()
+        if word != "go":
+            raise Invalid(f"the weights are {word}")
+        super().__init__(*args, checkpoint=checkpoint, **options)
+
+backends.CpuDecoder = HeldDecoder
+sys.exit(main())
+"""
+"""The daemon, whose weights come when it is told so."""
+
+pytestmark = pytest.mark.skipif(
+    not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user"
+)
+
+
+@pytest.fixture
+def held(start_daemon):
+    daemon = start_daemon(*TINY, command=[sys.executable, "-c", HELD])
+    sym.connect(str(daemon.socket))
+    yield daemon
+    sym.close()
+    daemon.process.stdin.close()
+
+
+def tell(daemon, word):
+    daemon.process.stdin.write(f"{word}\n")
+    daemon.process.stdin.flush()
+
+
+def test_names_and_files_are_served_while_the_weights_load_and_pred_waits(held):
+    program = held.program("""
+        kv = sym.kv_create("early.kv")
+        print("made", flush=True)
+        sym.pred(kv, [1, 2, 3])
+        print("computed", kv.len(), flush=True)
+    """)
+    assert program.stdout.readline() == "made\n"
+    assert held.shell(f"ls {held.mount}").stdout == "early.kv\n"
+    held.shell(
+        f"cp {held.mount}/early.kv {held.mount}/copy.kv; mkdir {held.mount}/d; mv {held.mount}/copy.kv {held.mount}/d/"
+    )
+    assert [entry.name for entry in sym.kv_list("d")] == ["copy.kv"]
+    assert sym.tokenize("Hi") == [72, 105]
+    assert "cpu (" in sym.model_info().backend
+    stat = sym.daemon_stat()
+    assert stat["weights"] == "loading"
+    assert stat["num_steps"] == 0
+    assert "weights  loading (" in held.symphony("stat").stdout
+    assert "symphony_weights_loaded 0\n" in (held.mount / ".symphony/metrics").read_text()
+    tell(held, "go")
+    assert program.communicate(timeout=60) == ("computed 3\n", "")
+    stat = sym.daemon_stat()
+    assert stat["weights"] == "loaded"
+    assert stat["weights_s"] > 0
+    assert 0 < stat["held"]["num"] == sum(stat["held"]["nums"])
+    assert "weights  loaded in " in held.symphony("stat").stdout
+    assert "symphony_weights_loaded 1\n" in (held.mount / ".symphony/metrics").read_text()
+    sym.daemon_check()
+    assert "weights loaded in" in held.log.read_text()
+    assert held.stop() == 0
+
+
+def test_a_daemon_can_be_stopped_while_its_weights_load(held):
+    program = held.program("""
+        try:
+            sym.pred(sym.kv_create("early.kv"), [1])
+        except sym.NotConnected:
+            print("gone")
+    """)
+    while sym.daemon_stat()["waiting_calls"] == 0:
+        pass
+    assert held.stop() == 0
+    assert program.communicate(timeout=20) == ("gone\n", "")
+    assert not os.path.ismount(held.mount)
+    assert not held.socket.exists()
+    assert "Traceback" not in held.log.read_text()
+
+
+def test_weights_that_cannot_be_loaded_end_the_daemon_in_one_line(held):
+    tell(held, "damaged")
+    assert held.process.wait(30) == 1
+    assert held.log.read_text().splitlines()[-1] == "symphony: the weights are damaged"
+    assert "Traceback" not in held.log.read_text()
+    assert not os.path.ismount(held.mount)
+    assert not held.socket.exists()
