@@ -175,6 +175,15 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
     ]
 
 
+def nudge() -> bytes:
+    head = np.zeros(1, HEADER)
+    head["bytes"], head["op"] = 64, Op.PING
+    return head.tobytes()
+
+
+NUDGE = nudge()
+
+
 class Frames:
     """Bursts of frames of one length each: mostly valid, one field broken."""
 
@@ -294,42 +303,53 @@ class Attacker:
             ring[: len(raw) - first] = raw[first:]
             tail += len(raw)
             words[SUBMIT_TAIL // 8] = tail
-            if not self.wait(connection, doorbell, words, tail, -1 if fatal else RING_BYTES // 2):
+            tail = self.wait(connection, doorbell, words, ring, tail, -1 if fatal else RING_BYTES // 2)
+            if not tail:
                 break
             self.counts["frames"] += BURST
         self.counts["frames"] += BURST * fatal
 
-    def wait(self, connection: socket.socket, doorbell: int, words: np.ndarray, tail: int, most: int) -> bool:
-        """Until at most so much is left in the ring, reading replies meanwhile; False: the connection is over.
+    def wait(
+        self, connection: socket.socket, doorbell: int, words: np.ndarray, ring: memoryview, tail: int, most: int
+    ) -> int:
+        """Until at most so much is left in the ring, reading replies meanwhile. The tail; 0: the connection is over.
 
-        The other thread writes to the head, too. When it puts back an old one that the daemon has no reason to write
-        again, the ring seems full for ever: then the connection is given up.
+        The other thread writes to the head, too. It may put back an old one that the daemon has no reason to write
+        again: the ring seems full. So one more frame follows every second, behind which the daemon writes its head.
         """
-        patience = time.monotonic() + HANG_UP_S
-        seen, unchanged_until = tail, time.monotonic() + GIVE_UP_S
+        begun = time.monotonic()
+        seen, unchanged_since, nudges = tail, begun, 0
         while True:
             words[COMPLETE_HEAD // 8] = words[COMPLETE_TAIL // 8]
             left = tail - int(words[SUBMIT_HEAD // 8])  # garbage while the mutator plays with it
             if 0 <= left <= most:
-                return True
+                return tail
             try:
                 connection.recv(1)
             except BlockingIOError:
                 pass
             except ConnectionError:
                 self.counts["dropped"] += 1
-                return False
+                return 0
             else:
                 self.counts["dropped"] += 1
-                return False
-            if left == 0 and time.monotonic() > patience:
+                return 0
+            now = time.monotonic()
+            if left == 0 and now > begun + HANG_UP_S:
                 self.counts["not dropped"] += 1  # the other thread has repaired the frame
-                return True
+                return tail
             if left != seen:
-                seen, unchanged_until = left, time.monotonic() + GIVE_UP_S
-            elif time.monotonic() > unchanged_until:
+                seen, unchanged_since, nudges = left, now, 0
+            elif now > unchanged_since + GIVE_UP_S:
                 self.counts["given up"] += 1
-                return False
+                return 0
+            elif now > unchanged_since + 1 + nudges:
+                at = tail % RING_BYTES
+                ring[at : at + len(NUDGE)] = NUDGE
+                tail += len(NUDGE)
+                words[SUBMIT_TAIL // 8] = tail
+                seen, nudges = seen + len(NUDGE), nudges + 1
+                self.counts["nudges"] += 1
             with suppress(BlockingIOError):
                 os.eventfd_write(doorbell, 1)
             time.sleep(0.0002)
@@ -531,7 +551,7 @@ def judge(daemon: Daemon, num_frames: int, seed: int, num_attackers: int) -> dic
             ("the daemon ended", not lives),
             ("the honest program failed", honest.returncode != 0),
             ("the honest program was not served", rounds < 10),
-            (f"{told['given up']} connections were stuck", told["given up"] * 100 > told["connections"]),
+            (f"{told['given up']} connections were stuck", told["given up"] > 0),
             (f"the gate took {taken} calls only", taken < num_frames * 0.9),
             (f"the attacker saw {leaks[:3]}", bool(leaks)),
             ("the daemon's log has a traceback:\n" + log[-4000:], "Traceback" in log),
