@@ -13,6 +13,8 @@
 typedef struct sym_server sym_server;
 typedef struct sym_sampler sym_sampler;
 typedef struct sym_decoder sym_decoder;
+typedef struct sym_reducer sym_reducer;
+typedef struct sym_stops sym_stops;
 
 /* A pred() of one token and its last row, as a decode loop makes it. */
 typedef struct sym_hot_call {
@@ -38,6 +40,8 @@ typedef struct sym_hot_functions {
     int (*unwatch)(sym_server *server, int slept);
     int64_t (*draw)(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index);
     int (*note)(sym_sampler *sampler, int32_t token);
+    int (*reduce)(sym_reducer *reducer, const float *row, uint64_t index, char *answer);
+    int (*stops_add)(sym_stops *stops, int32_t token);
 } sym_hot_functions;
 
 /* One step. Chunk c's rows are first_row[c] .. first_row[c + 1] - 1, its pages begin at pages[first_page[c]]. */
@@ -56,5 +60,9 @@ typedef struct sym_batch {
 
 /* What the decoder does for the loop: 0, or an errno. */
 typedef int sym_step_function(sym_decoder *decoder, const sym_batch *batch);
+
+/* Has work(context, 0 .. count - 1) done by the decoder's threads, between two steps. */
+typedef void sym_parallel_function(sym_decoder *decoder, void (*work)(void *context, int32_t index), void *context,
+                                   int32_t count);
 
 #endif
