@@ -88,6 +88,8 @@ const sym_hot_functions *sym_hot(void) {
         .unwatch = sym_server_unwatch,
         .draw = sym_sampler_draw,
         .note = sym_sampler_note,
+        .reduce = sym_reducer_reduce,
+        .stops_add = sym_stops_add,
     };
     return &functions;
 }

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from libsym._channel import ffi, lib
 from libsym.abi import REDUCED_STRUCT, REDUCTION_STRUCT, SCORED_STRUCT
 from libsym.arguments import int64
+from libsym.channel.hot import address
 from libsym.errors import Invalid, ProtocolError
 from libsym.rows.native import checked
 from libsym.rows.sampler import RowSampler
@@ -58,7 +59,7 @@ class RowReducer:
     1
     """
 
-    __slots__ = ("_named", "_sampler", "_vocab_size", "row_bytes", "top_k")
+    __slots__ = ("_reducer", "_sampler", "_vocab_size", "row_bytes", "top_k")
 
     def __init__(self, block: bytes | bytearray | memoryview, vocab_size: int) -> None:
         data = memoryview(block).cast("B")
@@ -74,28 +75,28 @@ class RowReducer:
         for token in named:
             if not 0 <= token < vocab_size:
                 raise Invalid(f"logprobs: token {token} is not in the vocabulary of {vocab_size}")
-        self._named: Any = ffi.new("int32_t[]", named)
         self._vocab_size = vocab_size
-        self._sampler = RowSampler(data[end:], vocab_size) if has_sampling else None
-        self.row_bytes = row_bytes(self.top_k, num_named)
+        self._sampler = RowSampler(data[end:], vocab_size) if has_sampling else None  # C draws with it
+        sampler = ffi.NULL if self._sampler is None else ffi.cast("sym_sampler *", self._sampler.address)
+        reducer = lib.sym_reducer_new(vocab_size, self.top_k, named, num_named, sampler)
+        if reducer == ffi.NULL:
+            raise MemoryError("no memory for a reduction")
+        self._reducer: Any = ffi.gc(reducer, lib.sym_reducer_free)
+        self.row_bytes = int(lib.sym_reducer_bytes(reducer))
+        """The size of an answer."""
+
+    @property
+    def address(self) -> int:
+        """Of the C half, for the functions of `libsym.channel.hot`; good as long as this object is."""
+        return address(self._reducer)
 
     def reduce(self, row: memoryview[float], index: int) -> bytes:
         """The answer for a row, the `index`-th of its call: its draw takes the number of seed + index."""
         if row.nbytes != 4 * self._vocab_size:
             raise Invalid(f"a row of {row.nbytes // 4} logits for a vocabulary of {self._vocab_size}")
         result = bytearray(self.row_bytes)
-        out = ffi.from_buffer(result)
-        head = ffi.cast("struct sym_reduced *", out)
-        top = ffi.cast("struct sym_scored *", out + REDUCED_STRUCT.size)
-        named_logprobs = ffi.cast("float *", out + REDUCED_STRUCT.size + self.top_k * SCORED_STRUCT.size)
         logits = ffi.from_buffer("float[]", row)
-        num_named = len(self._named)
-        checked(
-            lib.sym_row_reduce(logits, self._vocab_size, self.top_k, self._named, num_named, head, top, named_logprobs)
-        )
-        if self._sampler is not None:
-            head.sampled = self._sampler.draw(row, index)
-            head.sampled_logprob = row[head.sampled] - head.logsumexp
+        checked(lib.sym_reducer_reduce(self._reducer, logits, index, ffi.from_buffer(result)))
         return bytes(result)
 
 

@@ -1,5 +1,5 @@
-/* Arithmetic over rows of logits and the sampler: what Python calls, and what each call means is told in rows.c, rank.c
- * and sampler.c. cffi reads this file: declarations only. */
+/* Arithmetic over rows of logits, samplers, reducers and stop texts: what Python calls. What each call means is told in
+ * rows.c, rank.c, sampler.c, reducer.c and stops.c. cffi reads this file: declarations only. */
 #ifndef SYM_ROWS_H
 #define SYM_ROWS_H
 
@@ -23,5 +23,23 @@ void sym_sampler_free(sym_sampler *sampler);
 int sym_sampler_note(sym_sampler *sampler, int32_t token);
 int64_t sym_sampler_draw(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index);
 double sym_uniform(uint64_t seed);
+
+sym_reducer *sym_reducer_new(uint32_t vocab_size, uint32_t top_k, const int32_t *named, uint32_t num_named,
+                             sym_sampler *sampler);
+void sym_reducer_free(sym_reducer *reducer);
+int64_t sym_reducer_bytes(const sym_reducer *reducer);
+int sym_reducer_reduce(sym_reducer *reducer, const float *row, uint64_t index, char *answer);
+
+/* The bytes of every token of a model, for all that watch for texts. */
+typedef struct sym_token_texts {
+    const char *bytes;
+    const uint64_t *begins; /* [num_tokens + 1] where each token's begin in `bytes`, and where the last one's end */
+    int32_t num_tokens;
+} sym_token_texts;
+
+sym_stops *sym_stops_new(const sym_token_texts *tokens, const char *texts, const uint32_t *lengths, uint32_t num_texts);
+void sym_stops_free(sym_stops *stops);
+int sym_stops_add(sym_stops *stops, int32_t token);
+int sym_stops_found(const sym_stops *stops);
 
 #endif

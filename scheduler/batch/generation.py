@@ -27,10 +27,10 @@ from libsym.abi import Finish
 from libsym.channel.server import ServerChannel
 from libsym.errors import SymError
 from libsym.rows.sampler import RowSampler
+from libsym.rows.stops import StopTexts
 from scheduler.batch.call import Caller, FileCall, HotGeneration, Rows
 from scheduler.batch.drafts import NgramDraft
 from scheduler.batch.grammar import Grammar
-from scheduler.batch.stops import StopTexts
 from scheduler.replies import kept
 
 

@@ -7,7 +7,7 @@ sent together, so a reader that stops costs four bytes a token.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,11 @@ from libsym.channel.server import PAYLOAD_BYTES, Request, ServerChannel
 from libsym.errors import Invalid, SymError
 from libsym.generate import MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
 from libsym.rows.sampler import RowSampler, sampling_block_bytes
+from libsym.rows.stops import StopTexts, TokenTexts
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.drafts import NgramDraft
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.grammar import Grammars, GrammarText
-from scheduler.batch.stops import StopTexts
 from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
@@ -95,12 +95,17 @@ class Generating:
             max_tokens=max_tokens,
             sampler=sampler,
             stop_tokens=frozenset(self._stop_tokens(options)),
-            stops=StopTexts(options["stop"], self._text.token_texts) if options.get("stop") else None,
+            stops=StopTexts(options["stop"], self._token_texts) if options.get("stop") else None,
             draft=_draft(file, tokens, *options["draft"]) if "draft" in options else None,
             output=TokenReplies(call),
             priority=check_priority(priority),
         )
         return generation, options.get("grammar")
+
+    @cached_property
+    def _token_texts(self) -> TokenTexts:
+        """Made with the first stop text: it takes some milliseconds."""
+        return TokenTexts(self._text.token_texts)
 
     def _stop_tokens(self, options: dict[str, Any]) -> set[int]:
         found = set(options.get("stop_tokens", ()))

@@ -1,5 +1,5 @@
-/* Everything that rows are asked for, under sanitizers: rows that end where their memory ends, with every set of
- * instructions that this machine has, in several threads. Each gives the same bits as the one for any processor. */
+/* Everything that rows are asked for, and stop texts, under sanitizers: rows that end where their memory ends, with every
+ * set of instructions that this machine has, in several threads. Each gives the same bits as the one for any processor. */
 #include "rows.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@
         }                                                                                                              \
     } while (0)
 
-enum { NUM_THREADS = 3, NUM_DRAWS = 40, MOST_NAMED = 3 };
+enum { NUM_THREADS = 3, NUM_DRAWS = 40, MOST_NAMED = 3, NUM_REDUCED = 3 };
 
 /* What one row gave; compared as bytes. */
 struct found {
@@ -25,6 +25,7 @@ struct found {
     struct sym_reduced head;
     struct sym_scored top[8];
     float named[MOST_NAMED], softmax;
+    char reduced[NUM_REDUCED][sizeof(struct sym_reduced) + 8 * sizeof(struct sym_scored) + sizeof(float[MOST_NAMED])];
 };
 
 static struct found look_at_row(int64_t n, unsigned seed) {
@@ -67,9 +68,20 @@ static struct found look_at_row(int64_t n, unsigned seed) {
         CHECK(sym_sampler_note(sampler, (int32_t)found.drawn[i]) == 0);
     }
     CHECK(sym_sampler_note(sampler, (int32_t)n) < 0);
-    sym_sampler_free(sampler);
+    sym_reducer *reducer = sym_reducer_new((uint32_t)n, top_k, named, MOST_NAMED, sampler);
+    CHECK(reducer != NULL && sym_reducer_bytes(reducer) <= (int64_t)sizeof found.reduced[0]);
+    char *answer = malloc((size_t)sym_reducer_bytes(reducer)); /* ends where the answer ends */
+    CHECK(answer != NULL);
+    for (int i = 0; i < NUM_REDUCED; i++) {
+        CHECK(sym_reducer_reduce(reducer, row, (uint64_t)i, answer) == 0);
+        memcpy(found.reduced[i], answer, (size_t)sym_reducer_bytes(reducer));
+    }
     row[n / 2] = NAN;
     CHECK(sym_row_argmax(row, n, NULL) < 0);
+    CHECK(sym_reducer_reduce(reducer, row, 0, answer) < 0);
+    free(answer);
+    sym_reducer_free(reducer);
+    sym_sampler_free(sampler);
     free(row);
     free(out);
     free(allowed);
@@ -78,11 +90,36 @@ static struct found look_at_row(int64_t n, unsigned seed) {
     return found;
 }
 
+/* Stop texts over tokens whose bytes end where their memory ends; the table is everybody's. */
+static const uint64_t token_begins[] = {0, 1, 3, 3, 6};
+static sym_token_texts token_texts = {.begins = token_begins, .num_tokens = 4}; /* a, ab, nothing, bab */
+
+static void watch_for_texts(void) {
+    static const char texts[] = "ababcaabbabb"; /* ababc, aab, babb: the first never comes */
+    static const uint32_t lengths[] = {5, 3, 4};
+    static const int32_t tokens[] = {1, 1, 2, 3, 1, 3, 0, 1};
+    char *own = malloc(sizeof texts - 1);
+    CHECK(own != NULL);
+    memcpy(own, texts, sizeof texts - 1);
+    sym_stops *stops = sym_stops_new(&token_texts, own, lengths, 3), *none = sym_stops_new(&token_texts, NULL, NULL, 0);
+    free(own);
+    CHECK(stops != NULL && none != NULL);
+    CHECK(sym_stops_add(stops, 4) < -1 && sym_stops_add(stops, -1) < -1);
+    for (int i = 0; i < 8; i++) {
+        CHECK(sym_stops_add(stops, tokens[i]) == (i < 3 ? -1 : 2)); /* abab-bab: babb is complete */
+        CHECK(sym_stops_add(none, tokens[i]) == -1);
+    }
+    CHECK(sym_stops_found(stops) == 2);
+    sym_stops_free(stops);
+    sym_stops_free(none);
+}
+
 static const int64_t sizes[] = {1, 15, 17, 511, 513, 1000, 20001};
 enum { NUM_SIZES = sizeof sizes / sizeof *sizes };
 static struct found expected[NUM_SIZES];
 
 static void *look_at_rows(void *unused) {
+    watch_for_texts();
     for (int i = 0; i < NUM_SIZES; i++) {
         const struct found found = look_at_row(sizes[i], (unsigned)i);
         CHECK(memcmp(&found, &expected[i], sizeof found) == 0);
@@ -91,6 +128,10 @@ static void *look_at_rows(void *unused) {
 }
 
 int main(void) {
+    char *bytes = malloc(6);
+    CHECK(bytes != NULL);
+    memcpy(bytes, "aabbab", 6);
+    token_texts.bytes = bytes;
     CHECK(sym_rows_use(0) == 0);
     for (int i = 0; i < NUM_SIZES; i++)
         expected[i] = look_at_row(sizes[i], (unsigned)i);
@@ -103,5 +144,6 @@ int main(void) {
         for (int i = 0; i < NUM_THREADS; i++)
             pthread_join(threads[i], NULL);
     }
+    free(bytes);
     return 0;
 }

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libsym._channel import ffi
+from libsym.channel.hot import HOT_FUNCTIONS
 from libsym.errors import Invalid, ProtocolError
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist, RowReducer, reduction_block
@@ -111,6 +115,37 @@ def test_whatever_bytes_come_they_make_a_reducer_or_an_error(block: bytes, vocab
         assert len(reducer.reduce(memoryview(np.zeros(vocab_size, np.float32)), 0)) == reducer.row_bytes
     except Invalid:
         return
+
+
+def test_c_that_is_given_the_address_answers_with_the_same_bytes() -> None:
+    row = row_of(6)
+    reducer = RowReducer(reduction_block(5, NAMED, Sampler(top_p=0.9, seed=3).block()), len(row))
+    hot = ffi.cast("sym_hot_functions *", HOT_FUNCTIONS)
+    at, answer = ffi.cast("sym_reducer *", reducer.address), bytearray(reducer.row_bytes)
+    for index in range(3):
+        assert hot.reduce(at, ffi.from_buffer("float[]", row), index, ffi.from_buffer(answer)) == 0
+        assert bytes(answer) == reducer.reduce(memoryview(row), index)
+    row[7] = np.nan
+    assert hot.reduce(at, ffi.from_buffer("float[]", row), 0, ffi.from_buffer(answer)) == -errno.EDOM
+
+
+def test_a_sampler_to_which_nothing_is_possible_is_an_error_of_its_row() -> None:
+    block = Sampler(seed=1).block(allowed=bytes(4))
+    with pytest.raises(Invalid, match="no token is possible"):
+        RowReducer(reduction_block(None, [], block), 10).reduce(memoryview(row_of(7, 10)), 0)
+
+
+def test_reducers_work_at_the_same_time_and_say_what_they_say_alone() -> None:
+    rows = [row_of(seed, 20_000) for seed in range(8)]
+    block = reduction_block(40, NAMED, Sampler(top_p=0.9, repetition_penalty=1.3, seed=3).block(before=range(50)))
+    alone = [RowReducer(block, len(row)).reduce(memoryview(row), 1) for row in rows]
+
+    def again(row: np.ndarray) -> bytes:
+        reducer = RowReducer(block, len(row))
+        return [reducer.reduce(memoryview(row), 1) for _ in range(20)][-1]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(again, rows)) == alone
 
 
 def test_an_answer_of_the_wrong_size_is_the_daemons_fault() -> None:
