@@ -56,7 +56,7 @@ OTHERS
 ERRORS. What fails raises a SymError: an OSError with an errno, and a message of one line that names the thing, the
 value and what to do. By class: BadHandle, BatchFailed, Busy, CrossDevice, Exists, Invalid, IsDirectory, NameTooLong,
 NoAccess, NoBuffers, NoSpace, NotConnected, NotDirectory, NotEmpty, NotFound, NotPermitted, NotSupported, OverQuota,
-ProtocolError, StepFailed, TooLarge, TooManyLinks, WouldBlock.
+ProtocolError, StepFailed, TimedOut, TooLarge, TooManyLinks, WouldBlock.
 
     >>> try:
     ...     sym.kv_open("no.kv")
@@ -106,6 +106,7 @@ from libsym.errors import (
     ProtocolError,
     StepFailed,
     SymError,
+    TimedOut,
     TooLarge,
     TooManyLinks,
     WouldBlock,
@@ -197,6 +198,7 @@ __all__ = [
     "Sampler",
     "StepFailed",
     "SymError",
+    "TimedOut",
     "TooLarge",
     "TooManyLinks",
     "Usage",

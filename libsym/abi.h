@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #define SYM_MAGIC 0x314d5953u /* "SYM1" */
-#define SYM_ABI_VERSION 4u
+#define SYM_ABI_VERSION 5u
 
 #define SYM_FRAME_ALIGN 64u
 #define SYM_RING_BYTES (2u << 20)      /* a power of two; holds two frames of the largest size */
@@ -138,6 +138,7 @@ enum sym_finish {
     SYM_FINISH_STOP_TEXT = 3,
     SYM_FINISH_GRAMMAR = 4, /* it allows nothing more */
     SYM_FINISH_CANCELLED = 5,
+    SYM_FINISH_DEADLINE = 6,
 };
 
 /* PRED: which of the earlier entries the new ones see, besides themselves by causality.

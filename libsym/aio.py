@@ -203,6 +203,7 @@ async def pred(
     sampler: None = None,
     mask: Mask | None = None,
     priority: int | None = None,
+    deadline: float | None = None,
 ) -> Dist: ...
 @overload
 async def pred(
@@ -216,6 +217,7 @@ async def pred(
     sampler: Sampler | None = None,
     mask: Mask | None = None,
     priority: int | None = None,
+    deadline: float | None = None,
 ) -> Dist | ReducedDist: ...
 async def pred(
     kv: OpenFile,
@@ -228,6 +230,7 @@ async def pred(
     sampler: Sampler | None = None,
     mask: Mask | None = None,
     priority: int | None = None,
+    deadline: float | None = None,
 ) -> Dist | ReducedDist:
     """As `libsym.pred`.
 
@@ -235,7 +238,7 @@ async def pred(
     >>> (await sym.aio.pred(kv, [65, 66])).argmax()
     66
     """
-    wanted = Pred(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority)
+    wanted = Pred(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority, deadline)
     return await run(channel_of(kv, "pred"), pred_script(wanted))
 
 
@@ -264,6 +267,7 @@ async def generate(
     draft: Literal["ngram"] | Ngram | None = None,
     seed: int | None = None,
     priority: int | None = None,
+    deadline: float | None = None,
 ) -> AsyncGeneration:
     """As `libsym.generate`, and waits for the first token: `async for token in await sym.aio.generate(kv, tokens)`.
 
@@ -273,7 +277,7 @@ async def generate(
     [65, 65, 65]
     """
     call, state = generate_call(
-        kv, tokens, positions, sampler, stop, stop_at_end, max_tokens, grammar, draft, seed, priority
+        kv, tokens, positions, sampler, stop, stop_at_end, max_tokens, grammar, draft, seed, priority, deadline
     )
     generation = AsyncGeneration(kv, call, state)
     await generation.fetch()

@@ -142,6 +142,12 @@ class WouldBlock(SymError):
     code = errno.EWOULDBLOCK
 
 
+class TimedOut(SymError):
+    """The deadline of a `pred` has passed, and nothing was appended; or the disk, or a program, does not answer."""
+
+    code = errno.ETIMEDOUT
+
+
 class NotConnected(SymError):
     """The daemon is not there, or went away: start it with `symphony serve`, then connect again."""
 

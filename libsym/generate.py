@@ -20,7 +20,7 @@ from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call
 from libsym.errors import Invalid, SymError
 from libsym.open_file import OpenFile, channel_of
-from libsym.pred import Positions, checked_priority, checked_sampler, counted_before, places_of
+from libsym.pred import Positions, checked_priority, checked_sampler, counted_before, microseconds, places_of
 from libsym.rows.sampler import Sampler, random_seed
 from libsym.vocabulary import vocabulary_script
 
@@ -30,13 +30,14 @@ MAX_DRAFT_TOKENS = 64
 MAX_MATCH = 16
 """Longer runs of equal tokens are as good a sign as this."""
 
-Ending = Literal["length", "stop_token", "stop_text", "grammar", "cancelled"]
+Ending = Literal["length", "stop_token", "stop_text", "grammar", "cancelled", "deadline"]
 _ENDINGS: dict[int, Ending] = {
     Finish.LENGTH: "length",
     Finish.STOP_TOKEN: "stop_token",
     Finish.STOP_TEXT: "stop_text",
     Finish.GRAMMAR: "grammar",
     Finish.CANCELLED: "cancelled",
+    Finish.DEADLINE: "deadline",
 }
 
 
@@ -135,6 +136,7 @@ def generate(
     draft: Literal["ngram"] | Ngram | None = None,
     seed: int | None = None,
     priority: int | None = None,
+    deadline: float | None = None,
 ) -> Generation:
     """Appends `tokens` and goes on with what the model says, token by token, without waking the program for each.
 
@@ -161,13 +163,13 @@ def generate(
     model's end tokens are tokens as others. `max_tokens`: no more than these; without it as many as the model's context
     holds. `grammar`: nothing but this is possible; where one continuation alone is, no step is needed for it. `draft`:
     "ngram" tries what followed where the last tokens came before, and saves steps where that is right; it never changes
-    what comes out. `positions`, `priority`: as in `pred`.
+    what comes out. `positions`, `priority`: as in `pred`. `deadline`: seconds from now; what has come by then is all.
 
     It begins at once. Other calls on the file wait for its end. It ends early with `cancel()`, at the end of a `with`
     block, or when the object is gone; and when the file is closed, removed or truncated by `kv`, which started it.
     """
     call, state = generate_call(
-        kv, tokens, positions, sampler, stop, stop_at_end, max_tokens, grammar, draft, seed, priority
+        kv, tokens, positions, sampler, stop, stop_at_end, max_tokens, grammar, draft, seed, priority, deadline
     )
     return Generation(kv, call, state)
 
@@ -218,8 +220,8 @@ class Progress:
         """Whole or not at all: behind the last call in it nothing can interrupt it (see `Reply`)."""
         count, num_entries, finish, stopped_by = reply.args
         ending, tokens = _ENDINGS.get(finish), array("i", reply.payload)
-        # Only of a call that was cancelled before its first token is nothing in the file, not even what was given.
-        if self._length_before is None and (count or reply.more or ending != "cancelled"):
+        # Only of a call that was ended before its first token is nothing in the file, not even what was given.
+        if self._length_before is None and (count or reply.more or ending not in {"cancelled", "deadline"}):
             self._length_before = num_entries
         self._tokens += tokens
         self._num_entries = num_entries
@@ -404,6 +406,7 @@ def generate_call(
     draft: Literal["ngram"] | Ngram | None,
     seed: int | None,
     priority: int | None,
+    deadline: float | None,
 ) -> tuple[Call, Started]:
     """The request, and what was chosen for it."""
     channel_of(kv, "generate")
@@ -430,6 +433,8 @@ def generate_call(
         if not isinstance(ngram, Ngram):
             raise Invalid(f"draft={draft!r}: 'ngram', or sym.Ngram(max_tokens, min_match), or None")
         options["draft"] = {"max_tokens": ngram.max_tokens, "min_match": ngram.min_match}
+    if deadline is not None:
+        options["deadline_us"] = microseconds(deadline)
     block = sampler.block(before=counted_before(sampler, ids), seed=seed)
     payload = ids.tobytes() + places.tobytes() + block + json.dumps(options, default=operator.index).encode()
     args = (len(ids), len(places), max_tokens or 0, checked_priority(priority))

@@ -5,6 +5,7 @@ One token and its full row is what a decode loop does thousands of times: `reque
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from libsym.abi import (
     ROWS_NONE,
     Op,
 )
-from libsym.arguments import int32, shown
+from libsym.arguments import int32, real, shown
 from libsym.channel.client import ClientChannel
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
@@ -41,6 +42,8 @@ Positions = int | Sequence[int] | None
 Mask = Sequence[Any]
 """Bools, one for each entry before; or for each new token a sequence of them, also for the new entries."""
 
+MAX_DEADLINE_S = 1e9
+"""Thirty years: what is more is a mistake, a time of the clock for example."""
 _ROWS = {"last": ROWS_LAST, "all": ROWS_ALL}
 
 
@@ -63,6 +66,7 @@ class Pred:
     sampler: Sampler | None = None
     mask: Mask | None = None
     priority: int | None = None
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         if self.logprobs is not None:
@@ -81,6 +85,7 @@ def pred(
     sampler: None = None,
     mask: Mask | None = None,
     priority: int | None = None,
+    deadline: float | None = None,
 ) -> Dist: ...
 @overload
 def pred(
@@ -94,6 +99,7 @@ def pred(
     sampler: Sampler | None = None,
     mask: Mask | None = None,
     priority: int | None = None,
+    deadline: float | None = None,
 ) -> Dist | ReducedDist: ...
 def pred(
     kv: OpenFile,
@@ -106,6 +112,7 @@ def pred(
     sampler: Sampler | None = None,
     mask: Mask | None = None,
     priority: int | None = None,
+    deadline: float | None = None,
 ) -> Dist | ReducedDist:
     """Appends `tokens` to `kv`, runs the model, and gives the distribution of the token that follows.
 
@@ -130,10 +137,12 @@ def pred(
     after).
     `priority`: -100 to 100; among the calls of one account that wait for a place in a step, higher ones go first.
     Accounts take turns, whatever their priorities.
+    `deadline`: seconds from now. If the step that ends the call has not begun by then it is TimedOut, and nothing was
+    appended.
     """
     if logprobs is not None:
         logprobs = _named(logprobs)
-    call = request(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority)
+    call = request(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority, deadline)
     reply = kv.channel.perform(call)
     if call.flags & REDUCED:
         return _reduced(reply, top_k, logprobs)
@@ -233,6 +242,7 @@ def request(
     sampler: Sampler | None,
     mask: Mask | None,
     priority: int | None,
+    deadline: float | None,
 ) -> Call:
     """The call that asks for this."""
     if not isinstance(kv, OpenFile):
@@ -245,7 +255,7 @@ def request(
         ) from None
     ids = int32(tokens, "token")
     is_reduced = top_k is not None or logprobs is not None or sampler is not None
-    if positions is None and mask is None and priority is None and not is_reduced:
+    if positions is None and mask is None and priority is None and deadline is None and not is_reduced:
         return Call(Op.PRED, flags, kv.handle, (len(ids), 0, 0, 0), ids.tobytes())
     places = places_of(positions, len(ids))
     payload = ids.tobytes() + places.tobytes()
@@ -255,7 +265,8 @@ def request(
     if is_reduced:
         flags |= REDUCED
         payload += _reduction(ids, top_k, logprobs, sampler)
-    return Call(Op.PRED, flags, kv.handle, (len(ids), len(places), 0, checked_priority(priority)), payload)
+    args = (len(ids), len(places), microseconds(deadline), checked_priority(priority))
+    return Call(Op.PRED, flags, kv.handle, args, payload)
 
 
 def write_request(kv: OpenFile, tokens: Iterable[int], positions: Positions) -> Call:
@@ -285,6 +296,16 @@ def checked_priority(priority: int | None) -> int:
             f"priority={priority!r}: a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}, higher goes first"
         )
     return int(priority)
+
+
+def microseconds(deadline: float | None) -> int:
+    """A deadline as it goes over the wire; 0: none."""
+    if deadline is None:
+        return 0
+    seconds = real(deadline, "deadline")
+    if not 0 < seconds < MAX_DEADLINE_S:
+        raise Invalid(f"deadline={shown(deadline)}: seconds from now, more than 0 and less than {MAX_DEADLINE_S:g}")
+    return math.ceil(seconds * 1e6)
 
 
 def checked_sampler(sampler: object) -> Sampler:
@@ -322,6 +343,7 @@ def _request_of(wanted: Pred) -> Call:
         wanted.sampler,
         wanted.mask,
         wanted.priority,
+        wanted.deadline,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,13 @@ def check_priority(priority: int) -> int:
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise Invalid(f"a priority of {priority}: {-MAX_PRIORITY} to {MAX_PRIORITY} are possible, higher goes first")
     return priority
+
+
+def deadline_of(deadline_us: int) -> float | None:
+    """So many microseconds from now, in the time of `time.monotonic()`; 0: none."""
+    if deadline_us < 0:
+        raise Invalid(f"a deadline of {deadline_us} microseconds: more than 0 from now, or 0 for none")
+    return time.monotonic() + deadline_us * 1e-6 if deadline_us else None
 
 
 def text_of(request: Request, begin: int = 0) -> str:

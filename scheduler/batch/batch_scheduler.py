@@ -102,6 +102,7 @@ class BatchScheduler:
         """Queue a call; it runs after everything submitted before it for the same file."""
         call.submitted_s = time.perf_counter()
         self._arrivals.note_call(call.caller)
+        self._calls.deadlines.add(call)
         run = self._runs.run
         if run is None or not run.take(call):
             self._calls.add(call)
@@ -146,6 +147,7 @@ class BatchScheduler:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._runs.watch)
+                nursery.start_soon(self._calls.deadlines.run)
                 await self._step_for_ever(thread)
         finally:
             thread.close()
@@ -159,6 +161,9 @@ class BatchScheduler:
                 self._prefilled_s.clear()  # nobody waits, so nobody has to be let go first
                 await self._arrivals.wait()
             await self._arrivals.wait_for_returning(self._accounting.statistics.last_step_s)
+            self._calls.deadlines.end_missed()
+            if not ready:
+                continue
             await self._step(thread, plan_step(ready, self.limits, time.perf_counter(), self._prefilled_s))
             await trio.lowlevel.checkpoint()
 

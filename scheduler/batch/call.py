@@ -21,7 +21,7 @@ from kvfs.fs import OpenKv
 from kvfs.pages.table import Reservation
 from libsym.abi import PAGE_ENTRIES
 from libsym.channel.server import ServerChannel
-from libsym.errors import Invalid, SymError
+from libsym.errors import Invalid, SymError, TimedOut
 from libsym.rows.sampler import RowSampler
 
 Rows: TypeAlias = "Sequence[memoryview[float]]"
@@ -76,11 +76,20 @@ class FileCall(ABC):
     """What the batch scheduler queues, reserves, computes and commits."""
 
     def __init__(
-        self, caller: Caller, file: OpenKv, tokens: IntArray, positions: IntArray | None, *, priority: int = 0
+        self,
+        caller: Caller,
+        file: OpenKv,
+        tokens: IntArray,
+        positions: IntArray | None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
     ) -> None:
         self.caller = caller
         self.file = file
         self.priority = priority
+        self.deadline_s = deadline_s
+        """In the time of `time.monotonic()`: CLOCK_MONOTONIC."""
         self.tokens = tokens
         """What this stretch appends."""
         self.positions = positions
@@ -91,6 +100,9 @@ class FileCall(ABC):
         self.num_done = 0
         """Entries of this stretch that are computed."""
         self.cancelled = False
+        """It was ended early, by whoever wanted it or because it is late."""
+        self.is_late = False
+        """Its deadline has passed."""
         self.is_dropped = False
         """Nobody waits for its answer any more."""
         self.is_running = False
@@ -171,7 +183,9 @@ class FileCall(ABC):
         """After the commit: whether there is another stretch; `tokens` and `positions` are its."""
 
     def cancellation(self) -> SymError | None:
-        """What a call that was cancelled ends with."""
+        """What a call that was ended early ends with. One that is late ends well if it had its last step by then."""
+        if self.is_late:
+            return TimedOut("the deadline has passed; nothing was appended") if self.num_left else None
         return SymError("the call was cancelled; nothing was appended", errno.ECANCELED)
 
     @abstractmethod
@@ -196,6 +210,7 @@ class PredCall(FileCall):
         finished: Callable[[SymError | None], None],
         *,
         priority: int = 0,
+        deadline_s: float | None = None,
         mask: EntryMask | None = None,
         num_digested: int = 0,
         digest: Callable[[int, Rows], None] | None = None,
@@ -205,7 +220,7 @@ class PredCall(FileCall):
 
         `finished` is called once, on the trio thread; `hot`: how a decode loop goes on from here.
         """
-        super().__init__(caller, file, tokens, positions, priority=priority)
+        super().__init__(caller, file, tokens, positions, priority=priority, deadline_s=deadline_s)
         assert not (rows and num_digested)
         self.rows = rows
         self.mask = mask

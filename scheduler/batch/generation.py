@@ -77,9 +77,10 @@ class GenerateCall(FileCall):
         draft: NgramDraft | None,
         output: Output,
         priority: int = 0,
+        deadline_s: float | None = None,
     ) -> None:
         """`max_tokens`: 0 is as many as the model's context holds."""
-        super().__init__(caller, file, tokens, positions, priority=priority)
+        super().__init__(caller, file, tokens, positions, priority=priority, deadline_s=deadline_s)
         self._max_tokens = max_tokens
         self._max_positions = 0  # of the model: told with the first stretch's place
         self._sampler = sampler
@@ -210,9 +211,15 @@ class GenerateCall(FileCall):
         error = self._error if error is None else error
         num_entries = self.file.table.length
         if error is None:
-            self._output.end(self._finish or Finish.CANCELLED, self._stopped_by, num_entries)
+            early = Finish.DEADLINE if self.is_late else Finish.CANCELLED
+            self._output.end(self._finish or early, self._stopped_by, num_entries)
         else:
             self._output.fail(error, num_entries, has_appended=self.num_appended > 0)
+
+    def end_late(self) -> None:
+        """Its deadline has passed before it was submitted."""
+        self.is_late = True
+        self.end(None)
 
     @property
     def _stopped_by(self) -> int:

@@ -19,6 +19,7 @@ from libsym.errors import NoSpace, OverQuota, SymError
 from scheduler.batch.accounting import Accounting
 from scheduler.batch.arrivals import Arrivals
 from scheduler.batch.call import Caller, FileCall
+from scheduler.batch.deadlines import Deadlines
 from scheduler.batch.queues import Action, FileQueues, Job, do
 from scheduler.batch.room import Room
 from scheduler.batch.runs import Runs
@@ -46,6 +47,7 @@ class CallsInFlight:
         self._arrivals = arrivals
         self._expect = expect
         self._queues = FileQueues(self._start)
+        self.deadlines = Deadlines(self.expire)
         self._short: list[PageTable] = []
         """Files whose next call found no room, and there may be some when the run gives back what it has reserved."""
 
@@ -67,6 +69,12 @@ class CallsInFlight:
         """End a call early."""
         if not call.cancelled and not self._cancel(call):
             self._end_cancelled()
+
+    def expire(self, call: FileCall) -> None:
+        """Its deadline has passed: as if it were cancelled, but that the step under way may still end it well."""
+        if not call.cancelled:
+            call.is_late = True
+            self.cancel(call)
 
     def drop(self, caller: Caller) -> None:
         """Nobody waits for its calls any more; what a step is computing is given back when the step ends."""
@@ -202,6 +210,7 @@ class CallsInFlight:
         if call.cancelled and error is None:
             error = call.cancellation()
         self._accounting.count_call(call, error)
+        self.deadlines.forget(call)
         call.let_go()
         if call.is_dropped:
             return

@@ -6,6 +6,8 @@ sent together, so a reader that stops costs four bytes a token.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Coroutine
 from functools import cached_property, partial
 from typing import Any
@@ -29,7 +31,7 @@ from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
 from scheduler.operations.pred import Limited, appendable
-from scheduler.payloads import Fields, check_priority, json_of
+from scheduler.payloads import Fields, check_priority, deadline_of, json_of
 from scheduler.replies import Reply
 
 MAX_OPTION_TEXTS = MAX_STOP_TEXTS + 16
@@ -66,11 +68,16 @@ class Generating:
         return None
 
     async def _compile_first(self, call: SystemCall, generation: GenerateCall, described: tuple[str, str]) -> None:
-        generation.grammar = await trio.to_thread.run_sync(
-            self._grammars.compile, *described, limiter=self._compilers, abandon_on_cancel=True
-        )
-        await trio.lowlevel.checkpoint_if_cancelled()  # in the moment when it was compiled
-        self._begin(call, generation)
+        left_s = math.inf if generation.deadline_s is None else max(0.0, generation.deadline_s - time.monotonic())
+        with trio.move_on_after(left_s):
+            generation.grammar = await trio.to_thread.run_sync(
+                self._grammars.compile, *described, limiter=self._compilers, abandon_on_cancel=True
+            )
+            await trio.lowlevel.checkpoint_if_cancelled()  # in the moment when it was compiled
+        if generation.grammar is None:
+            generation.end_late()
+        else:
+            self._begin(call, generation)
 
     def _begin(self, call: SystemCall, generation: GenerateCall) -> None:
         call.when_cancelled(partial(self._batches.cancel, generation))
@@ -99,6 +106,7 @@ class Generating:
             draft=_draft(file, tokens, *options["draft"]) if "draft" in options else None,
             output=TokenReplies(call),
             priority=check_priority(priority),
+            deadline_s=deadline_of(options.get("deadline_us", 0)),
         )
         return generation, options.get("grammar")
 
@@ -214,12 +222,19 @@ def _stop_at_end(value: Any) -> bool:
     return value
 
 
+def _deadline_us(value: Any) -> int:
+    if type(value) is not int or not 0 < value < 1 << 63:
+        raise Invalid("a deadline is a whole number of microseconds, more than 0")
+    return value
+
+
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "stop_tokens": _stop_token_list,
     "stop": _stop_text_list,
     "grammar": _grammar_pair,
     "draft": _draft_pair,
     "stop_at_end": _stop_at_end,
+    "deadline_us": _deadline_us,
 }
 
 

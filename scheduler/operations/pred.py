@@ -40,7 +40,7 @@ from scheduler.connection.slots import Then
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.decode_call import decode_call
 from scheduler.operations.operation import Operation, Table
-from scheduler.payloads import Fields, check_priority, check_range
+from scheduler.payloads import Fields, check_priority, check_range, deadline_of
 from scheduler.replies import Reply, kept
 
 MAX_ERROR_BYTES = 512
@@ -112,6 +112,7 @@ class Wanted:
     mask: EntryMask | None
     reduction: Reduction | None
     priority: int
+    deadline_s: float | None
 
     @property
     def num_slots(self) -> int:
@@ -207,7 +208,7 @@ class Predicting:
     def _parse(self, lip: Lip, request: Request) -> Wanted:
         file = appendable(lip, request.handle)
         fields = Fields(request.payload)
-        num_tokens, num_positions, _, priority = request.args
+        num_tokens, num_positions, deadline_us, priority = request.args
         tokens, positions = self._limited.entries(fields, num_tokens, num_positions)
         num_rows = _num_rows(request.flags, num_tokens)
         mask = _mask(fields, num_tokens) if request.flags & MASKED else None
@@ -215,8 +216,8 @@ class Predicting:
         if request.flags & REDUCED:
             reduction = Reduction(fields.rest(), self._limited.vocab_size, num_tokens, num_rows)
         fields.end()
-        priority = check_priority(priority)
-        return Wanted(request.handle, file, tokens, positions, num_rows, mask, reduction, priority)
+        priority, deadline_s = check_priority(priority), deadline_of(deadline_us)
+        return Wanted(request.handle, file, tokens, positions, num_rows, mask, reduction, priority, deadline_s)
 
 
 class _Appending:
@@ -249,6 +250,7 @@ class _Appending:
             tuple(channel.row(first_row + index) for index in range(wanted.num_slots)),
             self._end,
             priority=wanted.priority,
+            deadline_s=wanted.deadline_s,
             mask=wanted.mask,
             num_digested=0 if reduction is None else wanted.num_rows,
             digest=None if reduction is None else reduction.digest,

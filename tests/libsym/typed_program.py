@@ -28,6 +28,7 @@ ERRORS: list[type[sym.SymError]] = [
     sym.OverQuota,
     sym.ProtocolError,
     sym.StepFailed,
+    sym.TimedOut,
     sym.TooLarge,
     sym.TooManyLinks,
     sym.WouldBlock,
@@ -35,7 +36,7 @@ ERRORS: list[type[sym.SymError]] = [
 
 
 def model(kv: sym.KV) -> None:
-    dist = assert_type(sym.pred(kv, [1, 2], 0, rows="all", mask=[True], priority=1), sym.Dist)
+    dist = assert_type(sym.pred(kv, [1, 2], 0, rows="all", mask=[True], priority=1, deadline=1), sym.Dist)
     few = sym.pred(kv, [3], top_k=4, logprobs=[5], sampler=sym.Sampler(temperature=0.5, seed=1))
     assert isinstance(few, sym.ReducedDist)
     assert_type(few.token, int)
@@ -130,7 +131,7 @@ async def coroutines() -> None:
         assert_type(await sym.aio.kv_chmod("a.kv", mode=0o600), None)
         assert_type(await sym.aio.kv_read(kv, 1), tuple[list[int], list[int]])
         assert_type(await sym.aio.kv_fork("a.kv", mode=0o640), sym.KV)
-        generation = await sym.aio.generate(kv, [1], max_tokens=3)
+        generation = await sym.aio.generate(kv, [1], max_tokens=3, deadline=60.0)
         async for token in generation:
             assert_type(token, int)
         async for piece in generation.text():

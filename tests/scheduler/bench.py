@@ -81,6 +81,7 @@ class Bench:
         program: Any = None,
         positions: Sequence[int] | None = None,
         rows: str = "last",
+        deadline_s: float | None = None,
     ) -> Result:
         """Submit a call; the result is filled in when it ends."""
         num_rows = {"none": 0, "last": 1, "all": len(tokens)}[rows]
@@ -89,7 +90,9 @@ class Bench:
         numbers = np.asarray(tokens, np.int32)
         places = None if positions is None else np.asarray(positions, np.int32)
         views = tuple(memoryview(buffer) for buffer in buffers)
-        self.batches.submit(PredCall(program or Program(), file, numbers, places, views, result.finish))
+        caller = program or Program()
+        result.call = PredCall(caller, file, numbers, places, views, result.finish, deadline_s=deadline_s)
+        self.batches.submit(result.call)
         return result
 
     def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
@@ -160,6 +163,7 @@ class Result:
 
     def __init__(self, rows: list[np.ndarray]) -> None:
         self.rows = rows
+        self.call: PredCall | None = None
         self.error: SymError | None = None
         self._over = trio.Event()
 

@@ -325,3 +325,41 @@ def test_given_tokens_that_the_file_has_are_not_pending_when_nothing_could_be_dr
     with pytest.raises(sym.Invalid, match="-inf"):
         list(generation)
     check_file(kv, PROMPT, generation)
+
+
+# ---- by its deadline
+
+
+@pytest.mark.parametrize("more", [{}, {"stop": "no such text"}, {"draft": "ngram"}], ids=str)
+def test_a_deadline_ends_it_with_what_it_has(more):
+    """Steps of plain generations follow each other in C; others are planned one by one."""
+    kv = sym.kv_create()
+    generation = sym.generate(kv, PROMPT, stop_at_end=False, deadline=0.1, **more)
+    tokens = list(generation)
+    assert generation.finish == "deadline"
+    assert 0 < len(tokens) == len(generation.tokens)
+    check_file(kv, PROMPT, generation)
+    again = sym.generate(sym.kv_create(), PROMPT, stop_at_end=False, max_tokens=len(tokens))
+    assert list(again) == tokens
+
+
+def test_a_deadline_that_has_passed_before_its_first_step_leaves_the_file_as_it_was():
+    kv = sym.kv_create()
+    generation = sym.generate(kv, PROMPT, deadline=1e-9)
+    assert list(generation) == []
+    assert (generation.finish, generation.pending, kv.len()) == ("deadline", PROMPT, 0)
+
+
+def test_a_grammar_that_is_being_compiled_does_not_hold_up_a_deadline():
+    kv = sym.kv_create()
+    grammar = sym.Grammar.lark(SLOW_GRAMMAR + ' | "of this test"')
+    generation = sym.generate(kv, PROMPT, grammar=grammar, deadline=0.01)
+    assert list(generation) == []
+    assert (generation.finish, generation.pending, kv.len()) == ("deadline", PROMPT, 0)
+
+
+def test_a_deadline_that_is_kept_changes_nothing():
+    kv = sym.kv_create()
+    generation = sym.generate(kv, PROMPT, max_tokens=5, stop_at_end=False, deadline=60)
+    assert list(generation) == list(sym.generate(sym.kv_create(), PROMPT, max_tokens=5, stop_at_end=False))
+    assert generation.finish == "length"

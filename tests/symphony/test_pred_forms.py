@@ -352,3 +352,64 @@ def test_the_vocabulary_has_the_bytes_of_every_token():
 def test_what_is_done_to_the_list_stays_the_programs_own():
     sym.vocabulary().clear()
     assert len(sym.vocabulary()) == VOCAB_SIZE
+
+
+# ---- deadlines
+
+
+def test_a_deadline_that_is_kept_changes_no_result():
+    kv = file()
+    assert logits(sym.pred(kv, PROMPT, deadline=60)) == logits(sym.pred(file(), PROMPT))
+    assert kv.len() == len(PROMPT)
+
+
+def test_a_deadline_that_is_missed_is_timed_out_and_appends_nothing():
+    kv = file([1, 2, 3])
+    with pytest.raises(sym.TimedOut, match="nothing was appended"):
+        sym.pred(kv, PROMPT, deadline=1e-9)
+    assert kv.len() == 3
+    assert logits(sym.pred(kv, PROMPT)) == logits(sym.pred(file([1, 2, 3]), PROMPT)), "the file is free again"
+
+
+def test_a_call_of_a_batch_misses_its_deadline_alone():
+    kvs = [file(), file()]
+    with pytest.raises(sym.BatchFailed) as caught:
+        sym.pred_batch([sym.Pred(kvs[0], PROMPT, deadline=1e-9), sym.Pred(kvs[1], PROMPT, deadline=60)])
+    late, kept = caught.value.results
+    assert isinstance(late, sym.TimedOut)
+    assert logits(kept) == logits(sym.pred(file(), PROMPT))
+    assert [kv.len() for kv in kvs] == [0, len(PROMPT)]
+
+
+def test_a_call_behind_a_long_generation_is_ended_at_its_deadline():
+    kv = file()
+    with sym.generate(kv, PROMPT, stop_at_end=False) as generation:
+        next(generation)
+        with pytest.raises(sym.TimedOut):
+            sym.pred(kv, [7], deadline=0.05)
+        assert generation.finish is None
+    assert kv.len() == len(PROMPT) + len(generation.tokens) - 1
+
+
+@pytest.mark.parametrize("deadline", [0, -1, math.inf, math.nan, 1e12, "soon"])
+def test_a_deadline_that_is_none_is_invalid(deadline):
+    with pytest.raises(sym.Invalid, match="deadline"):
+        sym.pred(file(), PROMPT, deadline=deadline)
+    with pytest.raises(sym.Invalid, match="deadline"):
+        sym.generate(file(), PROMPT, deadline=deadline)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_deadlines_in_an_event_loop(backend):
+    async def main():
+        kv = await sym.aio.kv_create()
+        with pytest.raises(sym.TimedOut):
+            await sym.aio.pred(kv, PROMPT, deadline=1e-9)
+        await sym.aio.pred(kv, PROMPT, deadline=60)
+        generation = await sym.aio.generate(kv, [1], stop_at_end=False, deadline=0.1)
+        tokens = [token async for token in generation]
+        assert generation.finish == "deadline"
+        assert generation.pending == tokens[-1:]
+        assert sym.kv_read(kv)[0] == [*PROMPT, 1, *tokens[:-1]]
+
+    anyio.run(main, backend=backend)

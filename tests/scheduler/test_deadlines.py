@@ -1,0 +1,290 @@
+"""Calls that have to begin their last step in time: what becomes of those that don't, wherever they are."""
+
+import errno
+import time
+
+import pytest
+import trio
+import trio.testing
+
+from libsym.abi import ROWS_LAST, Finish, Op
+from libsym.channel.server import Request
+from libsym.errors import TimedOut
+from scheduler.batch.deadlines import Deadlines
+from scheduler.batch.policy import Limits
+from tests.scheduler.bench import Bench
+from tests.scheduler.test_appending import GREEDY, batch, frame, generate, int32, options, pred
+
+SOON_S = 0.05
+LATER_S = 1000.0
+
+
+class Late:
+    """A call that does nothing."""
+
+    def __init__(self, deadline_s):
+        self.deadline_s = deadline_s
+
+
+def watched(main):
+    """Run `main` with deadlines whose time passes when everybody waits, and the calls that missed them."""
+
+    async def scenario():
+        missed = []
+        deadlines = Deadlines(missed.append, clock=trio.current_time)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(deadlines.run)
+            await main(deadlines, missed)
+            nursery.cancel_scope.cancel()
+
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_calls_are_ended_in_the_order_of_their_deadlines():
+    async def main(deadlines, missed):
+        calls = [Late(trio.current_time() + delay_s) for delay_s in (3, 1, 2)]
+        for call in (*calls, Late(None)):
+            deadlines.add(call)
+        await trio.sleep(2.5)
+        assert missed == [calls[1], calls[2]]
+        await trio.sleep(1)
+        assert missed == [calls[1], calls[2], calls[0]]
+        assert len(deadlines) == 0
+
+    watched(main)
+
+
+def test_a_call_that_is_over_is_not_ended_again():
+    async def main(deadlines, missed):
+        call = Late(trio.current_time() + 1)
+        deadlines.add(call)
+        deadlines.forget(call)
+        deadlines.forget(call)
+        await trio.sleep(10)
+        assert missed == []
+
+    watched(main)
+
+
+def test_what_is_late_when_a_step_is_planned_is_ended_before_the_task_gets_its_turn():
+    async def main(deadlines, missed):
+        call = Late(trio.current_time() - 1)
+        deadlines.add(call)
+        deadlines.end_missed()
+        assert missed == [call]
+
+    watched(main)
+
+
+# ---- in the scheduler, whose steps take 64 entries, and 16 beside decodes
+
+
+def at(delay_s):
+    return time.monotonic() + delay_s
+
+
+async def ended(result):
+    """The error that a call ended with."""
+    with pytest.raises(TimedOut, match="nothing was appended") as caught:
+        await result.wait()
+    return caught.value
+
+
+def test_a_deadline_that_is_kept_changes_nothing(bench):
+    async def scenario():
+        file = bench.file()
+        await bench.submit(file, [1, 2], deadline_s=at(LATER_S)).wait()
+        assert file.table.read()[0].tolist() == [1, 2]
+
+    bench.run(scenario)
+    assert len(bench.batches._calls.deadlines) == 0, "nothing refers to a call that is over"
+
+
+def test_a_deadline_that_has_passed_at_once_is_missed(bench):
+    async def scenario():
+        file = bench.file()
+        assert (await ended(bench.submit(file, [1, 2], deadline_s=at(-1)))).errno == errno.ETIMEDOUT
+        assert file.table.length == 0
+        assert bench.steps.batches == [], "no step began with it"
+
+    bench.run(scenario)
+
+
+def test_a_call_that_is_ready_is_ended_while_a_step_holds_others(bench):
+    async def scenario():
+        bench.steps.gate.clear()
+        held = bench.submit(bench.file(), [9])
+        await bench.steps.wait_entered()
+        file = bench.file()
+        await ended(bench.submit(file, [1, 2], deadline_s=at(SOON_S)))  # before the step has ended
+        assert not held.is_over
+        assert file.table.reservation is None
+        bench.steps.gate.set()
+        await held.wait()
+        assert file.table.length == 0
+
+    bench.run(scenario)
+
+
+def test_a_call_behind_another_one_on_its_file_is_ended_and_the_next_goes_on(bench):
+    async def scenario():
+        file = bench.file()
+        bench.steps.gate.clear()
+        first = bench.submit(file, [1])
+        await bench.steps.wait_entered()
+        late = bench.submit(file, [2], deadline_s=at(SOON_S))
+        third = bench.submit(file, [3])
+        await ended(late)
+        assert not first.is_over
+        bench.steps.gate.set()
+        await third.wait()
+        assert file.table.read()[0].tolist() == [1, 3]
+
+    bench.run(scenario)
+
+
+def test_a_call_whose_last_entry_is_in_the_step_under_way_is_left_alone(bench):
+    async def scenario():
+        file = bench.file()
+        bench.steps.gate.clear()
+        call = bench.submit(file, [1, 2, 3], deadline_s=at(SOON_S))
+        await bench.steps.wait_entered()
+        await trio.sleep(2 * SOON_S)
+        bench.steps.gate.set()
+        await call.wait()
+        assert file.table.length == 3
+
+    bench.run(scenario)
+
+
+def test_a_prefill_whose_last_chunk_has_not_begun_ends_with_its_step(bench):
+    async def scenario():
+        file = bench.file()
+        bench.steps.gate.clear()
+        call = bench.submit(file, list(range(100)), deadline_s=at(SOON_S))
+        await bench.steps.wait_entered()
+        await trio.sleep(2 * SOON_S)
+        assert not call.is_over, "a step is computing some of it"
+        bench.steps.gate.set()
+        await ended(call)
+        assert file.table.length == 0
+        assert bench.steps.batches == [[(0, 64)]]
+        await bench.submit(file, [5]).wait()
+
+    bench.run(scenario)
+
+
+def test_a_call_that_was_cancelled_before_its_deadline_says_so(bench):
+    async def scenario():
+        bench.steps.gate.clear()
+        held = bench.submit(bench.file(), [9])
+        await bench.steps.wait_entered()
+        prefill = bench.submit(bench.file(), [1] * 80, deadline_s=at(SOON_S))
+        bench.batches.cancel(prefill.call)
+        bench.steps.gate.set()
+        with pytest.raises(OSError, match="cancelled") as caught:
+            await prefill.wait()
+        assert caught.value.errno == errno.ECANCELED
+        await held.wait()
+
+    bench.run(scenario)
+
+
+def test_a_program_that_goes_takes_its_deadlines_along(bench):
+    async def scenario():
+        bench.steps.gate.clear()
+        held = bench.submit(bench.file(), [9])
+        await bench.steps.wait_entered()
+        call = bench.submit(bench.file(), [1, 2], deadline_s=at(LATER_S))
+        bench.batches.drop(call.call.caller)
+        assert len(bench.batches._calls.deadlines) == 0
+        bench.steps.gate.set()
+        await held.wait()
+
+    bench.run(scenario)
+
+
+# ---- through the gate
+
+
+class Asking(Bench):
+    def ask(self, request, before=None):
+        """Send a request for an empty file; `before` it another one."""
+        lip = self.lip()
+
+        async def scenario():
+            file = self.file()
+            lip.add(file)
+            async with trio.open_nursery() as nursery:
+                for each in (before, request):
+                    if each is not None:
+                        self.gate.handle(lip, each, nursery)
+                while request.id not in lip.channel.over:
+                    await trio.testing.wait_all_tasks_blocked()
+                    await trio.sleep(0.001)
+            self.tokens = file.table.read()[0].tolist()
+            await self.gate.see_off(lip)
+
+        self.run(scenario)
+        return lip.channel.replies[request.id]
+
+
+@pytest.fixture
+def asking(tmp_path):
+    return Asking(tmp_path, limits=Limits())
+
+
+def test_the_deadline_of_a_request_counts_from_when_it_is_taken(asking):
+    ((_, _, error),) = asking.ask(pred(int32(1), args=(1, 0, 1, 0)))
+    assert isinstance(error, TimedOut)
+    assert asking.tokens == []
+    ((args, _, error),) = asking.ask(pred(int32(1), args=(1, 0, 60_000_000, 0)))
+    assert (args[2], error) == (1, None)
+
+
+def test_a_deadline_that_no_clock_can_reach_is_none(asking):
+    ((args, _, _),) = asking.ask(pred(int32(1), args=(1, 0, (1 << 63) - 1, 0)))
+    assert args[2] == 1
+
+
+def test_a_call_of_a_batch_has_a_deadline_of_its_own(asking):
+    late, kept = pred(int32(1), args=(1, 0, 1, 0)), pred(int32(2), args=(1, 0, 0, 0))
+    ((_, payload, error),) = asking.ask(batch(2, frame(late) + frame(kept)))
+    assert error is None
+    assert int.from_bytes(payload[4:8], "little") == errno.ETIMEDOUT
+    assert asking.tokens == [2]
+
+
+def test_a_generation_whose_deadline_has_passed_ends_with_nothing(asking):
+    payload = int32(1, 2) + GREEDY + options(deadline_us=1)
+    ((args, _, error),) = asking.ask(generate(payload, args=(2, 0, 4, 0)))
+    assert (args, error) == ((0, 0, Finish.DEADLINE, -1), None)
+    assert asking.tokens == []
+
+
+def test_a_generation_ends_with_what_it_has(asking):
+    payload = int32(1) + GREEDY + options(deadline_us=200_000, stop_at_end=False)
+    replies = asking.ask(generate(payload, args=(1, 0, 0, 0)))
+    args, _, error = replies[-1]
+    assert error is None
+    assert args[2] == Finish.DEADLINE
+    num_tokens = sum(args[0] for args, _, _ in replies)
+    assert 0 < num_tokens < 4000
+    assert args[1] == len(asking.tokens) == num_tokens, "the last one is pending"
+
+
+def test_a_grammar_that_is_being_compiled_does_not_hold_up_a_deadline(asking):
+    slow = "start: word+\nword: " + " | ".join(f'"{"x" * (1 + number % 7)}{number}"' for number in range(3000))
+    asked = options(grammar={"kind": "lark", "source": slow}, deadline_us=1000)
+    ((args, _, error),) = asking.ask(generate(int32(1) + GREEDY + asked))
+    assert (args, error) == ((0, 0, Finish.DEADLINE, -1), None)
+    assert asking.tokens == []
+
+
+def test_the_next_call_on_the_file_goes_on_behind_a_generation_that_is_late(asking):
+    endless = int32(1) + GREEDY + options(deadline_us=100_000, stop_at_end=False)
+    before = generate(endless, args=(1, 0, 0, 0), number=7)
+    ((args, _, error),) = asking.ask(Request(Op.PRED, ROWS_LAST, 1, 1, (1, 0, 0, 0), int32(200)), before)
+    assert error is None
+    assert args[2] == len(asking.tokens)
+    assert asking.tokens[-1] == 200
