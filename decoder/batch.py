@@ -45,10 +45,13 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
-    """A decoder's step for callers in C: a `sym_step_function` (`steps.h`), without the interpreter.
+    """A decoder's step for callers in C, without the interpreter.
 
     Addresses, good as long as the decoder is open. Every index of the batch has to be in range.
     """
 
     function: int
+    """A `sym_step_function` (`steps.h`)."""
     decoder: int
+    parallel: int = 0
+    """A `sym_parallel_function`; 0: the decoder has no threads to lend, and the caller does it alone."""

@@ -107,8 +107,8 @@ class CpuDecoder:
     @property
     def native(self) -> NativeStep:
         """The step itself, for a loop of steps in C; the batch is the caller's to check."""
-        function = ffi.addressof(lib, "sym_step")
-        return NativeStep(int(ffi.cast("uintptr_t", function)), int(ffi.cast("uintptr_t", self._decoder)))
+        addresses = (ffi.addressof(lib, "sym_step"), self._decoder, ffi.addressof(lib, "sym_parallel"))
+        return NativeStep(*(int(ffi.cast("uintptr_t", each)) for each in addresses))
 
     def close(self) -> None:
         """Stops the threads and gives the memory back."""

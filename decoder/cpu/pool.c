@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #define SPINS 2000 /* pauses before a waiter sleeps: tens of microseconds */
+#define NUMBERED 2 /* job.value: a job's number times this, */
+#define OF_ITEMS 1 /* and whether it is one of items */
 
 struct pool_member {
     struct pool *pool;
@@ -37,10 +39,14 @@ static void event_wait(struct event *e, unsigned old) {
     atomic_fetch_sub(&e->sleepers, 1);
 }
 
+static void event_wake(struct event *e, int most) {
+    if (atomic_load(&e->sleepers))
+        syscall(SYS_futex, &e->value, FUTEX_WAKE_PRIVATE, most, NULL, NULL, 0);
+}
+
 static void event_signal(struct event *e) {
     atomic_fetch_add(&e->value, 1);
-    if (atomic_load(&e->sleepers))
-        syscall(SYS_futex, &e->value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    event_wake(e, INT_MAX);
 }
 
 void pool_meet(struct pool *p, int active) {
@@ -55,29 +61,76 @@ void pool_meet(struct pool *p, int active) {
         event_signal(&p->barrier);
 }
 
+/* Those of a job's items that this thread gets; how many they were. What the job shares may only be read with an item in
+ * hand: without one, its caller may be back, and have begun another. */
+static int do_items(struct pool *p, unsigned job) {
+    int num_done = 0;
+    uint64_t items = atomic_load(&p->items);
+    while (items >> 32 == job && (uint32_t)items != 0) {
+        if (!atomic_compare_exchange_weak(&p->items, &items, items - 1))
+            continue;
+        p->work(p->work_context, p->num_items - (int32_t)(uint32_t)items);
+        num_done++;
+        items = atomic_load(&p->items);
+    }
+    return num_done;
+}
+
 static void *pool_worker(void *argument) {
     struct pool_member me = *(struct pool_member *)argument;
     struct pool *p = me.pool;
     free(argument);
-    for (unsigned seen = 0;; seen++) {
-        event_wait(&p->job, seen);
-        if (p->stop)
+    for (unsigned job = 0;;) {
+        event_wait(&p->job, job);
+        job = atomic_load(&p->job.value); /* the latest: jobs of items may be over, others wait for every thread */
+        if (atomic_load(&p->stop))
             return NULL;
-        p->run(p->context, me.thread);
+        if (!(job & OF_ITEMS)) {
+            p->run(p->context, me.thread);
+            continue;
+        }
+        const int num_done = do_items(p, job);
+        if (num_done > 0 && atomic_fetch_sub(&p->num_undone, num_done) == num_done)
+            event_signal(&p->all_done);
     }
+}
+
+static unsigned next_job(const struct pool *p, unsigned kind) {
+    return (p->job.value / NUMBERED + 1) * NUMBERED | kind;
 }
 
 void pool_run(struct pool *p, int threads, void (*run)(void *, int), void *context) {
     p->run = run;
     p->context = context;
     p->active = threads;
-    if (threads > 1)
-        event_signal(&p->job);
+    if (threads > 1) {
+        atomic_store(&p->job.value, next_job(p, 0));
+        event_wake(&p->job, INT_MAX);
+    }
     run(context, 0);
 }
 
+void pool_each(struct pool *p, void (*work)(void *, int32_t), void *context, int32_t count) {
+    if (count <= 1 || p->threads == 1) {
+        for (int32_t i = 0; i < count; i++)
+            work(context, i);
+        return;
+    }
+    const unsigned job = next_job(p, OF_ITEMS), before = atomic_load(&p->all_done.value);
+    p->work = work;
+    p->work_context = context;
+    p->num_items = count;
+    atomic_store(&p->num_undone, count + 1); /* one is the caller's look: nobody is the last before it */
+    atomic_store(&p->items, (uint64_t)job << 32 | (uint32_t)count);
+    atomic_store(&p->job.value, job);
+    event_wake(&p->job, count - 1);
+    const int num_done = do_items(p, job) + 1;
+    if (atomic_fetch_sub(&p->num_undone, num_done) != num_done)
+        event_wait(&p->all_done, before);
+}
+
 void pool_stop(struct pool *p, int started) {
-    p->stop = 1;
+    atomic_store(&p->stop, 1);
     event_signal(&p->job);
     for (int i = 0; i < started; i++)
         pthread_join(p->ids[i], NULL);

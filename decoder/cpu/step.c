@@ -589,6 +589,10 @@ int sym_step(struct sym_decoder *d, const sym_batch *batch) {
     return 0;
 }
 
+void sym_parallel(struct sym_decoder *d, void (*work)(void *, int32_t), void *context, int32_t count) {
+    pool_each(&d->pool, work, context, count);
+}
+
 int64_t sym_shared_rows(const struct sym_decoder *d) { return d->plans[0][0].shared_rows; }
 
 /* ---- a decoder's life ---- */

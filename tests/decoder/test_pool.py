@@ -1,7 +1,9 @@
-"""The threads of a step beside busy neighbours: a late one must not stray into the next step."""
+"""The threads of a step: beside busy neighbours a late one must not stray into the next step. And their other work."""
 
+import ctypes
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -49,3 +51,65 @@ def test_steps_of_all_threads_and_of_one_alternate_without_meeting_each_other():
         rows.append(row)
     decoder.close()
     assert all((row == rows[0]).all() for row in rows)
+
+
+# -- work between steps --
+
+WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
+
+
+@pytest.fixture
+def parallel():
+    """`parallel(threads, count, work)`: work(0 .. count - 1) by a decoder of so many threads, from this one."""
+    decoders = {}
+
+    def run(threads, count, work):
+        config = tiny_config(num_layers=1)
+        if threads not in decoders:
+            decoders[threads] = CpuDecoder(config, random_weights(config), Arena(config, 1), threads)
+        native = decoders[threads].native
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, WORK, ctypes.c_void_p, ctypes.c_int32)(native.parallel)
+        callback = WORK(lambda _context, index: work(index))
+        function(native.decoder, callback, None, count)
+
+    yield run
+    for decoder in decoders.values():
+        decoder.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_each_item_is_done_once_however_many_there_are(parallel, threads):
+    for count in (0, 1, 2, 3, 64, 1, 500):
+        done = []
+        parallel(threads, count, done.append)
+        assert sorted(done) == list(range(count))
+
+
+def test_items_are_done_at_the_same_time(parallel):
+    both, met = threading.Barrier(2), []
+    parallel(2, 2, lambda index: met.append((index, both.wait(20), threading.get_ident())))
+    assert {index for index, _, _ in met} == {0, 1}
+    assert len({thread for _, _, thread in met}) == 2
+
+
+@pytest.mark.parametrize(("threads", "count"), [(3, 1), (1, 5)])
+def test_one_item_and_one_thread_wake_nobody(parallel, threads, count):
+    seen = []
+    parallel(threads, count, lambda _index: seen.append(threading.get_ident()))
+    assert seen == [threading.get_ident()] * count
+
+
+def test_the_caller_does_what_nobody_else_takes(parallel):
+    """The other thread is held by its first item until the rest is done."""
+    here, rest_done, done_here = threading.get_ident(), threading.Event(), []
+
+    def work(index):
+        if threading.get_ident() != here:
+            assert rest_done.wait(20)
+            return
+        done_here.append(index)
+        if len(done_here) >= 9:
+            rest_done.set()
+
+    parallel(2, 10, work)
+    assert len(done_here) >= 9
