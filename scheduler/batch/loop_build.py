@@ -17,6 +17,7 @@ def _declarations(header: Path) -> str:
 
 ffi = FFI()
 ffi.cdef(_declarations(_LIBSYM / "steps.h"))
+ffi.cdef('extern "Python" int sym_callback_step(sym_decoder *decoder, const sym_batch *batch);')  # callback_step.py
 ffi.cdef(_declarations(_HERE / "loop.h"))
 ffi.set_source(
     "scheduler._loop",

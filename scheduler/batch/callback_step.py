@@ -1,0 +1,117 @@
+"""A step in Python for a loop of steps in C: of a decoder on a GPU, or of none at all.
+
+C calls one function, and what it gives for a decoder is a handle of the step. The arrays of a batch (`steps.h`) are
+copied: a decoder may keep page tables, and the loop fills its arrays anew. Rows are where C wants them; they are good
+until the step returns.
+"""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from decoder.batch import BoolArray, Chunk, IntArray, NativeStep, StepBatch
+from libsym.abi import PAGE_ENTRIES
+from scheduler._loop import ffi, lib
+
+
+class CallbackStep:
+    """Has `step` called with the batches of a loop in C. An exception ends the loop with EIO, and is in `failure`."""
+
+    def __init__(self, step: Callable[[StepBatch], None], vocab_size: int) -> None:
+        self._called = _Called(step, vocab_size)
+        self._handle: Any = ffi.new_handle(self._called)
+        self.native = NativeStep(_address(lib.sym_callback_step), _address(self._handle))
+        """Good as long as this object is."""
+
+    def take_failure(self) -> BaseException | None:
+        """Why the last step failed, once. Its frames are empty: what was in them may refer to rows that are gone."""
+        failure, self._called.failure = self._called.failure, None
+        return failure
+
+
+@dataclass(slots=True)
+class _Called:
+    """What C's handle stands for; apart from its owner, so that no cycle keeps them."""
+
+    step: Callable[[StepBatch], None]
+    vocab_size: int
+    failure: BaseException | None = None
+
+
+def _step(handle: Any, batch: Any) -> int:
+    called: _Called = ffi.from_handle(ffi.cast("void *", handle))
+    try:
+        called.step(_batch_of(batch, called.vocab_size))
+    except BaseException as failure:  # noqa: BLE001 - C can't pass it on: whoever had the loop run takes it
+        _empty_frames(failure)
+        called.failure = failure
+        return errno.EIO
+    return 0
+
+
+ffi.def_extern(name="sym_callback_step", error=errno.EIO)(_step)
+
+
+def _empty_frames(failure: BaseException) -> None:
+    link: BaseException | None = failure
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+
+
+def _batch_of(batch: Any, vocab_size: int) -> StepBatch:
+    count = batch.num_chunks
+    first_row, first_page = (_ints(each, count + 1).tolist() for each in (batch.first_row, batch.first_page))
+    start, wanted = (_ints(each, count).tolist() for each in (batch.start, batch.wanted))
+    tokens, positions = (_ints(each, batch.num_rows) for each in (batch.tokens, batch.positions))
+    pages = _ints(batch.pages, first_page[-1])
+    rows = [_row(batch.out[index], vocab_size) for index in range(batch.num_wanted)]
+    chunks = []
+    num_before = 0
+    for index in range(count):
+        first, end = first_row[index], first_row[index + 1]
+        table = pages[first_page[index] : first_page[index + 1]]
+        own = tuple(rows[num_before : num_before + wanted[index]])
+        num_before += len(own)
+        mask = _mask(batch.masks[index], end - first, len(table), start[index])
+        own = _filled_up(own, end - first, vocab_size)
+        chunks.append(Chunk(tokens[first:end], positions[first:end], table, start[index], own, mask))
+    copies = _ints(batch.copies, 2 * batch.num_copies).reshape(-1, 2).tolist()
+    return StepBatch(tuple(chunks), tuple((source, target) for source, target in copies))
+
+
+def _filled_up(rows: tuple[memoryview[float], ...], num_tokens: int, vocab_size: int) -> tuple[memoryview[float], ...]:
+    """As decoders take them: none, the last, or one for each token. C may also want several of the last."""
+    if len(rows) in {0, 1, num_tokens}:
+        return rows
+    unwanted = np.empty((num_tokens - len(rows), vocab_size), np.float32)
+    return (*(memoryview(row) for row in unwanted), *rows)
+
+
+def _row(out: Any, vocab_size: int) -> memoryview[float]:
+    return memoryview(ffi.buffer(out, 4 * vocab_size)).cast("f")
+
+
+def _mask(words: Any, num_rows: int, num_pages: int, start: int) -> BoolArray | None:
+    """[rows, start + rows] of a word for each page."""
+    if words == ffi.NULL:
+        return None
+    packed = np.frombuffer(ffi.buffer(words, 4 * num_rows * num_pages), np.uint8)
+    bits = np.unpackbits(packed.reshape(num_rows, num_pages * PAGE_ENTRIES // 8), axis=1, bitorder="little")
+    return bits[:, : start + num_rows].view(np.bool_)
+
+
+def _ints(pointer: Any, count: int) -> IntArray:
+    if count == 0:
+        return np.empty(0, np.int32)  # C may have nothing there
+    return np.frombuffer(ffi.buffer(pointer, 4 * count), np.int32).copy()
+
+
+def _address(pointer: Any) -> int:
+    return int(ffi.cast("uintptr_t", pointer))
