@@ -29,7 +29,7 @@ KV_MEMORY_SHARE = 0.25
 """Share of the memory that is free at start that the page pool may grow to, when nothing was said."""
 MAX_KV_MEMORY_SHARE = 0.75
 """The same with a GPU, whose pages have a home in host memory beside what the host keeps for it."""
-GPU_LIMITS = Limits(max_tokens=2048, max_tokens_beside_decodes=512)
+GPU_LIMITS = Limits(max_tokens=2048)
 """Products over 512 rows are bound by arithmetic, and 2,048 keep the longest step short."""
 
 ArenaT = TypeVar("ArenaT")

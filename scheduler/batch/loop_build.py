@@ -18,13 +18,18 @@ def _declarations(header: Path) -> str:
 ffi = FFI()
 ffi.cdef(_declarations(_LIBSYM / "steps.h"))
 ffi.cdef('extern "Python" int sym_callback_step(sym_decoder *decoder, const sym_batch *batch);')  # callback_step.py
+ffi.cdef(_declarations(_HERE / "cost.h"))
+ffi.cdef(_declarations(_HERE / "policy.h"))
 ffi.cdef(_declarations(_HERE / "loop.h"))
 ffi.set_source(
     "scheduler._loop",
-    '#include "loop.h"\n',
-    sources=[os.path.relpath(_HERE / "loop.c")],
+    '#include "loop.h"\n#include "policy.h"\n',
+    sources=[os.path.relpath(_HERE / name) for name in ("cost.c", "loop.c", "policy.c")],
     include_dirs=[str(_HERE), str(_LIBSYM)],
-    depends=[str(path) for path in (_HERE / "loop.h", _LIBSYM / "steps.h", _LIBSYM / "abi.h")],
+    depends=[
+        *(str(_HERE / name) for name in ("cost.h", "loop.h", "policy.h")),
+        *(str(_LIBSYM / name) for name in ("abi.h", "steps.h")),
+    ],
     extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
     libraries=["pthread"],
 )

@@ -1,58 +1,56 @@
-"""What the next step holds: a pure function of the calls that wait, so that a better one can be tried alone.
+"""What the next step holds: the face of `policy.c` over numpy's arrays, for replay and tests.
 
-Up to `max_calls` calls fit a step. Decodes (calls with one entry left) take nothing but a seat. Prefills share a budget
-of tokens, in chunks. While every decode has a seat, all of them go, so a decode waits for one step at most.
-
-Whatever is short, seats or tokens, goes round in turns:
-
-- users take turns, and the domains of one user take theirs within the user's;
-- within an account its decodes and its prefills take turns, so neither kind can keep the other out;
-- among calls of one kind and account priority decides, and a call rises in it while it waits.
-
-Of those whose turn it is, the one goes first that has waited longest, whichever its kind. A generation waits anew with
-each of its tokens. An account whose prefill had tokens goes behind those whose prefills had none since.
+The loop of steps calls the C function itself, with the same arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-Path: TypeAlias = "tuple[int | str, ...]"
-"""Where a call takes its turns: the numbers of its accounts from the uid inwards, then its kind."""
+import numpy as np
+import numpy.typing as npt
 
+from scheduler._loop import ffi, lib
+from scheduler.batch.plan_before import Path, plan_step, prefilling
 
-class Waiting(Protocol):
-    """A call as the policy sees it."""
+__all__ = [
+    "CANDIDATE",
+    "NO_DEADLINE",
+    "ROOT",
+    "SHARE",
+    "Limits",
+    "Path",
+    "Policy",
+    "new_shares",
+    "plan_step",
+    "prefilling",
+]
 
-    @property
-    def num_left(self) -> int: ...
-
-    @property
-    def priority(self) -> int: ...
-
-    @property
-    def waiting_since_s(self) -> float:
-        """When its turn began: of a generation that of its latest token."""
-        ...
-
-    @property
-    def accounts(self) -> tuple[int, ...]:
-        """The numbers of those who pay: a uid, then the domains within it, the inmost last."""
-        ...
-
-    @property
-    def num_digested(self) -> int:
-        """Rows that it wants from memory of ours: more than one, and each of its entries has one."""
-        ...
+NO_DEADLINE = int(lib.SYM_NO_DEADLINE)
+ROOT = 0
+"""The share that all others are in."""
 
 
-AGING_PER_S = 20.0
-"""A call rises by so much in priority for each second that it waits: after ten, -100 goes before 100."""
+def _dtype(name: str) -> np.dtype[np.void]:
+    """A structure of C as numpy has it."""
+    codes = {"int32_t": "i4", "int64_t": "i8", "double": "f8"}
+    names, formats, offsets = [], [], []
+    for field, about in ffi.typeof(name).fields:
+        item, length = (about.type.item, about.type.length) if about.type.kind == "array" else (about.type, 0)
+        names.append(field)
+        formats.append((codes[item.cname], (length,)) if length else codes[item.cname])
+        offsets.append(about.offset)
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": ffi.sizeof(name)})
 
 
-CallT = TypeVar("CallT", bound=Waiting)
+CANDIDATE = _dtype("sym_candidate")
+SHARE = _dtype("sym_share")
+
+Candidates: TypeAlias = npt.NDArray[np.void]
+"""Of CANDIDATE, in order of arrival."""
+Shares: TypeAlias = npt.NDArray[np.void]
+"""Of SHARE: the root, and what is below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,91 +58,81 @@ class Limits:
     """Bounds of one step."""
 
     max_tokens: int = 512
-    """With no decode in the step: large enough that weights are read once for many rows."""
-    max_tokens_beside_decodes: int = 128
-    """With decodes in the step: a quarter, so that a long prefill delays them by a short step only."""
+    """Rows of prefills: large enough that weights are read once for many of them."""
     max_calls: int = 256
     max_digested: int = 64
     """Rows of calls that want one for each entry: 13 MB for a vocabulary of 49,152."""
+    min_chunk: int = 32
+    """Rows of prefills beside decodes, however long they take."""
+    step_s: float = 0.05
+    """What a step with decodes may take for the sake of prefills: the delay that decodes are promised."""
 
     def __post_init__(self) -> None:
-        assert 0 < self.max_tokens_beside_decodes <= self.max_tokens
+        assert 0 < self.min_chunk <= self.max_tokens
+        assert self.max_digested > 0
         assert self.max_calls > 1
+        assert self.step_s > 0
+
+    def in_c(self) -> Any:
+        """A `sym_limits`."""
+        return ffi.new(
+            "sym_limits *",
+            {
+                "max_calls": self.max_calls,
+                "max_tokens": self.max_tokens,
+                "min_chunk": self.min_chunk,
+                "max_digested": self.max_digested,
+                "step_ns": round(self.step_s * 1e9),
+            },
+        )
 
 
-def plan_step(
-    waiting: Iterable[CallT], limits: Limits, now_s: float = 0.0, prefilled_s: Mapping[Path, float] | None = None
-) -> list[tuple[CallT, int]]:
-    """`(call, entries to compute now)` for each call of the next step, decodes first; `waiting` is in order of arrival.
-
-    `prefilled_s`: when a prefill last had tokens, by what `prefilling` says of a plan.
-    """
-    calls = list(waiting)
-    num_decodes = sum(call.num_left == 1 for call in calls)
-    if num_decodes == len(calls) <= limits.max_calls:
-        return [(call, 1) for call in calls]
-    decodes: list[tuple[CallT, int]] = []
-    prefills: list[tuple[CallT, int]] = []
-    budget = limits.max_tokens_beside_decodes if num_decodes else limits.max_tokens
-    digested = limits.max_digested
-    for call in _in_turns(calls, now_s, prefilled_s or {}):
-        if len(decodes) + len(prefills) == limits.max_calls:
-            break
-        if call.num_left == 1:
-            decodes.append((call, 1))
-            continue
-        num_now = min(call.num_left, budget)
-        if call.num_digested > 1:
-            num_now = min(num_now, digested)
-            digested -= num_now
-        if num_now:
-            prefills.append((call, num_now))
-            budget -= num_now
-    return decodes + prefills
+def new_shares(parents: list[int], weights: list[float] | None = None) -> Shares:
+    """A tree of shares that have had no service; the first one's parent is -1."""
+    shares = np.zeros(len(parents), SHARE)
+    shares["parent"] = parents
+    shares["weight"] = 1 if weights is None else weights
+    assert (shares["weight"] > 0).all()
+    return shares
 
 
-def prefilling(plan: Iterable[tuple[Waiting, int]]) -> set[Path]:
-    """Whose prefills have tokens in this plan: their paths, and each beginning of them."""
-    paths = {_path(call) for call, _ in plan if call.num_left > 1}
-    return {path[: end + 1] for path in paths for end in range(len(path))}
+class Policy:
+    """Plans steps for one set of limits; `cost` is a `sym_cost`, see `cost_model.py`, that may change meanwhile."""
 
+    def __init__(self, limits: Limits, cost: Any) -> None:
+        self._limits, self._cost = limits.in_c(), cost
+        self._sizes = (0, 0)
+        self._scratch = self._new_scratch(0, 0)
 
-def _path(call: Waiting) -> Path:
-    return (*call.accounts, "decodes" if call.num_left == 1 else "prefills")
+    def plan(self, candidates: Candidates, shares: Shares, now_ns: int) -> npt.NDArray[np.int32]:
+        """Entries of each candidate in the next step; the service is counted in `shares`."""
+        assert candidates.dtype == CANDIDATE
+        assert shares.dtype == SHARE
+        n, num_shares = len(candidates), len(shares)
+        if n > self._sizes[0] or num_shares > self._sizes[1]:
+            self._scratch = self._new_scratch(2 * n, 2 * num_shares)
+        num_now = np.empty(n, np.int32)
+        lib.sym_policy_plan(
+            ffi.from_buffer("sym_candidate[]", candidates),
+            n,
+            ffi.from_buffer("sym_share[]", shares, require_writable=True),
+            num_shares,
+            self._limits,
+            self._cost,
+            now_ns,
+            ffi.from_buffer("int32_t[]", num_now, require_writable=True),
+            self._scratch,
+        )
+        return num_now
 
+    @property
+    def num_compared(self) -> int:
+        """Comparisons of the plans since an array was last larger than all before it."""
+        return int(lib.sym_scratch_num_compared(self._scratch))
 
-def _in_turns(calls: Iterable[CallT], now_s: float, prefilled_s: Mapping[Path, float]) -> Iterator[CallT]:
-    """The calls in the order in which they get what is short."""
-    queues: dict[Path, list[CallT]] = {}
-    for call in calls:
-        queues.setdefault(_path(call), []).append(call)
-    return _take_turns({path: _by_priority(queue, now_s) for path, queue in queues.items()}, (), prefilled_s)
-
-
-def _take_turns(
-    queues: Mapping[Path, Sequence[CallT]], start: Path, prefilled_s: Mapping[Path, float]
-) -> Iterator[CallT]:
-    """From these queues, whose paths have this start: what goes on from it takes turns."""
-    if start in queues:
-        yield from queues[start]  # a whole path: there is no other
-        return
-    groups: dict[Path, dict[Path, Sequence[CallT]]] = {}
-    for path, queue in queues.items():
-        groups.setdefault(path[: len(start) + 1], {})[path] = queue
-    # Tokens that a prefill of the group had count as if each of its calls had had them.
-    turns = [(_take_turns(group, path, prefilled_s), prefilled_s.get(path, 0.0)) for path, group in groups.items()]
-    while len(turns) > 1:
-        firsts = [next(group, None) for group, _ in turns]
-        found = [(call, turn) for call, turn in zip(firsts, turns, strict=True) if call is not None]
-        found.sort(key=lambda each: max(each[0].waiting_since_s, each[1][1]))
-        yield from (call for call, _ in found)
-        turns = [turn for _, turn in found]
-    for group, _ in turns:
-        yield from group
-
-
-def _by_priority(calls: Sequence[CallT], now_s: float) -> Sequence[CallT]:
-    """Those of one kind and account."""
-    if not any(call.priority for call in calls):
-        return calls
-    return sorted(calls, key=lambda call: -call.priority - AGING_PER_S * (now_s - call.waiting_since_s))
+    def _new_scratch(self, max_candidates: int, max_shares: int) -> Any:
+        self._sizes = (max_candidates, max_shares)
+        scratch = lib.sym_scratch_new(max_candidates, max_shares)
+        if scratch == ffi.NULL:
+            raise MemoryError
+        return ffi.gc(scratch, lib.sym_scratch_free)

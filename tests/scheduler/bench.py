@@ -34,7 +34,7 @@ ME = Credentials(0, 0, frozenset())
 NUM_PAGES = 64
 VOCAB_SIZE = 259
 NUM_SLOTS = 64
-LIMITS = Limits(max_tokens=64, max_tokens_beside_decodes=16)
+LIMITS = Limits(max_tokens=64)
 """So small that prefills are cut."""
 
 

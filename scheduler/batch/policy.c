@@ -1,0 +1,541 @@
+/* What the next step holds.
+ *
+ * Seats. While every decode finds one, all of them go. One seat is a prefill's if there is one; decodes may have all the
+ * others, and prefills what decodes leave.
+ *
+ * Rows. Prefills have max_tokens, but beside decodes only as many as keep the step within step_ns by the cost model, and
+ * min_chunk at least.
+ *
+ * Where seats or rows are short, service is shared by weighted fair queueing over the tree of shares: next is always the
+ * child with the least virtual time, down to an account. Service is the call's part of what the step is expected to take.
+ * A child that had all it wanted is not behind the others: it goes on at the clock of its parent, which is the least virtual
+ * time among the children that wanted more. So idleness is not saved up. Nobody saves up debts either: decodes that all
+ * go, and the prefill's seat, are not withheld from who is ahead, and would keep it back for as long as it had them. So
+ * nobody is more than a few long steps ahead, and a child whose turn has not come for many rounds has the first place.
+ *
+ * Within an account go first: the higher level, which is the priority and rises while the call waits up to the highest
+ * priority there; the earlier deadline, which a call without one gets by waiting; the program with less virtual time; the
+ * earlier call.
+ *
+ * How long a call waits at most. Let W be the weights of a share and its siblings together, w its own, K how many they
+ * are. A share has a place of each kind that it wants after at most
+ *
+ *     T = OVERDUE * W / w + K     plans
+ *
+ * (it is overdue after the first part, and there are K at most to be had before it); a share within another one has
+ * such a place after OVERDUE * W / w plans and K places of its parent. The places of an account go to its calls in their
+ * order, and after
+ *
+ *     A = max(PATIENCE, (highest priority - priority) / AGING, rounded up to seconds)
+ *
+ * a call is behind nothing that comes later. So it has a place after A and as many places of its account as calls of
+ * its kind were there then; of prefills each of these counts once for each min_chunk of its entries. While all decodes
+ * have seats a decode waits for no step but the one under way. With one account every plan is such a place.
+ */
+#include "policy.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SECOND 1000000000LL
+#define AGING 20                 /* a call rises by so much in priority for each second that it waits */
+#define PATIENCE (5 * SECOND)    /* who waits longer goes by when that was over, as if it had been the deadline */
+#define OVERDUE 16               /* rounds of a fair share: measured in plans, which fair queueing does not count */
+#define MOST_AHEAD 16            /* long steps that a share may be ahead of the clock */
+#define LATEST_CLOCK 1e12        /* then all virtual times of a parent begin again: doubles keep their nanoseconds */
+
+enum { DECODE, PREFILL };
+enum { HAS_DECODES = 1 << DECODE, HAS_PREFILLS = 1 << PREFILL, WANTS_MORE = 4 }; /* bits of is_active */
+
+/* A share in one plan. */
+struct branch {
+    int32_t first, count; /* heap[first .. first + count): what is in it, the next one first */
+    int32_t chosen;       /* of these: on the way to the call that is taken */
+    int32_t arrival;      /* its first candidate */
+    int32_t top;          /* of an account: the highest priority in it */
+    int32_t active;       /* bits as in is_active */
+    int32_t is_leaf, is_account, is_visited;
+    double start, least, most; /* virtual time before the plan; of those in it that want more, and of all after it */
+};
+
+struct place {
+    int64_t due_ns, level;
+};
+
+struct sym_scratch {
+    int32_t max_candidates, max_shares;
+    struct place *places;     /* [candidates] */
+    struct branch *branches;  /* [shares] */
+    int32_t *active;          /* [shares] those with candidates */
+    int32_t *heap;            /* [candidates + shares] candidates in leaves, shares in others */
+    int64_t num_compared;
+};
+
+struct plan {
+    const sym_candidate *candidates;
+    sym_share *shares;
+    const sym_limits *limits;
+    const sym_cost *cost;
+    struct place *places; /* of the scratch, as what follows */
+    struct branch *branches;
+    int32_t *active, *heap;
+    sym_scratch *scratch;
+    int32_t *num_now;
+    int32_t n, num_shares, num_active, num_calls;
+    int32_t num_of[2]; /* candidates of each kind */
+    int64_t number, now_ns;
+    sym_work work;               /* of the step so far */
+    double row_ns, wanted_ns, seen_ns; /* what one of each counts as service */
+};
+
+static int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+
+sym_scratch *sym_scratch_new(int32_t max_candidates, int32_t max_shares) {
+    sym_scratch *scratch = calloc(1, sizeof *scratch);
+    if (scratch == NULL)
+        return NULL;
+    size_t candidates = (size_t)max_candidates, shares = (size_t)max_shares;
+    scratch->max_candidates = max_candidates;
+    scratch->max_shares = max_shares;
+    scratch->places = calloc(candidates + 1, sizeof *scratch->places);
+    scratch->branches = calloc(shares + 1, sizeof *scratch->branches);
+    scratch->active = calloc(shares + 1, sizeof *scratch->active);
+    scratch->heap = calloc(candidates + shares + 1, sizeof *scratch->heap);
+    if (scratch->places && scratch->branches && scratch->active && scratch->heap)
+        return scratch;
+    sym_scratch_free(scratch);
+    return NULL;
+}
+
+void sym_scratch_free(sym_scratch *scratch) {
+    if (scratch == NULL)
+        return;
+    free(scratch->places);
+    free(scratch->branches);
+    free(scratch->active);
+    free(scratch->heap);
+    free(scratch);
+}
+
+int64_t sym_scratch_num_compared(const sym_scratch *scratch) { return scratch->num_compared; }
+
+static int kind_of(const sym_candidate *candidate) { return candidate->left == 1 ? DECODE : PREFILL; }
+
+/* ---- who takes part ---- */
+
+static struct branch *account_of(struct plan *p, const sym_candidate *candidate) {
+    int32_t parent = p->shares[candidate->share].parent;
+    return &p->branches[parent < 0 ? candidate->share : parent];
+}
+
+/* Marks the shares of all candidates. */
+static void find_active(struct plan *p) {
+    memset(p->branches, 0, (size_t)p->num_shares * sizeof *p->branches);
+    for (int32_t i = 0; i < p->n; i++) {
+        const sym_candidate *candidate = &p->candidates[i];
+        int kind = kind_of(candidate);
+        p->num_of[kind]++;
+        struct branch *account = account_of(p, candidate);
+        if (!account->active || candidate->priority > account->top)
+            account->top = candidate->priority;
+        for (int32_t s = candidate->share; s >= 0 && !(p->branches[s].active & 1 << kind); s = p->shares[s].parent) {
+            struct branch *branch = &p->branches[s];
+            if (!branch->active) {
+                branch->arrival = i;
+                branch->is_leaf = s == candidate->share;
+                branch->is_account = !branch->is_leaf;
+                p->active[p->num_active++] = s;
+            }
+            branch->active |= 1 << kind;
+        }
+    }
+    for (int32_t i = 0; i < p->num_active; i++) {
+        int32_t s = p->active[i], parent = p->shares[s].parent;
+        if (parent >= 0 && !p->branches[s].is_leaf)
+            p->branches[parent].is_account = 0;
+    }
+}
+
+/* Virtual times begin again where they are large. */
+static void renormalise(struct plan *p) {
+    int is_late = 0;
+    for (int32_t i = 0; i < p->num_active; i++)
+        is_late |= p->shares[p->active[i]].clock > LATEST_CLOCK;
+    if (!is_late)
+        return;
+    for (int32_t s = 0; s < p->num_shares; s++) {
+        sym_share *share = &p->shares[s];
+        double clock = share->parent < 0 ? 0 : p->shares[share->parent].clock;
+        share->used = share->used > clock ? share->used - clock : 0;
+    }
+    for (int32_t s = 0; s < p->num_shares; s++)
+        p->shares[s].clock = 0;
+}
+
+/* Who comes back, or had all it wanted, begins at the clock; nobody is too far ahead of it. */
+static void begin(struct plan *p) {
+    renormalise(p);
+    const sym_work long_step = {.num_rows = p->limits->max_tokens};
+    double step_ns = sym_cost_of(p->cost, &long_step);
+    if (step_ns < (double)p->limits->step_ns)
+        step_ns = (double)p->limits->step_ns;
+    sym_share *root = &p->shares[0];
+    p->number = at_least(root->turns[DECODE], root->turns[PREFILL]) + 1;
+    for (int32_t i = 0; i < p->num_active; i++) {
+        int32_t s = p->active[i];
+        sym_share *share = &p->shares[s];
+        struct branch *branch = &p->branches[s];
+        for (int kind = DECODE; kind <= PREFILL; kind++)
+            if (!(share->is_active & 1 << kind))
+                share->turns[kind] = p->number;
+        branch->least = branch->most = -1;
+        if (share->parent < 0)
+            continue;
+        double clock = p->shares[share->parent].clock, most = clock + MOST_AHEAD * step_ns / share->weight;
+        if (!(share->is_active & WANTS_MORE) && share->used < clock)
+            share->used = clock;
+        if (share->used > most)
+            share->used = most;
+        branch->start = share->used;
+    }
+}
+
+/* ---- the order within a share: a heap, its next one first ---- */
+
+static void set_places(struct plan *p) {
+    for (int32_t i = 0; i < p->n; i++) {
+        const sym_candidate *candidate = &p->candidates[i];
+        int64_t waited_ns = at_least(p->now_ns - candidate->since_ns, 0);
+        struct place *place = &p->places[i];
+        /* By whole seconds, so that calls of one priority differ in nothing but their deadlines for a while. */
+        place->level = at_most(account_of(p, candidate)->top, candidate->priority + AGING * (waited_ns / SECOND));
+        place->due_ns = candidate->deadline_ns;
+        if (waited_ns > PATIENCE)
+            place->due_ns = at_most(place->due_ns, candidate->since_ns + PATIENCE);
+    }
+}
+
+/* Negative: call `a` goes first; 0: nothing but virtual time and arrival tell. */
+static int compare_calls(const struct plan *p, int32_t a, int32_t b) {
+    const struct place *left = &p->places[a], *right = &p->places[b];
+    if (left->level != right->level)
+        return left->level > right->level ? -1 : 1;
+    return left->due_ns < right->due_ns ? -1 : left->due_ns > right->due_ns;
+}
+
+static int is_before(struct plan *p, const struct branch *within, int32_t a, int32_t b) {
+    p->scratch->num_compared++;
+    if (within->is_leaf) {
+        int order = compare_calls(p, a, b);
+        return order ? order < 0 : a < b;
+    }
+    if (within->is_account) {
+        int order = compare_calls(p, p->heap[p->branches[a].first], p->heap[p->branches[b].first]);
+        if (order)
+            return order < 0;
+    }
+    double left = p->shares[a].used, right = p->shares[b].used;
+    return left != right ? left < right : p->branches[a].arrival < p->branches[b].arrival;
+}
+
+static void swap(int32_t *a, int32_t *b) {
+    int32_t kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+static void sift_down(struct plan *p, struct branch *within, int32_t at) {
+    int32_t *heap = p->heap + within->first;
+    for (int32_t child; (child = 2 * at + 1) < within->count; at = child) {
+        if (child + 1 < within->count && is_before(p, within, heap[child + 1], heap[child]))
+            child++;
+        if (!is_before(p, within, heap[child], heap[at]))
+            return;
+        swap(&heap[child], &heap[at]);
+    }
+}
+
+static void sift_up(struct plan *p, struct branch *within, int32_t at) {
+    int32_t *heap = p->heap + within->first;
+    for (int32_t parent; at > 0 && is_before(p, within, heap[at], heap[parent = (at - 1) / 2]); at = parent)
+        swap(&heap[at], &heap[parent]);
+}
+
+static void drop(struct plan *p, struct branch *within, int32_t at) {
+    int32_t *heap = p->heap + within->first;
+    heap[at] = heap[--within->count];
+    if (at < within->count) {
+        sift_up(p, within, at);
+        sift_down(p, within, at);
+    }
+}
+
+static void make_heap(struct plan *p, struct branch *within) {
+    for (int32_t at = within->count / 2; at-- > 0;)
+        sift_down(p, within, at);
+}
+
+/* Heaps of the candidates of one kind, and of their shares. */
+static void make_heaps(struct plan *p, int kind) {
+    for (int32_t i = 0; i < p->num_active; i++)
+        p->branches[p->active[i]].count = p->branches[p->active[i]].is_visited = 0;
+    for (int32_t i = 0; i < p->n; i++)
+        p->branches[p->candidates[i].share].count += kind_of(&p->candidates[i]) == kind;
+    for (int32_t i = 0; i < p->num_active; i++) {
+        int32_t s = p->active[i], parent = p->shares[s].parent;
+        if (parent >= 0 && p->branches[s].active & 1 << kind)
+            p->branches[parent].count++;
+    }
+    int32_t first = 0;
+    for (int32_t i = 0; i < p->num_active; i++) {
+        struct branch *branch = &p->branches[p->active[i]];
+        branch->first = first;
+        first += branch->count;
+        branch->count = 0;
+    }
+    for (int32_t i = 0; i < p->n; i++)
+        if (kind_of(&p->candidates[i]) == kind) {
+            struct branch *leaf = &p->branches[p->candidates[i].share];
+            p->heap[leaf->first + leaf->count++] = i;
+        }
+    for (int32_t i = 0; i < p->num_active; i++) {
+        int32_t s = p->active[i], parent = p->shares[s].parent;
+        if (parent >= 0 && p->branches[s].active & 1 << kind) {
+            struct branch *branch = &p->branches[parent];
+            p->heap[branch->first + branch->count++] = s;
+        }
+    }
+    /* The order of programs in an account is that of their next calls. */
+    for (int32_t i = 0; i < p->num_active; i++)
+        if (p->branches[p->active[i]].is_leaf)
+            make_heap(p, &p->branches[p->active[i]]);
+    for (int32_t i = 0; i < p->num_active; i++)
+        if (!p->branches[p->active[i]].is_leaf)
+            make_heap(p, &p->branches[p->active[i]]);
+}
+
+/* Which of those within has waited for the most plans and for more than its rounds; the first one if none has. */
+static int32_t overdue(const struct plan *p, const struct branch *within, int kind) {
+    double weights = 0;
+    for (int32_t i = 0; i < within->count; i++)
+        weights += p->shares[p->heap[within->first + i]].weight;
+    int32_t found = 0;
+    int64_t longest = 0;
+    for (int32_t i = 0; i < within->count; i++) {
+        const sym_share *share = &p->shares[p->heap[within->first + i]];
+        int64_t waited = p->number - share->turns[kind];
+        if (waited > longest && (double)waited * share->weight > OVERDUE * weights) {
+            found = i;
+            longest = waited;
+        }
+    }
+    return found;
+}
+
+/* The call whose turn it is, or -1. */
+static int32_t choose(struct plan *p, int kind) {
+    struct branch *branch = &p->branches[0];
+    if (!branch->count)
+        return -1;
+    while (!branch->is_leaf) {
+        branch->chosen = branch->is_visited || branch->is_account ? 0 : overdue(p, branch, kind);
+        branch->is_visited = 1;
+        branch = &p->branches[p->heap[branch->first + branch->chosen]];
+    }
+    branch->chosen = 0;
+    return p->heap[branch->first];
+}
+
+/* Takes the chosen call out of the heaps, after it was served. */
+static void take_out(struct plan *p, int32_t candidate) {
+    int is_empty = 1; /* what was chosen within: a call */
+    for (int32_t s = p->candidates[candidate].share; s >= 0; s = p->shares[s].parent) {
+        struct branch *branch = &p->branches[s];
+        if (is_empty)
+            drop(p, branch, branch->chosen);
+        else
+            sift_down(p, branch, branch->chosen);
+        is_empty = !branch->count;
+    }
+}
+
+/* ---- service ---- */
+
+static sym_work work_of(const sym_candidate *candidate, int64_t num_now) {
+    if (kind_of(candidate) == DECODE)
+        return (sym_work){1, 1, candidate->length - candidate->num_shared, candidate->length, 0};
+    return (sym_work){num_now, candidate->is_digested ? num_now : num_now == candidate->left, 0, 0,
+                      num_now * candidate->length + num_now * (num_now + 1) / 2};
+}
+
+static sym_work together(const sym_work *a, const sym_work *b) {
+    return (sym_work){a->num_rows + b->num_rows, a->num_wanted + b->num_wanted, a->num_entries + b->num_entries,
+                      a->num_seen + b->num_seen, a->num_pairs + b->num_pairs};
+}
+
+static double cost_with(const struct plan *p, const sym_candidate *candidate, int64_t num_now) {
+    sym_work more = work_of(candidate, num_now), whole = together(&p->work, &more);
+    return sym_cost_of(p->cost, &whole);
+}
+
+static void serve(struct plan *p, int32_t i, int64_t num_now) {
+    const sym_candidate *candidate = &p->candidates[i];
+    sym_work work = work_of(candidate, num_now);
+    double ns = p->row_ns * (double)work.num_rows + p->wanted_ns * (double)work.num_wanted +
+                p->seen_ns * (double)work.num_seen + p->cost->pair_ns * (double)work.num_pairs;
+    p->work = together(&p->work, &work);
+    p->num_now[i] = (int32_t)num_now;
+    p->num_calls++;
+    for (int32_t s = candidate->share; s >= 0; s = p->shares[s].parent) {
+        sym_share *share = &p->shares[s];
+        share->turns[kind_of(candidate)] = p->number;
+        if (share->parent >= 0)
+            share->used += ns / share->weight;
+    }
+}
+
+/* Of the next prefill: as many as keep the step within its time, and min_chunk of all prefills. */
+static int64_t rows_beside_decodes(const struct plan *p, const sym_candidate *candidate, int64_t most, int64_t given) {
+    double step_ns = (double)p->limits->step_ns;
+    int64_t fits = at_most(most, at_least(0, p->limits->min_chunk - given)), above = most + 1;
+    if (cost_with(p, candidate, most) <= step_ns)
+        return most;
+    while (fits + 1 < above) {
+        int64_t middle = fits + (above - fits) / 2;
+        if (cost_with(p, candidate, middle) <= step_ns)
+            fits = middle;
+        else
+            above = middle;
+    }
+    return fits;
+}
+
+/* What a row counts as service: its part of the step that is to be expected. So a step's services are its time. */
+static void set_prices(struct plan *p) {
+    int64_t num_decodes = at_most(p->num_of[DECODE], p->limits->max_calls), left = 0, prefills = 0;
+    sym_work work = {.num_rows = num_decodes, .num_wanted = num_decodes}, decodes = {0};
+    for (int32_t i = 0; i < p->n; i++) {
+        const sym_candidate *candidate = &p->candidates[i];
+        sym_work each = work_of(candidate, 1);
+        if (kind_of(candidate) == DECODE)
+            decodes = together(&decodes, &each);
+        else {
+            left = at_most(left + candidate->left, p->limits->max_tokens);
+            prefills++;
+        }
+    }
+    if (num_decodes)
+        work.num_entries = decodes.num_entries * num_decodes / p->num_of[DECODE];
+    if (num_decodes && prefills) {
+        struct plan expected = {.work = work, .cost = p->cost, .limits = p->limits};
+        const sym_candidate all = {.left = (int32_t)at_least(left, 2)};
+        left = at_most(left, rows_beside_decodes(&expected, &all, at_least(left, 1), 0));
+    }
+    const sym_work rows = {.num_rows = num_decodes + left};
+    const sym_work wanted = {.num_wanted = at_least(num_decodes, 1)};
+    p->row_ns = sym_cost_of(p->cost, &rows) / (double)at_least(rows.num_rows, 1);
+    p->wanted_ns = sym_cost_of(p->cost, &wanted) / (double)wanted.num_wanted;
+    /* Entries that several decodes share are paid by all of them. */
+    double distinct = decodes.num_seen ? (double)decodes.num_entries / (double)decodes.num_seen : 0;
+    p->seen_ns = p->cost->seen_ns + p->cost->entry_ns * distinct;
+}
+
+static void plan_decodes(struct plan *p) {
+    int32_t seats = p->limits->max_calls - (p->num_of[PREFILL] > 0);
+    if (p->num_of[DECODE] <= seats) {
+        for (int32_t i = 0; i < p->n; i++)
+            if (kind_of(&p->candidates[i]) == DECODE)
+                serve(p, i, 1);
+        return;
+    }
+    make_heaps(p, DECODE);
+    for (int32_t i; p->num_calls < seats && (i = choose(p, DECODE)) >= 0; take_out(p, i))
+        serve(p, i, 1);
+}
+
+static void plan_prefills(struct plan *p) {
+    if (!p->num_of[PREFILL])
+        return;
+    make_heaps(p, PREFILL);
+    int64_t given = 0, digested = 0;
+    for (int32_t i; p->num_calls < p->limits->max_calls && (i = choose(p, PREFILL)) >= 0; take_out(p, i)) {
+        const sym_candidate *candidate = &p->candidates[i];
+        int64_t most = at_most(candidate->left, p->limits->max_tokens - given);
+        if (candidate->is_digested)
+            most = at_most(most, p->limits->max_digested - digested);
+        if (!most)
+            continue; /* its rows of ours are taken, and another one's may do */
+        int64_t num_now = p->num_of[DECODE] ? rows_beside_decodes(p, candidate, most, given) : most;
+        if (!num_now)
+            break;
+        serve(p, i, num_now);
+        given += num_now;
+        digested += candidate->is_digested ? num_now : 0;
+        if (given == p->limits->max_tokens)
+            break;
+    }
+}
+
+/* ---- what the next plan has to know ---- */
+
+static void end(struct plan *p) {
+    for (int32_t i = 0; i < p->n; i++)
+        if (p->num_now[i] < p->candidates[i].left)
+            for (int32_t s = p->candidates[i].share; s >= 0 && !(p->branches[s].active & WANTS_MORE);
+                 s = p->shares[s].parent)
+                p->branches[s].active |= WANTS_MORE;
+    for (int32_t i = 0; i < p->num_active; i++) {
+        int32_t s = p->active[i];
+        if (p->shares[s].parent < 0)
+            continue;
+        struct branch *branch = &p->branches[s], *parent = &p->branches[p->shares[s].parent];
+        if (branch->active & WANTS_MORE && (parent->least < 0 || branch->start < parent->least))
+            parent->least = branch->start;
+        if (p->shares[s].used > parent->most)
+            parent->most = p->shares[s].used;
+    }
+    for (int32_t i = 0; i < p->num_active; i++) {
+        sym_share *share = &p->shares[p->active[i]];
+        const struct branch *branch = &p->branches[p->active[i]];
+        /* Where all had what they wanted, nobody owes anything. */
+        double clock = branch->least >= 0 ? branch->least : branch->most;
+        if (clock > share->clock)
+            share->clock = clock;
+    }
+    for (int32_t s = 0; s < p->num_shares; s++)
+        p->shares[s].is_active = p->branches[s].active;
+}
+
+int32_t sym_policy_plan(const sym_candidate *candidates, int32_t n, sym_share *shares, int32_t num_shares,
+                        const sym_limits *limits, const sym_cost *cost, int64_t now_ns, int32_t *num_now,
+                        sym_scratch *scratch) {
+    struct plan p = {
+        .candidates = candidates,
+        .shares = shares,
+        .limits = limits,
+        .cost = cost,
+        .places = scratch->places,
+        .branches = scratch->branches,
+        .active = scratch->active,
+        .heap = scratch->heap,
+        .scratch = scratch,
+        .num_now = num_now,
+        .n = n,
+        .num_shares = num_shares,
+        .now_ns = now_ns,
+    };
+    memset(num_now, 0, (size_t)n * sizeof *num_now);
+    find_active(&p);
+    begin(&p);
+    set_places(&p);
+    set_prices(&p);
+    plan_decodes(&p);
+    plan_prefills(&p);
+    end(&p);
+    return p.num_calls;
+}
+
+int64_t sym_policy_wait_ns(const sym_wait *wait, int64_t step_ns) {
+    return at_most(at_least(step_ns * wait->share_percent / 100, wait->min_ns), wait->max_ns);
+}

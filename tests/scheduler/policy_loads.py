@@ -1,0 +1,91 @@
+"""Calls for the policy, as tests write them down, and a tree of shares for those who make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from scheduler._loop import ffi
+from scheduler.batch.policy import CANDIDATE, NO_DEADLINE, ROOT, Limits, Policy, new_shares
+
+MS = 1_000_000
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    left: int
+    priority: int = 0
+    since_s: float = 0.0
+    deadline_s: float | None = None
+    user: int = 0
+    account: int = 0
+    program: int = 0
+    length: int = 0
+    num_shared: int = 0
+    is_digested: bool = False
+
+
+def decodes(count, **of_each):
+    return [Call(f"d{index}", 1, **of_each) for index in range(count)]
+
+
+def prefills(count, left, **of_each):
+    return [Call(f"p{index}", left, **of_each) for index in range(count)]
+
+
+def new_cost(base_ms=0.0, row_ms=1.0, entry_us=0.0, pair_us=0.0):
+    """A machine whose steps take so long."""
+    cost = ffi.new("sym_cost *")
+    cost.rows_ns = [(base_ms + row_ms * 2**knot) * MS for knot in range(len(cost.rows_ns))]
+    cost.entry_ns, cost.pair_ns = entry_us * 1000, pair_us * 1000
+    return cost
+
+
+@dataclass
+class Steps:
+    """Steps of one policy, with shares that live as long: users, their accounts, and programs."""
+
+    limits: Limits = field(default_factory=lambda: Limits(max_tokens=64, max_calls=4, min_chunk=8, step_s=0.020))
+    cost: object = field(default_factory=new_cost)
+    weights: dict = field(default_factory=dict)
+    """By path: (user,), (user, account), (user, account, program)."""
+
+    def __post_init__(self):
+        self.policy = Policy(self.limits, self.cost)
+        self.shares = new_shares([-1])
+        self._numbers = {(): ROOT}
+
+    def share(self, *path):
+        if path not in self._numbers:
+            new = new_shares([self.share(*path[:-1])], [self.weights.get(path, 1)])
+            self._numbers[path] = len(self.shares)
+            self.shares = np.concatenate([self.shares, new])
+        return self._numbers[path]
+
+    def candidates(self, calls: Sequence[Call]):
+        array = np.zeros(len(calls), CANDIDATE)
+        for row, call in zip(array, calls, strict=True):
+            row["since_ns"] = round(call.since_s * SECOND)
+            row["deadline_ns"] = NO_DEADLINE if call.deadline_s is None else round(call.deadline_s * SECOND)
+            row["share"] = self.share(call.user, call.account, call.program)
+            row["priority"], row["length"], row["left"] = call.priority, call.length, call.left
+            row["num_shared"], row["is_digested"] = call.num_shared, call.is_digested
+        return array
+
+    def plan(self, calls: Sequence[Call], now_s=0.0):
+        """Entries by call, of those in the step."""
+        candidates = self.candidates(calls)
+        num_now = self.policy.plan(candidates, self.shares, round(now_s * SECOND))
+        return {call.name: int(now) for call, now in zip(calls, num_now, strict=True) if now}
+
+
+def after(calls, plan):
+    """The same calls when the step is over; what is complete begins anew."""
+    return [
+        replace(call, left=call.left - plan.get(call.name, 0)) if plan.get(call.name, 0) < call.left else call
+        for call in calls
+    ]
