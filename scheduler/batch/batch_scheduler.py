@@ -107,6 +107,14 @@ class BatchScheduler:
         if run is None or not run.take(call):
             self._calls.add(call)
 
+    def have_rows(self, call: FileCall) -> None:
+        """A call that was submitted without its result slots has them."""
+        self._calls.have_rows(call)
+
+    def refuse(self, call: FileCall, error: SymError) -> None:
+        """A call that was submitted without its result slots gets none."""
+        self._calls.refuse(call, error)
+
     def cancel(self, call: FileCall) -> None:
         """End a call early, with ECANCELED and nothing appended; a generation ends with what it has."""
         self._calls.cancel(call)

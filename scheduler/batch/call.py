@@ -106,6 +106,8 @@ class FileCall(ABC):
         self.is_dropped = False
         """Nobody waits for its answer any more."""
         self.is_running = False
+        self.is_waiting_for_rows = False
+        """It has its place in its file's queue, and does not begin before it has its result slots."""
         self.num_appended = 0
         """Entries committed, of all stretches."""
         self.num_rejected = 0

@@ -1,6 +1,7 @@
 """Calls in flight: from their place in a file's queue to their answer.
 
-The life of a call: *queued* behind earlier work on the same file, *ready* once its entries are reserved, *running*
+The life of a call: *queued* behind earlier work on the same file and until it has its
+result slots, *ready* once its entries are reserved, *running*
 while a step computes some of them, *finished* when all are committed or all are given back. A call is atomic: a failure
 in any of its chunks leaves the file as it was.
 
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from kvfs.pages.table import PageTable
-from libsym.errors import NoSpace, OverQuota, SymError
+from libsym.errors import BadHandle, NoSpace, OverQuota, SymError
 from scheduler.batch.accounting import Accounting
 from scheduler.batch.arrivals import Arrivals
 from scheduler.batch.call import Caller, FileCall
@@ -61,9 +62,22 @@ class CallsInFlight:
         self._queues.add(job)
 
     def when_unused(self, file: OpenKv, action: Callable[[], None]) -> None:
-        """Run `action` when no earlier call by this very handle is in flight."""
+        """Run `action` when no earlier call by this very handle is in flight. Those that wait for rows end at once."""
+        for call in self._queues.without_rows(file):
+            self.refuse(call, BadHandle("the file was closed while pred() waited for result slots"))
         if not self._queues.when_unused(file, action):
             self._runs.stop_if_holds(file.table)
+
+    def have_rows(self, call: FileCall) -> None:
+        """A call that waited for its result slots has them: it begins, if it is its turn."""
+        call.is_waiting_for_rows = False
+        if self._queues.is_head(call):
+            self._queues.start(call.file.table)
+
+    def refuse(self, call: FileCall, error: SymError) -> None:
+        """A call that waits for result slots gets none: it ends in its place, and the next one goes on."""
+        assert call.is_waiting_for_rows
+        self._take_out(call, error)
 
     def cancel(self, call: FileCall) -> None:
         """End a call early."""
@@ -86,10 +100,17 @@ class CallsInFlight:
     def _cancel(self, call: FileCall) -> bool:
         """End a call if nothing was begun for it. False: it ends with its step."""
         call.cancelled = True
-        if not self._queues.take_out(call):
+        return self._take_out(call, None)
+
+    def _take_out(self, call: FileCall, error: SymError | None) -> bool:
+        """End a call if nothing was begun for it."""
+        if self._queues.take_out(call):
+            self._report(call, error)
+            self._queues.left(call)
+        elif call.is_waiting_for_rows:
+            self.leave(call, error)
+        else:
             return False
-        self._report(call, None)
-        self._queues.left(call)
         return True
 
     def _end_cancelled(self) -> None:
@@ -106,7 +127,7 @@ class CallsInFlight:
         elif job.cancelled:
             self._report(job, None)
         else:
-            return self._start_stretch(job)
+            return job.is_waiting_for_rows or self._start_stretch(job)
         return False
 
     def _start_stretch(self, call: FileCall) -> bool:

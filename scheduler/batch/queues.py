@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from kvfs.fs import OpenKv
@@ -79,6 +79,15 @@ class FileQueues:
             return False
         del jobs[call]
         return True
+
+    def is_head(self, call: FileCall) -> bool:
+        jobs = self._jobs.get(call.file.table)
+        return jobs is not None and _head(jobs) is call
+
+    def without_rows(self, file: OpenKv) -> list[FileCall]:
+        """Calls of this very handle that wait for result slots."""
+        jobs: Iterable[Job] = self._jobs[file.table] if file in self._num_jobs else ()
+        return [job for job in jobs if isinstance(job, FileCall) and job.file is file and job.is_waiting_for_rows]
 
     def left(self, job: Job) -> None:
         """It is in no queue any more: whoever waits for the last job of its handle may go on."""

@@ -15,7 +15,7 @@ from libsym.abi import Op
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import BadHandle
 from scheduler.connection.page_seconds import PageSeconds
-from scheduler.connection.slots import Slots, Then
+from scheduler.connection.slots import Slots
 from scheduler.connection.under_way import UnderWay, UserBytes
 from scheduler.replies import Reply
 
@@ -69,10 +69,6 @@ class Lip:
     def wake(self) -> None:
         """Look at its ring although it has not rung."""
         self.nap.cancel()
-
-    def take_rows(self, num_rows: int, then: Then) -> Callable[[], None] | None:
-        """Result slots for a call: see `Slots.take`. Of a call that failed, `free_rows` gives them back."""
-        return self.slots.take(num_rows, then)
 
     def free_rows(self, first: int, num_rows: int) -> None:
         """Give back the slots of a call that failed, to whoever waits for some."""

@@ -9,12 +9,10 @@ end may come up to PATIENCE_S late.
 
 from __future__ import annotations
 
-import errno
 import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import trio
 
@@ -33,6 +31,7 @@ Then = Callable[[int | SymError], None]
 class _Wait:
     num_rows: int
     then: Then
+    is_wanted: Callable[[], bool]
 
 
 class Slots:
@@ -50,21 +49,22 @@ class Slots:
         """Calls that wait for slots."""
         return len(self._waits)
 
-    def take(self, num_rows: int, then: Then) -> Callable[[], None] | None:
-        """Tells `then` the first of `num_rows` slots: now, or when its turn has come.
-
-        Gives what cancels the wait, if there is one.
-        """
-        wait = _Wait(num_rows, then)
+    def take_now(self, num_rows: int) -> int | None:
+        """The first of `num_rows` slots; None: it takes a wait."""
         found = None if self._waits else self._find(num_rows)
-        if found is not None:
-            then(found)
-            return None
-        self._waits.append(wait)
+        if isinstance(found, SymError):
+            raise found
+        return found
+
+    def wait(self, num_rows: int, then: Then, is_wanted: Callable[[], bool]) -> None:
+        """Tell `then` the first of `num_rows` slots when its turn has come, or why there are none.
+
+        When `is_wanted` has become false the wait is over without a word, at the next `serve()`.
+        """
+        self._waits.append(_Wait(num_rows, then, is_wanted))
         if len(self._waits) == 1:
             self.deadline = trio.current_time() + PATIENCE_S
             self.serve()
-        return partial(self._cancel, wait) if wait in self._waits else None
 
     def serve(self) -> None:
         """Slots may have become free, or time has passed."""
@@ -83,8 +83,16 @@ class Slots:
             self.deadline = math.inf
 
     def _give_out(self) -> None:
-        while self._waits and (found := self._find(self._waits[0].num_rows)) is not None:
-            self._waits.popleft().then(found)
+        while self._waits:
+            wait = self._waits[0]
+            if not wait.is_wanted():
+                self._waits.popleft()
+                continue
+            found = self._find(wait.num_rows)
+            if found is None:
+                break
+            self._waits.popleft()
+            wait.then(found)
 
     def drop(self) -> None:
         """The program has gone: its waits are forgotten."""
@@ -113,9 +121,3 @@ class Slots:
                 f"{PATIENCE_S:g} s: drop some Dists first, or ask for top_k"
             )
         )
-
-    def _cancel(self, wait: _Wait) -> None:
-        if wait in self._waits:
-            self._waits.remove(wait)
-            wait.then(SymError("pred() was cancelled while it waited for result slots", errno.ECANCELED))
-            self.serve()

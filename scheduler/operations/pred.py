@@ -1,13 +1,19 @@
 """PRED and PRED_BATCH: what they ask for, checked once, and made into work for the batch scheduler.
 
-A row is answered by a result slot, which is taken before the call is queued, or by numbers (`reducing.py`). A batch
-takes the slots of all its calls at once, so that no two batches wait for each other with half of theirs.
+A row is answered by a result slot, or by numbers (`Reduction`). A batch takes the slots of all its calls at once, so
+that no two batches wait for each other with half of theirs.
+
+A call that has to wait for slots has its place in its file's queue meanwhile, so that files see the calls in the order
+in which they were made. This can't come to a deadlock. Places in queues are taken, and slots are asked for, in the
+moment when a request is taken; queues are served in order, and so are the waits for slots of one connection. So a call
+waits for calls that were taken before it, and for its own program, which may hold all slots. The oldest of those that
+wait has nothing but its program to wait for, and that wait is bounded: it gets NoBuffers, and another is the oldest.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -31,12 +37,11 @@ from libsym.abi import (
     Op,
 )
 from libsym.channel.server import PAYLOAD_BYTES, Request
-from libsym.errors import BadHandle, Invalid, NoAccess, SymError, TooLarge
+from libsym.errors import Invalid, NoAccess, SymError, TooLarge
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import EntryMask, PredCall
 from scheduler.batch.reduction import Reduction
 from scheduler.connection.lip import Lip
-from scheduler.connection.slots import Then
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.decode_call import decode_call
 from scheduler.operations.operation import Operation, Table
@@ -131,39 +136,52 @@ class Predicting:
 
     def pred(self, call: SystemCall) -> None:
         """One token and its row may go on as a loop of steps: that is the short way."""
-        if call.request.flags == ROWS_LAST and call.request.args in _ONE_TOKEN:
-            self._decode(call)
+        if call.request.flags == ROWS_LAST and call.request.args in _ONE_TOKEN and self._decode(call):
             return
-        wanted = self._parse(call.lip, call.request)
-        appending = _Appending(call.lip, wanted, call.answer)
+        self._begin(call, [_Appending(call.lip, self._parse(call.lip, call.request), call.answer)])
 
-        def have_rows(first_row: int | SymError) -> None:
-            if isinstance(first_row, SymError):
-                call.answer(first_row)
-            elif (pred := appending.call(first_row)) is not None:
-                self._submit(call, pred)
-
-        _when_rows(call, wanted.num_slots, have_rows)
-
-    def _decode(self, call: SystemCall) -> None:
+    def _decode(self, call: SystemCall) -> bool:
+        """False: it has to wait for its slot."""
         lip, request = call.lip, call.request
         file = appendable(lip, request.handle)
         fields = Fields(request.payload)
         tokens, positions = self._limited.entries(fields, 1, request.args[1])
         fields.end()
+        slot = lip.slots.take_now(1)
+        if slot is None:
+            return False
+        self._submit(call, [decode_call(call, file, slot, tokens, positions)])
+        return True
 
-        def have_row(slot: int | SymError) -> None:
-            if isinstance(slot, SymError):
-                call.answer(slot)
-            elif lip.handles.get(request.handle) is not file:
-                lip.free_rows(slot, 1)
-                call.answer(_closed())
-            else:
-                self._submit(call, decode_call(call, file, slot, tokens, positions))
+    def _begin(self, call: SystemCall, parts: Sequence[_Appending], batch: _Batch | None = None) -> None:
+        """Queue the calls of a request, or of a batch: now, with their slots or without."""
+        slots, num_slots = call.lip.slots, sum(part.wanted.num_slots for part in parts)
+        first_row = slots.take_now(num_slots) if num_slots else _NO_SLOTS
+        preds = [part.call() for part in parts]
+        if first_row is not None:
+            _hand_out(first_row, parts, preds)
+            self._submit(call, preds)
+            return
 
-        _when_rows(call, 1, have_row)
+        def have_rows(found: int | SymError) -> None:
+            if not isinstance(found, SymError):
+                _hand_out(found, parts, preds)
+            elif batch is not None:
+                batch.refuse(found)
+            for part, pred in zip(parts, preds, strict=True):
+                if part.is_over:
+                    continue
+                if isinstance(found, SymError):
+                    self._batches.refuse(pred, found)
+                else:
+                    self._batches.have_rows(pred)
 
-    def _submit(self, call: SystemCall, *preds: PredCall) -> None:
+        for pred in preds:
+            pred.is_waiting_for_rows = True
+        self._submit(call, preds)
+        slots.wait(num_slots, have_rows, lambda: not all(part.is_over for part in parts))
+
+    def _submit(self, call: SystemCall, preds: Sequence[PredCall]) -> None:
         def cancel() -> None:
             for pred in preds:
                 self._batches.cancel(pred)
@@ -181,21 +199,8 @@ class Predicting:
             for index, part in enumerate(parts)
             if isinstance(part, Wanted)
         ]
-
-        def have_rows(first_row: int | SymError) -> None:
-            if isinstance(first_row, SymError):
-                call.answer(first_row)
-                return
-            preds = []
-            for each in appending:
-                if (pred := each.call(first_row)) is not None:
-                    preds.append(pred)
-                first_row += each.wanted.num_slots
-            if preds:
-                self._submit(call, *preds)
-
         if appending:
-            _when_rows(call, sum(each.wanted.num_slots for each in appending), have_rows)
+            self._begin(call, appending, batch)
         else:
             batch.answer()
 
@@ -227,27 +232,24 @@ class _Appending:
     when the program has gone, and not only when the collector comes by.
     """
 
-    __slots__ = ("_answer", "_first_row", "_lip", "wanted")
+    __slots__ = ("_answer", "_first_row", "_lip", "is_over", "wanted")
 
     def __init__(self, lip: Lip, wanted: Wanted, answer: Callable[[Reply | SymError], None]) -> None:
         self._lip = lip
         self.wanted = wanted
         self._answer = answer
         self._first_row = _NO_SLOTS
+        self.is_over = False
 
-    def call(self, first_row: int) -> PredCall | None:
-        """To be queued; `first_row`: of its result slots, which are its own from here on. None: it is answered."""
-        wanted, self._first_row = self.wanted, first_row
-        if self._lip.handles.get(wanted.handle) is not wanted.file:
-            self._end(_closed())
-            return None
-        channel, reduction = self._lip.channel, wanted.reduction
+    def call(self) -> PredCall:
+        """To be queued, without rows yet."""
+        wanted, reduction = self.wanted, self.wanted.reduction
         return PredCall(
             self._lip,
             wanted.file,
             wanted.tokens,
             wanted.positions,
-            tuple(channel.row(first_row + index) for index in range(wanted.num_slots)),
+            (),
             self._end,
             priority=wanted.priority,
             deadline_s=wanted.deadline_s,
@@ -256,12 +258,21 @@ class _Appending:
             digest=None if reduction is None else reduction.digest,
         )
 
+    def take(self, first_row: int) -> tuple[memoryview[float], ...]:
+        """Its result slots, which are its own from here on."""
+        if self.is_over:
+            self._lip.free_rows(first_row, self.wanted.num_slots)
+            return ()
+        self._first_row = first_row
+        return tuple(self._lip.channel.row(first_row + index) for index in range(self.wanted.num_slots))
+
     def _end(self, error: SymError | None) -> None:
-        wanted = self.wanted
+        wanted, self.is_over = self.wanted, True
         if error is not None:
-            if wanted.num_slots:
+            if self._first_row != _NO_SLOTS:
                 self._lip.free_rows(self._first_row, wanted.num_slots)
             self._answer(error)
+            self._lip.slots.serve()  # it may have been waiting for some, before others
             return
         if wanted.reduction is not None and wanted.reduction.error is not None:
             self._answer(wanted.reduction.error)
@@ -281,6 +292,11 @@ class _Batch:
         self._call = call
         self._outcomes: list[Reply | SymError | None] = [None if isinstance(part, Wanted) else part for part in parts]
         self._num_left = self._outcomes.count(None)
+        self._refusal: SymError | None = None
+
+    def refuse(self, error: SymError) -> None:
+        """Those that are left end by this, and so does the whole."""
+        self._refusal = error
 
     def ended(self, index: int, outcome: Reply | SymError) -> None:
         self._outcomes[index] = outcome
@@ -289,21 +305,20 @@ class _Batch:
             self.answer()
 
     def answer(self) -> None:
+        if self._refusal is not None:
+            self._call.answer(self._refusal)
+            return
         payload = b"".join(_frame(index, outcome) for index, outcome in enumerate(self._outcomes))
         num_rows = sum(outcome.num_rows for outcome in self._outcomes if isinstance(outcome, Reply))
         self._call.answer(Reply((len(self._outcomes),), payload, num_rows))
 
 
-def _when_rows(call: SystemCall, num_slots: int, have_rows: Then) -> None:
-    """Have `have_rows` told of so many result slots, or why there are none; until then the call can be cancelled."""
-    if not num_slots:
-        have_rows(_NO_SLOTS)
-    elif (stop_waiting := call.lip.take_rows(num_slots, have_rows)) is not None:
-        call.when_cancelled(stop_waiting)
-
-
-def _closed() -> BadHandle:
-    return BadHandle("the file was closed while pred() waited for result slots")
+def _hand_out(first_row: int, parts: Sequence[_Appending], preds: Sequence[PredCall]) -> None:
+    """Result slots for the calls of a request, one after the other."""
+    for part, pred in zip(parts, preds, strict=True):
+        if part.wanted.num_slots:
+            pred.rows = part.take(first_row)
+            first_row += part.wanted.num_slots
 
 
 def _num_rows(flags: int, num_tokens: int) -> int:

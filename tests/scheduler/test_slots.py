@@ -1,6 +1,5 @@
 """Result slots: who waits, in which order, and when a wait is over."""
 
-import errno
 import math
 import mmap
 
@@ -9,7 +8,7 @@ import trio
 import trio.testing
 
 from libsym.channel.server import ServerChannel
-from libsym.errors import NoBuffers, SymError, TooLarge
+from libsym.errors import NoBuffers, TooLarge
 from scheduler.connection.slots import PATIENCE_S, Slots
 
 VOCAB_SIZE = 3000
@@ -26,8 +25,17 @@ class Connection:
         self.slots = Slots(self.channel)
         self.given = []
 
-    def take(self, num_rows, name):
-        return self.slots.take(num_rows, lambda found: self.given.append((name, found)))
+    def take(self, num_rows, name, is_wanted=lambda: True):
+        """At once, or in order."""
+
+        def then(found):
+            self.given.append((name, found))
+
+        found = self.slots.take_now(num_rows)
+        if found is None:
+            self.slots.wait(num_rows, then, is_wanted)
+        else:
+            then(found)
 
     def answer(self, num_rows):
         """As the daemon does it when a call has its rows: from now on they are the program's."""
@@ -174,25 +182,31 @@ def test_a_slot_that_went_from_hand_to_hand_between_two_looks_has_moved(connecti
 
 def test_more_rows_than_there_are_is_an_error_at_once(connection):
     async def main():
-        connection.take(65, "a")
-        assert isinstance(connection.given[0][1], TooLarge)
+        with pytest.raises(TooLarge):
+            connection.take(65, "a")
+        connection.take(64, "all")
+        connection.take(1, "b")
+        connection.take(65, "c")
+        connection.free(9)
+        connection.slots.serve()
+        assert connection.given[1] == ("b", 9)
+        assert isinstance(connection.given[2][1], TooLarge), "in its turn"
 
     run(main)
 
 
-def test_a_cancelled_wait_is_told_so_and_lets_the_next_one_through(connection):
+def test_a_wait_that_nobody_wants_any_more_lets_the_next_one_through(connection):
     async def main():
+        wanted = {"a", "c"}
         connection.take(64, "all")
-        cancel = connection.take(9, "a")
-        connection.take(1, "b")
+        for name, num_rows in (("a", 9), ("b", 1), ("c", 8), ("d", 1)):
+            connection.take(num_rows, name, lambda name=name: name in {"b", "d"} or name in wanted)
         connection.free(5)
-        cancel()
-        (_, refused), given = connection.given[1:]
-        assert isinstance(refused, SymError)
-        assert refused.errno == errno.ECANCELED
-        assert given == ("b", 5)
-        cancel()
-        assert len(connection.given) == 3
+        connection.free(6)
+        wanted.clear()
+        connection.slots.serve()
+        assert connection.given[1:] == [("b", 5), ("d", 6)], "and nobody hears of the others"
+        assert connection.slots.deadline == math.inf
 
     run(main)
 

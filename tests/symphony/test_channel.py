@@ -47,7 +47,7 @@ def greet(path, greeting):
         return connection.recv(4096)
 
 
-@pytest.mark.parametrize("version", [0, 3, 5, 2**32 - 1])
+@pytest.mark.parametrize("version", [0, abi.ABI_VERSION - 1, abi.ABI_VERSION + 1, 2**32 - 1])
 def test_another_version_of_the_abi_is_refused_in_words(connected, version):
     answer = greet(connected.socket, struct.pack("=IIQ", abi.MAGIC, version, 0))
     magic, ours, code, num_bytes = struct.unpack_from("=IIiI", answer)

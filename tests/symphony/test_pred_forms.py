@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 
 import anyio
 import pytest
@@ -352,6 +353,37 @@ def test_the_vocabulary_has_the_bytes_of_every_token():
 def test_what_is_done_to_the_list_stays_the_programs_own():
     sym.vocabulary().clear()
     assert len(sym.vocabulary()) == VOCAB_SIZE
+
+
+# ---- waiting for slots
+
+
+def wait_for_calls(count):
+    while sym.daemon_stat()["waiting_calls"] < count:
+        time.sleep(0.005)
+
+
+def test_calls_on_one_file_keep_their_order_where_the_first_waits_for_a_slot(connected):
+    """The second is another thread's, the third another program's."""
+    kv, holder = sym.kv_create("ordered.kv"), file()
+    held = sym.pred(holder, [1] * holder.channel.num_slots, rows="all")
+    rows = []
+    waiting = threading.Thread(target=lambda: rows.append(sym.pred(kv, [10])))
+    waiting.start()
+    wait_for_calls(1)
+    second = threading.Thread(target=sym.kv_write, args=(kv, [20]))
+    second.start()
+    wait_for_calls(2)
+    third = connected.program("sym.kv_write(sym.kv_open('ordered.kv', 'rw'), [30])")
+    wait_for_calls(3)
+    assert kv.len() == 0
+    del held
+    waiting.join(20)
+    second.join(20)
+    assert third.communicate(timeout=20) == ("", "")
+    assert sym.kv_read(kv)[0] == [10, 20, 30]
+    assert logits(rows[0]) == logits(sym.pred(file(), [10]))
+    kv.remove()
 
 
 # ---- deadlines
