@@ -232,6 +232,7 @@ async def _mounted(house: House) -> AsyncIterator[None]:
                 control=house.control,
                 is_busy=lambda: house.batches.is_stepping,
                 catch_up=house.batches.sync,
+                exclusive=house.batches.exclusive,
                 task_status=task_status,
             )
         )

@@ -9,12 +9,15 @@ from __future__ import annotations
 import errno
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 from kvfs.control.directory import CONTROL_ROOT, ControlTree
 from kvfs.control.handles import ControlHandle
 from kvfs.mount import wire
 from kvfs.mount.eager import Eager
 from kvfs.mount.handlers import DOTS, FileHandlers
+from kvfs.mount.turns import Turns
+from kvfs.names.content import KvFile
 from kvfs.names.inode import Credentials
 from kvfs.volume import Volume
 from libsym.errors import Invalid, NotPermitted, NotSupported, SymError
@@ -34,13 +37,20 @@ class ControlHandlers:
     """The handlers of one mount's control files. Handles too have numbers from CONTROL_ROOT up."""
 
     def __init__(
-        self, control: ControlTree, volume: Volume, answers: wire.Answers, eager: Eager, files: FileHandlers
+        self,
+        control: ControlTree,
+        volume: Volume,
+        answers: wire.Answers,
+        eager: Eager,
+        files: FileHandlers,
+        turns: Turns,
     ) -> None:
         self._control = control
         self._volume = volume
         self._answers = answers
         self._eager = eager
         self._files = files
+        self._turns = turns
         self._handles: dict[int, ControlHandle] = {}
         self._listings: dict[int, _Listing] = {}
         self._numbers = itertools.count(CONTROL_ROOT)
@@ -80,7 +90,11 @@ class ControlHandlers:
         if fields & wire.SET_UID:
             self._volume.change_owner(behind, uid)
         if fields & wire.SET_SIZE:
-            self._control.truncate(number, size)
+            cut = partial(self._control.truncate, number, size)
+            if isinstance(behind.content, KvFile):  # else it says so
+                await self._turns.change(behind.content, self._volume.tree.path_of(behind), cut)
+            else:
+                cut()
         self._files.set_others(behind, fields, mode, gid, atime_ns, mtime_ns)
         return self.getattr(number)
 

@@ -19,6 +19,7 @@ from kvfs.mount import wire
 from kvfs.mount.eager import Eager
 from kvfs.mount.nodes import Nodes
 from kvfs.mount.open_files import Handle, OpenFiles
+from kvfs.mount.turns import Turns
 from kvfs.mount.wire import Answers
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
@@ -49,13 +50,13 @@ class _Listing:
 class FileHandlers:
     """The handlers of one mount's files. `num_handles` are open; `dispose` when the mount is gone."""
 
-    def __init__(self, volume: Volume, answers: Answers, eager: Eager) -> None:
+    def __init__(self, volume: Volume, answers: Answers, eager: Eager, turns: Turns) -> None:
         self._volume = volume
         self._tree = volume.tree
         self._answers = answers
         self._eager = eager
         self._nodes = Nodes(volume.tree)
-        self._files = OpenFiles(volume, eager, self._nodes)
+        self._files = OpenFiles(volume, eager, self._nodes, turns)
         self._handles: dict[int, Handle | _Listing] = {}
         self._next_handle = 0
 

@@ -24,6 +24,7 @@ from kvfs.mount.disk_work import DiskWork
 from kvfs.mount.eager import Eager, Mutex
 from kvfs.mount.incoming import Refusal, take_in
 from kvfs.mount.nodes import Nodes
+from kvfs.mount.turns import Turns, at_once
 from kvfs.mount.views import Reader, Version, View, version_of
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
@@ -92,8 +93,9 @@ class OpenFile:
 class OpenFiles:
     """Every open regular file of one mount."""
 
-    def __init__(self, volume: Volume, eager: Eager, nodes: Nodes) -> None:
+    def __init__(self, volume: Volume, eager: Eager, nodes: Nodes, turns: Turns | None = None) -> None:
         self._volume = volume
+        self._turns = turns or Turns(eager, at_once)
         self._nodes = nodes
         self._eager = eager
         self._disk = DiskWork(volume, eager)
@@ -268,19 +270,47 @@ class OpenFiles:
         inode.modified()
 
     async def truncate(self, inode: Inode, node: int, size: int, handle: Handle | None) -> None:
-        """As `truncate(2)`, or `ftruncate(2)` with a handle."""
+        """As `truncate(2)`, or `ftruncate(2)` with a handle. What the file is may change while this waits."""
         began_s = trio.current_time()
         with self._opened_for_now(inode, node) as file:
-            async with file.lock:
-                if size and isinstance(inode.content, PlainFile):
-                    function = partial(inode.content.resize, size)
-                    await self._disk.change(inode, inode.content, size, function, self._until(file, began_s))
-                    inode.modified()
+            is_done = False
+            while not is_done:
+                content = inode.content
+                if size and isinstance(content, KvFile):
+                    is_done = await self._cut(file, content, size, node)
                 else:
-                    self._volume.truncate(inode, size)
-                self._is_truncated(file, size, node)
+                    async with file.lock:
+                        is_done = await self._truncate(file, size, node, began_s)
         if handle is not None:
             handle.wrote = True
+
+    async def _cut(self, file: OpenFile, kv: KvFile, size: int, node: int) -> bool:
+        """Entries, in their turn: without the lock, which whoever opens the file needs. False: it is another file."""
+        inode, is_done = file.inode, False
+
+        def cut() -> None:
+            nonlocal is_done
+            is_done = inode.content is kv
+            if is_done:
+                self._volume.truncate(inode, size)
+                self._is_truncated(file, size, node)
+
+        await self._turns.change(kv, self._volume.tree.path_of(inode), cut)
+        return is_done
+
+    async def _truncate(self, file: OpenFile, size: int, node: int, began_s: float) -> bool:
+        """A plain file, or any file to nothing. False: it has become a KV file meanwhile."""
+        inode = file.inode
+        if size and isinstance(inode.content, KvFile):
+            return False
+        if size and isinstance(inode.content, PlainFile):
+            function = partial(inode.content.resize, size)
+            await self._disk.change(inode, inode.content, size, function, self._until(file, began_s))
+            inode.modified()
+        else:
+            self._volume.truncate(inode, size)
+        self._is_truncated(file, size, node)
+        return True
 
     @contextmanager
     def _opened_for_now(self, inode: Inode, node: int) -> Iterator[OpenFile]:

@@ -27,6 +27,7 @@ from kvfs.mount.handlers import FileHandlers
 from kvfs.mount.pace import Pace
 from kvfs.mount.requests import Requests
 from kvfs.mount.shim import pyfuse3
+from kvfs.mount.turns import Exclusive, Turns, at_once
 from kvfs.mount.wire import Answers
 from libsym.errors import Busy, NoAccess, NotConnected, NotDirectory, NotEmpty, NotFound, NotPermitted, SymError
 
@@ -46,6 +47,7 @@ async def serve_mount(
     allow_other: bool,
     is_busy: Callable[[], bool] = lambda: False,
     catch_up: Callable[[], None] = lambda: None,
+    exclusive: Exclusive = at_once,
     control: ControlTree | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -55,14 +57,16 @@ async def serve_mount(
     `allow_other`: every user may enter, and modes decide; without it only the daemon's own user may, not even root.
     `is_busy`: whether the model is computing; names and attributes then get a bounded share of the time.
     `catch_up`: called before a request is answered, so that files show what was computed until then.
+    `exclusive`: has a KV file changed when no call appends to it.
     """
     where = await trio.to_thread.run_sync(_make_ready, mountpoint, allow_other)
     aliases = await trio.to_thread.run_sync(_aliases, mountpoint, where)
     eager = Eager()
     requests = Requests(eager, Pace(is_busy), catch_up)
     answers = Answers(shim.out, shim.send)
-    files = FileHandlers(fs.volume, answers, eager)
-    controls = None if control is None else ControlHandlers(control, fs.volume, answers, eager, files)
+    turns = Turns(eager, exclusive)
+    files = FileHandlers(fs.volume, answers, eager, turns)
+    controls = None if control is None else ControlHandlers(control, fs.volume, answers, eager, files, turns)
     bind(requests, files, controls)
     agreed = trio.Event()
     _mount(where, agreed, allow_other=allow_other)

@@ -21,6 +21,7 @@ import trio
 
 from decoder.batch import IntArray, NativeStep
 from kvfs.fs import FileSystem, OpenKv
+from kvfs.names.content import KvFile
 from libsym.errors import StepFailed, SymError
 from scheduler.batch.accounting import Accounting, Statistics, Usage
 from scheduler.batch.arrivals import Arrivals
@@ -119,7 +120,7 @@ class BatchScheduler:
         """End a call early, with ECANCELED and nothing appended; a generation ends with what it has."""
         self._calls.cancel(call)
 
-    def exclusive(self, file: OpenKv, action: Callable[[], None]) -> None:
+    def exclusive(self, file: OpenKv | KvFile, action: Callable[[], None]) -> None:
         """Run `action` when no earlier call on the file is in flight: at once if it is idle."""
         self._calls.add(Action(file, action))
 

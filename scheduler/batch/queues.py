@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from kvfs.fs import OpenKv
+from kvfs.names.content import KvFile
 from kvfs.pages.table import PageTable
 from scheduler.batch.call import Caller, FileCall
 
@@ -19,7 +20,8 @@ class Action:
 
     __slots__ = ("do", "file")
 
-    def __init__(self, file: OpenKv, do: Callable[[], None]) -> None:
+    def __init__(self, file: OpenKv | KvFile, do: Callable[[], None]) -> None:
+        """`file`: a handle of a program, or what somebody without a handle changes."""
         self.file = file
         self.do = do
 
@@ -34,9 +36,9 @@ class FileQueues:
         """`start`: a job is the head now. False: it is over already."""
         self._start = start
         self._jobs: dict[PageTable, OrderedDict[Job, None]] = {}
-        self._num_jobs: Counter[OpenKv] = Counter()
+        self._num_jobs: Counter[OpenKv | KvFile] = Counter()
         """Of each handle, those that are queued or in flight."""
-        self._when_unused: dict[OpenKv, list[Callable[[], None]]] = {}
+        self._when_unused: dict[OpenKv | KvFile, list[Callable[[], None]]] = {}
         """What waits for the last of them."""
 
     def __len__(self) -> int:
