@@ -111,7 +111,7 @@ void pool_run(struct pool *p, int threads, void (*run)(void *, int), void *conte
 }
 
 void pool_each(struct pool *p, void (*work)(void *, int32_t), void *context, int32_t count) {
-    if (count <= 1 || p->threads == 1) {
+    if (count < SYM_PARALLEL_MIN || p->threads == 1) {
         for (int32_t i = 0; i < count; i++)
             work(context, i);
         return;

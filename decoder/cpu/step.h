@@ -68,7 +68,7 @@ void sym_decoder_free(sym_decoder *decoder);
 /* A sym_step_function. The batch was checked by the caller: every index is in range. */
 int sym_step(sym_decoder *decoder, const sym_batch *batch);
 
-/* A sym_parallel_function: for work of tens of microseconds an item, by the thread that steps, between two steps. */
+/* A sym_parallel_function, for the thread that steps, between two steps: soon after one the others are still awake. */
 void sym_parallel(sym_decoder *decoder, void (*work)(void *context, int32_t index), void *context, int32_t count);
 
 /* How many rows of the last step read pages together with another file's. */
