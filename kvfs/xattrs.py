@@ -1,7 +1,7 @@
 """Extended attributes: what a user noted (`user.*`), and what a KV file or a domain says of itself (`user.kv.*`).
 
-The latter are computed, and can't be set; but a domain's quotas can, by its owner (see `kvfs.names.domains`), and so
-can the advice on a KV file (see `kvfs.names.retention`).
+The latter are computed, and can't be set; but a domain's quotas and its weight can, by its owner (see
+`kvfs.names.domains`), and so can the advice on a KV file (see `kvfs.names.retention`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from kvfs.images.model_facts import ModelFacts
 from kvfs.names import retention as advice
 from kvfs.names.content import KvFile
-from kvfs.names.domains import QUOTA, QUOTA_FILES
+from kvfs.names.domains import QUOTA, QUOTA_FILES, WEIGHT
 from kvfs.names.inode import Credentials, Inode, require_owner, shown
 from kvfs.pages.table import PageTable
 from kvfs.volume import Volume
@@ -72,9 +72,12 @@ def _own(volume: Volume, inode: Inode) -> dict[bytes, bytes]:
 
 
 def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> None:
-    """Set an attribute of the user's own, or for `uid` a domain's quota or advice on a KV file."""
+    """Set an attribute of the user's own, or for `uid` a domain's quota or weight, or advice on a KV file."""
     if name in _QUOTAS:
         volume.domains.set_limit(inode, name, value, uid)
+        return
+    if name == WEIGHT:
+        volume.domains.set_weight(inode, value, uid)
         return
     if name in _ADVICE:
         _require_advisable(volume, inode, uid)
@@ -91,15 +94,18 @@ def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> No
 
 
 def remove(volume: Volume, inode: Inode, name: bytes, uid: int) -> None:
-    """Remove an attribute of the user's own, or for `uid` a domain's quota or advice on a KV file."""
+    """Remove an attribute of the user's own, or for `uid` a domain's quota or weight, or advice on a KV file."""
     if name in _QUOTAS and name in volume.domains.attributes(inode):
         volume.domains.remove_limit(inode, name, uid)
+        return
+    if name == WEIGHT and name in inode.xattrs:
+        volume.domains.remove_weight(inode, uid)
         return
     if name in _ADVICE and isinstance(inode.content, KvFile):
         _require_advisable(volume, inode, uid)
         volume.advise(inode, advice.without_attribute(inode.advice, name))
         return
-    if name not in _QUOTAS | _ADVICE:
+    if name not in _QUOTAS | _ADVICE | {WEIGHT}:
         _require_settable(name)
     if name not in inode.xattrs:
         raise _no_data(name)

@@ -63,6 +63,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--quota-files", metavar="N", type=int, help="files that each user may have (default: any number)"
     )
     serve.add_argument(
+        "--weight",
+        metavar="USER=N",
+        action="append",
+        help="a user's share of the steps beside others': 0.01 to 100 (default: 1); may be given several times",
+    )
+    serve.add_argument(
         "--precision", metavar="P", help="float32, bf16 (default), int8, int4 (4-bit .gguf), float16 (GPU)"
     )
     serve.add_argument("--device", metavar="D", help="what computes: cpu (default), or cuda, an NVIDIA GPU")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pwd
 import tomllib
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from decoder.model_config import GPU_PRECISIONS, KV_DTYPE
+from kvfs.pages.weights import parse_weight
 from kvfs.sizes import parse_bytes
 from libsym.channel.socket_path import default_socket
 from libsym.errors import Invalid, NotFound
@@ -47,11 +50,15 @@ class Config:
     """Bytes of pages and plain files that each user may hold, but root and whoever runs the daemon; None: no limit."""
     quota_files: int | None = None
     """Files, directories, links, … that each of them may have."""
+    weight: Mapping[int, float] = field(default_factory=dict)
+    """Of users, by uid: how much of the steps each gets beside others; 1 for all who are not named."""
     allow_other: bool | None = None
     """Other users may use the mount (the mode bits decide about what); None: when root starts the daemon."""
 
 
 MAX_SECONDS = 86_400.0
+MAX_UID = (1 << 32) - 1
+"""Which is nobody's."""
 
 _TYPES: dict[str, type] = {
     "model": str,
@@ -80,7 +87,10 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
     config = defaults()
     if path is not None:
         config = replace(config, **_read(path))
-    config = replace(config, **{key: _value(key, value) for key, value in overrides.items() if value is not None})
+    told = {key: _value(key, value) for key, value in overrides.items() if value is not None}
+    if "weight" in told:
+        told["weight"] = {**config.weight, **told["weight"]}
+    config = replace(config, **told)
     _check_device(config)
     if config.threads is not None and config.threads < 1:
         raise Invalid(f"threads is {config.threads}: at least 1 is needed")
@@ -131,10 +141,39 @@ def _value(key: str, value: Any) -> Any:
         return parse_bytes(str(value))
     if key == "disk_timeout":
         return _seconds(key, value)
+    if key == "weight":
+        return _weights(value)
     expected = _TYPES[key]
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         raise Invalid(f"{key} is {value!r}: {expected.__name__} needed")
     return value
+
+
+def _weights(given: Any) -> dict[int, float]:
+    """By uid: of `alice = 2` in the file's table, or of the command line's `alice=2`."""
+    if isinstance(given, Mapping):
+        pairs = [(user, weight) for user, weight in given.items()]
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        pairs = [_pair(each) for each in given]
+    else:
+        raise Invalid(f"weight is {given!r}: a table of users and numbers needed")
+    return {_uid(user): parse_weight(str(weight)) for user, weight in pairs}
+
+
+def _pair(given: object) -> tuple[str, str]:
+    user, equals, weight = str(given).partition("=")
+    if not equals:
+        raise Invalid(f"weight is {given!r}: write USER=N")
+    return user, weight
+
+
+def _uid(user: str) -> int:
+    if user.isascii() and user.isdigit() and int(user) < MAX_UID:
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except (KeyError, ValueError):
+        raise Invalid(f"weight of {user!r}: there is no such user, and it is no uid") from None
 
 
 def _seconds(key: str, value: Any) -> float:

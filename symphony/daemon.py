@@ -84,7 +84,7 @@ def build(config: Config) -> House:
     kept = state.load()
     restored = kept.num_slots(state.identity_of(facts, kept))
     limits = Limits(config.quota, config.quota_files)
-    accounts = Accounts(arena.num_pages + sum(restored), arena.page_bytes, limits, exempt=exempt)
+    accounts = Accounts(arena.num_pages + sum(restored), arena.page_bytes, limits, exempt=exempt, weights=config.weight)
     journal = Journal()
     fs = FileSystem(
         PagePool(arena, accounts, *restored),

@@ -2,10 +2,13 @@
 
     mkdir key1; setfattr -n user.kv.quota -v 512M key1        an empty directory becomes a domain
     getfattr -n user.kv.used key1                             what lies below it
+    setfattr -n user.kv.weight -v 2 key1                      its share beside its owner's other domains
     setfattr -x user.kv.quota key1                            empty again, it stops being one
 
 What lies below is charged to the domain, and to the owner of its directory (of the outermost, where domains lie in
 domains): see `kvfs.pages.accounts`. A name can't be moved or linked across the boundary.
+
+A weight is kept as any other attribute of the directory, so that records of domains need no room for it.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ from dataclasses import replace
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Tree
 from kvfs.pages.accounts import NO_LIMITS, Accounts, Limits
+from kvfs.pages.weights import DEFAULT_WEIGHT, parse_weight
 from kvfs.sizes import parse_bytes
 from libsym.errors import Invalid, NotEmpty, NotPermitted, NotSupported
 
 QUOTA, QUOTA_FILES = b"user.kv.quota", b"user.kv.quota_files"
+WEIGHT = b"user.kv.weight"
 USED, USED_FILES = b"user.kv.used", b"user.kv.used_files"
 
 MAX_DEPTH = 8
@@ -64,6 +69,24 @@ class Domains:
             self._require_empty(directory, "stops being a domain")
             domain.is_open = False
             directory.domain = None
+            directory.xattrs.pop(WEIGHT, None)
+        directory.changed()
+
+    def set_weight(self, directory: Inode, value: bytes, uid: int) -> None:
+        """Set WEIGHT of a domain for `uid`."""
+        self._require_owner(directory, uid)
+        if directory.domain is None:
+            raise Invalid(f"{self._tree.path_of(directory)} is no domain: set {QUOTA.decode()} first")
+        directory.domain.weight = weight = parse_weight(_text(value))
+        directory.xattrs[WEIGHT] = f"{weight:.12g}".encode()
+        directory.changed()
+
+    def remove_weight(self, directory: Inode, uid: int) -> None:
+        """The domain's weight is that of any other."""
+        self._require_owner(directory, uid)
+        assert directory.domain is not None, "whoever asks has seen the weight"
+        directory.domain.weight = DEFAULT_WEIGHT
+        del directory.xattrs[WEIGHT]
         directory.changed()
 
     def _begin(self, directory: Inode, limits: Limits) -> None:
@@ -80,13 +103,15 @@ class Domains:
         directory.domain = self._accounts.new_domain(
             directory.account, limits, lambda: f"the domain {self._tree.path_of(directory)}"
         )
+        if WEIGHT in directory.xattrs:
+            directory.domain.weight = parse_weight(_text(directory.xattrs[WEIGHT]))
 
     def _require_owner(self, directory: Inode, uid: int) -> None:
         path = self._tree.path_of(directory)
         if not directory.is_directory:
-            raise NotSupported(f"{path} is no directory: only directories have quotas")
+            raise NotSupported(f"{path} is no directory: only directories have quotas and weights")
         if uid not in {0, directory.uid}:
-            raise NotPermitted(f"{path}: only its owner, uid {directory.uid}, may set its quota")
+            raise NotPermitted(f"{path}: only its owner, uid {directory.uid}, may set its quota or its weight")
 
     def _require_empty(self, directory: Inode, becomes: str) -> None:
         if directory.entries:
@@ -98,8 +123,12 @@ def _changed(limits: Limits, name: bytes, value: int | None) -> Limits:
     return replace(limits, num_bytes=value) if name == QUOTA else replace(limits, num_files=value)
 
 
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace").strip("\0 \n")
+
+
 def _parse(name: bytes, value: bytes) -> int:
-    text = value.decode(errors="replace").strip("\0 \n")
+    text = _text(value)
     if name == QUOTA:
         return parse_bytes(text)
     if not (text.isascii() and text.isdigit() and len(text) < 19):

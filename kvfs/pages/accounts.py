@@ -11,14 +11,16 @@ Owned by the daemon's trio thread; limits are checked before anything changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from kvfs.pages.counts import Distinct, PageCounts, PageSizes
 from kvfs.pages.free_list import IntArray
+from kvfs.pages.weights import DEFAULT_WEIGHT
 from libsym.errors import OverQuota
 
 FIRST_DOMAIN = 1 << 32
@@ -43,7 +45,18 @@ NO_LIMITS = Limits()
 class Account:
     """What one uid or domain has. What is charged to it is charged to its parents as well."""
 
-    __slots__ = ("describe", "is_open", "limits", "num_files", "number", "page_bytes", "pages", "parent", "plain_bytes")
+    __slots__ = (
+        "describe",
+        "is_open",
+        "limits",
+        "num_files",
+        "number",
+        "page_bytes",
+        "pages",
+        "parent",
+        "plain_bytes",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -66,6 +79,8 @@ class Account:
         self.plain_bytes = 0
         """Of plain files."""
         self.num_files = 0
+        self.weight = DEFAULT_WEIGHT
+        """Of its share of the steps, among the uids, or among the domains of one account."""
 
     @property
     def is_domain(self) -> bool:
@@ -203,12 +218,19 @@ class Accounts:
     """Every account of one pool. `default` limits each uid that is not exempt; a domain has the limits it was given."""
 
     def __init__(
-        self, num_pages: int, page_bytes: int, default: Limits = NO_LIMITS, exempt: Iterable[int] = (0,)
+        self,
+        num_pages: int,
+        page_bytes: int,
+        default: Limits = NO_LIMITS,
+        exempt: Iterable[int] = (0,),
+        weights: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
+        """`weights`: of uids; the others have `DEFAULT_WEIGHT`."""
         self.num_pages = num_pages
         self.page_bytes = page_bytes
         self._default = default
         self._exempt = frozenset(exempt)
+        self._weights = dict(weights)
         self._accounts: dict[int, Account] = {}
         self._next_domain = FIRST_DOMAIN
         self._sweep_at = _SWEEP_AT
@@ -228,6 +250,7 @@ class Accounts:
             assert number < FIRST_DOMAIN, f"domain {number} was forgotten while somebody held pages of it"
             limits = NO_LIMITS if number in self._exempt else self._default
             account = self._new(number, limits, None, lambda: f"uid {number}")
+            account.weight = self._weights.get(number, DEFAULT_WEIGHT)
         return account
 
     def new_domain(self, parent: Account, limits: Limits, describe: Callable[[], str]) -> Account:

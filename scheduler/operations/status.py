@@ -46,6 +46,7 @@ class Status:
             "used_files": account.num_files,
             "quota_bytes": account.limits.num_bytes,
             "quota_files": account.limits.num_files,
+            "weight": account.weight,
         }
 
     def _check(self, call: SystemCall) -> Reply:

@@ -270,3 +270,13 @@ def test_the_check_finds_a_wrong_charge(pool: PagePool, accounts: Accounts, deco
     accounts.of(BOB).refund_pages(table.pages)
     pool.check([table])
     table.close()
+
+
+def test_each_uid_has_the_weight_that_it_was_given_also_after_it_was_forgotten() -> None:
+    accounts = Accounts(1, 4096, weights={1000: 2.5})
+    assert [accounts.of(uid).weight for uid in (1000, 1001)] == [2.5, 1.0]
+    for uid in range(2000, 2200):
+        accounts.of(uid)
+    assert 1000 not in {account.number for account in accounts}
+    assert accounts.of(1000).weight == 2.5
+    assert accounts.new_domain(accounts.of(1000), Limits(), lambda: "d").weight == 1.0

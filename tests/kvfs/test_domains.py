@@ -139,6 +139,55 @@ def test_a_quota_makes_an_empty_directory_a_domain_and_says_what_is_used(house: 
     assert house.attributes("d") == {}
 
 
+def test_a_domain_has_a_weight_of_its_own_that_its_owner_sets(house: House) -> None:
+    house.domain("d")
+    directory = house.inode("d")
+    assert directory.domain is not None
+    assert directory.domain.weight == 1
+    assert b"user.kv.weight" not in xattrs.names(house.fs.volume, directory)
+    for text, weight in (("2.50", 2.5), ("0.01", 0.01), ("100\n", 100)):
+        house.set("d", "weight", text)
+        assert directory.domain.weight == weight
+        assert xattrs.get(house.fs.volume, directory, b"user.kv.weight") == f"{weight:g}".encode()
+        assert xattrs.names(house.fs.volume, directory).count(b"user.kv.weight") == 1
+    with pytest.raises(NotPermitted, match="weight"):
+        house.set("d", "weight", "3", BOB)
+    with pytest.raises(NotPermitted, match="weight"):
+        house.unset("d", "weight", BOB)
+    assert directory.domain.weight == 100
+    house.set("d", "quota", "32K")
+    assert directory.domain.weight == 100, "another quota is another thing"
+    house.unset("d", "weight")
+    assert directory.domain.weight == 1
+    with pytest.raises(SymError, match="no attribute"):
+        house.unset("d", "weight")
+
+
+@pytest.mark.parametrize("text", ["0", "0.009", "100.1", "-1", "1e1", "nan", "inf", "", "1,5", "\u0663", "9" * 40])
+def test_a_weight_that_is_none_is_refused(house: House, text: str) -> None:
+    house.domain("d")
+    with pytest.raises(Invalid, match="weight"):
+        house.set("d", "weight", text)
+    assert house.attributes("d").keys() == {"quota", "used", "used_files"}
+
+
+def test_only_a_domain_has_a_weight_and_it_goes_with_the_domain(house: House) -> None:
+    house.mkdir("d")
+    with pytest.raises(Invalid, match="is no domain"):
+        house.set("d", "weight", "2")
+    house.fs.kv_close(house.kv("a.kv", 1))
+    with pytest.raises(NotSupported, match="only directories"):
+        house.set("a.kv", "weight", "2")
+    house.set("d", "quota", "16K")
+    house.set("d", "weight", "2")
+    house.unset("d", "quota")
+    assert house.attributes("d") == {}
+    house.set("d", "quota", "16K")
+    domain = house.inode("d").domain
+    assert domain is not None
+    assert domain.weight == 1
+
+
 def test_only_the_owner_of_an_empty_directory_makes_or_ends_a_domain(house: House) -> None:
     house.mkdir("d")
     with pytest.raises(NotPermitted):

@@ -242,9 +242,18 @@ def test_forks_and_removes_by_many_threads_lose_nothing(pytestconfig):
 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
-    [("--quota", "much", "is no size"), ("--quota-files", "0", "at least 1"), ("--quota", "0", "more than nothing")],
+    [
+        ("--quota", "much", "is no size"),
+        ("--quota-files", "0", "at least 1"),
+        ("--quota", "0", "more than nothing"),
+        ("--weight", "2", "USER=N"),
+        ("--weight", "nobody-of-this-name=2", "no such user"),
+        ("--weight", "0=much", "is no weight"),
+        ("--weight", "0=", "is no weight"),
+        ("--weight", "0=101", "0.01 to 100"),
+    ],
 )
-def test_a_quota_that_is_none_is_refused_at_start(tmp_path, option, value, message):
+def test_a_quota_or_a_weight_that_is_none_is_refused_at_start(tmp_path, option, value, message):
     words = ["serve", "--model", "tiny", "--mount", tmp_path / "kv", "--state", tmp_path / "state", option, value]
     done = subprocess.run(
         [sys.executable, "-m", "symphony", *words], check=False, capture_output=True, text=True, timeout=60
@@ -252,3 +261,19 @@ def test_a_quota_that_is_none_is_refused_at_start(tmp_path, option, value, messa
     assert done.returncode == 1
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_weights_of_users_are_told_and_those_of_domains_outlive_the_daemon(start_daemon, tmp_path):
+    config = tmp_path / "symphony.toml"
+    config.write_text('model = "tiny"\nkv_memory = "8M"\n[weight]\n1000 = 4\nroot = 0.5\n')
+    me = f"{os.geteuid()}=2.5"
+    daemon = start_daemon("--config", str(config), "--weight", me, "--weight", "1001=3")
+    assert daemon.stat()["weight"] == 2.5, "the command line's words are over the file's"
+    domain(daemon, "key1", "1M")
+    subprocess.run(["setfattr", "-n", "user.kv.weight", "-v", "0.25", daemon.mount / "key1"], check=True)
+    ask = "sym.connect(domain='key1'); print(sym.daemon_stat()['weight'])"
+    assert daemon.run(ask) == "0.25\n"
+    assert daemon.stop() == 0
+    daemon = start_daemon("--config", str(config))
+    assert daemon.run(ask) == "0.25\n"
+    assert daemon.stat()["weight"] == (0.5 if os.geteuid() == 0 else 1)

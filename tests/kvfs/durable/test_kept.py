@@ -38,6 +38,7 @@ def varied(state: Path) -> Path:
             tree.make(tree.root, b"null", stat.S_IFCHR, mode=0o666, uid=0, gid=0).device = 0x103
             quota = tree.make(tree.root, b"quota", stat.S_IFDIR, mode=0o700, uid=9, gid=9)
             volume.domains.set_limit(quota, b"user.kv.quota", b"8M", 0)
+            volume.domains.set_weight(quota, b"0.25", 0)
             house.create("quota/q.kv", range(33))
             file = house.fs.find(ROOT, "dir/b.kv")
             file.xattrs = {b"user.a": b"1", b"user.b": bytes(300)}
@@ -83,6 +84,7 @@ def test_a_daemon_has_all_of_it_again(varied: Path) -> None:
             assert house.tree.child(house.tree.root, b"link").target == b"dir/deep"
             assert house.tree.child(house.tree.root, b"null").device == 0x103
             assert find(ROOT, "quota").domain.num_files == 1
+            assert find(ROOT, "quota").domain.weight == 0.25
             file = find(ROOT, "dir/b.kv")
             assert file.xattrs == {b"user.a": b"1", b"user.b": bytes(300)}
             assert (file.advice.pinned, file.advice.ttl_ms, file.advice.priority) == (True, 5000, -3)
