@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import libsym as sym
+from symphony.config import load
+
 pytestmark = pytest.mark.slow
 
 ANN, BOB = 12345, 12346
@@ -246,14 +249,9 @@ def test_forks_and_removes_by_many_threads_lose_nothing(pytestconfig):
         ("--quota", "much", "is no size"),
         ("--quota-files", "0", "at least 1"),
         ("--quota", "0", "more than nothing"),
-        ("--weight", "2", "USER=N"),
-        ("--weight", "nobody-of-this-name=2", "no such user"),
-        ("--weight", "0=much", "is no weight"),
-        ("--weight", "0=", "is no weight"),
-        ("--weight", "0=101", "0.01 to 100"),
     ],
 )
-def test_a_quota_or_a_weight_that_is_none_is_refused_at_start(tmp_path, option, value, message):
+def test_a_quota_that_is_none_is_refused_at_start(tmp_path, option, value, message):
     words = ["serve", "--model", "tiny", "--mount", tmp_path / "kv", "--state", tmp_path / "state", option, value]
     done = subprocess.run(
         [sys.executable, "-m", "symphony", *words], check=False, capture_output=True, text=True, timeout=60
@@ -261,6 +259,26 @@ def test_a_quota_or_a_weight_that_is_none_is_refused_at_start(tmp_path, option, 
     assert done.returncode == 1
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (["2"], "USER=N"),
+        (["nobody-of-this-name=2"], "no such user"),
+        (["-1=2"], "no such user"),
+        ([f"{1 << 32}=2"], "no such user"),
+        (["0=much"], "is no weight"),
+        (["0="], "is no weight"),
+        (["1=1", "0=101"], "0.01 to 100"),
+        ({"root": True}, "is no weight"),
+        (2, "table of users"),
+    ],
+    ids=str,
+)
+def test_a_weight_that_is_none_is_refused_at_start(weights, message):
+    with pytest.raises(sym.Invalid, match=message):
+        load(None, {"weight": weights})
 
 
 def test_weights_of_users_are_told_and_those_of_domains_outlive_the_daemon(start_daemon, tmp_path):
