@@ -1,6 +1,6 @@
 #include "cost.h"
 
-static double at(const double *knots, int64_t count) {
+static double of_rows(const double *knots, int64_t count) {
     if (count <= 0)
         return 0;
     int below = 0;
@@ -11,7 +11,7 @@ static double at(const double *knots, int64_t count) {
 }
 
 double sym_cost_of(const sym_cost *cost, const sym_work *work) {
-    return at(cost->rows_ns, work->num_rows) + at(cost->wanted_ns, work->num_wanted) +
-           cost->entry_ns * (double)work->num_entries + cost->seen_ns * (double)work->num_seen +
-           cost->pair_ns * (double)work->num_pairs;
+    return of_rows(cost->rows_ns, work->num_rows) + (work->num_wanted > 0 ? cost->head_ns : 0) +
+           cost->wanted_ns * (double)work->num_wanted + cost->entry_ns * (double)work->num_entries +
+           cost->seen_ns * (double)work->num_seen + cost->pair_ns * (double)work->num_pairs;
 }

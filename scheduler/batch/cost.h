@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* Of curves over a number of rows: 1, 2, 4, ... 1024. */
+/* Of the curve over rows: at 1, 2, 4, ... 1024 of them. */
 #define SYM_COST_KNOTS 11
 
 /* What a step computes, as far as its time depends on it. */
@@ -16,13 +16,11 @@ typedef struct sym_work {
     int64_t num_pairs;   /* for each row of a prefill, the entries that it sees */
 } sym_work;
 
-/* Nanoseconds. Between knots the time is linear, and beyond the last one it goes on as before it. */
+/* Nanoseconds. */
 typedef struct sym_cost {
-    double rows_ns[SYM_COST_KNOTS];   /* of a step of so many rows over no entries, without logits */
-    double wanted_ns[SYM_COST_KNOTS]; /* of the logits of so many rows */
-    double entry_ns;                  /* for each of num_entries */
-    double seen_ns;
-    double pair_ns;
+    double rows_ns[SYM_COST_KNOTS]; /* of so many rows, without logits; linear between knots and beyond the last one */
+    double head_ns; /* of logits at all */
+    double wanted_ns, entry_ns, seen_ns, pair_ns; /* for each of what sym_work counts */
 } sym_cost;
 
 double sym_cost_of(const sym_cost *cost, const sym_work *work);
