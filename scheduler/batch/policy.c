@@ -17,20 +17,19 @@
  * priority there; the earlier deadline, which a call without one gets by waiting; the program with less virtual time; the
  * earlier call.
  *
- * How long a call waits at most. Let W be the weights of a share and its siblings together, w its own, K how many they
- * are. A share has a place of each kind that it wants after at most
+ * How long a call waits at most. Of siblings in the tree of shares let W be all weights, w the share's own, and K how many
+ * there are. A share whose parent has a place of a kind in every T plans has such a place itself in every
  *
- *     T = OVERDUE * W / w + K     plans
+ *     OVERDUE * W / w + K * T     plans (T, if it has no siblings)
  *
- * (it is overdue after the first part, and there are K at most to be had before it); a share within another one has
- * such a place after OVERDUE * W / w plans and K places of its parent. The places of an account go to its calls in their
- * order, and after
+ * because it is overdue after the first part, and only K can be overdue before it; for the root T is 1. A place of a
+ * prefill is min_chunk rows, or what it still has. The places of an account go to its calls in their order, and after
  *
- *     A = max(PATIENCE, (highest priority - priority) / AGING, rounded up to seconds)
+ *     max(PATIENCE, (highest priority - priority) / AGING, rounded up to seconds)
  *
- * a call is behind nothing that comes later. So it has a place after A and as many places of its account as calls of
- * its kind were there then; of prefills each of these counts once for each min_chunk of its entries. While all decodes
- * have seats a decode waits for no step but the one under way. With one account every plan is such a place.
+ * a call is behind nothing that comes later: it has a place within as many places of its account as calls of its kind
+ * were there then, where a prefill counts once for each min_chunk of what it has left. While all decodes have seats a
+ * decode waits for the step under way only. tests/scheduler/fake_machine.py holds the policy to all of this.
  */
 #include "policy.h"
 
@@ -55,6 +54,7 @@ struct branch {
     int32_t top;          /* of an account: the highest priority in it */
     int32_t active;       /* bits as in is_active */
     int32_t is_leaf, is_account, is_visited;
+    int32_t is_passed; /* a call in it was not taken though it was its turn */
     double start, least, most; /* virtual time before the plan; of those in it that want more, and of all after it */
 };
 
@@ -387,12 +387,20 @@ static void serve(struct plan *p, int32_t i, int64_t num_now) {
     p->work = together(&p->work, &work);
     p->num_now[i] = (int32_t)num_now;
     p->num_calls++;
+    int is_whole = num_now >= at_most(candidate->left, p->limits->min_chunk);
     for (int32_t s = candidate->share; s >= 0; s = p->shares[s].parent) {
         sym_share *share = &p->shares[s];
-        share->turns[kind_of(candidate)] = p->number;
         if (share->parent >= 0)
             share->used += ns / share->weight;
+        if (share->parent < 0 || (is_whole && !p->branches[s].is_passed))
+            share->turns[kind_of(candidate)] = p->number;
     }
+}
+
+/* Its rows of ours are taken, and another one's may do. Its shares are still to have their turn. */
+static void pass_over(struct plan *p, int32_t i) {
+    for (int32_t s = p->candidates[i].share; s >= 0; s = p->shares[s].parent)
+        p->branches[s].is_passed = 1;
 }
 
 /* Of the next prefill: as many as keep the step within its time, and min_chunk of all prefills. */
@@ -464,8 +472,10 @@ static void plan_prefills(struct plan *p) {
         int64_t most = at_most(candidate->left, p->limits->max_tokens - given);
         if (candidate->is_digested)
             most = at_most(most, p->limits->max_digested - digested);
-        if (!most)
-            continue; /* its rows of ours are taken, and another one's may do */
+        if (!most) {
+            pass_over(p, i);
+            continue;
+        }
         int64_t num_now = p->num_of[DECODE] ? rows_beside_decodes(p, candidate, most, given) : most;
         if (!num_now)
             break;

@@ -37,7 +37,7 @@ typedef struct sym_limits {
     int32_t max_calls; /* seats of a step: 2 or more */
     int32_t max_tokens; /* rows of its prefills */
     int32_t min_chunk; /* rows of its prefills beside decodes, however slow the machine is */
-    int32_t max_digested; /* rows of ours in a step */
+    int32_t max_digested; /* rows of ours in a step: min_chunk or more */
     int64_t step_ns; /* what a step may take with both decodes and prefills in it */
 } sym_limits;
 

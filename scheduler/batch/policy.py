@@ -69,7 +69,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         assert 0 < self.min_chunk <= self.max_tokens
-        assert self.max_digested > 0
+        assert self.min_chunk <= self.max_digested
         assert self.max_calls > 1
         assert self.step_s > 0
 

@@ -75,7 +75,7 @@ def test_decodes_have_their_seats_beside_any_number_of_prefills():
 
 
 def test_rows_of_ours_are_bounded_and_others_go_on():
-    limits = Limits(max_tokens=64, max_calls=4, max_digested=6)
+    limits = Limits(max_tokens=64, max_calls=4, max_digested=6, min_chunk=6)
     calls = [Call("a", 5, is_digested=True), Call("b", 5, is_digested=True), Call("c", 5, is_digested=True)]
     assert planned([*calls, Call("d", 5)], limits=limits) == {"a": 5, "b": 1, "d": 5}
 
@@ -231,7 +231,7 @@ def test_comparisons_grow_no_faster_than_sorting():
             Call(f"{i}", chance.choice((1, 5)), chance.randrange(-9, 9), user=chance.randrange(9), program=i % 50)
             for i in range(count)
         ]
-        steps = Steps(limits=Limits(max_calls=count // 2, min_chunk=512))
+        steps = Steps(limits=Limits(max_calls=count // 2, min_chunk=512, max_digested=512))
         steps.plan(calls, 1.0)
         per_call[count] = steps.policy.num_compared / count
     assert per_call[4096] <= per_call[64] * (12 / 6) * 1.5

@@ -1,0 +1,186 @@
+"""A loop of steps on trio's clock, without a model: the policy plans, and a step sleeps for what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+import trio
+import trio.testing
+
+from scheduler._loop import ffi, lib
+from scheduler.batch.policy import CANDIDATE, NO_DEADLINE, Limits, Policy, new_shares
+
+SECOND = 1_000_000_000
+AGING_PER_S, PATIENCE_S, OVERDUE = 20, 5, 16
+"""As `policy.c` states them."""
+
+
+@dataclass(frozen=True)
+class Account:
+    user: int
+    share: int
+    weight: float
+    plans_for_a_place: float
+    """The bound."""
+
+
+@dataclass(eq=False)
+class Call:
+    account: Account
+    share: int
+    left: int
+    length: int = 0
+    priority: int = 0
+    deadline_ns: int = NO_DEADLINE
+    is_digested: bool = False
+    since_ns: int = 0
+    is_late: bool = False
+    """Its deadline passed before it was complete."""
+    done: trio.Event = field(default_factory=trio.Event)
+    latest_plan: float = math.inf
+    """By which it has a place, known once nothing that comes later goes before it."""
+
+
+def plans_for_a_place(weights: list[float], weight: float, of_parent: float) -> float:
+    """As `policy.c` states it, for one of siblings with these weights whose parent has a place in so many plans."""
+    return of_parent if len(weights) == 1 else OVERDUE * sum(weights) / weight + len(weights) * of_parent
+
+
+class Tree:
+    """Users, their accounts, and programs in these."""
+
+    def __init__(self, weights_by_user: list[list[float]], user_weights: list[float] | None = None) -> None:
+        user_weights = user_weights or [1.0] * len(weights_by_user)
+        self._parents, self._weights = [-1], [1.0]
+        self.accounts: list[Account] = []
+        for user, weights in enumerate(weights_by_user):
+            of_user = plans_for_a_place(user_weights, user_weights[user], 1)
+            user_share = self._add(0, user_weights[user])
+            for weight in weights:
+                bound = plans_for_a_place(weights, weight, of_user)
+                self.accounts.append(Account(user, self._add(user_share, weight), weight, bound))
+
+    def new_program(self, account: Account) -> int:
+        return self._add(account.share, 1.0)
+
+    def shares(self):
+        return new_shares(self._parents, self._weights)
+
+    def _add(self, parent: int, weight: float) -> int:
+        self._parents.append(parent)
+        self._weights.append(weight)
+        return len(self._parents) - 1
+
+
+class Machine:
+    """The loop of steps: plans, computes, settles; and checks what every plan promises."""
+
+    def __init__(self, tree: Tree, limits: Limits, row_ms: float, base_ms: float = 0.0) -> None:
+        self.limits = limits
+        self.cost = ffi.new("sym_cost *")
+        self.cost.rows_ns = [(base_ms + row_ms * 2**knot) * 1e6 for knot in range(len(self.cost.rows_ns))]
+        self.cost.pair_ns = self.cost.entry_ns = row_ms * 100  # a thousand entries are a tenth of a row
+        self._work = ffi.new("sym_work *")
+        self._policy, self._shares = Policy(limits, self.cost), tree.shares()
+        self.calls: list[Call] = []
+        self._has_calls = trio.Event()
+        self.num_plans = 0
+        self.service: defaultdict[Account, float] = defaultdict(float)
+
+    async def compute(self, call: Call) -> None:
+        call.since_ns = now_ns()
+        self.calls.append(call)
+        self._has_calls.set()
+        await call.done.wait()
+
+    async def run(self, num_steps: int) -> None:
+        while self.num_plans < num_steps:
+            self._end_late_calls()
+            if not self.calls:
+                self._has_calls = trio.Event()
+                await self._has_calls.wait()
+                continue
+            planned, num_now = list(self.calls), self._plan()
+            await trio.sleep(self._check(num_now) / 1e9)
+            self._settle([(call, now) for call, now in zip(planned, num_now, strict=True) if now])
+            await trio.testing.wait_all_tasks_blocked()  # programs have their answers, and may have called again
+
+    def _end_late_calls(self) -> None:
+        for call in [call for call in self.calls if call.deadline_ns <= now_ns()]:
+            self.calls.remove(call)
+            call.is_late = True
+            call.done.set()
+
+    def _plan(self) -> list[int]:
+        self._note_bounds()
+        rows = [
+            (call.since_ns, call.deadline_ns, call.share, call.priority, call.length, 0, call.left, call.is_digested)
+            for call in self.calls
+        ]
+        self.num_plans += 1
+        num_now = self._policy.plan(np.array(rows, CANDIDATE), self._shares, now_ns()).tolist()
+        for call, now in zip(self.calls, num_now, strict=True):
+            assert now or self.num_plans <= call.latest_plan, (call, self.num_plans)
+        return num_now
+
+    def _note_bounds(self) -> None:
+        """Of calls that have waited so long that only those there now can go before them."""
+        now, by_kind, highest = now_ns(), defaultdict(list), {}
+        for call in self.calls:
+            by_kind[call.account, call.left == 1].append(call)
+            highest[call.account] = max(highest.get(call.account, call.priority), call.priority)
+        for (account, _), calls in by_kind.items():
+            for call in calls:
+                alone_s = max(PATIENCE_S, math.ceil((highest[account] - call.priority) / AGING_PER_S))
+                if call.latest_plan == math.inf and now - call.since_ns > alone_s * SECOND:
+                    places = sum(-(-other.left // self.limits.min_chunk) for other in calls)
+                    call.latest_plan = self.num_plans + places * account.plans_for_a_place
+
+    def _check(self, num_now: list[int]) -> float:
+        """What every plan promises; and what its step takes."""
+        limits = self.limits
+        decodes = [now for call, now in zip(self.calls, num_now, strict=True) if call.left == 1]
+        prefills = [(call, now) for call, now in zip(self.calls, num_now, strict=True) if call.left > 1]
+        rows, seats = sum(now for _, now in prefills), sum(map(bool, num_now))
+        assert seats <= limits.max_calls
+        assert rows <= limits.max_tokens
+        assert sum(now for call, now in prefills if call.is_digested) <= limits.max_digested
+        if len(decodes) <= limits.max_calls - bool(prefills):
+            assert all(decodes)
+        else:
+            assert sum(decodes) == limits.max_calls - bool(prefills), "no seat is left empty"
+        if prefills:
+            wanted = sum(call.left for call, _ in prefills if not call.is_digested)
+            wanted += min(limits.max_digested, sum(call.left for call, _ in prefills if call.is_digested))
+            least = limits.min_chunk if decodes else limits.max_tokens
+            assert rows >= min(wanted, least) or (rows and seats == limits.max_calls), "nothing is withheld"
+        served = [(call, now) for call, now in zip(self.calls, num_now, strict=True) if now]
+        step_ns = self._cost(served)
+        assert step_ns <= limits.step_s * 1e9 or rows <= limits.min_chunk or not decodes
+        for each in served:
+            self.service[each[0].account] += self._cost([each])
+        return step_ns
+
+    def _cost(self, served: list[tuple[Call, int]]) -> float:
+        work = self._work
+        work.num_rows = sum(now for _, now in served)
+        work.num_entries = work.num_seen = sum(call.length for call, _ in served if call.left == 1)
+        prefills = [(call, now) for call, now in served if call.left > 1]
+        work.num_pairs = sum(now * call.length + now * (now + 1) // 2 for call, now in prefills)
+        return lib.sym_cost_of(self.cost, work)
+
+    def _settle(self, served: list[tuple[Call, int]]) -> None:
+        for call, now in served:
+            call.left -= now
+            call.length += now
+            call.latest_plan = math.inf
+            if not call.left:
+                self.calls.remove(call)
+                call.done.set()
+
+
+def now_ns() -> int:
+    return round(trio.current_time() * SECOND)
