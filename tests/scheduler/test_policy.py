@@ -206,6 +206,26 @@ def test_decodes_that_nobody_lacked_do_not_keep_a_prefill_back_for_long():
     assert counts["other"] > counts["mine"], "the one who is ahead in time has less of the rows"
 
 
+def test_nobody_pays_for_hours_for_what_nobody_lacked():
+    """Decodes that all went put the first user ahead; seats are short, and it is the second one's turn for a while."""
+    steps = Steps(limits=Limits(max_calls=16, max_tokens=64, min_chunk=8, step_s=0.020))
+    served(steps, [*decodes(14), Call("p", 10**6, user=1)], 1000)
+    counts = served(steps, [*decodes(30), *(Call(f"o{index}", 1, user=1) for index in range(30))], 200)
+    mine = sum(count for name, count in counts.items() if name.startswith("d"))
+    assert mine > 0.2 * sum(counts.values())
+
+
+def test_a_call_that_found_its_rows_of_ours_taken_has_its_turn():
+    limits = Limits(max_tokens=64, max_calls=4, max_digested=16, min_chunk=8)
+    calls = [
+        Call("first", 10**6, is_digested=True),
+        Call("second", 10**6, user=1, account=1, is_digested=True),
+        Call("plain", 10**6, user=1, account=2),
+    ]
+    counts = served(Steps(limits=limits), calls, 400)
+    assert counts["second"] >= 8 * (400 // (16 * 2 + 2 * (16 * 2 + 2)) - 1)
+
+
 def test_months_of_service_cost_no_precision():
     steps = Steps()
     calls = [Call("a", 10**6), Call("b", 10**6, user=1)]

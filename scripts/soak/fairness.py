@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Random loads on a machine without a model, for as long as one likes: nobody waits for longer than `policy.c` states.
+
+    .venv/bin/python scripts/soak/fairness.py --loads 100000 [--first 0] [--steps 60] [--processes 2]
+
+A load that breaks a promise is named with its number; `--first NUMBER --loads 1` runs it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.scheduler.random_loads import random_load, stubborn_load
+
+AT_ONCE = 100
+STUBBORN_EVERY = 10
+"""Of so many loads one is of accounts that always want everything, and ten times as long."""
+
+
+def run(first: int, count: int, num_steps: int) -> tuple[int, list[str]]:
+    """Plans made, and what went wrong."""
+    num_plans, wrong = 0, []
+    for seed in range(first, first + count):
+        load, length = (stubborn_load, 10 * num_steps) if seed % STUBBORN_EVERY == 0 else (random_load, num_steps)
+        try:
+            num_plans += load(seed, length).num_plans
+        except BaseExceptionGroup:
+            wrong.append(f"{load.__name__}({seed}, {length}):\n{traceback.format_exc()}")
+    return num_plans, wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--loads", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument(
+        "--steps", type=int, default=60, help="of each load; loads of the stubborn kind have ten times as many"
+    )
+    parser.add_argument("--processes", type=int, default=1)
+    options = parser.parse_args()
+    began, num_plans, wrong = time.perf_counter(), 0, []
+    firsts = range(options.first, options.first + options.loads, AT_ONCE)
+    counts = [min(AT_ONCE, options.first + options.loads - first) for first in firsts]
+    with ProcessPoolExecutor(options.processes) as pool:
+        for plans, errors in pool.map(run, firsts, counts, [options.steps] * len(counts)):
+            num_plans += plans
+            wrong += errors
+            for error in errors:
+                print(error, file=sys.stderr, flush=True)
+    print(
+        f"{options.loads} loads, {num_plans} plans in {time.perf_counter() - began:.0f} s: {len(wrong)} broke a promise"
+    )
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
