@@ -1,0 +1,164 @@
+"""A client of any OpenAI-compatible server, as good as one gets: asyncio, kept connections, streaming, token ids.
+
+It needs nothing but the standard library and does little for a token, since it shares the cores with the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from programs.work import Answer
+
+Prompt = list[int | str]
+"""Token ids; and text between them, where a server does not tell the ids of what it generated."""
+
+
+class Response:
+    """The body of one answer, whether it comes in chunks or with its length."""
+
+    def __init__(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> None:
+        self._reader = reader
+        self._is_chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+        self._num_left = int(headers.get("content-length", "0"))
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        if not self._is_chunked:
+            yield await self._reader.readexactly(self._num_left)
+            return
+        while size := int((await self._reader.readline()).split(b";")[0], 16):
+            yield (await self._reader.readexactly(size + 2))[:-2]
+        await self._reader.readline()
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """What `data:` lines say, up to [DONE]; the body is read to its end, so that the connection can be kept."""
+        rest = b""
+        async for piece in self.pieces():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data:") and not line.startswith(b"data: [DONE]"):
+                    yield json.loads(line[5:])
+
+
+class Server:
+    """A server by its URL. One object for one event loop."""
+
+    def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
+        """`options`: more fields for every request, such as a server's own."""
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._path = parts.path.rstrip("/")
+        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._options = options or {}
+        self.model = ""
+        self.tells_tokens = False
+
+    async def prepare(self) -> None:
+        """Learn the model's name, and whether the server tells which tokens it generated."""
+        self.model = (await self._get("/v1/models"))["data"][0]["id"]
+        answer = await self.complete([1000, 1001, 1002], 4)
+        self.tells_tokens = -1 not in answer["tokens"]
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        connection = await asyncio.open_connection(self._host, self._port)
+        try:
+            response = await self._ask(connection, "GET", path, b"")
+            found: dict[str, Any] = json.loads(b"".join([piece async for piece in response.pieces()]))
+            return found
+        finally:
+            connection[1].close()
+
+    async def _ask(
+        self, connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], method: str, path: str, body: bytes
+    ) -> Response:
+        reader, writer = connection
+        head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._host}\r\nConnection: keep-alive\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        status = await reader.readline()
+        headers = {}
+        while (line := await reader.readline()) not in (b"\r\n", b""):
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.strip().lower()] = value.strip()
+        response = Response(reader, headers)
+        if b" 200 " not in status:
+            text = b"".join([piece async for piece in response.pieces()])
+            raise RuntimeError(f"{path}: {status!r} {text[:500]!r}")
+        return response
+
+    def _request(self, prompt: Prompt, num_tokens: int, schema: dict[str, Any] | None) -> bytes:
+        request: dict[str, Any] = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": num_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_prompt": True,  # llama.cpp's
+            "return_token_ids": True,  # vLLM's
+        }
+        if schema is None:
+            request |= {"ignore_eos": True, "min_tokens": num_tokens}
+        else:
+            request["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        return json.dumps(request | self._options).encode()
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        num_tokens: int,
+        *,
+        schema: dict[str, Any] | None = None,
+        began: asyncio.Event | None = None,
+    ) -> Answer:
+        """`began` is set with the first token. A token whose id is not told is -1; `continuation` has its text."""
+        asked_s = time.monotonic()
+        body = self._request(prompt, num_tokens, schema)
+        connection = self._free.pop() if self._free else await asyncio.open_connection(self._host, self._port)
+        tokens: list[int] = []
+        came_s: list[float] = []
+        texts: list[str] = []
+        num_generated = 0
+        response = await self._ask(connection, "POST", "/v1/completions", body)
+        async for event in response.events():
+            if "error" in event:
+                raise RuntimeError(f"the server says: {event['error']}")
+            if event.get("usage"):
+                num_generated = event["usage"]["completion_tokens"]
+            for choice in event.get("choices", ()):
+                ids = choice.get("token_ids") or ([-1] if choice.get("text") else [])
+                tokens += ids
+                texts.append(choice.get("text", ""))
+                came_s += [time.monotonic()] * len(ids)
+            if began is not None and came_s:
+                began.set()
+        self._free.append(connection)
+        if num_generated > len(tokens):  # several tokens came with one event, or one that is no whole character
+            missing = num_generated - len(tokens)
+            tokens += [-1] * missing
+            came_s += [came_s[-1] if came_s else time.monotonic()] * missing
+        return Answer(tokens=tokens, asked_s=asked_s, came_s=came_s, text="".join(texts))
+
+    async def complete_all(self, prefix: list[int], ends: list[list[int]], num_tokens: int) -> list[Answer]:
+        """Prompts with one beginning. One goes ahead up to its first token, so that the others find it in the cache."""
+        began = asyncio.Event()
+        first = asyncio.create_task(self.complete([*prefix, *ends[0]], num_tokens, began=began))
+        waiting = asyncio.create_task(began.wait())
+        await asyncio.wait({first, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        others = [self.complete([*prefix, *end], num_tokens) for end in ends[1:]]
+        return list(await asyncio.gather(first, *others))
+
+    def continuation(self, answer: Answer) -> Prompt:
+        """What was generated, for the next prompt."""
+        if -1 in answer["tokens"]:
+            return [answer["text"]]
+        return list(answer["tokens"])
+
+    async def close(self) -> None:
+        for _, writer in self._free:
+            writer.close()
