@@ -32,12 +32,13 @@ async def main() -> None:
     url, *options = sys.argv[1:]
     server = Server(url, json.loads(options[0]) if options else None)
     await server.prepare()
+    server.close_connections()
     print(json.dumps({"model": server.model, "tells_tokens": server.tells_tokens}), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         jobs: list[dict[str, Any]] = json.loads(line)
         done = await asyncio.gather(*(CLIENTS[job["kind"]](server, job["work"]) for job in jobs))
+        server.close_connections()
         print(json.dumps([answer for answers in done for answer in answers]), flush=True)
-    await server.close()
 
 
 asyncio.run(main())

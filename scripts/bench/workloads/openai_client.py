@@ -16,6 +16,7 @@ from programs.work import Answer
 
 Prompt = list[int | str]
 """Token ids; and text between them, where a server does not tell the ids of what it generated."""
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Response:
@@ -23,6 +24,7 @@ class Response:
 
     def __init__(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> None:
         self._reader = reader
+        self.is_last = headers.get("connection", "").lower() == "close"
         self._is_chunked = headers.get("transfer-encoding", "").lower() == "chunked"
         self._num_left = int(headers.get("content-length", "0"))
 
@@ -52,7 +54,7 @@ class Server:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
         self._path = parts.path.rstrip("/")
-        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._free: list[Connection] = []
         self._options = options or {}
         self.model = ""
         self.tells_tokens = False
@@ -72,14 +74,25 @@ class Server:
         finally:
             connection[1].close()
 
-    async def _ask(
-        self, connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], method: str, path: str, body: bytes
-    ) -> Response:
+    async def _post(self, path: str, body: bytes) -> tuple[Connection, Response]:
+        """On a connection that was kept, if there is one that the server has not closed since."""
+        while self._free:
+            connection = self._free.pop()
+            try:
+                return connection, await self._ask(connection, "POST", path, body)
+            except ConnectionError:
+                connection[1].close()
+        connection = await asyncio.open_connection(self._host, self._port)
+        return connection, await self._ask(connection, "POST", path, body)
+
+    async def _ask(self, connection: Connection, method: str, path: str, body: bytes) -> Response:
         reader, writer = connection
         head = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._host}\r\nConnection: keep-alive\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         status = await reader.readline()
+        if not status:
+            raise ConnectionResetError(f"{path}: the server closed the connection")
         headers = {}
         while (line := await reader.readline()) not in (b"\r\n", b""):
             name, _, value = line.decode("latin-1").partition(":")
@@ -118,12 +131,11 @@ class Server:
         """`began` is set with the first token. A token whose id is not told is -1; `continuation` has its text."""
         asked_s = time.monotonic()
         body = self._request(prompt, num_tokens, schema)
-        connection = self._free.pop() if self._free else await asyncio.open_connection(self._host, self._port)
         tokens: list[int] = []
         came_s: list[float] = []
         texts: list[str] = []
         num_generated = 0
-        response = await self._ask(connection, "POST", "/v1/completions", body)
+        connection, response = await self._post("/v1/completions", body)
         async for event in response.events():
             if "error" in event:
                 raise RuntimeError(f"the server says: {event['error']}")
@@ -136,7 +148,10 @@ class Server:
                 came_s += [time.monotonic()] * len(ids)
             if began is not None and came_s:
                 began.set()
-        self._free.append(connection)
+        if response.is_last:
+            connection[1].close()
+        else:
+            self._free.append(connection)
         if num_generated > len(tokens):  # several tokens came with one event, or one that is no whole character
             missing = num_generated - len(tokens)
             tokens += [-1] * missing
@@ -159,6 +174,8 @@ class Server:
             return [answer["text"]]
         return list(answer["tokens"])
 
-    async def close(self) -> None:
+    def close_connections(self) -> None:
+        """After a run: while the server is stopped for others, its patience with an idle connection ends."""
         for _, writer in self._free:
             writer.close()
+        self._free.clear()
