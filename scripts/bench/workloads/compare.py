@@ -28,6 +28,7 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[3]))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "attacks"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import branches
 import mix
@@ -38,6 +39,7 @@ import shared
 import structured
 from attacked import ROOT, processor
 from kinds import Job, Words
+from load import Others, wait_for_quiet
 from programs.work import Answer
 from sides import Served, Side, served_side, symphony_side
 
@@ -75,7 +77,7 @@ class Sample:
 
 
 def measure(side: Side, jobs: list[Job]) -> Sample:
-    load, others = os.getloadavg()[0], Others(side)
+    load, others = os.getloadavg()[0], Others(side.pids())
     began_s, answers = side.run(jobs)
     share = others.share()
     num_tokens = sum(len(answer["tokens"]) for answer in answers)
@@ -101,36 +103,6 @@ def gaps_of(answer: Answer) -> list[float]:
     return [after - before for before, after in zip(answer["came_s"], answer["came_s"][1:], strict=False)]
 
 
-class Others:
-    """The share of the cores that others took since this was made."""
-
-    def __init__(self, side: Side) -> None:
-        self._side = side
-        self._began_s, self._busy_s, self._own_s = time.monotonic(), busy_s(), self._ours_s()
-
-    def _ours_s(self) -> float:
-        return sum(map(cpu_s, self._side.pids())) + sum(os.times()[:4])
-
-    def share(self) -> float:
-        elapsed_s = (time.monotonic() - self._began_s) * (os.cpu_count() or 1)
-        return max(0.0, (busy_s() - self._busy_s - self._ours_s() + self._own_s) / elapsed_s)
-
-
-def busy_s() -> float:
-    """CPU time that anything took on this machine so far, and that its host withheld."""
-    fields = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
-
-
-def cpu_s(pid: int) -> float:
-    """Of one process, and of its children that have ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
 Samples = dict[str, dict[str, list[Sample]]]
 """By workload, by side."""
 
@@ -150,6 +122,7 @@ def measure_all(sides: list[Side], tokens: list[int], args: argparse.Namespace) 
 def least_disturbed(side: Side, name: str, number: int, tokens: list[int], args: argparse.Namespace) -> Sample:
     found: list[Sample] = []
     while not found or (found[-1].others > args.quiet and len(found) < 3):
+        wait_for_quiet(args.quiet, args.patience)
         words = Words(tokens, f"{name}-{number}-{len(found)}-{args.seed}")
         found.append(measure(side, WORKLOADS[name].jobs(args.scale, words)))
     best = min(found, key=lambda sample: sample.others)
@@ -206,6 +179,7 @@ def main() -> None:
     parser.add_argument("--group", action="append", default=[], metavar="NAME=PGID", help="its process group")
     parser.add_argument("--options", action="append", default=[], metavar="NAME=JSON", help="more for each request")
     parser.add_argument("--quiet", type=float, default=0.1, help="share of the cores that others may take")
+    parser.add_argument("--patience", type=float, default=10.0, help="seconds that a turn waits for a quiet machine")
     parser.add_argument("--seed", default=str(int(time.time())), help="of the prompts")
     parser.add_argument("--save", metavar="NAME", help="write results/NAME.json, .txt and .svg")
     parser.add_argument("--json", action="store_true")
