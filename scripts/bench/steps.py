@@ -6,7 +6,7 @@
 
 A daemon, programs in processes of their own, and the loop in another one take turns; each round's ratio is from its
 own turns. Figures say which load of the machine they met. A turn that others disturbed (by more than --quiet of the
-cores) is repeated, twice at most. `--save NAME` writes results/NAME.json and .txt.
+cores) is repeated (`--tries`). `--save NAME` writes results/NAME.json and .txt.
 
 streams  64 equal streams: pred() from 64 processes, generate(), generate() with stop texts that never come
 json     the same with a JSON schema; the loop appends the same stretches in the same number of steps
@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 sys.path.append(str(Path(__file__).resolve().parent / "attacks"))
@@ -39,7 +39,7 @@ sys.path.append(str(Path(__file__).resolve().parent / "attacks"))
 import itertools
 
 from attacked import ROOT, Attacked, attacked, processor
-from load import Others, wait_for_quiet
+from load import Others, cpu_s, wait_for_quiet
 
 import libsym as sym
 
@@ -79,6 +79,8 @@ class Row:
     aim: str = ""
     wakeups: float | None = None
     """Times that a thread of the daemon or of a program slept, for each token."""
+    cpu_us: tuple[float, float] | None = None
+    """Processor time for each token: of the daemon and the programs, and of the reference."""
     note: str = ""
 
     @property
@@ -116,6 +118,15 @@ class Lines:
         self._process.wait(30)
 
 
+class Spent(NamedTuple):
+    """What a turn took beside time."""
+
+    wakeups: int
+    cpu_s: float
+    load: float
+    others: float
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What one turn found: every sequence's times."""
@@ -124,6 +135,8 @@ class Turn:
     came_s: list[list[float]]
     tokens: list[list[int]]
     wakeups: int
+    cpu_s: float
+    """Processor time of all its processes: other work on the machine changes it less than it changes rates."""
     load: float
     others: float
 
@@ -149,6 +162,10 @@ class Turn:
     def wakeups_per_token(self) -> float:
         return self.wakeups / self.num_tokens
 
+    @property
+    def cpu_us_per_token(self) -> float:
+        return self.cpu_s * 1e6 / self.num_tokens
+
 
 class Bench:
     """One precision: its daemon, its crew, its loop."""
@@ -172,7 +189,7 @@ class Bench:
 
     def least_disturbed(self, turn: Callable[[], Turn]) -> Turn:
         found: list[Turn] = []
-        while not found or (found[-1].others > self.args.quiet and len(found) < 3):
+        while not found or (found[-1].others > self.args.quiet and len(found) < self.args.tries):
             wait_for_quiet(self.args.quiet, self.args.patience)
             found.append(turn())
         best = min(found, key=lambda each: each.others)
@@ -180,30 +197,29 @@ class Bench:
         self.others.append(best.others)
         return best
 
-    def by_crew(self, members: list[dict[str, Any]]) -> tuple[dict[str, Any], int, float, float]:
-        """What it found; how often the daemon's threads and its own slept; the load, and what others took."""
-        load, others = os.getloadavg()[0], Others((self.daemon.pid, self.crew.pid))
-        before = sleeps(self.daemon.pid)
-        found = self.crew.ask(members)
-        wakeups = sleeps(self.daemon.pid) - before + sum(member["wakeups"] for member in found["members"])
-        return found, wakeups, load, others.share()
+    def by_crew(self, members: list[dict[str, Any]]) -> tuple[dict[str, Any], Spent]:
+        """What it found, and what that took."""
+        load, pids = os.getloadavg()[0], (self.daemon.pid, self.crew.pid)
+        others, sleeps_before, cpu_before_s = Others(pids), sleeps(self.daemon.pid), sum(map(cpu_s, pids))
+        found = self.crew.ask([dict(member) for member in members])
+        wakeups = sleeps(self.daemon.pid) - sleeps_before + sum(member["wakeups"] for member in found["members"])
+        return found, Spent(wakeups, sum(map(cpu_s, pids)) - cpu_before_s, load, others.share())
 
     def crew_turn(self, members: list[dict[str, Any]]) -> Callable[[], Turn]:
         def turn() -> Turn:
-            found, wakeups, load, others = self.by_crew([dict(member) for member in members])
+            found, spent = self.by_crew(members)
             each = found["members"]
             tokens = [member.get("tokens", []) for member in each]
-            return Turn(found["began_s"], [member["came_s"] for member in each], tokens, wakeups, load, others)
+            return Turn(found["began_s"], [member["came_s"] for member in each], tokens, *spent)
 
         return turn
 
     def loop_turn(self, request: dict[str, Any]) -> Callable[[], Turn]:
         def turn() -> Turn:
-            load, others = os.getloadavg()[0], Others((self.loop.pid,))
+            load, others, cpu_before_s = os.getloadavg()[0], Others((self.loop.pid,)), cpu_s(self.loop.pid)
             found = self.loop.ask(request)
-            share = others.share()
-            came_s = [found["came_s"]] * len(found["tokens"])
-            return Turn(found["began_s"], came_s, found["tokens"], found["wakeups"], load, share)
+            spent = Spent(found["wakeups"], cpu_s(self.loop.pid) - cpu_before_s, load, others.share())
+            return Turn(found["began_s"], [found["came_s"]] * len(found["tokens"]), found["tokens"], *spent)
 
         return turn
 
@@ -226,11 +242,17 @@ class Bench:
                 continue  # more streams than a step has seats may never all decode
             row = Row(f"{what}{part}", "tokens/s", figures, "plain loop", references, aim)
             row.wakeups = statistics.median(turn.wakeups_per_token for turn in turns)
+            row.cpu_us = cpu_us(turns, loop)
             self.add(row)
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
         print(f"  {line_of(row)}", file=sys.stderr, flush=True)
+
+
+def cpu_us(turns: list[Turn], loop: list[Turn]) -> tuple[float, float]:
+    own, references = (statistics.median(turn.cpu_us_per_token for turn in each) for each in (turns, loop))
+    return own, references
 
 
 def sleeps(pid: int) -> int:
@@ -292,6 +314,8 @@ def with_schema(bench: Bench) -> None:
     )
     row.wakeups = statistics.median(turn.wakeups_per_token for turn in found["json"])
     num_steps = 1 + max(map(len, stretches))
+    own_us, loop_us = cpu_us(found["json"], found["loop"])
+    row.cpu_us = (own_us, loop_us * found["loop"][0].num_tokens / num_all)  # the loop has a time a step, not a token
     row.note = f"{num_all} tokens in {num_steps} steps of the loop"
     bench.add(row)
 
@@ -321,19 +345,16 @@ def delay(bench: Bench) -> None:
         return bench.crew_turn(decodes)()
 
     def alone() -> Turn:
-        found, wakeups, load, others = bench.by_crew([prefill | {"after_s": 0.0}])
-        return spans_turn(found, wakeups, load, others)
+        found, spent = bench.by_crew([prefill | {"after_s": 0.0}])
+        spans = found["members"][-1]["spans_s"]
+        return Turn(found["began_s"], [[at_s for span in spans for at_s in span]], [], *spent)
 
     def beside() -> Turn:
         members = [*[each | {"limit_s": 600.0} for each in decodes], prefill | {"after_s": 1.0}]
-        found, wakeups, load, others = bench.by_crew([dict(each) for each in members])
+        found, spent = bench.by_crew(members)
         spans = found["members"][-1]["spans_s"]
         came_s = [each["came_s"] for each in found["members"][:-1]]
-        return Turn(found["began_s"], [*came_s, [at_s for span in spans for at_s in span]], [], wakeups, load, others)
-
-    def spans_turn(found: dict[str, Any], wakeups: int, load: float, others: float) -> Turn:
-        spans = found["members"][-1]["spans_s"]
-        return Turn(found["began_s"], [[at_s for span in spans for at_s in span]], [], wakeups, load, others)
+        return Turn(found["began_s"], [*came_s, [at_s for span in spans for at_s in span]], [], *spent)
 
     found = bench.in_turns({"idle": idle, "alone": alone, "beside": beside})
     for percent in (50, 99):
@@ -452,9 +473,9 @@ def add_fairness(bench: Bench, what: str, members: list[dict[str, Any]], key: st
 def service(bench: Bench, members: list[dict[str, Any]], key: str) -> tuple[list[float], str]:
     """Answers of each account, once all have come."""
     plain = [{name: value for name, value in member.items() if name != "weight"} for member in members]
-    found, _, load, others = bench.by_crew(plain)
-    bench.loads.append(load)
-    bench.others.append(others)
+    found, spent = bench.by_crew(plain)
+    bench.loads.append(spent.load)
+    bench.others.append(spent.others)
     seconds = members[0]["seconds"]
     since_s = found["began_s"] + seconds / 3
     until_s = found["began_s"] + seconds
@@ -523,6 +544,8 @@ def line_of(row: Row) -> str:
         text += f" (aim {row.aim})"
     if row.wakeups is not None:
         text += f"; {row.wakeups:.2f} wake-ups a token"
+    if row.cpu_us is not None:
+        text += "; processor time a token {:.0f} us, the loop's {:.0f}".format(*row.cpu_us)
     return text + (f"; {row.note}" if row.note else "")
 
 
@@ -557,6 +580,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of daemon and loop (default: the cores given)")
     parser.add_argument("--pages", type=int, default=1024, help="of the loop's arena")
     parser.add_argument("--quiet", type=float, default=0.1, help="share of the cores that others may take")
+    parser.add_argument("--tries", type=int, default=3, help="turns of which the least disturbed counts")
     parser.add_argument("--patience", type=float, default=10.0, help="seconds that a turn waits for a quiet machine")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the built checkout whose daemon is measured")
     parser.add_argument("--save", metavar="NAME", help="write results/NAME.json and .txt")

@@ -7,7 +7,7 @@
 
 README.md tells what the workloads are and how servers are started. Every round does each workload on every side, one
 after the other and another one first each time, with prompts that nobody has seen; figures are medians over the rounds
-with the least and the most. Runs that others disturbed (more than --quiet of the cores) are repeated, twice at most.
+with the least and the most. Runs that others disturbed (more than --quiet of the cores) are repeated (`--tries`).
 `--save NAME` writes results/NAME.json, .txt and .svg.
 """
 
@@ -121,7 +121,7 @@ def measure_all(sides: list[Side], tokens: list[int], args: argparse.Namespace) 
 
 def least_disturbed(side: Side, name: str, number: int, tokens: list[int], args: argparse.Namespace) -> Sample:
     found: list[Sample] = []
-    while not found or (found[-1].others > args.quiet and len(found) < 3):
+    while not found or (found[-1].others > args.quiet and len(found) < args.tries):
         wait_for_quiet(args.quiet, args.patience)
         words = Words(tokens, f"{name}-{number}-{len(found)}-{args.seed}")
         found.append(measure(side, WORKLOADS[name].jobs(args.scale, words)))
@@ -179,6 +179,7 @@ def main() -> None:
     parser.add_argument("--group", action="append", default=[], metavar="NAME=PGID", help="its process group")
     parser.add_argument("--options", action="append", default=[], metavar="NAME=JSON", help="more for each request")
     parser.add_argument("--quiet", type=float, default=0.1, help="share of the cores that others may take")
+    parser.add_argument("--tries", type=int, default=3, help="turns of which the least disturbed counts")
     parser.add_argument("--patience", type=float, default=10.0, help="seconds that a turn waits for a quiet machine")
     parser.add_argument("--seed", default=str(int(time.time())), help="of the prompts")
     parser.add_argument("--save", metavar="NAME", help="write results/NAME.json, .txt and .svg")
