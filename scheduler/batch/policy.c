@@ -27,9 +27,10 @@
  *
  *     max(PATIENCE, (highest priority - priority) / AGING, rounded up to seconds)
  *
- * a call is behind nothing that comes later: it has a place within as many places of its account as calls of its kind
- * were there then, where a prefill counts once for each min_chunk of what it has left. While all decodes have seats a
- * decode waits for the step under way only. tests/scheduler/fake_machine.py holds the policy to all of this.
+ * (the highest in its account while it waits) a call is behind nothing that comes later: it has a place within as many
+ * places of its account as calls of its kind were there then, where a prefill counts once for each min_chunk of what it
+ * has left. While all decodes have seats a decode waits for the step under way only. tests/scheduler/fake_machine.py
+ * holds the policy to all of this.
  */
 #include "policy.h"
 

@@ -40,6 +40,8 @@ class Call:
     is_late: bool = False
     """Its deadline passed before it was complete."""
     done: trio.Event = field(default_factory=trio.Event)
+    highest: int = -(1 << 31)
+    """Priority in its account while it waits."""
     latest_plan: float = math.inf
     """By which it has a place, known once nothing that comes later goes before it."""
 
@@ -134,7 +136,9 @@ class Machine:
             highest[call.account] = max(highest.get(call.account, call.priority), call.priority)
         for (account, _), calls in by_kind.items():
             for call in calls:
-                alone_s = max(PATIENCE_S, math.ceil((highest[account] - call.priority) / AGING_PER_S))
+                if highest[account] > call.highest:
+                    call.highest, call.latest_plan = highest[account], math.inf
+                alone_s = max(PATIENCE_S, math.ceil((call.highest - call.priority) / AGING_PER_S))
                 if call.latest_plan == math.inf and now - call.since_ns > alone_s * SECOND:
                     places = sum(-(-other.left // self.limits.min_chunk) for other in calls)
                     call.latest_plan = self.num_plans + places * account.plans_for_a_place
@@ -176,7 +180,7 @@ class Machine:
         for call, now in served:
             call.left -= now
             call.length += now
-            call.latest_plan = math.inf
+            call.latest_plan, call.highest = math.inf, call.priority
             if not call.left:
                 self.calls.remove(call)
                 call.done.set()
