@@ -59,6 +59,7 @@ setup(
         "kvfs": ["*/*.h", "*/*.c"],
         "decoder.cpu": ["*.h", "*.c"],
         "scheduler": ["*/*.h", "*/*.c"],
+        "symphony": ["trace_page/*"],
     },
     cmdclass={"build_ext": SideBySide},
     setup_requires=["cffi>=1.17,<3"],

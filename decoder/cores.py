@@ -1,8 +1,9 @@
-"""How many cores this process may use."""
+"""How many cores this process may use, and of what."""
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,13 @@ def available_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
     """Its affinity mask, cut by the quotas of its control groups."""
     cores = len(os.sched_getaffinity(0))
     return max(1, int(min([cores, *_quotas(proc, cgroups)])))
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Its name, and how many cores of it there are for this process."""
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {available_cores()} cores"
 
 
 def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:

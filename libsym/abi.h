@@ -34,7 +34,7 @@
 #define SYM_MIN_SLOTS 64u
 #define SYM_MAX_SLOTS 1024u
 #define SYM_RANGE_END INT64_MAX /* KV_EXTRACT: where the file ends */
-#define SYM_NO_TIMEOUT (-1)     /* RECV: waits for ever */
+#define SYM_NO_TIMEOUT (-1)     /* RECV: waits for ever; TRACE: until it is cancelled */
 #define SYM_MAX_BATCH 256       /* PRED_BATCH: calls */
 #define SYM_MAX_ADVICE 16       /* KV_ADVISE: pieces in one call; more of them contradict each other */
 #define SYM_MAX_PRIORITY 100    /* PRED, GENERATE, KV_ADVISE: and -100 is the least */
@@ -94,6 +94,7 @@ enum sym_op {
     SYM_KV_MKDIR = 39,
     SYM_CHAT_TOKENS = 40,
     SYM_SCRUB = 41,
+    SYM_TRACE = 42,
 };
 
 enum sym_flag {

@@ -1,4 +1,4 @@
-"""The command line: `symphony serve | run | stat | du | sync | fsck | scrub | doctor`."""
+"""The command line: `symphony serve | run | stat | du | sync | fsck | scrub | trace | doctor`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 
 import libsym
 from libsym.errors import SymError
 from symphony.doctor import checks, print_report
 from symphony.launch import run_program
 from symphony.reports import disk_lines, du_lines, stat_lines
+
+MAX_TRACE_S = 366 * 24 * 3600
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +72,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="a user's share of the steps beside others': 0.01 to 100 (default: 1); may be given several times",
     )
     serve.add_argument(
+        "--step-ms",
+        metavar="MS",
+        help="how long prefills may make a step while others decode: 0.1 to 60,000 milliseconds (default: 20)",
+    )
+    serve.add_argument(
         "--precision", metavar="P", help="float32, bf16 (default), int8, int4 (4-bit .gguf), float16 (GPU)"
     )
     serve.add_argument("--device", metavar="D", help="what computes: cpu (default), or cuda, an NVIDIA GPU")
@@ -115,6 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
     du.set_defaults(action=_du)
 
     _add_checks(commands)
+    _add_trace(commands)
     return parser
 
 
@@ -140,6 +149,47 @@ def _add_checks(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _add_socket(doctor)
     _add_json(doctor)
     doctor.set_defaults(action=_doctor)
+
+
+def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """What the scheduler does, to be looked at later."""
+    trace = commands.add_parser("trace", help="record what the scheduler decides, and draw it")
+    parts = trace.add_subparsers(required=True, metavar="WHAT")
+
+    record = parts.add_parser("record", help="write a trace until Ctrl-C")
+    _add_socket(record)
+    record.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, default=Path("symphony.trace"), help="default: symphony.trace"
+    )
+    record.add_argument("--seconds", metavar="N", type=_seconds, help="end after so long")
+    record.set_defaults(action=lambda args: _tracing().record_command(args, _socket(args)))
+
+    show = parts.add_parser("show", help="draw a trace as one HTML page")
+    show.add_argument("file", metavar="FILE", type=Path)
+    show.add_argument("-o", "--output", metavar="PAGE", type=Path, help="default: as FILE, with the suffix .html")
+    show.set_defaults(action=lambda args: _tracing().show_command(args))
+
+    dump = parts.add_parser("dump", help="print a trace, one JSON object a line")
+    dump.add_argument("file", metavar="FILE", type=Path)
+    dump.set_defaults(action=lambda args: _tracing().dump_command(args))
+
+    summary = parts.add_parser("summary", help="print what a trace comes to")
+    _add_json(summary)
+    summary.add_argument("file", metavar="FILE", type=Path)
+    summary.set_defaults(action=lambda args: _tracing().summary_command(args))
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= MAX_TRACE_S:
+        raise argparse.ArgumentTypeError(f"{text} seconds: give more than 0, and {MAX_TRACE_S} at most")
+    return seconds
+
+
+def _tracing() -> ModuleType:
+    from symphony import tracing  # noqa: PLC0415 - numpy
+
+    return tracing
 
 
 def _add_socket(parser: argparse.ArgumentParser) -> None:

@@ -44,6 +44,8 @@ class Config:
     """Bytes that pages and plain files may take below `state`; None: what the file system has."""
     disk_timeout: float = 30.0
     """Seconds after which who waits for the disk is told that it does not answer."""
+    step_ms: float = 20.0
+    """Milliseconds that a step may take for the sake of prefills: the delay that those who decode are promised."""
     same_bits: bool = False
     """Files that another instruction set computed in part are not opened."""
     quota: int | None = None
@@ -57,6 +59,7 @@ class Config:
 
 
 MAX_SECONDS = 86_400.0
+MIN_STEP_MS, MAX_STEP_MS = 0.1, 60_000.0
 MAX_UID = (1 << 32) - 1
 """Which is nobody's."""
 
@@ -141,6 +144,8 @@ def _value(key: str, value: Any) -> Any:
         return parse_bytes(str(value))
     if key == "disk_timeout":
         return _seconds(key, value)
+    if key == "step_ms":
+        return _milliseconds(key, value)
     if key == "weight":
         return _weights(value)
     expected = _TYPES[key]
@@ -183,6 +188,16 @@ def _seconds(key: str, value: Any) -> float:
         raise Invalid(f"{key} is {value!r}: a number of seconds needed") from None
     if not 0 < found < MAX_SECONDS:
         raise Invalid(f"{key} is {value!r}: more than 0 and at most a day is needed")
+    return found
+
+
+def _milliseconds(key: str, value: Any) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise Invalid(f"{key} is {value!r}: a number of milliseconds needed") from None
+    if not MIN_STEP_MS <= found <= MAX_STEP_MS:
+        raise Invalid(f"{key} is {value!r}: {MIN_STEP_MS:g} to {MAX_STEP_MS:g} is needed")
     return found
 
 

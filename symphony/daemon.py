@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from kvfs.pages.pool import PagePool
 from libsym.channel.socket_path import make_socket_directory
 from libsym.errors import SymError
 from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.batch.cost_model import CostModel
 from scheduler.gate import Gate
 from scheduler.listener import Listener, bind, clear_way
 from scheduler.status.facts import Control
@@ -103,9 +104,10 @@ def build(config: Config) -> House:
         None,
         model.config.max_positions,
         model.config.vocab_size,
-        limits=backend.limits,
+        limits=replace(backend.limits, step_s=config.step_ms * 1e-3),
         expect=backend.expect,
         max_entries=backend.max_entries,
+        cost=CostModel(backend.description, config.precision, state.directory / "costs.json", model=model.name),
     )
     text = LoadedText(model, arena, backend.description, str(config.mount))
     began_s = time.monotonic()
@@ -132,6 +134,10 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         "waiting_calls": house.batches.num_waiting,
         **asdict(house.fs.statfs()),
         **asdict(steps),
+        "cost_model": {
+            kind: {"median_error": round(error, 4), "steps": count}
+            for kind, (error, count) in house.batches.cost.errors().items()
+        },
         **house.backend.statistics(),
         "held": house.held.info(),
         "disk": asdict(house.keeper.statistics()),

@@ -216,6 +216,11 @@ class PageTable:
             self._since_s = now_s
             self._num_pages = num_pages
 
+    def put_behind(self, pages: IntArray) -> None:
+        """These begin with its own, and go on with those that are reserved."""
+        self._grow(len(pages))
+        self._slots[: len(pages)] = pages
+
     def _grow(self, num_pages: int) -> None:
         if num_pages > self._slots.size:
             slots = np.empty(max(num_pages, 2 * self._slots.size), np.int32)
@@ -294,6 +299,11 @@ class Reservation:
         self._num_zeroed = 0  # new pages whose turn has come
         self._tail_page = tail_page  # the page that holds entry start - 1 and has room left: the copy, if there is one
 
+    @property
+    def is_open(self) -> bool:
+        """Whether some of it is neither committed nor given back."""
+        return self.table.reservation is self
+
     def frames(self, num_pages: int) -> IntArray:
         """Where the first pages are in memory: what a decoder computes over. The file has to be there."""
         return self.table.pool.store.frames_of(self.pages[:num_pages])
@@ -327,6 +337,35 @@ class Reservation:
             pool.set_fill(self._tail_page, PAGE_ENTRIES, owner)
         pool.fill[self.new_pages] = PAGE_ENTRIES
         pool.fill[self.pages[last_page]] = end - last_page * PAGE_ENTRIES
+
+    def extend(self, positions: IntArray) -> None:
+        """Reserve room for more entries behind these, or raise OverQuota or NoSpace and change nothing."""
+        table, pool = self.table, self.table.pool
+        first = self.start + self.tokens.size
+        end = first + positions.size
+        added = pages_for(end) - len(self.pages)
+        if added:
+            new_pages, is_stale = pool.allocate_stale(added, table.owner)
+            self.pages = np.concatenate((self.pages, new_pages))
+            if not self.copies:
+                table.put_behind(self.pages)
+            before = np.zeros(len(self.new_pages), np.bool_) if self._is_stale is None else self._is_stale
+            self.new_pages = np.concatenate((self.new_pages, new_pages))
+            if self._is_stale is not None or is_stale.any():
+                self._is_stale = np.concatenate((before, is_stale))
+        self.tokens = np.concatenate((self.tokens, np.zeros(positions.size, np.int32)))
+        self.positions = np.concatenate((self.positions, positions))
+        self._write(first, end)
+
+    def _write(self, first: int, end: int) -> None:
+        """Tokens and positions of these entries into pages that are reserved already, and their fills."""
+        pool = self.table.pool
+        entries = np.arange(first, end)
+        where = self.pages[entries // PAGE_ENTRIES], entries % PAGE_ENTRIES
+        pool.tokens[where] = self.tokens[first - self.start : end - self.start]
+        pool.positions[where] = self.positions[first - self.start : end - self.start]
+        for page in range(first // PAGE_ENTRIES, pages_for(end)):
+            pool.set_fill(int(self.pages[page]), min(PAGE_ENTRIES, end - page * PAGE_ENTRIES), self.table.owner)
 
     def pages_to_zero(self, num_entries: int) -> list[int]:
         """Pages with bytes of others, to be zeroed before the first `num_entries` are computed; each is named once.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from libsym.errors import SymError
 from scheduler.batch.call import Caller, FileCall
-from scheduler.batch.run import Member, Run
 
 STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Steps are counted by how many calls they hold: up to the first of these, up to the second, …, or more."""
@@ -36,12 +34,14 @@ class Statistics:
     """Summed over steps: a call that took three of them counts three times."""
     num_taken_calls: int = 0
     """Calls of pred() that runs took without the gate."""
-
-    def count_size(self, num_calls: int, num_steps: int) -> None:
-        """So many steps held so many calls."""
-        self.max_calls_in_step = max(self.max_calls_in_step, num_calls)
-        self.num_steps_by_size[bisect_left(STEP_SIZES, num_calls)] += num_steps
-        self.num_calls_in_steps += num_calls * num_steps
+    num_undecided: int = 0
+    """Seats that stayed empty, for it was not decided yet what may be drawn."""
+    num_wakes: int = 0
+    """Times that the run woke the scheduler."""
+    num_sleeps: int = 0
+    """Times that it slept for want of work."""
+    waited_s: float = 0.0
+    """Time that it waited for programs that were about to return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +84,9 @@ class Accounting:
         """It has gone."""
         self._usage.pop(caller, None)
 
-    def count_step(self, plan: Sequence[tuple[FileCall, int]], step_s: float) -> None:
-        numbers = self.statistics
-        numbers.num_steps += 1
-        numbers.step_s += step_s
-        numbers.last_step_s = step_s
-        numbers.num_tokens += sum(num_now for _, num_now in plan)
-        numbers.num_prefill_tokens += sum(num_now for call, num_now in plan if len(call.tokens) > 1)
-        numbers.max_lips_in_step = max(numbers.max_lips_in_step, len({call.caller.pid for call, _ in plan}))
-        numbers.count_size(len(plan), 1)
-        for call, _ in plan:
-            call.compute_s += step_s
-
     def count_call(self, call: FileCall, error: SymError | None) -> None:
         """It is over. What nobody waits for any more counts for the daemon alone."""
-        queue_s = time.perf_counter() - call.submitted_s - call.compute_s
+        queue_s = time.monotonic() - call.submitted_s - call.compute_s
         self.statistics.num_calls += 1
         self.statistics.num_failed_calls += error is not None
         self.statistics.queue_s += queue_s
@@ -107,31 +95,47 @@ class Accounting:
             used = Usage(1, int(error is not None), num_computed, queue_s, call.compute_s, call.num_rejected)
             self._usage[call.caller] = self.usage_of(call.caller) + used
 
-    def count_run(self, run: Run) -> None:
-        """What it has done since it was counted last."""
-        counts, numbers = run.count(), self.statistics
-        numbers.num_steps += counts.num_steps
-        numbers.step_s += counts.step_s
-        numbers.last_step_s = counts.last_step_s
-        numbers.num_taken_calls += counts.num_taken
-        callers = {member.call.caller.pid for member in run.members}
-        numbers.max_lips_in_step = max(numbers.max_lips_in_step, len(callers))
-        for member in run.members:
-            self._count_member(member)
+    def count_steps(self, counts: Any) -> None:
+        """`sym_counts` of the run."""
+        numbers = self.statistics
+        numbers.num_steps = counts.num_steps
+        numbers.num_tokens = counts.num_tokens
+        numbers.num_prefill_tokens = counts.num_prefill_tokens
+        numbers.max_calls_in_step = counts.max_calls
+        numbers.max_lips_in_step = counts.max_programs
+        numbers.step_s = counts.step_ns * 1e-9
+        numbers.last_step_s = counts.last_step_ns * 1e-9
+        numbers.num_steps_by_size = list(counts.sizes)
+        numbers.num_calls_in_steps = counts.num_calls_in_steps
+        numbers.num_taken_calls = counts.num_taken
+        numbers.num_undecided = counts.num_undecided
+        numbers.num_wakes = counts.num_wakes
+        numbers.num_sleeps = counts.num_sleeps
+        numbers.waited_s = counts.waited_ns * 1e-9
 
-    def _count_member(self, member: Member) -> None:
-        """Note what the calls of a program used; a generation counts as one call, at its end."""
-        compute_s = member.compute_ns * 1e-9
-        num_entries = member.num_committed - member.num_counted_entries
-        member.num_counted_entries = member.num_committed
-        self.statistics.num_tokens += num_entries
-        if member.hot is None:
-            member.call.compute_s += compute_s - member.compute_s
-            member.call.num_appended += num_entries
-        elif not member.call.is_dropped:
-            num_calls = member.num_calls - member.num_counted
-            used = Usage(num_calls, 0, num_entries, 0.0, compute_s - member.compute_s)
-            self._usage[member.call.caller] = self.usage_of(member.call.caller) + used
-            self.statistics.num_calls += num_calls
+    def count_member(self, member: Counted, now: Any) -> None:
+        """Note what the calls of a program used; a generation counts as one call, at its end. `now`: `sym_news`."""
+        compute_s = now.compute_ns * 1e-9
+        num_entries = now.num_done - member.num_counted_entries
+        member.num_counted_entries = now.num_done
+        call = member.call
+        if now.num_calls == 0:
+            call.compute_s += compute_s - member.compute_s
+            call.num_appended += num_entries
+        else:
+            num_calls = now.num_calls - member.num_counted
             member.num_counted += num_calls
+            self.statistics.num_calls += num_calls
+            if not call.is_dropped:
+                used = Usage(num_calls, 0, num_entries, 0.0, compute_s - member.compute_s)
+                self._usage[call.caller] = self.usage_of(call.caller) + used
         member.compute_s = compute_s
+
+
+class Counted(Protocol):
+    """A member of the run, and how much of it is counted."""
+
+    call: FileCall
+    num_counted: int
+    num_counted_entries: int
+    compute_s: float

@@ -1,10 +1,8 @@
 """The batch scheduler: calls of many LIPs that append to files become steps.
 
-Everything here runs on the trio thread; only steps run elsewhere. `in_flight.py` has the life of a call, `policy.py`
-what a step holds, `arrivals.py` when it is launched.
-
-When all that there is to do is one token for each of some files, the steps follow each other in C (`run.py`) until
-somebody has to decide something.
+Steps follow each other in C (`loop.c`), in a thread of their own. Here, on the trio thread, calls get their place in
+their file's queue, room, and a place in the run; and what has come of them is settled. `in_flight.py` has the life of a
+call, `policy.py` what a step holds.
 
 The decoder may come later than the first calls: its weights take a while to load. They get their room and wait, and can
 be cancelled, as behind a long step.
@@ -13,38 +11,50 @@ be cancelled, as behind a long step.
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Protocol
 
+import numpy as np
 import trio
 
-from decoder.batch import IntArray, NativeStep
+from decoder.batch import IntArray, NativeStep, StepBatch
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.content import KvFile
-from libsym.errors import StepFailed, SymError
+from libsym.channel.server import ServerChannel
+from libsym.errors import SymError
 from scheduler.batch.accounting import Accounting, Statistics, Usage
-from scheduler.batch.arrivals import Arrivals
 from scheduler.batch.call import Caller, FileCall
+from scheduler.batch.callback_step import CallbackStep
+from scheduler.batch.cost_model import RECORD, CostModel
 from scheduler.batch.in_flight import CallsInFlight
-from scheduler.batch.policy import Limits, Path, plan_step, prefilling
+from scheduler.batch.policy import Limits
 from scheduler.batch.queues import Action
 from scheduler.batch.room import Room
-from scheduler.batch.run import MAX_MEMBERS, Run
-from scheduler.batch.run_end import settle_run
-from scheduler.batch.runs import Runs
-from scheduler.batch.scratch import Scratch
-from scheduler.batch.step import Step, StepRunner
-from scheduler.batch.step_thread import StepThread
+from scheduler.batch.standing import StandingRun
+from scheduler.batch.traced import note_arrival, traced_steps
+from scheduler.trace.recorder import Recorder, Recording
 
 log = logging.getLogger(__name__)
 
-MAX_REMEMBERED_PREFILLS = 1024
-"""Accounts and kinds of calls. With more of them those are forgotten that nobody is behind any more."""
+HANGS_AFTER_S = 30.0
+"""A step that takes so long is named in the log: a prefill's chunk takes some seconds on a slow machine."""
+
+
+LEARNS_EACH_S = 0.25
+MAX_LEARNT = 64
+"""Of these steps the latest are learnt from: the others are much alike, and a millisecond is enough for it."""
+SAVES_EACH_S = 60.0
+
+
+class StepRunner(Protocol):
+    """What the scheduler needs of a decoder."""
+
+    def step(self, batch: StepBatch) -> None: ...
 
 
 class BatchScheduler:
-    """What others ask of calls in flight, and the loop of steps."""
+    """What others ask of calls in flight, and the run of steps."""
 
     def __init__(
         self,
@@ -57,29 +67,30 @@ class BatchScheduler:
         native: NativeStep | None = None,
         expect: Callable[[IntArray], None] | None = None,
         max_entries: int | None = None,
+        cost: CostModel | None = None,
     ) -> None:
         """`decoder` and `native`: see `provide`, which brings them if they are not there yet.
 
         `expect` is told at once of the pages that a call will need, which may be far from the decoder. `max_entries`:
-        see `Room`.
+        see `Room`. `cost`: what is known of steps already.
         """
+        self.cost = cost or CostModel("cpu", "", None)
+        """What steps take: it learns from each."""
         self.fs = fs
-        self._decoder: StepRunner | None = None
+        self._vocab_size = vocab_size
         self._native: NativeStep | None = None
+        self._callback: CallbackStep | None = None
         self._provided = trio.Event()
-        self.limits = limits or Limits()
-        self.is_stepping = False
-        """Whether the decoder is computing a step: to be read by others."""
         self._accounting = Accounting()
-        self._arrivals = Arrivals()
-        self._runs = Runs(fs, self._accounting)
-        self.sync = self._runs.sync
+        self._run = StandingRun(fs, self._accounting, vocab_size, limits or Limits())
+        self.sync = self._run.sync
         """To be called before anybody looks at files."""
-        self._room = Room(fs, max_positions, max_entries)
-        self._calls = CallsInFlight(self._room, self._runs, self._accounting, self._arrivals, expect)
-        self._scratch = Scratch(vocab_size)
-        self._prefilled_s: dict[Path, float] = {}
-        """When prefills last had tokens, by account: since there was last nothing to compute."""
+        self._run.set_cost(self.cost.coefficients)
+        self.recorder = Recorder()
+        room = Room(fs, max_positions, max_entries)
+        self._calls = CallsInFlight(room, self._run, self._accounting, expect, self.recorder)
+        self._traced = 0
+        """Steps that the recorder knows, or need not."""
         if decoder is not None:
             self.provide(decoder, native)
 
@@ -88,25 +99,31 @@ class BatchScheduler:
     def provide(self, decoder: StepRunner, native: NativeStep | None = None) -> None:
         """Here is what computes steps: those that wait for it begin.
 
-        `native`: its step for loops in C; without it every step is scheduled here.
+        `native`: its step for the run in C; without it that calls the decoder's `step` back.
         """
-        assert self._decoder is None
-        self._decoder, self._native = decoder, native
-        self._room.has_runs = native is not None
+        assert self._native is None
+        if native is None:
+            self._callback = CallbackStep(decoder.step, self._vocab_size)
+            self._calls.ends.failure = self._callback.take_failure
+            native = self._callback.native
+        self._native = native
         self._provided.set()
 
     @property
     def has_decoder(self) -> bool:
-        return self._decoder is not None
+        return self._native is not None
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether the decoder is computing a step."""
+        return self._run.is_stepping
 
     def submit(self, call: FileCall) -> None:
         """Queue a call; it runs after everything submitted before it for the same file."""
-        call.submitted_s = time.perf_counter()
-        self._arrivals.note_call(call.caller)
-        self._calls.deadlines.add(call)
-        run = self._runs.run
-        if run is None or not run.take(call):
-            self._calls.add(call)
+        call.submitted_s = time.monotonic()
+        if self.recorder.is_on:
+            note_arrival(self.recorder, call)
+        self._calls.submit(call)
 
     def have_rows(self, call: FileCall) -> None:
         """A call that was submitted without its result slots has them."""
@@ -120,6 +137,10 @@ class BatchScheduler:
         """End a call early, with ECANCELED and nothing appended; a generation ends with what it has."""
         self._calls.cancel(call)
 
+    def cancel_taken(self, channel: ServerChannel, call_id: int) -> bool:
+        """The same for a call that the run took out of its program's ring. False: it computes none with this id."""
+        return self._calls.cancel_taken(channel, call_id)
+
     def exclusive(self, file: OpenKv | KvFile, action: Callable[[], None]) -> None:
         """Run `action` when no earlier call on the file is in flight: at once if it is idle."""
         self._calls.add(Action(file, action))
@@ -130,9 +151,32 @@ class BatchScheduler:
 
     def drop(self, caller: Caller) -> None:
         """A LIP has gone: forget its calls."""
-        self._arrivals.forget(caller)
         self._accounting.forget(caller)
         self._calls.drop(caller)
+
+    def begin_trace(self) -> Recording:
+        """Whoever has it is told of calls that are in flight, and of all that happens from now on."""
+
+        def tell() -> None:
+            for call in self._calls.calls():
+                note_arrival(self.recorder, call)
+
+        if not self.recorder.is_on:
+            self._run.trace(True)
+            self._traced = self._run.counts().num_steps
+        return self.recorder.begin(tell)
+
+    def trace_steps(self) -> None:
+        """The recorder is told of the steps since it was told last."""
+        if self._traced < (num_steps := self._run.counts().num_steps):
+            self.recorder.steps(*traced_steps(*self._run.traced_since(self._traced)))
+            self._traced = num_steps
+
+    def end_trace(self, recording: Recording) -> None:
+        self.trace_steps()
+        self.recorder.end(recording)
+        if not self.recorder.is_on:
+            self._run.trace(False)
 
     def usage_of(self, caller: Caller) -> Usage:
         """What the answered calls of a caller have used."""
@@ -140,6 +184,7 @@ class BatchScheduler:
 
     @property
     def statistics(self) -> Statistics:
+        self._accounting.count_steps(self._run.counts())
         return self._accounting.statistics
 
     @property
@@ -147,82 +192,66 @@ class BatchScheduler:
         """Jobs that are queued or in flight."""
         return len(self._calls)
 
-    # ---- the loop
+    # ---- the run
 
     async def run(self) -> None:
         """Run steps for ever."""
-        thread = StepThread()
-        self._runs.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
+            await self._provided.wait()
+            assert self._native is not None
+            self._run.start(self._native)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._runs.watch)
+                nursery.start_soon(self._settle_for_ever)
                 nursery.start_soon(self._calls.deadlines.run)
-                await self._step_for_ever(thread)
+                nursery.start_soon(self._watch_steps)
+                nursery.start_soon(self._learn)
         finally:
-            thread.close()
-            os.close(self._runs.wake_fd)
+            self._run.close()
+            self.cost.save()
 
-    async def _step_for_ever(self, thread: StepThread) -> None:
-        ready = self._calls.ready
-        await self._provided.wait()
+    async def _settle_for_ever(self) -> None:
         while True:
-            while not ready:
-                self._prefilled_s.clear()  # nobody waits, so nobody has to be let go first
-                await self._arrivals.wait()
-            await self._arrivals.wait_for_returning(self._accounting.statistics.last_step_s)
-            self._calls.deadlines.end_missed()
-            if not ready:
-                continue
-            await self._step(thread, plan_step(ready, self.limits, time.perf_counter(), self._prefilled_s))
+            ended, low = await self._run.news()
+            for member in low:
+                if member.ended is None:
+                    self._calls.extend(member)
+            for member in ended:
+                if member.ended is None:
+                    self._calls.settle(member)
             await trio.lowlevel.checkpoint()
 
-    async def _step(self, thread: StepThread, plan: list[tuple[FileCall, int]]) -> None:
-        assert self._decoder is not None
-        if self._native is not None and self._may_run(plan):
-            await self._run_steps(thread, self._native, [call for call, _ in plan])
-        else:
-            await self._run_step(thread, self._decoder, plan)
+    async def _learn(self) -> None:
+        """What steps take, from those that were computed."""
+        number, learnt_s = 0, time.monotonic()
+        while True:
+            await trio.sleep(LEARNS_EACH_S)
+            steps = self._run.steps_since(number)
+            if not len(steps):
+                continue
+            number = self._run.counts().num_steps
+            records = np.empty(len(steps), RECORD)
+            for name in ("num_rows", "num_wanted", "num_entries", "num_seen", "num_pairs"):
+                records[name] = steps[name]
+            records["ns"] = steps["ended_ns"] - steps["began_ns"]
+            self.cost.observe(records[-MAX_LEARNT:])
+            self._run.set_cost(self.cost.coefficients)
+            if time.monotonic() - learnt_s > SAVES_EACH_S:
+                learnt_s = time.monotonic()
+                await trio.to_thread.run_sync(self.cost.save)
 
-    async def _run_step(self, thread: StepThread, decoder: StepRunner, plan: list[tuple[FileCall, int]]) -> None:
-        step = Step(plan, self._scratch)
-        served = prefilling(plan)
-        began_s = time.perf_counter()
-        error = await self._in_thread(thread, len(plan), lambda: step.compute(decoder, self.fs.pool.store))
-        ended_s = time.perf_counter()
-        self._note_prefills(served, ended_s)  # behind what has become ready in the meantime
-        self._accounting.count_step(plan, ended_s - began_s)
-        self._calls.settle(plan, error)
-
-    def _note_prefills(self, served: Iterable[Path], now_s: float) -> None:
-        """These had tokens. What was before all that waits now makes no difference any more."""
-        self._prefilled_s |= dict.fromkeys(served, now_s)
-        if len(self._prefilled_s) > MAX_REMEMBERED_PREFILLS:
-            oldest_s = min((call.waiting_since_s for call in self._calls.ready), default=now_s)
-            self._prefilled_s = {path: at_s for path, at_s in self._prefilled_s.items() if at_s > oldest_s}
-
-    def _may_run(self, plan: list[tuple[FileCall, int]]) -> bool:
-        """Whether steps for all calls may follow each other in C."""
-        return len(plan) == len(self._calls.ready) <= MAX_MEMBERS and all(
-            call.num_left == 1 and call.hot is not None and call.mask is None for call, _ in plan
-        )
-
-    async def _run_steps(self, thread: StepThread, native: NativeStep, calls: list[FileCall]) -> None:
-        for call in calls:
-            call.is_running = True
-        run = Run(native, calls, self._scratch.rows(len(calls)), self._runs.wake_fd)
-        self._runs.begin(run)
-        error = await self._in_thread(thread, len(calls), lambda: run.execute(self.fs.pool.store))
-        self._runs.end()
-        settle_run(run, self._calls, self._arrivals, error)
-
-    async def _in_thread(self, thread: StepThread, num_calls: int, function: Callable[[], None]) -> SymError | None:
-        """Compute in the step's thread; what went wrong."""
-        self.is_stepping = True
-        try:
-            await thread.run(function)
-        except Exception as failure:
-            log.exception("step %d failed: %d calls aborted", self.statistics.num_steps, num_calls)
-            return StepFailed(f"the decoder failed: {failure}; nothing was appended")
-        finally:
-            self.is_stepping = False
-        return None
+    async def _watch_steps(self) -> None:
+        """Say once of a step that it hangs, and of which calls it is."""
+        said_of = 0
+        while True:
+            await trio.sleep(HANGS_AFTER_S / 4)
+            since_ns, members = self._run.stepping_since()
+            if since_ns and since_ns != said_of and time.monotonic_ns() - since_ns > HANGS_AFTER_S * 1e9:
+                said_of = since_ns
+                programs = sorted({member.call.caller.pid for member in members})
+                log.error(
+                    "a step of %d calls, of programs %s, has been computed for %.0f s and is not over: the decoder "
+                    "hangs, or this machine has no time for it",
+                    len(members),
+                    ", ".join(map(str, programs)),
+                    (time.monotonic_ns() - since_ns) * 1e-9,
+                )

@@ -1,7 +1,7 @@
-"""Calls that append to a KV file, from their place in its queue to the steps that compute them.
+"""Calls that append to a KV file, from their place in its queue to their answer.
 
-A call lives through one stretch or several. A *stretch* is what it appends at once: reserved together, committed
-together. A `pred()` has one; a `generate()` has one for each crossing of the model that its tokens take.
+A call lives through one stretch or several. A *stretch* is what it appends at once, and commits together. A `pred()`
+has one; a `generate()` has one for each crossing of the model that its tokens take.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from decoder.batch import BoolArray, Chunk, IntArray
+from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from kvfs.pages.table import Reservation
-from libsym.abi import PAGE_ENTRIES
 from libsym.channel.server import ServerChannel
 from libsym.errors import Invalid, SymError, TimedOut
 from libsym.rows.sampler import RowSampler
+from libsym.rows.stops import StopTexts
+from scheduler.batch.reduction import Reduction
+from scheduler.trace.records import CallKind
 
-Rows: TypeAlias = "Sequence[memoryview[float]]"
-"""Buffers of float32 [vocab], one for each row of logits."""
+_numbers = count(1)
 
 
 class Caller(Protocol):
@@ -33,6 +35,9 @@ class Caller(Protocol):
 
     @property
     def pid(self) -> int: ...
+
+    @property
+    def uid(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +65,11 @@ class EntryMask:
                 f"one row of {num_before} for all new tokens, or {num_new} rows of {num_before + num_new}"
             )
 
-    def rows(self, num_before: int, first: int, end: int) -> BoolArray:
-        """[end - first, num_before + end]: of the new tokens `first` to `end`, over the entries up to the last."""
-        if self.num_columns > num_before:
-            return self._bits(self.packed[first:end], num_before + end)
-        causal = np.tri(end - first, end, first, dtype=np.bool_)
-        return np.concatenate((np.repeat(self._bits(self.packed, num_before), end - first, axis=0), causal), axis=1)
-
-    @staticmethod
-    def _bits(packed: npt.NDArray[np.uint8], count: int) -> BoolArray:
-        return np.unpackbits(packed, axis=1, count=count, bitorder="little").view(np.bool_)
-
 
 class FileCall(ABC):
-    """What the batch scheduler queues, reserves, computes and commits."""
+    """What the batch scheduler queues, reserves room for, has computed, and commits."""
+
+    kind: CallKind
 
     def __init__(
         self,
@@ -85,6 +81,8 @@ class FileCall(ABC):
         priority: int = 0,
         deadline_s: float | None = None,
     ) -> None:
+        self.number = next(_numbers)
+        """For traces."""
         self.caller = caller
         self.file = file
         self.priority = priority
@@ -95,86 +93,64 @@ class FileCall(ABC):
         self.positions = positions
         """None: they go on after the last entry's."""
         self.mask: EntryMask | None = None
+        self.rows: tuple[memoryview[float], ...] = ()
+        """Where the rows go that are wanted; none: into memory of the run, or of ours if `is_digested`."""
         self.reservation: Reservation | None = None
         """Of the stretch's entries, and maybe of some more, which the next stretches will take."""
-        self.num_done = 0
-        """Entries of this stretch that are computed."""
         self.cancelled = False
         """It was ended early, by whoever wanted it or because it is late."""
         self.is_late = False
         """Its deadline has passed."""
         self.is_dropped = False
         """Nobody waits for its answer any more."""
-        self.is_running = False
+        self.is_elsewhere = False
+        """A worker has it: what is to be done to it is done when it comes back."""
         self.is_waiting_for_rows = False
         """It has its place in its file's queue, and does not begin before it has its result slots."""
         self.num_appended = 0
         """Entries committed, of all stretches."""
         self.num_rejected = 0
         """Computed and given back, for what was drawn is not the draft."""
-        self.submitted_s = time.perf_counter()
-        self.waiting_since_s = self.submitted_s
-        """Since when it has been ready to be computed: of its present stretch."""
-        self.accounts: tuple[int, ...] = ()
-        """Of those who pay for its file: a uid, then the domains that the file is in, the inmost last."""
+        self.submitted_s = time.monotonic()
         self.compute_s = 0.0
         """Time of the steps that held some of it."""
 
     @property
-    def num_left(self) -> int:
-        """Entries of this stretch that are still to be computed."""
-        return len(self.tokens) - self.num_done
+    def goes_on(self) -> bool:
+        """Whether its file will go on without the scheduler, so that room ahead is worth having."""
+        return False
 
     @property
     def hot(self) -> HotFile | None:
-        """How its file may go on without the scheduler; None: it may not."""
+        """How its file goes on without the scheduler; None: it does not now."""
         return None
 
     @property
-    def num_digested(self) -> int:
-        """Rows that `digest` wants: 0, 1 (the last) or one for each token."""
+    def num_rows(self) -> int:
+        """Rows of its stretch that are wanted: none, the last, or all."""
         return 0
 
+    @property
+    def reduction(self) -> Reduction | None:
+        """What they are answered by instead."""
+        return None
+
+    @property
+    def is_digested(self) -> bool:
+        """Whether Python looks at the rows, in a worker: `digest`."""
+        return False
+
     def begin(self, reservation: Reservation, max_positions: int) -> None:
-        """Its turn has come, and there is room. Invalid: what it asks for does not fit the file."""
+        """There is room for a stretch. Invalid: what it asks for does not fit the file."""
         del max_positions
         self.reservation = reservation
-        self.num_done = 0
-        self.waiting_since_s = time.perf_counter()
-        table = self.file.table
-        self.accounts = table.pool.accounts.of(table.owner).numbers
         if self.mask is not None:
             self.mask.check(reservation.start, len(self.tokens))
 
-    def chunk(self, num_now: int, scratch: Rows) -> Chunk:
-        """The next `num_now` entries, with the page table up to their end; rows to digest go to `scratch`."""
-        reservation = self.reservation
-        assert reservation is not None
-        first, end = self.num_done, self.num_done + num_now
-        num_pages = -(-(reservation.start + end) // PAGE_ENTRIES)
-        return Chunk(
-            tokens=reservation.tokens[first:end],
-            positions=reservation.positions[first:end],
-            pages=reservation.frames(num_pages),
-            start=reservation.start + first,
-            rows=tuple(scratch) if self.num_digested else self.slots(first, end),
-            mask=None if self.mask is None else self.mask.rows(reservation.start, first, end),
-        )
-
-    def num_scratch(self, num_now: int) -> int:
-        """Rows of the next `num_now` entries that go to scratch."""
-        if self.num_digested == len(self.tokens):
-            return num_now
-        return int(bool(self.num_digested) and num_now == self.num_left)
-
-    def slots(self, first: int, end: int) -> tuple[memoryview[float], ...]:
-        """Where the logits of these tokens go, if somebody waits for all of them: none, one or each."""
-        del first, end
-        return ()
-
-    @abstractmethod
-    def digest(self, first: int, rows: Rows) -> None:
-        """In the step's thread: take from rows what they were wanted for; the first is the one after token `first`."""
+    def digest(self, rows: Sequence[memoryview[float]]) -> None:
+        """In a worker: take from the stretch's rows what they were wanted for."""
+        del rows
+        raise AssertionError("this call wants no row in memory of ours")
 
     @abstractmethod
     def end_stretch(self) -> int:
@@ -185,9 +161,9 @@ class FileCall(ABC):
         """After the commit: whether there is another stretch; `tokens` and `positions` are its."""
 
     def cancellation(self) -> SymError | None:
-        """What a call that was ended early ends with. One that is late ends well if it had its last step by then."""
+        """What a call that was ended early ends with."""
         if self.is_late:
-            return TimedOut("the deadline has passed; nothing was appended") if self.num_left else None
+            return TimedOut("the deadline has passed; nothing was appended")
         return SymError("the call was cancelled; nothing was appended", errno.ECANCELED)
 
     @abstractmethod
@@ -211,42 +187,44 @@ class PredCall(FileCall):
         rows: tuple[memoryview[float], ...],
         finished: Callable[[SymError | None], None],
         *,
+        num_rows: int | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
         mask: EntryMask | None = None,
-        num_digested: int = 0,
-        digest: Callable[[int, Rows], None] | None = None,
-        hot: HotFile | None = None,
+        reduction: Reduction | None = None,
+        hot: HotPred | None = None,
+        kind: CallKind = CallKind.PREDICTION,
     ) -> None:
-        """`rows`: none, one (the last token's) or one for each token; with `digest` none, see there.
+        """`rows`: none, one (the last token's) or one for each token. With `reduction`, or where they come later, none;
+        then `num_rows` says how many are wanted.
 
         `finished` is called once, on the trio thread; `hot`: how a decode loop goes on from here.
         """
         super().__init__(caller, file, tokens, positions, priority=priority, deadline_s=deadline_s)
-        assert not (rows and num_digested)
+        assert not (rows and reduction is not None)
+        self.kind = kind
         self.rows = rows
+        self._num_rows = len(rows) if num_rows is None else num_rows
         self.mask = mask
         self._finished = finished
-        self._num_digested = num_digested
-        self._digest = digest
+        self._reduction = reduction
         self._hot = hot
 
     @property
-    def num_digested(self) -> int:
-        return self._num_digested
+    def goes_on(self) -> bool:
+        return self._hot is not None
 
     @property
-    def hot(self) -> HotFile | None:
+    def hot(self) -> HotPred | None:
         return self._hot
 
-    def slots(self, first: int, end: int) -> tuple[memoryview[float], ...]:
-        if len(self.rows) == len(self.tokens):
-            return self.rows[first:end]
-        return self.rows if end == len(self.tokens) else ()
+    @property
+    def num_rows(self) -> int:
+        return self._num_rows
 
-    def digest(self, first: int, rows: Rows) -> None:
-        assert self._digest is not None
-        self._digest(first, rows)
+    @property
+    def reduction(self) -> Reduction | None:
+        return self._reduction
 
     def end_stretch(self) -> int:
         return len(self.tokens)
@@ -262,7 +240,7 @@ class PredCall(FileCall):
         self.rows = ()
 
 
-# What a decode loop needs to go on without the scheduler: see `loop.c`.
+# What a file needs to go on without the scheduler: see `loop.c`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,16 +254,16 @@ class HotPred:
     wake: Callable[[], None]
     """Have the gate look at the program's ring."""
     entered: Callable[[], None]
-    """A loop has taken it: it can't be cancelled any more."""
+    """The run has taken it: `BatchScheduler.cancel_taken` ends it from now on."""
     answer: Callable[[int, int, int], None]
-    """(request, slot, entries of the file now): what the loop found no room to send."""
+    """(request, slot, entries of the file now): what the run found no room to send."""
     again: Callable[[int, int, int], PredCall]
-    """(request, slot, token): a call that the loop took and did not compute, as any other."""
+    """(request, slot, token): a call that the run took and did not compute, as any other."""
 
 
 @dataclass(frozen=True, slots=True)
 class HotGeneration:
-    """A `generate()` that needs nothing but its sampler."""
+    """A `generate()` whose tokens the run draws."""
 
     channel: ServerChannel
     request_id: int
@@ -293,6 +271,26 @@ class HotGeneration:
     draw_index: int
     stop_tokens: frozenset[int]
     num_to_emit: int
+    stops: StopTexts | None
+    decide: Callable[[int, int], Decision] | None
+    """Says in a thread of its own, while a step runs, what may be drawn next: from the token that was drawn, below 0 if
+    none was yet, and the number of the draw that it is for. None: anything may."""
 
 
 HotFile: TypeAlias = HotPred | HotGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a guided generation does next."""
+
+    forced: IntArray
+    """These come first, and are not drawn."""
+    allowed: memoryview | None
+    """A bit for each token that may be drawn then."""
+    is_over: bool
+    """Nothing more may come."""
+
+
+NONE_FORCED: IntArray = np.empty(0, np.int32)
+THE_END = Decision(NONE_FORCED, None, is_over=True)

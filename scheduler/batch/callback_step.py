@@ -80,18 +80,9 @@ def _batch_of(batch: Any, vocab_size: int) -> StepBatch:
         own = tuple(rows[num_before : num_before + wanted[index]])
         num_before += len(own)
         mask = _mask(batch.masks[index], end - first, len(table), start[index])
-        own = _filled_up(own, end - first, vocab_size)
         chunks.append(Chunk(tokens[first:end], positions[first:end], table, start[index], own, mask))
     copies = _ints(batch.copies, 2 * batch.num_copies).reshape(-1, 2).tolist()
     return StepBatch(tuple(chunks), tuple((source, target) for source, target in copies))
-
-
-def _filled_up(rows: tuple[memoryview[float], ...], num_tokens: int, vocab_size: int) -> tuple[memoryview[float], ...]:
-    """As decoders take them: none, the last, or one for each token. C may also want several of the last."""
-    if len(rows) in {0, 1, num_tokens}:
-        return rows
-    unwanted = np.empty((num_tokens - len(rows), vocab_size), np.float32)
-    return (*(memoryview(row) for row in unwanted), *rows)
 
 
 def _row(out: Any, vocab_size: int) -> memoryview[float]:

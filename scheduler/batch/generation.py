@@ -15,6 +15,8 @@ Drawing happens in the step's thread, right after the step; committing and emitt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Protocol
 
@@ -28,10 +30,11 @@ from libsym.channel.server import ServerChannel
 from libsym.errors import SymError
 from libsym.rows.sampler import RowSampler
 from libsym.rows.stops import StopTexts
-from scheduler.batch.call import Caller, FileCall, HotGeneration, Rows
+from scheduler.batch.call import NONE_FORCED, THE_END, Caller, Decision, FileCall, HotGeneration
 from scheduler.batch.drafts import NgramDraft
 from scheduler.batch.grammar import Grammar
 from scheduler.replies import kept
+from scheduler.trace.records import CallKind
 
 
 class Output(Protocol):
@@ -62,6 +65,8 @@ class _Drawn(Enum):
 
 class GenerateCall(FileCall):
     """One `generate()`."""
+
+    kind = CallKind.GENERATION
 
     def __init__(
         self,
@@ -99,20 +104,37 @@ class GenerateCall(FileCall):
         self._finish: Finish | None = None
         self._error: SymError | None = None
         self._stop_token = -1
+        self._decision: Decision | None = None
+        self._decided_draw = -1  # that the decision is for
+
+    @property
+    def goes_on(self) -> bool:
+        return self._draft is None
 
     @property
     def hot(self) -> HotGeneration | None:
-        if self._num_to_emit is None or len(self.tokens) != 1:
-            return None
-        is_plain = self._stops is None and self.grammar is None and self._draft is None
-        direct = self._output.direct if is_plain else None
+        """Drafts are Python's, and so is every token while what came before is kept."""
+        direct = self._output.direct if self._draft is None else None
         if direct is None:
             return None
-        return HotGeneration(*direct, self._sampler, self._draw_index, self._stop_tokens, self._num_to_emit)
+        assert self._num_to_emit is not None
+        return HotGeneration(
+            *direct,
+            self._sampler,
+            self._draw_index,
+            self._stop_tokens,
+            self._num_to_emit,
+            self._stops,
+            None if self.grammar is None else self.decide,
+        )
 
     @property
-    def num_digested(self) -> int:
+    def num_rows(self) -> int:
         return 1 if len(self.tokens) == self._num_pending else len(self.tokens)
+
+    @property
+    def is_digested(self) -> bool:
+        return self.hot is None
 
     def begin(self, reservation: Reservation, max_positions: int) -> None:
         super().begin(reservation, max_positions)
@@ -122,10 +144,10 @@ class GenerateCall(FileCall):
             room = max_positions - int(reservation.positions[len(self.tokens) - 1])
             self._num_to_emit = min(self._max_tokens or room, room)
 
-    def digest(self, first: int, rows: Rows) -> None:
+    def digest(self, rows: Sequence[memoryview[float]]) -> None:
         """Draw from every row that the draft turns out to be right about, and from the first where it is not."""
         try:
-            for index, row in enumerate(rows, first):
+            for index, row in enumerate(rows, len(self.tokens) - len(rows)):
                 # The row after token `index`; of the pending tokens only the last one's says something new.
                 if index < self._num_pending + self._num_accepted - 1 or self._drawn_up:
                     continue
@@ -230,23 +252,50 @@ class GenerateCall(FileCall):
             return self._stops.found
         return self._stop_token
 
-    # What a loop of steps did without the scheduler
+    # What the run did without the scheduler
 
-    def went_on(self, token: int, draw_index: int, num_to_emit: int) -> None:
-        """The loop drew and emitted so far; `token` is pending."""
+    def decide(self, token: int, draw_index: int) -> Decision:
+        """In the guides' thread: what may be drawn next, after `token`, or at the beginning if that is below 0."""
+        if self._decided_draw != draw_index or self._decision is None:
+            assert self.grammar is not None
+            try:
+                self._decision = self.grammar.decide(token)
+            except SymError as error:
+                self._error = kept(error)
+                self._decision = THE_END
+            self._decided_draw = draw_index
+        return self._decision
+
+    def went_on(self, pending: list[int], unsent: list[int], draw_index: int, num_to_emit: int) -> None:
+        """The run drew so far: `pending` is no entry yet, and `unsent`, the last of what was drawn, is to be sent."""
         self._draw_index = draw_index
         self._num_to_emit = num_to_emit
-        self._begin_stretch([token], [])
+        self._pending = pending
+        if unsent:
+            self._output.emit(unsent, self.file.table.length)
+
+    def follow(self, *, has_taken_forced: bool) -> None:
+        """Do what was decided for the next draw. `has_taken_forced`: what comes first is pending already."""
+        decision = self._decision
+        assert decision is not None
+        assert self._decided_draw == self._draw_index
+        if not has_taken_forced:
+            self._pending += self._note(decision.forced.tolist())
+        if self._finish is None and self._error is None and decision.is_over:
+            self._finish = Finish.GRAMMAR
+        self._decision = replace(decision, forced=NONE_FORCED)
 
     def stopped(self, finish: Finish, stop_token: int = -1) -> None:
         """The last token was drawn; if it was a stop token, it is not among those that were emitted."""
-        self._finish = finish
-        self._stop_token = stop_token
+        if self._error is None:
+            self._finish = finish
+            self._stop_token = stop_token
 
     def failed(self, error: SymError) -> None:
-        """The loop could not draw."""
+        """The run could not draw."""
         self._error = error
 
     def emit(self, tokens: list[int]) -> None:
-        """Emit what the loop found no room to send."""
-        self._output.emit(tokens, self.file.table.length)
+        """Emit what the run found no room to send."""
+        if tokens:
+            self._output.emit(tokens, self.file.table.length)

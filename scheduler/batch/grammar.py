@@ -23,6 +23,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
 from libsym.errors import Invalid, SymError
+from scheduler.batch.call import Decision
 
 MAX_SOURCE_BYTES = 256 << 10
 """Of a schema or a grammar."""
@@ -73,6 +74,16 @@ class Grammar:
         fill_next_token_bitmask(self._matcher, self._words)
         self._check()
         return memoryview(self._words.view(np.uint32)[0])
+
+    def decide(self, token: int) -> Decision:
+        """Take a token that was drawn, if it is none below 0: what follows from it, and what may be drawn then."""
+        forced: list[int] = []
+        if token >= 0:
+            self.advance(token)
+            forced = self.forced()
+            if self.is_over:
+                return Decision(np.asarray(forced, np.int32), None, is_over=True)
+        return Decision(np.asarray(forced, np.int32), self.allowed(), is_over=False)
 
     def advance(self, token: int) -> None:
         """Take a token that was allowed."""

@@ -1,30 +1,35 @@
 """Calls in flight: from their place in a file's queue to their answer.
 
-The life of a call: *queued* behind earlier work on the same file and until it has its
-result slots, *ready* once its entries are reserved, *running*
-while a step computes some of them, *finished* when all are committed or all are given back. A call is atomic: a failure
-in any of its chunks leaves the file as it was.
+The life of a call: *queued* behind earlier work on the same file, and until it has its result slots; *in the run* as a
+member, once its entries are reserved; *over* when all are committed or all are given back. `ends.py` has what becomes
+of a member that has left. A call is atomic: a failure in any of its chunks leaves the file as it was.
 
-The running step may touch pages, so whatever frees pages of a file with work in flight waits for its place there.
+A step may touch pages of a file in the run, so whatever frees some waits for its place in the queue. A program that has
+its answer and thinks keeps nobody waiting: its file leaves the run for anything else that is to be done to it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from kvfs.pages.table import PageTable
+from libsym.channel.server import ServerChannel
 from libsym.errors import BadHandle, NoSpace, OverQuota, SymError
 from scheduler.batch.accounting import Accounting
-from scheduler.batch.arrivals import Arrivals
-from scheduler.batch.call import Caller, FileCall
+from scheduler.batch.call import Caller, FileCall, HotPred, PredCall
 from scheduler.batch.deadlines import Deadlines
+from scheduler.batch.ends import Ends
 from scheduler.batch.queues import Action, FileQueues, Job, do
+from scheduler.batch.returning import Returning
 from scheduler.batch.room import Room
-from scheduler.batch.runs import Runs
+from scheduler.batch.standing import LEAVE_ANSWERED, LEAVE_NOW, Member, StandingRun
+from scheduler.batch.traced import note_answer
 from scheduler.replies import kept
+from scheduler.trace.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -35,38 +40,60 @@ class CallsInFlight:
     def __init__(
         self,
         room: Room,
-        runs: Runs,
+        run: StandingRun,
         accounting: Accounting,
-        arrivals: Arrivals,
         expect: Callable[[IntArray], None] | None,
+        recorder: Recorder,
     ) -> None:
-        self.ready: dict[FileCall, None] = {}
-        """In order of arrival; also those that a step is computing."""
         self._room = room
-        self._runs = runs
+        self._run = run
         self._accounting = accounting
-        self._arrivals = arrivals
+        self._returning = Returning(run)
         self._expect = expect
+        self._recorder = recorder
         self._queues = FileQueues(self._start)
+        self.ends = Ends(self, room.fs, run)
         self.deadlines = Deadlines(self.expire)
         self._short: list[PageTable] = []
-        """Files whose next call found no room, and there may be some when the run gives back what it has reserved."""
+        """Files whose next call found no room, and there may be some when others have given back what they don't use.
+        """
+        self._reclaimed: set[Member] = set()
+        """Those who are asked to."""
+        self._held: list[Callable[[], None]] = []
+        """They have left, and go on when those that are short have had their turn."""
 
     def __len__(self) -> int:
         return len(self._queues)
 
+    def calls(self) -> list[FileCall]:
+        """All of them, queued or begun."""
+        return self._queues.calls()
+
+    # ---- what others ask
+
+    def submit(self, call: FileCall) -> None:
+        """It runs after everything submitted before it for the same file."""
+        self._returning.note_call(call.caller)
+        self.deadlines.add(call)
+        member = self._run.member_of(call.file.table)
+        if member is None or not self._run.take(member, call):
+            self.add(call)
+
     def add(self, job: Job) -> None:
         """It is started after everything that was added before it for the same file."""
-        if self._runs.run is not None:
-            self._runs.stop_if_holds(job.file.table)
+        member = self._run.member_of(job.file.table)
         self._queues.add(job)
+        if member is not None:
+            self._retire(member)
 
     def when_unused(self, file: OpenKv, action: Callable[[], None]) -> None:
         """Run `action` when no earlier call by this very handle is in flight. Those that wait for rows end at once."""
         for call in self._queues.without_rows(file):
             self.refuse(call, BadHandle("the file was closed while pred() waited for result slots"))
         if not self._queues.when_unused(file, action):
-            self._runs.stop_if_holds(file.table)
+            member = self._run.member_of(file.table)
+            if member is not None and member.call.file is file:
+                self._retire(member)
 
     def have_rows(self, call: FileCall) -> None:
         """A call that waited for its result slots has them: it begins, if it is its turn."""
@@ -81,8 +108,17 @@ class CallsInFlight:
 
     def cancel(self, call: FileCall) -> None:
         """End a call early."""
-        if not call.cancelled and not self._cancel(call):
-            self._end_cancelled()
+        if not call.cancelled:
+            self._cancel(call)
+
+    def cancel_taken(self, channel: ServerChannel, call_id: int) -> bool:
+        """End a call that the run took by itself. False: it computes none with this id."""
+        member = self._run.find_taken(channel, call_id)
+        if member is None:
+            return False
+        member.is_cancelled = True
+        self._leave(member, LEAVE_NOW)
+        return True
 
     def expire(self, call: FileCall) -> None:
         """Its deadline has passed: as if it were cancelled, but that the step under way may still end it well."""
@@ -92,15 +128,23 @@ class CallsInFlight:
 
     def drop(self, caller: Caller) -> None:
         """Nobody waits for its calls any more; what a step is computing is given back when the step ends."""
-        for call in self._queues.calls_of(caller):
+        self._returning.forget(caller)
+        calls = self._queues.calls_of(caller)
+        for call in calls:
             call.is_dropped = True
+        for call in calls:
             self._cancel(call)
-        self._end_cancelled()
+        self._run.shares.forget(caller)
 
-    def _cancel(self, call: FileCall) -> bool:
-        """End a call if nothing was begun for it. False: it ends with its step."""
+    def _cancel(self, call: FileCall) -> None:
+        """What is begun for it ends with its step, or when it comes back from where it is meanwhile."""
         call.cancelled = True
-        return self._take_out(call, None)
+        if self._take_out(call, None):
+            return
+        member = self._run.member_of(call.file.table)
+        if member is not None and member.call is call:
+            member.is_cancelled = True
+            self._leave(member, LEAVE_NOW)
 
     def _take_out(self, call: FileCall, error: SymError | None) -> bool:
         """End a call if nothing was begun for it."""
@@ -113,12 +157,16 @@ class CallsInFlight:
             return False
         return True
 
-    def _end_cancelled(self) -> None:
-        self._runs.stop()
-        for call in [call for call in self.ready if call.cancelled and not call.is_running]:
-            self._finish(call, None)
+    def _retire(self, member: Member) -> None:
+        """A program that thinks does not keep others from its file."""
+        if isinstance(member.hot, HotPred):
+            self._leave(member, LEAVE_ANSWERED)
 
-    # Stretches
+    def _leave(self, member: Member, how: int) -> None:
+        if self._run.leave(member, how):
+            self.settle(member)
+
+    # ---- stretches
 
     def _start(self, job: Job) -> bool:
         """It is the head of its queue. False: it is over already. Whatever goes wrong, the next ones get their turn."""
@@ -130,111 +178,181 @@ class CallsInFlight:
             return job.is_waiting_for_rows or self._start_stretch(job)
         return False
 
-    def _start_stretch(self, call: FileCall) -> bool:
-        """Reserve what a call's stretch appends; then it is ready. False: it has failed, and is over.
+    def _start_stretch(self, call: FileCall, *, is_last_try: bool = False) -> bool:
+        """Reserve what a call's stretch appends; then it joins the run. False: it has failed, and is over.
 
-        While there is a run, one that finds no room is started again when that is over.
+        One that finds no room is started again when others have given back what they have reserved and not used.
         """
         try:
-            frames = self._reserve(call)
-        except Exception as failure:
-            if isinstance(failure, (NoSpace, OverQuota)) and self._runs.run is not None:
-                self._short.append(call.file.table)
-                self._runs.stop()
+            try:
+                self._reserve(call)
+            except (NoSpace, OverQuota):
+                if is_last_try or not self._reclaim(call.file.table):
+                    raise
                 return True
-            if isinstance(failure, SymError):
-                self._report(call, kept(failure))
-            else:
-                log.exception("a call failed before it began")
-                self._report(call, SymError(f"the daemon failed to take the call: {failure!r}"))
+            self._enter(call)
+        except Exception as failure:  # noqa: BLE001 - it is reported
+            if call.reservation is not None:
+                call.reservation.abort()
+            self._report(call, _said(failure))
             return False
-        self.ready[call] = None
-        self._arrivals.note()
-        if self._expect is not None:
-            self._expect(frames)
-        if self._runs.run is not None:
-            self._runs.stop()
         return True
 
-    def _reserve(self, call: FileCall) -> IntArray:
+    def _reserve(self, call: FileCall) -> None:
         reservation = self._room.reserve(call)
         try:
             call.begin(reservation, self._room.max_positions)
         except BaseException:
+            call.reservation = None
             reservation.abort()
             raise
-        return reservation.frames(len(reservation.pages))
+        if self._expect is not None:
+            self._expect(reservation.frames(len(reservation.pages)))
 
-    def settle(self, plan: Sequence[tuple[FileCall, int]], error: SymError | None) -> None:
-        """A step is over: each call has so many entries more, or none does."""
-        for call, num_now in plan:
-            call.is_running = False
-            call.num_done += num_now
-            if error is not None or call.is_dropped or (call.cancelled and (call.num_left or call.cancellation())):
-                self._finish(call, error)
-            elif call.num_left == 0:
-                self._end_stretch(call)
-
-    def _end_stretch(self, call: FileCall) -> None:
-        """All of a stretch is computed: commit those that count. The call goes on with its next one, or ends."""
+    def _enter(self, call: FileCall) -> None:
+        """Into the run, as soon as no page has bytes of others in it."""
         reservation = call.reservation
         assert reservation is not None
-        num_entries = call.end_stretch()
-        call.num_appended += num_entries
-        call.num_rejected += len(call.tokens) - num_entries
-        num_reserved = len(reservation.tokens)
-        reservation.commit_first(reservation.tokens[:num_entries])
-        if num_entries < num_reserved:
-            reservation.abort()
-        self._room.fs.committed(call.file)
-        call.reservation = None
-        del self.ready[call]
-        if not call.next_stretch() or call.cancelled:
-            self.leave(call, None)
+        stale = reservation.pages_to_zero(len(reservation.tokens))
+        if not stale:
+            self._run.join(call)
+            return
+        call.is_elsewhere = True
+        self._run.aside.ask(partial(self._zero, stale), partial(self._is_zeroed, call))
+
+    def _zero(self, pages: list[int]) -> None:
+        for page in pages:
+            self._room.fs.pool.store.zero(page)
+
+    def _is_zeroed(self, call: FileCall, error: Exception | None) -> None:
+        call.is_elsewhere = False
+        if error is not None or call.cancelled:
+            self.finish(call, None if error is None else _said(error))
+            return
+        try:
+            self._run.join(call)
+        except Exception as failure:  # noqa: BLE001 - it is reported
+            self.finish(call, _said(failure))
+
+    # ---- room that is reserved and not used
+
+    def _reclaim(self, table: PageTable) -> bool:
+        """Have members give back what they don't use yet, and then start this file's next call. False: none has any."""
+        holders = [
+            member
+            for member in self._run.members
+            if member.hot is not None and member not in self._reclaimed and member.call.file.table is not table
+        ]
+        if not holders and not self._reclaimed:
+            return False
+        self._short.append(table)
+        self._reclaimed.update(holders)
+        for member in holders:
+            if self._run.leave(member, LEAVE_ANSWERED):
+                self._run.settle_soon(member)  # not now: this file's queue is being looked at
+        return True
+
+    def extend(self, member: Member) -> None:
+        """It will have used up its room soon."""
+        reservation = member.call.reservation
+        if reservation is None or not reservation.is_open or not self._room.extend(reservation):
+            return  # all of it is used up already: the file gets room as any other, when it goes on
+        stale = reservation.pages_to_zero(len(reservation.tokens))
+        if stale:
+            self._run.aside.ask(partial(self._zero, stale), partial(self._has_more, member))
         else:
-            self.go_on(call)
+            self._has_more(member, None)
 
-    def _finish(self, call: FileCall, error: SymError | None) -> None:
-        """Give a call's entries back, answer it, and start the file's next job."""
-        del self.ready[call]
-        assert call.reservation is not None
-        call.reservation.abort()
-        self.leave(call, error)
+    def _has_more(self, member: Member, error: Exception | None) -> None:
+        if error is None and member.ended is None:
+            member.extend(self._run.loop)
 
-    # Ends
+    # ---- ends
+
+    def settle(self, member: Member) -> None:
+        """It has ended: give back what it has reserved and not used. Then it goes on, or is over."""
+        self._run.expect(1)  # until it is answered, and then until its program comes: see `Returning`
+        try:
+            self._settle(member)
+        finally:
+            self._run.expect(-1)
+
+    def _settle(self, member: Member) -> None:
+        self._run.take_back(member)
+        go_on = self.ends.settle(member)
+        if member not in self._reclaimed:
+            go_on()
+            return
+        self._reclaimed.discard(member)
+        self._held.append(go_on)
+        if not self._reclaimed:
+            short, self._short = self._short, []
+            held, self._held = self._held, []
+            for table in short:
+                self._start_again(table)
+            for function in held:
+                function()
+
+    def _start_again(self, table: PageTable) -> None:
+        head = self._queues.head(table)
+        if not isinstance(head, FileCall):
+            return
+        if head.cancelled:
+            self.leave(head, None)
+        elif not self._start_stretch(head, is_last_try=True):
+            self._queues.next(head)
 
     def go_on(self, call: FileCall) -> None:
-        """With its next stretch; or it has failed, and it is the next job's."""
-        if not self._start_stretch(call):
+        """With its next stretch; or it has failed, and it is the next job's turn."""
+        if call.cancelled:
+            self.leave(call, None)
+        elif not self._start_stretch(call):
             self._queues.next(call)
+
+    def finish(self, call: FileCall, error: SymError | None) -> None:
+        """Give a call's entries back, answer it, and start the file's next job."""
+        if call.reservation is not None:
+            call.reservation.abort()
+        self.leave(call, error)
 
     def leave(self, call: FileCall, error: SymError | None) -> None:
         """Answer a call, and start the file's next job."""
         self._report(call, error)
         self._queues.next(call)
 
-    def leave_answered(self, call: FileCall) -> None:
-        """A run has answered it."""
+    def leave_answered(self, call: FileCall, *, thinks: bool) -> None:
+        """The run has answered it; its program may be about to come with the next."""
+        self.deadlines.forget(call)
+        if self._recorder.is_on:
+            note_answer(self._recorder, call, None)
+        call.let_go()
+        if thinks:
+            self._returning.note_answer(call.caller)
         self._queues.next(call)
 
     def replace(self, call: FileCall, other: FileCall) -> None:
-        """What a run has made of a call is another one of the same program, for the same handle."""
+        """What the run has made of a call is another one of the same program, for the same handle."""
+        other.number = call.number
         self._queues.replace(call, other)
-
-    def start_short(self) -> None:
-        """The run has given back what it had reserved and not used."""
-        short, self._short = self._short, []
-        for table in short:
-            self._queues.start(table)
 
     def _report(self, call: FileCall, error: SymError | None) -> None:
         if call.cancelled and error is None:
             error = call.cancellation()
         self._accounting.count_call(call, error)
+        if self._recorder.is_on:
+            note_answer(self._recorder, call, error)
         self.deadlines.forget(call)
         call.let_go()
         if call.is_dropped:
             return
-        if error is None:
-            self._arrivals.note_answer(call.caller)
+        if error is None and isinstance(call, PredCall):
+            self._returning.note_answer(call.caller)
         call.end(error)
+
+
+def _said(failure: Exception) -> SymError:
+    """What a call is told that failed before it was computed."""
+    if isinstance(failure, SymError):
+        return kept(failure)
+    log.error("a call failed before it began", exc_info=failure)
+    return SymError(f"the daemon failed to take the call: {failure!r}")

@@ -1,79 +1,195 @@
-/* Steps that follow each other without the interpreter: see loop.c. cffi reads this file: declarations only. */
+/* The standing run: steps that follow each other without the interpreter. loop.c says how. cffi reads this file:
+ * declarations only. */
 #ifndef SYM_LOOP_H
 #define SYM_LOOP_H
 
+#include "policy.h"
 #include "steps.h"
 
+enum sym_member_kind {
+    SYM_CALL = 0,       /* over with its stretch */
+    SYM_PROGRAM = 1,    /* a loop over pred(): answered here, and the program's next call is waited for */
+    SYM_GENERATION = 2, /* what it draws from its last row is its next stretch */
+};
+
 enum sym_member_state {
-    SYM_COMPUTING = 0, /* `token` is there: part of the next step */
-    SYM_WAITING = 1,   /* a program has its answer, and its next call is to come */
-    SYM_ENDED = 2,
+    SYM_GONE = 0, /* nobody has this place */
+    SYM_COMPUTING = 1,
+    SYM_WAITING = 2,   /* a program has its answer, and its next call is to come */
+    SYM_UNDECIDED = 3, /* its row is there, and what may be drawn from it is not decided yet */
+    SYM_ENDED = 4,     /* the rest is the scheduler's */
 };
 
 enum sym_member_end {
     SYM_END_NONE = 0,
-    SYM_END_STOP_TOKEN = 1,
-    SYM_END_LENGTH = 2,
-    SYM_END_ROOM = 3,   /* no entries are reserved any more */
-    SYM_END_UNSENT = 4, /* the answer found no room in the ring: `token` (generated) or the row is still to be sent */
-    SYM_END_DRAW = 5,   /* no token could be drawn, or the drawn one not be noted: `draw_error` */
+    SYM_END_DONE = 1, /* the stretch of a call is computed */
+    SYM_END_STOP_TOKEN = 2,
+    SYM_END_STOP_TEXT = 3,
+    SYM_END_LENGTH = 4,
+    SYM_END_GRAMMAR = 5,  /* what it allows is over */
+    SYM_END_ROOM = 6,     /* more entries than are reserved */
+    SYM_END_UNSENT = 7,   /* the answer found no room in the ring: tokens or the row are still to be sent */
+    SYM_END_DRAW = 8,     /* no token could be drawn, reduced or noted: `error` */
+    SYM_END_STEP = 9,     /* its step failed: `error`, an errno */
+    SYM_END_ASKED = 10,   /* the scheduler wants it back */
+    SYM_END_DEADLINE = 11,
 };
 
-/* One file that grows by a token a step. The first part is set before the run. */
+/* Why a member is to leave. */
+enum sym_leave {
+    SYM_STAY = 0,
+    SYM_LEAVE_ANSWERED = 1, /* when what it computes is answered, or the next token is drawn */
+    SYM_LEAVE_NOW = 2, /* what it computes counts no more; of a generation it does, and the next token is drawn */
+};
+
+/* One file that grows. */
 typedef struct sym_member {
+    /* Set before it joins. What is pointed to stays the caller's, and where it is, until the member is taken back. */
+    int64_t number; /* of the call: for traces */
+    int64_t since_ns, deadline_ns;
+    int64_t arrived_ns; /* the call; `since_ns`: what is to be computed next */
+    int32_t kind, share, priority, program; /* program: a number for each that is connected */
     sym_server *server;
-    uint64_t handle;     /* of the file, in the program's calls */
-    uint64_t call_id;    /* of the call that is being computed */
-    int64_t slot;        /* its result slot */
-    float *row;          /* where its logits go */
+    uint64_t handle; /* of the file, in the program's calls */
+    uint64_t call_id; /* of the call that is being computed */
+    int64_t slot; /* its result slot */
     const int32_t *pages;
-    int32_t *log;        /* [capacity - first] the tokens of the entries computed */
-    sym_sampler *sampler; /* null: the tokens come from a program's calls */
+    const int32_t *copies; /* [num_copies][2], before its first step */
+    const int32_t *tokens, *positions; /* [num_tokens]: its stretch; no positions: they go on from `position` */
+    int32_t num_tokens, num_copies;
+    int32_t position; /* of the next entry */
+    int32_t first; /* entries of the file when it joined */
+    int32_t capacity; /* entries that there is room for */
+    int32_t *log; /* [capacity - first]: the tokens of entries that count; null: of a call that is known */
+    const uint8_t *mask; /* null, or bits: see EntryMask in call.py */
+    int32_t mask_rows, mask_columns, mask_row_bytes;
+    int32_t num_rows; /* of the stretch that are wanted: none, the last, or all of them */
+    float *const *rows; /* [num_rows]; null: in memory of the loop, to be reduced or drawn from at once */
+    sym_reducer *reducer;
+    char *answer; /* of the reducer */
+    int32_t answer_row_bytes;
+    int32_t is_guided; /* each draw waits for what is decided: see sym_loop_decide */
+    sym_sampler *sampler;
+    sym_stops *stops;
     uint64_t draw_index; /* of the next draw */
     const int32_t *stop_tokens;
     int32_t num_stop_tokens, num_to_emit;
-    int32_t token, position; /* of the next entry */
-    int32_t first;           /* entries before the run */
-    int32_t capacity;        /* entries that there is room for */
-    int32_t is_quick;        /* its program comes back within the wait: the others wait for it */
-    /* Set by the run. */
-    int32_t state, end, draw_error;
-    int32_t num_done; /* entries computed: atomic, read by others at any time */
-    int64_t num_calls, compute_ns;
+    int64_t think_ns; /* what its program took lately between an answer and the next call */
+    /* Set by the loop. */
+    int32_t state, end, error, leave;
+    int32_t num_computed; /* of the stretch */
+    int32_t num_done; /* entries that count */
+    int32_t in_step, is_expected, has_news, is_low, is_rung;
+    int32_t token; /* the one token of a stretch that was drawn or came from a ring */
+    int32_t stop_text; /* that was found; -1 */
+    int32_t num_unsent; /* of the tokens generated last: the ring had no room for them */
+    int32_t server_index;
+    int64_t answered_ns, drawn, num_calls, compute_ns, queue_ns;
+    float *row; /* of the last row wanted of this step, or of the one that is undecided */
+    /* What is decided for the next draw, by the scheduler. */
+    int32_t is_decided, is_over, num_forced, was_drawn;
+    int32_t num_forced_taken; /* that are generated since the last draw */
+    const int32_t *forced;
+    const void *allowed;
 } sym_member;
 
-#define SYM_MAX_MEMBERS 256
+/* A step, for the cost model and for traces. */
+typedef struct sym_step_record {
+    int64_t began_ns, ended_ns;
+    sym_work work;
+    double predicted_ns;
+    int64_t first_seat; /* its first seat's place in what was asked for; -1: they are not known */
+    int32_t num_prefill_rows, num_calls;
+} sym_step_record;
 
-typedef struct sym_run sym_run;
+/* A call in a step: for traces. */
+typedef struct sym_seat {
+    int64_t number;
+    int32_t num_now, length;
+    int64_t arrived_ns;
+} sym_seat;
 
-/* How long a run waits for programs that usually come back soon: a share of the last step's time, within bounds. */
-typedef struct sym_run_wait {
-    int64_t share_percent, min_ns, max_ns;
-} sym_run_wait;
+typedef struct sym_counts {
+    int64_t num_steps, step_ns, last_step_ns, num_tokens, num_prefill_tokens, num_taken, num_calls_in_steps;
+    int64_t num_undecided; /* seats that were left empty for a decision */
+    int64_t num_wakes; /* times that the loop woke the scheduler */
+    int64_t num_sleeps; /* times that the loop slept for want of work */
+    int64_t waited_ns; /* for calls that were about to return */
+    int64_t sizes[9]; /* steps of 1, 2, 3-4, 5-8, ... 65-128, more calls */
+    int32_t max_calls, max_programs;
+} sym_counts;
 
-/* Null: no memory. `members` and what the pointers point to stay the caller's, and where they are. `wake_fd`: an eventfd
- * that is rung when something has come for the gate while the loop was the one to look. */
-sym_run *sym_run_new(const sym_hot_functions *hot, sym_step_function *step, sym_decoder *decoder, sym_member *members,
-                     int32_t num_members, const int32_t *copies, int32_t num_copies, sym_run_wait wait, int wake_fd);
-void sym_run_free(sym_run *loop);
+/* What has become of a member since it was asked for last. */
+typedef struct sym_news {
+    int32_t index, state, num_done, is_low, is_rung, padding;
+    int64_t num_calls, compute_ns;
+} sym_news;
 
-/* Runs steps until a member has ended, nobody has anything to compute, or somebody stops it. 0, or an errno: the last
- * step failed, and what it was to compute is still to be computed. */
-int sym_run_execute(sym_run *loop);
-/* From another thread: end after the step under way. */
-void sym_run_stop(sym_run *loop);
-/* From another thread: a call that came by another way; `position` as it said, or -1. 1: taken over; 0: the member does
- * not wait for it. */
-int sym_run_inject(sym_run *loop, int32_t member, const sym_hot_call *call, int32_t position);
-/* Entries that all members computed so far, from any thread. */
-int64_t sym_run_progress(const sym_run *loop);
-int32_t sym_member_num_done(const sym_member *member);
+typedef struct sym_loop sym_loop;
 
-int64_t sym_run_num_taken(const sym_run *loop); /* calls out of the programs' rings */
-int64_t sym_run_num_steps(const sym_run *loop);
-int64_t sym_run_step_ns(const sym_run *loop);
-int64_t sym_run_last_step_ns(const sym_run *loop);
-/* Steps that held so many calls. */
-int64_t sym_run_steps_of(const sym_run *loop, int32_t num_calls);
+typedef struct sym_loop_plan {
+    const sym_hot_functions *hot;
+    int32_t vocab_size, num_pages;
+    sym_limits limits;
+    sym_wait wait;
+} sym_loop_plan;
+
+/* Null: no memory. */
+sym_loop *sym_loop_new(const sym_loop_plan *plan);
+void sym_loop_free(sym_loop *loop);
+
+/* What computes its steps, and eventfds: `wake_fd` is rung when there is news, `guide_fd` when something was drawn that is
+ * to be decided about. Members may join before that. */
+typedef struct sym_engine {
+    sym_step_function *step;
+    sym_parallel_function *parallel; /* null: the loop's own thread does it all */
+    sym_decoder *decoder;
+    int wake_fd, guide_fd;
+} sym_engine;
+
+/* Runs steps until it is closed. */
+void sym_loop_run(sym_loop *loop, const sym_engine *engine);
+/* All others from any other thread. */
+void sym_loop_close(sym_loop *loop);
+
+/* A member joins: its place, or -ENOMEM. */
+int32_t sym_loop_join(sym_loop *loop, const sym_member *member);
+/* It is to leave. 1: it has ended, and may be taken back; 0: it will, and there will be news. */
+int sym_loop_leave(sym_loop *loop, int32_t index, int how);
+/* A member that has ended, as it is in the end; its place is free. */
+void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member);
+/* A call that came by another way; `position` as it said, or -1. 1: taken over; 0: the member does not wait for it. */
+int sym_loop_inject(sym_loop *loop, int32_t index, const sym_hot_call *call, int32_t position);
+/* The program's call that is being computed, by its id: the place of its member, or -1. */
+int32_t sym_loop_find(sym_loop *loop, const sym_server *server, uint64_t call_id);
+/* More room: `pages` begins as before, and `log` gets what was noted. */
+void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_t *log, int32_t capacity);
+/* The news of at most `max` members: how many. */
+int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max);
+/* Grows with everything that counts. */
+int64_t sym_loop_progress(const sym_loop *loop);
+/* So many more programs (or fewer) are about to come with calls that the loop does not see. */
+void sym_loop_expect(sym_loop *loop, int32_t more);
+/* How long it waits for such a program at the moment; `misses` counts how often it did in vain. */
+int64_t sym_loop_patience_ns(sym_loop *loop, int64_t *misses);
+
+/* Tokens that guided members drew: [][4] place, number of the call, token (-1: none yet), draws so far; how many. */
+int32_t sym_loop_drawn(sym_loop *loop, int64_t *drawn, int32_t max);
+/* For the draw number `draw_index` of a call: `forced` tokens come first, then what is `allowed`, or the end. All stays
+ * where it is until the draw after that one. 0: the member does not wait for it. */
+int sym_loop_decide(sym_loop *loop, int32_t index, int64_t number, uint64_t draw_index, const int32_t *forced,
+                    int32_t num_forced, const void *allowed, int is_over);
+
+int32_t sym_loop_new_share(sym_loop *loop, int32_t parent, double weight);
+void sym_loop_free_share(sym_loop *loop, int32_t share);
+void sym_loop_set_cost(sym_loop *loop, const sym_cost *cost);
+sym_counts sym_loop_counts(sym_loop *loop);
+/* Steps from number `from` on that are still known: how many are copied; `seats` may be null. */
+int32_t sym_loop_steps(sym_loop *loop, int64_t from, sym_step_record *records, int32_t max, sym_seat *seats,
+                       int32_t max_seats);
+void sym_loop_trace(sym_loop *loop, int is_traced);
+int sym_loop_is_stepping(sym_loop *loop);
+/* Since when the step under way has been computed, or 0; its members' places. */
+int64_t sym_loop_stepping_since(sym_loop *loop, int32_t *members, int32_t max, int32_t *num_members);
 
 #endif

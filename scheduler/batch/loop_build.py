@@ -7,6 +7,7 @@ from pathlib import Path
 from cffi import FFI
 
 _HERE = Path(__file__).resolve().parent
+_SOURCES = ("cost.c", "policy.c", "loop.c", "members.c", "layout.c", "results.c")
 _LIBSYM = _HERE.parents[1] / "libsym"
 
 
@@ -24,10 +25,10 @@ ffi.cdef(_declarations(_HERE / "loop.h"))
 ffi.set_source(
     "scheduler._loop",
     '#include "loop.h"\n#include "policy.h"\n',
-    sources=[os.path.relpath(_HERE / name) for name in ("cost.c", "loop.c", "policy.c")],
+    sources=[os.path.relpath(_HERE / name) for name in _SOURCES],
     include_dirs=[str(_HERE), str(_LIBSYM)],
     depends=[
-        *(str(_HERE / name) for name in ("cost.h", "loop.h", "policy.h")),
+        *(str(_HERE / name) for name in ("cost.h", "loop.h", "loop_state.h", "policy.h")),
         *(str(_LIBSYM / name) for name in ("abi.h", "steps.h")),
     ],
     extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],

@@ -225,11 +225,16 @@ static int compare_calls(const struct plan *p, int32_t a, int32_t b) {
     return left->due_ns < right->due_ns ? -1 : left->due_ns > right->due_ns;
 }
 
+static int came_before(const struct plan *p, int32_t a, int32_t b) {
+    const int64_t left = p->candidates[a].since_ns, right = p->candidates[b].since_ns;
+    return left != right ? left < right : a < b;
+}
+
 static int is_before(struct plan *p, const struct branch *within, int32_t a, int32_t b) {
     p->scratch->num_compared++;
     if (within->is_leaf) {
         int order = compare_calls(p, a, b);
-        return order ? order < 0 : a < b;
+        return order ? order < 0 : came_before(p, a, b);
     }
     if (within->is_account) {
         int order = compare_calls(p, p->heap[p->branches[a].first], p->heap[p->branches[b].first]);
@@ -237,7 +242,7 @@ static int is_before(struct plan *p, const struct branch *within, int32_t a, int
             return order < 0;
     }
     double left = p->shares[a].used, right = p->shares[b].used;
-    return left != right ? left < right : p->branches[a].arrival < p->branches[b].arrival;
+    return left != right ? left < right : came_before(p, p->branches[a].arrival, p->branches[b].arrival);
 }
 
 static void swap(int32_t *a, int32_t *b) {

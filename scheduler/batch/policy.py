@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler._loop import ffi, lib
-from scheduler.batch.plan_before import Path, plan_step, prefilling
 
 __all__ = [
     "CANDIDATE",
@@ -20,11 +19,8 @@ __all__ = [
     "ROOT",
     "SHARE",
     "Limits",
-    "Path",
     "Policy",
     "new_shares",
-    "plan_step",
-    "prefilling",
 ]
 
 NO_DEADLINE = int(lib.SYM_NO_DEADLINE)

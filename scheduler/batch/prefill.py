@@ -16,6 +16,7 @@ from kvfs.fs import OpenKv
 from libsym.errors import SymError
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import PredCall
+from scheduler.trace.records import CallKind
 
 CALL_TOKENS = 512
 """What a step computes beside no decode: after each of these the file has grown, for everybody to see."""
@@ -26,6 +27,8 @@ class TextPrefill:
 
     def __init__(self, batches: BatchScheduler, file: OpenKv, pid: int, failed: Callable[[SymError], None]) -> None:
         self.pid = pid
+        self.uid = file.inode.uid
+        """The file's owner: nobody else writes texts through the mount that his programs could not."""
         self._batches = batches
         self._file = file
         self._failed = failed
@@ -64,7 +67,8 @@ class TextPrefill:
         if self._error is None and tokens.size:
             del self._waiting[:CALL_TOKENS]
             self._num_in_flight = len(tokens)
-            self._batches.submit(PredCall(self, self._file, tokens, None, (), self._finished))
+            call = PredCall(self, self._file, tokens, None, (), self._finished, kind=CallKind.WRITTEN_TEXT)
+            self._batches.submit(call)
 
     def _finished(self, error: SymError | None) -> None:
         """A call is over; what failed still counts as queued, for it is not computed."""

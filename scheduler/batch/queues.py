@@ -82,9 +82,13 @@ class FileQueues:
         del jobs[call]
         return True
 
+    def head(self, table: PageTable) -> Job | None:
+        """What is in flight for a file."""
+        jobs = self._jobs.get(table)
+        return _head(jobs) if jobs else None
+
     def is_head(self, call: FileCall) -> bool:
-        jobs = self._jobs.get(call.file.table)
-        return jobs is not None and _head(jobs) is call
+        return self.head(call.file.table) is call
 
     def without_rows(self, file: OpenKv) -> list[FileCall]:
         """Calls of this very handle that wait for result slots."""
@@ -114,9 +118,11 @@ class FileQueues:
         self._when_unused.setdefault(file, []).append(action)
         return False
 
+    def calls(self) -> list[FileCall]:
+        return [job for queue in self._jobs.values() for job in queue if isinstance(job, FileCall)]
+
     def calls_of(self, caller: Caller) -> list[FileCall]:
-        jobs = [job for queue in self._jobs.values() for job in queue]
-        return [job for job in jobs if isinstance(job, FileCall) and job.caller is caller]
+        return [call for call in self.calls() if call.caller is caller]
 
 
 def _head(jobs: OrderedDict[Job, None]) -> Job:

@@ -1,4 +1,4 @@
-"""Room for what a call's stretch appends, and maybe for some more entries, which a run may grow the file by."""
+"""Room for what a call's stretch appends, and maybe for some more entries, by which the run may grow its file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from libsym.errors import Invalid, NoSpace, OverQuota
 from scheduler.batch.call import FileCall
 
 AHEAD_ENTRIES = 64
-"""Entries reserved beyond the next for a file that a run may grow: a run ends when they are used up."""
+"""Entries reserved beyond the next for a file that goes on by itself, beside the rest of its page."""
 AHEAD_POOL_SHARE = 16
 """With less than this part of the pool free, only what is left of a file's last page is reserved ahead."""
 
@@ -27,8 +27,6 @@ class Room:
     max_positions: int
     max_entries: int | None
     """Of a file that a call appends to: what the decoder can have before it at a time."""
-    has_runs: bool = False
-    """Whether steps may follow each other in C: known with the decoder."""
 
     def reserve(self, call: FileCall) -> Reservation:
         """For its present stretch. NoSpace, OverQuota: there is none. Invalid: its positions don't fit."""
@@ -39,10 +37,10 @@ class Room:
                 "the daemon with more --gpu-memory"
             )
         positions = self._positions(call)
-        ahead = self._num_ahead(call, int(positions[-1]) + 1)
+        next_position = int(positions[-1]) + 1
+        ahead = self._num_ahead(num_entries, next_position) if call.goes_on else 0
         if ahead:
-            last = int(positions[-1])
-            more = np.arange(last + 1, last + 1 + ahead, dtype=np.int32)
+            more = np.arange(next_position, next_position + ahead, dtype=np.int32)
             tokens = np.concatenate((call.tokens, np.zeros(ahead, np.int32)))
             try:
                 return self.fs.reserve(call.file, tokens, np.concatenate((positions, more)))
@@ -50,14 +48,25 @@ class Room:
                 pass  # then as many as are asked for, or nothing
         return self.fs.reserve(call.file, call.tokens, positions)
 
-    def _num_ahead(self, call: FileCall, next_position: int) -> int:
-        """Entries to reserve beyond a stretch's: for a run, if there may be one."""
-        if not self.has_runs or call.hot is None:
-            return 0
-        length = call.file.table.length + len(call.tokens)
-        ahead = -length % PAGE_ENTRIES
+    def extend(self, reservation: Reservation) -> bool:
+        """Reserve some more, before what is reserved is used up. False: there is none now."""
+        next_position = int(reservation.positions[-1]) + 1
+        ahead = self._num_ahead(reservation.start + len(reservation.tokens), next_position)
+        if not ahead:
+            return False
+        try:
+            reservation.extend(np.arange(next_position, next_position + ahead, dtype=np.int32))
+        except (NoSpace, OverQuota):
+            return False
+        return True
+
+    def _num_ahead(self, num_entries: int, next_position: int) -> int:
+        """Entries to reserve beyond the first so many."""
+        ahead = -num_entries % PAGE_ENTRIES
         if self.fs.pool.num_free * AHEAD_POOL_SHARE > self.fs.pool.num_pages:
             ahead += AHEAD_ENTRIES
+        if self.max_entries is not None:
+            ahead = min(ahead, self.max_entries - num_entries)
         return max(0, min(ahead, self.max_positions - next_position))
 
     def _positions(self, call: FileCall) -> IntArray:

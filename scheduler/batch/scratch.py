@@ -6,17 +6,23 @@ from typing import Any
 
 import numpy as np
 
+MAX_KEPT = 64
+"""Rows that are kept for the next: 13 MB for a vocabulary of 49,152."""
+
 
 class Scratch:
-    """Rows of logits that nobody waits for: drawn from or reduced in the step's thread, then used again."""
+    """Rows of logits that are looked at after their step, and then used again."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._blocks: list[memoryview[float]] = []
+        self._free: list[memoryview[float]] = []
 
-    def rows(self, count: int) -> list[memoryview[float]]:
-        """The first `count` rows; made when they are first needed, and kept."""
-        while len(self._blocks) < count:
-            row: Any = np.empty(self._vocab_size, np.float32)
-            self._blocks.append(memoryview(row))
-        return self._blocks[:count]
+    def take(self, count: int) -> list[memoryview[float]]:
+        return [self._free.pop() if self._free else self._new() for _ in range(count)]
+
+    def give_back(self, rows: list[memoryview[float]]) -> None:
+        self._free += rows[: MAX_KEPT - len(self._free)]
+
+    def _new(self) -> memoryview[float]:
+        row: Any = np.empty(self._vocab_size, np.float32)
+        return memoryview(row)

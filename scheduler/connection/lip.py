@@ -66,6 +66,10 @@ class Lip:
     def __post_init__(self) -> None:
         self.slots = Slots(self.channel)
 
+    @property
+    def uid(self) -> int:
+        return self.credentials.uid
+
     def wake(self) -> None:
         """Look at its ring although it has not rung."""
         self.nap.cancel()

@@ -219,7 +219,7 @@ class Predicting:
         mask = _mask(fields, num_tokens) if request.flags & MASKED else None
         reduction = None
         if request.flags & REDUCED:
-            reduction = Reduction(fields.rest(), self._limited.vocab_size, num_tokens, num_rows)
+            reduction = Reduction(fields.rest(), self._limited.vocab_size, num_rows)
         fields.end()
         priority, deadline_s = check_priority(priority), deadline_of(deadline_us)
         return Wanted(request.handle, file, tokens, positions, num_rows, mask, reduction, priority, deadline_s)
@@ -243,7 +243,7 @@ class _Appending:
 
     def call(self) -> PredCall:
         """To be queued, without rows yet."""
-        wanted, reduction = self.wanted, self.wanted.reduction
+        wanted = self.wanted
         return PredCall(
             self._lip,
             wanted.file,
@@ -254,8 +254,8 @@ class _Appending:
             priority=wanted.priority,
             deadline_s=wanted.deadline_s,
             mask=wanted.mask,
-            num_digested=0 if reduction is None else wanted.num_rows,
-            digest=None if reduction is None else reduction.digest,
+            num_rows=wanted.num_rows,
+            reduction=wanted.reduction,
         )
 
     def take(self, first_row: int) -> tuple[memoryview[float], ...]:
@@ -277,7 +277,7 @@ class _Appending:
         if wanted.reduction is not None and wanted.reduction.error is not None:
             self._answer(wanted.reduction.error)
             return
-        payload = b"" if wanted.reduction is None else wanted.reduction.answer
+        payload = b"" if wanted.reduction is None else bytes(wanted.reduction.answer)
         first_row = self._first_row if wanted.num_slots else _NO_SLOTS
         self._answer(Reply((first_row, wanted.num_rows, wanted.file.table.length), payload, wanted.num_slots))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvfs.fs import FileSystem
 from libsym.abi import Op
 from libsym.errors import Invalid, NotPermitted
+from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.messages import Mail
 from scheduler.operations.operation import Operation, Table
@@ -15,8 +16,9 @@ from scheduler.replies import Reply
 class Program:
     """Answers CANCEL and CONFINE."""
 
-    def __init__(self, fs: FileSystem, mail: Mail) -> None:
+    def __init__(self, fs: FileSystem, batches: BatchScheduler, mail: Mail) -> None:
         self._fs = fs
+        self._batches = batches
         self._mail = mail
 
     def table(self) -> Table:
@@ -25,12 +27,14 @@ class Program:
             Op.CONFINE: Operation(self._confine),
         }
 
-    @staticmethod
-    def _cancel(call: SystemCall) -> Reply:
+    def _cancel(self, call: SystemCall) -> Reply:
         """Ends the call whose id is args[0], if it is one that can be ended and is still under way."""
-        ended = call.lip.calls.get(call.request.args[0])
+        call_id = call.request.args[0]
+        ended = call.lip.calls.get(call_id)
         if ended is not None:
             ended.cancel()
+        else:
+            self._batches.cancel_taken(call.lip.channel, call_id)
         return Reply()
 
     def _confine(self, call: SystemCall) -> Reply:

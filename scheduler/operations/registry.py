@@ -26,6 +26,7 @@ from scheduler.operations.program import Program
 from scheduler.operations.scrub import Scrubbing
 from scheduler.operations.status import Status
 from scheduler.operations.text import TextModel, Texts
+from scheduler.operations.trace import Tracing
 from scheduler.operations.usage import ResourceUsage
 
 
@@ -47,7 +48,8 @@ def all_operations(
     subjects = (
         Status(fs, text, daemon_info),
         Scrubbing(fs),
-        Program(fs, mail),
+        Tracing(fs, batches, text),
+        Program(fs, batches, mail),
         KvFiles(fs, batches),
         closing,
         Names(fs),

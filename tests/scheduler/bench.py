@@ -156,6 +156,7 @@ class Steps:
 @dataclass(eq=False)
 class Program:
     pid: int = 1
+    uid: int = 0
 
 
 class Result:

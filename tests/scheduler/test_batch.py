@@ -10,6 +10,7 @@ import trio.testing
 
 from kvfs.names.tree import Credentials
 from libsym.errors import Invalid, NoSpace, StepFailed, SymError
+from scheduler.batch import standing
 from tests.scheduler.bench import ME, NUM_PAGES, Program
 
 
@@ -215,8 +216,9 @@ def test_a_defect_in_one_job_does_not_keep_the_file_from_the_next(bench, monkeyp
     bench.run(scenario)
 
 
-def test_a_launch_waits_for_every_thread_that_is_about_to_return(bench):
+def test_a_launch_waits_for_every_thread_that_is_about_to_return(bench, monkeypatch):
     program = Program()
+    patience(monkeypatch, 20)  # longer than this test may take
 
     async def scenario():
         files = [bench.file() for _ in range(3)]
@@ -227,7 +229,6 @@ def test_a_launch_waits_for_every_thread_that_is_about_to_return(bench):
         for result in results:
             await result.wait()
         num_steps = len(bench.steps.batches)
-        bench.batches.statistics.last_step_s = 100.0  # a tenth of it is longer than this test may take
         again = []
         for file in files:
             await trio.testing.wait_all_tasks_blocked()
@@ -240,15 +241,20 @@ def test_a_launch_waits_for_every_thread_that_is_about_to_return(bench):
     bench.run(scenario)
 
 
+def patience(monkeypatch, seconds):
+    for name in ("WAIT_MIN_NS", "WAIT_MAX_NS"):
+        monkeypatch.setattr(standing, name, int(seconds * 1e9))
+
+
 @pytest.mark.slow
-def test_a_program_that_stays_away_is_waited_for_once(bench):
+def test_a_program_that_stays_away_is_waited_for_once(bench, monkeypatch):
     stays_away, works = Program(1), Program(2)
+    patience(monkeypatch, 1)
 
     async def scenario():
         file = bench.file()
         await bench.submit(bench.file(), [1], program=stays_away).wait()
         for token in (1, 2, 3):
-            bench.batches.statistics.last_step_s = 10.0
             began_s = trio.current_time()
             await bench.submit(file, [token], program=works).wait()
             waited_s = trio.current_time() - began_s

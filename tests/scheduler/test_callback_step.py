@@ -80,21 +80,6 @@ def test_a_batch_of_copies_alone_is_one(decoders, through_c):
     assert seen == [StepBatch((), ((1, 2), (3, 4)))]
 
 
-def test_several_of_the_last_rows_are_those(decoders, through_c):
-    """C may want more rows than one, and fewer than there are tokens."""
-    tokens, pages = np.arange(5, dtype=np.int32), np.zeros(1, np.int32)
-    outs = np.full((2, 5, CONFIG.vocab_size), np.nan, np.float32)
-    batches = [StepBatch((Chunk(tokens, tokens, pages, 0, tuple(map(memoryview, out))),)) for out in outs]
-
-    def last_two(laid_out):
-        laid_out.wanted[0] = laid_out.num_wanted = 2
-
-    decoders[0].step(batches[0])
-    through_c(decoders[1].step).step(batches[1], last_two)
-    assert np.array_equal(outs[1][:2], outs[0][3:])
-    assert np.isnan(outs[1][2:]).all()
-
-
 def test_what_c_has_in_its_arrays_may_change_after(through_c):
     """A decoder on a GPU keeps page tables from one step to the next, and C fills the same arrays anew."""
     laid_out, seen = [], []

@@ -286,7 +286,8 @@ def test_what_a_grammar_forces_takes_no_steps():
     )
     assert len(list(generation)) == 41
     assert generation.finish == "grammar"
-    assert sym.daemon_stat()["num_steps"] - before <= 3
+    # The prompt; what was drawn first; what is forced; and what was drawn last, before it was known to be the end.
+    assert sym.daemon_stat()["num_steps"] - before <= 4
 
 
 @pytest.mark.parametrize(

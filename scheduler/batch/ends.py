@@ -1,0 +1,202 @@
+"""What becomes of a member that has left the run: what it had reserved is given back; its call goes on, or is over."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from kvfs.fs import FileSystem
+from libsym.abi import Finish
+from libsym.errors import StepFailed, SymError
+from libsym.rows.native import checked
+from scheduler._loop import ffi, lib
+from scheduler.batch.call import FileCall, HotPred
+from scheduler.batch.generation import GenerateCall
+from scheduler.batch.standing import Member, StandingRun
+from scheduler.replies import kept
+
+Then = Callable[[], None]
+_FINISHES = {
+    lib.SYM_END_STOP_TEXT: Finish.STOP_TEXT,
+    lib.SYM_END_LENGTH: Finish.LENGTH,
+    lib.SYM_END_GRAMMAR: Finish.GRAMMAR,
+}
+
+
+class Calls(Protocol):
+    """What goes on with a call: see `CallsInFlight`."""
+
+    def go_on(self, call: FileCall) -> None: ...
+
+    def finish(self, call: FileCall, error: SymError | None) -> None: ...
+
+    def leave(self, call: FileCall, error: SymError | None) -> None: ...
+
+    def leave_answered(self, call: FileCall, *, thinks: bool) -> None: ...
+
+    def replace(self, call: FileCall, other: FileCall) -> None: ...
+
+
+class Ends:
+    """All of it on the trio thread."""
+
+    def __init__(self, calls: Calls, fs: FileSystem, run: StandingRun) -> None:
+        self._calls = calls
+        self._fs = fs
+        self._run = run
+        self.failure: Callable[[], BaseException | None] = lambda: None
+        """What a step failed with that is Python's; it is asked once for each failure."""
+
+    def settle(self, member: Member) -> Then:
+        """What is left of it is given back; what this returns goes on with its call."""
+        call, ended = member.call, member.ended
+        error = self._step_failure(ended.error) if ended.end == lib.SYM_END_STEP else None
+        if ended.end == lib.SYM_END_DEADLINE:
+            call.is_late = call.cancelled = True
+        if member.hot is None:
+            return self._settle_call(member, call, error)
+        reservation = call.reservation
+        assert reservation is not None
+        if ended.num_done < len(member.log):
+            reservation.abort()
+        call.reservation = None
+        if isinstance(member.hot, HotPred):
+            return self._settle_program(member, call, member.hot, error)
+        assert isinstance(call, GenerateCall)
+        return self._settle_generation(member, call, error)
+
+    def _step_failure(self, code: int) -> SymError:
+        failure = self.failure()
+        said = os.strerror(code) if failure is None else str(failure)
+        return StepFailed(f"the decoder failed: {said}; nothing was appended")
+
+    # ---- calls that are over with their stretch
+
+    def _settle_call(self, member: Member, call: FileCall, error: SymError | None) -> Then:
+        ended = member.ended
+        is_wanted = not call.is_dropped and (not call.cancelled or call.is_late)
+        if ended.end != lib.SYM_END_DONE or not is_wanted:
+            member.let_go()
+            return partial(self._calls.finish, call, error)
+        if call.reduction is not None and ended.error:
+            call.reduction.error = row_failure(ended.error)
+        if not member.rows:
+            member.let_go()
+            return partial(self._end_stretch, call)
+        call.is_elsewhere = True
+        rows = member.rows
+
+        def digested(failure: Exception | None) -> None:
+            call.is_elsewhere = False
+            member.let_go()
+            if failure is not None:
+                self._calls.finish(call, SymError(f"the daemon failed to draw: {failure!r}"))
+            elif call.is_dropped:
+                self._calls.finish(call, None)
+            else:
+                self._end_stretch(call)
+
+        return partial(self._run.aside.ask, partial(call.digest, rows), digested)
+
+    def _end_stretch(self, call: FileCall) -> None:
+        """All of a stretch is computed: commit those that count. The call goes on with its next one, or ends."""
+        reservation = call.reservation
+        assert reservation is not None
+        num_entries = call.end_stretch()
+        call.num_appended += num_entries
+        call.num_rejected += len(call.tokens) - num_entries
+        num_reserved = len(reservation.tokens)
+        reservation.commit_first(reservation.tokens[:num_entries])
+        if num_entries < num_reserved:
+            reservation.abort()
+        self._fs.committed(call.file)
+        call.reservation = None
+        if not call.next_stretch() or call.cancelled:
+            call.cancelled = call.cancelled and call.cancellation() is None
+            self._calls.leave(call, None)
+        else:
+            self._calls.go_on(call)
+
+    # ---- programs
+
+    def _settle_program(self, member: Member, call: FileCall, hot: HotPred, error: SymError | None) -> Then:
+        """Its calls are answered but for the last, perhaps; `call` itself was the first of them."""
+        ended = member.ended
+        member.let_go()
+        if ended.num_done == 0:
+            call.cancelled = call.cancelled or member.is_cancelled
+            return partial(self._calls.leave, call, error)
+        if call.is_dropped:
+            return partial(self._calls.leave_answered, call, thinks=False)
+        if ended.end == lib.SYM_END_UNSENT:
+            hot.answer(ended.call_id, ended.slot, call.file.table.length)
+        if ended.num_tokens == 0:
+            return partial(self._calls.leave_answered, call, thinks=True)
+        again = hot.again(ended.call_id, ended.slot, ended.token)
+        self._calls.replace(call, again)
+        again.cancelled = member.is_cancelled
+        if error is None and not again.cancelled:
+            return partial(self._calls.go_on, again)
+        return partial(self._calls.leave, again, error)
+
+    # ---- generations
+
+    def _settle_generation(self, member: Member, call: GenerateCall, error: SymError | None) -> Then:
+        ended = member.ended
+        forced = ended.num_forced_taken
+        generated: list[int] = ffi.unpack(ended.forced, forced) if forced else [ended.token]
+        unsent = generated[len(generated) - ended.num_unsent :]
+        pending: list[int] = ffi.unpack(ended.tokens, ended.num_tokens) if ended.num_tokens else []
+        member.let_go()
+        if ended.end == lib.SYM_END_STOP_TOKEN:
+            call.stopped(Finish.STOP_TOKEN, ended.token)
+        elif ended.end in _FINISHES:
+            call.emit(unsent)
+            call.stopped(_FINISHES[ended.end])
+        elif ended.end == lib.SYM_END_DRAW:
+            call.failed(row_failure(ended.error))
+        elif error is None and not call.cancelled:
+            call.went_on(pending, unsent, ended.draw_index, ended.num_to_emit)
+            if ended.is_guided:
+                return partial(self._follow, call, ended.token, ended.draw_index, has_taken_forced=forced > 0)
+            return partial(self._next_stretch, call)
+        return partial(self._calls.leave, call, error)
+
+    def _follow(self, call: GenerateCall, token: int, draw_index: int, *, has_taken_forced: bool) -> None:
+        """What is decided for its next draw, which may not be known yet, comes true here."""
+        call.is_elsewhere = True
+
+        def decided(failure: Exception | None) -> None:
+            call.is_elsewhere = False
+            if failure is not None:
+                self._calls.leave(call, SymError(f"the daemon failed to follow the grammar: {failure!r}"))
+                return
+            if not call.cancelled:
+                call.follow(has_taken_forced=has_taken_forced)
+            self._next_stretch(call)
+
+        self._run.aside.ask(lambda: _ignore(call.decide(token, draw_index)), decided)
+
+    def _next_stretch(self, call: GenerateCall) -> None:
+        if call.cancelled or not call.next_stretch():
+            self._calls.leave(call, None)
+        else:
+            self._calls.go_on(call)
+
+
+def _ignore(_: object) -> None:
+    """What is decided is the call's to keep."""
+
+
+def row_failure(code: int) -> SymError:
+    """Why a row could not be drawn from, or reduced."""
+    try:
+        checked(-code)
+    except SymError as failure:
+        return kept(failure)
+    except MemoryError as failure:
+        return kept(SymError(str(failure), errno.ENOMEM))
+    raise AssertionError("nothing failed")

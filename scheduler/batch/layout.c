@@ -1,0 +1,306 @@
+/* What the next step holds: calls that have entries to compute are the policy's candidates, and those that it chooses become
+ * chunks of one batch. Everything is copied from members here, under the lock, so that a step needs none. */
+#include "loop_state.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int32_t left(const sym_member *member) { return member->num_tokens - member->num_computed; }
+
+static int wants_all(const sym_member *member) { return member->num_rows == member->num_tokens; }
+
+/* From here on no page was read yet. */
+static void begin_reading(sym_loop *loop) {
+    struct layout *layout = &loop->layout;
+    if (++layout->stamp == 0) {
+        memset(layout->stamps, 0, (size_t)loop->plan.num_pages * sizeof *layout->stamps);
+        layout->stamp = 1;
+    }
+}
+
+/* Whether somebody has read it; it has been, from now on. */
+static int was_read(struct layout *layout, int32_t page) {
+    const int was = layout->stamps[page] == layout->stamp;
+    layout->stamps[page] = layout->stamp;
+    return was;
+}
+
+/* Of its entries, those that calls before it read, too. */
+static int32_t num_shared(sym_loop *loop, const sym_member *member) {
+    const int32_t length = entries(member), num_pages = pages_for(length);
+    int32_t count = 0;
+    for (int32_t p = 0; p < num_pages; p++)
+        if (was_read(&loop->layout, member->pages[p]))
+            count += p + 1 < num_pages ? SYM_PAGE_ENTRIES : length - p * SYM_PAGE_ENTRIES;
+    return count;
+}
+
+/* Those that may be in the next step. */
+static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
+    int32_t n = 0;
+    if (loop->num_places > loop->room_candidates) {
+        int32_t room[3] = {loop->room_candidates, loop->room_candidates, loop->room_candidates};
+        if (sym_make_room(&loop->candidates, &room[0], loop->num_places, sizeof *loop->candidates) != 0 ||
+            sym_make_room(&loop->candidate_of, &room[1], loop->num_places, sizeof(int32_t)) != 0 ||
+            sym_make_room(&loop->num_now, &room[2], loop->num_places, sizeof(int32_t)) != 0)
+            return -ENOMEM;
+        loop->room_candidates = room[0];
+    }
+    begin_reading(loop);
+    for (int32_t i = 0; i < loop->num_places; i++) {
+        sym_member *member = loop->members[i];
+        if (member->state != SYM_COMPUTING && member->state != SYM_UNDECIDED)
+            continue;
+        if (member->deadline_ns < now_ns) {
+            sym_end_member(loop, i, SYM_END_DEADLINE);
+            continue;
+        }
+        if (member->state == SYM_UNDECIDED) {
+            loop->counts.num_undecided++;
+            continue;
+        }
+        loop->candidate_of[n] = i;
+        loop->candidates[n++] = (sym_candidate){
+            .since_ns = member->since_ns,
+            .deadline_ns = member->deadline_ns,
+            .share = member->share,
+            .priority = member->priority,
+            .length = entries(member) + member->num_computed,
+            .num_shared = left(member) == 1 ? num_shared(loop, member) : 0,
+            .left = left(member),
+            .is_digested = member->rows == NULL && member->num_rows > 1,
+        };
+    }
+    return n;
+}
+
+/* Decodes before prefills: backends compute them in this order. */
+static int32_t choose_seats(sym_loop *loop, int32_t num_candidates, int64_t now_ns) {
+    if (loop->room_candidates > loop->scratch_candidates || loop->room_shares > loop->scratch_shares) {
+        sym_scratch *scratch = sym_scratch_new(loop->room_candidates, loop->room_shares);
+        if (scratch == NULL)
+            return -ENOMEM;
+        sym_scratch_free(loop->scratch);
+        loop->scratch = scratch;
+        loop->scratch_candidates = loop->room_candidates;
+        loop->scratch_shares = loop->room_shares;
+    }
+    const int32_t num_calls = sym_policy_plan(loop->candidates, num_candidates, loop->shares, loop->num_shares,
+                                              &loop->plan.limits, &loop->cost, now_ns, loop->num_now, loop->scratch);
+    if (num_calls <= 0)
+        return num_calls;
+    if (sym_make_room(&loop->seats, &loop->room_seats, num_calls, sizeof *loop->seats) != 0)
+        return -ENOMEM;
+    int32_t n = 0;
+    for (int is_prefill = 0; is_prefill <= 1; is_prefill++)
+        for (int32_t c = 0; c < num_candidates; c++)
+            if (loop->num_now[c] > 0 && (loop->candidates[c].left > 1) == is_prefill) {
+                const int32_t index = loop->candidate_of[c];
+                loop->seats[n++] =
+                    (struct seat){.member = loop->members[index], .index = index, .num_now = loop->num_now[c]};
+            }
+    loop->num_seats = n;
+    return n;
+}
+
+static int32_t rows_wanted(const sym_member *member, int32_t num_now) {
+    if (member->num_rows == 0)
+        return 0;
+    if (wants_all(member))
+        return num_now;
+    return num_now == left(member);
+}
+
+struct sizes {
+    int32_t rows, chunks, pages, out, scratch, copies;
+    size_t mask_words;
+};
+
+static struct sizes sizes_of(sym_loop *loop) {
+    struct sizes sizes = {.chunks = loop->num_seats};
+    for (int32_t c = 0; c < loop->num_seats; c++) {
+        struct seat *seat = &loop->seats[c];
+        const sym_member *member = seat->member;
+        const int32_t num_pages = pages_for(entries(member) + member->num_computed + seat->num_now);
+        seat->num_wanted = rows_wanted(member, seat->num_now);
+        sizes.rows += seat->num_now;
+        sizes.pages += num_pages;
+        sizes.out += seat->num_wanted;
+        sizes.scratch += member->rows == NULL ? seat->num_wanted : 0;
+        sizes.copies += member->num_copies;
+        if (member->mask != NULL)
+            sizes.mask_words += (size_t)num_pages * (size_t)seat->num_now;
+    }
+    return sizes;
+}
+
+static int make_scratch(struct layout *layout, int32_t count, int32_t vocab_size) {
+    if (count <= layout->num_scratch)
+        return 0;
+    float **longer = realloc(layout->scratch, (size_t)count * sizeof *longer);
+    if (longer == NULL)
+        return -1;
+    layout->scratch = longer;
+    while (layout->num_scratch < count) {
+        float *row = aligned_alloc(64, ((size_t)vocab_size * sizeof(float) + 63) / 64 * 64);
+        if (row == NULL)
+            return -1;
+        layout->scratch[layout->num_scratch++] = row;
+    }
+    return 0;
+}
+
+static int make_arrays(sym_loop *loop, const struct sizes *sizes) {
+    struct layout *layout = &loop->layout;
+    int32_t rows[2] = {layout->room_rows, layout->room_rows};
+    if (sym_make_room(&layout->tokens, &rows[0], sizes->rows, sizeof(int32_t)) != 0 ||
+        sym_make_room(&layout->positions, &rows[1], sizes->rows, sizeof(int32_t)) != 0)
+        return -1;
+    layout->room_rows = rows[0];
+    const int32_t num_bounds = sizes->chunks + 1, old = layout->room_chunks;
+    int32_t chunks[6] = {old, old, old, old, old, old};
+    if (sym_make_room(&layout->first_row, &chunks[0], num_bounds, sizeof(int32_t)) != 0 ||
+        sym_make_room(&layout->start, &chunks[1], num_bounds, sizeof(int32_t)) != 0 ||
+        sym_make_room(&layout->first_page, &chunks[2], num_bounds, sizeof(int32_t)) != 0 ||
+        sym_make_room(&layout->wanted, &chunks[3], num_bounds, sizeof(int32_t)) != 0 ||
+        sym_make_room(&layout->masks, &chunks[4], num_bounds, sizeof *layout->masks) != 0 ||
+        sym_make_room(&layout->mask_at, &chunks[5], num_bounds, sizeof *layout->mask_at) != 0)
+        return -1;
+    layout->room_chunks = chunks[0];
+    if (sym_make_room(&layout->pages, &layout->room_pages, sizes->pages, sizeof(int32_t)) != 0 ||
+        sym_make_room(&layout->out, &layout->room_out, sizes->out, sizeof *layout->out) != 0 ||
+        sym_make_room(&layout->copies, &layout->room_copies, 2 * sizes->copies, sizeof(int32_t)) != 0 ||
+        make_scratch(layout, sizes->scratch, loop->plan.vocab_size) != 0)
+        return -1;
+    if (sizes->mask_words > layout->room_mask_words) {
+        uint32_t *longer = realloc(layout->mask_words, sizes->mask_words * sizeof *longer);
+        if (longer == NULL)
+            return -1;
+        layout->mask_words = longer;
+        layout->room_mask_words = sizes->mask_words;
+    }
+    return 0;
+}
+
+/* Which entries row `row` of a stretch sees: a bit each, up to its own. */
+static void lay_mask_row(const sym_member *member, int32_t before, int32_t row, uint32_t *words, int32_t num_words) {
+    const int has_own_rows = member->mask_columns > before;
+    const uint8_t *bits = member->mask + (size_t)(has_own_rows ? row : 0) * (size_t)member->mask_row_bytes;
+    const int32_t end = before + row + 1, known = has_own_rows ? end : before;
+    memset(words, 0, (size_t)num_words * sizeof *words);
+    for (int32_t byte = 0; byte < (known + 7) / 8; byte++) {
+        const int32_t last = known - 8 * byte; /* bits of it that count */
+        const uint32_t value = last >= 8 ? bits[byte] : bits[byte] & ((1u << last) - 1);
+        words[byte / 4] |= value << (byte % 4 * 8);
+    }
+    for (int32_t entry = known; entry < end; entry++) /* by causality */
+        words[entry / 32] |= 1u << (entry % 32);
+}
+
+static void lay_mask(struct layout *layout, const struct seat *seat, int32_t chunk, size_t *num_words) {
+    const sym_member *member = seat->member;
+    layout->masks[chunk] = NULL;
+    if (member->mask == NULL)
+        return;
+    const int32_t before = entries(member);
+    const int32_t num_pages = pages_for(before + member->num_computed + seat->num_now);
+    uint32_t *words = layout->mask_words + *num_words;
+    layout->masks[chunk] = words;
+    for (int32_t k = 0; k < seat->num_now; k++)
+        lay_mask_row(member, before, member->num_computed + k, words + (size_t)k * (size_t)num_pages, num_pages);
+    *num_words += (size_t)num_pages * (size_t)seat->num_now;
+}
+
+/* Distinct pages that decodes read; what prefills see. */
+static void weigh(sym_loop *loop, const struct seat *seat, int32_t start, int32_t num_pages) {
+    if (left(seat->member) > 1) {
+        loop->work.num_pairs += (int64_t)seat->num_now * start + (int64_t)seat->num_now * (seat->num_now + 1) / 2;
+        loop->num_prefill_rows += seat->num_now;
+        return;
+    }
+    loop->work.num_seen += start + 1;
+    for (int32_t p = 0; p < num_pages; p++)
+        if (!was_read(&loop->layout, seat->member->pages[p]))
+            loop->work.num_entries += p + 1 < num_pages ? SYM_PAGE_ENTRIES : start + 1 - p * SYM_PAGE_ENTRIES;
+}
+
+static void lay_chunks(sym_loop *loop) {
+    struct layout *layout = &loop->layout;
+    sym_batch *batch = &loop->batch;
+    int32_t num_rows = 0, num_pages = 0, num_out = 0, num_scratch = 0, num_copies = 0;
+    size_t num_words = 0;
+    loop->work = (sym_work){0};
+    loop->num_prefill_rows = 0;
+    begin_reading(loop);
+    for (int32_t c = 0; c < loop->num_seats; c++) {
+        struct seat *seat = &loop->seats[c];
+        sym_member *member = seat->member;
+        const int32_t done = member->num_computed, start = entries(member) + done;
+        const int32_t used = pages_for(start + seat->num_now);
+        layout->first_row[c] = num_rows;
+        layout->start[c] = start;
+        layout->first_page[c] = num_pages;
+        layout->wanted[c] = seat->num_wanted;
+        memcpy(layout->tokens + num_rows, member->tokens + done, (size_t)seat->num_now * sizeof(int32_t));
+        if (member->positions != NULL)
+            memcpy(layout->positions + num_rows, member->positions + done, (size_t)seat->num_now * sizeof(int32_t));
+        else
+            for (int32_t k = 0; k < seat->num_now; k++)
+                layout->positions[num_rows + k] = member->position + done + k;
+        memcpy(layout->pages + num_pages, member->pages, (size_t)used * sizeof(int32_t));
+        seat->first_out = num_out;
+        for (int32_t k = 0; k < seat->num_wanted; k++)
+            layout->out[num_out++] = member->rows == NULL ? layout->scratch[num_scratch++]
+                                     : wants_all(member)  ? member->rows[done + k]
+                                                          : member->rows[0];
+        if (seat->num_wanted > 0)
+            member->row = layout->out[num_out - 1];
+        lay_mask(layout, seat, c, &num_words);
+        if (member->num_copies > 0)
+            memcpy(layout->copies + 2 * num_copies, member->copies, 2 * (size_t)member->num_copies * sizeof(int32_t));
+        num_copies += member->num_copies;
+        weigh(loop, seat, start, used);
+        member->in_step = 1;
+        num_rows += seat->num_now;
+        num_pages += used;
+    }
+    layout->first_row[loop->num_seats] = num_rows;
+    layout->first_page[loop->num_seats] = num_pages;
+    *batch = (sym_batch){
+        .num_rows = num_rows,
+        .num_chunks = loop->num_seats,
+        .num_wanted = num_out,
+        .num_copies = num_copies,
+        .tokens = layout->tokens,
+        .positions = layout->positions,
+        .first_row = layout->first_row,
+        .start = layout->start,
+        .first_page = layout->first_page,
+        .pages = layout->pages,
+        .wanted = layout->wanted,
+        .masks = layout->masks,
+        .out = layout->out,
+        .copies = layout->copies,
+    };
+}
+
+int32_t sym_lay_out(sym_loop *loop, int64_t now_ns) {
+    loop->num_seats = 0;
+    const int32_t num_candidates = find_candidates(loop, now_ns);
+    if (num_candidates <= 0)
+        return num_candidates;
+    const int32_t num_calls = choose_seats(loop, num_candidates, now_ns);
+    if (num_calls <= 0)
+        return num_calls;
+    const struct sizes sizes = sizes_of(loop);
+    if (make_arrays(loop, &sizes) != 0) {
+        loop->num_seats = 0;
+        return -ENOMEM;
+    }
+    lay_chunks(loop);
+    loop->work.num_rows = loop->batch.num_rows;
+    loop->work.num_wanted = loop->batch.num_wanted;
+    loop->predicted_ns = sym_cost_of(&loop->cost, &loop->work);
+    return num_calls;
+}

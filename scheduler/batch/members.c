@@ -1,0 +1,394 @@
+/* Who is in the standing run: members join and leave, and the scheduler is told what has become of them. */
+#include "loop_state.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+int64_t sym_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000L + now.tv_nsec;
+}
+
+int sym_make_room(void *array, int32_t *room, int32_t wanted, size_t size) {
+    if (wanted <= *room)
+        return 0;
+    int32_t more = *room < 16 ? 16 : *room;
+    while (more < wanted)
+        more *= 2;
+    void *longer;
+    memcpy(&longer, array, sizeof longer); /* a pointer of whatever type */
+    longer = realloc(longer, (size_t)more * size);
+    if (longer == NULL)
+        return -1;
+    memcpy(array, &longer, sizeof longer);
+    *room = more;
+    return 0;
+}
+
+static void ring(int fd) {
+    if (fd < 0)
+        return; /* nobody is there yet */
+    const uint64_t one = 1;
+    const ssize_t written = write(fd, &one, sizeof one);
+    (void)written; /* EAGAIN: it is ringing already */
+}
+
+/* Once for all that there is to act on until somebody asks for it. */
+void sym_tell(sym_loop *loop) {
+    if (loop->is_told || !loop->must_tell || loop->engine.wake_fd < 0)
+        return;
+    loop->is_told = 1;
+    loop->counts.num_wakes++;
+    ring(loop->engine.wake_fd);
+}
+
+void sym_news_of(sym_loop *loop, int32_t index) {
+    sym_member *member = loop->members[index];
+    if (!member->has_news) {
+        member->has_news = 1;
+        loop->news[loop->num_news++] = index; /* has room for every place */
+    }
+}
+
+/* If something was drawn that is to be decided about. */
+void sym_call_guides(sym_loop *loop) {
+    for (int32_t i = 0; i < loop->num_places; i++)
+        if (loop->members[i]->was_drawn) {
+            ring(loop->engine.guide_fd);
+            return;
+        }
+}
+
+void sym_act_on(sym_loop *loop, int32_t index) {
+    sym_news_of(loop, index);
+    loop->must_tell = 1;
+}
+
+void sym_end_member(sym_loop *loop, int32_t index, int32_t why) {
+    sym_member *member = loop->members[index];
+    member->state = SYM_ENDED;
+    member->end = why;
+    sym_act_on(loop, index);
+}
+
+/* ---- servers */
+
+static int32_t watched_at(sym_loop *loop, sym_server *server) {
+    for (int32_t i = 0; i < loop->num_servers; i++)
+        if (loop->servers[i].server == server)
+            return i;
+    if (sym_make_room(&loop->servers, &loop->room_servers, loop->num_servers + 1, sizeof *loop->servers) != 0)
+        return -1;
+    loop->servers[loop->num_servers] = (struct watched){.server = server};
+    return loop->num_servers++;
+}
+
+/* The last one takes the place of one that nobody needs any more. */
+static void unwatch_member(sym_loop *loop, const sym_member *member) {
+    const int32_t at = member->server_index, last = loop->num_servers - 1;
+    if (--loop->servers[at].num_members > 0)
+        return;
+    if (loop->servers[at].slept) /* the loop is looking at its ring right now: it will not any more */
+        loop->plan.hot->unwatch(loop->servers[at].server, 1);
+    loop->servers[at] = loop->servers[last];
+    loop->num_servers--;
+    for (int32_t i = 0; i < loop->num_places; i++)
+        if (loop->members[i]->state != SYM_GONE && loop->members[i]->kind == SYM_PROGRAM &&
+            loop->members[i]->server_index == last)
+            loop->members[i]->server_index = at;
+}
+
+/* ---- joining and leaving */
+
+static int32_t free_place(sym_loop *loop) {
+    if (loop->num_free_places > 0)
+        return loop->free_places[--loop->num_free_places];
+    const int32_t index = loop->num_places;
+    int32_t room[3] = {loop->room_places, loop->room_places, loop->room_places};
+    if (sym_make_room(&loop->members, &room[0], index + 1, sizeof(sym_member *)) != 0 ||
+        sym_make_room(&loop->free_places, &room[1], index + 1, sizeof(int32_t)) != 0 ||
+        sym_make_room(&loop->news, &room[2], index + 1, sizeof(int32_t)) != 0)
+        return -1;
+    loop->room_places = room[0];
+    sym_member *place = calloc(1, sizeof *place);
+    if (place == NULL)
+        return -1;
+    loop->members[index] = place;
+    loop->num_places++;
+    return index;
+}
+
+static void wake_loop(sym_loop *loop) {
+    if (loop->is_asleep)
+        pthread_cond_signal(&loop->has_work);
+}
+
+int32_t sym_loop_join(sym_loop *loop, const sym_member *member) {
+    pthread_mutex_lock(&loop->lock);
+    int32_t index = free_place(loop);
+    if (index >= 0) {
+        sym_member *place = loop->members[index];
+        *place = *member;
+        place->state = SYM_COMPUTING;
+        place->stop_text = -1;
+        if (member->kind == SYM_PROGRAM) {
+            place->server_index = watched_at(loop, member->server);
+            if (place->server_index < 0) {
+                place->state = SYM_GONE;
+                loop->free_places[loop->num_free_places++] = index;
+                index = -1;
+            } else {
+                loop->servers[place->server_index].num_members++;
+            }
+        }
+        if (member->was_drawn)
+            ring(loop->engine.guide_fd);
+        wake_loop(loop);
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return index < 0 ? -ENOMEM : index;
+}
+
+int sym_loop_leave(sym_loop *loop, int32_t index, int how) {
+    pthread_mutex_lock(&loop->lock);
+    sym_member *member = loop->members[index];
+    if (member->state != SYM_ENDED) {
+        if (how > member->leave)
+            member->leave = how;
+        const int has_begun = member->kind != SYM_GENERATION || member->num_tokens != 1 ||
+                              member->state != SYM_COMPUTING || member->num_done == 0;
+        if (!member->in_step && (how == SYM_LEAVE_NOW || member->state == SYM_WAITING || !has_begun))
+            sym_end_member(loop, index, SYM_END_ASKED);
+    }
+    const int has_ended = member->state == SYM_ENDED && !member->in_step;
+    pthread_mutex_unlock(&loop->lock);
+    return has_ended;
+}
+
+void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member) {
+    pthread_mutex_lock(&loop->lock);
+    sym_member *place = loop->members[index];
+    *member = *place;
+    if (place->tokens == &place->token)
+        member->tokens = &member->token;
+    if (place->kind == SYM_PROGRAM)
+        unwatch_member(loop, place);
+    if (place->has_news) {
+        int32_t n = 0;
+        while (loop->news[n] != index)
+            n++;
+        loop->news[n] = loop->news[--loop->num_news];
+    }
+    memset(place, 0, sizeof *place);
+    loop->free_places[loop->num_free_places++] = index;
+    pthread_mutex_unlock(&loop->lock);
+}
+
+int sym_loop_inject(sym_loop *loop, int32_t index, const sym_hot_call *call, int32_t position) {
+    pthread_mutex_lock(&loop->lock);
+    sym_member *member = loop->members[index];
+    const int continues = position < 0 || position == member->position;
+    const int waits = member->state == SYM_WAITING && continues && entries(member) < member->capacity;
+    if (waits) {
+        sym_continue_with(loop, member, call, sym_now_ns());
+        wake_loop(loop);
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return waits;
+}
+
+int32_t sym_loop_find(sym_loop *loop, const sym_server *server, uint64_t call_id) {
+    int32_t found = -1;
+    pthread_mutex_lock(&loop->lock);
+    for (int32_t i = 0; i < loop->num_places && found < 0; i++) {
+        const sym_member *member = loop->members[i];
+        if (member->state == SYM_COMPUTING && member->kind == SYM_PROGRAM && member->server == server &&
+            member->call_id == call_id)
+            found = i;
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return found;
+}
+
+void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_t *log, int32_t capacity) {
+    pthread_mutex_lock(&loop->lock);
+    sym_member *member = loop->members[index];
+    memcpy(log, member->log, (size_t)member->num_done * sizeof *log);
+    member->pages = pages;
+    member->log = log;
+    member->capacity = capacity;
+    member->is_low = 0;
+    pthread_mutex_unlock(&loop->lock);
+}
+
+/* ---- what the scheduler is told */
+
+int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max) {
+    int32_t n = 0;
+    pthread_mutex_lock(&loop->lock);
+    loop->is_told = loop->must_tell = 0;
+    int32_t num_kept = 0;
+    for (int32_t at = 0; at < loop->num_news; at++) {
+        const int32_t index = loop->news[at];
+        sym_member *member = loop->members[index];
+        if (n == max || (member->in_step && member->state == SYM_ENDED)) { /* it is still looked at */
+            loop->news[num_kept++] = index;
+            continue;
+        }
+        news[n++] = (sym_news){index, member->state,     member->num_done,  member->is_low, member->is_rung,
+                               0,     member->num_calls, member->compute_ns};
+        member->has_news = member->is_rung = 0;
+    }
+    loop->num_news = num_kept;
+    loop->must_tell = num_kept > 0;
+    sym_tell(loop);
+    pthread_mutex_unlock(&loop->lock);
+    return n;
+}
+
+int64_t sym_loop_progress(const sym_loop *loop) { return atomic_load(&loop->progress); }
+
+void sym_loop_expect(sym_loop *loop, int32_t more) {
+    pthread_mutex_lock(&loop->lock);
+    loop->num_expected += more;
+    if (loop->num_expected < 0)
+        loop->num_expected = 0;
+    pthread_mutex_unlock(&loop->lock);
+}
+
+int64_t sym_loop_patience_ns(sym_loop *loop, int64_t *misses) {
+    pthread_mutex_lock(&loop->lock);
+    const int64_t patience_ns = sym_policy_wait_ns(&loop->plan.wait, loop->counts.last_step_ns);
+    *misses = loop->misses;
+    pthread_mutex_unlock(&loop->lock);
+    return patience_ns;
+}
+
+/* ---- guides */
+
+int32_t sym_loop_drawn(sym_loop *loop, int64_t *drawn, int32_t max) {
+    int32_t n = 0;
+    pthread_mutex_lock(&loop->lock);
+    for (int32_t i = 0; i < loop->num_places && n < max; i++) {
+        sym_member *member = loop->members[i];
+        if (!member->was_drawn || member->state == SYM_GONE || member->state == SYM_ENDED)
+            continue;
+        member->was_drawn = 0;
+        drawn[4 * n] = i;
+        drawn[4 * n + 1] = member->number;
+        drawn[4 * n + 2] = member->token;
+        drawn[4 * n + 3] = (int64_t)member->draw_index;
+        n++;
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return n;
+}
+
+int sym_loop_decide(sym_loop *loop, int32_t index, int64_t number, uint64_t draw_index, const int32_t *forced,
+                    int32_t num_forced, const void *allowed, int is_over) {
+    pthread_mutex_lock(&loop->lock);
+    sym_member *member = loop->members[index];
+    const int is_there = member->number == number && member->is_guided && member->state != SYM_GONE &&
+                         member->state != SYM_ENDED && member->draw_index == draw_index && !member->is_decided;
+    if (is_there) {
+        member->forced = forced;
+        member->num_forced = num_forced;
+        member->allowed = allowed;
+        member->is_over = is_over;
+        member->is_decided = 1;
+        wake_loop(loop);
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return is_there;
+}
+
+/* ---- shares, the cost model, counts */
+
+int32_t sym_loop_new_share(sym_loop *loop, int32_t parent, double weight) {
+    pthread_mutex_lock(&loop->lock);
+    int32_t share = -ENOMEM;
+    if (loop->num_free_shares > 0) {
+        share = loop->free_shares[--loop->num_free_shares];
+    } else {
+        int32_t room = loop->room_shares;
+        if (sym_make_room(&loop->free_shares, &room, loop->num_shares + 1, sizeof(int32_t)) == 0 &&
+            sym_make_room(&loop->shares, &loop->room_shares, loop->num_shares + 1, sizeof(sym_share)) == 0)
+            share = loop->num_shares++;
+    }
+    if (share >= 0)
+        loop->shares[share] = (sym_share){.weight = weight, .parent = parent};
+    pthread_mutex_unlock(&loop->lock);
+    return share;
+}
+
+void sym_loop_free_share(sym_loop *loop, int32_t share) {
+    pthread_mutex_lock(&loop->lock);
+    loop->shares[share].is_active = 0;
+    loop->free_shares[loop->num_free_shares++] = share;
+    pthread_mutex_unlock(&loop->lock);
+}
+
+void sym_loop_set_cost(sym_loop *loop, const sym_cost *cost) {
+    pthread_mutex_lock(&loop->lock);
+    loop->cost = *cost;
+    pthread_mutex_unlock(&loop->lock);
+}
+
+int sym_loop_is_stepping(sym_loop *loop) { return __atomic_load_n(&loop->stepping_since_ns, __ATOMIC_RELAXED) != 0; }
+
+sym_counts sym_loop_counts(sym_loop *loop) {
+    pthread_mutex_lock(&loop->lock);
+    const sym_counts counts = loop->counts;
+    pthread_mutex_unlock(&loop->lock);
+    return counts;
+}
+
+int32_t sym_loop_steps(sym_loop *loop, int64_t from, sym_step_record *records, int32_t max, sym_seat *seats,
+                       int32_t max_seats) {
+    int32_t n = 0, num_seats = 0;
+    pthread_mutex_lock(&loop->lock);
+    const int64_t end = loop->counts.num_steps;
+    if (from < end - SYM_NUM_RECORDS)
+        from = end - SYM_NUM_RECORDS;
+    for (; from < end && n < max; from++) {
+        sym_step_record record = loop->records[from % SYM_NUM_RECORDS];
+        if (seats != NULL) {
+            const int64_t known = loop->num_record_seats - SYM_NUM_SEATS;
+            if (num_seats + record.num_calls > max_seats)
+                break;
+            if (record.first_seat < 0 || record.first_seat < known) {
+                record.first_seat = -1; /* its seats are not known any more */
+            } else {
+                for (int32_t i = 0; i < record.num_calls; i++)
+                    seats[num_seats + i] = loop->record_seats[(record.first_seat + i) % SYM_NUM_SEATS];
+                record.first_seat = num_seats;
+                num_seats += record.num_calls;
+            }
+        }
+        records[n++] = record;
+    }
+    pthread_mutex_unlock(&loop->lock);
+    return n;
+}
+
+void sym_loop_trace(sym_loop *loop, int is_traced) {
+    pthread_mutex_lock(&loop->lock);
+    if (is_traced && loop->record_seats == NULL)
+        loop->record_seats = calloc(SYM_NUM_SEATS, sizeof *loop->record_seats);
+    loop->is_traced = is_traced && loop->record_seats != NULL;
+    pthread_mutex_unlock(&loop->lock);
+}
+
+int64_t sym_loop_stepping_since(sym_loop *loop, int32_t *members, int32_t max, int32_t *num_members) {
+    pthread_mutex_lock(&loop->lock);
+    const int64_t since_ns = loop->stepping_since_ns;
+    *num_members = 0;
+    for (int32_t i = 0; since_ns != 0 && i < loop->num_seats && i < max; i++)
+        members[(*num_members)++] = loop->seats[i].index;
+    pthread_mutex_unlock(&loop->lock);
+    return since_ns;
+}

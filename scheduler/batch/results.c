@@ -1,0 +1,306 @@
+/* What comes of a step: entries count, programs are answered, tokens are drawn and sent, and each member goes on or ends.
+ *
+ * Programs are answered first: they think while tokens of generations are drawn. Draws and reductions are the work of all
+ * the decoder's threads, without the lock; nobody else touches what is in a step.
+ *
+ * A guided generation draws from what is allowed, and that is decided elsewhere, while the step of its last token runs: see
+ * sym_loop_decide. Until then that token's entry does not count: the decision may be that the text was over with it.
+ */
+#include "loop_state.h"
+
+#include "abi.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define NOTHING_DRAWN INT64_MIN
+
+static int is_complete(const sym_member *member) { return member->num_computed == member->num_tokens; }
+
+/* The entries of its stretch are part of the file from now on. */
+static void count_stretch(sym_loop *loop, int32_t index) {
+    sym_member *member = loop->members[index];
+    memcpy(member->log + member->num_done, member->tokens, (size_t)member->num_tokens * sizeof(int32_t));
+    if (member->positions == NULL)
+        member->position += member->num_tokens;
+    else
+        member->position = member->positions[member->num_tokens - 1] + 1;
+    member->num_done += member->num_tokens;
+    member->num_tokens = member->num_computed = 0;
+    member->positions = NULL;
+    atomic_fetch_add(&loop->progress, 1);
+    sym_news_of(loop, index);
+    if (!member->is_low && member->capacity - entries(member) < SYM_LOW_ENTRIES) {
+        member->is_low = 1;
+        sym_act_on(loop, index);
+    }
+}
+
+static void begin_stretch(sym_member *member, const int32_t *tokens, int32_t num_tokens) {
+    member->tokens = tokens;
+    member->num_tokens = num_tokens;
+    member->num_computed = 0;
+    member->num_rows = 1;
+    member->mask = NULL;
+}
+
+/* ---- programs */
+
+/* A program's call is computed: it gets its row, and its next call is waited for. */
+static void answer(sym_loop *loop, int32_t index, int64_t now_ns) {
+    sym_member *member = loop->members[index];
+    if (member->leave == SYM_LEAVE_NOW) {
+        sym_end_member(loop, index, SYM_END_ASKED);
+        return;
+    }
+    count_stretch(loop, index);
+    member->num_calls++;
+    if (loop->plan.hot->answer(member->server, member->call_id, member->slot, entries(member)) != 0)
+        sym_end_member(loop, index, SYM_END_UNSENT);
+    else if (member->leave == SYM_LEAVE_ANSWERED)
+        sym_end_member(loop, index, SYM_END_ASKED);
+    else
+        member->state = SYM_WAITING;
+    member->answered_ns = now_ns;
+}
+
+void sym_continue_with(sym_loop *loop, sym_member *member, const sym_hot_call *call, int64_t now_ns) {
+    (void)loop;
+    const int64_t took_ns = now_ns - member->answered_ns;
+    /* One long pause is no reason to take it for slow for ever. */
+    const int64_t before_ns = member->think_ns < 4 * took_ns ? member->think_ns : 4 * took_ns;
+    member->think_ns = before_ns + (took_ns - before_ns) / 5;
+    member->call_id = call->id;
+    member->slot = call->slot;
+    member->row = call->row;
+    member->rows = &member->row;
+    member->token = call->token;
+    member->since_ns = member->arrived_ns = now_ns;
+    member->deadline_ns = SYM_NO_DEADLINE;
+    begin_stretch(member, &member->token, 1);
+    member->state = SYM_COMPUTING;
+}
+
+/* ---- generations */
+
+static void fail(sym_loop *loop, int32_t index, int64_t rc) {
+    loop->members[index]->error = (int32_t)-rc;
+    sym_end_member(loop, index, SYM_END_DRAW);
+}
+
+static int is_stop_token(const sym_member *member, int32_t token) {
+    for (int32_t i = 0; i < member->num_stop_tokens; i++)
+        if (member->stop_tokens[i] == token)
+            return 1;
+    return 0;
+}
+
+/* A token is generated: noted, sent, and looked at. 0: it was the last. */
+static int emit(sym_loop *loop, int32_t index, int32_t token) {
+    sym_member *member = loop->members[index];
+    const sym_hot_functions *hot = loop->plan.hot;
+    const int rc = hot->note(member->sampler, token);
+    if (rc < 0) {
+        fail(loop, index, rc);
+        return 0;
+    }
+    member->num_to_emit--;
+    if (member->num_unsent > 0 || hot->push(member->server, member->call_id, 0, SYM_MORE, 1, entries(member), 0, 0,
+                                            (const char *)&token, sizeof token) != 0)
+        member->num_unsent++;
+    if (member->stops != NULL)
+        member->stop_text = hot->stops_add(member->stops, token);
+    if (member->stop_text >= 0)
+        sym_end_member(loop, index, SYM_END_STOP_TEXT);
+    else if (member->num_to_emit == 0)
+        sym_end_member(loop, index, SYM_END_LENGTH);
+    return member->state != SYM_ENDED;
+}
+
+/* It has its next stretch, if that finds room and what was drawn could be sent. */
+static void go_on(sym_loop *loop, int32_t index, int64_t now_ns) {
+    sym_member *member = loop->members[index];
+    member->state = SYM_COMPUTING;
+    member->since_ns = now_ns;
+    if (member->num_unsent > 0)
+        sym_end_member(loop, index, SYM_END_UNSENT);
+    else if (entries(member) + member->num_tokens > member->capacity)
+        sym_end_member(loop, index, SYM_END_ROOM);
+    else if (member->leave == SYM_LEAVE_ANSWERED)
+        sym_end_member(loop, index, SYM_END_ASKED);
+}
+
+/* What was decided for the next draw comes true. 1: a token is to be drawn. */
+static int take_decision(sym_loop *loop, int32_t index, int64_t now_ns) {
+    sym_member *member = loop->members[index];
+    const int32_t num_forced = member->num_forced;
+    while (member->num_forced_taken < num_forced)
+        if (!emit(loop, index, member->forced[member->num_forced_taken++]))
+            return 0;
+    if (member->is_over) {
+        sym_end_member(loop, index, SYM_END_GRAMMAR);
+        return 0;
+    }
+    count_stretch(loop, index);
+    if (num_forced == 0)
+        return 1;
+    member->num_forced = 0; /* what is allowed is for the draw behind them */
+    begin_stretch(member, member->forced, num_forced);
+    go_on(loop, index, now_ns);
+    return 0;
+}
+
+/* Its stretch is computed. 1: a token is to be drawn from the last row. */
+static int complete_generation(sym_loop *loop, int32_t index, int64_t now_ns) {
+    sym_member *member = loop->members[index];
+    if (member->is_guided && !member->is_decided) {
+        if (member->leave == SYM_LEAVE_NOW)
+            sym_end_member(loop, index, SYM_END_ASKED);
+        else
+            member->state = SYM_UNDECIDED;
+        return 0;
+    }
+    if (!member->is_guided)
+        count_stretch(loop, index);
+    else
+        return take_decision(loop, index, now_ns);
+    return 1;
+}
+
+/* What was drawn is sent, and computed in the next step; or it is the end. */
+static void take_drawn(sym_loop *loop, int32_t index, int64_t now_ns) {
+    sym_member *member = loop->members[index];
+    const int64_t drawn = member->drawn;
+    if (drawn < 0) {
+        fail(loop, index, drawn);
+        return;
+    }
+    member->token = (int32_t)drawn;
+    member->draw_index++;
+    member->is_decided = member->num_forced_taken = 0;
+    if (is_stop_token(member, member->token)) {
+        sym_end_member(loop, index, SYM_END_STOP_TOKEN);
+        return;
+    }
+    begin_stretch(member, &member->token, 1);
+    if (!emit(loop, index, member->token))
+        return;
+    member->was_drawn = member->is_guided;
+    go_on(loop, index, now_ns);
+}
+
+/* ---- all that takes long, on all threads */
+
+static void digest(void *context, int32_t n) {
+    sym_loop *loop = context;
+    const struct seat *seat = &loop->seats[n];
+    sym_member *member = seat->member;
+    if (seat->is_drawn) {
+        member->drawn = loop->plan.hot->draw(member->sampler, member->row, member->is_guided ? member->allowed : NULL,
+                                             member->draw_index);
+        return;
+    }
+    if (!seat->is_reduced || member->error != 0)
+        return;
+    const int32_t first = member->num_rows == 1 ? 0 : member->num_computed - seat->num_now;
+    for (int32_t k = 0; k < seat->num_wanted; k++) {
+        const int rc =
+            loop->plan.hot->reduce(member->reducer, loop->batch.out[seat->first_out + k], (uint64_t)(first + k),
+                                   member->answer + (size_t)(first + k) * (size_t)member->answer_row_bytes);
+        if (rc != 0) {
+            member->error = -rc;
+            return;
+        }
+    }
+}
+
+static void digest_all(sym_loop *loop, int32_t num_digests) {
+    if (loop->engine.parallel != NULL && num_digests > 1) {
+        loop->engine.parallel(loop->engine.decoder, digest, loop, loop->num_seats);
+        return;
+    }
+    for (int32_t n = 0; n < loop->num_seats; n++)
+        digest(loop, n);
+}
+
+/* ---- a step is over */
+
+static void fail_step(sym_loop *loop, int error) {
+    pthread_mutex_lock(&loop->lock);
+    for (int32_t n = 0; n < loop->num_seats; n++) {
+        sym_member *member = loop->seats[n].member;
+        member->in_step = 0;
+        member->error = error;
+        sym_end_member(loop, loop->seats[n].index, SYM_END_STEP);
+    }
+    loop->num_seats = 0;
+    pthread_mutex_unlock(&loop->lock);
+}
+
+void sym_take_results(sym_loop *loop, int64_t step_ns, int error) {
+    if (error != 0) {
+        fail_step(loop, error);
+        return;
+    }
+    int32_t num_digests = 0;
+    pthread_mutex_lock(&loop->lock);
+    const int64_t now_ns = sym_now_ns();
+    for (int32_t n = 0; n < loop->num_seats; n++) {
+        struct seat *seat = &loop->seats[n];
+        sym_member *member = seat->member;
+        member->num_computed += seat->num_now;
+        member->num_copies = 0;
+        member->compute_ns += step_ns;
+        seat->is_drawn = 0;
+        seat->is_reduced = member->reducer != NULL && seat->num_wanted > 0;
+        if (member->kind == SYM_PROGRAM && is_complete(member)) {
+            member->in_step = 0;
+            answer(loop, seat->index, now_ns);
+        } else if (member->kind == SYM_GENERATION && is_complete(member)) {
+            seat->is_drawn = complete_generation(loop, seat->index, now_ns);
+        }
+        num_digests += seat->is_drawn || seat->is_reduced;
+    }
+    pthread_mutex_unlock(&loop->lock);
+    if (num_digests > 0)
+        digest_all(loop, num_digests);
+    pthread_mutex_lock(&loop->lock);
+    for (int32_t n = 0; n < loop->num_seats; n++) {
+        const struct seat *seat = &loop->seats[n];
+        sym_member *member = seat->member;
+        if (!member->in_step)
+            continue;
+        member->in_step = 0;
+        if (seat->is_drawn)
+            take_drawn(loop, seat->index, now_ns);
+        else if (member->state == SYM_COMPUTING && member->kind == SYM_CALL && is_complete(member))
+            sym_end_member(loop, seat->index, SYM_END_DONE);
+        if (member->state != SYM_ENDED && member->leave == SYM_LEAVE_NOW)
+            sym_end_member(loop, seat->index, SYM_END_ASKED);
+    }
+    sym_call_guides(loop);
+    loop->num_seats = 0;
+    pthread_mutex_unlock(&loop->lock);
+}
+
+void sym_take_decisions(sym_loop *loop) {
+    const int64_t now_ns = sym_now_ns();
+    if (sym_make_room(&loop->seats, &loop->room_seats, loop->num_places, sizeof *loop->seats) != 0)
+        return; /* later */
+    loop->num_seats = 0;
+    for (int32_t i = 0; i < loop->num_places; i++) {
+        sym_member *member = loop->members[i];
+        if (member->state != SYM_UNDECIDED || !member->is_decided)
+            continue;
+        member->state = SYM_COMPUTING;
+        if (take_decision(loop, i, now_ns))
+            loop->seats[loop->num_seats++] = (struct seat){.member = member, .index = i, .is_drawn = 1};
+    }
+    if (loop->num_seats == 0)
+        return;
+    digest_all(loop, loop->num_seats);
+    for (int32_t n = 0; n < loop->num_seats; n++)
+        take_drawn(loop, loop->seats[n].index, now_ns);
+    sym_call_guides(loop);
+    loop->num_seats = 0;
+}

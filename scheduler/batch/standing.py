@@ -1,0 +1,458 @@
+"""The standing run as the scheduler sees it: calls join it and leave it, and what it has computed is committed.
+
+The steps themselves are C's: see `loop.c`. Files do not show what was computed by themselves: `sync` brings them up to
+date, before anybody looks at them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from decoder.batch import IntArray, NativeStep
+from kvfs.fs import FileSystem
+from kvfs.pages.table import PageTable
+from libsym.channel.hot import HOT_FUNCTIONS, address
+from libsym.channel.server import ServerChannel
+from scheduler._loop import ffi, lib
+from scheduler.batch.accounting import Accounting
+from scheduler.batch.aside import Aside
+from scheduler.batch.call import FileCall, HotGeneration, HotPred, PredCall
+from scheduler.batch.policy import Limits
+from scheduler.batch.scratch import Scratch
+from scheduler.batch.shares import Shares
+from scheduler.trace.records import SEAT
+
+WAIT_PERCENT = 10
+"""Share of a step's time that the next one may wait for programs that usually come back so soon."""
+WAIT_MIN_NS = 300_000
+"""A program in Python needs some 0.2 ms after a step that has pushed its code out of the caches."""
+WAIT_MAX_NS = 3_000_000
+_MAX_NEWS = 256
+_MAX_RECORDS, _MAX_SEATS = 4096, 65536
+STEP = np.dtype(
+    [
+        *((name, np.int64) for name in ("began_ns", "ended_ns")),
+        *((name, np.int64) for name in ("num_rows", "num_wanted", "num_entries", "num_seen", "num_pairs")),
+        ("predicted_ns", np.float64),
+        ("first_seat", np.int64),
+        *((name, np.int32) for name in ("num_prefill_rows", "num_calls")),
+    ]
+)
+"""A `sym_step_record`."""
+LEAVE_ANSWERED, LEAVE_NOW = int(lib.SYM_LEAVE_ANSWERED), int(lib.SYM_LEAVE_NOW)
+
+
+class Member:
+    """One file in the run."""
+
+    def __init__(self, call: FileCall, share: int, scratch: Scratch) -> None:
+        self.call = call
+        self.hot = call.hot
+        """How it goes on by itself: as it was when it joined."""
+        self.index = -1
+        self.is_cancelled = False
+        """The call that it has taken by itself."""
+        self.num_committed = 0
+        self.num_counted = 0
+        """Calls of its program that are counted already."""
+        self.num_counted_entries = 0
+        self.compute_s = 0.0
+        """Time that is counted already."""
+        self.log: IntArray = np.empty(0, np.int32)
+        self.ended: Any = None
+        """What it was in the end, a `sym_member`, once it has left."""
+        self.rows: list[memoryview[float]] = []
+        """Memory of ours for what Python, or what is decided later, looks at."""
+        self._scratch = scratch
+        self._keep: list[Any] = []
+        self._member = self._describe(share)
+
+    @property
+    def pointer(self) -> Any:
+        return self._member
+
+    def _describe(self, share: int) -> Any:
+        call, reservation = self.call, self.call.reservation
+        assert reservation is not None
+        pages = np.array(reservation.frames(len(reservation.pages)), np.int32)
+        positions = np.ascontiguousarray(reservation.positions)
+        tokens = np.ascontiguousarray(reservation.tokens)
+        copies = np.array(reservation.frame_copies(), np.int32).reshape(-1)
+        self._keep += [pages, tokens, positions, copies]
+        deadline_ns = lib.SYM_NO_DEADLINE
+        if call.deadline_s is not None:
+            deadline_ns = min(deadline_ns, int(call.deadline_s * 1e9))
+        member = ffi.new(
+            "sym_member *",
+            {
+                "number": call.number,
+                "since_ns": time.monotonic_ns(),
+                "arrived_ns": int(call.submitted_s * 1e9),
+                "deadline_ns": deadline_ns,
+                "share": share,
+                "priority": call.priority,
+                "program": call.caller.pid,
+                "pages": _ints(pages),
+                "copies": _ints(copies),
+                "num_copies": copies.size // 2,
+                "tokens": _ints(tokens),
+                "positions": _ints(positions),
+                "num_tokens": len(call.tokens),
+                "first": reservation.start,
+                "capacity": reservation.start + len(reservation.tokens),
+                "num_rows": call.num_rows,
+                "token": -1,
+            },
+        )
+        if self.hot is None:
+            self._add_call(member)
+        else:
+            self.log = np.empty(len(reservation.tokens), np.int32)
+            member.log = _ints(self.log)
+            memory = self.hot.channel.memory  # kept: the program may go while a step is under way
+            member.server = ffi.cast("sym_server *", address(memory[0]))
+            member.call_id = self.hot.request_id
+            self._keep.append(memory)
+            if isinstance(self.hot, HotPred):
+                self._add_program(member, self.hot)
+            else:
+                self._add_generation(member, self.hot)
+        return member
+
+    def _add_call(self, member: Any) -> None:
+        call = self.call
+        member.kind = lib.SYM_CALL
+        if call.mask is not None:
+            packed = np.ascontiguousarray(call.mask.packed)
+            self._keep.append(packed)
+            member.mask = ffi.cast("uint8_t *", packed.ctypes.data)
+            member.mask_rows, member.mask_row_bytes = packed.shape
+            member.mask_columns = call.mask.num_columns
+        if call.reduction is not None:
+            answer = ffi.from_buffer(call.reduction.answer)
+            self._keep.append(answer)
+            member.reducer = ffi.cast("sym_reducer *", call.reduction.reducer.address)
+            member.answer = answer
+            member.answer_row_bytes = call.reduction.reducer.row_bytes
+        elif call.is_digested:
+            self._add_own_rows(member, call.num_rows)
+        elif call.rows:
+            self._add_rows(member, call.rows)
+
+    def _add_program(self, member: Any, hot: HotPred) -> None:
+        hot.entered()
+        member.kind = lib.SYM_PROGRAM
+        member.handle = hot.handle
+        member.slot = hot.slot
+        self._add_rows(member, self.call.rows)
+
+    def _add_generation(self, member: Any, hot: HotGeneration) -> None:
+        stop_tokens = np.array(sorted(hot.stop_tokens), np.int32)
+        self._keep += [stop_tokens, hot]
+        member.kind = lib.SYM_GENERATION
+        member.sampler = ffi.cast("sym_sampler *", hot.sampler.address)
+        member.draw_index = hot.draw_index
+        member.stop_tokens = _ints(stop_tokens)
+        member.num_stop_tokens = len(stop_tokens)
+        member.num_to_emit = hot.num_to_emit
+        if hot.stops is not None:
+            member.stops = ffi.cast("sym_stops *", hot.stops.address)
+        if hot.decide is not None:
+            member.is_guided = member.was_drawn = 1
+            self._add_own_rows(member, 1)
+
+    def _add_own_rows(self, member: Any, num_rows: int) -> None:
+        self.rows = self._scratch.take(num_rows)
+        self._add_rows(member, self.rows)
+
+    def _add_rows(self, member: Any, rows: Any) -> None:
+        buffers = [ffi.from_buffer("float[]", row, require_writable=True) for row in rows]
+        pointers = ffi.new("float *[]", buffers)
+        self._keep += [buffers, pointers]
+        member.rows = pointers
+
+    def extend(self, loop: Any) -> None:
+        """Its reservation has grown."""
+        reservation = self.call.reservation
+        assert reservation is not None
+        pages = np.array(reservation.frames(len(reservation.pages)), np.int32)
+        first = self._member.first
+        log = np.empty(reservation.start + len(reservation.tokens) - first, np.int32)
+        lib.sym_loop_extend(loop, self.index, _ints(pages), _ints(log), first + len(log))
+        self.log = log
+        self._keep += [pages, log]
+
+    def let_go(self) -> None:
+        """It has left: what C had is given back here and now. See `kept` for what would come of it in garbage."""
+        self._keep.clear()
+        self._member = None
+        if self.rows:
+            self._scratch.give_back(self.rows)
+            self.rows = []
+
+
+assert SEAT.itemsize == ffi.sizeof("sym_seat")
+assert STEP.itemsize == ffi.sizeof("sym_step_record")
+
+
+class StandingRun:
+    """All of it on the trio thread."""
+
+    def __init__(self, fs: FileSystem, accounting: Accounting, vocab_size: int, limits: Limits) -> None:
+        self._fs = fs
+        self._accounting = accounting
+        self._scratch = Scratch(vocab_size)
+        self._wake_fd = -1
+        self.aside = Aside()
+        loop = lib.sym_loop_new(
+            ffi.new(
+                "sym_loop_plan *",
+                {
+                    "hot": ffi.cast("sym_hot_functions *", HOT_FUNCTIONS),
+                    "vocab_size": vocab_size,
+                    "num_pages": fs.pool.store.store.num_pages,
+                    "limits": {
+                        "max_calls": limits.max_calls,
+                        "max_tokens": limits.max_tokens,
+                        "min_chunk": limits.min_chunk,
+                        "max_digested": limits.max_digested,
+                        "step_ns": int(limits.step_s * 1e9),
+                    },
+                    "wait": (WAIT_PERCENT, WAIT_MIN_NS, WAIT_MAX_NS),
+                },
+            )
+        )
+        if loop == ffi.NULL:
+            raise MemoryError("no memory for a loop over steps")
+        self.loop = ffi.gc(loop, lib.sym_loop_free)
+        self.shares = Shares(self.loop)
+        self._members: dict[int, Member] = {}
+        """By their place."""
+        self._of: dict[PageTable, Member] = {}
+        self._news = ffi.new("sym_news[]", _MAX_NEWS)
+        self._synced = 0
+        self._ended: list[Member] = []
+        """To be settled."""
+        self._low: list[Member] = []
+        self._thread: threading.Thread | None = None
+
+    # ---- the thread
+
+    def start(self, native: NativeStep) -> None:
+        self._wake_fd = os.eventfd(bool(self._ended), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.aside.start(self.loop)
+        engine = ffi.new(
+            "sym_engine *",
+            {
+                "step": ffi.cast("sym_step_function *", native.function),
+                "parallel": ffi.cast("sym_parallel_function *", native.parallel),
+                "decoder": ffi.cast("sym_decoder *", native.decoder),
+                "wake_fd": self._wake_fd,
+                "guide_fd": self.aside.fd,
+            },
+        )
+        self._thread = threading.Thread(target=lib.sym_loop_run, args=(self.loop, engine), name="step", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """A step that has begun is waited for."""
+        if self._thread is not None:
+            lib.sym_loop_close(self.loop)
+            self._thread.join()
+            self.aside.close()
+            os.close(self._wake_fd)
+            self._wake_fd, self._thread = -1, None
+
+    # ---- members
+
+    def member_of(self, table: PageTable) -> Member | None:
+        return self._of.get(table)
+
+    def join(self, call: FileCall) -> None:
+        """A call that has room is part of the run until there are news of its end."""
+        table = call.file.table
+        share = self.shares.of(call.caller, table)
+        try:
+            member = Member(call, share, self._scratch)
+        except BaseException:
+            self.shares.over(call.caller)
+            raise
+        if isinstance(member.hot, HotGeneration) and member.hot.decide is not None:
+            self.aside.add(call.number, member.hot.decide)
+        index = int(lib.sym_loop_join(self.loop, member.pointer))
+        if index < 0:
+            self._forget(member)
+            raise MemoryError("no memory for one more file in the run")
+        member.index = index
+        self._members[index] = self._of[table] = member
+
+    def take(self, member: Member, call: FileCall) -> bool:
+        """Whether a member waits for this call, which came by the gate: then it is the run's now."""
+        hot = call.hot if isinstance(call, PredCall) else None
+        if hot is None or not isinstance(member.hot, HotPred):
+            return False
+        if member.hot.channel is not hot.channel or member.hot.handle != hot.handle:
+            return False
+        found = ffi.new("sym_hot_call *")
+        found.id, found.slot, found.token = hot.request_id, hot.slot, int(call.tokens[0])
+        found.row = ffi.from_buffer("float[]", call.rows[0], require_writable=True)
+        position = -1 if call.positions is None else int(call.positions[0])
+        taken = bool(lib.sym_loop_inject(self.loop, member.index, found, position))
+        if taken:
+            hot.entered()
+        return taken
+
+    def leave(self, member: Member, how: int) -> bool:
+        """It is to leave. True: it has ended, and may be taken back; else there will be news."""
+        return bool(lib.sym_loop_leave(self.loop, member.index, how))
+
+    def settle_soon(self, member: Member) -> None:
+        """It is among the next news."""
+        self._ended.append(member)
+        if self._thread is not None:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def take_back(self, member: Member) -> None:
+        """A member that has ended: what it was is in `ended`, and what counts is in its file."""
+        assert member.ended is None
+        member.ended = ffi.new("sym_member *")
+        lib.sym_loop_take_back(self.loop, member.index, member.ended)
+        del self._members[member.index]
+        self._commit(member, member.ended.num_done)
+        self._accounting.count_member(member, member.ended)
+        self._forget(member)
+
+    def _forget(self, member: Member) -> None:
+        call = member.call
+        if self._of.get(call.file.table) is member:
+            del self._of[call.file.table]
+        self.shares.over(call.caller)
+        if isinstance(member.hot, HotPred):
+            member.hot.wake()  # the run looks at its ring no more
+        elif isinstance(member.hot, HotGeneration):
+            self.aside.remove(call.number)
+
+    def find_taken(self, channel: ServerChannel, call_id: int) -> Member | None:
+        """The member that computes this call of a program."""
+        if not any(isinstance(each.hot, HotPred) and each.hot.channel is channel for each in self._members.values()):
+            return None
+        server = ffi.cast("sym_server *", address(channel.memory[0]))
+        return self._members.get(int(lib.sym_loop_find(self.loop, server, call_id % 2**64)))
+
+    @property
+    def members(self) -> list[Member]:
+        return list(self._members.values())
+
+    # ---- what has come of them
+
+    def sync(self) -> None:
+        """Let files show what was computed so far."""
+        progress = lib.sym_loop_progress(self.loop)
+        if progress != self._synced:
+            self._synced = progress
+            self._take_news()
+
+    def _take_news(self) -> None:
+        count = _MAX_NEWS
+        while count == _MAX_NEWS:
+            count = int(lib.sym_loop_news(self.loop, self._news, _MAX_NEWS))
+            for at in range(count):
+                news = self._news[at]
+                member = self._members.get(news.index)
+                if member is None:
+                    continue  # it was taken back in the meantime
+                self._commit(member, news.num_done)
+                self._accounting.count_member(member, news)
+                if news.is_rung and isinstance(member.hot, HotPred):
+                    member.hot.wake()
+                if news.state == lib.SYM_ENDED:
+                    self._ended.append(member)
+                elif news.is_low:
+                    self._low.append(member)
+
+    def _commit(self, member: Member, num_done: int) -> None:
+        if num_done > member.num_committed:
+            call = member.call
+            assert call.reservation is not None
+            call.reservation.commit_first(member.log[member.num_committed : num_done])
+            self._fs.committed(call.file)
+            member.num_committed = num_done
+
+    async def news(self) -> tuple[list[Member], list[Member]]:
+        """Wait for members that have ended, and for those that need more room soon."""
+        await trio.lowlevel.wait_readable(self._wake_fd)
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+        self._take_news()
+        ended, self._ended = self._ended, []
+        low, self._low = self._low, []
+        return ended, low
+
+    # ---- how long it waits for those that come by the gate
+
+    def patience(self) -> tuple[float, int]:
+        misses = ffi.new("int64_t *")
+        patience_ns = lib.sym_loop_patience_ns(self.loop, misses)
+        return patience_ns * 1e-9, misses[0]
+
+    def expect(self, more: int) -> None:
+        lib.sym_loop_expect(self.loop, more)
+
+    # ---- its steps
+
+    @property
+    def is_stepping(self) -> bool:
+        return bool(lib.sym_loop_is_stepping(self.loop))
+
+    def counts(self) -> Any:
+        """`sym_counts`."""
+        return lib.sym_loop_counts(self.loop)
+
+    def set_cost(self, cost: Any) -> None:
+        """A `sym_cost`: what steps take."""
+        lib.sym_loop_set_cost(self.loop, cost)
+
+    def steps_since(self, number: int) -> npt.NDArray[np.void]:
+        """What the latest steps were, from that number on, as far as it is known: of STEP."""
+        records = np.empty(_MAX_RECORDS, STEP)
+        buffer = ffi.cast("sym_step_record *", records.ctypes.data)
+        count = lib.sym_loop_steps(self.loop, number, buffer, _MAX_RECORDS, ffi.NULL, 0)
+        return records[:count]
+
+    def trace(self, is_traced: bool) -> None:
+        """Whether seats are remembered, too."""
+        lib.sym_loop_trace(self.loop, is_traced)
+
+    def traced_since(self, number: int) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
+        """As `steps_since`, and their seats, of SEAT; `first_seat` says where a step's begin."""
+        records, seats = np.empty(_MAX_RECORDS, STEP), np.zeros(_MAX_SEATS, SEAT)
+        count = lib.sym_loop_steps(
+            self.loop,
+            number,
+            ffi.cast("sym_step_record *", records.ctypes.data),
+            _MAX_RECORDS,
+            ffi.cast("sym_seat *", seats.ctypes.data),
+            _MAX_SEATS,
+        )
+        found = records[:count]
+        found = found[found["first_seat"] >= 0]
+        return found, seats[: int(found["num_calls"].sum())]
+
+    def stepping_since(self) -> tuple[int, list[Member]]:
+        """Since when, in CLOCK_MONOTONIC, the step under way has been computed, or 0; and what is in it."""
+        places, count = ffi.new("int32_t[]", 1024), ffi.new("int32_t *")
+        since_ns = int(lib.sym_loop_stepping_since(self.loop, places, 1024, count))
+        members = [self._members.get(places[at]) for at in range(count[0])]
+        return since_ns, [member for member in members if member is not None]
+
+
+def _ints(array: IntArray) -> Any:
+    return ffi.cast("int32_t *", array.ctypes.data)

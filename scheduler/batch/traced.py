@@ -1,0 +1,53 @@
+"""What calls and steps are in a trace. Nothing of this runs while nobody records."""
+
+from __future__ import annotations
+
+import errno
+import time
+
+import numpy as np
+
+from libsym.errors import SymError
+from scheduler.batch.call import FileCall
+from scheduler.trace.recorder import Recorder
+from scheduler.trace.records import NO_DEADLINE, STEP, Records
+
+
+def note_arrival(recorder: Recorder, call: FileCall) -> None:
+    """It has come, now or some time ago."""
+    table = call.file.table
+    accounts = table.pool.accounts.of(table.owner).numbers
+    recorder.arrived(
+        call.number,
+        call.caller.pid,
+        call.caller.uid,
+        accounts,
+        call.file.inode.number,
+        table.length,
+        len(call.tokens),
+        call.kind,
+        call.priority,
+        None if call.deadline_s is None else _ns(call.deadline_s),
+        _ns(call.submitted_s),
+    )
+
+
+def note_answer(recorder: Recorder, call: FileCall, error: SymError | None) -> None:
+    """It is over, whether or not anybody waits for it."""
+    code = 0 if error is None else error.errno or errno.EIO
+    recorder.answered(
+        call.number, call.num_appended, errno.ECONNRESET if call.is_dropped else code, time.monotonic_ns()
+    )
+
+
+def traced_steps(found: Records, seats: Records) -> tuple[Records, Records]:
+    """Steps and seats of the run, as a trace has them."""
+    steps = np.zeros(len(found), STEP)
+    for name in STEP.names or ():
+        if name in (found.dtype.names or ()):
+            steps[name] = found[name]
+    return steps, seats
+
+
+def _ns(seconds: float) -> int:
+    return min(int(seconds * 1e9), NO_DEADLINE)

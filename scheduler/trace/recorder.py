@@ -1,0 +1,165 @@
+"""What the scheduler does, told to those who record it. Nothing is kept, and next to nothing done, while nobody does.
+
+Whoever decides something says so here, on the trio thread, while `is_on`. Each recording has a queue of its own, of
+bounded size: one that is not read loses what comes, never what it has, and counts what it lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from scheduler.trace.records import (
+    ACCOUNT,
+    ANSWER,
+    ARRIVAL,
+    LOST,
+    NO_DEADLINE,
+    SEAT,
+    STEP,
+    Block,
+    BlockKind,
+    CallKind,
+    Records,
+)
+
+MAX_QUEUE_BYTES = 8 << 20
+"""Of one recording: ten seconds of 64 decodes in steps of 2 ms."""
+MAX_NOTED = 4096
+"""Arrivals, answers or seats that are kept until they become a block: of a quarter of a megabyte then."""
+_BLOCK_BYTES = 512
+"""What a block costs beside its records."""
+
+
+class Recording:
+    """What one reader has not taken yet."""
+
+    def __init__(self, max_bytes: int = MAX_QUEUE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._blocks: deque[Block] = deque()
+        self._num_bytes = 0
+        self._num_lost = 0  # since the reader was told last
+
+    def put(self, block: Block) -> None:
+        size = block.num_bytes + _BLOCK_BYTES
+        if self._num_bytes + size > self._max_bytes:
+            self._num_lost += len(block.records)
+            return
+        self._blocks.append(block)
+        self._num_bytes += size
+
+    def take(self) -> Block | None:
+        """The oldest block; None: there is none. What was lost is told behind all that was not."""
+        if not self._blocks:
+            return self._loss()
+        block = self._blocks.popleft()
+        self._num_bytes -= block.num_bytes + _BLOCK_BYTES
+        return block
+
+    def _loss(self) -> Block | None:
+        if not self._num_lost:
+            return None
+        records = np.array([(time.monotonic_ns(), self._num_lost)], LOST)
+        self._num_lost = 0
+        return Block.of(BlockKind.LOST, records)
+
+
+class Recorder:
+    """Takes what happens, and gives it to every recording."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """Whether anybody records: nothing needs to be said otherwise."""
+        self._recordings: list[Recording] = []
+        self._arrivals: list[tuple[int, ...]] = []
+        self._accounts: list[int] = []
+        self._answers: list[tuple[int, int, int, int]] = []
+        self._steps: list[tuple[Records, Records]] = []
+        self._num_seats = 0
+
+    # Who records
+
+    def begin(self, tell: Callable[[], None]) -> Recording:
+        """From now on it is told everything; `tell` says what is under way already, to this one alone."""
+        self.flush()
+        recording = Recording()
+        others, self._recordings = self._recordings, [recording]
+        tell()
+        self.flush()
+        self._recordings = [*others, recording]
+        self.is_on = True
+        return recording
+
+    def end(self, recording: Recording) -> None:
+        """It has everything until now."""
+        self.flush()
+        self._recordings.remove(recording)
+        self.is_on = bool(self._recordings)
+
+    @property
+    def num_recordings(self) -> int:
+        return len(self._recordings)
+
+    # What happens; times are of the monotonic clock
+
+    def arrived(
+        self,
+        call: int,
+        pid: int,
+        uid: int,
+        accounts: Sequence[int],
+        inode: int,
+        num_before: int,
+        num_tokens: int,
+        kind: CallKind,
+        priority: int,
+        deadline_ns: int | None,
+        ns: int,
+    ) -> None:
+        """A call has come. `accounts`: of those who pay, a uid and then domains, the inmost last."""
+        deadline = NO_DEADLINE if deadline_ns is None else deadline_ns
+        places = (len(self._accounts), len(accounts))
+        self._arrivals.append((call, ns, deadline, inode, num_before, num_tokens, pid, uid, *places, kind, priority))
+        self._accounts += accounts
+        if len(self._arrivals) >= MAX_NOTED or len(self._accounts) >= MAX_NOTED:
+            self.flush()
+
+    def answered(self, call: int, num_entries: int, code: int, ns: int) -> None:
+        """It is over. `code`: the errno, or 0."""
+        self._answers.append((call, ns, num_entries, code))
+        if len(self._answers) >= MAX_NOTED:
+            self.flush()
+
+    def steps(self, steps: Records, seats: Records) -> None:
+        """Steps that are over, in order: of `STEP` and `SEAT`. `first_seat` is set here: seats are in the same order.
+
+        Both are the recorder's from here on.
+        """
+        assert steps.dtype == STEP
+        assert seats.dtype == SEAT
+        self._steps.append((steps, seats))
+        self._num_seats += len(seats)
+        if len(self._steps) >= MAX_NOTED or self._num_seats >= MAX_NOTED:
+            self.flush()
+
+    def flush(self) -> None:
+        """Recordings have everything that was said."""
+        if self._arrivals:
+            arrivals, accounts = np.array(self._arrivals, ARRIVAL), np.array(self._accounts, np.int64).view(ACCOUNT)
+            self._arrivals, self._accounts = [], []
+            self._put(Block(BlockKind.ARRIVALS, arrivals, accounts))
+        if self._answers:
+            answers, self._answers = np.array(self._answers, ANSWER), []
+            self._put(Block.of(BlockKind.ANSWERS, answers))
+        if self._steps:
+            steps, seats = (np.concatenate(each) for each in zip(*self._steps, strict=True))
+            self._steps, self._num_seats = [], 0
+            steps["first_seat"] = np.cumsum(steps["num_calls"]) - steps["num_calls"]
+            self._put(Block(BlockKind.STEPS, steps, seats))
+
+    def _put(self, block: Block) -> None:
+        for recording in self._recordings:
+            recording.put(block)

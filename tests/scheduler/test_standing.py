@@ -1,0 +1,333 @@
+"""The standing run: files join and leave it, and no step waits for what only Python can decide.
+
+Steps are held by the test, and what they compute is that the next token is the last one and one more. A program is a
+real channel, whose rings the test reads and writes itself.
+"""
+
+import errno
+import os
+import struct
+import threading
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from libsym.abi import MORE, REPLY_STRUCT, REQUEST_STRUCT, RING_BYTES, ROWS_LAST, Finish, Op
+from libsym.channel.server import Request, ServerChannel
+from libsym.rows.sampler import RowSampler, Sampler
+from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.batch.call import NONE_FORCED, Decision
+from scheduler.batch.generation import GenerateCall
+from scheduler.batch.policy import Limits
+from scheduler.connection.lip import Lip
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.decode_call import decode_call
+from scheduler.operations.generate import TokenReplies
+from tests.scheduler.bench import ME, VOCAB_SIZE, Bench, Program, Steps
+
+SUBMIT_TAIL, COMPLETE_HEAD, COMPLETE_TAIL = 128, 192, 320
+SUBMIT_RING = 8192
+COMPLETE_RING = SUBMIT_RING + RING_BYTES
+
+
+class CountingSteps(Steps):
+    """The next token is the last one and one more."""
+
+    def step(self, batch):
+        super().step(batch)
+        for chunk in batch.chunks:
+            for index, row in enumerate(chunk.rows, len(chunk.tokens) - len(chunk.rows)):
+                logits = np.asarray(row)
+                logits[:] = 0
+                logits[(chunk.tokens[index] + 1) % VOCAB_SIZE] = 9
+
+
+class Standing(Bench):
+    """One program with rings, and steps that are held."""
+
+    def __init__(self, directory, limits=None):
+        super().__init__(directory, num_pages=512, limits=limits or Limits())
+        self.steps = CountingSteps()
+        config = self.model.config
+        self.batches = BatchScheduler(self.fs, self.steps, config.max_positions, config.vocab_size, self._limits)
+        self.program = Lip(os.getpid(), ME, ServerChannel.create(VOCAB_SIZE))
+        self.region = self.program.channel.memory[1]
+        self.words = np.frombuffer(self.region, np.uint64, 64)
+        self.num_submitted = 0
+
+    # What the program does
+
+    def decode(self, file, number, token=7):
+        """A call that the run goes on from; gives its handle."""
+        handle, slot = self.program.add(file), self.program.channel.take_rows(1)
+        request = Request(Op.PRED, ROWS_LAST, number, handle, (1, 0, 0, 0), struct.pack("=i", token))
+        call = SystemCall(self.program, request)
+        self.batches.submit(decode_call(call, file, slot, np.array([token], np.int32), None))
+        return handle
+
+    def ring(self, handle, number, token):
+        """The next token by the ring, without a doorbell."""
+        frame = REQUEST_STRUCT.pack(68, Op.PRED, 0, ROWS_LAST, 0, number, handle, 1, 0, 0, 0) + struct.pack("=i", token)
+        at = SUBMIT_RING + self.num_submitted
+        self.region[at : at + 128] = frame.ljust(128, b"\0")
+        self.num_submitted += 128
+        self.words[SUBMIT_TAIL // 8] = self.num_submitted
+
+    def replies(self):
+        """(id, errno, whether others follow, args, payload) of all that came so far."""
+        at, end, found = int(self.words[COMPLETE_HEAD // 8]), int(self.words[COMPLETE_TAIL // 8]), []
+        while at < end:
+            head = COMPLETE_RING + at % RING_BYTES
+            frame_bytes, err, number, *args, flags, _, _ = REPLY_STRUCT.unpack_from(self.region, head)
+            found.append((number, err, bool(flags & MORE), tuple(args), self.region[head + 64 : head + frame_bytes]))
+            at += -(-frame_bytes // 64) * 64
+        self.words[COMPLETE_HEAD // 8] = at
+        return found
+
+    def generate(self, file, tokens, number, max_tokens=4, decide=None):
+        request = Request(Op.GENERATE, 0, number, self.program.add(file), (len(tokens), 0, max_tokens, 0), b"")
+        sampler = RowSampler(Sampler.greedy().block(), VOCAB_SIZE)
+        call = GenerateCall(
+            self.program,
+            file,
+            np.array(tokens, np.int32),
+            None,
+            max_tokens=max_tokens,
+            sampler=sampler,
+            stop_tokens=frozenset(),
+            stops=None,
+            draft=None,
+            output=TokenReplies(SystemCall(self.program, request)),
+        )
+        if decide is not None:
+            call.grammar = decide
+        self.batches.submit(call)
+        return call
+
+    async def settled(self):
+        await self.until(lambda: not self.batches.num_waiting)
+
+    async def until(self, condition):
+        while not condition():
+            await trio.sleep(0.001)
+            self.batches.sync()
+
+    def run(self, scenario):
+        super().run(scenario)
+        self.batches.drop(self.program)
+        del self.words
+        self.program.channel.close()
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Standing(tmp_path)
+
+
+def tokens_of(replies, number):
+    return [
+        token for each, _, _, _, payload in replies if each == number for (token,) in struct.iter_unpack("=i", payload)
+    ]
+
+
+class SlowGrammar:
+    """Allows everything, but each decision waits to be let go."""
+
+    def __init__(self, is_over_after=100):
+        self.asked = []
+        self._is_over_after = is_over_after
+        self.gate = threading.Semaphore(0)
+
+    def decide(self, token):
+        self.asked.append(token)
+        assert self.gate.acquire(timeout=20)
+        is_over = len(self.asked) > self._is_over_after
+        allowed = np.full(-(-VOCAB_SIZE // 32), 0xFFFFFFFF, np.uint32)
+        return Decision(NONE_FORCED, None if is_over else memoryview(allowed), is_over=is_over)
+
+
+def test_a_prefill_joins_the_steps_of_those_who_decode_and_ends_none_of_their_runs(bench):
+    async def scenario():
+        bench.steps.gate.clear()
+        one = bench.generate(bench.file(), [5], 1, max_tokens=6)
+        await bench.steps.wait_entered()
+        prefill = bench.submit(bench.file(), list(range(100)), program=Program(2))
+        bench.steps.gate.set()
+        await prefill.wait()
+        await bench.settled()
+        assert one.file.table.length == 6
+        replies = bench.replies()
+        assert tokens_of(replies, 1) == [6, 7, 8, 9, 10, 11]
+        assert replies[-1][3][2] == Finish.LENGTH
+        sizes = [len(chunks) for chunks in bench.steps.batches]
+        assert max(sizes) == 2, "they shared a step"
+        assert all((1 in [count for _, count in chunks]) for chunks in bench.steps.batches), (
+            "no step without the decode"
+        )
+
+    bench.run(scenario)
+
+
+def test_a_loop_goes_on_by_the_ring_without_the_scheduler(bench):
+    async def scenario():
+        file = bench.file()
+        handle = bench.decode(file, 1)
+        for number in range(2, 30):
+            await bench.until(bench.replies)
+            bench.ring(handle, number, number)
+            bench.program.channel.arm()
+            # Should the run have stopped looking, the gate would bring it:
+            for request in bench.program.channel.receive():
+                slot = bench.program.channel.take_rows(1)
+                call = SystemCall(bench.program, request)
+                bench.batches.submit(decode_call(call, file, slot, np.array([number], np.int32), None))
+        await bench.until(bench.replies)
+        assert file.table.read()[0].tolist() == [7, *range(2, 30)]
+        assert bench.batches.statistics.num_calls == 29
+        bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 3))
+        assert file.table.length == 3, "a program that thinks keeps nobody from its file"
+
+    bench.run(scenario)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_call_that_the_run_computes_can_be_cancelled(bench, is_first):
+    async def scenario():
+        file = bench.file()
+        handle = bench.decode(file, 1)
+        if not is_first:
+            await bench.until(bench.replies)
+            bench.steps.gate.clear()
+            while bench.steps.entered.acquire(blocking=False):
+                pass
+            slot = bench.program.channel.take_rows(1)
+            request = Request(Op.PRED, ROWS_LAST, 2, handle, (1, 0, 0, 0), struct.pack("=i", 8))
+            bench.batches.submit(
+                decode_call(SystemCall(bench.program, request), file, slot, np.array([8], np.int32), None)
+            )
+        await bench.steps.wait_entered()
+        assert bench.batches.cancel_taken(bench.program.channel, 1 if is_first else 2)
+        assert not bench.batches.cancel_taken(bench.program.channel, 77)
+        bench.steps.gate.set()
+        await bench.settled()
+        number, err, *_ = bench.replies()[-1]
+        assert (number, err) == (1 if is_first else 2, errno.ECANCELED)
+        assert file.table.length == (0 if is_first else 1)
+        assert not bench.program.channel.num_lent_slots
+
+    if is_first:
+        bench.steps.gate.clear()
+    bench.run(scenario)
+
+
+def test_beyond_its_seats_a_step_takes_turns(tmp_path):
+    bench = Standing(tmp_path, Limits(max_calls=4))
+
+    async def scenario():
+        files = [bench.file() for _ in range(10)]
+        bench.steps.gate.clear()
+        for number, file in enumerate(files, 1):
+            bench.generate(file, [number], number, max_tokens=8)
+        bench.steps.gate.set()
+        await bench.settled()
+        replies = bench.replies()
+        for number in range(1, 11):
+            assert tokens_of(replies, number) == list(range(number + 1, number + 9))
+        assert max(len(chunks) for chunks in bench.steps.batches) == 4
+        assert len(bench.steps.batches) <= 8 * 10 // 4 + 3, [len(b) for b in bench.steps.batches]
+
+    bench.run(scenario)
+
+
+def test_a_grammar_that_is_slow_costs_its_own_generation_steps_and_no_other(bench):
+    slow = SlowGrammar()
+
+    async def scenario():
+        guided = bench.generate(bench.file(), [50], 1, max_tokens=3, decide=slow)
+        plain = bench.generate(bench.file(), [5], 2, max_tokens=40)
+        await bench.until(lambda: plain.file.table.length == 40)
+        await bench.until(lambda: len(slow.asked) == 1)
+        assert guided.file.table.length == 0, "what comes of its row is not decided"
+        for _ in range(10):
+            slow.gate.release()
+        await bench.settled()
+        replies = bench.replies()
+        assert tokens_of(replies, 1) == [51, 52, 53]
+        assert tokens_of(replies, 2) == list(range(6, 46))
+        assert slow.asked == [-1, 51, 52]
+        assert bench.batches.statistics.num_undecided > 30
+
+    bench.run(scenario)
+
+
+def test_a_token_that_turns_out_to_be_the_end_is_no_entry(bench):
+    """It was computed already, while it was not known."""
+    slow = SlowGrammar(is_over_after=2)
+
+    async def scenario():
+        guided = bench.generate(bench.file(), [50], 1, max_tokens=9, decide=slow)
+        for _ in range(3):
+            slow.gate.release()
+        await bench.settled()
+        replies = bench.replies()
+        assert tokens_of(replies, 1) == [51, 52]
+        assert replies[-1][3][1:3] == (2, Finish.GRAMMAR)
+        assert guided.file.table.read()[0].tolist() == [50, 51]
+
+    bench.run(scenario)
+
+
+def test_a_step_that_fails_fails_its_own_calls_and_those_that_come_go_on(bench):
+    async def scenario():
+        bench.steps.gate.clear()
+        first = bench.generate(bench.file(), [5], 1, max_tokens=3)
+        await bench.steps.wait_entered()
+        bench.steps.failure = RuntimeError("planted")
+        later = bench.generate(bench.file(), [9], 2, max_tokens=3)
+        bench.steps.gate.set()
+        await bench.settled()
+        replies = bench.replies()
+        assert tokens_of(replies, 2) == [10, 11, 12]
+        assert [err for number, err, *_ in replies if number == 1] == [errno.EIO]
+        assert b"planted" in next(payload for number, _, _, _, payload in replies if number == 1)
+        assert (first.file.table.length, later.file.table.length) == (0, 3)
+
+    bench.run(scenario)
+
+
+def test_a_file_that_grows_page_by_page_never_leaves_the_run(bench):
+    async def scenario():
+        call = bench.generate(bench.file(), [5], 1, max_tokens=250)
+        await bench.settled()
+        assert call.file.table.length == 250
+        assert call.num_appended == 250
+        assert bench.batches.statistics.num_steps == 250
+        positions = call.file.table.read()[1]
+        assert positions.tolist() == list(range(250))
+        assert bench.batches.statistics.num_wakes < 30, "one for each time that it needed room, and its end"
+
+    bench.run(scenario)
+
+
+def test_what_is_reserved_and_not_used_comes_back_for_a_call_that_finds_no_room(tmp_path):
+    bench = Standing(tmp_path)
+    num_pages = bench.fs.pool.num_free
+
+    async def scenario():
+        bench.steps.gate.clear()
+        going = [bench.generate(bench.file(), [5], number, max_tokens=100) for number in range(1, 4)]
+        await bench.steps.wait_entered()
+        held = num_pages - bench.fs.pool.num_free
+        assert held == 9
+        needs = (num_pages - 3) * 32
+        prefill = bench.submit(bench.file(), [1] * needs, rows="none", program=Program(2), positions=[0] * needs)
+        bench.steps.gate.set()
+        await prefill.wait()
+        await bench.settled()
+        ends = [reply for reply in bench.replies() if not reply[2]]
+        assert len(ends) == len(going)
+        assert all(err in (0, errno.ENOSPC) for _, err, *_ in ends)
+
+    bench.run(scenario)

@@ -1,0 +1,125 @@
+"""What is told to those who record, and what is lost to one who does not read."""
+
+import numpy as np
+import pytest
+
+from scheduler.trace import recorder as module
+from scheduler.trace.recorder import MAX_NOTED, Recorder, Recording
+from scheduler.trace.records import ANSWER, NO_DEADLINE, SEAT, STEP, Block, BlockKind, CallKind
+
+
+def nothing():
+    """There is no call in flight."""
+
+
+def all_of(recording):
+    found = []
+    while (block := recording.take()) is not None:
+        found.append(block)
+    return found
+
+
+def arrive(recorder, call, accounts=(0,)):
+    recorder.arrived(call, 10, 20, accounts, 30, 40, 50, CallKind.PREDICTION, -3, None, 1000 + call)
+
+
+def answers(count):
+    return Block.of(BlockKind.ANSWERS, np.zeros(count, ANSWER))
+
+
+def a_step(num_calls):
+    step = np.zeros(1, STEP)
+    step["num_calls"] = num_calls
+    return step, np.zeros(num_calls, SEAT)
+
+
+def test_arrivals_are_told_with_those_who_pay():
+    recorder = Recorder()
+    recording = recorder.begin(nothing)
+    arrive(recorder, 1, (7,))
+    recorder.arrived(2, 11, 4294967295, (8, 100, 200), 31, 0, 5, CallKind.GENERATION, 100, 77, 1)
+    recorder.flush()
+    (block,) = all_of(recording)
+    assert block.records["call"].tolist() == [1, 2]
+    assert block.records["deadline_ns"].tolist() == [NO_DEADLINE, 77]
+    assert block.records["uid"].tolist() == [20, 4294967295]
+    assert block.records["priority"].tolist() == [-3, 100]
+    assert block.records["first_account"].tolist() == [0, 1]
+    assert block.details["number"].tolist() == [7, 8, 100, 200]
+
+
+def test_steps_of_several_turns_are_one_block_whose_seats_count_through():
+    recorder = Recorder()
+    recording = recorder.begin(nothing)
+    for num_calls in (2, 0, 3):
+        recorder.steps(*a_step(num_calls))
+    recorder.flush()
+    (block,) = all_of(recording)
+    assert block.kind is BlockKind.STEPS
+    assert block.records["first_seat"].tolist() == [0, 2, 2]
+    assert len(block.details) == 5
+
+
+def test_nothing_is_kept_when_the_last_recording_has_ended():
+    recorder = Recorder()
+    assert not recorder.is_on
+    first, second = recorder.begin(nothing), recorder.begin(nothing)
+    recorder.end(first)
+    assert recorder.is_on
+    arrive(recorder, 1)
+    recorder.end(second)
+    assert not recorder.is_on
+    assert [len(all_of(each)) for each in (first, second)] == [0, 1]
+
+
+def test_a_recording_is_told_of_what_is_under_way_and_others_are_not_told_again():
+    recorder = Recorder()
+    first = recorder.begin(lambda: arrive(recorder, 1))
+    arrive(recorder, 2)
+    second = recorder.begin(lambda: [arrive(recorder, call) for call in (1, 2)])
+    arrive(recorder, 3)
+    recorder.flush()
+    calls = [[call for block in all_of(each) for call in block.records["call"].tolist()] for each in (first, second)]
+    assert calls == [[1, 2, 3], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda recorder: recorder.answered(1, 2, 3, 4),
+        lambda recorder: arrive(recorder, 1),
+        lambda recorder: arrive(recorder, 1, tuple(range(50))),
+        lambda recorder: recorder.steps(*a_step(0)),
+        lambda recorder: recorder.steps(*a_step(200)),
+    ],
+)
+def test_what_is_noted_and_not_flushed_is_bounded(tell):
+    recorder = Recorder()
+    recording = recorder.begin(nothing)
+    for _ in range(3 * MAX_NOTED):
+        tell(recorder)
+    kept = (recorder._arrivals, recorder._accounts, recorder._answers, recorder._steps)
+    assert all(len(each) < MAX_NOTED for each in kept)
+    assert recorder._num_seats < MAX_NOTED
+    assert recording.take() is not None
+
+
+def test_a_recording_that_is_not_read_loses_what_comes_and_says_how_much():
+    size = answers(100).num_bytes + module._BLOCK_BYTES
+    recording = Recording(3 * size)
+    for count in (100, 100, 100, 100, 7):
+        recording.put(answers(count))
+    assert recording._num_bytes <= 3 * size
+    found = all_of(recording)
+    assert [block.kind for block in found] == [BlockKind.ANSWERS] * 3 + [BlockKind.LOST]
+    assert found[-1].records["num_records"].tolist() == [107]
+    recording.put(answers(100))
+    assert [block.kind for block in all_of(recording)] == [BlockKind.ANSWERS], "what was lost is told once"
+
+
+def test_blocks_of_single_records_are_bounded_too():
+    recording = Recording()
+    for _ in range(100_000):
+        recording.put(answers(1))
+    assert len(recording._blocks) <= module.MAX_QUEUE_BYTES // module._BLOCK_BYTES
+    assert sum(len(block.records) for block in recording._blocks) + recording._num_lost == 100_000

@@ -1,0 +1,232 @@
+"""`symphony trace`, from a daemon to a page."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import time
+from html.parser import HTMLParser
+
+import pytest
+
+import libsym as sym
+from scheduler.trace.file import read_trace
+from symphony.cli import main
+from symphony.trace_calls import calls_of
+from tests.symphony.daemons import SYMPHONY
+from tests.symphony.traces import TraceMaker
+
+TEXT = "a text that is written"
+
+
+def recording(daemon, *words):
+    """`symphony trace record`, under way."""
+    command = [*SYMPHONY, "trace", "record", *map(str, words)]
+    return subprocess.Popen(command, env=daemon.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path):
+    """Until the header is in the file: everything from now on will be, too."""
+    until = time.monotonic() + 30
+    while not (path.exists() and path.stat().st_size):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def symphony(capsys):
+    """A command in this process: its status, and what it printed."""
+
+    def run(*words):
+        status = main([str(word) for word in words])
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+def test_what_programs_did_is_recorded_dumped_summed_up_and_shown(connected, symphony, tmp_path):
+    path = tmp_path / "x.trace"
+    process = recording(connected, "-o", path)
+    wait_for(path)
+    with sym.kv_create() as kv:
+        token = sym.pred(kv, range(1, 100)).argmax()
+        for _ in range(20):
+            token = sym.pred(kv, [token]).argmax()
+        assert len(list(sym.generate(kv, [token], max_tokens=10, stop_at_end=False))) == 10
+    (connected.mount / ".symphony/text/t.kv").write_text(TEXT)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "")
+    assert err.startswith(f"{path}: ")
+    assert err.count("\n") == 1
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    trace = read_trace(path)
+    assert (trace.torn_at, trace.num_lost) == (None, 0)
+    mine = trace.arrivals[trace.arrivals["pid"] == os.getpid()]
+    # Of a loop's later tokens those that came by the gate are here, the others in seats alone.
+    assert set(mine["num_tokens"].tolist()) == {1, len(sym.tokenize(TEXT)), 99}
+    assert set(mine["uid"].tolist()) == {os.getuid()}
+    calls = calls_of(trace)
+    assert calls.is_over.all()
+    assert (calls.errno == 0).all()
+    assert (calls.num_rows > 0).all()
+    assert (calls.compute_ns <= calls.ended_ns - calls.arrived_ns).all()
+    # 99 and 20, the generation's first and nine of its ten tokens, and the text's.
+    assert trace.steps["num_rows"].sum() == 99 + 20 + 10 + len(sym.tokenize(TEXT))
+
+    status, out, err = symphony("trace", "dump", path)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert (status, err) == (0, "")
+    assert (lines[0]["record"], lines[0]["model"]) == ("header", "tiny")
+    assert {line["record"] for line in lines[1:]} == {"arrival", "answer", "step"}
+    assert sum(len(line["seats"]) for line in lines if line["record"] == "step") == len(trace.seats)
+    assert {line["kind"] for line in lines if line["record"] == "arrival"} == {"pred", "generate", "text"}
+    status, out, _ = symphony("trace", "summary", "--json", path)
+    assert (status, json.loads(out)["calls"]["pred"]["num"]) == (0, 21)
+    status, out, _ = symphony("trace", "summary", path)
+    assert (status, "generate  1 calls, 0 failed" in out) == (0, True)
+
+    status, out, err = symphony("trace", "show", path)
+    html = tmp_path / "x.html"
+    assert (status, out, err) == (0, f"{html}\n", "")
+    HTMLParser().feed(html.read_text())
+    assert symphony("trace", "show", path, "-o", tmp_path / "y.html")[0] == 0
+    assert (tmp_path / "y.html").read_bytes() == html.read_bytes()
+
+
+def test_it_ends_after_its_seconds_and_a_call_in_flight_is_in_it(connected, symphony, tmp_path):
+    path = tmp_path / "x.trace"
+    generations = [sym.generate(sym.kv_create(), [1], max_tokens=8000, stop_at_end=False) for _ in range(30)]
+    next(iter(generations[0]))
+    status, _, err = symphony("trace", "record", "-o", path, "--seconds", "0.1")
+    assert "30 calls" in err
+    for generation in generations:
+        generation.cancel()
+    assert status == 0
+    trace = read_trace(path)
+    assert trace.arrivals["pid"].tolist() == [os.getpid()] * 30
+    assert len(trace.steps) > 0
+    assert len(trace.answers) == 0
+    assert set(trace.seats["call"].tolist()) == set(trace.arrivals["call"].tolist())
+
+
+def test_a_generation_goes_on_through_a_recording_and_after_it(connected, symphony, tmp_path):
+    with sym.kv_create() as kv:
+        generation = sym.generate(kv, [1], max_tokens=3000, stop_at_end=False)
+        next(iter(generation))
+        assert symphony("trace", "record", "-o", tmp_path / "x.trace", "--seconds", "0.1")[0] == 0
+        assert len(list(generation)) > 2000
+    assert sym.daemon_stat()["waiting_calls"] == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED as another user: only root can become one")
+def test_another_user_may_not_record(connected):
+    for directory in (connected.socket.parent, *connected.socket.parent.parents[:2]):
+        directory.chmod(0o755)
+    told = connected.run("""
+        os.seteuid(65534)
+        from libsym.trace import DaemonTrace
+        try: DaemonTrace()
+        except sym.SymError as error: print(error.errno)
+    """)
+    assert told == f"{errno.EPERM}\n"
+
+
+@pytest.mark.slow
+def test_a_daemon_that_ends_leaves_what_was_recorded(start_daemon, symphony, tmp_path):
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "16M")
+    path = tmp_path / "x.trace"
+    process = recording(daemon, "-o", path)
+    wait_for(path)
+    daemon.run("""
+        with sym.kv_create() as kv: sym.pred(kv, [1, 2, 3])
+    """)
+    until = time.monotonic() + 30
+    while not len(read_trace(path).steps):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    daemon.process.kill()
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert err.count("\n") == 1
+    assert "is gone" in err
+    assert read_trace(path).steps["num_rows"].sum() == 3
+
+
+def test_a_trace_goes_through_a_pipe(connected, tmp_path):
+    path = tmp_path / "x.trace"
+    connected.shell(f"{' '.join(SYMPHONY)} trace record --seconds 0.1 -o /dev/stdout | cat > {path}")
+    assert read_trace(path).torn_at is None
+
+
+def test_without_a_daemon_no_file_is_made(tmp_path, symphony, monkeypatch):
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(tmp_path / "none.sock"))
+    status, out, err = symphony("trace", "record", "-o", tmp_path / "x.trace")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert not (tmp_path / "x.trace").exists()
+
+
+def test_a_file_that_cannot_be_written_is_one_line(connected, symphony, tmp_path):
+    status, out, err = symphony("trace", "record", "--seconds", "1", "-o", tmp_path / "none/x.trace")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert "none/x.trace: No such file" in err
+    status, _, err = symphony("trace", "record", "--seconds", "1", "-o", "/dev/full")
+    assert (status, "/dev/full: No space left" in err) == (1, True)
+
+
+@pytest.mark.parametrize("what", ["show", "dump", "summary"])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "No such file"), (b"PNG", "is no trace"), (b"symphony trace 2\n{}\n", "update Symphony")],
+)
+def test_what_is_no_trace_is_one_line(tmp_path, symphony, what, content, why):
+    path = tmp_path / "x.trace"
+    if content is not None:
+        path.write_bytes(content)
+    status, out, err = symphony("trace", what, path)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert why in err
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize("what", ["show", "dump", "summary"])
+def test_a_torn_trace_is_shown_as_far_as_it_goes(tmp_path, symphony, what):
+    made = TraceMaker()
+    made.arrive(1, 0)
+    made.step(1, 2, [(1, 1, 0)])
+    made.answer(1, 2)
+    path = made.write(tmp_path / "x.trace")
+    path.write_bytes(path.read_bytes()[:-1])
+    status, out, err = symphony("trace", what, path)
+    assert status == 0
+    assert out
+    assert "is torn at byte" in err
+
+
+def test_the_page_does_not_take_the_place_of_the_trace(tmp_path, symphony):
+    made = TraceMaker()
+    made.arrive(1, 0)
+    path = made.write(tmp_path / "x.html")
+    before = path.read_bytes()
+    assert symphony("trace", "show", path)[0] == 1
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "x", "1e99"])
+def test_seconds_that_are_none_are_refused(symphony, seconds, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", "record", "--seconds", seconds])
+    assert ended.value.code == 2
+    assert "--seconds" in capsys.readouterr().err
+
+
+def test_trace_alone_says_what_there_is(capsys):
+    with pytest.raises(SystemExit):
+        main(["trace"])
+    assert "WHAT" in capsys.readouterr().err
