@@ -67,9 +67,9 @@ static void answer(sym_loop *loop, int32_t index, int64_t now_ns) {
 void sym_continue_with(sym_loop *loop, sym_member *member, const sym_hot_call *call, int64_t now_ns) {
     (void)loop;
     const int64_t took_ns = now_ns - member->answered_ns;
-    /* One long pause is no reason to take it for slow for ever. */
+    /* One long pause is no reason to take it for slow for long. */
     const int64_t before_ns = member->think_ns < 4 * took_ns ? member->think_ns : 4 * took_ns;
-    member->think_ns = before_ns + (took_ns - before_ns) / 5;
+    member->think_ns = (before_ns + took_ns) / 2;
     member->call_id = call->id;
     member->slot = call->slot;
     member->row = call->row;

@@ -30,11 +30,11 @@ from scheduler.batch.scratch import Scratch
 from scheduler.batch.shares import Shares
 from scheduler.trace.records import SEAT
 
-WAIT_PERCENT = 10
-"""Share of a step's time that the next one may wait for programs that usually come back so soon."""
+WAIT_PERCENT = 25
+"""Share of a step's time that the next one may wait for programs that usually come back so soon: where it is worth it."""
 WAIT_MIN_NS = 300_000
 """A program in Python needs some 0.2 ms after a step that has pushed its code out of the caches."""
-WAIT_MAX_NS = 3_000_000
+WAIT_MAX_NS = 20_000_000
 _MAX_NEWS = 256
 _MAX_RECORDS, _MAX_SEATS = 4096, 65536
 STEP = np.dtype(
