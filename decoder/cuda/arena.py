@@ -15,9 +15,9 @@ together on the third. Nothing waits on the host but `view`, `head`, `writable` 
 `assemble`; the step's stream waits for marks of those pages alone that it needs.
 
 Threads. The trio thread calls `view`, `zero` and `expect`; workers `view`, `head`, `writable` and `assemble`; the
-step's thread `zero`, `take` and `release`; a thread of the arena's own brings what was expected. One lock is around the
-state. No thread waits for the device while it holds the lock, but for a write-back that the host's next write to the
-same home has to follow. What makes it sound:
+thread beside the run `zero`, the step's `take` and `release`; a thread of the arena's own brings what was expected. One
+lock is around the state. No thread waits for the device while it holds the lock, but for a write-back that the host's
+next write to the same home has to follow. What makes it sound:
 
 - Kernels touch pinned frames only, and the step that pinned them releases them after the device is done.
 - A page that a step writes is dirty from `take` on, and stays so: a view meanwhile copies what is there (slots below

@@ -370,7 +370,7 @@ class Reservation:
     def pages_to_zero(self, num_entries: int) -> list[int]:
         """Pages with bytes of others, to be zeroed before the first `num_entries` are computed; each is named once.
 
-        It takes 0.1 ms a page or more: the step's thread does it, not the one that reserves.
+        It takes 0.1 ms a page or more: a thread beside the steps does it, not the one that reserves.
         """
         if self._is_stale is None:
             return []
