@@ -3,8 +3,8 @@
  * Seats. While every decode finds one, all of them go. One seat is a prefill's if there is one; decodes may have all the
  * others, and prefills what decodes leave.
  *
- * Rows. Prefills have max_tokens, but beside decodes only as many as keep the step within step_ns by the cost model, and
- * min_chunk at least.
+ * Rows. Prefills have max_tokens, but beside decodes only as many as keep the step within step_ns by the cost model, or
+ * within twice what the decodes take alone if that is more; and min_chunk at least.
  *
  * Where seats or rows are short, service is shared by weighted fair queueing over the tree of shares: next is always the
  * child with the least virtual time, down to an account. Service is the call's part of what the step is expected to take.
@@ -86,6 +86,7 @@ struct plan {
     int32_t num_of[2]; /* candidates of each kind */
     int64_t number, now_ns;
     sym_work work;               /* of the step so far */
+    double most_ns;              /* that it may take with prefills and decodes in it */
     double row_ns, wanted_ns, seen_ns; /* what one of each counts as service */
 };
 
@@ -409,9 +410,15 @@ static void pass_over(struct plan *p, int32_t i) {
         p->branches[s].is_passed = 1;
 }
 
+/* Prefills may take as long as the decodes of the step, which are its work so far: that doubles their time at most. */
+static void set_most(struct plan *p) {
+    double twice_ns = 2 * sym_cost_of(p->cost, &p->work), step_ns = (double)p->limits->step_ns;
+    p->most_ns = twice_ns > step_ns ? twice_ns : step_ns;
+}
+
 /* Of the next prefill: as many as keep the step within its time, and min_chunk of all prefills. */
 static int64_t rows_beside_decodes(const struct plan *p, const sym_candidate *candidate, int64_t most, int64_t given) {
-    double step_ns = (double)p->limits->step_ns;
+    double step_ns = p->most_ns;
     int64_t fits = at_most(most, at_least(0, p->limits->min_chunk - given)), above = most + 1;
     if (cost_with(p, candidate, most) <= step_ns)
         return most;
@@ -443,6 +450,7 @@ static void set_prices(struct plan *p) {
         work.num_entries = decodes.num_entries * num_decodes / p->num_of[DECODE];
     if (num_decodes && prefills) {
         struct plan expected = {.work = work, .cost = p->cost, .limits = p->limits};
+        set_most(&expected);
         const sym_candidate all = {.left = (int32_t)at_least(left, 2)};
         left = at_most(left, rows_beside_decodes(&expected, &all, at_least(left, 1), 0));
     }
@@ -472,6 +480,7 @@ static void plan_prefills(struct plan *p) {
     if (!p->num_of[PREFILL])
         return;
     make_heaps(p, PREFILL);
+    set_most(p);
     int64_t given = 0, digested = 0;
     for (int32_t i; p->num_calls < p->limits->max_calls && (i = choose(p, PREFILL)) >= 0; take_out(p, i)) {
         const sym_candidate *candidate = &p->candidates[i];

@@ -163,7 +163,9 @@ class Machine:
             assert rows >= min(wanted, least) or (rows and seats == limits.max_calls), "nothing is withheld"
         served = [(call, now) for call, now in zip(self.calls, num_now, strict=True) if now]
         step_ns = self._cost(served)
-        assert step_ns <= limits.step_s * 1e9 or rows <= limits.min_chunk or not decodes
+        alone_ns = self._cost([(call, now) for call, now in served if call.left == 1])
+        most_ns = max(limits.step_s * 1e9, 2 * alone_ns) * (1 + 1e-9)
+        assert step_ns <= most_ns or rows <= limits.min_chunk or not decodes
         for each in served:
             self.service[each[0].account] += self._cost([each])
         return step_ns
