@@ -191,6 +191,7 @@ class Bench:
         def turn() -> Turn:
             load, others, cpu_before_s = os.getloadavg()[0], Others((self.loop.pid,)), cpu_s(self.loop.pid)
             found = self.loop.ask(request)
+            self.details["share of the plain loop outside of its steps"] = round(found["outside"], 4)
             spent = Spent(found["wakeups"], cpu_s(self.loop.pid) - cpu_before_s, load, others.share())
             return Turn(found["began_s"], [found["came_s"]] * len(found["tokens"]), found["tokens"], *spent)
 

@@ -54,6 +54,7 @@ class PlainLoop:
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
         starts = [0] * len(prompts)
         found: list[list[int]] = [[] for _ in prompts]
+        steps_before_s = sum(self._decoder.phase_seconds().values())
         began_s, came_s = time.monotonic(), []
         pending: Sequence[list[int]] = prompts
         for number in range(num_tokens or max(map(len, stretches or ())) + 1):
@@ -65,7 +66,14 @@ class PlainLoop:
                 own_found.append(token)
             pending = [[token] for token in drawn]
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - switches
-        return {"began_s": began_s, "came_s": came_s, "tokens": found, "wakeups": switches}
+        outside_s = came_s[-1] - began_s - sum(self._decoder.phase_seconds().values()) + steps_before_s
+        return {
+            "began_s": began_s,
+            "came_s": came_s,
+            "tokens": found,
+            "wakeups": switches,
+            "outside": outside_s / (came_s[-1] - began_s),
+        }
 
     def _step(self, pending: Sequence[list[int]], starts: list[int], tables: np.ndarray) -> list[int]:
         chunks = []

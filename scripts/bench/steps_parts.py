@@ -97,7 +97,7 @@ def many(bench: Bench) -> None:
 
 
 def delay(bench: Bench) -> None:
-    num_prefills, length, num_decodes = (1 if bench.is_quick else 3), 4000, 8
+    num_prefills, length, num_decodes = (1 if bench.is_quick else 2), 4000, 8
     idle_s = 2.0 if bench.is_quick else 5.0
     tokens = bench.prompt(length)
     decodes = [
@@ -211,7 +211,7 @@ def fair(bench: Bench) -> None:
     wanted = (90, 120, 180, 260)  # streams of each account: 650, of which a step holds 256
     for what, way, prompt, nums in (
         ("decodes", "decode_for", bench.prompt(PROMPT_TOKENS), wanted),
-        ("prefills", "prefill_for", bench.prompt(64), (1, 2, 4, 8)),
+        ("prefills", "prefill_for", bench.prompt(256), (2, 4, 8, 16)),
     ):
         members = [
             {"way": way, "num_streams": num, "seconds": seconds, "uid": uid}
@@ -246,7 +246,7 @@ def service(bench: Bench, members: list[dict[str, Any]], key: str) -> tuple[list
     until_s = found["began_s"] + seconds
     served = [float(sum(since_s < at_s <= until_s for at_s in member[key])) for member in found["members"]]
     total = sum(served)
-    return served, " : ".join(f"{each / total:.0%}" for each in served)
+    return served, " : ".join(f"{each / total:.0%}" for each in served) + f" of {total:.0f}"
 
 
 def weights(bench: Bench) -> None:

@@ -93,6 +93,7 @@ class Served:
     def __init__(self, name: str, url: str, group: int | None, options: str) -> None:
         self.name = name
         self._group = group
+        self._signal(signal.SIGCONT)  # a run before this one may have left it stopped
         command = [sys.executable, HERE / "client.py", url, *([options] if options else [])]
         self._client = subprocess.Popen(
             command,
