@@ -34,6 +34,8 @@ class Statistics:
     """Summed over steps: a call that took three of them counts three times."""
     num_taken_calls: int = 0
     """Calls of pred() that runs took without the gate."""
+    num_steps_in_c: int = 0
+    """Steps that took no interpreter: all, or on a GPU none."""
     num_undecided: int = 0
     """Seats that stayed empty, for it was not decided yet what may be drawn."""
     num_wakes: int = 0
@@ -95,10 +97,11 @@ class Accounting:
             used = Usage(1, int(error is not None), num_computed, queue_s, call.compute_s, call.num_rejected)
             self._usage[call.caller] = self.usage_of(call.caller) + used
 
-    def count_steps(self, counts: Any) -> None:
+    def count_steps(self, counts: Any, *, in_c: bool) -> None:
         """`sym_counts` of the run."""
         numbers = self.statistics
         numbers.num_steps = counts.num_steps
+        numbers.num_steps_in_c = counts.num_steps if in_c else 0
         numbers.num_tokens = counts.num_tokens
         numbers.num_prefill_tokens = counts.num_prefill_tokens
         numbers.max_calls_in_step = counts.max_calls

@@ -184,7 +184,7 @@ class BatchScheduler:
 
     @property
     def statistics(self) -> Statistics:
-        self._accounting.count_steps(self._run.counts())
+        self._accounting.count_steps(self._run.counts(), in_c=self._callback is None)
         return self._accounting.statistics
 
     @property
@@ -225,15 +225,14 @@ class BatchScheduler:
         number, learnt_s = 0, time.monotonic()
         while True:
             await trio.sleep(LEARNS_EACH_S)
-            steps = self._run.steps_since(number)
-            if not len(steps):
+            if (num_steps := self._run.counts().num_steps) == number:
                 continue
-            number = self._run.counts().num_steps
+            steps, number = self._run.steps_since(number)[-MAX_LEARNT:], num_steps
             records = np.empty(len(steps), RECORD)
             for name in ("num_rows", "num_wanted", "num_entries", "num_seen", "num_pairs"):
                 records[name] = steps[name]
             records["ns"] = steps["ended_ns"] - steps["began_ns"]
-            self.cost.observe(records[-MAX_LEARNT:])
+            self.cost.observe(records)
             self._run.set_cost(self.cost.coefficients)
             if time.monotonic() - learnt_s > SAVES_EACH_S:
                 learnt_s = time.monotonic()

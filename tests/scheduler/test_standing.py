@@ -17,6 +17,7 @@ import trio.testing
 from libsym.abi import MORE, REPLY_STRUCT, REQUEST_STRUCT, RING_BYTES, ROWS_LAST, Finish, Op
 from libsym.channel.server import Request, ServerChannel
 from libsym.rows.sampler import RowSampler, Sampler
+from scheduler.batch import batch_scheduler
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import NONE_FORCED, Decision
 from scheduler.batch.generation import GenerateCall
@@ -331,3 +332,20 @@ def test_what_is_reserved_and_not_used_comes_back_for_a_call_that_finds_no_room(
         assert all(err in (0, errno.ENOSPC) for _, err, *_ in ends)
 
     bench.run(scenario)
+
+
+def test_a_step_that_hangs_is_named_in_the_log_once(bench, monkeypatch, caplog):
+    monkeypatch.setattr(batch_scheduler, "HANGS_AFTER_S", 0.2)
+
+    async def scenario():
+        bench.steps.gate.clear()
+        bench.generate(bench.file(), [5], 1, max_tokens=2)
+        await bench.until(lambda: "the decoder hangs" in caplog.text)
+        await trio.sleep(0.3)
+        bench.steps.gate.set()
+        await bench.settled()
+
+    bench.run(scenario)
+    said = [record.getMessage() for record in caplog.records if "hangs" in record.getMessage()]
+    assert len(said) == 1
+    assert f"of 1 calls, of programs {os.getpid()}" in said[0]

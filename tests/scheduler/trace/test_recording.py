@@ -129,7 +129,9 @@ def test_entries_of_pages_that_decodes_share_count_once(bench):
         assert len(arrivals) == 3, "also that of the call that was in flight"
         both = joined(lip, 1, BlockKind.STEPS)[-1]
         assert both["num_calls"] == 2
-        assert both["num_entries"] == 32 + 9 + 9, "a page is shared; of the last one each has its own, and its new entry"
+        assert both["num_entries"] == 32 + 9 + 9, (
+            "a page is shared; of the last one each has its own, and its new entry"
+        )
 
     bench.run(scenario)
 
