@@ -35,12 +35,19 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
         f"tokens   {info['num_tokens']}, {info['num_prefill_tokens']} of them prefill",
         f"calls    {info['num_calls']} answered, {info['num_failed_calls']} failed",
         f"batches  at most {info['max_calls_in_step']} calls of {info['max_lips_in_step']} programs in one step",
+        f"costs    {_costs(info['cost_model'])}",
         f"held     {_held(info['held'])}",
     ]
 
 
 def _weights(state: str, seconds: float) -> str:
     return f"loading ({seconds:.0f} s)" if state == "loading" else f"{state} in {seconds:.1f} s"
+
+
+def _costs(kinds: dict[str, Any]) -> str:
+    """How well it is known what steps take."""
+    told = ", ".join(f"{100 * kind['median_error']:.0f} % ({name})" for name, kind in kinds.items())
+    return f"steps take what was expected within {told}" if told else "no step was expected yet"
 
 
 def _held(held: dict[str, Any]) -> str:

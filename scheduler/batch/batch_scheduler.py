@@ -232,7 +232,7 @@ class BatchScheduler:
             for name in ("num_rows", "num_wanted", "num_entries", "num_seen", "num_pairs"):
                 records[name] = steps[name]
             records["ns"] = steps["ended_ns"] - steps["began_ns"]
-            self.cost.observe(records)
+            await trio.to_thread.run_sync(self.cost.observe, records)
             self._run.set_cost(self.cost.coefficients)
             if time.monotonic() - learnt_s > SAVES_EACH_S:
                 learnt_s = time.monotonic()

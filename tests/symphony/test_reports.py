@@ -29,6 +29,9 @@ def test_du_shows_bytes_of_both_kinds_of_files_and_a_dash_for_what_is_not_told()
     ]
 
 
+DISK = {"disk_bytes": 3 << 20, "disk_limit_bytes": None, "num_unsynced_files": 0, "unsynced_bytes": 0, "error": ""}
+
+
 def test_stat_says_whether_the_weights_are_there_and_how_long_the_daemon_was_held() -> None:
     numbers = (
         "num_pages num_free_pages num_names used_bytes used_files lips waiting_calls num_steps step_s num_tokens "
@@ -38,16 +41,19 @@ def test_stat_says_whether_the_weights_are_there_and_how_long_the_daemon_was_hel
     info |= {"page_bytes": 4096, "quota_bytes": None, "quota_files": None}
     info |= {"model": "tiny", "mount": "/kv", "socket": "/s", "weights": "loading", "weights_s": 12.3}
     info["held"] = {"num": 120311, "num_long": 3, "long_s": 0.001, "longest_s": 0.00081}
-    disk = {"disk_bytes": 3 << 20, "disk_limit_bytes": None, "num_unsynced_files": 0, "unsynced_bytes": 0, "error": ""}
-    info["disk"] = disk
+    info["cost_model"] = {}
+    assert "costs    no step was expected yet" in stat_lines(info | {"disk": DISK})
+    info["cost_model"] = {"1 decode": {"median_error": 0.034, "steps": 9}, "mixed": {"median_error": 0.081, "steps": 2}}
+    info["disk"] = DISK
     assert "disk     3.0M" in stat_lines(info)
-    info["disk"] = disk | {
+    info["disk"] = DISK | {
         "disk_limit_bytes": 4 << 20,
         "num_unsynced_files": 2,
         "unsynced_bytes": 8192,
         "error": "full",
     }
     assert "disk     3.0M of 4.0M; 2 changes not on it yet, 8.0K of pages; IT FAILS: full" in stat_lines(info)
+    assert "costs    steps take what was expected within 3 % (1 decode), 8 % (mixed)" in stat_lines(info)
     assert "weights  loading (12 s)" in stat_lines(info)
     assert stat_lines(info)[-1] == "held     longest 0.8 ms; 3 of 120,311 times over 1 ms"
     assert "weights  loaded in 3.1 s" in stat_lines(info | {"weights": "loaded", "weights_s": 3.06})
