@@ -9,7 +9,7 @@
 
 typedef struct sym_client sym_client;
 typedef struct sym_call sym_call;
-typedef struct sym_loop sym_loop;
+typedef struct sym_event_loop sym_event_loop;
 
 /* One reply, out of the ring. */
 typedef struct sym_answer {
@@ -65,12 +65,13 @@ const float *sym_answer_rows(sym_answer *answer);
 int sym_answer_split(sym_answer *batch, uint32_t most);
 void sym_answer_drop(sym_answer *answer);
 
-sym_loop *sym_loop_new(sym_client *client);
-int sym_loop_fd(sym_loop *loop);
-int sym_loop_submit(sym_loop *loop, sym_call *call, uint64_t tag, const char *payload, uint32_t payload_bytes);
-void sym_loop_want_nothing(sym_loop *loop);
-int sym_loop_take(sym_loop *loop, uint64_t *tags, int most);
-int sym_loop_arm(sym_loop *loop);
-void sym_loop_drop(sym_loop *loop);
+sym_event_loop *sym_event_loop_new(sym_client *client);
+int sym_event_loop_fd(sym_event_loop *loop);
+int sym_event_loop_submit(sym_event_loop *loop, sym_call *call, uint64_t tag, const char *payload,
+                          uint32_t payload_bytes);
+void sym_event_loop_want_nothing(sym_event_loop *loop);
+int sym_event_loop_take(sym_event_loop *loop, uint64_t *tags, int most);
+int sym_event_loop_arm(sym_event_loop *loop);
+void sym_event_loop_drop(sym_event_loop *loop);
 
 #endif

@@ -115,13 +115,13 @@ class ClientChannel:
         return ffi.gc(new, lib.sym_call_drop)
 
     def new_loop(self) -> Any:
-        """A sym_loop: what an event loop waits with."""
-        new = lib.sym_loop_new(self._client)
+        """A sym_event_loop: what an event loop waits with."""
+        new = lib.sym_event_loop_new(self._client)
         if new == ffi.NULL:
             if ffi.errno == errno.ENOTCONN:
                 raise self.failure(-errno.ENOTCONN)
             raise SymError(f"no descriptors for an event loop: {os.strerror(ffi.errno)}", ffi.errno)
-        return ffi.gc(new, lib.sym_loop_drop)
+        return ffi.gc(new, lib.sym_event_loop_drop)
 
     def close_later(self, handle: int) -> None:
         """Closes a handle together with the next call. Never waits, never raises: for finalizers."""

@@ -11,11 +11,11 @@ static int watch(int epoll_fd, int fd, uint32_t events) {
 }
 
 /* NULL with errno; ENOTCONN: the connection was closed. */
-sym_loop *sym_loop_new(sym_client *client) {
+sym_event_loop *sym_event_loop_new(sym_client *client) {
     errno = ENOTCONN;
     if (disowned(client) || !client_ref(client))
         return NULL;
-    sym_loop *loop = calloc(1, sizeof *loop);
+    sym_event_loop *loop = calloc(1, sizeof *loop);
     if (loop == NULL) {
         client_unref(client);
         return NULL;
@@ -47,10 +47,10 @@ sym_loop *sym_loop_new(sym_client *client) {
 }
 
 /* Readable when there may be something to take, or room. */
-int sym_loop_fd(sym_loop *loop) { return loop->epoll_fd; }
+int sym_event_loop_fd(sym_event_loop *loop) { return loop->epoll_fd; }
 
 /* Under table_lock. */
-static void stop_wanting(sym_loop *loop) {
+static void stop_wanting(sym_event_loop *loop) {
     if (loop->wanted_bytes != 0)
         atomic_fetch_sub(&loop->client->region->space_waiters, 1);
     loop->wanted_bytes = 0;
@@ -58,14 +58,14 @@ static void stop_wanting(sym_loop *loop) {
 
 /* The loop is over: its calls are dropped one by one, before or after. In a fork's child it only lets go of its
  * descriptors. */
-void sym_loop_drop(sym_loop *loop) {
+void sym_event_loop_drop(sym_event_loop *loop) {
     sym_client *client = loop->client;
     close_fd(&loop->epoll_fd);
     close_fd(&loop->event_fd);
     if (disowned(client))
         return;
     pthread_mutex_lock(&client->table_lock);
-    for (sym_loop **each = &client->loops; *each != NULL; each = &(*each)->next)
+    for (sym_event_loop **each = &client->loops; *each != NULL; each = &(*each)->next)
         if (*each == loop) {
             *each = loop->next;
             break;
@@ -88,7 +88,7 @@ void sym_loop_drop(sym_loop *loop) {
 void call_forget_ready(sym_call *call) {
     if (!call->is_ready)
         return;
-    sym_loop *loop = call->loop;
+    sym_event_loop *loop = call->loop;
     sym_call **each = &loop->ready;
     while (*each != call)
         each = &(*each)->next_ready;
@@ -99,7 +99,8 @@ void call_forget_ready(sym_call *call) {
 }
 
 /* Writes the request. 0; -EAGAIN: no room now, the loop will wake when there may be some; else it failed for good. */
-int sym_loop_submit(sym_loop *loop, sym_call *call, uint64_t tag, const char *payload, uint32_t payload_bytes) {
+int sym_event_loop_submit(sym_event_loop *loop, sym_call *call, uint64_t tag, const char *payload,
+                          uint32_t payload_bytes) {
     sym_client *client = loop->client;
     if (disowned(client))
         return -EBADF;
@@ -120,7 +121,7 @@ int sym_loop_submit(sym_loop *loop, sym_call *call, uint64_t tag, const char *pa
 }
 
 /* Nothing waits for room any more (a task that did was cancelled). */
-void sym_loop_want_nothing(sym_loop *loop) {
+void sym_event_loop_want_nothing(sym_event_loop *loop) {
     if (disowned(loop->client))
         return;
     pthread_mutex_lock(&loop->client->table_lock);
@@ -129,7 +130,7 @@ void sym_loop_want_nothing(sym_loop *loop) {
 }
 
 /* The tags of calls that have replies, up to `most`; -ENOTCONN when there are none and will be none. */
-int sym_loop_take(sym_loop *loop, uint64_t *tags, int most) {
+int sym_event_loop_take(sym_event_loop *loop, uint64_t *tags, int most) {
     sym_client *client = loop->client;
     if (disowned(client))
         return -EBADF;
@@ -163,7 +164,7 @@ static void empty(int fd) {
 }
 
 /* Before the loop sleeps on its descriptor. 0: there is something to take, or room, do not sleep; 1: sleep. */
-int sym_loop_arm(sym_loop *loop) {
+int sym_event_loop_arm(sym_event_loop *loop) {
     sym_client *client = loop->client;
     if (disowned(client) || !client_enter(client))
         return 0;

@@ -17,7 +17,7 @@ static void hand_over(sym_call *call, sym_answer *answer) {
     atomic_fetch_add(&call->num_answers, 1);
     if ((answer->flags & SYM_MORE) == 0)
         atomic_store(&call->state, CALL_OVER);
-    sym_loop *loop = call->loop;
+    sym_event_loop *loop = call->loop;
     if (loop == NULL) {
         wake_call(call);
         return;
@@ -38,7 +38,7 @@ static void free_entry(sym_client *client, uint32_t index) {
     client->free_indices[client->num_free++] = index;
     if (client->num_free > 1)
         return;
-    for (sym_loop *loop = client->loops; loop != NULL; loop = loop->next)
+    for (sym_event_loop *loop = client->loops; loop != NULL; loop = loop->next)
         if (loop->wanted_bytes != 0)
             notify_loop(loop);
     atomic_thread_fence(memory_order_seq_cst);

@@ -60,7 +60,7 @@ void client_send_later(sym_client *client) {
 }
 
 /* Under submit_lock. 0, or -EBUSY: too many calls under way. */
-static int enter_table(sym_client *client, sym_call *call, sym_loop *loop) {
+static int enter_table(sym_client *client, sym_call *call, sym_event_loop *loop) {
     int rc = -EBUSY;
     pthread_mutex_lock(&client->table_lock);
     if (client->num_free > 0) {
@@ -80,7 +80,8 @@ static int enter_table(sym_client *client, sym_call *call, sym_loop *loop) {
 }
 
 /* 0: submitted; -EAGAIN: no room in the ring now; -EBUSY: none in the table. `loop`: NULL when a thread will wait. */
-int client_try_submit(sym_client *client, sym_call *call, sym_loop *loop, const char *payload, uint32_t payload_bytes) {
+int client_try_submit(sym_client *client, sym_call *call, sym_event_loop *loop, const char *payload,
+                      uint32_t payload_bytes) {
     struct sym_request request = {.frame_bytes = (uint32_t)sizeof(struct sym_request) + payload_bytes,
                                   .op = call->op,
                                   .flags = call->flags,

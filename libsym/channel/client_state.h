@@ -44,7 +44,7 @@ enum call_state { CALL_NEW, CALL_PENDING, CALL_OVER };
 
 struct sym_call {
     struct sym_client *client;
-    struct sym_loop *loop; /* whose event loop waits for it; NULL: a thread does */
+    struct sym_event_loop *loop; /* whose event loop waits for it; NULL: a thread does */
     struct sym_call *next_ready;
     int is_ready;  /* in its loop's list */
     int is_cancelled;
@@ -95,13 +95,13 @@ struct sym_client {
     uint32_t free_indices[MAX_CALLS], num_free;
     struct later *later; /* requests whose answer nobody waits for, to be sent with the next call if not before */
     uint32_t num_later, room_for_later;
-    struct sym_loop *loops;
+    struct sym_event_loop *loops;
 };
 
 /* The calls of one event loop on one connection. */
-struct sym_loop {
+struct sym_event_loop {
     sym_client *client;
-    struct sym_loop *next;
+    struct sym_event_loop *next;
     int epoll_fd, event_fd;
     _Atomic int asleep; /* whoever clears it writes to event_fd */
     /* under table_lock: */
@@ -156,7 +156,7 @@ static inline void ring_fd(int fd) {
 }
 
 /* Wakes an event loop that sleeps. What it is woken for was published before. */
-static inline void notify_loop(sym_loop *loop) {
+static inline void notify_loop(sym_event_loop *loop) {
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&loop->asleep, memory_order_relaxed) != 0 && atomic_exchange(&loop->asleep, 0) != 0)
         ring_fd(loop->event_fd);
@@ -164,7 +164,7 @@ static inline void notify_loop(sym_loop *loop) {
 
 /* Under table_lock. */
 static inline void notify_loops(sym_client *client) {
-    for (sym_loop *loop = client->loops; loop != NULL; loop = loop->next)
+    for (sym_event_loop *loop = client->loops; loop != NULL; loop = loop->next)
         notify_loop(loop);
 }
 
@@ -198,7 +198,8 @@ int client_socket_hung_up(sym_client *client);
 
 void client_put_off(sym_client *client, uint16_t op, uint64_t handle, int64_t arg);
 void client_send_later(sym_client *client);
-int client_try_submit(sym_client *client, sym_call *call, sym_loop *loop, const char *payload, uint32_t payload_bytes);
+int client_try_submit(sym_client *client, sym_call *call, sym_event_loop *loop, const char *payload,
+                      uint32_t payload_bytes);
 
 /* -- replies out of the ring, who leads and how the others wait: client_replies.c -- */
 

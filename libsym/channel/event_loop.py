@@ -138,7 +138,7 @@ class _Waits:
 
     def __init__(self, channel: ClientChannel) -> None:
         self._loop = channel.new_loop()
-        self._fd: int = lib.sym_loop_fd(self._loop)
+        self._fd: int = lib.sym_event_loop_fd(self._loop)
         self._tags = ffi.new("uint64_t[]", _TAKE_AT_ONCE)
         self._asleep: dict[int, _Waiter] = {}
         """By the address of the call, which is its tag."""
@@ -175,16 +175,16 @@ class _Waits:
         if not waiter.is_sent and waiter in self._unsent:
             self._unsent.remove(waiter)
             if not self._unsent:
-                lib.sym_loop_want_nothing(self._loop)
+                lib.sym_event_loop_want_nothing(self._loop)
 
     async def _read(self) -> None:
         """As the reader: takes what is there and wakes whose it is, or else sleeps until there is something."""
-        if not self._take() and lib.sym_loop_arm(self._loop):
+        if not self._take() and lib.sym_event_loop_arm(self._loop):
             await anyio.wait_readable(self._fd)
 
     def _take(self) -> bool:
         """Whether there was anything. The reader's own reply it finds itself."""
-        count = lib.sym_loop_take(self._loop, self._tags, _TAKE_AT_ONCE)
+        count = lib.sym_event_loop_take(self._loop, self._tags, _TAKE_AT_ONCE)
         if count < 0:
             self._fail(count)
             return True
@@ -200,7 +200,7 @@ class _Waits:
 
     def _send(self, waiter: _Waiter) -> bool:
         """False: there is no room now. What fails for good counts as sent, and its task is told."""
-        rc = lib.sym_loop_submit(self._loop, waiter.call, _tag(waiter.call), waiter.payload, len(waiter.payload))
+        rc = lib.sym_event_loop_submit(self._loop, waiter.call, _tag(waiter.call), waiter.payload, len(waiter.payload))
         if rc == -errno.EAGAIN:
             return False
         waiter.is_sent = rc == 0

@@ -118,7 +118,7 @@ static void *call_often(void *argument) {
 }
 
 /* One reply to the call in `place`, all of them if it has several; a new call when it is over, or is given up. */
-static void advance(sym_loop *loop, sym_call **place, int *left, int thread) {
+static void advance(sym_event_loop *loop, sym_call **place, int *left, int thread) {
     sym_call *call = *place;
     for (sym_answer *answer; call != NULL && (answer = sym_call_take(call)) != NULL;) {
         const int over = (answer->flags & SYM_MORE) == 0;
@@ -133,7 +133,7 @@ static void advance(sym_loop *loop, sym_call **place, int *left, int thread) {
         const uint16_t ops[] = {SYM_PING, SYM_PRED, SYM_GENERATE, SYM_KV_CREATE};
         const int number = (*left)--;
         *place = sym_call_new(client, ops[number % 4], 0, 0, 0, 0, number, thread);
-        const int rc = sym_loop_submit(loop, *place, (uint64_t)number, NULL, 0);
+        const int rc = sym_event_loop_submit(loop, *place, (uint64_t)number, NULL, 0);
         CHECK(rc == 0 || rc == -EAGAIN);
         if (rc == -EAGAIN) {
             sym_call_drop(*place);
@@ -144,7 +144,7 @@ static void advance(sym_loop *loop, sym_call **place, int *left, int thread) {
 
 static void *loop_often(void *argument) {
     const int thread = 100 + (int)(intptr_t)argument;
-    sym_loop *loop = sym_loop_new(client);
+    sym_event_loop *loop = sym_event_loop_new(client);
     CHECK(loop != NULL);
     sym_call *calls[NUM_IN_FLIGHT] = {0};
     uint64_t tags[8];
@@ -155,12 +155,12 @@ static void *loop_often(void *argument) {
             advance(loop, &calls[i], &left, thread);
             in_flight += calls[i] != NULL;
         }
-        if (sym_loop_take(loop, tags, 8) == 0 && in_flight > 0 && sym_loop_arm(loop)) {
-            struct pollfd waiting = {.fd = sym_loop_fd(loop), .events = POLLIN};
+        if (sym_event_loop_take(loop, tags, 8) == 0 && in_flight > 0 && sym_event_loop_arm(loop)) {
+            struct pollfd waiting = {.fd = sym_event_loop_fd(loop), .events = POLLIN};
             CHECK(poll(&waiting, 1, 20000) != 0); /* nothing in 20 s: a wake was lost */
         }
     } while (in_flight > 0 || left > 0);
-    sym_loop_drop(loop);
+    sym_event_loop_drop(loop);
     return NULL;
 }
 
