@@ -1,8 +1,9 @@
 /* A daemon without Python, under sanitizers: real steps of a small model, four programs that loop over pred(), two
  * generate() with penalties, a gate and a thread that runs steps, on every set of instructions that this machine has.
  *
- * The programs come in by the ring (hot), by the gate (cold, injected, or starting a run), and sometimes find the ring
- * closed to answers. Every token has to be the one that a plain loop of steps gives. scripts/sanitize runs it. */
+ * The programs come in by the ring (hot), by the gate (cold, injected, or joining), and sometimes find the ring closed to
+ * answers. Every token has to be the one that a plain loop of steps gives. What members may do besides is stress_loop.c's.
+ * scripts/sanitize runs it. */
 #include "client_state.h"
 #include "loop.h"
 #include "rows.h"
@@ -179,26 +180,24 @@ static void expect(const struct model *m, const char *isa, int file) {
     sym_decoder_free(alone);
 }
 
-/* -- the daemon: a gate, and a thread that runs steps -- */
+/* -- the daemon: a gate, which looks after the files, and a thread that runs steps -- */
 
+/* The gate's, but for rows and for what its member has. */
 struct file {
-    int is_pending;
+    int is_pending; /* a call that no member has */
+    int32_t index;  /* of its member; -1 */
     uint64_t call_id, draw_index;
     int64_t slot;
     float *row;
-    int32_t token, num_entries, num_to_emit;
+    int32_t token, num_entries, num_to_emit, share;
     sym_sampler *sampler;
-    float own_row[VOCAB];
-    int32_t log[NUM_ENTRIES];
+    int32_t logs[NUM_ENTRIES]; /* of its member: it joins with one of this length, whatever its room */
+    int32_t longer_logs[NUM_ENTRIES];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t has_work = PTHREAD_COND_INITIALIZER;
-/* under lock: */
 static struct file files[NUM_FILES];
-static sym_run *current;
-static int32_t index_in_run[NUM_FILES]; /* -1: not in it */
-static int over;
+static sym_loop *loop;
+static _Atomic int over;
 
 static sym_server *server;
 static sym_client *client;
@@ -211,104 +210,96 @@ static void push(uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a
         sched_yield();
 }
 
-/* Under lock. */
-static int begin_run(sym_member *members, int32_t *file_of) {
-    int32_t n = 0;
-    for (int32_t i = 0; i < NUM_FILES; i++) {
-        struct file *file = &files[i];
-        index_in_run[i] = file->is_pending ? n : -1;
-        if (!file->is_pending)
-            continue;
-        file->is_pending = 0;
-        file_of[n] = i;
-        const int32_t most = file->num_entries + RUN_ENTRIES;
-        members[n++] = (sym_member){.server = server,
-                                    .handle = (uint64_t)i + 1,
-                                    .call_id = file->call_id,
-                                    .slot = file->slot,
-                                    .row = file->row,
-                                    .pages = pages[i],
-                                    .log = file->log,
-                                    .sampler = file->sampler,
-                                    .draw_index = file->draw_index,
-                                    .num_to_emit = file->num_to_emit,
-                                    .token = file->token,
-                                    .position = file->num_entries,
-                                    .first = file->num_entries,
-                                    .capacity = most < NUM_ENTRIES ? most : NUM_ENTRIES,
-                                    .is_quick = file->sampler == NULL};
-    }
-    return n;
-}
-
-/* Under lock: what a member has computed is its file's, and what it could not do is done here. */
-static void settle(struct file *file, const sym_member *member) {
-    file->num_entries = member->first + member->num_done;
-    if (file->is_pending)
-        return; /* its program's next call came by the gate when the run was all but over */
-    file->is_pending = member->state == SYM_COMPUTING;
-    file->call_id = member->call_id;
-    file->slot = member->slot;
-    file->row = member->row;
-    file->token = member->token;
-    if (file->sampler == NULL) {
-        if (member->end == SYM_END_UNSENT) {
-            push(file->call_id, 0, 0, file->slot, 1, NULL, 0);
-            sym_server_settle_rows(server, 1);
-        }
-        return;
-    }
-    CHECK(member->end != SYM_END_DRAW);
-    if (member->end == SYM_END_UNSENT)
-        push(file->call_id, 0, SYM_MORE, 1, file->num_entries, &member->token, sizeof member->token);
-    file->draw_index = member->draw_index;
-    file->num_to_emit = member->num_to_emit;
-    file->is_pending = file->num_to_emit > 0;
-    if (file->num_to_emit == 0)
-        push(file->call_id, 0, 0, SYM_FINISH_LENGTH, 0, NULL, 0);
-}
-
 static void *run_steps(void *unused) {
-    sym_member *members = calloc(NUM_FILES, sizeof *members);
-    CHECK(members != NULL);
-    int32_t file_of[NUM_FILES];
-    const sym_run_wait wait = {.share_percent = 10, .min_ns = 300000, .max_ns = 3000000};
-    pthread_mutex_lock(&lock);
-    while (!over) {
-        const int32_t n = begin_run(members, file_of);
-        if (n == 0) {
-            pthread_cond_wait(&has_work, &lock);
-            continue;
-        }
-        current = sym_run_new(sym_hot(), sym_step, decoder, members, n, NULL, 0, wait, wake_fd);
-        CHECK(current != NULL);
-        pthread_mutex_unlock(&lock);
-        CHECK(sym_run_execute(current) == 0);
-        pthread_mutex_lock(&lock);
-        for (int32_t i = 0; i < n; i++)
-            settle(&files[file_of[i]], &members[i]);
-        num_taken += sym_run_num_taken(current);
-        num_steps += sym_run_num_steps(current);
-        sym_run_free(current);
-        current = NULL;
-    }
-    pthread_mutex_unlock(&lock);
-    free(members);
+    const sym_engine engine = {sym_step, sym_parallel, decoder, wake_fd, -1};
+    while (!over)
+        sym_loop_run(loop, &engine);
     return unused;
 }
 
-/* Under lock: the run goes on with it, or ends and the next one begins with it. */
-static void submit(struct file *file, int32_t number, int32_t position) {
-    const sym_hot_call call = {.id = file->call_id, .slot = file->slot, .row = file->row, .token = file->token};
-    if (current != NULL && index_in_run[number] >= 0 && file->sampler == NULL &&
-        sym_run_inject(current, index_in_run[number], &call, position)) {
-        num_injected++;
-        return;
+static int32_t with_room(int32_t num_entries) {
+    return num_entries + RUN_ENTRIES < NUM_ENTRIES ? num_entries + RUN_ENTRIES : NUM_ENTRIES;
+}
+
+static void join(struct file *file) {
+    const int is_program = file->sampler == NULL;
+    const sym_member member = {.number = file - files,
+                               .kind = is_program ? SYM_PROGRAM : SYM_GENERATION,
+                               .deadline_ns = SYM_NO_DEADLINE,
+                               .share = file->share,
+                               .program = (int32_t)(file - files),
+                               .server = server,
+                               .handle = (uint64_t)(file - files) + 1,
+                               .call_id = file->call_id,
+                               .slot = file->slot,
+                               .pages = pages[file - files],
+                               .tokens = &file->token,
+                               .num_tokens = 1,
+                               .position = file->num_entries,
+                               .first = file->num_entries,
+                               .capacity = with_room(file->num_entries),
+                               .log = file->logs,
+                               .num_rows = 1,
+                               .rows = is_program ? &file->row : NULL,
+                               .sampler = file->sampler,
+                               .draw_index = file->draw_index,
+                               .num_to_emit = file->num_to_emit};
+    file->is_pending = 0;
+    file->index = sym_loop_join(loop, &member);
+    CHECK(file->index >= 0);
+}
+
+static void settle_generation(struct file *file, const sym_member *member) {
+    CHECK(member->end != SYM_END_DRAW && member->end != SYM_END_STEP);
+    if (member->num_unsent > 0)
+        push(file->call_id, 0, SYM_MORE, 1, file->num_entries, &member->token, sizeof member->token);
+    file->draw_index = member->draw_index;
+    file->num_to_emit = member->num_to_emit;
+    if (file->num_to_emit == 0)
+        push(file->call_id, 0, 0, SYM_FINISH_LENGTH, 0, NULL, 0);
+    else
+        file->is_pending = 1;
+}
+
+/* What a member that has ended has computed is its file's, and what it could not do is done here. */
+static void settle(struct file *file) {
+    sym_member member;
+    sym_loop_take_back(loop, file->index, &member);
+    file->index = -1;
+    CHECK(member.first == file->num_entries && member.first + member.num_done <= member.capacity);
+    for (int32_t i = 0; i < member.num_done; i++)
+        CHECK(member.log[i] == expected[file - files][member.first + i]);
+    file->num_entries = member.first + member.num_done;
+    if (file->sampler != NULL) {
+        file->token = member.token;
+        settle_generation(file, &member);
+    } else if (member.end == SYM_END_UNSENT) {
+        push(member.call_id, 0, 0, member.slot, 1, NULL, 0);
+        sym_server_settle_rows(server, 1);
+    } else if (member.num_tokens == 1) {
+        CHECK(!file->is_pending);
+        file->is_pending = 1;
+        file->call_id = member.call_id;
+        file->slot = member.slot;
+        file->row = member.row == NULL ? file->row : member.row;
+        file->token = member.tokens[0];
     }
-    file->is_pending = 1;
-    if (current != NULL)
-        sym_run_stop(current);
-    pthread_cond_signal(&has_work);
+    if (file->is_pending)
+        join(file);
+}
+
+/* The run goes on with it, or the file's member leaves and joins again. */
+static void submit(struct file *file, int32_t position) {
+    const sym_hot_call call = {.id = file->call_id, .slot = file->slot, .row = file->row, .token = file->token};
+    if (file->index < 0) {
+        join(file);
+    } else if (sym_loop_inject(loop, file->index, &call, position)) {
+        num_injected++;
+    } else {
+        file->is_pending = 1;
+        if (sym_loop_leave(loop, file->index, SYM_LEAVE_ANSWERED))
+            settle(file);
+    }
 }
 
 static void accept_request(const struct sym_taken *request) {
@@ -318,15 +309,12 @@ static void accept_request(const struct sym_taken *request) {
         return;
     }
     CHECK(request->handle >= 1 && request->handle <= NUM_FILES);
-    const int32_t number = (int32_t)request->handle - 1;
-    struct file *file = &files[number];
-    pthread_mutex_lock(&lock);
+    struct file *file = &files[request->handle - 1];
     if (request->op == SYM_GENERATE) {
         const uint32_t block_bytes = request->payload_bytes - (uint32_t)sizeof(int32_t);
         file->sampler = sym_sampler_new(payload + sizeof(int32_t), block_bytes, VOCAB);
         CHECK(file->sampler != NULL);
         file->num_to_emit = NUM_ENTRIES;
-        file->row = file->own_row;
     } else {
         file->slot = sym_server_take_rows(server, 1);
         CHECK(file->slot >= 0);
@@ -335,28 +323,47 @@ static void accept_request(const struct sym_taken *request) {
     }
     file->call_id = request->id;
     memcpy(&file->token, payload, sizeof file->token);
-    submit(file, number, -1);
-    pthread_mutex_unlock(&lock);
+    submit(file, -1);
+}
+
+static struct file *file_at(int32_t index) {
+    for (int i = 0; i < NUM_FILES; i++)
+        if (files[i].index == index)
+            return &files[i];
+    return NULL;
+}
+
+/* A program's file gets more room, a generation's has to leave for it. */
+static void take_news(void) {
+    sym_news news[2]; /* fewer than there may be */
+    const int32_t count = sym_loop_news(loop, news, 2);
+    for (int32_t i = 0; i < count; i++) {
+        struct file *file = file_at(news[i].index);
+        if (file == NULL)
+            continue;
+        if (news[i].state == SYM_ENDED) {
+            settle(file);
+        } else if (news[i].is_low && file->sampler == NULL) {
+            CHECK(news[i].num_done <= NUM_ENTRIES);
+            sym_loop_extend(loop, file->index, pages[file - files], file->longer_logs, NUM_ENTRIES);
+        }
+    }
 }
 
 static void *keep_gate(void *unused) {
-    for (unsigned round = 0;; round++) {
+    for (unsigned round = 0; !over; round++) {
         const int count = sym_server_take(server, SYM_MAX_TAKEN, 0);
         CHECK(count >= 0);
         for (int i = 0; i < count; i++)
             accept_request(&server->taken[i]);
-        pthread_mutex_lock(&lock);
-        const int done = over;
-        if (current != NULL)
-            CHECK(sym_run_progress(current) >= 0);
-        pthread_mutex_unlock(&lock);
-        if (done)
-            return unused;
+        take_news();
         if (round % 5 == 0) { /* as if replies waited at the gate */
             sym_server_set_backlog(server, 1);
             usleep(300);
             sym_server_set_backlog(server, 0);
         }
+        if (round % 64 == 0)
+            sym_loop_close(loop); /* its thread runs it again */
         if (count == 0 && sym_server_arm(server, 0)) {
             struct pollfd waiting[] = {{.fd = doorbell, .events = POLLIN}, {.fd = wake_fd, .events = POLLIN}};
             poll(waiting, 2, 2);
@@ -365,6 +372,7 @@ static void *keep_gate(void *unused) {
             CHECK(read(wake_fd, &rings, sizeof rings) > 0 || errno == EAGAIN);
         }
     }
+    return unused;
 }
 
 /* -- the programs -- */
@@ -435,7 +443,20 @@ static void serve_programs(const struct model *m, const char *isa) {
     client = sym_client_new(memfd, plan.region_bytes, sockets[0], dup(doorbell), bell[0]);
     decoder = sym_decoder_new(&m->c, NUM_THREADS, isa, 0);
     CHECK(server != NULL && client != NULL && decoder != NULL);
+    const sym_loop_plan loop_plan = {
+        .hot = sym_hot(),
+        .vocab_size = VOCAB,
+        .num_pages = NUM_FILES * FILE_PAGES,
+        .limits = {.max_calls = 5, .max_tokens = 8, .min_chunk = 4, .max_digested = 4, .step_ns = 1000000},
+        .wait = {.share_percent = 10, .min_ns = 300000, .max_ns = 3000000}};
+    loop = sym_loop_new(&loop_plan);
+    CHECK(loop != NULL);
     memset(files, 0, sizeof files);
+    const int32_t root = sym_loop_new_share(loop, -1, 1), account = sym_loop_new_share(loop, root, 1);
+    for (int i = 0; i < NUM_FILES; i++) {
+        files[i].index = -1;
+        files[i].share = sym_loop_new_share(loop, account, 1);
+    }
     over = 0;
 
     pthread_t gate, runner, programs[NUM_FILES];
@@ -445,12 +466,14 @@ static void serve_programs(const struct model *m, const char *isa) {
         pthread_create(&programs[i], NULL, i < NUM_PROGRAMS ? loop_over_pred : generate, (void *)i);
     for (int i = 0; i < NUM_FILES; i++)
         pthread_join(programs[i], NULL);
-    pthread_mutex_lock(&lock);
     over = 1;
-    pthread_cond_signal(&has_work);
-    pthread_mutex_unlock(&lock);
+    sym_loop_close(loop);
     pthread_join(runner, NULL);
     pthread_join(gate, NULL);
+    const sym_counts counts = sym_loop_counts(loop);
+    num_steps += counts.num_steps;
+    num_taken += counts.num_taken;
+    sym_loop_free(loop);
 
     CHECK(sym_server_held_rows(server) == 0 && sym_server_lent_rows(server) == 0 && sym_server_num_open(server) == 0);
     for (int i = 0; i < NUM_FILES; i++)
@@ -463,37 +486,6 @@ static void serve_programs(const struct model *m, const char *isa) {
     const int fds[] = {memfd, sockets[1], bell[1], doorbell, wake_fd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         close(fds[i]);
-}
-
-/* -- a token that cannot be noted ends its generation: later draws would be wrong -- */
-
-static int note_without_memory(sym_sampler *sampler, int32_t token) {
-    (void)sampler, (void)token;
-    return -ENOMEM;
-}
-
-static void fail_to_note(const struct model *m) {
-    sym_hot_functions hot = *sym_hot();
-    hot.note = note_without_memory;
-    hot.push = NULL; /* nothing may be sent */
-    hot.watch = NULL;
-    sym_decoder *alone = sym_decoder_new(&m->c, 1, "plain", 0);
-    float row[VOCAB];
-    int32_t log[1];
-    sym_member member = {.row = row,
-                         .pages = pages[0],
-                         .log = log,
-                         .sampler = new_sampler(0),
-                         .num_to_emit = 1,
-                         .token = 1,
-                         .capacity = 1};
-    sym_run *run = sym_run_new(&hot, sym_step, alone, &member, 1, NULL, 0, (sym_run_wait){0}, -1);
-    CHECK(sym_run_execute(run) == 0);
-    CHECK(member.state == SYM_ENDED && member.end == SYM_END_DRAW && member.draw_error == ENOMEM);
-    CHECK(member.num_done == 1 && member.num_to_emit == 1);
-    sym_run_free(run);
-    sym_sampler_free(member.sampler);
-    sym_decoder_free(alone);
 }
 
 int main(void) {
@@ -509,8 +501,6 @@ int main(void) {
     for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
         struct model m;
         make_model(&m, formats[f]);
-        if (f == 0)
-            fail_to_note(&m);
         for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
             if (sym_isa(isas[i]) == NULL)
                 continue;
