@@ -73,11 +73,13 @@ void sym_loop_close(sym_loop *loop) {
 
 /* ---- the rings; all under the lock */
 
-/* The scheduler's thread sleeps, and something has come that is for it. */
+/* The scheduler's thread sleeps, and something has come that is for it. Where all members have ended nobody is told: that they
+ * have is told once, and whoever takes them back looks at the ring. */
 static void rung(sym_loop *loop, int32_t server) {
     for (int32_t i = 0; i < loop->num_places; i++) {
         sym_member *member = loop->members[i];
-        if (member->state != SYM_GONE && member->kind == SYM_PROGRAM && member->server_index == server) {
+        const int is_there = member->state != SYM_GONE && member->state != SYM_ENDED;
+        if (is_there && member->kind == SYM_PROGRAM && member->server_index == server) {
             member->is_rung = 1;
             sym_act_on(loop, i);
             return;
