@@ -157,6 +157,7 @@ class Ends:
             call.emit(unsent)
             call.stopped(_FINISHES[ended.end])
         elif ended.end == lib.SYM_END_DRAW:
+            call.emit(unsent)
             call.failed(row_failure(ended.error))
         elif error is None and not call.cancelled:
             call.went_on(pending, unsent, ended.draw_index, ended.num_to_emit)

@@ -134,9 +134,12 @@ static void go_on(sym_loop *loop, int32_t index, int64_t now_ns) {
 static int take_decision(sym_loop *loop, int32_t index, int64_t now_ns) {
     sym_member *member = loop->members[index];
     const int32_t num_forced = member->num_forced;
-    while (member->num_forced_taken < num_forced)
-        if (!emit(loop, index, member->forced[member->num_forced_taken++]))
+    while (member->num_forced_taken < num_forced) {
+        const int goes_on = emit(loop, index, member->forced[member->num_forced_taken]);
+        member->num_forced_taken += member->end != SYM_END_DRAW; /* what could not be noted is not generated */
+        if (!goes_on)
             return 0;
+    }
     if (member->is_over) {
         sym_end_member(loop, index, SYM_END_GRAMMAR);
         return 0;
