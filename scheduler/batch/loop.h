@@ -79,7 +79,7 @@ typedef struct sym_member {
     int32_t state, end, error, leave;
     int32_t num_computed; /* of the stretch */
     int32_t num_done; /* entries that count */
-    int32_t in_step, is_expected, has_news, is_low, is_rung;
+    int32_t in_step, is_expected, has_news, is_low, was_told_low, is_rung;
     int32_t token; /* the one token of a stretch that was drawn or came from a ring */
     int32_t stop_text; /* that was found; -1 */
     int32_t num_unsent; /* of the tokens generated last: the ring had no room for them */
@@ -119,7 +119,7 @@ typedef struct sym_counts {
     int32_t max_calls, max_programs;
 } sym_counts;
 
-/* What has become of a member since it was asked for last. */
+/* What has become of a member since it was asked for last. `is_low`: it has little room left; told once for each room. */
 typedef struct sym_news {
     int32_t index, state, num_done, is_low, is_rung, padding;
     int64_t num_calls, compute_ns;

@@ -221,7 +221,7 @@ void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_
     member->pages = pages;
     member->log = log;
     member->capacity = capacity;
-    member->is_low = 0;
+    member->is_low = member->was_told_low = 0;
     pthread_mutex_unlock(&loop->lock);
 }
 
@@ -239,13 +239,16 @@ int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max) {
             loop->news[num_kept++] = index;
             continue;
         }
-        news[n++] = (sym_news){index, member->state,     member->num_done,  member->is_low, member->is_rung,
+        const int is_low = member->is_low && !member->was_told_low;
+        news[n++] = (sym_news){index, member->state,     member->num_done,  is_low, member->is_rung,
                                0,     member->num_calls, member->compute_ns};
         member->has_news = member->is_rung = 0;
+        member->was_told_low |= is_low;
     }
     loop->num_news = num_kept;
     loop->must_tell = num_kept > 0;
-    sym_tell(loop);
+    if (n == max) /* else it is told of those that are kept when their step is over */
+        sym_tell(loop);
     pthread_mutex_unlock(&loop->lock);
     return n;
 }
