@@ -259,14 +259,15 @@ void sym_loop_run(sym_loop *loop, const sym_engine *engine) {
     loop->engine = *engine;
     sym_call_guides(loop);
     while (!is_closed(loop)) {
-        sym_take_decisions(loop);
+        while (sym_take_decisions(loop))
+            continue;
         const int32_t num_calls = sym_lay_out(loop, sym_now_ns());
         if (num_calls < 0)
             fail_all(loop);
         sym_tell(loop);
         if (num_calls > 0) {
             run_step(loop);
-        } else if (num_calls == 0) {
+        } else if (!is_closed(loop)) {
             loop->is_asleep = 1;
             loop->counts.num_sleeps++;
             pthread_cond_wait(&loop->has_work, &loop->lock);

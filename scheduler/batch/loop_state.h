@@ -104,8 +104,9 @@ int32_t sym_lay_out(sym_loop *loop, int64_t now_ns);
 
 /* results.c */
 void sym_take_results(sym_loop *loop, int64_t step_ns, int error);
-/* Under the lock: members that were undecided, and are not any more, go on. */
-void sym_take_decisions(sym_loop *loop);
+/* Under the lock: members that were undecided, and are not any more, go on. 1: it was released to draw, so that more may have
+ * been decided since. */
+int sym_take_decisions(sym_loop *loop);
 void sym_continue_with(sym_loop *loop, sym_member *member, const sym_hot_call *call, int64_t now_ns);
 
 #endif

@@ -240,6 +240,25 @@ static void fail_step(sym_loop *loop, int error) {
     pthread_mutex_unlock(&loop->lock);
 }
 
+/* Under the lock: what was drawn, and who has asked for a member meanwhile. */
+static void end_seats(sym_loop *loop, int64_t now_ns) {
+    for (int32_t n = 0; n < loop->num_seats; n++) {
+        const struct seat *seat = &loop->seats[n];
+        sym_member *member = seat->member;
+        if (!member->in_step)
+            continue;
+        member->in_step = 0;
+        if (seat->is_drawn)
+            take_drawn(loop, seat->index, now_ns);
+        else if (member->state == SYM_COMPUTING && member->kind == SYM_CALL && is_complete(member))
+            sym_end_member(loop, seat->index, SYM_END_DONE);
+        if (member->state != SYM_ENDED && member->leave == SYM_LEAVE_NOW)
+            sym_end_member(loop, seat->index, SYM_END_ASKED);
+    }
+    sym_call_guides(loop);
+    loop->num_seats = 0;
+}
+
 void sym_take_results(sym_loop *loop, int64_t step_ns, int error) {
     if (error != 0) {
         fail_step(loop, error);
@@ -268,42 +287,29 @@ void sym_take_results(sym_loop *loop, int64_t step_ns, int error) {
     if (num_digests > 0)
         digest_all(loop, num_digests);
     pthread_mutex_lock(&loop->lock);
-    for (int32_t n = 0; n < loop->num_seats; n++) {
-        const struct seat *seat = &loop->seats[n];
-        sym_member *member = seat->member;
-        if (!member->in_step)
-            continue;
-        member->in_step = 0;
-        if (seat->is_drawn)
-            take_drawn(loop, seat->index, now_ns);
-        else if (member->state == SYM_COMPUTING && member->kind == SYM_CALL && is_complete(member))
-            sym_end_member(loop, seat->index, SYM_END_DONE);
-        if (member->state != SYM_ENDED && member->leave == SYM_LEAVE_NOW)
-            sym_end_member(loop, seat->index, SYM_END_ASKED);
-    }
-    sym_call_guides(loop);
-    loop->num_seats = 0;
+    end_seats(loop, now_ns);
     pthread_mutex_unlock(&loop->lock);
 }
 
-void sym_take_decisions(sym_loop *loop) {
+int sym_take_decisions(sym_loop *loop) {
     const int64_t now_ns = sym_now_ns();
     if (sym_make_room(&loop->seats, &loop->room_seats, loop->num_places, sizeof *loop->seats) != 0)
-        return; /* later */
+        return 0; /* later */
     loop->num_seats = 0;
     for (int32_t i = 0; i < loop->num_places; i++) {
         sym_member *member = loop->members[i];
         if (member->state != SYM_UNDECIDED || !member->is_decided)
             continue;
         member->state = SYM_COMPUTING;
-        if (take_decision(loop, i, now_ns))
+        member->in_step = take_decision(loop, i, now_ns);
+        if (member->in_step)
             loop->seats[loop->num_seats++] = (struct seat){.member = member, .index = i, .is_drawn = 1};
     }
     if (loop->num_seats == 0)
-        return;
+        return 0;
+    pthread_mutex_unlock(&loop->lock);
     digest_all(loop, loop->num_seats);
-    for (int32_t n = 0; n < loop->num_seats; n++)
-        take_drawn(loop, loop->seats[n].index, now_ns);
-    sym_call_guides(loop);
-    loop->num_seats = 0;
+    pthread_mutex_lock(&loop->lock);
+    end_seats(loop, now_ns);
+    return 1;
 }
