@@ -54,10 +54,10 @@ void sym_news_of(sym_loop *loop, int32_t index) {
     }
 }
 
-/* If something was drawn that is to be decided about. */
+/* If something was drawn that is to be decided about. Nobody decides about what has ended. */
 void sym_call_guides(sym_loop *loop) {
     for (int32_t i = 0; i < loop->num_places; i++)
-        if (loop->members[i]->was_drawn) {
+        if (loop->members[i]->was_drawn && loop->members[i]->state != SYM_ENDED) {
             ring(loop->engine.guide_fd);
             return;
         }

@@ -1,0 +1,1246 @@
+/* The standing run under sanitizers, with all that it calls made up: the decoder, the rings, samplers and stop texts.
+ *
+ * One thread runs the loop, and is closed and run again. Programs come with calls by two rings. A scheduler has all kinds of
+ * members join, leave, get room and settle, at random; a guide decides for grammars; an observer looks at everything. The
+ * decoder's pages remember tokens, and a row is a hash of what it sees. So an entry that is lost, counted twice, or in the
+ * wrong order gives another row, and every row, token and entry is compared with what a plain loop gives. Whoever sleeps
+ * looks only at what it was woken for: a wake that is lost stops everything. scripts/sanitize runs it. */
+#include "loop.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { VOCAB = 64, FILE_PAGES = 8, MOST = FILE_PAGES * SYM_PAGE_ENTRIES };
+enum { NUM_SERVERS = 2, NUM_PROGRAMS = 4, NUM_FILES = 12, NUM_SHARES = 4 };
+enum { MAX_CALLS = 6, MAX_TOKENS = 24, MAX_DIGESTED = 8, MOST_GIVEN = 60, MOST_GENERATED = 60, MOST_FORCED = 3 };
+enum { NO_FINISH, DONE, STOPPED, TEXT, LENGTH, GRAMMAR, FAILED, CANCELLED };
+#ifdef SHORT_RUN
+enum { NUM_ROUNDS = 60000 };
+#else
+enum { NUM_ROUNDS = 600000 };
+#endif
+#define STALLED_MS 60000
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                            \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+static uint64_t mix(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * 0xbf58476d1ce4e5b9u + 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 29;
+}
+
+/* Each thread has its own numbers. */
+static int32_t below(uint64_t *state, int32_t end) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (int32_t)((*state >> 33) % (uint64_t)end);
+}
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000L + now.tv_nsec;
+}
+
+static void *room(size_t bytes) {
+    void *found = calloc(1, bytes + (bytes == 0));
+    CHECK(found != NULL);
+    return found;
+}
+
+static void *copy_of(const void *from, size_t bytes) { return memcpy(room(bytes), from, bytes); }
+
+/* -- the decoder: the thread that runs has it alone -- */
+
+struct entry {
+    int32_t token, position;
+};
+
+static uint64_t with_entry(uint64_t hash, int32_t index, struct entry entry) {
+    return mix(mix(mix(hash, (uint64_t)index), (uint64_t)entry.token), (uint64_t)entry.position);
+}
+
+static void write_row(float *row, uint64_t hash) {
+    row[0] = (float)(hash & 0xffffff);
+    row[1] = (float)(hash >> 24 & 0xffffff);
+}
+
+static uint64_t read_row(const float *row) { return (uint64_t)row[0] | (uint64_t)row[1] << 24; }
+
+static uint64_t in_row(uint64_t hash) { return hash & 0xffffffffffffu; }
+
+struct sym_decoder {
+    struct entry pages[NUM_FILES * (FILE_PAGES + 1)][SYM_PAGE_ENTRIES];
+    uint64_t random;
+    int is_careful; /* nothing fails */
+    long num_failed;
+};
+
+static struct sym_decoder decoder = {.random = 7};
+
+static uint64_t hash_of_row(const sym_batch *batch, int32_t chunk, int32_t k) {
+    const int32_t *pages = batch->pages + batch->first_page[chunk];
+    const int32_t num_pages = batch->first_page[chunk + 1] - batch->first_page[chunk];
+    const uint32_t *mask = batch->masks[chunk] == NULL ? NULL : batch->masks[chunk] + (size_t)(k * num_pages);
+    uint64_t hash = 0;
+    for (int32_t e = 0; e <= batch->start[chunk] + k; e++)
+        if (mask == NULL || mask[e / 32] >> e % 32 & 1)
+            hash = with_entry(hash, e, decoder.pages[pages[e / SYM_PAGE_ENTRIES]][e % SYM_PAGE_ENTRIES]);
+    return hash;
+}
+
+static int step(sym_decoder *d, const sym_batch *batch) {
+    if (!__atomic_load_n(&d->is_careful, __ATOMIC_RELAXED) && below(&d->random, 100) == 0) {
+        d->num_failed++;
+        return EIO;
+    }
+    CHECK(batch->num_chunks > 0 && batch->num_chunks <= MAX_CALLS);
+    if (below(&d->random, 8) == 0)
+        usleep(300);
+    for (int32_t c = 0; c < batch->num_copies; c++)
+        memcpy(d->pages[batch->copies[2 * c + 1]], d->pages[batch->copies[2 * c]], sizeof d->pages[0]);
+    int32_t out = 0;
+    unsigned seen = 0; /* files: a step has one chunk of each at most */
+    for (int32_t c = 0; c < batch->num_chunks; c++) {
+        const int32_t num_rows = batch->first_row[c + 1] - batch->first_row[c];
+        const int32_t *pages = batch->pages + batch->first_page[c];
+        const unsigned file = 1u << pages[0] / (FILE_PAGES + 1);
+        CHECK(num_rows > 0 && (seen & file) == 0);
+        seen |= file;
+        for (int32_t k = 0; k < num_rows; k++) {
+            const int32_t row = batch->first_row[c] + k, e = batch->start[c] + k;
+            d->pages[pages[e / SYM_PAGE_ENTRIES]][e % SYM_PAGE_ENTRIES] =
+                (struct entry){batch->tokens[row], batch->positions[row]};
+        }
+        for (int32_t k = num_rows - batch->wanted[c]; k < num_rows; k++)
+            write_row(batch->out[out++], hash_of_row(batch, c, k));
+    }
+    CHECK(out == batch->num_wanted);
+    return 0;
+}
+
+static void parallel(sym_decoder *d, void (*work)(void *context, int32_t index), void *context, int32_t count) {
+    (void)d;
+    for (int32_t i = count; i-- > 0;)
+        work(context, i);
+}
+
+/* -- samplers, stop texts, reducers -- */
+
+struct sym_sampler {
+    uint64_t seed;
+    int32_t noted[MOST_GENERATED], num_noted;
+    int32_t fails_at; /* the note before which there is no memory left */
+};
+
+static int32_t drawn_from(uint64_t row, uint64_t seed, uint64_t allowed, uint64_t index) {
+    const uint64_t hash = mix(mix(row, seed), index);
+    int32_t token = (int32_t)(hash % VOCAB);
+    while ((allowed >> token & 1) == 0)
+        token = (token + 1) % VOCAB;
+    return token;
+}
+
+static int64_t draw(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index) {
+    uint64_t may_come = UINT64_MAX;
+    if (allowed != NULL)
+        memcpy(&may_come, allowed, sizeof may_come);
+    return may_come == 0 ? -EINVAL : drawn_from(read_row(row), sampler->seed, may_come, index);
+}
+
+static int note(sym_sampler *sampler, int32_t token) {
+    if (sampler->num_noted == sampler->fails_at)
+        return -ENOMEM;
+    CHECK(sampler->num_noted < MOST_GENERATED);
+    sampler->noted[sampler->num_noted++] = token;
+    return 0;
+}
+
+struct sym_stops {
+    int32_t last, found;
+};
+
+static int stops_add(sym_stops *stops, int32_t token) {
+    if (stops->last % 8 == 3 && token % 4 == 1)
+        stops->found = 0;
+    stops->last = token;
+    return stops->found;
+}
+
+struct sym_reducer {
+    uint64_t fails_at;
+};
+
+static int reduce(sym_reducer *reducer, const float *row, uint64_t index, char *answer) {
+    if (index == reducer->fails_at)
+        return -EINVAL;
+    const uint64_t value = mix(read_row(row), index);
+    memcpy(answer, &value, sizeof value);
+    return 0;
+}
+
+/* -- rings -- */
+
+struct request {
+    uint64_t id; /* its program's number + 1 */
+    int32_t tokens[MOST_GIVEN], num_tokens; /* none: the program begins its file anew */
+    int32_t position;                       /* -1: not said */
+};
+
+struct sym_server {
+    pthread_mutex_t lock;
+    /* under lock: */
+    struct request ring[NUM_PROGRAMS];
+    int num_requests;
+    int receiver_has;
+    int is_rung;
+    _Atomic int is_asleep; /* its receiver, or that of a program that would have to ring */
+    _Atomic int backlog;   /* nothing finds room */
+    int must_look;         /* the scheduler's: it was woken for this one */
+};
+
+static struct sym_server servers[NUM_SERVERS];
+static int gate_fd, wake_fd, guide_fd;
+static _Atomic int over;
+
+static void ring(int fd) {
+    const uint64_t one = 1;
+    CHECK(write(fd, &one, sizeof one) == sizeof one);
+}
+
+/* Under the lock. */
+static void take_out(sym_server *server, int at) {
+    server->num_requests--;
+    memmove(&server->ring[at], &server->ring[at + 1], sizeof server->ring[0] * (size_t)(server->num_requests - at));
+}
+
+struct program {
+    pthread_mutex_t lock;
+    pthread_cond_t is_answered;
+    /* under lock: */
+    int answers, error;
+    int64_t num_entries;
+    /* the caller's of the call under way: */
+    float row[VOCAB];
+};
+
+static struct program programs[NUM_PROGRAMS];
+
+static void answer_program(uint64_t id, int error, int64_t num_entries) {
+    CHECK(id >= 1 && id <= NUM_PROGRAMS);
+    struct program *program = &programs[id - 1];
+    pthread_mutex_lock(&program->lock);
+    CHECK(program->answers == 0);
+    program->answers++;
+    program->error = error;
+    program->num_entries = num_entries;
+    pthread_cond_signal(&program->is_answered);
+    pthread_mutex_unlock(&program->lock);
+}
+
+static int take(sym_server *server, uint64_t handle, int32_t position, const int *stop, sym_hot_call *call) {
+    int outcome = SYM_HOT_NONE;
+    pthread_mutex_lock(&server->lock);
+    const struct request *next = &server->ring[0];
+    if (server->num_requests == 0 || server->receiver_has || __atomic_load_n(stop, __ATOMIC_ACQUIRE)) {
+        outcome = SYM_HOT_NONE;
+    } else if (next->num_tokens != 1) {
+        outcome = SYM_HOT_COLD;
+    } else if (next->id == handle) {
+        outcome = next->position >= 0 && next->position != position ? SYM_HOT_COLD : SYM_HOT_TAKEN;
+        if (outcome == SYM_HOT_TAKEN) {
+            *call = (sym_hot_call){next->id, (int64_t)next->id, programs[handle - 1].row, next->tokens[0]};
+            take_out(server, 0);
+        }
+    }
+    pthread_mutex_unlock(&server->lock);
+    return outcome;
+}
+
+static int answer(sym_server *server, uint64_t id, int64_t slot, int64_t num_entries) {
+    CHECK(slot == (int64_t)id);
+    if (server->backlog)
+        return 1;
+    answer_program(id, 0, num_entries);
+    return 0;
+}
+
+static int watch(sym_server *server) { return atomic_exchange(&server->is_asleep, 0) != 0; }
+
+static int unwatch(sym_server *server, int slept) {
+    if (!slept)
+        return 0;
+    atomic_store(&server->is_asleep, 1);
+    pthread_mutex_lock(&server->lock);
+    const int waits = server->num_requests > 0;
+    pthread_mutex_unlock(&server->lock);
+    return waits && atomic_exchange(&server->is_asleep, 0) != 0;
+}
+
+static void submit(sym_server *server, const struct request *request) {
+    pthread_mutex_lock(&server->lock);
+    CHECK(server->num_requests < NUM_PROGRAMS);
+    server->ring[server->num_requests++] = *request;
+    const int must_ring = atomic_exchange(&server->is_asleep, 0) != 0;
+    server->is_rung |= must_ring;
+    pthread_mutex_unlock(&server->lock);
+    if (must_ring)
+        ring(gate_fd);
+}
+
+/* -- programs: each has a file and loops over pred() -- */
+
+static int call_and_wait(int number, const struct request *request) {
+    struct program *program = &programs[number];
+    submit(&servers[number % NUM_SERVERS], request);
+    pthread_mutex_lock(&program->lock);
+    while (program->answers == 0)
+        pthread_cond_wait(&program->is_answered, &program->lock);
+    program->answers = 0;
+    const int error = program->error;
+    pthread_mutex_unlock(&program->lock);
+    return error;
+}
+
+static void *loop_over_pred(void *argument) {
+    const int number = (int)(intptr_t)argument;
+    uint64_t random = 100 + (uint64_t)number, hash = 0;
+    int32_t length = 0;
+    while (!over) {
+        struct request request = {.id = (uint64_t)number + 1, .position = below(&random, 3) == 0 ? length : -1};
+        const int32_t num_tokens = below(&random, 12) > 0 ? 1 : below(&random, MOST_GIVEN) + 1;
+        if (length + num_tokens > MOST || below(&random, 200) == 0) {
+            CHECK(call_and_wait(number, &request) == 0);
+            hash = 0;
+            length = 0;
+            continue;
+        }
+        request.num_tokens = num_tokens;
+        uint64_t then = hash;
+        for (int32_t i = 0; i < num_tokens; i++) {
+            request.tokens[i] = below(&random, VOCAB);
+            then = with_entry(then, length + i, (struct entry){request.tokens[i], length + i});
+        }
+        const int error = call_and_wait(number, &request);
+        if (error == 0) {
+            length += num_tokens;
+            hash = then;
+            CHECK(programs[number].num_entries == length && read_row(programs[number].row) == in_row(hash));
+        } else {
+            CHECK(error == EIO || error == ECANCELED);
+        }
+        if (below(&random, 10) == 0)
+            usleep((useconds_t)below(&random, 1500));
+    }
+    return NULL;
+}
+
+/* -- generations -- */
+
+struct decision {
+    int32_t forced[MOST_FORCED], num_forced, is_over;
+    uint64_t allowed;
+};
+
+/* What a guide gave C. */
+struct kept_decision {
+    int32_t *forced;
+    uint64_t *allowed;
+};
+
+struct generation {
+    int64_t number;
+    uint64_t seed;
+    int is_guided, finish;
+    int32_t stop_token;
+    int32_t begin; /* entries before it */
+    int32_t prompt[MOST_GIVEN], num_given;
+    sym_sampler sampler;
+    sym_stops stops;
+    int has_stops;
+    int32_t received[MOST_GENERATED], num_received;
+    /* where it is when it is no member: */
+    int32_t pending[MOST_GIVEN + MOST_GENERATED], num_pending, num_to_emit, last;
+    uint64_t draw_index;
+    /* under `guiding`: */
+    int64_t followed; /* the draw whose forced tokens are pending or entries already */
+    struct kept_decision kept;
+};
+
+static pthread_mutex_t guiding = PTHREAD_MUTEX_INITIALIZER;
+static struct generation *guided[NUM_FILES]; /* under `guiding` */
+
+static struct decision decide(uint64_t seed, int32_t token, uint64_t draw_index) {
+    const uint64_t hash = mix(mix(seed, (uint64_t)token), draw_index);
+    struct decision decision = {.num_forced = (int32_t)(hash >> 8 & 7) - MOST_FORCED - 1,
+                                .is_over = draw_index > 0 && (hash >> 16 & 31) == 0,
+                                .allowed = mix(hash, 1) | (uint64_t)1 << (hash & 63)};
+    if (decision.num_forced < 0)
+        decision.num_forced = 0;
+    for (int32_t i = 0; i < decision.num_forced; i++)
+        decision.forced[i] = (int32_t)(hash >> (20 + 8 * i) & (VOCAB - 1));
+    return decision;
+}
+
+/* As libsym says it: no reply but the last has an error. */
+static int push(sym_server *server, uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a1, int64_t a2,
+                int64_t a3, const char *payload, uint32_t payload_bytes) {
+    struct generation *generation = (struct generation *)(uintptr_t)id;
+    CHECK(err == 0 && flags == 1 && a0 == 1 && a2 == 0 && a3 == 0 && payload_bytes == sizeof(int32_t));
+    if (server->backlog)
+        return 1;
+    CHECK(generation->num_received < MOST_GENERATED && a1 >= generation->begin);
+    memcpy(&generation->received[generation->num_received++], payload, sizeof(int32_t));
+    return 0;
+}
+
+/* What a plain loop gives: as far as it was received, and if it is over, all of it. */
+struct plain {
+    int32_t tokens[MOST_GENERATED], num_tokens, num_left, finish, has_stops;
+    sym_stops stops;
+};
+
+static void plain_emit(struct plain *plain, int32_t token) {
+    if (plain->finish != NO_FINISH)
+        return;
+    plain->tokens[plain->num_tokens++] = token;
+    if (plain->has_stops && stops_add(&plain->stops, token) >= 0)
+        plain->finish = TEXT;
+    else if (--plain->num_left == 0)
+        plain->finish = LENGTH;
+}
+
+static struct plain plain_loop(const struct generation *g, const struct entry *entries, int32_t num_to_emit) {
+    struct plain plain = {.num_left = num_to_emit, .has_stops = g->has_stops, .stops = {.found = -1}};
+    uint64_t hash = 0;
+    int32_t length = 0, token = -1;
+    for (; length < g->begin; length++)
+        hash = with_entry(hash, length, entries[length]);
+    int32_t next = length > 0 ? entries[length - 1].position + 1 : 0;
+    for (int32_t i = 0; i < g->num_given; i++)
+        hash = with_entry(hash, length++, (struct entry){g->prompt[i], next++});
+    for (uint64_t index = 0; plain.finish == NO_FINISH; index++) {
+        uint64_t allowed = UINT64_MAX;
+        if (token >= 0)
+            hash = with_entry(hash, length++, (struct entry){token, next++});
+        if (g->is_guided) {
+            const struct decision decision = decide(g->seed, token, index);
+            for (int32_t i = 0; i < decision.num_forced; i++) {
+                plain_emit(&plain, decision.forced[i]);
+                hash = with_entry(hash, length++, (struct entry){decision.forced[i], next++});
+            }
+            if (plain.finish == NO_FINISH && decision.is_over)
+                plain.finish = GRAMMAR;
+            allowed = decision.allowed;
+        }
+        if (plain.finish != NO_FINISH)
+            break;
+        token = drawn_from(in_row(hash), g->seed, allowed, index);
+        if (token == g->stop_token)
+            plain.finish = STOPPED;
+        else
+            plain_emit(&plain, token);
+    }
+    return plain;
+}
+
+/* -- the scheduler -- */
+
+struct share {
+    int32_t number, num_members;
+};
+
+struct file {
+    struct entry entries[MOST]; /* that count */
+    int32_t length;
+    int32_t pages[FILE_PAGES], spare_page;
+    int32_t index; /* of its member; -1 */
+    int was_told, was_told_low; /* that it has ended; that it has little room left */
+    int is_cancelled;
+    sym_member asked; /* as it joined */
+    struct share *share;
+    int32_t num_committed, copied_page; /* -1: none */
+    int32_t *log;
+    int32_t capacity;
+    void *memory[256]; /* C's, until it is taken back */
+    int num_memory;
+    /* of a program: */
+    struct request call; /* that came last */
+    int has_call;        /* no member has it */
+    /* of a call: */
+    float *own_rows;
+    uint64_t *answers;
+    int32_t given[MOST_GIVEN], given_positions[MOST_GIVEN];
+    struct generation *generation;
+};
+
+static sym_loop *loop;
+static struct file files[NUM_FILES];
+static struct share shares[NUM_SHARES];
+static int32_t account;
+static uint64_t chance = 1; /* the scheduler's */
+static int64_t next_number = 1;
+static int is_ending;
+static int wants_settling[NUM_FILES]; /* they have ended, and are taken back later */
+static long num_ends[16], num_finishes[16], num_injected, num_retired;
+
+static int32_t next_position(const struct file *file) {
+    return file->length > 0 ? file->entries[file->length - 1].position + 1 : 0;
+}
+
+static void *keep(struct file *file, void *memory) {
+    CHECK(file->num_memory < 256);
+    return file->memory[file->num_memory++] = memory;
+}
+
+static const int32_t *pages_of(struct file *file, int32_t capacity) {
+    const size_t count = (size_t)(capacity + SYM_PAGE_ENTRIES - 1) / SYM_PAGE_ENTRIES;
+    return keep(file, copy_of(file->pages, count * sizeof(int32_t)));
+}
+
+static struct share *join_share(void) {
+    struct share *share = &shares[below(&chance, NUM_SHARES)];
+    if (share->num_members++ == 0)
+        share->number = sym_loop_new_share(loop, account, 1 + below(&chance, 3));
+    CHECK(share->number > account);
+    return share;
+}
+
+/* With what is the same for all kinds. */
+static void join(struct file *file, sym_member *member, const int32_t *tokens, int32_t num_tokens, int32_t ahead) {
+    const int32_t last = file->length + num_tokens + ahead;
+    file->capacity = last < MOST ? last : MOST;
+    file->share = join_share();
+    member->number = next_number++;
+    member->since_ns = member->arrived_ns = now_ns();
+    if (member->deadline_ns == 0)
+        member->deadline_ns = SYM_NO_DEADLINE;
+    member->share = file->share->number;
+    member->priority = below(&chance, 3);
+    member->program = (int32_t)(file - files);
+    member->tokens = keep(file, copy_of(tokens, (size_t)num_tokens * sizeof *tokens));
+    member->num_tokens = num_tokens;
+    member->position = next_position(file);
+    member->first = file->length;
+    member->capacity = file->capacity;
+    file->copied_page = -1;
+    if (file->length % SYM_PAGE_ENTRIES != 0 && below(&chance, 3) == 0) { /* as of a page that others share */
+        file->copied_page = file->length / SYM_PAGE_ENTRIES;
+        const int32_t copies[2] = {file->pages[file->copied_page], file->spare_page};
+        member->copies = keep(file, copy_of(copies, sizeof copies));
+        member->num_copies = 1;
+        file->spare_page = copies[0];
+        file->pages[file->copied_page] = copies[1];
+    }
+    member->pages = pages_of(file, file->capacity);
+    if (member->kind != SYM_CALL)
+        member->log = file->log = keep(file, room((size_t)(file->capacity - file->length) * sizeof(int32_t)));
+    file->num_committed = file->was_told = file->was_told_low = file->is_cancelled = 0;
+    file->asked = *member;
+    file->index = sym_loop_join(loop, member);
+    CHECK(file->index >= 0);
+    for (int i = 0; i < NUM_FILES; i++)
+        CHECK(&files[i] == file || files[i].index != file->index);
+}
+
+static void append(struct file *file, int32_t token, int32_t position) {
+    CHECK(file->length < MOST);
+    file->entries[file->length++] = (struct entry){token, position};
+}
+
+static void commit(struct file *file, int32_t num_done) {
+    CHECK(num_done >= file->num_committed && file->asked.first + num_done <= file->capacity);
+    for (; file->num_committed < num_done; file->num_committed++)
+        append(file, file->log[file->num_committed], next_position(file));
+}
+
+static void settle(struct file *file);
+
+static void leave(struct file *file, int how) {
+    if (!sym_loop_leave(loop, file->index, how))
+        return;
+    if (below(&chance, 3) == 0)
+        wants_settling[file - files] = 1;
+    else
+        settle(file);
+}
+
+/* -- its programs -- */
+
+static void join_program(struct file *file) {
+    const struct request *call = &file->call;
+    struct program *program = &programs[file - files];
+    float *const rows[1] = {program->row};
+    sym_member member = {.kind = SYM_PROGRAM,
+                         .server = &servers[(file - files) % NUM_SERVERS],
+                         .handle = call->id,
+                         .call_id = call->id,
+                         .slot = (int64_t)call->id,
+                         .num_rows = 1,
+                         .rows = keep(file, copy_of(rows, sizeof rows))};
+    file->has_call = 0;
+    join(file, &member, call->tokens, call->num_tokens, below(&chance, 80));
+}
+
+static void settle_program(struct file *file, const sym_member *ended) {
+    servers[(file - files) % NUM_SERVERS].must_look = 1; /* the run looks at its ring no more */
+    CHECK(ended->end == SYM_END_UNSENT || ended->end == SYM_END_ASKED || ended->end == SYM_END_STEP);
+    if (ended->end == SYM_END_UNSENT)
+        answer_program(ended->call_id, 0, file->length);
+    if (ended->num_tokens > 0) {
+        CHECK(!file->has_call && ended->end != SYM_END_UNSENT);
+        file->has_call = 1;
+        if (ended->num_done > 0 || ended->num_calls > 0) {
+            CHECK(ended->num_tokens == 1);
+            file->call = (struct request){.id = ended->call_id, .tokens = {ended->tokens[0]}, .num_tokens = 1};
+        }
+        if (ended->end == SYM_END_STEP || file->is_cancelled) {
+            file->has_call = 0;
+            answer_program(ended->call_id, ended->end == SYM_END_STEP ? ended->error : ECANCELED, 0);
+        }
+    }
+    if (file->has_call)
+        join_program(file);
+}
+
+static void accept(const struct request *request) {
+    struct file *file = &files[request->id - 1];
+    if (request->num_tokens == 0) {
+        if (file->index >= 0) { /* it is answered and thinks: it leaves at once */
+            CHECK(sym_loop_leave(loop, file->index, SYM_LEAVE_ANSWERED) == 1);
+            settle(file);
+        }
+        CHECK(file->index < 0);
+        file->length = 0;
+        answer_program(request->id, 0, 0);
+        return;
+    }
+    CHECK(!file->has_call);
+    const sym_hot_call call = {request->id, (int64_t)request->id, programs[request->id - 1].row, request->tokens[0]};
+    if (request->num_tokens == 1 && file->index >= 0 && sym_loop_inject(loop, file->index, &call, request->position)) {
+        num_injected++;
+        return;
+    }
+    file->call = *request;
+    file->has_call = 1;
+    if (file->index < 0) {
+        join_program(file);
+    } else {
+        num_retired++;
+        leave(file, SYM_LEAVE_ANSWERED);
+    }
+}
+
+/* -- its generations -- */
+
+static void join_generation(struct file *file) {
+    struct generation *g = file->generation;
+    sym_member member = {.kind = SYM_GENERATION,
+                         .server = &servers[0],
+                         .call_id = (uint64_t)(uintptr_t)g,
+                         .num_rows = 1,
+                         .sampler = &g->sampler,
+                         .stops = g->has_stops ? &g->stops : NULL,
+                         .stop_tokens = &g->stop_token,
+                         .num_stop_tokens = 1,
+                         .num_to_emit = g->num_to_emit,
+                         .draw_index = g->draw_index,
+                         .token = -1};
+    if (below(&chance, 20) == 0)
+        member.deadline_ns = now_ns() + below(&chance, 2000000);
+    if (g->is_guided) {
+        float *const rows[1] = {keep(file, room(VOCAB * sizeof(float)))};
+        member.rows = keep(file, copy_of(rows, sizeof rows));
+        member.is_guided = member.was_drawn = 1;
+        pthread_mutex_lock(&guiding);
+        g->number = next_number;
+        guided[file - files] = g;
+        pthread_mutex_unlock(&guiding);
+    }
+    join(file, &member, g->pending, g->num_pending, below(&chance, 2) == 0 ? 0 : below(&chance, 50));
+}
+
+static void begin_generation(struct file *file) {
+    struct generation *g = file->generation = room(sizeof *g);
+    g->seed = (uint64_t)below(&chance, 1 << 30);
+    g->is_guided = below(&chance, 2);
+    g->stop_token = below(&chance, VOCAB);
+    g->has_stops = below(&chance, 2);
+    g->begin = file->length;
+    g->num_given = below(&chance, 4) == 0 ? 1 : 1 + below(&chance, MOST_GIVEN);
+    for (int32_t i = 0; i < g->num_given; i++)
+        g->prompt[i] = g->pending[i] = below(&chance, VOCAB);
+    g->num_pending = g->num_given;
+    g->num_to_emit = 1 + below(&chance, MOST_GENERATED);
+    g->last = -1;
+    g->followed = -1;
+    g->stops.found = -1;
+    g->sampler = (sym_sampler){.seed = g->seed, .fails_at = below(&chance, 10) == 0 ? below(&chance, 20) : -1};
+    join_generation(file);
+}
+
+static void receive(struct generation *g, const int32_t *tokens, int32_t count) {
+    for (int32_t i = 0; i < count; i++)
+        g->received[g->num_received++] = tokens[i];
+}
+
+/* What is decided for the next draw comes true: what the run had begun of it was ended. */
+static void follow(struct generation *g, int has_taken_forced) {
+    const struct decision decision = decide(g->seed, g->last, g->draw_index);
+    if (!has_taken_forced && g->followed != (int64_t)g->draw_index)
+        for (int32_t i = 0; i < decision.num_forced && g->finish == NO_FINISH; i++) {
+            if (note(&g->sampler, decision.forced[i]) != 0) {
+                g->finish = FAILED;
+                break;
+            }
+            receive(g, &decision.forced[i], 1);
+            g->pending[g->num_pending++] = decision.forced[i];
+            g->num_to_emit--;
+            if (g->has_stops && stops_add(&g->stops, decision.forced[i]) >= 0)
+                g->finish = TEXT;
+            else if (g->num_to_emit == 0)
+                g->finish = LENGTH;
+        }
+    if (g->finish == NO_FINISH && decision.is_over)
+        g->finish = GRAMMAR;
+    pthread_mutex_lock(&guiding);
+    g->followed = (int64_t)g->draw_index;
+    pthread_mutex_unlock(&guiding);
+}
+
+static void end_generation(struct file *file) {
+    struct generation *g = file->generation;
+    const struct plain plain = plain_loop(g, file->entries, g->num_to_emit + g->num_received);
+    num_finishes[g->finish]++;
+    CHECK(g->sampler.num_noted == g->num_received && g->num_received <= plain.num_tokens);
+    for (int32_t i = 0; i < g->num_received; i++)
+        CHECK(g->received[i] == plain.tokens[i] && g->sampler.noted[i] == plain.tokens[i]);
+    if (g->finish == STOPPED || g->finish == TEXT || g->finish == LENGTH || g->finish == GRAMMAR)
+        CHECK(g->finish == plain.finish && g->num_received == plain.num_tokens);
+    const int32_t num_entries = file->length - g->begin;
+    CHECK(num_entries == 0 || (num_entries >= g->num_given && num_entries <= g->num_given + g->num_received));
+    for (int32_t i = 0; i < num_entries; i++)
+        CHECK(file->entries[g->begin + i].token == (i < g->num_given ? g->prompt[i] : plain.tokens[i - g->num_given]));
+    if (g->finish == STOPPED)
+        CHECK(num_entries == g->num_given + g->num_received);
+    if (!g->is_guided && (g->finish == TEXT || g->finish == LENGTH))
+        CHECK(num_entries == g->num_given + g->num_received - 1);
+    free(g->kept.forced);
+    free(g->kept.allowed);
+    free(g);
+    file->generation = NULL;
+}
+
+static void settle_generation(struct file *file, const sym_member *ended) {
+    static const int finishes[] = {[SYM_END_STOP_TOKEN] = STOPPED, [SYM_END_STOP_TEXT] = TEXT,
+                                   [SYM_END_LENGTH] = LENGTH,      [SYM_END_GRAMMAR] = GRAMMAR,
+                                   [SYM_END_DRAW] = FAILED,        [SYM_END_STEP] = FAILED,
+                                   [SYM_END_DEADLINE] = CANCELLED};
+    struct generation *g = file->generation;
+    const int32_t num_forced = ended->num_forced_taken;
+    CHECK(ended->num_unsent <= (num_forced > 0 ? num_forced : 1));
+    receive(g, num_forced > 0 ? ended->forced + num_forced - ended->num_unsent : &ended->token, ended->num_unsent);
+    g->num_to_emit = ended->num_to_emit;
+    g->draw_index = ended->draw_index;
+    if (ended->token >= 0)
+        g->last = ended->token;
+    g->num_pending = ended->num_tokens;
+    memcpy(g->pending, ended->tokens, (size_t)ended->num_tokens * sizeof(int32_t));
+    pthread_mutex_lock(&guiding);
+    guided[file - files] = NULL;
+    pthread_mutex_unlock(&guiding);
+    if (ended->end == SYM_END_ASKED && file->is_cancelled)
+        g->finish = CANCELLED;
+    else if (ended->end < (int)(sizeof finishes / sizeof *finishes))
+        g->finish = finishes[ended->end];
+    if (g->finish == NO_FINISH) {
+        CHECK(ended->end == SYM_END_ASKED || ended->end == SYM_END_ROOM || ended->end == SYM_END_UNSENT);
+        if (g->is_guided)
+            follow(g, num_forced > 0);
+        if (g->finish == NO_FINISH && file->length + g->num_pending > MOST)
+            g->finish = CANCELLED; /* no more room at all */
+    }
+    if (g->finish == NO_FINISH)
+        join_generation(file);
+    else
+        end_generation(file);
+}
+
+/* -- its calls -- */
+
+static int sees(const sym_member *asked, int32_t row, int32_t entry) {
+    if (asked->mask == NULL || (entry >= asked->mask_columns && entry >= asked->first))
+        return 1;
+    const int32_t mask_row = asked->mask_rows == 1 && asked->mask_columns <= asked->first ? 0 : row;
+    return asked->mask[mask_row * asked->mask_row_bytes + entry / 8] >> entry % 8 & 1;
+}
+
+static void begin_call(struct file *file) {
+    sym_member member = {.kind = SYM_CALL};
+    int32_t n = below(&chance, 4) == 0 ? 1 : 1 + below(&chance, MOST_GIVEN);
+    n = n < MOST - file->length ? n : MOST - file->length;
+    const int has_positions = below(&chance, 3) == 0;
+    for (int32_t i = 0; i < n; i++) {
+        file->given[i] = below(&chance, VOCAB);
+        file->given_positions[i] = has_positions ? 3 * i + below(&chance, 3) : next_position(file) + i;
+    }
+    if (has_positions)
+        member.positions = keep(file, copy_of(file->given_positions, (size_t)n * sizeof(int32_t)));
+    if (below(&chance, 3) == 0) {
+        const int has_own = below(&chance, 2);
+        member.mask_rows = has_own ? n : 1;
+        member.mask_columns = file->length + (has_own ? n : 0);
+        member.mask_row_bytes = (member.mask_columns + 31) / 32 * 4;
+        uint8_t *mask = keep(file, room((size_t)(member.mask_rows * member.mask_row_bytes)));
+        for (int32_t i = 0; i < member.mask_rows * member.mask_row_bytes; i++)
+            mask[i] = (uint8_t)below(&chance, 256);
+        for (int32_t k = 0; has_own && k < n; k++)
+            mask[k * member.mask_row_bytes + (file->length + k) / 8] |= (uint8_t)(1 << (file->length + k) % 8);
+        member.mask = mask;
+    }
+    const int what = below(&chance, 5);
+    member.num_rows = what == 0 ? 0 : what % 2 == 1 ? 1 : n;
+    if (what == 1 || what == 2) {
+        file->own_rows = keep(file, room((size_t)member.num_rows * VOCAB * sizeof(float)));
+        float **rows = keep(file, room((size_t)member.num_rows * sizeof *rows));
+        for (int32_t k = 0; k < member.num_rows; k++)
+            rows[k] = file->own_rows + k * VOCAB;
+        member.rows = rows;
+    } else if (what > 2) {
+        sym_reducer *reducer = keep(file, room(sizeof *reducer));
+        reducer->fails_at = below(&chance, 8) == 0 ? (uint64_t)below(&chance, member.num_rows) : UINT64_MAX;
+        file->answers = keep(file, room((size_t)member.num_rows * sizeof *file->answers));
+        member.reducer = reducer;
+        member.answer = (char *)file->answers;
+        member.answer_row_bytes = sizeof *file->answers;
+    }
+    if (below(&chance, 10) == 0)
+        member.deadline_ns = now_ns() + below(&chance, 1000000);
+    join(file, &member, file->given, n, 0);
+}
+
+static void check_rows(const struct file *file) {
+    const sym_member *asked = &file->asked;
+    for (int32_t k = asked->num_tokens - asked->num_rows; k < asked->num_tokens; k++) {
+        uint64_t hash = 0;
+        for (int32_t e = 0; e < file->length; e++)
+            if (sees(asked, k, e))
+                hash = with_entry(hash, e, file->entries[e]);
+        for (int32_t i = 0; i <= k; i++)
+            if (sees(asked, k, file->length + i))
+                hash = with_entry(hash, file->length + i, (struct entry){file->given[i], file->given_positions[i]});
+        const int32_t at = k - (asked->num_tokens - asked->num_rows);
+        if (asked->reducer == NULL)
+            CHECK(read_row(file->own_rows + at * VOCAB) == in_row(hash));
+        else
+            CHECK(file->answers[at] == mix(in_row(hash), (uint64_t)at));
+    }
+}
+
+static void settle_call(struct file *file, const sym_member *ended) {
+    CHECK(ended->num_done == 0);
+    if (ended->end == SYM_END_DONE) {
+        CHECK(ended->num_computed == file->asked.num_tokens);
+        if (ended->error != 0)
+            CHECK(ended->error == EINVAL && file->asked.reducer != NULL);
+        else
+            check_rows(file);
+        const int32_t num_kept = below(&chance, 2) == 0 ? ended->num_tokens : below(&chance, ended->num_tokens + 1);
+        for (int32_t i = 0; i < num_kept; i++)
+            append(file, file->given[i], file->given_positions[i]);
+    } else {
+        CHECK(ended->end == SYM_END_STEP || ended->end == SYM_END_ASKED || ended->end == SYM_END_DEADLINE);
+    }
+}
+
+static void settle(struct file *file) {
+    sym_member ended;
+    sym_loop_take_back(loop, file->index, &ended);
+    wants_settling[file - files] = 0;
+    num_ends[ended.end]++;
+    CHECK(ended.state == SYM_ENDED && ended.number == file->asked.number && ended.in_step == 0);
+    CHECK((ended.end == SYM_END_ASKED) <= (ended.leave != SYM_STAY));
+    file->index = -1;
+    commit(file, ended.num_done);
+    if (file->copied_page >= 0 && ended.num_copies > 0) { /* it was in no step */
+        const int32_t unused = file->pages[file->copied_page];
+        CHECK(ended.num_done == 0);
+        file->pages[file->copied_page] = file->spare_page;
+        file->spare_page = unused;
+    }
+    if (--file->share->num_members == 0)
+        sym_loop_free_share(loop, file->share->number);
+    void *memory[256];
+    const int num_memory = file->num_memory;
+    memcpy(memory, file->memory, sizeof memory);
+    file->num_memory = 0;
+    if (ended.kind == SYM_PROGRAM)
+        settle_program(file, &ended);
+    else if (ended.kind == SYM_GENERATION)
+        settle_generation(file, &ended);
+    else
+        settle_call(file, &ended);
+    for (int i = 0; i < num_memory; i++)
+        free(memory[i]);
+}
+
+static void extend(struct file *file) {
+    const int32_t more = file->capacity + 1 + below(&chance, 64);
+    file->capacity = more < MOST ? more : MOST;
+    file->was_told_low = 0;
+    const size_t bytes = (size_t)(file->capacity - file->asked.first) * sizeof(int32_t);
+    file->log = keep(file, room(bytes));
+    sym_loop_extend(loop, file->index, pages_of(file, file->capacity), file->log, file->capacity);
+}
+
+static int take_news(void) {
+    sym_news news[5];
+    const int32_t count = sym_loop_news(loop, news, 5);
+    for (int32_t i = 0; i < count; i++) {
+        struct file *file = files;
+        while (file < files + NUM_FILES && file->index != news[i].index)
+            file++;
+        CHECK(file < files + NUM_FILES); /* nobody tells of places that nobody has */
+        CHECK(news[i].state != SYM_GONE && !file->was_told);
+        commit(file, news[i].num_done);
+        if (news[i].is_rung) {
+            CHECK(file->asked.kind == SYM_PROGRAM);
+            servers[(file - files) % NUM_SERVERS].must_look = 1;
+        }
+        if (news[i].state == SYM_ENDED) {
+            file->was_told = 1;
+            wants_settling[file - files] = 1;
+        } else if (news[i].is_low) {
+            CHECK(!file->was_told_low);
+            file->was_told_low = 1;
+            if (file->capacity < MOST && below(&chance, 4) > 0)
+                extend(file);
+        }
+    }
+    return count > 0;
+}
+
+static int settle_ended(void) {
+    int any = 0;
+    for (int i = 0; i < NUM_FILES; i++)
+        if (wants_settling[i] && below(&chance, 3) > 0) {
+            settle(&files[i]);
+            any = 1;
+        }
+    for (int i = 0; i < NUM_FILES; i++)
+        any |= wants_settling[i];
+    return any;
+}
+
+static int begin_and_leave(void) {
+    int any = 0;
+    for (int i = NUM_PROGRAMS; i < NUM_FILES; i++) {
+        struct file *file = &files[i];
+        if (file->index >= 0 || is_ending || below(&chance, 4) > 0)
+            continue;
+        if (file->length > MOST - MOST_GIVEN - 40)
+            file->length = 0;
+        if (below(&chance, 2) == 0)
+            begin_call(file);
+        else
+            begin_generation(file);
+        any = 1;
+    }
+    struct file *file = &files[below(&chance, NUM_FILES)];
+    if (file->index >= 0 && below(&chance, 8) == 0) {
+        const int how = below(&chance, 2) == 0 ? SYM_LEAVE_NOW : SYM_LEAVE_ANSWERED;
+        file->is_cancelled |= how == SYM_LEAVE_NOW && below(&chance, 2) == 0;
+        leave(file, how);
+    }
+    return any;
+}
+
+/* Whether it found anything. */
+static int look(sym_server *server) {
+    struct request found[NUM_PROGRAMS];
+    pthread_mutex_lock(&server->lock);
+    const int count = server->num_requests;
+    memcpy(found, server->ring, sizeof found);
+    server->num_requests = 0;
+    server->receiver_has = count > 0;
+    pthread_mutex_unlock(&server->lock);
+    for (int i = 0; i < count; i++)
+        accept(&found[i]);
+    return count > 0;
+}
+
+/* Before it sleeps: then programs ring. */
+static int arm(sym_server *server) {
+    atomic_store(&server->is_asleep, 1);
+    pthread_mutex_lock(&server->lock);
+    const int is_empty = server->num_requests == 0;
+    pthread_mutex_unlock(&server->lock);
+    if (!is_empty)
+        atomic_store(&server->is_asleep, 0);
+    return is_empty;
+}
+
+static void read_bell(int fd) {
+    uint64_t rings;
+    CHECK(read(fd, &rings, sizeof rings) == sizeof rings || errno == EAGAIN);
+}
+
+static void sleep_until_rung(void) {
+    struct pollfd waiting[] = {{.fd = gate_fd, .events = POLLIN}, {.fd = wake_fd, .events = POLLIN}};
+    CHECK(poll(waiting, 2, STALLED_MS) > 0); /* a wake was lost */
+    if (waiting[0].revents != 0) {
+        read_bell(gate_fd);
+        for (int s = 0; s < NUM_SERVERS; s++) {
+            pthread_mutex_lock(&servers[s].lock);
+            servers[s].must_look |= servers[s].is_rung;
+            servers[s].is_rung = 0;
+            pthread_mutex_unlock(&servers[s].lock);
+        }
+    }
+    if (waiting[1].revents != 0) {
+        read_bell(wake_fd);
+        take_news();
+    }
+}
+
+/* What there is to do; then, if that was nothing, it sleeps. */
+static void schedule(void) {
+    static int64_t synced;
+    int any = 0;
+    for (int s = 0; s < NUM_SERVERS; s++)
+        if (servers[s].must_look) {
+            servers[s].must_look = look(&servers[s]) || !arm(&servers[s]);
+            any |= servers[s].must_look;
+        }
+    const int64_t progress = sym_loop_progress(loop);
+    if (progress != synced) {
+        synced = progress;
+        any |= take_news();
+    }
+    any |= settle_ended();
+    any |= begin_and_leave();
+    if (!any)
+        sleep_until_rung();
+}
+
+static int num_busy(void) {
+    int busy = 0;
+    for (int i = 0; i < NUM_FILES; i++)
+        busy += files[i].index >= 0;
+    return busy;
+}
+
+/* -- the other threads -- */
+
+static void *run_steps(void *unused) {
+    const sym_engine alone = {step, NULL, &decoder, wake_fd, guide_fd};
+    const sym_engine together = {step, parallel, &decoder, wake_fd, guide_fd};
+    for (int i = 0; !over; i++)
+        sym_loop_run(loop, i % 2 == 0 ? &alone : &together);
+    return unused;
+}
+
+static void decide_for(const int64_t *drawn) {
+    pthread_mutex_lock(&guiding);
+    for (int i = 0; i < NUM_FILES; i++) {
+        struct generation *g = guided[i];
+        if (g == NULL || g->number != drawn[1])
+            continue;
+        const int32_t token = drawn[2] >= 0 ? (int32_t)drawn[2] : g->last;
+        struct decision decision = decide(g->seed, token, (uint64_t)drawn[3]);
+        if (g->followed == drawn[3])
+            decision.num_forced = 0;
+        const struct kept_decision next = {copy_of(decision.forced, sizeof(int32_t) * (size_t)decision.num_forced),
+                                           copy_of(&decision.allowed, sizeof decision.allowed)};
+        const int is_taken = sym_loop_decide(loop, (int32_t)drawn[0], drawn[1], (uint64_t)drawn[3], next.forced,
+                                             decision.num_forced, next.allowed, decision.is_over);
+        const struct kept_decision *unused = is_taken ? &g->kept : &next;
+        free(unused->forced);
+        free(unused->allowed);
+        if (is_taken)
+            g->kept = next;
+    }
+    pthread_mutex_unlock(&guiding);
+}
+
+static void *guide(void *unused) {
+    uint64_t random = 11;
+    int64_t drawn[4 * 3];
+    while (!over) {
+        struct pollfd waiting = {.fd = guide_fd, .events = POLLIN};
+        CHECK(poll(&waiting, 1, STALLED_MS) > 0);
+        read_bell(guide_fd);
+        int32_t count;
+        while ((count = sym_loop_drawn(loop, drawn, 3)) > 0)
+            for (int32_t i = 0; i < count; i++) {
+                if (below(&random, 4) == 0)
+                    usleep((useconds_t)below(&random, 1000));
+                decide_for(drawn + 4 * (size_t)i);
+            }
+    }
+    return unused;
+}
+
+static void look_at_steps(int64_t *number) {
+    static sym_step_record records[64];
+    static sym_seat seats[128];
+    const int32_t count = sym_loop_steps(loop, *number, records, 64, *number % 3 == 0 ? NULL : seats, 128);
+    for (int32_t i = 0; i < count; i++) {
+        CHECK(records[i].began_ns <= records[i].ended_ns && records[i].num_calls > 0);
+        CHECK(i == 0 || records[i - 1].ended_ns <= records[i].began_ns);
+        CHECK(records[i].num_prefill_rows <= MAX_TOKENS && records[i].predicted_ns > 0);
+        for (int32_t s = 0; *number % 3 != 0 && records[i].first_seat >= 0 && s < records[i].num_calls; s++)
+            CHECK(seats[records[i].first_seat + s].number > 0 && seats[records[i].first_seat + s].num_now > 0);
+    }
+    const sym_counts counts = sym_loop_counts(loop);
+    CHECK(counts.num_steps >= *number + count && counts.max_calls <= MAX_CALLS);
+    *number = counts.num_steps;
+}
+
+static void set_cost(uint64_t *random) {
+    sym_cost cost = {.head_ns = 1000, .wanted_ns = 100, .entry_ns = 1, .seen_ns = 1, .pair_ns = 1};
+    for (int k = 0; k < SYM_COST_KNOTS; k++)
+        cost.rows_ns[k] = (double)(1000 + below(random, 100000) + (1000 << k));
+    sym_loop_set_cost(loop, &cost);
+}
+
+static void *observe(void *unused) {
+    uint64_t random = 5;
+    int64_t number = 0, progress = 0, misses;
+    int32_t index[MAX_CALLS], count;
+    for (long round = 0; !over; round++) {
+        const int64_t now = sym_loop_progress(loop);
+        CHECK(now >= progress);
+        progress = now;
+        look_at_steps(&number);
+        sym_loop_trace(loop, below(&random, 2));
+        const int64_t since_ns = sym_loop_stepping_since(loop, index, MAX_CALLS, &count);
+        CHECK((since_ns == 0) == (count == 0));
+        for (int32_t i = 0; i < count; i++)
+            CHECK(index[i] >= 0 && index[i] < NUM_FILES);
+        sym_loop_is_stepping(loop);
+        CHECK(sym_loop_patience_ns(loop, &misses) > 0);
+        for (int s = 0; s < NUM_SERVERS; s++)
+            CHECK(sym_loop_find(loop, &servers[s], (uint64_t)below(&random, NUM_PROGRAMS) + 1) < NUM_FILES);
+        sym_loop_expect(loop, 1);
+        set_cost(&random);
+        const int32_t share = sym_loop_new_share(loop, account, 1);
+        servers[round % NUM_SERVERS].backlog = below(&random, 4) == 0;
+        usleep((useconds_t)below(&random, 500));
+        servers[round % NUM_SERVERS].backlog = 0;
+        sym_loop_free_share(loop, share);
+        sym_loop_expect(loop, -1);
+        if (below(&random, 16) == 0)
+            sym_loop_close(loop); /* its thread runs it again */
+    }
+    return unused;
+}
+
+int main(void) {
+    const sym_hot_functions hot = {take, answer, push, watch, unwatch, draw, note, reduce, stops_add};
+    const sym_loop_plan plan = {
+        .hot = &hot,
+        .vocab_size = VOCAB,
+        .num_pages = NUM_FILES * (FILE_PAGES + 1),
+        .limits = {MAX_CALLS, MAX_TOKENS, 6, MAX_DIGESTED, 500000},
+        .wait = {.share_percent = 10, .min_ns = 50000, .max_ns = 1000000},
+    };
+    loop = sym_loop_new(&plan);
+    CHECK(loop != NULL);
+    CHECK(sym_loop_new_share(loop, -1, 1) == 0);
+    account = sym_loop_new_share(loop, 0, 1);
+    uint64_t random = 3;
+    set_cost(&random);
+    gate_fd = eventfd(0, EFD_NONBLOCK);
+    wake_fd = eventfd(0, EFD_NONBLOCK);
+    guide_fd = eventfd(0, EFD_NONBLOCK);
+    for (int s = 0; s < NUM_SERVERS; s++) {
+        pthread_mutex_init(&servers[s].lock, NULL);
+        servers[s].must_look = 1;
+    }
+    for (int i = 0; i < NUM_PROGRAMS; i++) {
+        pthread_mutex_init(&programs[i].lock, NULL);
+        pthread_cond_init(&programs[i].is_answered, NULL);
+    }
+    for (int32_t i = 0; i < NUM_FILES; i++) {
+        files[i].index = -1;
+        for (int32_t p = 0; p < FILE_PAGES; p++)
+            files[i].pages[p] = i * (FILE_PAGES + 1) + p;
+        files[i].spare_page = i * (FILE_PAGES + 1) + FILE_PAGES;
+    }
+
+    pthread_t threads[3], running[NUM_PROGRAMS];
+    void *(*const functions[3])(void *) = {run_steps, guide, observe};
+    for (int i = 0; i < 3; i++)
+        CHECK(pthread_create(&threads[i], NULL, functions[i], NULL) == 0);
+    for (intptr_t i = 0; i < NUM_PROGRAMS; i++)
+        CHECK(pthread_create(&running[i], NULL, loop_over_pred, (void *)i) == 0);
+    for (int round = 0; round < NUM_ROUNDS; round++)
+        schedule();
+
+    /* All leave; programs come to their ends. */
+    is_ending = 1;
+    const sym_counts counts = sym_loop_counts(loop);
+    struct timespec now;
+    over = 1;
+    ring(guide_fd);
+    sym_loop_close(loop);
+    for (int i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+    sym_loop_close(loop); /* so that it does not begin */
+    for (int i = 0; i < NUM_PROGRAMS; i++)
+        for (;;) {
+            clock_gettime(CLOCK_REALTIME, &now);
+            now.tv_nsec += 1000000;
+            now.tv_sec += now.tv_nsec / 1000000000;
+            now.tv_nsec %= 1000000000;
+            if (pthread_timedjoin_np(running[i], NULL, &now) == 0)
+                break;
+            for (int f = 0; f < NUM_FILES; f++)
+                if (files[f].index >= 0) {
+                    files[f].is_cancelled = 1;
+                    CHECK(sym_loop_leave(loop, files[f].index, SYM_LEAVE_NOW) == 1); /* no step is under way */
+                    settle(&files[f]);
+                }
+            for (int s = 0; s < NUM_SERVERS; s++)
+                look(&servers[s]);
+        }
+    while (num_busy() > 0)
+        for (int f = 0; f < NUM_FILES; f++)
+            if (files[f].index >= 0) {
+                files[f].is_cancelled = 1;
+                CHECK(sym_loop_leave(loop, files[f].index, SYM_LEAVE_NOW) == 1);
+                settle(&files[f]);
+            }
+    sym_news none[1];
+    CHECK(sym_loop_news(loop, none, 1) == 0);
+    sym_loop_free(loop);
+    close(gate_fd);
+    close(wake_fd);
+    close(guide_fd);
+
+    fprintf(stdout, "%ld steps, %ld failed, %ld calls out of the ring, %ld injected, %ld retired, %ld slept\n",
+            (long)counts.num_steps, decoder.num_failed, (long)counts.num_taken, num_injected, num_retired,
+            (long)counts.num_sleeps);
+    for (int end = SYM_END_DONE; end <= SYM_END_DEADLINE; end++) {
+        fprintf(stdout, "end %d: %ld\n", end, num_ends[end]);
+        CHECK(num_ends[end] > 0); /* or it is not tested */
+    }
+    for (int finish = STOPPED; finish <= CANCELLED; finish++)
+        CHECK(num_finishes[finish] > 0);
+    CHECK(counts.num_taken > 0 && num_injected > 0 && num_retired > 0);
+    return 0;
+}
