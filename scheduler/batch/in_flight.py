@@ -215,10 +215,17 @@ class CallsInFlight:
         assert reservation is not None
         stale = reservation.pages_to_zero(len(reservation.tokens))
         if not stale:
-            self._run.join(call)
+            self._join(call)
             return
         call.is_elsewhere = True
         self._run.aside.ask(partial(self._zero, stale), partial(self._is_zeroed, call))
+
+    def _join(self, call: FileCall) -> None:
+        """A loop over pred() that others wait behind already is to leave when its first call is answered."""
+        member = self._run.join(call)
+        is_waited_for = isinstance(member.hot, HotPred) and self._queues.has_more(call.file.table)
+        if is_waited_for and self._run.leave(member, LEAVE_ANSWERED):
+            self._run.settle_soon(member)  # not now: this file's queue is being looked at
 
     def _zero(self, pages: list[int]) -> None:
         for page in pages:
@@ -230,7 +237,7 @@ class CallsInFlight:
             self.finish(call, None if error is None else _said(error))
             return
         try:
-            self._run.join(call)
+            self._join(call)
         except Exception as failure:  # noqa: BLE001 - it is reported
             self.finish(call, _said(failure))
 

@@ -87,6 +87,10 @@ class FileQueues:
         jobs = self._jobs.get(table)
         return _head(jobs) if jobs else None
 
+    def has_more(self, table: PageTable) -> bool:
+        """Whether others wait behind what is in flight."""
+        return len(self._jobs.get(table, ())) > 1
+
     def is_head(self, call: FileCall) -> bool:
         return self.head(call.file.table) is call
 

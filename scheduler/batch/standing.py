@@ -276,7 +276,7 @@ class StandingRun:
     def member_of(self, table: PageTable) -> Member | None:
         return self._of.get(table)
 
-    def join(self, call: FileCall) -> None:
+    def join(self, call: FileCall) -> Member:
         """A call that has room is part of the run until there are news of its end."""
         table = call.file.table
         share = self.shares.of(call.caller, table)
@@ -293,6 +293,7 @@ class StandingRun:
             raise MemoryError("no memory for one more file in the run")
         member.index = index
         self._members[index] = self._of[table] = member
+        return member
 
     def take(self, member: Member, call: FileCall) -> bool:
         """Whether a member waits for this call, which came by the gate: then it is the run's now."""

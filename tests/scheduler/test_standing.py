@@ -349,3 +349,20 @@ def test_a_step_that_hangs_is_named_in_the_log_once(bench, monkeypatch, caplog):
     said = [record.getMessage() for record in caplog.records if "hangs" in record.getMessage()]
     assert len(said) == 1
     assert f"of 1 calls, of programs {os.getpid()}" in said[0]
+
+
+def test_a_call_that_others_wait_behind_when_it_begins_lets_them_have_their_turn(bench):
+    async def scenario():
+        file, done = bench.file(), []
+        bench.steps.gate.clear()
+        bench.submit(file, [1, 2, 3])
+        await bench.steps.wait_entered()
+        bench.decode(file, 1)
+        bench.decode(file, 2, token=8)
+        bench.batches.exclusive(file, lambda: done.append(file.table.read()[0].tolist()))
+        bench.steps.gate.set()
+        await bench.settled()
+        assert [number for number, *_ in bench.replies()] == [1, 2]
+        assert done == [[1, 2, 3, 7, 8]]
+
+    bench.run(scenario)
