@@ -85,11 +85,14 @@ class Aside:
             os.eventfd_read(self.fd)
             if self._is_closed:
                 return
-            while (count := lib.sym_loop_drawn(loop, drawn, MAX_DRAWN)) > 0:
+            is_busy = True
+            while is_busy:
+                count = lib.sym_loop_drawn(loop, drawn, MAX_DRAWN)
                 for at in range(0, 4 * count, 4):
                     self._decide(loop, *drawn[at : at + 4])
-            while not self._work.empty():
-                _do(self._work.get())
+                is_busy = count > 0 or not self._work.empty()
+                if not self._work.empty():  # something may be drawn again already: both take turns
+                    _do(self._work.get())
 
     def _decide(self, loop: Any, index: int, number: int, token: int, draw_index: int) -> None:
         guided = self._guided.get(number)
