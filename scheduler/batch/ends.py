@@ -60,7 +60,7 @@ class Ends:
             return self._settle_call(member, call, error)
         reservation = call.reservation
         assert reservation is not None
-        if ended.num_done < len(member.log):
+        if reservation.is_open:
             reservation.abort()
         call.reservation = None
         if isinstance(member.hot, HotPred):
@@ -127,7 +127,7 @@ class Ends:
         ended = member.ended
         member.let_go()
         if ended.num_done == 0:
-            call.cancelled = call.cancelled or member.is_cancelled
+            call.cancelled = call.cancelled or member.cancelled_id is not None
             return partial(self._calls.leave, call, error)
         if call.is_dropped:
             return partial(self._calls.leave_answered, call, thinks=False)
@@ -137,7 +137,7 @@ class Ends:
             return partial(self._calls.leave_answered, call, thinks=True)
         again = hot.again(ended.call_id, ended.slot, ended.token)
         self._calls.replace(call, again)
-        again.cancelled = member.is_cancelled
+        again.cancelled = member.cancelled_id == ended.call_id
         if error is None and not again.cancelled:
             return partial(self._calls.go_on, again)
         return partial(self._calls.leave, again, error)

@@ -116,7 +116,7 @@ class CallsInFlight:
         member = self._run.find_taken(channel, call_id)
         if member is None:
             return False
-        member.is_cancelled = True
+        member.cancelled_id = call_id % 2**64
         self._leave(member, LEAVE_NOW)
         return True
 
@@ -143,7 +143,6 @@ class CallsInFlight:
             return
         member = self._run.member_of(call.file.table)
         if member is not None and member.call is call:
-            member.is_cancelled = True
             self._leave(member, LEAVE_NOW)
 
     def _take_out(self, call: FileCall, error: SymError | None) -> bool:
@@ -266,18 +265,25 @@ class CallsInFlight:
             return  # all of it is used up already: the file gets room as any other, when it goes on
         stale = reservation.pages_to_zero(len(reservation.tokens))
         if stale:
+            member.is_elsewhere = True
             self._run.aside.ask(partial(self._zero, stale), partial(self._has_more, member))
         else:
-            self._has_more(member, None)
+            member.extend(self._run.loop)
 
     def _has_more(self, member: Member, error: Exception | None) -> None:
-        if error is None and member.ended is None:
+        member.is_elsewhere = False
+        if error is None:
             member.extend(self._run.loop)
+        if member.must_settle:
+            self.settle(member)
 
     # ---- ends
 
     def settle(self, member: Member) -> None:
         """It has ended: give back what it has reserved and not used. Then it goes on, or is over."""
+        if member.is_elsewhere:
+            member.must_settle = True
+            return
         self._run.expect(1)  # until it is answered, and then until its program comes: see `Returning`
         try:
             self._settle(member)

@@ -31,7 +31,7 @@ from scheduler.batch.shares import Shares
 from scheduler.trace.records import SEAT
 
 WAIT_PERCENT = 25
-"""Share of a step's time that the next one may wait for programs that usually come back so soon: where it is worth it."""
+"""Share of a step that the next one may wait for programs that usually come back so soon, where it is worth it."""
 WAIT_MIN_NS = 300_000
 """A program in Python needs some 0.2 ms after a step that has pushed its code out of the caches."""
 WAIT_MAX_NS = 20_000_000
@@ -58,8 +58,14 @@ class Member:
         self.hot = call.hot
         """How it goes on by itself: as it was when it joined."""
         self.index = -1
-        self.is_cancelled = False
-        """The call that it has taken by itself."""
+        self.cancelled_id: int | None = None
+        """Of its program's calls, the one that is cancelled. It may be answered meanwhile, and another be computed."""
+        self.is_low = False
+        """It is known that it will have used up its room soon; it is given more once, or ends without."""
+        self.is_elsewhere = False
+        """More room for it is being zeroed: till then it stays, ended or not, and has what is reserved."""
+        self.must_settle = False
+        """It has ended meanwhile."""
         self.num_committed = 0
         self.num_counted = 0
         """Calls of its program that are counted already."""
@@ -188,6 +194,7 @@ class Member:
         log = np.empty(reservation.start + len(reservation.tokens) - first, np.int32)
         lib.sym_loop_extend(loop, self.index, _ints(pages), _ints(log), first + len(log))
         self.log = log
+        self.is_low = False
         self._keep += [pages, log]
 
     def let_go(self) -> None:
@@ -318,6 +325,9 @@ class StandingRun:
     def settle_soon(self, member: Member) -> None:
         """It is among the next news."""
         self._ended.append(member)
+        self._ring()
+
+    def _ring(self) -> None:
         if self._thread is not None:
             os.eventfd_write(self._wake_fd, 1)
 
@@ -360,6 +370,8 @@ class StandingRun:
         if progress != self._synced:
             self._synced = progress
             self._take_news()
+            if self._ended or self._low:
+                self._ring()  # the run does not any more: the news is taken
 
     def _take_news(self) -> None:
         count = _MAX_NEWS
@@ -376,7 +388,8 @@ class StandingRun:
                     member.hot.wake()
                 if news.state == lib.SYM_ENDED:
                     self._ended.append(member)
-                elif news.is_low:
+                elif news.is_low and not member.is_low:
+                    member.is_low = True
                     self._low.append(member)
 
     def _commit(self, member: Member, num_done: int) -> None:

@@ -8,6 +8,8 @@ import errno
 import os
 import struct
 import threading
+import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -18,6 +20,9 @@ from libsym.abi import MORE, REPLY_STRUCT, REQUEST_STRUCT, RING_BYTES, ROWS_LAST
 from libsym.channel.server import Request, ServerChannel
 from libsym.rows.sampler import RowSampler, Sampler
 from scheduler.batch import batch_scheduler
+
+
+from scheduler.batch import aside
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import NONE_FORCED, Decision
 from scheduler.batch.generation import GenerateCall
@@ -364,5 +369,129 @@ def test_a_call_that_others_wait_behind_when_it_begins_lets_them_have_their_turn
         await bench.settled()
         assert [number for number, *_ in bench.replies()] == [1, 2]
         assert done == [[1, 2, 3, 7, 8]]
+
+    bench.run(scenario)
+
+
+def test_what_is_told_to_somebody_else_first_is_settled_all_the_same(bench):
+    """Whoever looks at files takes the news of all members, and the run does not ring for these any more."""
+
+    async def scenario():
+        bench.steps.gate.clear()
+        bench.generate(bench.file(), [5], 1, max_tokens=1)
+        await bench.steps.wait_entered()
+        bench.steps.gate.set()
+        while True:
+            with suppress(BlockingIOError):  # it rings, and nobody hears it
+                os.eventfd_read(bench.batches._run._wake_fd)
+                break
+        bench.batches.sync()
+        with trio.fail_after(5):
+            while bench.batches.num_waiting:  # noqa: ASYNC110 - nobody may `sync`
+                await trio.sleep(0.001)
+
+    bench.run(scenario)
+
+
+def test_a_member_is_given_room_once_however_often_its_news_are_taken(bench):
+    may_step = threading.Semaphore(0)
+
+    class OneByOne(CountingSteps):
+        def step(self, batch):
+            super().step(batch)
+            assert batch.chunks[0].start < 60 or may_step.acquire(timeout=20)
+
+    bench.steps = OneByOne()
+    bench.batches = BatchScheduler(bench.fs, bench.steps, 2048, VOCAB_SIZE)
+
+    async def scenario():
+        call = bench.generate(bench.file(), [5], 1, max_tokens=90)
+        await bench.until(lambda: call.file.table.length == 60)
+        for _ in range(10):  # within one turn of this thread
+            may_step.release()
+            time.sleep(0.005)  # noqa: ASYNC251 - nothing else of this thread may run
+            bench.batches.sync()
+        await trio.sleep(0.01)
+        assert call.file.table.length + len(call.reservation.tokens) == 96 + 64
+        for _ in range(30):
+            may_step.release()
+        await bench.settled()
+
+    bench.run(scenario)
+
+
+def test_room_that_is_being_zeroed_is_given_back_afterwards(bench, monkeypatch):
+    """Else it may be somebody else's by then, and be zeroed there."""
+    pool = bench.fs.pool
+    pool._bytes_in[:] = 7  # a user's who is not there any more
+    at_work, go_on, num_zeroed = threading.Event(), threading.Event(), []
+
+    def zero(_store, page):
+        num_zeroed.append(page)
+        if len(num_zeroed) > 3:
+            at_work.set()
+            assert go_on.wait(20)
+
+    monkeypatch.setattr(type(pool.store), "zero", zero)
+
+    class UntilThen(CountingSteps):
+        def step(self, batch):
+            super().step(batch)
+            assert batch.chunks[0].start < 70 or at_work.wait(20)
+
+    bench.steps = UntilThen()
+    bench.batches = BatchScheduler(bench.fs, bench.steps, 2048, VOCAB_SIZE)
+
+    async def scenario():
+        call = bench.generate(bench.file(), [5], 1, max_tokens=96)
+        await bench.until(lambda: call.file.table.length == 96)
+        for _ in range(20):
+            await trio.sleep(0.001)
+        taken = num_zeroed[-1]
+        assert pool.refcount[taken] == 1
+        go_on.set()
+        await bench.settled()
+        assert pool.refcount[taken] == 0
+        assert call.file.table.reservation is None
+        assert tokens_of(bench.replies(), 1)[-1] == (5 + 96) % VOCAB_SIZE
+
+    bench.run(scenario)
+
+
+def test_what_is_asked_for_beside_the_run_has_its_turn_among_those_that_draw(bench, monkeypatch):
+    class AlwaysDrawn:
+        def sym_loop_drawn(self, _loop, drawn, _max):
+            drawn[1] = 0  # of a call that has left
+            return 0 if done.is_set() else 1
+
+    done = threading.Event()
+    monkeypatch.setattr(aside, "lib", AlwaysDrawn())
+
+    async def scenario():
+        bench.batches._run.aside.ask(done.set, lambda _error: None)
+        await bench.until(done.is_set)
+
+    bench.run(scenario)
+
+
+def test_a_call_that_comes_after_one_that_is_cancelled_is_not(bench):
+    async def scenario():
+        file = bench.file()
+        handle = bench.decode(file, 1)
+        await bench.until(bench.replies)
+        bench.steps.gate.clear()
+        while bench.steps.entered.acquire(blocking=False):
+            pass
+        slot = bench.program.channel.take_rows(1)
+        request = Request(Op.PRED, ROWS_LAST, 2, handle, (1, 0, 0, 0), struct.pack("=i", 8))
+        bench.batches.submit(decode_call(SystemCall(bench.program, request), file, slot, np.array([8], np.int32), None))
+        await bench.steps.wait_entered()
+        run = bench.batches._run
+        member = run.member_of(file.table)
+        run.find_taken = lambda _channel, _id: member  # call 99 was found, and answered in the next moment
+        assert bench.batches.cancel_taken(bench.program.channel, 99)
+        bench.steps.gate.set()
+        await bench.until(lambda: file.table.length == 2)
+        assert [(number, err) for number, err, *_ in bench.replies()] == [(2, 0)]
 
     bench.run(scenario)
