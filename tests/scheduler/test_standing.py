@@ -19,10 +19,7 @@ import trio.testing
 from libsym.abi import MORE, REPLY_STRUCT, REQUEST_STRUCT, RING_BYTES, ROWS_LAST, Finish, Op
 from libsym.channel.server import Request, ServerChannel
 from libsym.rows.sampler import RowSampler, Sampler
-from scheduler.batch import batch_scheduler
-
-
-from scheduler.batch import aside
+from scheduler.batch import aside, batch_scheduler
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import NONE_FORCED, Decision
 from scheduler.batch.generation import GenerateCall
