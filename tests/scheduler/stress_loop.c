@@ -215,6 +215,9 @@ struct sym_server {
 static struct sym_server servers[NUM_SERVERS];
 static int gate_fd, wake_fd, guide_fd;
 static _Atomic int over;
+/* At times little goes on, so that nothing else wakes who was not woken for what there is. */
+enum { MUCH, ONE_PROGRAM, TWO_PROGRAMS, ONE_GENERATION, NUM_TIMES };
+static _Atomic int goes_on;
 
 static void ring(int fd) {
     const uint64_t one = 1;
@@ -320,6 +323,11 @@ static void *loop_over_pred(void *argument) {
     uint64_t random = 100 + (uint64_t)number, hash = 0;
     int32_t length = 0;
     while (!over) {
+        const int is_quiet = goes_on != MUCH;
+        if (is_quiet && !(number == 0 && goes_on != ONE_GENERATION) && !(number == 2 && goes_on == TWO_PROGRAMS)) {
+            usleep(500); /* 0 and 2 have one ring */
+            continue;
+        }
         struct request request = {.id = (uint64_t)number + 1, .position = below(&random, 3) == 0 ? length : -1};
         const int32_t num_tokens = below(&random, 12) > 0 ? 1 : below(&random, MOST_GIVEN) + 1;
         if (length + num_tokens > MOST || below(&random, 200) == 0) {
@@ -343,7 +351,7 @@ static void *loop_over_pred(void *argument) {
             CHECK(error == EIO || error == ECANCELED);
         }
         if (below(&random, 10) == 0)
-            usleep((useconds_t)below(&random, 1500));
+            usleep((useconds_t)below(&random, is_quiet ? 5000 : 1500));
     }
     return NULL;
 }
@@ -493,7 +501,6 @@ static struct share shares[NUM_SHARES];
 static int32_t account;
 static uint64_t chance = 1; /* the scheduler's */
 static int64_t next_number = 1;
-static int is_ending;
 static int wants_settling[NUM_FILES]; /* they have ended, and are taken back later */
 static long num_ends[16], num_finishes[16], num_injected, num_retired;
 
@@ -949,7 +956,9 @@ static int begin_and_leave(void) {
     int any = 0;
     for (int i = NUM_PROGRAMS; i < NUM_FILES; i++) {
         struct file *file = &files[i];
-        if (file->index >= 0 || is_ending || below(&chance, 4) > 0)
+        if (file->index >= 0 || (goes_on != MUCH && !(goes_on == ONE_GENERATION && i == NUM_PROGRAMS)))
+            continue;
+        if (goes_on == MUCH && below(&chance, 4) > 0)
             continue;
         if (file->length > MOST - MOST_GIVEN - 40)
             file->length = 0;
@@ -960,7 +969,7 @@ static int begin_and_leave(void) {
         any = 1;
     }
     struct file *file = &files[below(&chance, NUM_FILES)];
-    if (file->index >= 0 && below(&chance, 8) == 0) {
+    if (goes_on == MUCH && file->index >= 0 && below(&chance, 8) == 0) {
         const int how = below(&chance, 2) == 0 ? SYM_LEAVE_NOW : SYM_LEAVE_ANSWERED;
         file->is_cancelled |= how == SYM_LEAVE_NOW && below(&chance, 2) == 0;
         leave(file, how);
@@ -1081,7 +1090,7 @@ static void *guide(void *unused) {
     int64_t drawn[4 * 3];
     while (!over) {
         struct pollfd waiting = {.fd = guide_fd, .events = POLLIN};
-        CHECK(poll(&waiting, 1, STALLED_MS) > 0);
+        CHECK(poll(&waiting, 1, -1) > 0 || errno == EINTR);
         read_bell(guide_fd);
         int32_t count;
         while ((count = sym_loop_drawn(loop, drawn, 3)) > 0)
@@ -1143,7 +1152,7 @@ static void *observe(void *unused) {
         servers[round % NUM_SERVERS].backlog = 0;
         sym_loop_free_share(loop, share);
         sym_loop_expect(loop, -1);
-        if (below(&random, 16) == 0)
+        if (goes_on == MUCH && below(&random, 16) == 0)
             sym_loop_close(loop); /* its thread runs it again */
     }
     return unused;
@@ -1188,11 +1197,12 @@ int main(void) {
         CHECK(pthread_create(&threads[i], NULL, functions[i], NULL) == 0);
     for (intptr_t i = 0; i < NUM_PROGRAMS; i++)
         CHECK(pthread_create(&running[i], NULL, loop_over_pred, (void *)i) == 0);
-    for (int round = 0; round < NUM_ROUNDS; round++)
+    for (int round = 0; round < NUM_ROUNDS; round++) {
+        goes_on = round % 4096 < 3072 ? MUCH : round / 4096 % NUM_TIMES;
         schedule();
+    }
 
     /* All leave; programs come to their ends. */
-    is_ending = 1;
     const sym_counts counts = sym_loop_counts(loop);
     struct timespec now;
     over = 1;
