@@ -68,11 +68,6 @@ class Alarms:
             heapq.heapify(self._heap)
             self._num_cancelled = 0
 
-    def go_off_now(self) -> None:
-        """Let those go off that are due, however late the task is."""
-        while self._heap and self._heap[0].due_s <= trio.current_time():
-            self._go_off(heapq.heappop(self._heap))
-
     async def run(self) -> None:
         """Let alarms go off, for ever."""
         while True:

@@ -103,8 +103,6 @@ class FileCall(ABC):
         """Its deadline has passed."""
         self.is_dropped = False
         """Nobody waits for its answer any more."""
-        self.is_elsewhere = False
-        """A worker has it: what is to be done to it is done when it comes back."""
         self.is_waiting_for_rows = False
         """It has its place in its file's queue, and does not begin before it has its result slots."""
         self.num_appended = 0

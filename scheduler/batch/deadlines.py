@@ -1,7 +1,7 @@
 """Deadlines of calls: one task sleeps until the nearest, and ends the calls that have missed theirs.
 
-A deadline that passes while a call is queued, waits for rows, or is ready ends the call there and then. Just before a
-step is planned `end_missed` is asked, too: so no step begins with a call that is late, however late the task is.
+A deadline that passes while a call is queued, waits for rows, or is in the run ends the call there and then. The run
+looks at the deadlines of its members before each step, too: no step begins with a call that is late.
 """
 
 from __future__ import annotations
@@ -36,10 +36,6 @@ class Deadlines:
         alarm = self._of.pop(call, None)
         if alarm is not None:
             self._alarms.cancel(alarm)
-
-    def end_missed(self) -> None:
-        """Before a step is planned."""
-        self._alarms.go_off_now()
 
     async def run(self) -> None:
         """End calls that are late, for ever."""

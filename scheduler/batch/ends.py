@@ -86,11 +86,9 @@ class Ends:
         if not member.rows:
             member.let_go()
             return partial(self._end_stretch, call)
-        call.is_elsewhere = True
         rows = member.rows
 
         def digested(failure: Exception | None) -> None:
-            call.is_elsewhere = False
             member.let_go()
             if failure is not None:
                 self._calls.finish(call, SymError(f"the daemon failed to draw: {failure!r}"))
@@ -168,10 +166,8 @@ class Ends:
 
     def _follow(self, call: GenerateCall, token: int, draw_index: int, *, has_taken_forced: bool) -> None:
         """What is decided for its next draw, which may not be known yet, comes true here."""
-        call.is_elsewhere = True
 
         def decided(failure: Exception | None) -> None:
-            call.is_elsewhere = False
             if failure is not None:
                 self._calls.leave(call, SymError(f"the daemon failed to follow the grammar: {failure!r}"))
                 return

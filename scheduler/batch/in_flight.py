@@ -216,7 +216,6 @@ class CallsInFlight:
         if not stale:
             self._join(call)
             return
-        call.is_elsewhere = True
         self._run.aside.ask(partial(self._zero, stale), partial(self._is_zeroed, call))
 
     def _join(self, call: FileCall) -> None:
@@ -231,7 +230,6 @@ class CallsInFlight:
             self._room.fs.pool.store.zero(page)
 
     def _is_zeroed(self, call: FileCall, error: Exception | None) -> None:
-        call.is_elsewhere = False
         if error is not None or call.cancelled:
             self.finish(call, None if error is None else _said(error))
             return

@@ -66,16 +66,6 @@ def test_a_call_that_is_over_is_not_ended_again():
     watched(main)
 
 
-def test_what_is_late_when_a_step_is_planned_is_ended_before_the_task_gets_its_turn():
-    async def main(deadlines, missed):
-        call = Late(trio.current_time() - 1)
-        deadlines.add(call)
-        deadlines.end_missed()
-        assert missed == [call]
-
-    watched(main)
-
-
 # ---- in the scheduler, whose steps take 64 entries, and 16 beside decodes
 
 
