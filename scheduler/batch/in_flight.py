@@ -221,8 +221,8 @@ class CallsInFlight:
     def _join(self, call: FileCall) -> None:
         """A loop over pred() that others wait behind already is to leave when its first call is answered."""
         member = self._run.join(call)
-        is_waited_for = isinstance(member.hot, HotPred) and self._queues.has_more(call.file.table)
-        if is_waited_for and self._run.leave(member, LEAVE_ANSWERED):
+        thinks = isinstance(member.hot, HotPred) and self._queues.is_waited_for(call)
+        if thinks and self._run.leave(member, LEAVE_ANSWERED):
             self._run.settle_soon(member)  # not now: this file's queue is being looked at
 
     def _zero(self, pages: list[int]) -> None:

@@ -87,9 +87,9 @@ class FileQueues:
         jobs = self._jobs.get(table)
         return _head(jobs) if jobs else None
 
-    def has_more(self, table: PageTable) -> bool:
-        """Whether others wait behind what is in flight."""
-        return len(self._jobs.get(table, ())) > 1
+    def is_waited_for(self, head: FileCall) -> bool:
+        """Whether others wait behind what is in flight, or for its handle."""
+        return len(self._jobs[head.file.table]) > 1 or head.file in self._when_unused
 
     def is_head(self, call: FileCall) -> bool:
         return self.head(call.file.table) is call

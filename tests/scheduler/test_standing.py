@@ -492,3 +492,20 @@ def test_a_call_that_comes_after_one_that_is_cancelled_is_not(bench):
         assert [(number, err) for number, err, *_ in bench.replies()] == [(2, 0)]
 
     bench.run(scenario)
+
+
+def test_a_handle_is_closed_when_its_call_is_answered_that_had_not_begun_by_then(bench):
+    async def scenario():
+        file, closed = bench.file(), trio.Event()
+        bench.steps.gate.clear()
+        bench.submit(file, [1, 2, 3])
+        await bench.steps.wait_entered()
+        bench.decode(file, 1)
+        bench.batches.when_unused(file, closed.set)
+        bench.steps.gate.set()
+        with trio.fail_after(5):
+            await closed.wait()
+        assert [number for number, *_ in bench.replies()] == [1]
+        await bench.settled()
+
+    bench.run(scenario)
