@@ -15,6 +15,7 @@ Drawing happens in the step's thread, right after the step; committing and emitt
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -35,6 +36,8 @@ from scheduler.batch.drafts import NgramDraft
 from scheduler.batch.grammar import Grammar
 from scheduler.replies import kept
 from scheduler.trace.records import CallKind
+
+log = logging.getLogger(__name__)
 
 
 class Output(Protocol):
@@ -262,6 +265,10 @@ class GenerateCall(FileCall):
                 self._decision = self.grammar.decide(token)
             except SymError as error:
                 self._error = kept(error)
+                self._decision = THE_END
+            except Exception as failure:  # those of other calls are to be decided still
+                log.exception("a grammar failed")
+                self._error = SymError(f"the daemon failed to follow the grammar: {failure!r}")
                 self._decision = THE_END
             self._decided_draw = draw_index
         return self._decision

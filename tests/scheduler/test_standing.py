@@ -509,3 +509,22 @@ def test_a_handle_is_closed_when_its_call_is_answered_that_had_not_begun_by_then
         await bench.settled()
 
     bench.run(scenario)
+
+
+def test_a_grammar_that_fails_fails_its_own_generation(bench):
+    class Broken:
+        def decide(self, token):
+            raise RuntimeError("planted")
+
+    async def scenario():
+        good = SlowGrammar()
+        good.gate.release(20)
+        bench.generate(bench.file(), [5], 1, decide=Broken())
+        bench.generate(bench.file(), [50], 2, max_tokens=3, decide=good)
+        with trio.fail_after(5):
+            await bench.settled()
+        replies = bench.replies()
+        assert [err for number, err, more, *_ in replies if number == 1 and not more] == [errno.EIO]
+        assert tokens_of(replies, 2) == [51, 52, 53]
+
+    bench.run(scenario)
