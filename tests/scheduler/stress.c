@@ -19,7 +19,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-enum { VOCAB = 1000, HIDDEN = 64, LAYERS = 2, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 16, FFN = 96, WINDOW = 40 };
+enum { VOCAB = 1000, HIDDEN = 64, LAYERS = 2, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 16, FFN = 128, WINDOW = 40 };
 #ifdef SHORT_RUN
 #define NUM_ENTRIES 48 /* more than a page, and than the window */
 #else
