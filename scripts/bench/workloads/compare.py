@@ -21,6 +21,7 @@ import re
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -107,7 +108,10 @@ Samples = dict[str, dict[str, list[Sample]]]
 """By workload, by side."""
 
 
-def measure_all(sides: list[Side], tokens: list[int], args: argparse.Namespace) -> Samples:
+def measure_all(
+    sides: list[Side], tokens: list[int], args: argparse.Namespace, keep: Callable[[Samples], None]
+) -> Samples:
+    """`keep` takes what is complete whenever all sides have done a workload: a run may be ended early."""
     names: list[str] = args.only.split(",") if args.only else list(WORKLOADS)
     samples: Samples = {name: {side.name: [] for side in sides} for name in names}
     for side in sides:  # warms up: libraries, kernels that are compiled for the first request
@@ -116,6 +120,7 @@ def measure_all(sides: list[Side], tokens: list[int], args: argparse.Namespace) 
         for name in names:
             for side in sides[number % len(sides) :] + sides[: number % len(sides)]:
                 samples[name][side.name].append(least_disturbed(side, name, number, tokens, args))
+            keep({done: by_side for done, by_side in samples.items() if all(by_side.values())})
     return samples
 
 
@@ -150,6 +155,25 @@ def table(samples: Samples, heading: str) -> str:
             )
     lines += ["", "ratio: of the first side's tokens/s to this side's, the median of the rounds'."]
     return "\n".join(lines) + "\n"
+
+
+def plain_of(samples: Samples) -> dict[str, Any]:
+    return {
+        "samples": {
+            name: {side: [asdict(run) for run in runs] for side, runs in by_side.items()}
+            for name, by_side in samples.items()
+        }
+    }
+
+
+def save(path: Path, samples: Samples, heading: str, facts: dict[str, Any]) -> None:
+    path.with_name(f"{path.name}.json").write_text(json.dumps(facts | plain_of(samples), indent=1) + "\n")
+    path.with_name(f"{path.name}.txt").write_text(table(samples, heading))
+    rates = {
+        name: {side: [run.tokens_per_s for run in runs] for side, runs in by_side.items()}
+        for name, by_side in samples.items()
+    }
+    path.with_name(f"{path.name}.svg").write_text(plot.bars(rates, heading))
 
 
 def word_tokens(socket: Path) -> list[int]:
@@ -201,30 +225,21 @@ def main() -> None:
             served: Served = stack.enter_context(served_side(name, url, group, options.get(name, "")))
             about[name] = served.about
             sides.append(served)
-        samples = measure_all(sides, tokens, args)
-    heading = f"{processor()}; {args.model}; scale {args.scale:g}, {args.rounds} rounds; {time.strftime('%Y-%m-%d')}"
-    result = {
-        "processor": processor(),
-        "model": args.model,
-        "scale": args.scale,
-        "rounds": args.rounds,
-        "seed": args.seed,
-        "servers": about,
-        "samples": {
-            name: {side: [asdict(run) for run in runs] for side, runs in by_side.items()}
-            for name, by_side in samples.items()
-        },
-    }
-    text = table(samples, heading)
-    print(json.dumps(result, indent=1) if args.json else text, end="")
-    if args.save:
-        (RESULTS / f"{args.save}.json").write_text(json.dumps(result, indent=1) + "\n")
-        (RESULTS / f"{args.save}.txt").write_text(text)
-        rates = {
-            name: {side: [run.tokens_per_s for run in runs] for side, runs in by_side.items()}
-            for name, by_side in samples.items()
+        heading = f"{processor()}; {args.model}; scale {args.scale:g}; {time.strftime('%Y-%m-%d')}"
+        facts = {
+            "processor": processor(),
+            "model": args.model,
+            "scale": args.scale,
+            "seed": args.seed,
+            "servers": about,
         }
-        (RESULTS / f"{args.save}.svg").write_text(plot.bars(rates, heading))
+
+        def keep(samples: Samples) -> None:
+            if args.save:
+                save(RESULTS / args.save, samples, heading, facts)
+
+        samples = measure_all(sides, tokens, args, keep)
+    print(json.dumps(facts | plain_of(samples), indent=1) if args.json else table(samples, heading), end="")
 
 
 if __name__ == "__main__":

@@ -139,9 +139,8 @@ class Served:
 
     def close(self) -> None:
         self._signal(signal.SIGCONT)
-        assert self._client.stdin is not None
-        self._client.stdin.close()
-        self._client.wait(10)
+        self._client.kill()  # it has nothing to keep, and may be in the middle of a run that was given up
+        self._client.wait()
 
 
 @contextmanager
