@@ -88,6 +88,10 @@ class Gate:
                 await trio.lowlevel.checkpoint()
         self._operations.closing.close_some(lip, len(lip.handles))
 
+    async def close(self) -> None:
+        """Every program has gone: wait for what is done for some of them all the same."""
+        await self._operations.generating.compiled()
+
     def _disconnect(self, lip: Lip) -> None:
         self._operations.mail.leave(lip)
         lip.slots.drop()

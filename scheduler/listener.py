@@ -66,6 +66,10 @@ class Listener:
         self._num_refused = 0
         """Since the last line about it."""
 
+    async def close(self) -> None:
+        """After `run`: see `Gate.close`."""
+        await self._gate.close()
+
     async def run(self, listening: trio.socket.SocketType) -> None:
         """Accept for ever; leaving closes every connection."""
         async with trio.open_nursery() as nursery:

@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 1e-4
 """How long a busy thread may hold up the trio thread: a stat takes 0.3 ms beside one, and 5 ms at the default."""
 
+LAST_WORK_S = 30.0
+"""What workers are at when the daemon ends has so long: an interpreter that ends under them crashes."""
 FREED_BLOCK_BYTES = 128 << 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # in malloc.h
 
@@ -174,6 +176,8 @@ async def serve(config: Config) -> None:
         finally:
             house.keeper.close()
             house.weights.close()
+            with trio.move_on_after(LAST_WORK_S):
+                await house.listener.close()
 
 
 def _allow_many_descriptors() -> None:

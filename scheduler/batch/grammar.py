@@ -116,6 +116,8 @@ class Grammars:
 
     def __init__(self, text: GrammarText) -> None:
         self._text = text
+        self.num_compiling = 0
+        """In workers' threads, also for callers that have gone: the interpreter must not end meanwhile."""
         self._lock = Lock()  # the daemon's thread takes it, so it is held for moments
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = Lock()  # held for as long as it takes to make it
@@ -132,6 +134,15 @@ class Grammars:
 
     def compile(self, kind: str, source: str) -> Grammar:
         """A grammar at its beginning. For a worker's thread: it may take seconds, the first one of a model longer."""
+        with self._lock:
+            self.num_compiling += 1
+        try:
+            return self._compile(kind, source)
+        finally:
+            with self._lock:
+                self.num_compiling -= 1
+
+    def _compile(self, kind: str, source: str) -> Grammar:
         if (known := self.kept(kind, source)) is not None:
             return known
         if len(source) > MAX_SOURCE_BYTES:

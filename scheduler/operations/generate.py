@@ -53,6 +53,11 @@ class Generating:
         self._grammars = Grammars(text)
         self._compilers = trio.CapacityLimiter(2)  # workers that a program's grammars may keep busy
 
+    async def compiled(self) -> None:
+        """When no worker compiles for anybody any more: what they are in is not Python, and can't be left."""
+        while self._grammars.num_compiling:  # noqa: ASYNC110 - their threads tell nobody who has gone
+            await trio.sleep(0.02)
+
     def table(self) -> Table:
         return {Op.GENERATE: Operation(self._generate, max_waiting=MAX_LATER)}
 

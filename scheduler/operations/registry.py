@@ -37,6 +37,7 @@ class Operations:
     by_op: dict[Op, Operation]
     mail: Mail
     closing: Closing
+    generating: Generating
 
 
 def all_operations(
@@ -44,7 +45,7 @@ def all_operations(
 ) -> Operations:
     """Of one daemon."""
     locking, limited, mail = Locking(fs), Limited(text), Mail(fs.volume.alarms)
-    closing = Closing(fs, batches, locking)
+    closing, generating = Closing(fs, batches, locking), Generating(batches, text, limited)
     subjects = (
         Status(fs, text, daemon_info),
         Scrubbing(fs),
@@ -60,7 +61,7 @@ def all_operations(
         Claiming(fs, batches, closing),
         Advising(fs, batches),
         Predicting(batches, limited),
-        Generating(batches, text, limited),
+        generating,
         Texts(text),
         mail,
         ResourceUsage(batches),
@@ -70,4 +71,4 @@ def all_operations(
         table = subject.table()
         assert not by_op.keys() & table.keys(), f"{by_op.keys() & table.keys()} have two operations"
         by_op |= table
-    return Operations(by_op, mail, closing)
+    return Operations(by_op, mail, closing, generating)
