@@ -121,8 +121,6 @@ class BatchScheduler:
     def submit(self, call: FileCall) -> None:
         """Queue a call; it runs after everything submitted before it for the same file."""
         call.submitted_s = time.monotonic()
-        if self.recorder.is_on:
-            note_arrival(self.recorder, call)
         self._calls.submit(call)
 
     def have_rows(self, call: FileCall) -> None:

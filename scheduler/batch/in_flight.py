@@ -27,7 +27,7 @@ from scheduler.batch.queues import Action, FileQueues, Job, do
 from scheduler.batch.returning import Returning
 from scheduler.batch.room import Room
 from scheduler.batch.standing import LEAVE_ANSWERED, LEAVE_NOW, Member, StandingRun
-from scheduler.batch.traced import note_answer
+from scheduler.batch.traced import note_answer, note_arrival
 from scheduler.replies import kept
 from scheduler.trace.recorder import Recorder
 
@@ -76,8 +76,11 @@ class CallsInFlight:
         self._returning.note_call(call.caller)
         self.deadlines.add(call)
         member = self._run.member_of(call.file.table)
-        if member is None or not self._run.take(member, call):
-            self.add(call)
+        if member is not None and self._run.take(member, call):
+            return  # in traces it is one more of the member's stream
+        if self._recorder.is_on:
+            note_arrival(self._recorder, call)
+        self.add(call)
 
     def add(self, job: Job) -> None:
         """It is started after everything that was added before it for the same file."""

@@ -253,13 +253,13 @@ def test_a_generation_whose_deadline_has_passed_ends_with_nothing(asking):
 
 
 def test_a_generation_ends_with_what_it_has(asking):
-    payload = int32(1) + GREEDY + options(deadline_us=200_000, stop_at_end=False)
+    payload = int32(1) + GREEDY + options(deadline_us=600_000, stop_at_end=False)
     replies = asking.ask(generate(payload, args=(1, 0, 0, 0)))
     args, _, error = replies[-1]
     assert error is None
     assert args[2] == Finish.DEADLINE
     num_tokens = sum(args[0] for args, _, _ in replies)
-    assert 0 < num_tokens < 4000
+    assert 0 < num_tokens < 8000
     assert args[1] == len(asking.tokens) == num_tokens, "the last one is pending"
 
 
