@@ -17,6 +17,7 @@ from functools import partial
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from kvfs.pages.table import PageTable
+from libsym.abi import PAGE_ENTRIES
 from libsym.channel.server import ServerChannel
 from libsym.errors import BadHandle, NoSpace, OverQuota, SymError
 from scheduler.batch.accounting import Accounting
@@ -188,8 +189,9 @@ class CallsInFlight:
         try:
             try:
                 self._reserve(call)
-            except (NoSpace, OverQuota):
-                if is_last_try or not self._reclaim(call.file.table):
+            except (NoSpace, OverQuota) as failure:
+                of_user = isinstance(failure, OverQuota)
+                if is_last_try or not self._reclaim(call.file.table, of_user=of_user):
                     raise
                 return True
             self._enter(call)
@@ -243,12 +245,16 @@ class CallsInFlight:
 
     # ---- room that is reserved and not used
 
-    def _reclaim(self, table: PageTable) -> bool:
-        """Have members give back what they don't use yet, and then start this file's next call. False: none has any."""
+    def _reclaim(self, table: PageTable, *, of_user: bool) -> bool:
+        """Have members give back pages that they don't use yet, and then start this file's next call. False: none has
+        any. `of_user`: it is the user's room that is short; what others have would not help.
+        """
         holders = [
             member
             for member in self._run.members
-            if member.hot is not None and member not in self._reclaimed and member.call.file.table is not table
+            if member.num_spare > PAGE_ENTRIES
+            and member not in self._reclaimed
+            and (not of_user or _user_of(member.call.file.table) == _user_of(table))
         ]
         if not holders and not self._reclaimed:
             return False
@@ -362,6 +368,10 @@ class CallsInFlight:
         if error is None and isinstance(call, PredCall):
             self._returning.note_answer(call.caller)
         call.end(error)
+
+
+def _user_of(table: PageTable) -> int:
+    return table.pool.accounts.of(table.owner).numbers[0]
 
 
 def _said(failure: Exception) -> SymError:

@@ -185,6 +185,11 @@ class Member:
         self._keep += [buffers, pointers]
         member.rows = pointers
 
+    @property
+    def num_spare(self) -> int:
+        """Entries that are reserved and were not used when it was looked at last."""
+        return len(self.log) - self.num_committed
+
     def extend(self, loop: Any) -> None:
         """Its reservation has grown."""
         reservation = self.call.reservation

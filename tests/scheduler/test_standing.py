@@ -16,14 +16,18 @@ import pytest
 import trio
 import trio.testing
 
+from kvfs.names.tree import Credentials
+from kvfs.pages.accounts import Limits as AccountLimits
 from libsym.abi import MORE, REPLY_STRUCT, REQUEST_STRUCT, RING_BYTES, ROWS_LAST, Finish, Op
 from libsym.channel.server import Request, ServerChannel
+from libsym.errors import OverQuota
 from libsym.rows.sampler import RowSampler, Sampler
 from scheduler.batch import aside, batch_scheduler
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import NONE_FORCED, Decision
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.policy import Limits
+from scheduler.batch.standing import StandingRun
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.decode_call import decode_call
@@ -526,5 +530,25 @@ def test_a_grammar_that_fails_fails_its_own_generation(bench):
         replies = bench.replies()
         assert [err for number, err, more, *_ in replies if number == 1 and not more] == [errno.EIO]
         assert tokens_of(replies, 2) == [51, 52, 53]
+
+    bench.run(scenario)
+
+
+def test_who_is_over_quota_takes_nobody_elses_room(bench, monkeypatch):
+    ann, asked = Credentials(1001, 1001), []
+    leave = StandingRun.leave
+    monkeypatch.setattr(StandingRun, "leave", lambda *words: asked.append(words) or leave(*words))
+
+    async def scenario():
+        bench.fs.pool.accounts.of(1001).limits = AccountLimits(num_bytes=2 * bench.fs.pool.page_bytes)
+        going = bench.generate(bench.file(), [5], 1, max_tokens=250)
+        theirs = bench.fs.kv_create(ann, None)
+        for _ in range(5):
+            with pytest.raises(OverQuota):
+                await bench.submit(theirs, [1] * 100, rows="none", program=Program(2, 1001)).wait()
+        await bench.settled()
+        assert tokens_of(bench.replies(), 1)[-1] == (5 + 250) % VOCAB_SIZE
+        assert going.num_appended == 250
+        assert not asked, "nobody had to leave"
 
     bench.run(scenario)
