@@ -23,7 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SPINS_BEFORE_YIELD 200 /* some 10 us: then whoever wants this core gets it */
+#define SPINS_BEFORE_YIELD 20 /* then whoever wants this core, or the lock, gets it */
 
 sym_loop *sym_loop_new(const sym_loop_plan *plan) {
     sym_loop *loop = calloc(1, sizeof *loop);
