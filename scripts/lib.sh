@@ -119,7 +119,7 @@ setup() {
         >"$objects/log" 2>&1 </dev/null &
     builder=$!
     # shellcheck disable=SC2064  # what they are now: both are local
-    trap "kill -- -$builder $builder 2>/dev/null; rm -rf '$objects'" EXIT
+    trap "kill -- -$builder $builder 2>/dev/null || true; rm -rf '$objects'" EXIT # one may be gone already
     long "installing torch (large: minutes, once), compiling the C extensions meanwhile" "${pip[@]}" torch==2.13.0
     long "compiling what is left of the C extensions" finished $builder "$objects/log"
     trap - EXIT
