@@ -225,8 +225,10 @@ def test_a_disk_that_hangs_anywhere_fails_who_waits_and_when_it_answers_all_is_w
         """Whether there was an operation at that place."""
         disk = new_disk()
         async with running(House(disk.path / "state", num_pages=32, deadline_s=0.1)) as house:
+            house.keeper.jobs.deadline_s = 30.0  # a tenth of a second is not much for a disk that others use
             kept = house.create("kept.kv", FIRST)
             await house.keeper.sync(kept.inode)
+            house.keeper.jobs.deadline_s = 0.1
             work = Work(house)
             disk.hang("any", after=place, times=1)
             with trio.move_on_after(1):  # a write of a plain file waits in a worker, for the mount to give it up
