@@ -59,7 +59,7 @@ setup(
         "kvfs": ["*/*.h", "*/*.c"],
         "decoder.cpu": ["*.h", "*.c"],
         "scheduler": ["*/*.h", "*/*.c"],
-        "symphony": ["trace_page/*"],
+        "symphony": ["trace_page/*", "launcher/sandbox/*.h", "launcher/sandbox/*.c"],
     },
     cmdclass={"build_ext": SideBySide},
     setup_requires=["cffi>=1.17,<3"],
@@ -69,6 +69,7 @@ setup(
         "kvfs/pages/digest_build.py:ffi",
         "decoder/cpu/step_build.py:ffi",
         "scheduler/batch/loop_build.py:ffi",
+        "symphony/launcher/sandbox/kernel_build.py:ffi",
     ],
     install_requires=[
         "anyio>=4.7,<5",

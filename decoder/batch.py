@@ -54,4 +54,4 @@ class NativeStep:
     """A `sym_step_function` (`steps.h`)."""
     decoder: int
     parallel: int = 0
-    """A `sym_parallel_function`; 0: the decoder has no threads to lend, and the caller does it alone."""
+    """A `sym_parallel_function` for this decoder; 0: it has no threads to lend, and the caller brings its own."""

@@ -45,10 +45,14 @@ TEXT
     Detokenizer                                    text that comes token by token
     vocabulary                                     the bytes of each token
 
+PROGRAMS
+    spawn, wait, kill                              start another, a Child; hear how it Ended; end it
+    programs                                       those that there are, each a ProgramInfo
+    getpid, getrusage                              who it is, and its Usage
+
 OTHERS
     send, recv, subscribe, unsubscribe             messages: to a pid, or to all that read a topic
     send_to_user, recv_from_user                   with whoever launched the program
-    getpid, getrusage                              who it is, and its Usage
     connect, close                                 the connection; the first call makes it; after a restart: wait=30
     daemon_stat, daemon_check                      the daemon's state, and its books
     aio                                            the same names as coroutines, for trio and asyncio
@@ -83,6 +87,7 @@ from typing import TYPE_CHECKING
 
 from libsym.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, kv_advise, kv_sync
 from libsym.channel.process import close, connect
+from libsym.children import Child, Ended, ProgramInfo, kill, programs, spawn, wait
 from libsym.computed import kv_open_or_compute
 from libsym.errors import (
     BadHandle,
@@ -168,10 +173,12 @@ __all__ = [
     "BadHandle",
     "BatchFailed",
     "Busy",
+    "Child",
     "CrossDevice",
     "Detokenizer",
     "Dist",
     "Draws",
+    "Ended",
     "Exists",
     "Generation",
     "Grammar",
@@ -193,6 +200,7 @@ __all__ = [
     "NotSupported",
     "OverQuota",
     "Pred",
+    "ProgramInfo",
     "ProtocolError",
     "ReducedDist",
     "Sampler",
@@ -214,6 +222,7 @@ __all__ = [
     "generate",
     "getpid",
     "getrusage",
+    "kill",
     "kv_advise",
     "kv_chmod",
     "kv_close",
@@ -238,12 +247,15 @@ __all__ = [
     "model_info",
     "pred",
     "pred_batch",
+    "programs",
     "recv",
     "recv_from_user",
     "send",
     "send_to_user",
+    "spawn",
     "subscribe",
     "tokenize",
     "unsubscribe",
     "vocabulary",
+    "wait",
 ]

@@ -95,6 +95,10 @@ enum sym_op {
     SYM_CHAT_TOKENS = 40,
     SYM_SCRUB = 41,
     SYM_TRACE = 42,
+    SYM_PROGRAMS = 43,
+    SYM_SPAWN = 44,
+    SYM_WAIT = 45,
+    SYM_KILL = 46,
 };
 
 enum sym_flag {

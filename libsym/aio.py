@@ -26,7 +26,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 from anyio import sleep, to_thread, wait_readable
 from anyio.lowlevel import checkpoint
 
-from libsym import advice, computed, messages, names, status, text, usage, user
+from libsym import advice, children, computed, messages, names, status, text, usage, user
 from libsym import kv as files
 from libsym.arguments import Path, int32
 from libsym.async_generation import AsyncGeneration
@@ -74,6 +74,7 @@ __all__ = [
     "generate",
     "getpid",
     "getrusage",
+    "kill",
     "kv_advise",
     "kv_chmod",
     "kv_close",
@@ -98,14 +99,17 @@ __all__ = [
     "model_info",
     "pred",
     "pred_batch",
+    "programs",
     "recv",
     "recv_from_user",
     "send",
     "send_to_user",
+    "spawn",
     "subscribe",
     "tokenize",
     "unsubscribe",
     "vocabulary",
+    "wait",
 ]
 
 
@@ -164,6 +168,10 @@ subscribe = coroutine(messages.subscribe)
 unsubscribe = coroutine(messages.unsubscribe)
 getpid = coroutine(usage.getpid)
 getrusage = coroutine(usage.getrusage)
+spawn = coroutine(children.spawn)
+wait = coroutine(children.wait)
+kill = coroutine(children.kill)
+programs = coroutine(children.programs)
 
 
 async def connect(

@@ -233,6 +233,13 @@ class Progress:
             elif self.finish == "stop_text":
                 self.stopped_by = self.stop_texts[stopped_by]
 
+    def _take_tokens(self, tokens: list[int], first_entries: int, num_entries: int) -> None:
+        """As `take`, of replies that others follow."""
+        if self._length_before is None:
+            self._length_before = first_entries
+        self._tokens += tokens
+        self._num_entries = num_entries
+
     def _end_by(self, error: SymError) -> None:
         """The call ended with an error: raise it, unless it is the end that was asked for."""
         self._is_over = True
@@ -337,7 +344,8 @@ class Generation(Progress):
             self._is_over = True
             return False
         try:
-            self._stream.next(self.take)
+            if not self._stream.tokens(self._take_tokens):
+                self._stream.next(self.take)
         except SymError as error:
             if not self._stream.is_over:
                 raise

@@ -61,7 +61,7 @@ typedef struct sym_batch {
 /* What the decoder does for the loop: 0, or an errno. */
 typedef int sym_step_function(sym_decoder *decoder, const sym_batch *batch);
 
-/* Has work(context, 0 .. count - 1) done by the decoder's threads, between two steps. */
+/* Has work(context, 0 .. count - 1) done by a decoder's threads, between two steps. */
 typedef void sym_parallel_function(sym_decoder *decoder, void (*work)(void *context, int32_t index), void *context,
                                    int32_t count);
 

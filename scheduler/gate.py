@@ -25,8 +25,11 @@ from scheduler.connection.under_way import FREE_BYTES, UnderWay, UserBytes
 from scheduler.operations.operation import Outcome
 from scheduler.operations.registry import all_operations
 from scheduler.operations.text import TextModel
+from scheduler.programs.registry import Programs
 from scheduler.replies import Reply
 
+_LET_GO = frozenset({Op.CANCEL, Op.KV_CLOSE, Op.KV_UNLOCK, Op.UNSUBSCRIBE, Op.GETRUSAGE, Op.PING})
+"""What a program may still ask for that has reached a limit."""
 FILES_A_TURN = 32
 """Closed before others get their turn, when a program has gone: 1 ms."""
 
@@ -35,10 +38,16 @@ class Gate:
     """Answers the system calls of every LIP."""
 
     def __init__(
-        self, fs: FileSystem, batches: BatchScheduler, text: TextModel, daemon_info: Callable[[], dict[str, Any]]
+        self,
+        fs: FileSystem,
+        batches: BatchScheduler,
+        text: TextModel,
+        programs: Programs,
+        daemon_info: Callable[[], dict[str, Any]],
     ) -> None:
         self._batches = batches
-        self._operations = all_operations(fs, batches, text, daemon_info)
+        self._programs = programs
+        self._operations = all_operations(fs, batches, text, programs, daemon_info)
         self.num_calls: Counter[Op] = Counter()
         """System calls taken, by operation."""
         self._users: WeakValueDictionary[int, UserBytes] = WeakValueDictionary()
@@ -65,6 +74,8 @@ class Gate:
         """Unless it is too much, or has what no operation will look at."""
         request = call.request
         operation = self._operations.by_op[request.op]
+        if call.lip.program.over is not None and request.op not in _LET_GO:
+            raise call.lip.program.over_limit()
         num_bytes = len(request.payload)
         if num_bytes and not operation.takes_payload:
             raise Invalid(f"{request.op.name} takes no payload, and {num_bytes} bytes came with it")
@@ -75,7 +86,8 @@ class Gate:
         return operation.begin(call)
 
     def welcome(self, lip: Lip) -> None:
-        """A program has connected: messages may be sent to it from now on."""
+        """A program has connected: its calls count to it, and messages may be sent to it from now on."""
+        lip.program = self._programs.join(lip, lip.launched)
         lip.under_way = UnderWay(self._users.setdefault(lip.credentials.uid, UserBytes()))
         self._operations.mail.join(lip)
 
@@ -98,6 +110,7 @@ class Gate:
         lip.under_way.close()
         self._batches.drop(lip)
         lip.forget_calls()
+        self._programs.leave(lip, lip.program)
         lip.channel.close()
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import resource
 import socket
-import struct
 from array import array
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +25,8 @@ from scheduler.connection.lip import Lip
 from scheduler.connection.places import Places
 from scheduler.connection.under_way import num_calls_in
 from scheduler.gate import Gate
+from scheduler.peers import NO_ROOM, accept_for_ever, peer_credentials, peer_pidfd
+from scheduler.programs.program import Program
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +40,10 @@ KEPT_PART = 4
 """One descriptor in so many is for the mount and its plain files, and for no connection."""
 WARNING_PAUSE_S = 1.0
 """Between two lines of the log about connections that were refused: whoever is refused may try again at once."""
-ACCEPT_AGAIN_S = 0.1
-"""Without descriptors or memory for one more connection: so long until the next try."""
-_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _CALLS_AT_ONCE = 64
 """A LIP that floods its ring lets the others in after this many, those of a batch counted each."""
 _FULL_S = 0.005
 """A LIP that has more under way than its library would is looked after this often, until some of it is answered."""
-_SO_PEERGROUPS = 59
-_SO_PEERPIDFD = 77
-_MAX_GROUPS = 256
-"""Supplementary groups of a peer: Python's getsockopt takes a buffer of 1,024 bytes at most."""
 
 
 class Listener:
@@ -65,6 +59,7 @@ class Listener:
         self._warned_s = -WARNING_PAUSE_S
         self._num_refused = 0
         """Since the last line about it."""
+        self._nursery: trio.Nursery | None = None
 
     async def close(self) -> None:
         """After `run`: see `Gate.close`."""
@@ -73,23 +68,23 @@ class Listener:
     async def run(self, listening: trio.socket.SocketType) -> None:
         """Accept for ever; leaving closes every connection."""
         async with trio.open_nursery() as nursery:
-            while True:
-                try:
-                    connection, _ = await listening.accept()
-                except OSError as error:
-                    if error.errno not in _NO_ROOM:
-                        raise
-                    log.warning("no connection can be accepted: %s", error.strerror)
-                    await trio.sleep(ACCEPT_AGAIN_S)
-                else:
-                    nursery.start_soon(self._serve, connection)
+            self._nursery = nursery
+            await accept_for_ever(
+                listening, "connection", lambda connection: nursery.start_soon(self._serve, connection)
+            )
 
-    async def _serve(self, connection: trio.socket.SocketType) -> None:
+    def adopt(self, connection: trio.socket.SocketType, program: Program) -> None:
+        """Serve a connection that a launcher has accepted for a program of its, as one that was accepted here."""
+        assert self._nursery is not None
+        self._nursery.start_soon(self._serve, connection, program)
+
+    async def _serve(self, connection: trio.socket.SocketType, program: Program | None = None) -> None:
         """One connection, from the handshake to the end; nothing that happens to it reaches the others."""
         with connection, ExitStack() as place:
             try:
                 lip = await self._let_in(connection, place)
                 if lip is not None:
+                    lip.launched = program
                     await self._serve_lip(connection, lip)
             except* (ConnectionError, ProtocolError) as errors:
                 log.warning("connection dropped: %s", _first(errors))
@@ -145,7 +140,7 @@ class Listener:
         try:
             channel = ServerChannel.create(self._vocab_size)
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 raise
             raise WouldBlock(f"the daemon can take no more programs now: {error.strerror}") from error
         try:
@@ -243,61 +238,28 @@ def _first(errors: BaseException) -> BaseException:
     return errors
 
 
-def peer_credentials(connection: trio.socket.SocketType) -> tuple[int, Credentials]:
-    """The pid and the identity of the process at the other end, as it was when it connected."""
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, gid = struct.unpack("3i", peer)
-    try:
-        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MAX_GROUPS)
-    except OSError as error:
-        raise SymError(f"the groups of process {pid} can't be read: {error.strerror}", error.errno) from error
-    groups = struct.unpack(f"{len(raw) // 4}I", raw)
-    return pid, Credentials(uid, gid, frozenset(groups))
-
-
-def peer_pidfd(connection: trio.socket.SocketType, pid: int) -> int | None:
-    """A descriptor of the process that connected, readable when it has ended. None: this kernel tells nothing of it.
-
-    ProcessLookupError: it has ended.
-    """
-    try:
-        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except ProcessLookupError:
-        raise
-    except OSError as error:
-        if error.errno != errno.ENOPROTOOPT:  # before Linux 6.5 by its number, which might be another's by now
-            log.debug("no pidfd of the peer %d: %s", pid, error.strerror)
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise
-    except OSError as error:  # not of our namespace, or a kernel before 5.3: the socket's hang-up has to do
-        log.debug("no pidfd of process %d: %s", pid, error.strerror)
-        return None
-
-
-def clear_way(path: Path) -> None:
+def clear_way(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
     """Take a leftover of a dead daemon away; refuse to where a live one listens, or where something else is."""
     if os.path.lexists(path) and not path.is_socket():
         raise Exists(f"{path} is there and is no socket: choose another --socket")
-    if _listens(path):
+    if _listens(path, kind):
         raise SymError(f"a daemon already listens on {path}: stop it, or choose another --socket", errno.EADDRINUSE)
     path.unlink(missing_ok=True)
 
 
-def bind(path: Path) -> socket.socket:
+def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
     """A listening socket at `path`, if nobody else listens there."""
-    clear_way(path)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    clear_way(path, kind)
+    listening = socket.socket(socket.AF_UNIX, kind)
     listening.bind(str(path))
     path.chmod(0o666)  # permission is per file: whoever may reach the socket may own KV files
     listening.listen(BACKLOG)
     return listening
 
 
-def _listens(path: Path) -> bool:
+def _listens(path: Path, kind: socket.SocketKind) -> bool:
     """Whether a live process has the socket; it may be stopped, or have so much to do that its queue is full."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))

@@ -90,6 +90,11 @@ def mode_of(request: Request) -> int:
 
 
 def json_of(request: Request, payload: bytes, *, max_texts: int, max_other_bytes: int) -> Any:
+    """What a request carries: see `bounded_json`."""
+    return bounded_json(request.op.name, payload, max_texts=max_texts, max_other_bytes=max_other_bytes)
+
+
+def bounded_json(what: str, payload: bytes, *, max_texts: int, max_other_bytes: int) -> Any:
     """JSON with so many texts at most, names included, and so many bytes that are no text.
 
     Nothing else runs while it is parsed, and a value takes up to a microsecond: 0.3 s for a message full of `[],`.
@@ -97,10 +102,10 @@ def json_of(request: Request, payload: bytes, *, max_texts: int, max_other_bytes
     plain = payload.replace(rb"\\", b"").replace(rb"\"", b"")
     if plain.count(b'"') > 2 * max_texts or sum(map(len, plain.split(b'"')[::2])) > max_other_bytes:
         raise Invalid(
-            f"{request.op.name} takes JSON of at most {max_texts} texts, names included, and {max_other_bytes} bytes "
-            "that are no text"
+            f"{what} takes JSON of at most {max_texts} texts, names included, and {max_other_bytes} bytes that are no "
+            "text"
         )
     try:
         return json.loads(payload.decode())
     except (ValueError, RecursionError) as error:
-        raise Invalid(f"{request.op.name} takes JSON: {error}") from None
+        raise Invalid(f"{what} takes JSON: {error}") from None

@@ -1,4 +1,4 @@
-"""The command line: `symphony serve | run | stat | du | sync | fsck | scrub | trace | doctor`."""
+"""The command line: `symphony serve | stat | du | sync | fsck | scrub | trace | doctor`, and those on programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from types import ModuleType
 import libsym
 from libsym.errors import SymError
 from symphony.doctor import checks, print_report
-from symphony.launch import run_program
+from symphony.launcher.places import Refused
+from symphony.program_options import add_program_commands
 from symphony.reports import disk_lines, du_lines, stat_lines
 
 MAX_TRACE_S = 366 * 24 * 3600
@@ -23,6 +24,7 @@ MAX_TRACE_S = 366 * 24 * 3600
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `symphony` command."""
+    _open_closed_streams()
     parser = build_parser()
     args = parser.parse_args(argv)
     action: Callable[[argparse.Namespace], int] = args.action
@@ -31,11 +33,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SymError as error:
         print(f"symphony: {error}", file=sys.stderr)
         return 1
+    except Refused as refused:
+        print(f"symphony: {refused}", file=sys.stderr)
+        return refused.status
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `symphony du | head` is no error
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _open_closed_streams() -> None:
+    """Else the first socket would be standard input, and be read and written as that."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -72,6 +86,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="a user's share of the steps beside others': 0.01 to 100 (default: 1); may be given several times",
     )
     serve.add_argument(
+        "--programs", metavar="N", type=int, help="programs that each user may run at once (default: 1,000)"
+    )
+    serve.add_argument(
+        "--starts", metavar="N", type=int, help="programs that each user may start in a minute (default: 6,000)"
+    )
+    serve.add_argument(
         "--step-ms",
         metavar="MS",
         help="how long prefills may make a step while others decode: 0.1 to 60,000 milliseconds (default: 20)",
@@ -100,11 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_socket(serve)
     serve.set_defaults(action=_serve)
 
-    run = commands.add_parser("run", help="run a Python program beside the model")
-    _add_socket(run)
-    run.add_argument("program", metavar="PROG")
-    run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
-    run.set_defaults(action=lambda args: run_program(args.program, args.arguments, _socket(args)))
+    add_program_commands(commands, _add_socket, _socket)
 
     stat = commands.add_parser("stat", help="what the daemon is doing")
     _add_socket(stat)

@@ -15,6 +15,7 @@ from kvfs.pages.weights import parse_weight
 from kvfs.sizes import parse_bytes
 from libsym.channel.socket_path import default_socket
 from libsym.errors import Invalid, NotFound
+from scheduler.programs.admission import MAX_AT_ONCE, MAX_PER_MINUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ class Config:
     """Files, directories, links, … that each of them may have."""
     weight: Mapping[int, float] = field(default_factory=dict)
     """Of users, by uid: how much of the steps each gets beside others; 1 for all who are not named."""
+    programs: int = MAX_AT_ONCE
+    """That launchers may have started of each user, at once."""
+    starts: int = MAX_PER_MINUTE
+    """Of programs of each user, in a minute."""
     allow_other: bool | None = None
     """Other users may use the mount (the mode bits decide about what); None: when root starts the daemon."""
 
@@ -70,6 +75,8 @@ _TYPES: dict[str, type] = {
     "kv_dtype": str,
     "threads": int,
     "quota_files": int,
+    "programs": int,
+    "starts": int,
     "allow_other": bool,
     "same_bits": bool,
     "invariant": bool,
@@ -99,6 +106,9 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
         raise Invalid(f"threads is {config.threads}: at least 1 is needed")
     if config.quota_files is not None and config.quota_files < 1:
         raise Invalid(f"quota_files is {config.quota_files}: at least 1 is needed")
+    for key in ("programs", "starts"):
+        if getattr(config, key) < 0:
+            raise Invalid(f"{key} is {getattr(config, key)}: 0 (none may be started) or more is needed")
     return config
 
 

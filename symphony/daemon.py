@@ -34,12 +34,16 @@ from kvfs.mount.session import serve_mount
 from kvfs.names.disk import Disk
 from kvfs.pages.accounts import Accounts, Limits
 from kvfs.pages.pool import PagePool
-from libsym.channel.socket_path import make_socket_directory
+from libsym.channel.socket_path import make_socket_directory, programs_socket
 from libsym.errors import SymError
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.cost_model import CostModel
 from scheduler.gate import Gate
+from scheduler.launchers import Launchers
 from scheduler.listener import Listener, bind, clear_way
+from scheduler.programs.admission import Admission
+from scheduler.programs.registry import Programs
+from scheduler.programs.watch import ProgramWatch
 from scheduler.status.facts import Control
 from scheduler.status.held import HeldTimes
 from symphony.backends import Backend, build_backend
@@ -69,7 +73,10 @@ class House:
     fs: FileSystem
     keeper: Keeper
     batches: BatchScheduler
+    programs: Programs
+    watch: ProgramWatch
     listener: Listener
+    launchers: Launchers
     control: ControlTree
     held: HeldTimes
 
@@ -111,13 +118,21 @@ def build(config: Config) -> House:
         max_entries=backend.max_entries,
         cost=CostModel(backend.description, config.precision, state.directory / "costs.json", model=model.name),
     )
+    programs = Programs(Admission(config.programs, config.starts), state.directory / "programs.json")
+    programs.when_gone = batches.forget
+    watch = ProgramWatch(programs, batches.sync, batches.stop)
     text = LoadedText(model, arena, backend.description, str(config.mount))
     began_s = time.monotonic()
-    gate = Gate(fs, batches, text, lambda: daemon_info(house, time.monotonic() - began_s))
+    gate = Gate(fs, batches, text, programs, lambda: daemon_info(house, time.monotonic() - began_s))
     listener = Listener(gate, model.config.vocab_size, exempt)
+    hidden = [config.state, config.socket, programs_socket(config.socket)]
+    for_sandboxes = {"mount": str(config.mount.absolute()), "hidden": [str(path.absolute()) for path in hidden]}
+    launchers = Launchers(programs, listener.adopt, exempt, for_sandboxes)
     held = HeldTimes()
-    control = ControlTree(fs, Control(fs, batches, gate, lambda: listener.lips, text, held))
-    house = House(config, model, backend, weights, fs, keeper, batches, listener, control, held)
+    control = ControlTree(fs, Control(fs, batches, gate, programs, text, held))
+    house = House(
+        config, model, backend, weights, fs, keeper, batches, programs, watch, listener, launchers, control, held
+    )
     return house
 
 
@@ -133,6 +148,9 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         "mount": str(house.config.mount),
         "socket": str(house.config.socket),
         "lips": len(house.listener.lips),
+        "programs": len(house.programs),
+        "programs_refused": house.programs.admission.num_refused,
+        "launchers": house.launchers.num_connected,
         "waiting_calls": house.batches.num_waiting,
         **asdict(house.fs.statfs()),
         **asdict(steps),
@@ -163,11 +181,16 @@ async def serve(config: Config) -> None:
         try:
             # Whoever sees the socket, a script that waits for it, finds the mount: it is there first, and goes last.
             async with _kept(house), _mounted(house):
-                with _listening_socket(config.socket) as listening:
+                with (
+                    _listening_socket(programs_socket(config.socket), socket.SOCK_SEQPACKET) as for_launchers,
+                    _listening_socket(config.socket) as listening,
+                ):
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(house.batches.run)
                         nursery.start_soon(house.fs.volume.alarms.run)
                         nursery.start_soon(house.listener.run, listening)
+                        nursery.start_soon(house.watch.run)
+                        nursery.start_soon(house.launchers.run, for_launchers)
                         print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
                         nursery.start_soon(house.weights.run, house.batches)
                         number = await anext(signals)
@@ -177,6 +200,7 @@ async def serve(config: Config) -> None:
             house.keeper.close()
             house.weights.close()
             with trio.move_on_after(LAST_WORK_S):
+                await house.watch.close()
                 await house.listener.close()
 
 
@@ -255,6 +279,7 @@ def _prepare_socket(path: Path) -> None:
     with _may_listen(path):
         make_socket_directory(path)
         clear_way(path)
+        clear_way(programs_socket(path), socket.SOCK_SEQPACKET)
         if not os.access(path.parent, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -271,9 +296,9 @@ def _may_listen(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _listening_socket(path: Path) -> Iterator[trio.socket.SocketType]:
+def _listening_socket(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> Iterator[trio.socket.SocketType]:
     with _may_listen(path):
-        listening: socket.socket = bind(path)
+        listening: socket.socket = bind(path, kind)
     identity = path.stat().st_ino
     try:
         with trio.socket.from_stdlib_socket(listening) as wrapped:

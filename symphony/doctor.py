@@ -77,6 +77,7 @@ def checks() -> list[Check]:
         check_memory,
         check_cpu,
         check_gpu,
+        check_sandbox,
     ]
     found = [check() for check in machine]
     socket, info = check_daemon()
@@ -226,6 +227,18 @@ def check_daemon() -> tuple[Check, dict[str, Any] | None]:
         return Check("socket", False, _last_line(errors).removeprefix("symphony: "), advice), None
     info: dict[str, Any] = json.loads(output)
     return Check("socket", True, f"{path}: pid {info['pid']}, {info['model']}, {info['lips'] - 1} programs"), info
+
+
+def check_sandbox() -> Check:
+    """Whether `symphony run` can isolate programs: one sandbox is made."""
+    done = run_bounded([sys.executable, "-P", "-m", "symphony.launcher.sandbox.probe"])
+    if done is None:
+        return Check("sandbox", False, f"none was made in {PROBE_TIMEOUT_S:.0f} s", "see the kernel's log")
+    status, _, errors = done
+    if status != 0:
+        what, _, advice = _last_line(errors).removeprefix("no sandbox: ").partition("; ")
+        return Check("sandbox", None, f"none for programs: {what}", advice)
+    return Check("sandbox", True, "programs can be isolated")
 
 
 def check_books(socket: Path) -> Check:

@@ -89,6 +89,14 @@ def test_the_command_line_starts_without_the_daemons_libraries():
     assert loaded & {"torch", "trio", "numpy", "decoder.model"} == set()
 
 
+def test_the_launcher_starts_without_libsym_and_the_daemons_libraries():
+    modules = "symphony.launcher.__main__, symphony.launcher.launcher"
+    source = f"import json, sys, {modules}; print(json.dumps(sorted(sys.modules)))"
+    loaded = set(json.loads(run_python(source)))
+    assert "symphony.launcher.supervisor" in loaded
+    assert loaded & {"libsym", "torch", "trio", "numpy", "scheduler", "kvfs", "decoder"} == set()
+
+
 @pytest.mark.slow
 def test_the_daemon_runs_without_torch_and_triton():
     loaded = set(json.loads(run_python("import json, sys, symphony.daemon; print(json.dumps(sorted(sys.modules)))")))

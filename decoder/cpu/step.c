@@ -631,6 +631,18 @@ struct sym_decoder *sym_decoder_new(const sym_model *model, int threads, const c
     return NULL;
 }
 
+struct sym_decoder *sym_crew_new(int threads) {
+    struct sym_decoder *d = NULL;
+    int error = regrow(&d, sizeof *d);
+    if (!error)
+        error = pool_start(&d->pool, threads);
+    if (!error)
+        return d;
+    free(d);
+    errno = error;
+    return NULL;
+}
+
 const char *sym_isa(const char *wanted) {
     const struct kernels *kernels = isa_choose(wanted);
     return kernels ? kernels->name : NULL;

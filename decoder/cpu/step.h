@@ -64,6 +64,8 @@ const char *sym_isa(const char *wanted);
  * the caller's thread alone: waking others takes longer. Null and errno on failure. */
 sym_decoder *sym_decoder_new(const sym_model *model, int threads, const char *isa, int64_t solo_work);
 void sym_decoder_free(sym_decoder *decoder);
+/* Threads for sym_parallel alone, without a model: it can't step. */
+sym_decoder *sym_crew_new(int threads);
 
 /* A sym_step_function. The batch was checked by the caller: every index is in range. */
 int sym_step(sym_decoder *decoder, const sym_batch *batch);

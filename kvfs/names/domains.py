@@ -77,7 +77,8 @@ class Domains:
         self._require_owner(directory, uid)
         if directory.domain is None:
             raise Invalid(f"{self._tree.path_of(directory)} is no domain: set {QUOTA.decode()} first")
-        directory.domain.weight = weight = parse_weight(_text(value))
+        weight = parse_weight(_text(value))
+        self._accounts.weigh(directory.domain, weight)
         directory.xattrs[WEIGHT] = f"{weight:.12g}".encode()
         directory.changed()
 
@@ -85,7 +86,7 @@ class Domains:
         """The domain's weight is that of any other."""
         self._require_owner(directory, uid)
         assert directory.domain is not None, "whoever asks has seen the weight"
-        directory.domain.weight = DEFAULT_WEIGHT
+        self._accounts.weigh(directory.domain, DEFAULT_WEIGHT)
         del directory.xattrs[WEIGHT]
         directory.changed()
 

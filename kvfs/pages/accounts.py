@@ -46,6 +46,7 @@ class Account:
     """What one uid or domain has. What is charged to it is charged to its parents as well."""
 
     __slots__ = (
+        "__weakref__",
         "describe",
         "is_open",
         "limits",
@@ -236,6 +237,8 @@ class Accounts:
         self._sweep_at = _SWEEP_AT
         self._distinct = Distinct(num_pages)
         self.sizes = PageSizes(page_bytes)
+        self.weighed: Callable[[Account], None] = lambda _account: None
+        """Told of an account whose weight has changed."""
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -258,6 +261,11 @@ class Accounts:
         number = self._next_domain
         self._next_domain += 1  # never used again: pages remember whose bytes they hold
         return self._new(number, limits, parent, describe)
+
+    def weigh(self, account: Account, weight: float) -> None:
+        """Change an account's weight."""
+        account.weight = weight
+        self.weighed(account)
 
     def _new(self, number: int, limits: Limits, parent: Account | None, describe: Callable[[], str]) -> Account:
         if len(self._accounts) >= self._sweep_at:

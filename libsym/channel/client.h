@@ -26,6 +26,15 @@ typedef struct sym_answer {
     char payload[];
 } sym_answer;
 
+#define SYM_TOKENS_AT_ONCE 64
+
+/* What came of a generation: the tokens of several replies, none of them the last. */
+typedef struct sym_tokens {
+    int64_t first_entries, entries; /* of the file, with the first of the replies and with the last of them */
+    uint32_t num_tokens, num_replies;
+    int32_t tokens[SYM_TOKENS_AT_ONCE];
+} sym_tokens;
+
 /* What Python reads of a whole call at once. `answer`: the reply itself, if it owns something or is longer than
  * `payload`; who takes it sets this to NULL. */
 typedef struct sym_result {
@@ -53,6 +62,8 @@ sym_call *sym_call_new(sym_client *client, uint16_t op, uint32_t flags, uint64_t
 int sym_call_run(sym_call *call, const char *payload, uint32_t payload_bytes);
 int sym_call_start(sym_call *call, const char *payload, uint32_t payload_bytes);
 sym_answer *sym_call_take(sym_call *call);
+int sym_call_tokens(sym_call *call, sym_tokens *found);
+void sym_call_forget(sym_call *call, uint32_t num_replies);
 void sym_call_cancel(sym_call *call);
 void sym_call_drop(sym_call *call);
 

@@ -73,6 +73,35 @@ sym_answer *sym_call_take(sym_call *call) {
     return answer;
 }
 
+/* Of a generation that was started: waits for a reply as sym_call_run does, and copies the tokens of those that are there.
+ * They stay the call's until `sym_call_forget`: what Ctrl-C keeps the caller from noting comes again. 0, and no replies
+ * found: the next one is for sym_call_take. */
+int sym_call_tokens(sym_call *call, sym_tokens *found) {
+    found->num_tokens = found->num_replies = 0;
+    const int rc = sym_call_run(call, "", 0);
+    if (rc != 0)
+        return rc;
+    pthread_mutex_lock(&call->client->table_lock);
+    for (const sym_answer *answer = call->answers; answer != NULL; answer = answer->next) {
+        const uint32_t count = answer->payload_bytes / sizeof(int32_t);
+        if (answer->err != 0 || !(answer->flags & SYM_MORE) || found->num_tokens + count > SYM_TOKENS_AT_ONCE)
+            break;
+        memcpy(found->tokens + found->num_tokens, answer->payload, count * sizeof(int32_t));
+        if (found->num_replies++ == 0)
+            found->first_entries = answer->args[1];
+        found->entries = answer->args[1];
+        found->num_tokens += count;
+    }
+    pthread_mutex_unlock(&call->client->table_lock);
+    return 0;
+}
+
+/* The oldest replies, which are noted. */
+void sym_call_forget(sym_call *call, uint32_t num_replies) {
+    while (num_replies-- > 0)
+        sym_answer_drop(sym_call_take(call));
+}
+
 /* Tells the daemon that nobody wants more of this. A lock may be granted in this moment: an unlock ends the wait for it,
  * and the lock if it is held. Never waits. */
 void sym_call_cancel(sym_call *call) {

@@ -276,6 +276,21 @@ void sym_server_free_rows(sym_server *server, uint32_t first, uint32_t num_rows)
         atomic_store_explicit(&slot_states(server)[slot], SYM_SLOT_FREE, memory_order_release);
 }
 
+/* Of frames with their padding, since the connection was made: positions in a ring only grow. */
+uint64_t sym_server_request_bytes(sym_server *server) {
+    pthread_mutex_lock(&server->receive_lock);
+    const uint64_t bytes = server->submit_head;
+    pthread_mutex_unlock(&server->receive_lock);
+    return bytes;
+}
+
+uint64_t sym_server_reply_bytes(sym_server *server) {
+    pthread_mutex_lock(&server->push_lock);
+    const uint64_t bytes = server->complete_tail;
+    pthread_mutex_unlock(&server->push_lock);
+    return bytes;
+}
+
 uint32_t sym_server_held_rows(sym_server *server) {
     uint32_t held = 0;
     for (uint32_t slot = 0; slot < server->plan.slot_count; slot++)

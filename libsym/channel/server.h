@@ -29,6 +29,8 @@ void sym_server_want_slots(sym_server *server);
 int64_t sym_server_take_rows(sym_server *server, uint32_t num_rows);
 void sym_server_free_rows(sym_server *server, uint32_t first, uint32_t num_rows);
 void sym_server_settle_rows(sym_server *server, uint32_t num_rows);
+uint64_t sym_server_request_bytes(sym_server *server);
+uint64_t sym_server_reply_bytes(sym_server *server);
 uint32_t sym_server_held_rows(sym_server *server);
 int64_t sym_server_given_rows(sym_server *server);
 int64_t sym_server_lent_rows(sym_server *server);

@@ -148,6 +148,13 @@ class ServerChannel:
         return 0 if self._closed else int(lib.sym_server_given_rows(self._server))
 
     @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Of the requests that came and of the replies that went, as they took room in the rings."""
+        if self._closed:
+            return 0, 0
+        return int(lib.sym_server_request_bytes(self._server)), int(lib.sym_server_reply_bytes(self._server))
+
+    @property
     def is_full(self) -> bool:
         """So many requests are under way that no more are taken: look again when some have been answered."""
         return not self._closed and bool(lib.sym_server_num_open(self._server) > MAX_OPEN - MAX_TAKEN)

@@ -38,6 +38,11 @@ def default_socket() -> Path:
     return directory / "symphony.sock"
 
 
+def programs_socket(socket: Path) -> Path:
+    """Where the daemon that has this socket listens for launchers of programs."""
+    return socket.with_name(f"{socket.name}.programs")
+
+
 def make_socket_directory(socket: Path) -> None:
     """Makes the directory of a socket (the daemon does), 0700 unless it is there; /run is root's to share."""
     socket.parent.mkdir(mode=0o755 if os.getuid() == 0 else 0o700, parents=True, exist_ok=True)

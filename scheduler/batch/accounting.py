@@ -1,13 +1,15 @@
-"""What calls and steps cost: counted for the daemon, and for each caller."""
+"""What calls and steps cost: counted for the daemon, for programs, for their users, and for domains."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
+from kvfs.pages.accounts import Account
 from libsym.errors import SymError
-from scheduler.batch.call import Caller, FileCall
+from scheduler.batch.call import FileCall
+from scheduler.programs.used import Used
 
 STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Steps are counted by how many calls they hold: up to the first of these, up to the second, …, or more."""
@@ -27,7 +29,7 @@ class Statistics:
     step_s: float = 0.0
     last_step_s: float = 0.0
     queue_s: float = 0.0
-    """Time that answered calls were not in a step, summed."""
+    """Time that calls waited for steps, summed; before they were in the run, too."""
     num_steps_by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
     """Steps by the number of their calls, see `STEP_SIZES`."""
     num_calls_in_steps: int = 0
@@ -46,56 +48,45 @@ class Statistics:
     """Time that it waited for programs that were about to return."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What one caller has used; times in seconds."""
-
-    num_calls: int = 0
-    num_failed_calls: int = 0
-    num_tokens: int = 0
-    queue_s: float = 0.0
-    compute_s: float = 0.0
-    num_rejected: int = 0
-    """Of the tokens, those of drafts that turned out wrong: they are in no file."""
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.num_calls + other.num_calls,
-            self.num_failed_calls + other.num_failed_calls,
-            self.num_tokens + other.num_tokens,
-            self.queue_s + other.queue_s,
-            self.compute_s + other.compute_s,
-            self.num_rejected + other.num_rejected,
-        )
-
-
-_NOTHING = Usage()
-
-
 class Accounting:
-    """Keeps the numbers of one scheduler."""
+    """Keeps the numbers of one scheduler, and counts what calls use to their programs, users and domains."""
 
     def __init__(self) -> None:
         self.statistics = Statistics()
-        self._usage: dict[Caller, Usage] = {}
+        self._domains: WeakKeyDictionary[Account, Used] = WeakKeyDictionary()
 
-    def usage_of(self, caller: Caller) -> Usage:
-        return self._usage.get(caller, _NOTHING)
-
-    def forget(self, caller: Caller) -> None:
-        """It has gone."""
-        self._usage.pop(caller, None)
+    def domains(self) -> dict[int, Used]:
+        """What calls on the files of each domain have used, those of domains within it, too."""
+        return {account.number: used for account, used in self._domains.items() if account.is_open}
 
     def count_call(self, call: FileCall, error: SymError | None) -> None:
-        """It is over. What nobody waits for any more counts for the daemon alone."""
-        queue_s = time.monotonic() - call.submitted_s - call.compute_s
+        """It is over."""
+        queue_s, failed = call.waited_s, error is not None
         self.statistics.num_calls += 1
-        self.statistics.num_failed_calls += error is not None
+        self.statistics.num_failed_calls += failed
         self.statistics.queue_s += queue_s
-        if not call.is_dropped:
-            num_computed = call.num_appended + call.num_rejected
-            used = Usage(1, int(error is not None), num_computed, queue_s, call.compute_s, call.num_rejected)
-            self._usage[call.caller] = self.usage_of(call.caller) + used
+        for used in self._used_by(call):
+            used.calls += 1
+            used.failed_calls += failed
+            if not failed:
+                used.tokens_in += call.num_given
+                used.tokens_out += call.num_answered
+            used.rejected_tokens += call.num_rejected
+            used.queue_s += queue_s
+
+    def _used_by(self, call: FileCall) -> tuple[Used, ...]:
+        """Of its program, of that one's user, and of the domains that its file is in. Whose file it is does not matter
+        for the first two: who computes is not always who pays for the pages.
+        """
+        if not call.counted:
+            table, program = call.file.table, call.caller.program
+            domains = [each for each in table.pool.accounts.of(table.owner).chain() if each.is_domain]
+            call.counted = (
+                program.used,
+                program.user,
+                *[self._domains.setdefault(each, Used()) for each in domains],
+            )
+        return call.counted
 
     def count_steps(self, counts: Any, *, in_c: bool) -> None:
         """`sym_counts` of the run."""
@@ -118,21 +109,36 @@ class Accounting:
 
     def count_member(self, member: Counted, now: Any) -> None:
         """Note what the calls of a program used; a generation counts as one call, at its end. `now`: `sym_news`."""
-        compute_s = now.compute_ns * 1e-9
+        compute_s, queue_s = now.compute_ns * 1e-9, now.queue_ns * 1e-9
+        more_s, waited_s = compute_s - member.compute_s, queue_s - member.queue_s
         num_entries = now.num_done - member.num_counted_entries
+        num_steps = now.num_steps - member.num_counted_steps
+        num_rows = now.num_rows_computed - member.num_counted_rows
+        member.compute_s, member.queue_s = compute_s, queue_s
         member.num_counted_entries = now.num_done
+        member.num_counted_steps, member.num_counted_rows = now.num_steps, now.num_rows_computed
         call = member.call
+        call.promise(max(0, call.num_promised - num_rows))
+        for used in call.counted or self._used_by(call):
+            used.tokens += num_rows
+            used.steps += num_steps
+            used.compute_s += more_s
         if now.num_calls == 0:
-            call.compute_s += compute_s - member.compute_s
+            call.compute_s += more_s
+            call.queue_s += waited_s
             call.num_appended += num_entries
         else:
+            if not member.num_counted:
+                waited_s += call.waited_s
             num_calls = now.num_calls - member.num_counted
             member.num_counted += num_calls
             self.statistics.num_calls += num_calls
-            if not call.is_dropped:
-                used = Usage(num_calls, 0, num_entries, 0.0, compute_s - member.compute_s)
-                self._usage[call.caller] = self.usage_of(call.caller) + used
-        member.compute_s = compute_s
+            self.statistics.queue_s += waited_s
+            for used in call.counted:
+                used.calls += num_calls
+                used.tokens_in += num_calls
+                used.tokens_out += num_calls
+                used.queue_s += waited_s
 
 
 class Counted(Protocol):
@@ -141,4 +147,7 @@ class Counted(Protocol):
     call: FileCall
     num_counted: int
     num_counted_entries: int
+    num_counted_steps: int
+    num_counted_rows: int
     compute_s: float
+    queue_s: float

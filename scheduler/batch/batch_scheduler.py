@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,8 +24,8 @@ from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.content import KvFile
 from libsym.channel.server import ServerChannel
 from libsym.errors import SymError
-from scheduler.batch.accounting import Accounting, Statistics, Usage
-from scheduler.batch.call import Caller, FileCall
+from scheduler.batch.accounting import Accounting, Statistics
+from scheduler.batch.call import Caller, CallState, FileCall
 from scheduler.batch.callback_step import CallbackStep
 from scheduler.batch.cost_model import RECORD, CostModel
 from scheduler.batch.in_flight import CallsInFlight
@@ -33,6 +34,8 @@ from scheduler.batch.queues import Action
 from scheduler.batch.room import Room
 from scheduler.batch.standing import StandingRun
 from scheduler.batch.traced import note_arrival, traced_steps
+from scheduler.programs.program import Program
+from scheduler.programs.used import Used
 from scheduler.trace.recorder import Recorder, Recording
 
 log = logging.getLogger(__name__)
@@ -148,9 +151,25 @@ class BatchScheduler:
         self._calls.when_unused(file, action)
 
     def drop(self, caller: Caller) -> None:
-        """A LIP has gone: forget its calls."""
-        self._accounting.forget(caller)
+        """A connection has gone: forget its calls."""
         self._calls.drop(caller)
+
+    def stop(self, program: Program, error: SymError) -> None:
+        """A program is over a limit: its calls end with that error."""
+        self._calls.stop(program, error)
+
+    def forget(self, program: Program) -> None:
+        """A program has ended, and its last connection has gone."""
+        self._calls.forget(program)
+
+    def states(self) -> dict[Caller, Counter[tuple[CallState, str]]]:
+        """What the calls of each caller wait for, and what they are: how many."""
+        found: dict[Caller, Counter[tuple[CallState, str]]] = {}
+        for call in self._calls.calls():
+            state = self._calls.state_of(call)
+            if state is not CallState.ANSWERED:
+                found.setdefault(call.caller, Counter())[state, call.kind.word] += 1
+        return found
 
     def begin_trace(self) -> Recording:
         """Whoever has it is told of calls that are in flight, and of all that happens from now on."""
@@ -176,9 +195,9 @@ class BatchScheduler:
         if not self.recorder.is_on:
             self._run.trace(False)
 
-    def usage_of(self, caller: Caller) -> Usage:
-        """What the answered calls of a caller have used."""
-        return self._accounting.usage_of(caller)
+    def domains(self) -> dict[int, Used]:
+        """What calls on the files of each domain have used, by the number of its account."""
+        return self._accounting.domains()
 
     @property
     def statistics(self) -> Statistics:

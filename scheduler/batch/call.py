@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import count
 from typing import Protocol, TypeAlias
 
@@ -25,6 +26,8 @@ from libsym.errors import Invalid, SymError, TimedOut
 from libsym.rows.sampler import RowSampler
 from libsym.rows.stops import StopTexts
 from scheduler.batch.reduction import Reduction
+from scheduler.programs.program import Program
+from scheduler.programs.used import Used
 from scheduler.trace.records import CallKind
 
 _numbers = count(1)
@@ -38,6 +41,25 @@ class Caller(Protocol):
 
     @property
     def uid(self) -> int: ...
+
+    @property
+    def program(self) -> Program:
+        """Who its calls count to."""
+        ...
+
+
+class CallState(Enum):
+    """What a call waits for."""
+
+    COMPUTING = auto()
+    """A step, as one of those in the run."""
+    QUEUED = auto()
+    """Others on its file, or its way into the run."""
+    WAITS_FOR_ROOM = auto()
+    WAITS_FOR_SLOTS = auto()
+    """Its program, to let go of rows."""
+    ANSWERED = auto()
+    """Nothing: its program has the answer, and the run waits for the next call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +131,27 @@ class FileCall(ABC):
         """Entries committed, of all stretches."""
         self.num_rejected = 0
         """Computed and given back, for what was drawn is not the draft."""
+        self.num_given = len(tokens)
+        """Tokens that its program gave."""
+        self.num_promised = 0
+        """Tokens of its stretch that are not computed yet: its program's limit has room for them."""
+        self.refusal: SymError | None = None
+        """Why it was ended early, if its program is over a limit."""
+        self.counted: tuple[Used, ...] = ()
+        """Whose usage it is, once something of it was counted."""
         self.submitted_s = time.monotonic()
         self.compute_s = 0.0
         """Time of the steps that held some of it."""
+        self.queue_s = 0.0
+        """Time that it waited in the run for steps."""
+        self.joined_s: float | None = None
+        """When it came into the run first."""
+
+    @property
+    def waited_s(self) -> float:
+        """Time that it waited: for its place in the run, and there for steps."""
+        joined_s = time.monotonic() if self.joined_s is None else self.joined_s
+        return joined_s - self.submitted_s + self.queue_s
 
     @property
     def goes_on(self) -> bool:
@@ -135,7 +175,7 @@ class FileCall(ABC):
 
     @property
     def is_digested(self) -> bool:
-        """Whether Python looks at the rows, in a worker: `digest`."""
+        """Whether Python looks at the rows, in the thread `aside`: `digest`."""
         return False
 
     def begin(self, reservation: Reservation, max_positions: int) -> None:
@@ -145,10 +185,20 @@ class FileCall(ABC):
         if self.mask is not None:
             self.mask.check(reservation.start, len(self.tokens))
 
+    def promise(self, num_tokens: int) -> None:
+        """So many are to be computed from now on, and no other call of its program may have them."""
+        self.caller.program.num_promised += num_tokens - self.num_promised
+        self.num_promised = num_tokens
+
     def digest(self, rows: Sequence[memoryview[float]]) -> None:
-        """In a worker: take from the stretch's rows what they were wanted for."""
+        """In the thread `aside`: take from the stretch's rows what they were wanted for."""
         del rows
         raise AssertionError("this call wants no row in memory of ours")
+
+    @property
+    @abstractmethod
+    def num_answered(self) -> int:
+        """Tokens or rows that its program has got of it, if it did not fail."""
 
     @abstractmethod
     def end_stretch(self) -> int:
@@ -171,6 +221,7 @@ class FileCall(ABC):
     def let_go(self) -> None:
         """It is over, and so is its use of pages and of the program's memory, whoever still refers to it."""
         self.reservation = None
+        self.promise(0)
 
 
 class PredCall(FileCall):
@@ -218,6 +269,10 @@ class PredCall(FileCall):
 
     @property
     def num_rows(self) -> int:
+        return self._num_rows
+
+    @property
+    def num_answered(self) -> int:
         return self._num_rows
 
     @property

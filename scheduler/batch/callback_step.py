@@ -1,7 +1,7 @@
-"""A step in Python for a loop of steps in C: of a decoder on a GPU, or of none at all.
+"""A step in Python, as the run in C calls it: of a decoder on a GPU, or of none at all.
 
 C calls one function, and what it gives for a decoder is a handle of the step. The arrays of a batch (`steps.h`) are
-copied: a decoder may keep page tables, and the loop fills its arrays anew. Rows are where C wants them; they are good
+copied: a decoder may keep page tables, and the run fills its arrays anew. Rows are where C wants them; they are good
 until the step returns.
 """
 
@@ -21,7 +21,7 @@ from scheduler._loop import ffi, lib
 
 
 class CallbackStep:
-    """Has `step` called with the batches of a loop in C. An exception ends the loop with EIO, and is in `failure`."""
+    """Has `step` called with the batches of the run. An exception fails the step with EIO: see `take_failure`."""
 
     def __init__(self, step: Callable[[StepBatch], None], vocab_size: int) -> None:
         self._called = _Called(step, vocab_size)
@@ -48,7 +48,7 @@ def _step(handle: Any, batch: Any) -> int:
     called: _Called = ffi.from_handle(ffi.cast("void *", handle))
     try:
         called.step(_batch_of(batch, called.vocab_size))
-    except BaseException as failure:  # noqa: BLE001 - C can't pass it on: whoever had the loop run takes it
+    except BaseException as failure:  # noqa: BLE001 - C can't pass it on: whoever ends the step's calls takes it
         _empty_frames(failure)
         called.failure = failure
         return errno.EIO

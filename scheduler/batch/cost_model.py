@@ -96,7 +96,7 @@ class CostModel:
         self._num_seen = 0
         self._errors: tuple[deque[float], ...] = tuple(deque(maxlen=_NUM_ERRORS) for _ in KINDS)
         self.coefficients: Any = ffi.new("sym_cost *")
-        """A `sym_cost`, always the same one: the loop in C reads it between `observe`s."""
+        """A `sym_cost`, always the same one: the run gets a copy of it after each `observe`."""
         self._load()
         self._publish()
 

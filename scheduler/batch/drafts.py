@@ -12,7 +12,7 @@ from libsym.errors import Invalid
 from libsym.generate import MAX_DRAFT_TOKENS, MAX_MATCH
 
 NUM_PLACES = 4
-"""The latest places of a run that are compared: bounds the work that a proposal takes."""
+"""Of those where the same tokens came before, the latest that are compared: bounds the work that a proposal takes."""
 
 
 class NgramDraft:
@@ -33,7 +33,7 @@ class NgramDraft:
         self._min_match = min_match
         self._tokens: list[int] = []
         self._places: dict[tuple[int, ...], list[int]] = {}
-        """For each run of `min_match` tokens: where it ended, the latest last."""
+        """For each `min_match` tokens in a row: where they ended, the latest last."""
         self.add(tokens)
 
     def add(self, tokens: Sequence[int]) -> None:

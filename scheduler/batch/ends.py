@@ -15,7 +15,8 @@ from libsym.rows.native import checked
 from scheduler._loop import ffi, lib
 from scheduler.batch.call import FileCall, HotPred
 from scheduler.batch.generation import GenerateCall
-from scheduler.batch.standing import Member, StandingRun
+from scheduler.batch.member import Member
+from scheduler.batch.standing import StandingRun
 from scheduler.replies import kept
 
 Then = Callable[[], None]
@@ -149,6 +150,7 @@ class Ends:
         unsent = generated[len(generated) - ended.num_unsent :]
         pending: list[int] = ffi.unpack(ended.tokens, ended.num_tokens) if ended.num_tokens else []
         member.let_go()
+        call.has_emitted(ended.num_to_emit)
         if ended.end == lib.SYM_END_STOP_TOKEN:
             call.stopped(Finish.STOP_TOKEN, ended.token)
         elif ended.end in _FINISHES:
@@ -158,7 +160,7 @@ class Ends:
             call.emit(unsent)
             call.failed(row_failure(ended.error))
         elif error is None and not call.cancelled:
-            call.went_on(pending, unsent, ended.draw_index, ended.num_to_emit)
+            call.went_on(pending, unsent, ended.draw_index)
             if ended.is_guided:
                 return partial(self._follow, call, ended.token, ended.draw_index, has_taken_forced=forced > 0)
             return partial(self._next_stretch, call)

@@ -10,7 +10,9 @@
 So the last tokens that were emitted are not in the file, but for an end by a stop token. A draft changes nothing but
 the number of steps: its tokens are appended with the pending one, and count only as far as they are what is drawn.
 
-Drawing happens in the step's thread, right after the step; committing and emitting on the daemon's.
+The run draws and sends in C, right after each step (`results.c`). What a grammar allows next is decided in the thread
+`aside`. With a draft, and while tokens are kept for a program that does not read, this module draws, in `aside`, too,
+and emits on the trio thread. Entries are committed on the trio thread alone.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Output(Protocol):
 
     @property
     def direct(self) -> tuple[ServerChannel, int] | None:
-        """The request that a loop of steps may send the tokens for, itself; None: what is kept has to go before."""
+        """The request that the run may send the tokens for, itself; None: what is kept has to go before."""
         ...
 
     def emit(self, tokens: list[int], num_entries: int) -> None: ...
@@ -101,6 +103,7 @@ class GenerateCall(FileCall):
         self._num_pending = len(tokens)  # of `tokens`; behind them is the draft
         self._num_accepted = 0  # of the draft, in this stretch
         self._num_to_emit: int | None = None  # not known before the first stretch has its place
+        self._most_to_emit = 0
         self._draw_index = 0
         self._drawn: list[int] = []  # in this stretch, to be emitted
         self._pending: list[int] = []  # of the next stretch
@@ -136,6 +139,10 @@ class GenerateCall(FileCall):
         return 1 if len(self.tokens) == self._num_pending else len(self.tokens)
 
     @property
+    def num_answered(self) -> int:
+        return self._most_to_emit - (self._num_to_emit or 0)
+
+    @property
     def is_digested(self) -> bool:
         return self.hot is None
 
@@ -145,7 +152,7 @@ class GenerateCall(FileCall):
             self._max_positions = max_positions
             # The last token that is emitted is not computed, so it needs no position.
             room = max_positions - int(reservation.positions[len(self.tokens) - 1])
-            self._num_to_emit = min(self._max_tokens or room, room)
+            self._num_to_emit = self._most_to_emit = min(self._max_tokens or room, room)
 
     def digest(self, rows: Sequence[memoryview[float]]) -> None:
         """Draw from every row that the draft turns out to be right about, and from the first where it is not."""
@@ -258,7 +265,7 @@ class GenerateCall(FileCall):
     # What the run did without the scheduler
 
     def decide(self, token: int, draw_index: int) -> Decision:
-        """In the guides' thread: what may be drawn next, after `token`, or at the beginning if that is below 0."""
+        """In the thread `aside`: what may be drawn next, after `token`, or at the beginning if that is below 0."""
         if self._decided_draw != draw_index or self._decision is None:
             assert self.grammar is not None
             try:
@@ -273,10 +280,13 @@ class GenerateCall(FileCall):
             self._decided_draw = draw_index
         return self._decision
 
-    def went_on(self, pending: list[int], unsent: list[int], draw_index: int, num_to_emit: int) -> None:
+    def has_emitted(self, num_to_emit: int) -> None:
+        """So many tokens are left to be emitted, of those that the run was told of."""
+        self._num_to_emit = num_to_emit
+
+    def went_on(self, pending: list[int], unsent: list[int], draw_index: int) -> None:
         """The run drew so far: `pending` is no entry yet, and `unsent`, the last of what was drawn, is to be sent."""
         self._draw_index = draw_index
-        self._num_to_emit = num_to_emit
         self._pending = pending
         if unsent:
             self._output.emit(unsent, self.file.table.length)

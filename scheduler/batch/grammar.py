@@ -1,7 +1,7 @@
 """Grammars: which tokens may come next, so that what is generated is JSON of a schema, matches a regex, or parses.
 
 llguidance does the parsing, over the bytes of the model's tokens, and it is met here alone. A grammar is compiled in a
-worker's thread (a large schema takes a second); masks are computed where the row is drawn from, in the step's thread:
+worker's thread (a large schema takes a second); masks are computed in the thread `aside`, as a rule while a step runs:
 there is no trio in them. What a grammar may cost is limited; one that would cost more is an error of its own call.
 
 Text is matched byte by byte and special tokens are never text. Where one continuation alone is possible, it is
@@ -31,7 +31,7 @@ NUM_KEPT = 32
 """Compiled grammars that are kept for the next call with the same; each may hold some megabytes."""
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=100_000,  # about 7 ms of everybody's step, at worst
+    step_lexer_fuel=100_000,  # about 7 ms a token, at worst
     step_max_items=40_000,  # 2 ms
     max_items_in_row=600,  # the work for a token grows with the square: 3 ms; 120 with llguidance's own 2,000
     max_lexer_states=20_000,  # of some 2 KiB

@@ -21,14 +21,17 @@ from libsym.abi import PAGE_ENTRIES
 from libsym.channel.server import ServerChannel
 from libsym.errors import BadHandle, NoSpace, OverQuota, SymError
 from scheduler.batch.accounting import Accounting
-from scheduler.batch.call import Caller, FileCall, HotPred, PredCall
+from scheduler.batch.call import Caller, CallState, FileCall, HotPred, PredCall
 from scheduler.batch.deadlines import Deadlines
 from scheduler.batch.ends import Ends
+from scheduler.batch.member import Member
 from scheduler.batch.queues import Action, FileQueues, Job, do
 from scheduler.batch.returning import Returning
 from scheduler.batch.room import Room
-from scheduler.batch.standing import LEAVE_ANSWERED, LEAVE_NOW, Member, StandingRun
+from scheduler.batch.standing import LEAVE_ANSWERED, LEAVE_NOW, StandingRun
 from scheduler.batch.traced import note_answer, note_arrival
+from scheduler.programs.limits import OverLimit
+from scheduler.programs.program import Program
 from scheduler.replies import kept
 from scheduler.trace.recorder import Recorder
 
@@ -74,7 +77,10 @@ class CallsInFlight:
 
     def submit(self, call: FileCall) -> None:
         """It runs after everything submitted before it for the same file."""
-        self._returning.note_call(call.caller)
+        self._submit(call)
+        self._returning.note_call(call.caller)  # now: a step that waits for its program is to find it there
+
+    def _submit(self, call: FileCall) -> None:
         self.deadlines.add(call)
         member = self._run.member_of(call.file.table)
         if member is not None and self._run.take(member, call):
@@ -138,7 +144,28 @@ class CallsInFlight:
             call.is_dropped = True
         for call in calls:
             self._cancel(call)
-        self._run.shares.forget(caller)
+
+    def stop(self, program: Program, error: SymError) -> None:
+        """End all calls of a program."""
+        for call in self._queues.calls():
+            if call.caller.program is program and not call.cancelled:
+                call.refusal = error
+                self._cancel(call)
+
+    def forget(self, program: Program) -> None:
+        """It has gone, and so have its connections."""
+        self._run.shares.forget(program)
+
+    def state_of(self, call: FileCall) -> CallState:
+        """What a call that is queued or begun waits for."""
+        if call.is_waiting_for_rows:
+            return CallState.WAITS_FOR_SLOTS
+        if not self._queues.is_head(call):
+            return CallState.QUEUED
+        member = self._run.member_of(call.file.table)
+        if member is not None and member.call is call:
+            return self._run.state_of(member)
+        return CallState.WAITS_FOR_ROOM if call.file.table in self._short else CallState.QUEUED
 
     def _cancel(self, call: FileCall) -> None:
         """What is begun for it ends with its step, or when it comes back from where it is meanwhile."""
@@ -191,7 +218,7 @@ class CallsInFlight:
                 self._reserve(call)
             except (NoSpace, OverQuota) as failure:
                 of_user = isinstance(failure, OverQuota)
-                if is_last_try or not self._reclaim(call.file.table, of_user=of_user):
+                if isinstance(failure, OverLimit) or is_last_try or not self._reclaim(call.file.table, of_user=of_user):
                     raise
                 return True
             self._enter(call)
@@ -210,6 +237,7 @@ class CallsInFlight:
             call.reservation = None
             reservation.abort()
             raise
+        call.promise(len(call.tokens))
         if self._expect is not None:
             self._expect(reservation.frames(len(reservation.pages)))
 
@@ -268,7 +296,7 @@ class CallsInFlight:
     def extend(self, member: Member) -> None:
         """It will have used up its room soon."""
         reservation = member.call.reservation
-        if reservation is None or not reservation.is_open or not self._room.extend(reservation):
+        if reservation is None or not reservation.is_open or not self._room.extend(member.call, reservation):
             return  # all of it is used up already: the file gets room as any other, when it goes on
         stale = reservation.pages_to_zero(len(reservation.tokens))
         if stale:
@@ -357,7 +385,7 @@ class CallsInFlight:
 
     def _report(self, call: FileCall, error: SymError | None) -> None:
         if call.cancelled and error is None:
-            error = call.cancellation()
+            error = call.refusal or call.cancellation()
         self._accounting.count_call(call, error)
         if self._recorder.is_on:
             note_answer(self._recorder, call, error)

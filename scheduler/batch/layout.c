@@ -36,9 +36,20 @@ static int32_t num_shared(sym_loop *loop, const sym_member *member) {
     return count;
 }
 
+/* One token, or what a generation goes on with; as many rows of these as of prefills are in a step. */
+static int is_decode(const sym_loop *loop, const sym_member *member, int32_t *num_forced) {
+    if (left(member) == 1)
+        return 1;
+    if (member->kind != SYM_GENERATION || member->num_done == 0 || member->num_computed > 0 ||
+        *num_forced + left(member) > loop->plan.limits.max_tokens)
+        return 0;
+    *num_forced += left(member);
+    return 1;
+}
+
 /* Those that may be in the next step. */
 static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
-    int32_t n = 0;
+    int32_t n = 0, num_forced = 0;
     if (loop->num_places > loop->room_candidates) {
         int32_t room[3] = {loop->room_candidates, loop->room_candidates, loop->room_candidates};
         if (sym_make_room(&loop->candidates, &room[0], loop->num_places, sizeof *loop->candidates) != 0 ||
@@ -64,18 +75,20 @@ static int32_t find_candidates(sym_loop *loop, int64_t now_ns) {
         loop->candidates[n++] = (sym_candidate){
             .since_ns = member->since_ns,
             .deadline_ns = member->deadline_ns,
+            .begun_ns = member->begun_ns,
             .share = member->share,
             .priority = member->priority,
             .length = entries(member) + member->num_computed,
             .num_shared = left(member) == 1 ? num_shared(loop, member) : 0,
             .left = left(member),
+            .is_decode = is_decode(loop, member, &num_forced),
             .is_digested = member->rows == NULL && member->num_rows > 1,
         };
     }
     return n;
 }
 
-/* Decodes before prefills: backends compute them in this order. */
+/* Single rows before chunks: backends compute them in this order. */
 static int32_t choose_seats(sym_loop *loop, int32_t num_candidates, int64_t now_ns) {
     if (loop->room_candidates > loop->scratch_candidates || loop->room_shares > loop->scratch_shares) {
         sym_scratch *scratch = sym_scratch_new(loop->room_candidates, loop->room_shares);
@@ -93,12 +106,14 @@ static int32_t choose_seats(sym_loop *loop, int32_t num_candidates, int64_t now_
     if (sym_make_room(&loop->seats, &loop->room_seats, num_calls, sizeof *loop->seats) != 0)
         return -ENOMEM;
     int32_t n = 0;
-    for (int is_prefill = 0; is_prefill <= 1; is_prefill++)
+    for (int is_chunk = 0; is_chunk <= 1; is_chunk++)
         for (int32_t c = 0; c < num_candidates; c++)
-            if (loop->num_now[c] > 0 && (loop->candidates[c].left > 1) == is_prefill) {
+            if (loop->num_now[c] > 0 && (loop->candidates[c].left > 1) == is_chunk) {
                 const int32_t index = loop->candidate_of[c];
-                loop->seats[n++] =
-                    (struct seat){.member = loop->members[index], .index = index, .num_now = loop->num_now[c]};
+                loop->seats[n++] = (struct seat){.member = loop->members[index],
+                                                 .index = index,
+                                                 .num_now = loop->num_now[c],
+                                                 .is_decode = loop->candidates[c].is_decode};
             }
     loop->num_seats = n;
     return n;
@@ -216,7 +231,7 @@ static void lay_mask(struct layout *layout, const struct seat *seat, int32_t chu
 static void weigh(sym_loop *loop, const struct seat *seat, int32_t start, int32_t num_pages) {
     if (left(seat->member) > 1) {
         loop->work.num_pairs += (int64_t)seat->num_now * start + (int64_t)seat->num_now * (seat->num_now + 1) / 2;
-        loop->num_prefill_rows += seat->num_now;
+        loop->num_prefill_rows += seat->is_decode ? 0 : seat->num_now;
         return;
     }
     loop->work.num_seen += start + 1;

@@ -140,8 +140,8 @@ static void give_up(sym_loop *loop, int64_t patience_ns) {
             member->think_ns = 2 * patience_ns;
     }
     if (loop->num_expected > 0) {
+        loop->misses++; /* first: else who is expected in between would stay so, and nobody would take it back */
         loop->num_expected = 0;
-        loop->misses++;
     }
 }
 
@@ -182,10 +182,19 @@ static int32_t num_programs(const sym_loop *loop) {
     return count;
 }
 
+/* Its calls have waited since they could be computed; of a stretch that was cut, since its last step. */
+static void count_waits(sym_loop *loop, int64_t now_ns) {
+    for (int32_t n = 0; n < loop->num_seats; n++) {
+        sym_member *member = loop->seats[n].member;
+        member->queue_ns += now_ns - (member->num_computed == 0 ? member->since_ns : member->stepped_ns);
+    }
+}
+
 /* Before it is computed: what it will have been. */
 static sym_step_record describe(sym_loop *loop, int64_t now_ns) {
     sym_counts *counts = &loop->counts;
     int64_t first_seat = -1;
+    count_waits(loop, now_ns);
     if (loop->is_traced) {
         first_seat = loop->num_record_seats;
         for (int32_t n = 0; n < loop->num_seats; n++) {
@@ -218,7 +227,7 @@ static void count(sym_loop *loop, const sym_step_record *record) {
     loop->records[counts->num_steps % SYM_NUM_RECORDS] = *record;
     counts->sizes[size]++;
     counts->num_steps++;
-    counts->last_step_ns = record->ended_ns - record->began_ns;
+    __atomic_store_n(&counts->last_step_ns, record->ended_ns - record->began_ns, __ATOMIC_RELAXED);
     counts->step_ns += counts->last_step_ns;
     counts->num_tokens += record->work.num_rows;
     counts->num_prefill_tokens += record->num_prefill_rows;

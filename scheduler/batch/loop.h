@@ -48,6 +48,7 @@ typedef struct sym_member {
     int64_t number; /* of the call: for traces */
     int64_t since_ns, deadline_ns;
     int64_t arrived_ns; /* the call; `since_ns`: what is to be computed next */
+    int64_t begun_ns; /* the first answer since it joined, once that is there; before, when it joined */
     int32_t kind, share, priority, program; /* program: a number for each that is connected */
     sym_server *server;
     uint64_t handle; /* of the file, in the program's calls */
@@ -79,12 +80,15 @@ typedef struct sym_member {
     int32_t state, end, error, leave;
     int32_t num_computed; /* of the stretch */
     int32_t num_done; /* entries that count */
-    int32_t in_step, is_expected, has_news, is_low, was_told_low, is_rung;
+    int32_t in_step, has_news, is_low, was_told_low, is_rung;
     int32_t token; /* the one token of a stretch that was drawn or came from a ring */
     int32_t stop_text; /* that was found; -1 */
     int32_t num_unsent; /* of the tokens generated last: the ring had no room for them */
     int32_t server_index;
-    int64_t answered_ns, drawn, num_calls, compute_ns, queue_ns;
+    int64_t answered_ns, drawn, num_calls, compute_ns;
+    int64_t queue_ns;   /* that it could have been computed and was in no step */
+    int64_t stepped_ns; /* when its last step ended */
+    int64_t num_steps, num_rows_computed; /* that it was in, and in them, whatever became of the rows */
     float *row; /* of the last row wanted of this step, or of the one that is undecided */
     /* What is decided for the next draw, by the scheduler. */
     int32_t is_decided, is_over, num_forced, was_drawn;
@@ -122,7 +126,8 @@ typedef struct sym_counts {
 /* What has become of a member since it was asked for last. `is_low`: it has little room left; told once for each room. */
 typedef struct sym_news {
     int32_t index, state, num_done, is_low, is_rung, padding;
-    int64_t num_calls, compute_ns;
+    int64_t num_calls, compute_ns, queue_ns;
+    int64_t num_steps, num_rows_computed;
 } sym_news;
 
 typedef struct sym_loop sym_loop;
@@ -142,8 +147,9 @@ void sym_loop_free(sym_loop *loop);
  * to be decided about. Members may join before that. */
 typedef struct sym_engine {
     sym_step_function *step;
-    sym_parallel_function *parallel; /* null: the loop's own thread does it all */
     sym_decoder *decoder;
+    sym_parallel_function *parallel; /* draws and reduces, between steps; null: the loop's own thread does it all */
+    sym_decoder *crew;               /* whose threads these are: the decoder, or one without a model */
     int wake_fd, guide_fd;
 } sym_engine;
 
@@ -163,16 +169,19 @@ void sym_loop_take_back(sym_loop *loop, int32_t index, sym_member *member);
 int sym_loop_inject(sym_loop *loop, int32_t index, const sym_hot_call *call, int32_t position);
 /* The program's call that is being computed, by its id: the place of its member, or -1. */
 int32_t sym_loop_find(sym_loop *loop, const sym_server *server, uint64_t call_id);
+/* What a member does now: a sym_member_state. */
+int32_t sym_loop_state(sym_loop *loop, int32_t index);
 /* More room: `pages` begins as before, and `log` gets what was noted. */
 void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_t *log, int32_t capacity);
-/* The news of at most `max` members: how many. */
-int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max);
+/* The news of at most `max` members, of `all` or of those for which something is to be done: how many. */
+int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all);
 /* Grows with everything that counts. */
 int64_t sym_loop_progress(const sym_loop *loop);
-/* So many more programs (or fewer) are about to come with calls that the loop does not see. */
+/* So many more programs (or fewer) are about to come with calls that the loop does not see. Neither this nor the next waits
+ * for the loop. */
 void sym_loop_expect(sym_loop *loop, int32_t more);
 /* How long it waits for such a program at the moment; `misses` counts how often it did in vain. */
-int64_t sym_loop_patience_ns(sym_loop *loop, int64_t *misses);
+int64_t sym_loop_patience_ns(const sym_loop *loop, int64_t *misses);
 
 /* Tokens that guided members drew: [][4] place, number of the call, token (-1: none yet), draws so far; how many. */
 int32_t sym_loop_drawn(sym_loop *loop, int64_t *drawn, int32_t max);
@@ -182,6 +191,7 @@ int sym_loop_decide(sym_loop *loop, int32_t index, int64_t number, uint64_t draw
                     int32_t num_forced, const void *allowed, int is_over);
 
 int32_t sym_loop_new_share(sym_loop *loop, int32_t parent, double weight);
+void sym_loop_set_weight(sym_loop *loop, int32_t share, double weight);
 void sym_loop_free_share(sym_loop *loop, int32_t share);
 void sym_loop_set_cost(sym_loop *loop, const sym_cost *cost);
 sym_counts sym_loop_counts(sym_loop *loop);

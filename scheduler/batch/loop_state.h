@@ -16,6 +16,7 @@ struct seat {
     sym_member *member;
     int32_t index, num_now, num_wanted;
     int32_t first_out; /* its rows in `out` */
+    int32_t is_decode;
     int32_t is_drawn, is_reduced; /* a token is to be drawn from the last of them; they are answered by numbers */
 };
 
@@ -49,6 +50,8 @@ struct sym_loop {
     pthread_mutex_t lock;
     pthread_cond_t has_work;
     int closed; /* atomic */
+    _Atomic int32_t num_expected;
+    _Atomic int64_t misses;
     /* Under the lock: */
     sym_member **members; /* each where it is as long as it lives */
     int32_t num_places, room_places;
@@ -60,11 +63,9 @@ struct sym_loop {
     sym_share *shares;
     int32_t num_shares, room_shares, *free_shares, num_free_shares;
     sym_cost cost;
-    int32_t num_expected;
-    int64_t misses;
     int is_traced, is_asleep;
     int64_t stepping_since_ns;
-    sym_counts counts;
+    sym_counts counts; /* `last_step_ns` is read without it, too */
     sym_step_record records[SYM_NUM_RECORDS];
     sym_seat *record_seats;
     int64_t num_record_seats;

@@ -214,6 +214,13 @@ int32_t sym_loop_find(sym_loop *loop, const sym_server *server, uint64_t call_id
     return found;
 }
 
+int32_t sym_loop_state(sym_loop *loop, int32_t index) {
+    pthread_mutex_lock(&loop->lock);
+    const int32_t state = loop->members[index]->state;
+    pthread_mutex_unlock(&loop->lock);
+    return state;
+}
+
 void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_t *log, int32_t capacity) {
     pthread_mutex_lock(&loop->lock);
     sym_member *member = loop->members[index];
@@ -227,27 +234,41 @@ void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_
 
 /* ---- what the scheduler is told */
 
-int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max) {
-    int32_t n = 0;
+/* The scheduler has something to do for it. */
+static int is_urgent(const sym_member *member) {
+    return member->state == SYM_ENDED || member->is_rung || (member->is_low && !member->was_told_low);
+}
+
+int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max, int all) {
+    int32_t n = 0, num_kept = 0, num_missed = 0;
     pthread_mutex_lock(&loop->lock);
     loop->is_told = loop->must_tell = 0;
-    int32_t num_kept = 0;
     for (int32_t at = 0; at < loop->num_news; at++) {
         const int32_t index = loop->news[at];
         sym_member *member = loop->members[index];
-        if (n == max || (member->in_step && member->state == SYM_ENDED)) { /* it is still looked at */
+        const int is_wanted = all || is_urgent(member), is_looked_at = member->in_step && member->state == SYM_ENDED;
+        if (n == max || !is_wanted || is_looked_at) {
             loop->news[num_kept++] = index;
+            num_missed += is_wanted;
             continue;
         }
         const int is_low = member->is_low && !member->was_told_low;
-        news[n++] = (sym_news){index, member->state,     member->num_done,  is_low, member->is_rung,
-                               0,     member->num_calls, member->compute_ns};
+        news[n++] = (sym_news){.index = index,
+                               .state = member->state,
+                               .num_done = member->num_done,
+                               .is_low = is_low,
+                               .is_rung = member->is_rung,
+                               .num_calls = member->num_calls,
+                               .compute_ns = member->compute_ns,
+                               .queue_ns = member->queue_ns,
+                               .num_steps = member->num_steps,
+                               .num_rows_computed = member->num_rows_computed};
         member->has_news = member->is_rung = 0;
         member->was_told_low |= is_low;
     }
     loop->num_news = num_kept;
-    loop->must_tell = num_kept > 0;
-    if (n == max) /* else it is told of those that are kept when their step is over */
+    loop->must_tell = num_missed > 0;
+    if (n == max) /* else it is told of those that are looked at when their step is over */
         sym_tell(loop);
     pthread_mutex_unlock(&loop->lock);
     return n;
@@ -256,19 +277,15 @@ int32_t sym_loop_news(sym_loop *loop, sym_news *news, int32_t max) {
 int64_t sym_loop_progress(const sym_loop *loop) { return atomic_load(&loop->progress); }
 
 void sym_loop_expect(sym_loop *loop, int32_t more) {
-    pthread_mutex_lock(&loop->lock);
-    loop->num_expected += more;
-    if (loop->num_expected < 0)
-        loop->num_expected = 0;
-    pthread_mutex_unlock(&loop->lock);
+    int32_t before = loop->num_expected, after;
+    do
+        after = before + more < 0 ? 0 : before + more; /* they were waited for in vain, and are not expected any more */
+    while (!atomic_compare_exchange_weak(&loop->num_expected, &before, after));
 }
 
-int64_t sym_loop_patience_ns(sym_loop *loop, int64_t *misses) {
-    pthread_mutex_lock(&loop->lock);
-    const int64_t patience_ns = sym_policy_wait_ns(&loop->plan.wait, loop->counts.last_step_ns);
+int64_t sym_loop_patience_ns(const sym_loop *loop, int64_t *misses) {
     *misses = loop->misses;
-    pthread_mutex_unlock(&loop->lock);
-    return patience_ns;
+    return sym_policy_wait_ns(&loop->plan.wait, __atomic_load_n(&loop->counts.last_step_ns, __ATOMIC_RELAXED));
 }
 
 /* ---- guides */
@@ -326,6 +343,12 @@ int32_t sym_loop_new_share(sym_loop *loop, int32_t parent, double weight) {
         loop->shares[share] = (sym_share){.weight = weight, .parent = parent};
     pthread_mutex_unlock(&loop->lock);
     return share;
+}
+
+void sym_loop_set_weight(sym_loop *loop, int32_t share, double weight) {
+    pthread_mutex_lock(&loop->lock);
+    loop->shares[share].weight = weight;
+    pthread_mutex_unlock(&loop->lock);
 }
 
 void sym_loop_free_share(sym_loop *loop, int32_t share) {

@@ -1,10 +1,12 @@
-/* What the next step holds.
+/* What the next step holds. A decode is a call whose stretch is computed whole; a prefill's is cut into chunks.
  *
  * Seats. While every decode finds one, all of them go. One seat is a prefill's if there is one; decodes may have all the
  * others, and prefills what decodes leave.
  *
  * Rows. Prefills have max_tokens, but beside decodes only as many as keep the step within step_ns by the cost model, or
- * within twice what the decodes take alone if that is more; and min_chunk at least.
+ * within BESIDE times what the decodes take alone if that is more; and min_chunk at least. A prefill that can be ended in this step
+ * and was there before any of these decodes had its first token is not held back for them: who comes with others begins
+ * with them, and each decode waits for such prefills in its beginning alone.
  *
  * Where seats or rows are short, service is shared by weighted fair queueing over the tree of shares: next is always the
  * child with the least virtual time, down to an account. Service is the call's part of what the step is expected to take.
@@ -40,6 +42,7 @@
 #define SECOND 1000000000LL
 #define AGING 20                 /* a call rises by so much in priority for each second that it waits */
 #define PATIENCE (5 * SECOND)    /* who waits longer goes by when that was over, as if it had been the deadline */
+#define BESIDE 1.75              /* so that of 100 steps 99 are no longer than twice: the model errs by a tenth */
 #define OVERDUE 16               /* rounds of a fair share: measured in plans, which fair queueing does not count */
 #define MOST_AHEAD 16            /* long steps that a share may be ahead of the clock */
 #define LATEST_CLOCK 1e12        /* then all virtual times of a parent begin again: doubles keep their nanoseconds */
@@ -85,6 +88,7 @@ struct plan {
     int32_t n, num_shares, num_active, num_calls;
     int32_t num_of[2]; /* candidates of each kind */
     int64_t number, now_ns;
+    int64_t begun_ns; /* of the decode in the step that has gone on for longest */
     sym_work work;               /* of the step so far */
     double most_ns;              /* that it may take with prefills and decodes in it */
     double row_ns, wanted_ns, seen_ns; /* what one of each counts as service */
@@ -122,7 +126,7 @@ void sym_scratch_free(sym_scratch *scratch) {
 
 int64_t sym_scratch_num_compared(const sym_scratch *scratch) { return scratch->num_compared; }
 
-static int kind_of(const sym_candidate *candidate) { return candidate->left == 1 ? DECODE : PREFILL; }
+static int kind_of(const sym_candidate *candidate) { return candidate->is_decode ? DECODE : PREFILL; }
 
 /* ---- who takes part ---- */
 
@@ -370,7 +374,7 @@ static void take_out(struct plan *p, int32_t candidate) {
 /* ---- service ---- */
 
 static sym_work work_of(const sym_candidate *candidate, int64_t num_now) {
-    if (kind_of(candidate) == DECODE)
+    if (candidate->left == 1)
         return (sym_work){1, 1, candidate->length - candidate->num_shared, candidate->length, 0};
     return (sym_work){num_now, candidate->is_digested ? num_now : num_now == candidate->left, 0, 0,
                       num_now * candidate->length + num_now * (num_now + 1) / 2};
@@ -394,6 +398,8 @@ static void serve(struct plan *p, int32_t i, int64_t num_now) {
     p->work = together(&p->work, &work);
     p->num_now[i] = (int32_t)num_now;
     p->num_calls++;
+    if (kind_of(candidate) == DECODE)
+        p->begun_ns = at_most(p->begun_ns, candidate->begun_ns);
     int is_whole = num_now >= at_most(candidate->left, p->limits->min_chunk);
     for (int32_t s = candidate->share; s >= 0; s = p->shares[s].parent) {
         sym_share *share = &p->shares[s];
@@ -410,10 +416,10 @@ static void pass_over(struct plan *p, int32_t i) {
         p->branches[s].is_passed = 1;
 }
 
-/* Prefills may take as long as the decodes of the step, which are its work so far: that doubles their time at most. */
+/* Prefills may take three quarters of what the decodes of the step take, which are its work so far. */
 static void set_most(struct plan *p) {
-    double twice_ns = 2 * sym_cost_of(p->cost, &p->work), step_ns = (double)p->limits->step_ns;
-    p->most_ns = twice_ns > step_ns ? twice_ns : step_ns;
+    double beside_ns = BESIDE * sym_cost_of(p->cost, &p->work), step_ns = (double)p->limits->step_ns;
+    p->most_ns = beside_ns > step_ns ? beside_ns : step_ns;
 }
 
 /* Of the next prefill: as many as keep the step within its time, and min_chunk of all prefills. */
@@ -435,26 +441,28 @@ static int64_t rows_beside_decodes(const struct plan *p, const sym_candidate *ca
 /* What a row counts as service: its part of the step that is to be expected. So a step's services are its time. */
 static void set_prices(struct plan *p) {
     int64_t num_decodes = at_most(p->num_of[DECODE], p->limits->max_calls), left = 0, prefills = 0;
-    sym_work work = {.num_rows = num_decodes, .num_wanted = num_decodes}, decodes = {0};
+    sym_work work = {.num_wanted = num_decodes}, decodes = {0};
     for (int32_t i = 0; i < p->n; i++) {
         const sym_candidate *candidate = &p->candidates[i];
-        sym_work each = work_of(candidate, 1);
-        if (kind_of(candidate) == DECODE)
+        if (kind_of(candidate) == DECODE) {
+            sym_work each = work_of(candidate, candidate->left);
             decodes = together(&decodes, &each);
-        else {
+        } else {
             left = at_most(left + candidate->left, p->limits->max_tokens);
             prefills++;
         }
     }
-    if (num_decodes)
+    if (num_decodes) {
+        work.num_rows = decodes.num_rows * num_decodes / p->num_of[DECODE];
         work.num_entries = decodes.num_entries * num_decodes / p->num_of[DECODE];
+    }
     if (num_decodes && prefills) {
         struct plan expected = {.work = work, .cost = p->cost, .limits = p->limits};
         set_most(&expected);
         const sym_candidate all = {.left = (int32_t)at_least(left, 2)};
         left = at_most(left, rows_beside_decodes(&expected, &all, at_least(left, 1), 0));
     }
-    const sym_work rows = {.num_rows = num_decodes + left};
+    const sym_work rows = {.num_rows = work.num_rows + left};
     const sym_work wanted = {.num_wanted = at_least(num_decodes, 1)};
     p->row_ns = sym_cost_of(p->cost, &rows) / (double)at_least(rows.num_rows, 1);
     p->wanted_ns = sym_cost_of(p->cost, &wanted) / (double)wanted.num_wanted;
@@ -468,12 +476,17 @@ static void plan_decodes(struct plan *p) {
     if (p->num_of[DECODE] <= seats) {
         for (int32_t i = 0; i < p->n; i++)
             if (kind_of(&p->candidates[i]) == DECODE)
-                serve(p, i, 1);
+                serve(p, i, p->candidates[i].left);
         return;
     }
     make_heaps(p, DECODE);
     for (int32_t i; p->num_calls < seats && (i = choose(p, DECODE)) >= 0; take_out(p, i))
-        serve(p, i, 1);
+        serve(p, i, p->candidates[i].left);
+}
+
+/* It was there before any decode of the step had begun, and ends with the step. */
+static int begins_with_them(const struct plan *p, const sym_candidate *candidate, int64_t most) {
+    return candidate->since_ns <= p->begun_ns && candidate->left <= most;
 }
 
 static void plan_prefills(struct plan *p) {
@@ -481,7 +494,10 @@ static void plan_prefills(struct plan *p) {
         return;
     make_heaps(p, PREFILL);
     set_most(p);
-    int64_t given = 0, digested = 0;
+    int64_t given = 0, digested = 0, num_early = 0;
+    for (int32_t i = 0; i < p->n; i++)
+        num_early +=
+            kind_of(&p->candidates[i]) == PREFILL && begins_with_them(p, &p->candidates[i], p->limits->max_tokens);
     for (int32_t i; p->num_calls < p->limits->max_calls && (i = choose(p, PREFILL)) >= 0; take_out(p, i)) {
         const sym_candidate *candidate = &p->candidates[i];
         int64_t most = at_most(candidate->left, p->limits->max_tokens - given);
@@ -491,9 +507,16 @@ static void plan_prefills(struct plan *p) {
             pass_over(p, i);
             continue;
         }
-        int64_t num_now = p->num_of[DECODE] ? rows_beside_decodes(p, candidate, most, given) : most;
-        if (!num_now)
+        num_early -= begins_with_them(p, candidate, p->limits->max_tokens);
+        int64_t num_now = most;
+        if (p->num_of[DECODE] && !begins_with_them(p, candidate, most))
+            num_now = rows_beside_decodes(p, candidate, most, given);
+        if (!num_now && !num_early)
             break;
+        if (!num_now) {
+            pass_over(p, i);
+            continue;
+        }
         serve(p, i, num_now);
         given += num_now;
         digested += candidate->is_digested ? num_now : 0;
@@ -549,6 +572,7 @@ int32_t sym_policy_plan(const sym_candidate *candidates, int32_t n, sym_share *s
         .n = n,
         .num_shares = num_shares,
         .now_ns = now_ns,
+        .begun_ns = INT64_MAX,
     };
     memset(num_now, 0, (size_t)n * sizeof *num_now);
     find_active(&p);

@@ -13,11 +13,13 @@
 typedef struct sym_candidate {
     int64_t since_ns; /* when it became ready: a generation with each of its tokens anew */
     int64_t deadline_ns; /* SYM_NO_DEADLINE: it has none */
+    int64_t begun_ns; /* of a decode: when its loop had its first answer, or it came */
     int32_t share; /* of its program: a leaf of the tree of shares */
     int32_t priority;
     int32_t length; /* entries before those that are left */
     int32_t num_shared; /* of these, entries that a candidate before it reads, too: 0 where nobody knows */
-    int32_t left; /* entries of its stretch that are still to be computed; 1: a decode */
+    int32_t left; /* entries of its stretch that are still to be computed */
+    int32_t is_decode; /* it is computed whole: the next token of a loop, with what a grammar forces; or one token */
     int32_t is_digested; /* each of its entries has a row in memory of ours */
 } sym_candidate;
 

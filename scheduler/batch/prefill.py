@@ -16,6 +16,7 @@ from kvfs.fs import OpenKv
 from libsym.errors import SymError
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import PredCall
+from scheduler.programs.program import Program
 from scheduler.trace.records import CallKind
 
 CALL_TOKENS = 512
@@ -25,13 +26,25 @@ CALL_TOKENS = 512
 class TextPrefill:
     """Satisfies kvfs's `Prefill`, and is the `Caller` of its own calls."""
 
-    def __init__(self, batches: BatchScheduler, file: OpenKv, pid: int, failed: Callable[[SymError], None]) -> None:
+    def __init__(
+        self,
+        batches: BatchScheduler,
+        file: OpenKv,
+        pid: int,
+        program: Program,
+        failed: Callable[[SymError], None],
+        stopped: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`program`: who writes. `stopped`: nothing more comes of it, and what did is counted."""
         self.pid = pid
+        self.program = program
         self.uid = file.inode.uid
         """The file's owner: nobody else writes texts through the mount that his programs could not."""
         self._batches = batches
         self._file = file
         self._failed = failed
+        self._stopped = stopped
+        self._has_stopped = False
         self._waiting: list[int] = []
         self._num_in_flight = 0
         self._error: SymError | None = None
@@ -60,6 +73,9 @@ class TextPrefill:
             self._error = SymError("the prefill was stopped", errno.EINTR)
             self._notify()
         self._batches.drop(self)
+        if not self._has_stopped:
+            self._has_stopped = True
+            self._stopped()
         self._batches.exclusive(self._file, then)
 
     def _submit(self) -> None:

@@ -1,7 +1,8 @@
 /* What comes of a step: entries count, programs are answered, tokens are drawn and sent, and each member goes on or ends.
  *
  * Programs are answered first: they think while tokens of generations are drawn. Draws and reductions are the work of all
- * the decoder's threads, without the lock; nobody else touches what is in a step.
+ * threads of the decoder, or of the run's crew where it has none to lend. They hold no lock: nobody else touches what is in
+ * a step.
  *
  * A guided generation draws from what is allowed, and that is decided elsewhere, while the step of its last token runs: see
  * sym_loop_decide. Until then that token's entry does not count: the decision may be that the text was over with it.
@@ -18,8 +19,10 @@
 static int is_complete(const sym_member *member) { return member->num_computed == member->num_tokens; }
 
 /* The entries of its stretch are part of the file from now on. */
-static void count_stretch(sym_loop *loop, int32_t index) {
+static void count_stretch(sym_loop *loop, int32_t index, int64_t now_ns) {
     sym_member *member = loop->members[index];
+    if (member->num_done == 0)
+        member->begun_ns = now_ns;
     memcpy(member->log + member->num_done, member->tokens, (size_t)member->num_tokens * sizeof(int32_t));
     if (member->positions == NULL)
         member->position += member->num_tokens;
@@ -53,7 +56,7 @@ static void answer(sym_loop *loop, int32_t index, int64_t now_ns) {
         sym_end_member(loop, index, SYM_END_ASKED);
         return;
     }
-    count_stretch(loop, index);
+    count_stretch(loop, index, now_ns);
     member->num_calls++;
     if (loop->plan.hot->answer(member->server, member->call_id, member->slot, entries(member)) != 0)
         sym_end_member(loop, index, SYM_END_UNSENT);
@@ -144,7 +147,7 @@ static int take_decision(sym_loop *loop, int32_t index, int64_t now_ns) {
         sym_end_member(loop, index, SYM_END_GRAMMAR);
         return 0;
     }
-    count_stretch(loop, index);
+    count_stretch(loop, index, now_ns);
     if (num_forced == 0)
         return 1;
     member->num_forced = 0; /* what is allowed is for the draw behind them */
@@ -164,7 +167,7 @@ static int complete_generation(sym_loop *loop, int32_t index, int64_t now_ns) {
         return 0;
     }
     if (!member->is_guided)
-        count_stretch(loop, index);
+        count_stretch(loop, index, now_ns);
     else
         return take_decision(loop, index, now_ns);
     return 1;
@@ -219,7 +222,7 @@ static void digest(void *context, int32_t n) {
 
 static void digest_all(sym_loop *loop, int32_t num_digests) {
     if (loop->engine.parallel != NULL && num_digests > 1) {
-        loop->engine.parallel(loop->engine.decoder, digest, loop, loop->num_seats);
+        loop->engine.parallel(loop->engine.crew, digest, loop, loop->num_seats);
         return;
     }
     for (int32_t n = 0; n < loop->num_seats; n++)
@@ -273,6 +276,9 @@ void sym_take_results(sym_loop *loop, int64_t step_ns, int error) {
         member->num_computed += seat->num_now;
         member->num_copies = 0;
         member->compute_ns += step_ns;
+        member->stepped_ns = now_ns;
+        member->num_steps++;
+        member->num_rows_computed += seat->num_now;
         seat->is_drawn = 0;
         seat->is_reduced = member->reducer != NULL && seat->num_wanted > 0;
         if (member->kind == SYM_PROGRAM && is_complete(member)) {
@@ -287,7 +293,7 @@ void sym_take_results(sym_loop *loop, int64_t step_ns, int error) {
     if (num_digests > 0)
         digest_all(loop, num_digests);
     pthread_mutex_lock(&loop->lock);
-    end_seats(loop, now_ns);
+    end_seats(loop, sym_now_ns());
     pthread_mutex_unlock(&loop->lock);
 }
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from decoder.batch import IntArray
 from kvfs.fs import FileSystem
+from kvfs.pages.pool import pages_for
 from kvfs.pages.table import Reservation
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoSpace, OverQuota
@@ -38,7 +39,10 @@ class Room:
             )
         positions = self._positions(call)
         next_position = int(positions[-1]) + 1
+        call.caller.program.require(len(call.tokens), pages_for(num_entries) - pages_for(call.file.table.length))
         ahead = self._num_ahead(num_entries, next_position) if call.goes_on else 0
+        if (num_left := call.caller.program.num_tokens_left) is not None:
+            ahead = min(ahead, num_left - len(call.tokens))
         if ahead:
             more = np.arange(next_position, next_position + ahead, dtype=np.int32)
             tokens = np.concatenate((call.tokens, np.zeros(ahead, np.int32)))
@@ -48,8 +52,10 @@ class Room:
                 pass  # then as many as are asked for, or nothing
         return self.fs.reserve(call.file, call.tokens, positions)
 
-    def extend(self, reservation: Reservation) -> bool:
+    def extend(self, call: FileCall, reservation: Reservation) -> bool:
         """Reserve some more, before what is reserved is used up. False: there is none now."""
+        if call.caller.program.num_tokens_left is not None:
+            return False  # it is looked at how many are left when all of it is used up, and counted
         next_position = int(reservation.positions[-1]) + 1
         ahead = self._num_ahead(reservation.start + len(reservation.tokens), next_position)
         if not ahead:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvfs.pages.accounts import Account
 from kvfs.pages.table import PageTable
 from scheduler._loop import lib
-from scheduler.batch.call import Caller
+from scheduler.programs.program import Program
 
 ROOT = 0
 _OWN = -1
@@ -14,7 +15,8 @@ _OWN = -1
 
 
 class Shares:
-    """Numbers of shares in the run. A program has one for each account that pays for a file of its calls.
+    """Numbers of shares in the run. A program has one for each account that pays for a file of its calls: the same for
+    all its connections, so that more of them, or children that were forked, get it no more.
 
     They are kept until the program has gone, so that one which has had more than its share does not begin anew.
     """
@@ -25,16 +27,16 @@ class Shares:
         """By path: a uid, then the domains within."""
         self._num_within: dict[tuple[int, ...], int] = {(): 1}
         """Programs and accounts right below each."""
-        self._programs: dict[Caller, dict[tuple[int, ...], int]] = {}
-        self._num_calls: dict[Caller, int] = {}
-        self._gone: set[Caller] = set()
+        self._programs: dict[Program, dict[tuple[int, ...], int]] = {}
+        self._num_calls: dict[Program, int] = {}
+        self._gone: set[Program] = set()
         assert self._accounts[()] == ROOT
 
-    def of(self, caller: Caller, table: PageTable) -> int:
+    def of(self, program: Program, table: PageTable) -> int:
         """The share that a call is counted in; say `over` when the call is."""
         account = table.pool.accounts.of(table.owner)
-        shares = self._programs.setdefault(caller, {})
-        self._num_calls[caller] = self._num_calls.get(caller, 0) + 1
+        shares = self._programs.setdefault(program, {})
+        self._num_calls[program] = self._num_calls.get(program, 0) + 1
         path = (*account.numbers, _OWN)
         found = shares.get(path)
         if found is None:
@@ -43,25 +45,31 @@ class Shares:
             self._num_within[path] += 1
         return found
 
-    def over(self, caller: Caller) -> None:
+    def weigh(self, account: Account) -> None:
+        """Its weight has changed: what follows is shared by the new one."""
+        for path, share in self._accounts.items():
+            if path and path[-1] == account.number:
+                lib.sym_loop_set_weight(self._loop, share, account.weight)
+
+    def over(self, program: Program) -> None:
         """A call that `of` was asked about has left the run."""
-        self._num_calls[caller] -= 1
-        if caller in self._gone and not self._num_calls[caller]:
-            self._forget(caller)
+        self._num_calls[program] -= 1
+        if program in self._gone and not self._num_calls[program]:
+            self._forget(program)
 
-    def forget(self, caller: Caller) -> None:
+    def forget(self, program: Program) -> None:
         """It has gone: when its last call has left, too, nothing is known of it."""
-        if caller not in self._programs:
+        if program not in self._programs:
             return
-        if self._num_calls[caller]:
-            self._gone.add(caller)
+        if self._num_calls[program]:
+            self._gone.add(program)
         else:
-            self._forget(caller)
+            self._forget(program)
 
-    def _forget(self, caller: Caller) -> None:
-        self._gone.discard(caller)
-        del self._num_calls[caller]
-        for path, share in self._programs.pop(caller).items():
+    def _forget(self, program: Program) -> None:
+        self._gone.discard(program)
+        del self._num_calls[program]
+        for path, share in self._programs.pop(program).items():
             lib.sym_loop_free_share(self._loop, share)
             self._left(path)
 

@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from decoder.batch import IntArray, NativeStep
+from decoder.batch import NativeStep
+from decoder.cores import available_cores
+from decoder.cpu.crew import Crew
 from kvfs.fs import FileSystem
 from kvfs.pages.table import PageTable
 from libsym.channel.hot import HOT_FUNCTIONS, address
@@ -24,7 +26,8 @@ from libsym.channel.server import ServerChannel
 from scheduler._loop import ffi, lib
 from scheduler.batch.accounting import Accounting
 from scheduler.batch.aside import Aside
-from scheduler.batch.call import FileCall, HotGeneration, HotPred, PredCall
+from scheduler.batch.call import CallState, FileCall, HotGeneration, HotPred, PredCall
+from scheduler.batch.member import Member
 from scheduler.batch.policy import Limits
 from scheduler.batch.scratch import Scratch
 from scheduler.batch.shares import Shares
@@ -35,6 +38,9 @@ WAIT_PERCENT = 25
 WAIT_MIN_NS = 300_000
 """A program in Python needs some 0.2 ms after a step that has pushed its code out of the caches."""
 WAIT_MAX_NS = 20_000_000
+MAX_CREW = 8
+"""Threads that draw for a decoder that lends none, where there are cores for them: one takes 2 ms for 64 rows of 49,152
+logits."""
 _MAX_NEWS = 256
 _MAX_RECORDS, _MAX_SEATS = 4096, 65536
 STEP = np.dtype(
@@ -48,167 +54,6 @@ STEP = np.dtype(
 )
 """A `sym_step_record`."""
 LEAVE_ANSWERED, LEAVE_NOW = int(lib.SYM_LEAVE_ANSWERED), int(lib.SYM_LEAVE_NOW)
-
-
-class Member:
-    """One file in the run."""
-
-    def __init__(self, call: FileCall, share: int, scratch: Scratch) -> None:
-        self.call = call
-        self.hot = call.hot
-        """How it goes on by itself: as it was when it joined."""
-        self.index = -1
-        self.cancelled_id: int | None = None
-        """Of its program's calls, the one that is cancelled. It may be answered meanwhile, and another be computed."""
-        self.is_low = False
-        """It is known that it will have used up its room soon; it is given more once, or ends without."""
-        self.is_elsewhere = False
-        """More room for it is being zeroed: till then it stays, ended or not, and has what is reserved."""
-        self.must_settle = False
-        """It has ended meanwhile."""
-        self.num_committed = 0
-        self.num_counted = 0
-        """Calls of its program that are counted already."""
-        self.num_counted_entries = 0
-        self.compute_s = 0.0
-        """Time that is counted already."""
-        self.log: IntArray = np.empty(0, np.int32)
-        self.ended: Any = None
-        """What it was in the end, a `sym_member`, once it has left."""
-        self.rows: list[memoryview[float]] = []
-        """Memory of ours for what Python, or what is decided later, looks at."""
-        self._scratch = scratch
-        self._keep: list[Any] = []
-        self._member = self._describe(share)
-
-    @property
-    def pointer(self) -> Any:
-        return self._member
-
-    def _describe(self, share: int) -> Any:
-        call, reservation = self.call, self.call.reservation
-        assert reservation is not None
-        pages = np.array(reservation.frames(len(reservation.pages)), np.int32)
-        positions = np.ascontiguousarray(reservation.positions)
-        tokens = np.ascontiguousarray(reservation.tokens)
-        copies = np.array(reservation.frame_copies(), np.int32).reshape(-1)
-        self._keep += [pages, tokens, positions, copies]
-        deadline_ns = lib.SYM_NO_DEADLINE
-        if call.deadline_s is not None:
-            deadline_ns = min(deadline_ns, int(call.deadline_s * 1e9))
-        member = ffi.new(
-            "sym_member *",
-            {
-                "number": call.number,
-                "since_ns": time.monotonic_ns(),
-                "arrived_ns": int(call.submitted_s * 1e9),
-                "deadline_ns": deadline_ns,
-                "share": share,
-                "priority": call.priority,
-                "program": call.caller.pid,
-                "pages": _ints(pages),
-                "copies": _ints(copies),
-                "num_copies": copies.size // 2,
-                "tokens": _ints(tokens),
-                "positions": _ints(positions),
-                "num_tokens": len(call.tokens),
-                "first": reservation.start,
-                "capacity": reservation.start + len(reservation.tokens),
-                "num_rows": call.num_rows,
-                "token": -1,
-            },
-        )
-        if self.hot is None:
-            self._add_call(member)
-        else:
-            self.log = np.empty(len(reservation.tokens), np.int32)
-            member.log = _ints(self.log)
-            memory = self.hot.channel.memory  # kept: the program may go while a step is under way
-            member.server = ffi.cast("sym_server *", address(memory[0]))
-            member.call_id = self.hot.request_id
-            self._keep.append(memory)
-            if isinstance(self.hot, HotPred):
-                self._add_program(member, self.hot)
-            else:
-                self._add_generation(member, self.hot)
-        return member
-
-    def _add_call(self, member: Any) -> None:
-        call = self.call
-        member.kind = lib.SYM_CALL
-        if call.mask is not None:
-            packed = np.ascontiguousarray(call.mask.packed)
-            self._keep.append(packed)
-            member.mask = ffi.cast("uint8_t *", packed.ctypes.data)
-            member.mask_rows, member.mask_row_bytes = packed.shape
-            member.mask_columns = call.mask.num_columns
-        if call.reduction is not None:
-            answer = ffi.from_buffer(call.reduction.answer)
-            self._keep.append(answer)
-            member.reducer = ffi.cast("sym_reducer *", call.reduction.reducer.address)
-            member.answer = answer
-            member.answer_row_bytes = call.reduction.reducer.row_bytes
-        elif call.is_digested:
-            self._add_own_rows(member, call.num_rows)
-        elif call.rows:
-            self._add_rows(member, call.rows)
-
-    def _add_program(self, member: Any, hot: HotPred) -> None:
-        hot.entered()
-        member.kind = lib.SYM_PROGRAM
-        member.handle = hot.handle
-        member.slot = hot.slot
-        self._add_rows(member, self.call.rows)
-
-    def _add_generation(self, member: Any, hot: HotGeneration) -> None:
-        stop_tokens = np.array(sorted(hot.stop_tokens), np.int32)
-        self._keep += [stop_tokens, hot]
-        member.kind = lib.SYM_GENERATION
-        member.sampler = ffi.cast("sym_sampler *", hot.sampler.address)
-        member.draw_index = hot.draw_index
-        member.stop_tokens = _ints(stop_tokens)
-        member.num_stop_tokens = len(stop_tokens)
-        member.num_to_emit = hot.num_to_emit
-        if hot.stops is not None:
-            member.stops = ffi.cast("sym_stops *", hot.stops.address)
-        if hot.decide is not None:
-            member.is_guided = member.was_drawn = 1
-            self._add_own_rows(member, 1)
-
-    def _add_own_rows(self, member: Any, num_rows: int) -> None:
-        self.rows = self._scratch.take(num_rows)
-        self._add_rows(member, self.rows)
-
-    def _add_rows(self, member: Any, rows: Any) -> None:
-        buffers = [ffi.from_buffer("float[]", row, require_writable=True) for row in rows]
-        pointers = ffi.new("float *[]", buffers)
-        self._keep += [buffers, pointers]
-        member.rows = pointers
-
-    @property
-    def num_spare(self) -> int:
-        """Entries that are reserved and were not used when it was looked at last."""
-        return len(self.log) - self.num_committed
-
-    def extend(self, loop: Any) -> None:
-        """Its reservation has grown."""
-        reservation = self.call.reservation
-        assert reservation is not None
-        pages = np.array(reservation.frames(len(reservation.pages)), np.int32)
-        first = self._member.first
-        log = np.empty(reservation.start + len(reservation.tokens) - first, np.int32)
-        lib.sym_loop_extend(loop, self.index, _ints(pages), _ints(log), first + len(log))
-        self.log = log
-        self.is_low = False
-        self._keep += [pages, log]
-
-    def let_go(self) -> None:
-        """It has left: what C had is given back here and now. See `kept` for what would come of it in garbage."""
-        self._keep.clear()
-        self._member = None
-        if self.rows:
-            self._scratch.give_back(self.rows)
-            self.rows = []
 
 
 assert SEAT.itemsize == ffi.sizeof("sym_seat")
@@ -246,6 +91,7 @@ class StandingRun:
             raise MemoryError("no memory for a loop over steps")
         self.loop = ffi.gc(loop, lib.sym_loop_free)
         self.shares = Shares(self.loop)
+        fs.pool.accounts.weighed = self.shares.weigh
         self._members: dict[int, Member] = {}
         """By their place."""
         self._of: dict[PageTable, Member] = {}
@@ -255,18 +101,25 @@ class StandingRun:
         """To be settled."""
         self._low: list[Member] = []
         self._thread: threading.Thread | None = None
+        self._crew: Crew | None = None
+        """Of a decoder that has no threads to lend."""
 
     # ---- the thread
 
     def start(self, native: NativeStep) -> None:
+        parallel, crew = native.parallel, native.decoder
+        if not parallel:
+            self._crew = Crew(min(available_cores(), MAX_CREW))
+            parallel, crew = self._crew.parallel, self._crew.address
         self._wake_fd = os.eventfd(bool(self._ended), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.aside.start(self.loop)
         engine = ffi.new(
             "sym_engine *",
             {
                 "step": ffi.cast("sym_step_function *", native.function),
-                "parallel": ffi.cast("sym_parallel_function *", native.parallel),
                 "decoder": ffi.cast("sym_decoder *", native.decoder),
+                "parallel": ffi.cast("sym_parallel_function *", parallel),
+                "crew": ffi.cast("sym_decoder *", crew),
                 "wake_fd": self._wake_fd,
                 "guide_fd": self.aside.fd,
             },
@@ -282,6 +135,9 @@ class StandingRun:
             self.aside.close()
             os.close(self._wake_fd)
             self._wake_fd, self._thread = -1, None
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
 
     # ---- members
 
@@ -291,11 +147,13 @@ class StandingRun:
     def join(self, call: FileCall) -> Member:
         """A call that has room is part of the run until there are news of its end."""
         table = call.file.table
-        share = self.shares.of(call.caller, table)
+        if call.joined_s is None:
+            call.joined_s = time.monotonic()
+        share = self.shares.of(call.caller.program, table)
         try:
             member = Member(call, share, self._scratch)
         except BaseException:
-            self.shares.over(call.caller)
+            self.shares.over(call.caller.program)
             raise
         if isinstance(member.hot, HotGeneration) and member.hot.decide is not None:
             self.aside.add(call.number, member.hot.decide)
@@ -344,13 +202,14 @@ class StandingRun:
         del self._members[member.index]
         self._commit(member, member.ended.num_done)
         self._accounting.count_member(member, member.ended)
+        member.call.promise(0)
         self._forget(member)
 
     def _forget(self, member: Member) -> None:
         call = member.call
         if self._of.get(call.file.table) is member:
             del self._of[call.file.table]
-        self.shares.over(call.caller)
+        self.shares.over(call.caller.program)
         if isinstance(member.hot, HotPred):
             member.hot.wake()  # the run looks at its ring no more
         elif isinstance(member.hot, HotGeneration):
@@ -363,6 +222,17 @@ class StandingRun:
         server = ffi.cast("sym_server *", address(channel.memory[0]))
         return self._members.get(int(lib.sym_loop_find(self.loop, server, call_id % 2**64)))
 
+    def state_of(self, member: Member) -> CallState:
+        """What its call waits for."""
+        if not self.is_running:
+            return CallState.QUEUED
+        is_answered = lib.sym_loop_state(self.loop, member.index) == lib.SYM_WAITING
+        return CallState.ANSWERED if is_answered else CallState.COMPUTING
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None
+
     @property
     def members(self) -> list[Member]:
         return list(self._members.values())
@@ -374,14 +244,15 @@ class StandingRun:
         progress = lib.sym_loop_progress(self.loop)
         if progress != self._synced:
             self._synced = progress
-            self._take_news()
+            self._take_news(of_all=True)
             if self._ended or self._low:
                 self._ring()  # the run does not any more: the news is taken
 
-    def _take_news(self) -> None:
+    def _take_news(self, *, of_all: bool) -> None:
+        """Files show what is told of their members. That is some 10 us for each: not of all whenever one needs room."""
         count = _MAX_NEWS
         while count == _MAX_NEWS:
-            count = int(lib.sym_loop_news(self.loop, self._news, _MAX_NEWS))
+            count = int(lib.sym_loop_news(self.loop, self._news, _MAX_NEWS, of_all))
             for at in range(count):
                 news = self._news[at]
                 member = self._members.get(news.index)
@@ -410,7 +281,7 @@ class StandingRun:
         await trio.lowlevel.wait_readable(self._wake_fd)
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
-        self._take_news()
+        self._take_news(of_all=False)
         ended, self._ended = self._ended, []
         low, self._low = self._low, []
         return ended, low
@@ -471,7 +342,3 @@ class StandingRun:
         since_ns = int(lib.sym_loop_stepping_since(self.loop, places, 1024, count))
         members = [self._members.get(places[at]) for at in range(count[0])]
         return since_ns, [member for member in members if member is not None]
-
-
-def _ints(array: IntArray) -> Any:
-    return ffi.cast("int32_t *", array.ctypes.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,9 +15,9 @@ from kvfs.names.tree import Credentials
 from libsym.abi import Op
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import BadHandle
-from scheduler.connection.page_seconds import PageSeconds
 from scheduler.connection.slots import Slots
 from scheduler.connection.under_way import UnderWay, UserBytes
+from scheduler.programs.program import Program
 from scheduler.replies import Reply
 
 MAX_LATER = 1024
@@ -30,6 +31,9 @@ class Cancellable(Protocol):
 
     @property
     def request(self) -> Request: ...
+
+    @property
+    def is_answered(self) -> bool: ...
 
     def cancel(self) -> None: ...
 
@@ -58,17 +62,35 @@ class Lip:
     """What held back its replies, by whoever did: called once, when none waits for room in the ring any more."""
     under_way: UnderWay = field(default_factory=lambda: UnderWay(UserBytes()))
     """Bytes of its requests."""
-    page_seconds: PageSeconds = field(default_factory=PageSeconds)
+    launched: Program | None = None
+    """What its launcher says that it is of."""
+    program: Program = field(init=False)
+    """What it is of. Until it has joined: one of its own."""
     slots: Slots = field(init=False)
     """Who waits for result slots."""
     _next_handle: int = 1
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.channel)
+        self.program = Program.of_nobody(self.pid, self.uid, self.gid)
 
     @property
     def uid(self) -> int:
         return self.credentials.uid
+
+    @property
+    def gid(self) -> int:
+        return self.credentials.gid
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Of its requests and of their replies, in the rings."""
+        return self.channel.num_bytes
+
+    @property
+    def waits_for(self) -> Counter[Op]:
+        """What its calls are that will be answered when something has happened."""
+        return Counter(call.request.op for call in self.calls.values() if not call.is_answered)
 
     def wake(self) -> None:
         """Look at its ring although it has not rung."""
@@ -84,7 +106,7 @@ class Lip:
         handle = self._next_handle
         self._next_handle += 1
         self.handles[handle] = file
-        self.page_seconds.opened(file.table)
+        self.program.page_seconds.opened(file.table)
         return handle
 
     def opened(self, file: OpenKv) -> Reply:
@@ -113,12 +135,14 @@ class Lip:
         for call in tuple(self.tied.get(handle, ())):
             call.forget()
         del self.handles[handle]
-        self.page_seconds.closed(file.table)
+        self.program.page_seconds.closed(file.table)
         return file
 
     def take(self) -> OpenKv:
         """Give up one of its handles: the program has gone."""
-        return self.handles.popitem()[1]
+        file = self.handles.popitem()[1]
+        self.program.page_seconds.closed(file.table)
+        return file
 
     def end_generations(self, handle: int) -> None:
         """End those that this handle started: they go on for seconds, and whoever closes the file waits for them."""

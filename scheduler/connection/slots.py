@@ -3,8 +3,8 @@
 A slot that a call under way has becomes free, or the program's, however long its step takes. Once all that are not free
 are the program's, it alone could free one, and it may be waiting for this very call. So from then on a wait has an end:
 NoBuffers when no slot has moved for PATIENCE_S. The client rings when it frees some, and the listener calls `serve()`,
-at `deadline` too. A loop of steps answers calls without a word to this side, which sees it at the next look: so the
-end may come up to PATIENCE_S late.
+at `deadline` too. The run answers calls of decode loops without a word to this side, which sees it at the next look: so
+the end may come up to PATIENCE_S late.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def decode_call(call: SystemCall, file: OpenKv, slot: int, tokens: IntArray, pos
             request_id=request.id,
             slot=slot,
             wake=lip.wake,
-            entered=call.forget,  # and if the loop answers it, nobody speaks of the call any more
+            entered=call.forget,  # and if the run answers it, nobody speaks of the call any more
             answer=answer,
             again=again,
         ),

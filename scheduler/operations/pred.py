@@ -135,7 +135,7 @@ class Predicting:
         return {Op.PRED: Operation(self.pred), Op.PRED_BATCH: Operation(self.pred_batch)}
 
     def pred(self, call: SystemCall) -> None:
-        """One token and its row may go on as a loop of steps: that is the short way."""
+        """One token and its row may go on by itself, in the run: that is the short way."""
         if call.request.flags == ROWS_LAST and call.request.args in _ONE_TOKEN and self._decode(call):
             return
         self._begin(call, [_Appending(call.lip, self._parse(call.lip, call.request), call.answer)])

@@ -11,6 +11,7 @@ from libsym.abi import Op
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.operations.advice import Advising
 from scheduler.operations.assemble import Assembler
+from scheduler.operations.children import Children
 from scheduler.operations.claims import Claiming
 from scheduler.operations.closing import Closing
 from scheduler.operations.directories import Listing
@@ -23,11 +24,13 @@ from scheduler.operations.names import Names
 from scheduler.operations.operation import Operation
 from scheduler.operations.pred import Limited, Predicting
 from scheduler.operations.program import Program
+from scheduler.operations.program_facts import ProgramFacts
 from scheduler.operations.scrub import Scrubbing
 from scheduler.operations.status import Status
 from scheduler.operations.text import TextModel, Texts
 from scheduler.operations.trace import Tracing
 from scheduler.operations.usage import ResourceUsage
+from scheduler.programs.registry import Programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,11 @@ class Operations:
 
 
 def all_operations(
-    fs: FileSystem, batches: BatchScheduler, text: TextModel, daemon_info: Callable[[], dict[str, Any]]
+    fs: FileSystem,
+    batches: BatchScheduler,
+    text: TextModel,
+    programs: Programs,
+    daemon_info: Callable[[], dict[str, Any]],
 ) -> Operations:
     """Of one daemon."""
     locking, limited, mail = Locking(fs), Limited(text), Mail(fs.volume.alarms)
@@ -64,7 +71,8 @@ def all_operations(
         generating,
         Texts(text),
         mail,
-        ResourceUsage(batches),
+        ResourceUsage(),
+        Children(programs, ProgramFacts(batches)),
     )
     by_op: dict[Op, Operation] = {}
     for subject in subjects:

@@ -1,4 +1,4 @@
-"""GETRUSAGE: what a program has used: tokens and times, as the batch scheduler counts them, and page-seconds."""
+"""GETRUSAGE: what a program has used, by all its connections: tokens and times, as they were counted, and pages."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from collections.abc import Coroutine
 from typing import Any
 
 from libsym.abi import Op
-from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.connection.lip import MAX_LATER, Lip
-from scheduler.connection.page_seconds import FILES_A_TURN
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
+from scheduler.programs.page_seconds import FILES_A_TURN
 from scheduler.replies import Reply
 
 
 class ResourceUsage:
     """Answers GETRUSAGE: args[0] is the process's number, the payload the rest in JSON."""
-
-    def __init__(self, batches: BatchScheduler) -> None:
-        self._batches = batches
 
     def table(self) -> Table:
         return {Op.GETRUSAGE: Operation(self._getrusage, takes_payload=False, max_waiting=MAX_LATER)}
@@ -27,22 +23,13 @@ class ResourceUsage:
     def _getrusage(self, call: SystemCall) -> Reply | Coroutine[Any, Any, Reply]:
         """At once, if the program has few files open."""
         lip = call.lip
-        if lip.page_seconds.num_tables > FILES_A_TURN:
+        if lip.program.page_seconds.num_tables > FILES_A_TURN:
             return self._in_turns(lip)
-        return self._reply(lip, lip.page_seconds.total())
+        return self._reply(lip, lip.program.page_seconds.total())
 
     async def _in_turns(self, lip: Lip) -> Reply:
-        return self._reply(lip, await lip.page_seconds.total_in_turns())
+        return self._reply(lip, await lip.program.page_seconds.total_in_turns())
 
-    def _reply(self, lip: Lip, page_seconds: float) -> Reply:
-        used = self._batches.usage_of(lip)
-        facts = {
-            "calls": used.num_calls,
-            "failed_calls": used.num_failed_calls,
-            "tokens": used.num_tokens,
-            "rejected_tokens": used.num_rejected,
-            "queue_s": used.queue_s,
-            "compute_s": used.compute_s,
-            "page_seconds": page_seconds,
-        }
-        return Reply((lip.pid,), json.dumps(facts).encode())
+    @staticmethod
+    def _reply(lip: Lip, page_seconds: float) -> Reply:
+        return Reply((lip.pid,), json.dumps(lip.program.measure(page_seconds).facts()).encode())

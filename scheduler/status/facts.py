@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -17,16 +17,20 @@ from decoder.batch import IntArray
 from decoder.text.cuts import Cut
 from kvfs.control.sources import Process
 from kvfs.fs import FileSystem, OpenKv
+from kvfs.pages.accounts import FIRST_DOMAIN
 from libsym.abi import Op
 from libsym.errors import NotFound, SymError
-from scheduler.batch.accounting import STEP_SIZES, Usage
+from scheduler.batch.accounting import STEP_SIZES
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.prefill import TextPrefill
-from scheduler.connection.lip import Lip
 from scheduler.gate import Gate
+from scheduler.operations.program_facts import ProgramFacts
 from scheduler.operations.text import TextModel
+from scheduler.programs.registry import Programs
+from scheduler.programs.used import Used
 from scheduler.status import metrics
 from scheduler.status.held import BOUNDS_S, HeldTimes
+from scheduler.status.metrics import Metric
 
 
 class TextSource(TextModel, Protocol):
@@ -50,15 +54,17 @@ class Control:
         fs: FileSystem,
         batches: BatchScheduler,
         gate: Gate,
-        lips: Callable[[], Iterable[Lip]],
+        programs: Programs,
         text: TextSource,
         held: HeldTimes,
     ) -> None:
-        """`lips`: every program that is connected now."""
         self._fs = fs
         self._batches = batches
         self._gate = gate
-        self._lips = lips
+        self._programs = programs
+        self._program_facts = ProgramFacts(batches)
+        self._processes: tuple[int, dict[int, Process]] = (-1, {})
+        """And of which version of `programs` they are."""
         self._text = text
         self._held = held
         self._began_s = time.monotonic()
@@ -116,7 +122,7 @@ class Control:
                 counter("symphony_commits_total", "Commits of the index.", kept.num_commits),
                 counter("symphony_disk_written_bytes_total", "Pages written to disk.", kept.written_bytes),
                 counter("symphony_disk_read_bytes_total", "Pages read from disk.", kept.read_bytes),
-                gauge("symphony_lips", "Programs that are connected.", sum(1 for _ in self._lips())),
+                *self._program_metrics(),
                 counters("symphony_system_calls_total", "System calls taken, by operation.", "op", calls),
                 gauge("symphony_queue_calls", "Calls of pred() waiting or running.", self._batches.num_waiting),
                 counters(
@@ -151,46 +157,57 @@ class Control:
             )
         )
 
+    def _program_metrics(self) -> list[Metric]:
+        """Numbers of programs; what users and domains have used."""
+        programs = self._programs
+        users = {str(uid): used for uid, used in programs.users.items()}
+        domains = {str(number - FIRST_DOMAIN): used for number, used in self._batches.domains().items()}
+        num_refused = programs.admission.num_refused
+        num_connections = sum(len(each.connections) for each in programs.with_pids())
+        return [
+            metrics.gauge("symphony_lips", "Connections of programs.", num_connections),
+            metrics.gauge("symphony_programs", "Programs that live.", len(programs)),
+            metrics.counter("symphony_programs_refused_total", "Programs that were too many.", num_refused),
+            *_usage_metrics("user", "By uid", users),
+            *_usage_metrics("user", "By uid, as seen within the last second", users, _MEASURED),
+            *_usage_metrics("domain", "By domain, numbered as they were made", domains),
+        ]
+
     def processes(self) -> Mapping[int, Process]:
-        """Every connected program; of several connections of one process, the first says whose it is."""
-        found: dict[int, Process] = {}
-        for lip in sorted(self._lips(), key=lambda lip: lip.since_ns):
-            found.setdefault(lip.pid, Process(lip.credentials.uid, lip.credentials.gid, lip.since_ns))
+        """Every program whose process is known; of several programs of one process, the first says whose it is."""
+        version, found = self._processes
+        if version != self._programs.version:
+            found = {}
+            for program in self._programs.with_pids():
+                if program.pid is not None:
+                    found.setdefault(program.pid, Process(program.uid, program.gid, program.began_ns))
+            self._processes = self._programs.version, found
         return found
 
     def status(self, pid: int) -> str:
         """One program's state, as in `/proc/PID/status`."""
-        process = self.processes().get(pid)
-        if process is None:
-            raise NotFound(f"process {pid} is not connected any more")
-        # A connection that the process made under another uid is not its owner's affair.
-        lips = [lip for lip in self._lips() if lip.pid == pid and lip.credentials.uid == process.uid]
-        files = [file for lip in lips for file in lip.handles.values()]
-        usage = sum((self._batches.usage_of(lip) for lip in lips), Usage())
-        facts = {
-            "name": _command(pid),
+        program = next((each for each in self._programs.with_pids() if each.pid == pid), None)
+        if program is None:
+            raise NotFound(f"process {pid} is no program any more")
+        program.measure()
+        facts = self._program_facts.of(program, self._program_facts.states())
+        shown: dict[str, object] = {
+            "name": program.name,
+            "id": program.id,
             "pid": pid,
-            "uid": process.uid,
-            "gid": process.gid,
-            "connections": len(lips),
-            "handles": len(files),
-            "pages": self._num_pages(files),
-            "calls": usage.num_calls,
-            "failed_calls": usage.num_failed_calls,
-            "tokens": usage.num_tokens,
-            "rejected_tokens": usage.num_rejected,
-            "queue_seconds": f"{usage.queue_s:.6f}",
-            "compute_seconds": f"{usage.compute_s:.6f}",
-            "page_seconds": f"{sum(lip.page_seconds.total() for lip in lips):.6f}",
+            "uid": program.uid,
+            "gid": program.gid,
+            "parent": program.parent or "",
+            "started": f"{facts['started']:.3f}",
+            "connections": len(program.connections),
+            "state": facts.get("state", "ended"),
+            "call": facts.get("call") or "",
+            "handles": program.num_handles,
+            "pages": program.page_seconds.num_distinct_pages(),
+            **{name: f"{value:.6f}" if isinstance(value, float) else value for name, value in _shown(program.used)},
+            **{f"limit_{name}": value for name, value in program.limits.facts().items()},
         }
-        return _lines(facts)
-
-    def _num_pages(self, files: Iterable[OpenKv]) -> int:
-        """Distinct pages of some open files."""
-        is_held = np.zeros(self._fs.pool.num_numbers, np.bool_)
-        for file in files:
-            is_held[file.table.pages] = True
-        return int(np.count_nonzero(is_held))
+        return _lines(shown)
 
     # Texts
 
@@ -212,7 +229,9 @@ class Control:
 
     def prefill(self, file: OpenKv, pid: int, failed: Callable[[SymError], None]) -> TextPrefill:
         """Begin to append to a file."""
-        return TextPrefill(self._batches, file, pid, failed)
+        program = self._programs.join_guest(pid, file.inode.uid)
+        left = partial(self._programs.leave_guest, program)
+        return TextPrefill(self._batches, file, pid, program, failed, left)
 
 
 def _lines(facts: Mapping[str, object]) -> str:
@@ -225,9 +244,41 @@ def _lines(facts: Mapping[str, object]) -> str:
     return "".join(lines)
 
 
-def _command(pid: int) -> str:
-    """The name of a process's program, as `ps` shows it; nothing when it has gone."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return ""
+_NAMES = {"queue_s": "queue_seconds", "compute_s": "compute_seconds"}
+"""In a status; the others are called there as everywhere."""
+
+
+def _shown(used: Used) -> list[tuple[str, float]]:
+    return [(_NAMES.get(name, name), value) for name, value in used.facts().items()]
+
+
+def _usage_metrics(
+    label: str, which: str, users: Mapping[str, Used], what: Mapping[str, str] | None = None
+) -> list[Metric]:
+    """One counter for each thing that is used, if there is anybody."""
+    if not users:
+        return []
+    found = []
+    for name, words in (what or _USAGE).items():
+        values = {key: getattr(used, name) for key, used in users.items()}
+        unit = _NAMES.get(name, name)
+        found.append(metrics.counters(f"symphony_{label}_{unit}_total", f"{which}: {words}.", label, values))
+    return found
+
+
+_USAGE = {
+    "calls": "calls that run the model",
+    "failed_calls": "of these, the ones that failed",
+    "tokens": "tokens computed",
+    "tokens_in": "tokens that calls gave",
+    "tokens_out": "tokens and rows that they were answered with",
+    "steps": "steps that calls were in",
+    "queue_s": "time that calls waited for a step",
+    "compute_s": "time of the steps that calls were in",
+}
+_MEASURED = {
+    "page_seconds": "pages of open files, times seconds",
+    "bytes_in": "bytes of requests",
+    "bytes_out": "bytes of replies",
+}
+"""What is not counted as it is used, and of no domain."""

@@ -34,6 +34,7 @@ def measure(count: int, prefill_share: float) -> tuple[float, float]:
     calls["share"] = len(shares) - count + np.arange(count)
     calls["length"] = rng.integers(0, 4000, count)
     calls["left"] = np.where(rng.random(count) < prefill_share, rng.integers(2, 2000, count), 1)
+    calls["is_decode"] = calls["left"] == 1
     policy, times = Policy(Limits(), CostModel("cpu", "bf16", None).coefficients), []
     for number in range(NUM_PLANS):
         began = time.perf_counter()

@@ -97,8 +97,9 @@ def many(bench: Bench) -> None:
 
 
 def delay(bench: Bench) -> None:
+    """`idle` lasts until its decodes have about as many entries as those beside the prefills have in the end."""
     num_prefills, length, num_decodes = (1 if bench.is_quick else 2), 4000, 8
-    idle_s = 2.0 if bench.is_quick else 5.0
+    idle_s = 5.0 if bench.is_quick else 10.0
     tokens = bench.prompt(length)
     decodes = [
         {"way": "decode_until_over", "prompt": bench.prompt(PROMPT_TOKENS), "limit_s": idle_s}

@@ -172,6 +172,10 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.KV_CLAIM, 0, 0, (0o600,), b"private/made.kv", often),
         (Op.KV_NAME, 0, 1, (), b"", often),
         (Op.KV_MKDIR, 0, 0, (0o700,), b"evil", often),
+        (Op.PROGRAMS, 0, 0, (0,), b'{"ended": true}', rare),
+        (Op.SPAWN, 0, 0, (), b'{"program": "a.py", "args": ["b"], "env": {}, "limits": {"tokens": 5}}', often),
+        (Op.WAIT, 0, 0, (), b"1f2e3d4c", often),
+        (Op.KILL, 0, 0, (9,), b"1f2e3d4c", often),
         (Op.CHAT_TOKENS, 0, 0, (), b'{"messages": [{"role": "user", "content": "<eos>"}]}', rare),
     ]
 

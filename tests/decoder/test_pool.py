@@ -1,4 +1,5 @@
-"""The threads of a step: beside busy neighbours a late one must not stray into the next step. And their other work."""
+"""The threads of a step: beside busy neighbours a late one must not stray into the next step. And their other work,
+which a crew does, too: threads without a model."""
 
 import ctypes
 import subprocess
@@ -11,7 +12,9 @@ import pytest
 from decoder.batch import Chunk, StepBatch
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
+from decoder.cpu.crew import Crew
 from decoder.tiny import random_weights, tiny_config
+from tests.decoder.foreign_threads import foreign_threads, have_ended
 
 ENTRIES_ON_ALL_THREADS = 200
 NUM_ROUNDS = 400
@@ -58,23 +61,43 @@ def test_steps_of_all_threads_and_of_one_alternate_without_meeting_each_other():
 WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 
 
-@pytest.fixture
-def parallel():
-    """`parallel(threads, count, work)`: work(0 .. count - 1) by a decoder of so many threads, from this one."""
-    decoders = {}
+def decoder_of(threads):
+    config = tiny_config(num_layers=1)
+    decoder = CpuDecoder(config, random_weights(config), Arena(config, 1), threads)
+    return decoder, decoder.native.parallel, decoder.native.decoder
+
+
+def crew_of(threads):
+    crew = Crew(threads)
+    return crew, crew.parallel, crew.address
+
+
+@pytest.fixture(params=[decoder_of, crew_of])
+def parallel(request):
+    """`parallel(threads, count, work)`: work(0 .. count - 1) by a decoder or crew of so many, this one included."""
+    made = {}
 
     def run(threads, count, work):
-        config = tiny_config(num_layers=1)
-        if threads not in decoders:
-            decoders[threads] = CpuDecoder(config, random_weights(config), Arena(config, 1), threads)
-        native = decoders[threads].native
-        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, WORK, ctypes.c_void_p, ctypes.c_int32)(native.parallel)
+        if threads not in made:
+            made[threads] = request.param(threads)
+        _, parallel, address = made[threads]
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, WORK, ctypes.c_void_p, ctypes.c_int32)(parallel)
         callback = WORK(lambda _context, index: work(index))
-        function(native.decoder, callback, None, count)
+        function(address, callback, None, count)
 
     yield run
-    for decoder in decoders.values():
-        decoder.close()
+    for owner, *_ in made.values():
+        owner.close()
+
+
+def test_a_crews_threads_end_when_it_is_closed():
+    before = foreign_threads()
+    crew = Crew(3)
+    threads = foreign_threads() - before
+    assert len(threads) == 2
+    crew.close()
+    crew.close()
+    assert have_ended(threads)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -154,6 +154,49 @@ def test_ctrl_c_at_any_moment_loses_no_reply_and_repeats_none(client: ClientChan
     assert moment > 20
 
 
+def test_tokens_come_as_many_as_are_there_and_what_is_no_token_is_left_to_next(client: ClientChannel) -> None:
+    taken: list[int] = []
+    found = stream(client, 300, payload=array("i", [5, 6]).tobytes())
+    assert not found.tokens(lambda *_: None), "it is not started"
+    found.start()
+    while found.tokens(lambda tokens, _first, _entries: taken.extend(tokens)):
+        pass
+    assert taken == [5, 6] * 299
+    last = found.next()
+    assert (last.args[0], last.more, found.is_over) == (299, False, True)
+    assert not found.tokens(lambda *_: None), "nothing comes any more"
+
+
+def test_an_error_after_tokens_is_raised_by_next(client: ClientChannel) -> None:
+    found = stream(client, 2, flags=HOLD, payload=array("i", [5]).tobytes())
+    found.start()
+    taken: list[int] = []
+    assert found.tokens(lambda tokens, _first, _entries: taken.extend(tokens))
+    client.close()
+    assert not found.tokens(lambda *_: None)
+    with pytest.raises(NotConnected):
+        found.next()
+    assert taken == [5]
+
+
+def test_ctrl_c_at_any_moment_loses_no_tokens_and_repeats_none(client: ClientChannel) -> None:
+    moment, taken, is_done = 0, [5] * 4, False
+    while not is_done:
+        assert taken == [5] * 4, f"at moment {moment}"
+        moment += 1
+        taken = []
+        found = stream(client, 5, payload=array("i", [5]).tobytes())
+        found.start()
+
+        def read_on(found: Stream = found, taken: list[int] = taken) -> None:
+            while found.tokens(lambda tokens, _first, _entries: taken.extend(tokens)):
+                pass
+
+        is_done = ends_before(moment, read_on)
+        read_on()
+    assert moment > 5
+
+
 def test_ctrl_c_at_any_moment_leaves_a_generation_that_took_a_reply_whole_or_not_at_all(client: ClientChannel) -> None:
     reply = client.call(Op.PING, args=(2, 7, Finish.STOP_TOKEN, 9), payload=array("i", [5, 6]).tobytes())
     moment, is_done = 0, False

@@ -124,10 +124,20 @@ def others() -> None:
     sym.close()
 
 
+def programs() -> None:
+    child = sym.spawn("summary.py", ["--words", "100"], env={"A": "1"}, limits={"tokens": 1000}, restart="on-failure")
+    assert_type(child, sym.Child)
+    assert_type(sym.wait(child), sym.Ended)
+    sym.kill(child.id, 9)
+    assert_type(sym.programs(ended=True), list[sym.ProgramInfo])
+    assert_type(sym.programs()[0].usage, sym.Usage)
+
+
 async def coroutines() -> None:
     async with await sym.aio.kv_create() as kv:
         assert_type(await sym.aio.pred(kv, [1]), sym.Dist)
         assert_type(await sym.aio.tokenize("Hello"), list[int])
+        assert_type(await sym.aio.wait(await sym.aio.spawn("summary.py")), sym.Ended)
         assert_type(await sym.aio.kv_chmod("a.kv", mode=0o600), None)
         assert_type(await sym.aio.kv_read(kv, 1), tuple[list[int], list[int]])
         assert_type(await sym.aio.kv_fork("a.kv", mode=0o640), sym.KV)

@@ -28,6 +28,9 @@ from scheduler.batch.call import PredCall
 from scheduler.batch.policy import Limits
 from scheduler.connection.lip import Lip
 from scheduler.gate import Gate
+from scheduler.programs import program as programs
+from scheduler.programs.registry import Programs
+from scheduler.programs.used import Used
 from symphony.model_text import LoadedText
 
 ME = Credentials(0, 0, frozenset())
@@ -63,8 +66,12 @@ class Bench:
         return LoadedText(self.model, self.arena, "cpu", "/kv")
 
     @cached_property
+    def programs(self) -> Programs:
+        return Programs()
+
+    @cached_property
     def gate(self) -> Gate:
-        return Gate(self.fs, self.batches, self.text, dict)
+        return Gate(self.fs, self.batches, self.text, self.programs, dict)
 
     def lip(self, uid: int = 0) -> Lip:
         """A program whose channel keeps what it is answered."""
@@ -155,8 +162,18 @@ class Steps:
 
 @dataclass(eq=False)
 class Program:
+    """Who calls: a connection, and what it is of."""
+
     pid: int = 1
     uid: int = 0
+    program: programs.Program = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.program = programs.Program.of_nobody(self.pid, self.uid)
+
+    @property
+    def used(self) -> Used:
+        return self.program.used
 
 
 class Result:
@@ -195,6 +212,7 @@ class Answers:
     num_slots = NUM_SLOTS
     num_lent_slots = 0
     num_given_slots = 0
+    num_bytes = (0, 0)
 
     @property
     def errors(self) -> dict[int, int]:

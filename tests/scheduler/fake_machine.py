@@ -14,7 +14,7 @@ from scheduler._loop import ffi, lib
 from scheduler.batch.policy import CANDIDATE, NO_DEADLINE, Limits, Policy, new_shares
 
 SECOND = 1_000_000_000
-AGING_PER_S, PATIENCE_S, OVERDUE = 20, 5, 16
+AGING_PER_S, PATIENCE_S, OVERDUE, BESIDE = 20, 5, 16, 1.75
 """As `policy.c` states them."""
 
 
@@ -37,6 +37,7 @@ class Call:
     deadline_ns: int = NO_DEADLINE
     is_digested: bool = False
     since_ns: int = 0
+    begun_ns: int = 0
     is_late: bool = False
     """Its deadline passed before it was complete."""
     done: trio.Event = field(default_factory=trio.Event)
@@ -93,7 +94,7 @@ class Machine:
         self.service: defaultdict[Account, float] = defaultdict(float)
 
     async def compute(self, call: Call) -> None:
-        call.since_ns = now_ns()
+        call.since_ns = call.begun_ns = now_ns()
         self.calls.append(call)
         self._has_calls.set()
         await call.done.wait()
@@ -118,12 +119,13 @@ class Machine:
 
     def _plan(self) -> list[int]:
         self._note_bounds()
-        rows = [
-            (call.since_ns, call.deadline_ns, call.share, call.priority, call.length, 0, call.left, call.is_digested)
-            for call in self.calls
-        ]
+        rows = np.zeros(len(self.calls), CANDIDATE)
+        for row, call in zip(rows, self.calls, strict=True):
+            for name in ("since_ns", "deadline_ns", "begun_ns", "share", "priority", "length", "left", "is_digested"):
+                row[name] = getattr(call, name)
+            row["is_decode"] = call.left == 1
         self.num_plans += 1
-        num_now = self._policy.plan(np.array(rows, CANDIDATE), self._shares, now_ns()).tolist()
+        num_now = self._policy.plan(rows, self._shares, now_ns()).tolist()
         for call, now in zip(self.calls, num_now, strict=True):
             assert now or self.num_plans <= call.latest_plan, (call, self.num_plans)
         return num_now
@@ -163,9 +165,12 @@ class Machine:
             assert rows >= min(wanted, least) or (rows and seats == limits.max_calls), "nothing is withheld"
         served = [(call, now) for call, now in zip(self.calls, num_now, strict=True) if now]
         step_ns = self._cost(served)
-        alone_ns = self._cost([(call, now) for call, now in served if call.left == 1])
-        most_ns = max(limits.step_s * 1e9, 2 * alone_ns) * (1 + 1e-9)
-        assert step_ns <= most_ns or rows <= limits.min_chunk or not decodes
+        computed = [(call, now) for call, now in served if call.left == 1]
+        most_ns = max(limits.step_s * 1e9, BESIDE * self._cost(computed)) * (1 + 1e-9)
+        begun_ns = min((call.begun_ns for call, _ in computed), default=0)
+        late = [(call, now) for call, now in prefills if now and not (call.since_ns <= begun_ns and now == call.left)]
+        num_late = sum(now for _, now in late)
+        assert self._cost(computed + late) <= most_ns or num_late <= limits.min_chunk or not decodes
         for each in served:
             self.service[each[0].account] += self._cost([each])
         return step_ns

@@ -27,6 +27,10 @@ class Call:
     length: int = 0
     num_shared: int = 0
     is_digested: bool = False
+    is_forced: bool = False
+    """A stretch that is computed whole, as a decode."""
+    begun_s: float = -1.0
+    """Of a decode: before all that waits here, where a test does not say otherwise."""
 
 
 def decodes(count, **of_each):
@@ -74,6 +78,7 @@ class Steps:
             row["share"] = self.share(call.user, call.account, call.program)
             row["priority"], row["length"], row["left"] = call.priority, call.length, call.left
             row["num_shared"], row["is_digested"] = call.num_shared, call.is_digested
+            row["is_decode"], row["begun_ns"] = call.left == 1 or call.is_forced, round(call.begun_s * SECOND)
         return array
 
     def plan(self, calls: Sequence[Call], now_s=0.0):

@@ -211,9 +211,15 @@ static void push(uint64_t id, int32_t err, uint32_t flags, int64_t a0, int64_t a
 }
 
 static void *run_steps(void *unused) {
-    const sym_engine engine = {sym_step, sym_parallel, decoder, wake_fd, -1};
-    while (!over)
+    while (!over) {
+        sym_engine engine = {sym_step, decoder, sym_parallel, decoder, wake_fd, -1};
         sym_loop_run(loop, &engine);
+        engine.crew = sym_crew_new(NUM_THREADS); /* and once by others */
+        CHECK(engine.crew != NULL);
+        if (!over)
+            sym_loop_run(loop, &engine);
+        sym_decoder_free(engine.crew);
+    }
     return unused;
 }
 
@@ -336,7 +342,7 @@ static struct file *file_at(int32_t index) {
 /* A program's file gets more room, a generation's has to leave for it. */
 static void take_news(void) {
     sym_news news[2]; /* fewer than there may be */
-    const int32_t count = sym_loop_news(loop, news, 2);
+    const int32_t count = sym_loop_news(loop, news, 2, 1);
     for (int32_t i = 0; i < count; i++) {
         struct file *file = file_at(news[i].index);
         if (file == NULL)

@@ -487,6 +487,7 @@ struct file {
     sym_member asked; /* as it joined */
     struct share *share;
     int32_t num_committed, copied_page; /* -1: none */
+    int64_t num_steps, num_rows;        /* of its member, as far as it was told of */
     int32_t *log;
     int32_t capacity;
     void *memory[256]; /* C's, until it is taken back */
@@ -509,6 +510,7 @@ static uint64_t chance = 1; /* the scheduler's */
 static int64_t next_number = 1;
 static int wants_settling[NUM_FILES]; /* they have ended, and are taken back later */
 static long num_ends[16], num_finishes[16], num_injected, num_retired;
+static int64_t num_steps_of_all, num_rows_of_all; /* members */
 
 static int32_t next_position(const struct file *file) {
     return file->length > 0 ? file->entries[file->length - 1].position + 1 : 0;
@@ -562,6 +564,7 @@ static void join(struct file *file, sym_member *member, const int32_t *tokens, i
     if (member->kind != SYM_CALL)
         member->log = file->log = keep(file, room((size_t)(file->capacity - file->length) * sizeof(int32_t)));
     file->num_committed = file->was_told = file->was_told_low = file->is_cancelled = 0;
+    file->num_steps = file->num_rows = 0;
     file->asked = *member;
     file->index = sym_loop_join(loop, member);
     CHECK(file->index >= 0);
@@ -879,6 +882,16 @@ static void settle_call(struct file *file, const sym_member *ended) {
     }
 }
 
+/* Of a member, until now; entries that count were computed, and each step that it was in computed some. */
+static void count_rows(struct file *file, int64_t num_steps, int64_t num_rows, int32_t num_done) {
+    CHECK(num_steps >= file->num_steps && num_rows - file->num_rows >= num_steps - file->num_steps);
+    CHECK(num_rows >= num_done);
+    num_steps_of_all += num_steps - file->num_steps;
+    num_rows_of_all += num_rows - file->num_rows;
+    file->num_steps = num_steps;
+    file->num_rows = num_rows;
+}
+
 static void settle(struct file *file) {
     sym_member ended;
     sym_loop_take_back(loop, file->index, &ended);
@@ -886,8 +899,10 @@ static void settle(struct file *file) {
     num_ends[ended.end]++;
     CHECK(ended.state == SYM_ENDED && ended.number == file->asked.number && ended.in_step == 0);
     CHECK((ended.end == SYM_END_ASKED) <= (ended.leave != SYM_STAY));
+    CHECK(ended.queue_ns >= 0 && ended.queue_ns + ended.compute_ns <= now_ns() - file->asked.since_ns);
     file->index = -1;
     commit(file, ended.num_done);
+    count_rows(file, ended.num_steps, ended.num_rows_computed, ended.num_done);
     if (file->copied_page >= 0 && ended.num_copies > 0) { /* it was in no step */
         const int32_t unused = file->pages[file->copied_page];
         CHECK(ended.num_done == 0);
@@ -921,7 +936,7 @@ static void extend(struct file *file) {
 
 static int take_news(void) {
     sym_news news[5];
-    const int32_t count = sym_loop_news(loop, news, 5);
+    const int32_t count = sym_loop_news(loop, news, 5, (int)below(&chance, 2));
     for (int32_t i = 0; i < count; i++) {
         struct file *file = files;
         while (file < files + NUM_FILES && file->index != news[i].index)
@@ -929,6 +944,7 @@ static int take_news(void) {
         CHECK(file < files + NUM_FILES); /* nobody tells of places that nobody has */
         CHECK(news[i].state != SYM_GONE && !file->was_told);
         commit(file, news[i].num_done);
+        count_rows(file, news[i].num_steps, news[i].num_rows_computed, news[i].num_done);
         if (news[i].is_rung) {
             CHECK(file->asked.kind == SYM_PROGRAM);
             servers[(file - files) % NUM_SERVERS].must_look = 1;
@@ -1061,8 +1077,8 @@ static int num_busy(void) {
 /* -- the other threads -- */
 
 static void *run_steps(void *unused) {
-    const sym_engine alone = {step, NULL, &decoder, wake_fd, guide_fd};
-    const sym_engine together = {step, parallel, &decoder, wake_fd, guide_fd};
+    const sym_engine alone = {step, &decoder, NULL, NULL, wake_fd, guide_fd};
+    const sym_engine together = {step, &decoder, parallel, &decoder, wake_fd, guide_fd};
     for (int i = 0; !over; i++)
         sym_loop_run(loop, i % 2 == 0 ? &alone : &together);
     return unused;
@@ -1153,6 +1169,7 @@ static void *observe(void *unused) {
         sym_loop_expect(loop, 1);
         set_cost(&random);
         const int32_t share = sym_loop_new_share(loop, account, 1);
+        sym_loop_set_weight(loop, account, 1 + below(&random, 3));
         servers[round % NUM_SERVERS].backlog = below(&random, 4) == 0;
         usleep((useconds_t)below(&random, 500));
         servers[round % NUM_SERVERS].backlog = 0;
@@ -1209,7 +1226,6 @@ int main(void) {
     }
 
     /* All leave; programs come to their ends. */
-    const sym_counts counts = sym_loop_counts(loop);
     struct timespec now;
     over = 1;
     ring(guide_fd);
@@ -1242,7 +1258,9 @@ int main(void) {
                 settle(&files[f]);
             }
     sym_news none[1];
-    CHECK(sym_loop_news(loop, none, 1) == 0);
+    CHECK(sym_loop_news(loop, none, 1, 1) == 0);
+    const sym_counts counts = sym_loop_counts(loop);
+    CHECK(counts.num_tokens == num_rows_of_all && counts.num_calls_in_steps == num_steps_of_all);
     sym_loop_free(loop);
     close(gate_fd);
     close(wake_fd);

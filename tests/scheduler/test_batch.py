@@ -258,7 +258,7 @@ def test_a_program_that_stays_away_is_waited_for_once(bench, monkeypatch):
             began_s = trio.current_time()
             await bench.submit(file, [token], program=works).wait()
             waited_s = trio.current_time() - began_s
-            assert (waited_s >= 1.0) == (token == 1)
+            assert (waited_s > 0.5) == (token == 1)
 
     bench.run(scenario)
 
@@ -295,7 +295,7 @@ def test_a_step_zeroes_pages_of_others_before_it_computes_and_the_owners_thread_
     bench.run(scenario)
 
 
-def test_what_a_program_has_used_is_counted_until_it_goes(bench):
+def test_what_a_program_has_used_is_counted(bench):
     one, other = Program(1), Program(2)
 
     async def scenario():
@@ -304,13 +304,13 @@ def test_what_a_program_has_used_is_counted_until_it_goes(bench):
         with pytest.raises(NoSpace):
             await bench.submit(bench.file(), [1] * (NUM_PAGES * 32 + 1), program=one).wait()
         await bench.submit(bench.file(), [5], program=other).wait()
-        used = bench.batches.usage_of(one)
-        assert (used.num_calls, used.num_failed_calls, used.num_tokens) == (3, 1, 4)
+        used = one.used
+        assert (used.calls, used.failed_calls, used.tokens) == (3, 1, 4)
         assert used.compute_s > 0
         assert used.queue_s >= 0
-        assert bench.batches.usage_of(other).num_tokens == 1
+        assert other.used.tokens == 1
         bench.batches.drop(one)
-        assert bench.batches.usage_of(one).num_calls == 0
+        assert one.used.calls == 3, "the program may have other connections"
 
     bench.run(scenario)
 

@@ -63,7 +63,7 @@ def request(op, number, handle=0, *, flags=0, args=(0, 0), payload=b""):
 
 def test_every_system_call_has_exactly_one_operation(bench):
     """Two for one are refused as the table is made."""
-    assert all_operations(bench.fs, bench.batches, bench.text, dict).by_op.keys() == set(Op)
+    assert all_operations(bench.fs, bench.batches, bench.text, bench.programs, dict).by_op.keys() == set(Op)
 
 
 def test_a_claim_goes_to_the_next_when_its_file_is_closed_or_its_program_goes(bench):

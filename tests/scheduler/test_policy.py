@@ -52,12 +52,36 @@ def test_entries_that_decodes_share_are_read_once():
     calls = [Call("long", 100), *decodes(2, length=1000)]
     shared = [*calls[:2], replace(calls[2], num_shared=1000)]
     cost = new_cost(entry_us=5)
-    assert planned(calls, cost=cost) == {"long": 12, "d0": 1, "d1": 1}, "as long as the decodes take: 12 ms"
+    assert planned(calls, cost=cost) == {"long": 9, "d0": 1, "d1": 1}, "12 ms for the decodes, three quarters more"
     assert planned(shared, cost=cost) == {"long": 13, "d0": 1, "d1": 1}
 
 
 def test_short_prefills_fill_the_step_together():
     assert planned([Call("d", 1), *prefills(3, 8)]) == {"d": 1, "p0": 8, "p1": 8, "p2": 3}
+
+
+def test_prefills_that_came_before_the_decodes_had_begun_are_not_held_back_for_them():
+    begun = decodes(2, begun_s=3.0)
+    assert planned([*begun, Call("p", 30, since_s=2.0), Call("q", 30, since_s=2.5)], 4) == {
+        "d0": 1,
+        "d1": 1,
+        "p": 30,
+        "q": 30,
+    }
+    assert planned([*begun, Call("p", 30, since_s=3.5)], 4)["p"] == 18, "it came later"
+    older = Call("older", 1, begun_s=1.0)
+    assert planned([*begun, older, Call("p", 30, since_s=2.0)], 4)["p"] == 17, "one has gone on for longer"
+
+
+def test_a_prefill_that_came_before_the_decodes_but_is_long_is_held_back():
+    long = Call("long", 500, since_s=0.0)
+    plan = planned([*decodes(2, begun_s=3.0), long, Call("p", 30, since_s=2.0)], 4)
+    assert plan == {"d0": 1, "d1": 1, "long": 18, "p": 30}, "and who came behind it is not"
+
+
+def test_what_a_grammar_forces_is_computed_whole_beside_any_prefill():
+    forced = Call("forced", 12, is_forced=True)
+    assert planned([*decodes(2), forced, Call("p", 100)]) == {"d0": 1, "d1": 1, "forced": 12, "p": 10}
 
 
 def test_a_step_never_holds_more_calls_than_allowed():

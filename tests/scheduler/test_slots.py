@@ -172,7 +172,7 @@ def test_a_slot_that_went_from_hand_to_hand_between_two_looks_has_moved(connecti
         connection.take(2, "a")
         await trio.sleep(PATIENCE_S * 0.9)
         connection.free(3)
-        assert connection.channel.take_rows(1) == 3  # as a loop of steps does it
+        assert connection.channel.take_rows(1) == 3  # as the run does it
         connection.answer(1)
         await connection.sleep_past_the_deadline()
         assert connection.slots.num_waiting == 1

@@ -4,25 +4,31 @@ Steps are held by the test, and what they compute is that the next token is the 
 real channel, whose rings the test reads and writes itself.
 """
 
+import copy
 import errno
 import os
+import stat
 import struct
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
+from kvfs import xattrs
 from kvfs.names.tree import Credentials
 from kvfs.pages.accounts import Limits as AccountLimits
 from libsym.abi import MORE, REPLY_STRUCT, REQUEST_STRUCT, RING_BYTES, ROWS_LAST, Finish, Op
+from libsym.channel.hot import HOT_FUNCTIONS
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import OverQuota
 from libsym.rows.sampler import RowSampler, Sampler
-from scheduler.batch import aside, batch_scheduler
+from scheduler._loop import ffi
+from scheduler.batch import aside, batch_scheduler, standing
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import NONE_FORCED, Decision
 from scheduler.batch.generation import GenerateCall
@@ -32,11 +38,13 @@ from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.decode_call import decode_call
 from scheduler.operations.generate import TokenReplies
+from tests.decoder.foreign_threads import foreign_threads, have_ended
 from tests.scheduler.bench import ME, VOCAB_SIZE, Bench, Program, Steps
 
 SUBMIT_TAIL, COMPLETE_HEAD, COMPLETE_TAIL = 128, 192, 320
 SUBMIT_RING = 8192
 COMPLETE_RING = SUBMIT_RING + RING_BYTES
+NAMES = (b"one", b"other")
 
 
 class CountingSteps(Steps):
@@ -68,11 +76,22 @@ class Standing(Bench):
 
     def decode(self, file, number, token=7):
         """A call that the run goes on from; gives its handle."""
-        handle, slot = self.program.add(file), self.program.channel.take_rows(1)
+        handle = self.program.add(file)
+        self.decode_on(handle, file, number, token)
+        return handle
+
+    def decode_on(self, handle, file, number, token=8):
+        """One more of its calls, by the gate."""
+        slot = self.program.channel.take_rows(1)
         request = Request(Op.PRED, ROWS_LAST, number, handle, (1, 0, 0, 0), struct.pack("=i", token))
         call = SystemCall(self.program, request)
         self.batches.submit(decode_call(call, file, slot, np.array([token], np.int32), None))
-        return handle
+
+    def hold_steps(self):
+        """The next one, too; `wait_entered` knows none of those before."""
+        self.steps.gate.clear()
+        while self.steps.entered.acquire(blocking=False):
+            pass
 
     def ring(self, handle, number, token):
         """The next token by the ring, without a doorbell."""
@@ -155,6 +174,79 @@ class SlowGrammar:
         return Decision(NONE_FORCED, None if is_over else memoryview(allowed), is_over=is_over)
 
 
+@pytest.fixture
+def replace(bench, monkeypatch):
+    """Puts a function of the test's in place of one of libsym's; it gets the true one before its arguments."""
+    hot = ffi.new("sym_hot_functions *", ffi.cast("sym_hot_functions *", HOT_FUNCTIONS)[0])
+    monkeypatch.setattr(standing, "HOT_FUNCTIONS", int(ffi.cast("uintptr_t", hot)))
+    bench.batches = BatchScheduler(bench.fs, bench.steps, 2048, VOCAB_SIZE)
+    callbacks = []
+
+    def put(name, function):
+        true = getattr(hot, name)
+        callbacks.append(ffi.callback(ffi.typeof(true), partial(function, true)))
+        setattr(hot, name, callbacks[-1])
+
+    yield put
+    callbacks.clear()
+
+
+def test_who_says_whom_to_wait_for_does_not_wait_for_the_run(bench, replace):
+    at_ring, go_on = threading.Event(), threading.Event()
+
+    def take(true, *arguments):
+        at_ring.set()
+        assert go_on.wait(5)
+        return true(*arguments)
+
+    replace("take", take)
+
+    async def scenario():
+        bench.decode(bench.file(), 1)
+        await trio.to_thread.run_sync(at_ring.wait, 20)
+        began_s = time.monotonic()
+        bench.batches._run.expect(1)
+        assert bench.batches._run.patience()[0] > 0
+        bench.batches._run.expect(-1)
+        took_s = time.monotonic() - began_s
+        go_on.set()
+        assert took_s < 2, "its lock was taken"
+        await bench.until(bench.replies)
+
+    bench.run(scenario)
+
+
+def test_draws_for_a_decoder_that_lends_no_threads_are_done_by_several_at_once(bench, replace, monkeypatch):
+    monkeypatch.setattr(standing, "available_cores", lambda: 3)
+    both, seen = threading.Barrier(2), set()
+
+    def draw(true, *arguments):
+        if len(bench.steps.batches[-1]) == 2:
+            both.wait(20)  # raises where one thread draws both
+        seen.add(threading.get_native_id())
+        return true(*arguments)
+
+    replace("draw", draw)
+    before, crew = foreign_threads(), set()
+
+    async def scenario():
+        bench.steps.gate.clear()
+        bench.generate(bench.file(), [5], 1, max_tokens=40)
+        await bench.steps.wait_entered()
+        bench.generate(bench.file(), [50], 2, max_tokens=39)
+        bench.steps.gate.set()
+        await bench.settled()
+        replies = bench.replies()
+        assert tokens_of(replies, 1) == list(range(6, 46))
+        assert tokens_of(replies, 2) == list(range(51, 90))
+        crew.update(foreign_threads() - before)
+        assert len(crew) == 2
+        assert crew & seen
+
+    bench.run(scenario)
+    assert have_ended(crew)
+
+
 def test_a_prefill_joins_the_steps_of_those_who_decode_and_ends_none_of_their_runs(bench):
     async def scenario():
         bench.steps.gate.clear()
@@ -191,6 +283,7 @@ def test_a_loop_goes_on_by_the_ring_without_the_scheduler(bench):
                 call = SystemCall(bench.program, request)
                 bench.batches.submit(decode_call(call, file, slot, np.array([number], np.int32), None))
         await bench.until(bench.replies)
+        bench.batches.sync()
         assert file.table.read()[0].tolist() == [7, *range(2, 30)]
         assert bench.batches.statistics.num_calls == 29
         bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 3))
@@ -206,14 +299,8 @@ def test_a_call_that_the_run_computes_can_be_cancelled(bench, is_first):
         handle = bench.decode(file, 1)
         if not is_first:
             await bench.until(bench.replies)
-            bench.steps.gate.clear()
-            while bench.steps.entered.acquire(blocking=False):
-                pass
-            slot = bench.program.channel.take_rows(1)
-            request = Request(Op.PRED, ROWS_LAST, 2, handle, (1, 0, 0, 0), struct.pack("=i", 8))
-            bench.batches.submit(
-                decode_call(SystemCall(bench.program, request), file, slot, np.array([8], np.int32), None)
-            )
+            bench.hold_steps()
+            bench.decode_on(handle, file, 2)
         await bench.steps.wait_entered()
         assert bench.batches.cancel_taken(bench.program.channel, 1 if is_first else 2)
         assert not bench.batches.cancel_taken(bench.program.channel, 77)
@@ -244,6 +331,108 @@ def test_beyond_its_seats_a_step_takes_turns(tmp_path):
             assert tokens_of(replies, number) == list(range(number + 1, number + 9))
         assert max(len(chunks) for chunks in bench.steps.batches) == 4
         assert len(bench.steps.batches) <= 8 * 10 // 4 + 3, [len(b) for b in bench.steps.batches]
+
+    bench.run(scenario)
+
+
+def test_a_weight_that_is_changed_counts_for_calls_that_are_in_the_run(tmp_path):
+    bench, may_step = Standing(tmp_path, Limits(max_calls=2)), threading.Semaphore(0)
+
+    class Allowed(CountingSteps):
+        def step(self, batch):
+            assert may_step.acquire(timeout=20)
+            super().step(batch)
+
+    bench.steps = Allowed()
+    bench.batches = BatchScheduler(bench.fs, bench.steps, 2048, VOCAB_SIZE, bench._limits)
+    volume = bench.fs.volume
+
+    async def scenario():
+        domains = [bench.tree.make(bench.tree.root, name, stat.S_IFDIR, mode=0o700, uid=0, gid=0) for name in NAMES]
+        for domain in domains:
+            xattrs.put(volume, domain, b"user.kv.quota", b"64M", 0)
+        files = [bench.fs.kv_create(ME, f"{name.decode()}/{each}.kv") for name in NAMES for each in range(2)]
+        calls = [bench.generate(file, [5], number, max_tokens=200) for number, file in enumerate(files, 1)]
+
+        async def had_after(num_steps):
+            """Entries that each domain had by so many steps more."""
+            before = [call.file.table.length for call in calls]
+            for _ in range(num_steps):
+                may_step.release()
+            await bench.until(lambda: sum(call.file.table.length for call in calls) == sum(before) + 2 * num_steps)
+            had = [call.file.table.length - old for call, old in zip(calls, before, strict=True)]
+            return sum(had[:2]), sum(had[2:])
+
+        await had_after(1)
+        assert await had_after(40) == pytest.approx((40, 40), abs=4)
+        xattrs.put(volume, domains[0], b"user.kv.weight", b"3", 0)
+        assert await had_after(80) == pytest.approx((120, 40), abs=4)
+        xattrs.remove(volume, domains[0], b"user.kv.weight", 0)
+        assert await had_after(40) == pytest.approx((40, 40), abs=4)
+        may_step.release(1000)
+        await bench.settled()
+
+    bench.run(scenario)
+
+
+def used_by(caller):
+    """Until now."""
+    return copy.copy(caller.program.used)
+
+
+def test_who_waits_for_a_seat_has_queue_time_and_who_is_alone_next_to_none(tmp_path):
+    bench = Standing(tmp_path, Limits(max_calls=2))
+    held_s = 0.1
+
+    async def hold():
+        """Of a step that has begun."""
+        await bench.steps.wait_entered()
+        began_s = time.monotonic()
+        await trio.sleep(held_s)
+        bench.steps.gate.set()
+        return began_s
+
+    async def scenario():
+        bench.hold_steps()
+        bench.generate(bench.file(), [5], 1, max_tokens=3)
+        await hold()
+        await bench.settled()
+        alone = used_by(bench.program)
+        assert alone.compute_s >= held_s
+        assert alone.queue_s < held_s / 2
+
+        bench.hold_steps()
+        for number in range(2, 6):
+            bench.generate(bench.file(), [number], number, max_tokens=3)
+        began_s = await hold()
+        await bench.settled()
+        passed_s = time.monotonic() - began_s
+        together = used_by(bench.program)
+        queue_s, compute_s = together.queue_s - alone.queue_s, together.compute_s - alone.compute_s
+        assert queue_s > 2 * held_s, "a step has two seats, and four wanted one"
+        assert queue_s + compute_s < 4 * (passed_s + 0.05)
+        assert abs(bench.batches.statistics.queue_s - together.queue_s) < 1e-6
+
+    bench.run(scenario)
+
+
+def test_a_call_of_a_loop_that_waits_for_a_step_of_others_has_queue_time(bench):
+    async def scenario():
+        files = [bench.file(), bench.file()]
+        handles = [bench.decode(file, number) for number, file in enumerate(files, 1)]
+        await bench.until(lambda: used_by(bench.program).calls == 2)
+        before = used_by(bench.program)
+        bench.hold_steps()
+        bench.decode_on(handles[0], files[0], 3)
+        await bench.steps.wait_entered()
+        bench.decode_on(handles[1], files[1], 4)
+        began_s = time.monotonic()
+        await trio.sleep(0.1)
+        waited_s = time.monotonic() - began_s
+        bench.steps.gate.set()
+        await bench.until(lambda: used_by(bench.program).calls == 4)
+        after = used_by(bench.program)
+        assert waited_s <= after.queue_s - before.queue_s < waited_s + 0.05
 
     bench.run(scenario)
 
@@ -480,12 +669,8 @@ def test_a_call_that_comes_after_one_that_is_cancelled_is_not(bench):
         file = bench.file()
         handle = bench.decode(file, 1)
         await bench.until(bench.replies)
-        bench.steps.gate.clear()
-        while bench.steps.entered.acquire(blocking=False):
-            pass
-        slot = bench.program.channel.take_rows(1)
-        request = Request(Op.PRED, ROWS_LAST, 2, handle, (1, 0, 0, 0), struct.pack("=i", 8))
-        bench.batches.submit(decode_call(SystemCall(bench.program, request), file, slot, np.array([8], np.int32), None))
+        bench.hold_steps()
+        bench.decode_on(handle, file, 2)
         await bench.steps.wait_entered()
         run = bench.batches._run
         member = run.member_of(file.table)

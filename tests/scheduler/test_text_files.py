@@ -30,7 +30,7 @@ class Texts(Bench):
         super().__init__(tmp_path)
         self.tokenizer = self.model.tokenizer
         self.control = ControlTree(
-            self.fs, Control(self.fs, self.batches, self.gate, lambda: (), self.text, HeldTimes())
+            self.fs, Control(self.fs, self.batches, self.gate, self.programs, self.text, HeldTimes())
         )
         self.texts = self.control.lookup(self.control.lookup(ROOT_NUMBER, b".symphony").number, b"text").number
 

@@ -1,11 +1,14 @@
 """One daemon with a tiny model for the tests of a module."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 
 import libsym as sym
 from tests.symphony.daemons import Daemon
+from tests.symphony.launchers import Launchers
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +47,16 @@ def start_daemon(tmp_path):
     yield start
     for daemon in daemons:
         daemon.clean_up()
+
+
+@pytest.fixture
+def launchers(tmp_path):
+    """A launcher's place and a daemon's end; no program of it outlives the test, nor a line about a defect."""
+    with tempfile.TemporaryDirectory(prefix="sl") as runtime:
+        launchers = Launchers(tmp_path, Path(runtime))
+        try:
+            yield launchers
+            for log in Path(runtime).glob("symphony/*/launcher.log"):
+                assert "Traceback" not in log.read_text(), log.read_text()
+        finally:
+            launchers.clean_up()

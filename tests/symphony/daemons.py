@@ -2,11 +2,16 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+from hashlib import sha256
 from pathlib import Path
+
+from tests.symphony.launchers import end_launchers
 
 SYMPHONY = [sys.executable, "-m", "symphony"]
 READY_TIMEOUT_S = 60
@@ -20,7 +25,14 @@ class Daemon:
         self.mount = directory / "kv"
         self.socket = directory / "symphony.sock"
         self.log = directory / "daemon.log"
-        self.environment = {**os.environ, "SYMPHONY_SOCKET": str(self.socket)}
+        # Of launchers: short, for they have sockets deep below it; the same for each daemon of this directory.
+        self.runtime = Path(tempfile.gettempdir()) / f"sl-{sha256(bytes(directory)).hexdigest()[:10]}"
+        self.runtime.mkdir(mode=0o700, exist_ok=True)
+        self.environment = {
+            **os.environ,
+            "SYMPHONY_SOCKET": str(self.socket),
+            "XDG_RUNTIME_DIR": str(self.runtime),
+        }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, "serve", "--mount", self.mount, "--state", directory / "state", *options],
@@ -84,6 +96,8 @@ class Daemon:
 
     def clean_up(self) -> None:
         """Whatever a test did to it: leave neither a process nor a mount."""
+        end_launchers(self.runtime)
+        shutil.rmtree(self.runtime, ignore_errors=True)
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()

@@ -348,18 +348,35 @@ def test_metrics_count_what_happens(connected, kv):
 
 def test_each_program_has_a_status_of_its_own(connected, kv):
     own = kv / ".symphony/proc" / str(os.getpid())
+
+    def read():
+        facts = dict(line.split(":", 1) for line in (own / "status").read_text().splitlines())
+        return {key: value.strip() for key, value in facts.items()}
+
+    before = sym.getrusage()
     with sym.kv_create("a.kv") as file, sym.kv_fork(file):
         file.write(list(range(40)))
-        facts = dict(line.split(":", 1) for line in (own / "status").read_text().splitlines())
-        facts = {key: value.strip() for key, value in facts.items()}
+        facts = read()
         assert int(facts["pid"]) == os.getpid()
         assert int(facts["uid"]) == os.getuid()
         assert facts["name"] == Path("/proc/self/comm").read_text().strip()
         assert (int(facts["handles"]), int(facts["pages"])) == (2, 2)
-        assert int(facts["tokens"]) == 40
+        assert int(facts["tokens"]) == before.tokens + 40
+        assert int(facts["connections"]) == 1
+        assert facts["state"] == "idle"
         assert float(facts["compute_seconds"]) > 0
     assert (own.stat().st_mode & 0o7777, (own / "status").stat().st_mode & 0o7777) == (0o500, 0o400)
     sym.close()
+    wait_for(lambda: read()["connections"] == "0")
+    assert int(read()["tokens"]) == before.tokens + 40
+
+
+def test_a_status_goes_with_its_process(connected, kv):
+    program = connected.program("sym.getpid()\nprint(flush=True)\ninput()")
+    program.stdout.readline()
+    own = kv / ".symphony/proc" / str(program.pid)
+    assert re.search(r"^connections: +1$", (own / "status").read_text(), re.MULTILINE)
+    program.communicate("\n")
     wait_for(lambda: not own.exists())
 
 

@@ -24,6 +24,7 @@ INTERNAL = {
     "KV.named": "for kv_open_or_compute",
     "KvStat.from_json": "of what the daemon said",
     "ModelInfo.from_json": "of what the daemon said",
+    "ProgramInfo.from_json": "of what the daemon said",
     "Generation.take": "of a reply",
     "AsyncGeneration.take": "of a reply",
     "AsyncGeneration.fetch": "of a reply",

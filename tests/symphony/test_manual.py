@@ -28,7 +28,8 @@ def options(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def manual_text() -> str:
-    return MANUAL.read_text(encoding="utf-8").replace("\\-", "-")
+    pages = [MANUAL, *MANUAL.parent.glob("symphony-*.1")]
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages).replace("\\-", "-")
 
 
 def test_every_command_has_a_section_and_every_section_a_command():
@@ -39,7 +40,7 @@ def test_every_command_has_a_section_and_every_section_a_command():
 def test_every_option_is_described_and_every_described_option_exists():
     known = set[str]().union(*map(options, commands().values()))
     described = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", manual_text()))
-    of_other_programs = {"-d", "--kv", "--resume"}  # getfattr's, and lips/ask.py's in the examples
+    of_other_programs = {"-u", "--kv", "--resume"}  # python's, and those of lips/ask.py in the examples
     assert described - of_other_programs == known
 
 

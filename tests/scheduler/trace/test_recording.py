@@ -233,7 +233,7 @@ def test_a_text_that_is_written_is_told_as_one(bench):
         async with trio.open_nursery() as nursery:
             bench.gate.handle(lip, trace(1), nursery)
             await trio.testing.wait_all_tasks_blocked()
-            prefill = TextPrefill(bench.batches, bench.file(), 4242, print)
+            prefill = TextPrefill(bench.batches, bench.file(), 4242, Program(4242).program, print)
             prefill.append(range(20))
             await prefill.wait(0)
             bench.gate.handle(lip, cancel(1), nursery)

@@ -1,9 +1,10 @@
-"""Pages of the files that a program has, times seconds: what GETRUSAGE and `.symphony/proc` tell."""
+"""Pages of the files that a program has open, and pages times seconds: what GETRUSAGE and `.symphony/proc` tell."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import trio
 
 from kvfs.pages.table import PageTable
@@ -55,6 +56,16 @@ class PageSeconds:
     def total(self) -> float:
         """Until now."""
         return self._before + sum(table.page_seconds - held.began for table, held in self._held.items())
+
+    @property
+    def num_pages(self) -> int:
+        """Of these tables now; pages that tables share count for each."""
+        return sum(len(table.pages) for table in self._held)
+
+    def num_distinct_pages(self) -> int:
+        """Pages that tables share count once."""
+        tables = [table.pages for table in self._held]
+        return int(np.unique(np.concatenate(tables)).size) if tables else 0
 
     async def total_in_turns(self) -> float:
         """The same, of any number of files, without holding anybody up."""

@@ -1,0 +1,181 @@
+"""A place in the standing run: what C is told of a file that joins, and what stays alive until it has left."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from decoder.batch import IntArray
+from libsym.channel.hot import address
+from scheduler._loop import ffi, lib
+from scheduler.batch.call import FileCall, HotGeneration, HotPred
+from scheduler.batch.scratch import Scratch
+
+
+class Member:
+    """One file in the run."""
+
+    def __init__(self, call: FileCall, share: int, scratch: Scratch) -> None:
+        self.call = call
+        self.hot = call.hot
+        """How it goes on by itself: as it was when it joined."""
+        self.index = -1
+        self.cancelled_id: int | None = None
+        """Of its program's calls, the one that is cancelled. It may be answered meanwhile, and another be computed."""
+        self.is_low = False
+        """It is known that it will have used up its room soon; it is given more once, or ends without."""
+        self.is_elsewhere = False
+        """More room for it is being zeroed: till then it stays, ended or not, and has what is reserved."""
+        self.must_settle = False
+        """It has ended meanwhile."""
+        self.num_committed = 0
+        self.num_counted = 0
+        """Calls of its program that are counted already."""
+        self.num_counted_entries = self.num_counted_steps = self.num_counted_rows = 0
+        self.compute_s = self.queue_s = 0.0
+        """Time that is counted already."""
+        self.log: IntArray = np.empty(0, np.int32)
+        self.ended: Any = None
+        """What it was in the end, a `sym_member`, once it has left."""
+        self.rows: list[memoryview[float]] = []
+        """Memory of ours for what Python, or what is decided later, looks at."""
+        self._scratch = scratch
+        self._keep: list[Any] = []
+        self._member = self._describe(share)
+
+    @property
+    def pointer(self) -> Any:
+        return self._member
+
+    def _describe(self, share: int) -> Any:
+        call, reservation = self.call, self.call.reservation
+        assert reservation is not None
+        pages = np.array(reservation.frames(len(reservation.pages)), np.int32)
+        positions = np.ascontiguousarray(reservation.positions)
+        tokens = np.ascontiguousarray(reservation.tokens)
+        copies = np.array(reservation.frame_copies(), np.int32).reshape(-1)
+        self._keep += [pages, tokens, positions, copies]
+        deadline_ns = lib.SYM_NO_DEADLINE
+        if call.deadline_s is not None:
+            deadline_ns = min(deadline_ns, int(call.deadline_s * 1e9))
+        member = ffi.new(
+            "sym_member *",
+            {
+                "number": call.number,
+                "since_ns": (now_ns := time.monotonic_ns()),
+                "begun_ns": now_ns,
+                "arrived_ns": int(call.submitted_s * 1e9),
+                "deadline_ns": deadline_ns,
+                "share": share,
+                "priority": call.priority,
+                "program": call.caller.pid,
+                "pages": ints(pages),
+                "copies": ints(copies),
+                "num_copies": copies.size // 2,
+                "tokens": ints(tokens),
+                "positions": ints(positions),
+                "num_tokens": len(call.tokens),
+                "first": reservation.start,
+                "capacity": reservation.start + len(reservation.tokens),
+                "num_rows": call.num_rows,
+                "token": -1,
+            },
+        )
+        if self.hot is None:
+            self._add_call(member)
+        else:
+            self.log = np.empty(len(reservation.tokens), np.int32)
+            member.log = ints(self.log)
+            memory = self.hot.channel.memory  # kept: the program may go while a step is under way
+            member.server = ffi.cast("sym_server *", address(memory[0]))
+            member.call_id = self.hot.request_id
+            self._keep.append(memory)
+            if isinstance(self.hot, HotPred):
+                self._add_program(member, self.hot)
+            else:
+                self._add_generation(member, self.hot)
+        return member
+
+    def _add_call(self, member: Any) -> None:
+        call = self.call
+        member.kind = lib.SYM_CALL
+        if call.mask is not None:
+            packed = np.ascontiguousarray(call.mask.packed)
+            self._keep.append(packed)
+            member.mask = ffi.cast("uint8_t *", packed.ctypes.data)
+            member.mask_rows, member.mask_row_bytes = packed.shape
+            member.mask_columns = call.mask.num_columns
+        if call.reduction is not None:
+            answer = ffi.from_buffer(call.reduction.answer)
+            self._keep.append(answer)
+            member.reducer = ffi.cast("sym_reducer *", call.reduction.reducer.address)
+            member.answer = answer
+            member.answer_row_bytes = call.reduction.reducer.row_bytes
+        elif call.is_digested:
+            self._add_own_rows(member, call.num_rows)
+        elif call.rows:
+            self._add_rows(member, call.rows)
+
+    def _add_program(self, member: Any, hot: HotPred) -> None:
+        hot.entered()
+        member.kind = lib.SYM_PROGRAM
+        member.handle = hot.handle
+        member.slot = hot.slot
+        self._add_rows(member, self.call.rows)
+
+    def _add_generation(self, member: Any, hot: HotGeneration) -> None:
+        stop_tokens = np.array(sorted(hot.stop_tokens), np.int32)
+        self._keep += [stop_tokens, hot]
+        member.kind = lib.SYM_GENERATION
+        member.sampler = ffi.cast("sym_sampler *", hot.sampler.address)
+        member.draw_index = hot.draw_index
+        member.stop_tokens = ints(stop_tokens)
+        member.num_stop_tokens = len(stop_tokens)
+        member.num_to_emit = hot.num_to_emit
+        if hot.stops is not None:
+            member.stops = ffi.cast("sym_stops *", hot.stops.address)
+        if hot.decide is not None:
+            member.is_guided = member.was_drawn = 1
+            self._add_own_rows(member, 1)
+
+    def _add_own_rows(self, member: Any, num_rows: int) -> None:
+        self.rows = self._scratch.take(num_rows)
+        self._add_rows(member, self.rows)
+
+    def _add_rows(self, member: Any, rows: Any) -> None:
+        buffers = [ffi.from_buffer("float[]", row, require_writable=True) for row in rows]
+        pointers = ffi.new("float *[]", buffers)
+        self._keep += [buffers, pointers]
+        member.rows = pointers
+
+    @property
+    def num_spare(self) -> int:
+        """Entries that are reserved and were not used when it was looked at last."""
+        return len(self.log) - self.num_committed
+
+    def extend(self, loop: Any) -> None:
+        """Its reservation has grown."""
+        reservation = self.call.reservation
+        assert reservation is not None
+        pages = np.array(reservation.frames(len(reservation.pages)), np.int32)
+        first = self._member.first
+        log = np.empty(reservation.start + len(reservation.tokens) - first, np.int32)
+        lib.sym_loop_extend(loop, self.index, ints(pages), ints(log), first + len(log))
+        self.log = log
+        self.is_low = False
+        self._keep += [pages, log]
+
+    def let_go(self) -> None:
+        """It has left: what C had is given back here and now. See `kept` for what would come of it in garbage."""
+        self._keep.clear()
+        self._member = None
+        if self.rows:
+            self._scratch.give_back(self.rows)
+            self.rows = []
+
+
+def ints(array: IntArray) -> Any:
+    """As C takes them."""
+    return ffi.cast("int32_t *", array.ctypes.data)

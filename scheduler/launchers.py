@@ -1,0 +1,284 @@
+"""The programs socket: launchers say which programs there are, and pass the connections of these on.
+
+A launcher is a process of one user. It has one connection, of packets, for all its programs: each packet is a JSON
+object, perhaps with one descriptor. What it may say is about its own programs alone, and who it is the kernel says. A
+connection that it passes on is served as if it had been accepted here: who is at the other end is the kernel's word
+again, and has to be the launcher's own user.
+
+Nothing that a launcher does reaches others. What is no request ends its connection; what it floods waits in its own
+socket, for its requests are taken one by one; where it does not read, it is not listened to either. Its programs live
+on without it, and so do their connections: it comes again and names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from libsym.errors import Invalid, NotPermitted, ProtocolError, SymError, WouldBlock
+from scheduler.connection.places import Places
+from scheduler.payloads import bounded_json
+from scheduler.peers import accept_for_ever, peer_credentials
+from scheduler.programs.limits import ProgramLimits
+from scheduler.programs.link import MAX_MESSAGE_BYTES, Link
+from scheduler.programs.program import Program
+from scheduler.programs.registry import Programs
+
+log = logging.getLogger(__name__)
+
+MAX_LAUNCHERS = 256
+"""Connected at once. One user has one."""
+MAX_NAME = 64
+MAX_TEXTS, MAX_OTHER_BYTES = 64, 1024
+"""In a message: launchers say short things."""
+MAX_PID = 1 << 22
+READ_WITHIN_S = 30.0
+"""A launcher that takes nothing for so long, though there is something, is not served any more."""
+_ANCILLARY_BYTES = socket.CMSG_SPACE(array("i").itemsize)
+_REASONS = ("exit", "signal", "time", "memory", "tokens", "pages", "page_seconds", "processes", "killed", "restart")
+_IDS = frozenset("0123456789abcdef")
+
+Adopt = Callable[[trio.socket.SocketType, Program], None]
+
+
+class Launchers:
+    """Accepts launchers and serves each until either side goes."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        adopt: Adopt,
+        exempt: frozenset[int] = frozenset(),
+        house: dict[str, Any] | None = None,
+    ) -> None:
+        """`house`: what launchers are told, as `_Requests` has it."""
+        self._programs = programs
+        self._house = house or {}
+        self._adopt = adopt
+        self._places = Places(MAX_LAUNCHERS, "launchers", exempt)
+        self.num_connected = 0
+
+    async def run(self, listening: trio.socket.SocketType) -> None:
+        """Accept for ever."""
+        async with trio.open_nursery() as nursery:
+            await accept_for_ever(listening, "launcher", lambda connection: nursery.start_soon(self._serve, connection))
+
+    async def _serve(self, connection: trio.socket.SocketType) -> None:
+        """One launcher; nothing that happens to it reaches the others."""
+        with connection:
+            try:
+                _, credentials = peer_credentials(connection)
+                with self._places.one_for(credentials.uid):
+                    await self._serve_link(connection, Link(credentials.uid, credentials.gid))
+            except* ConnectionError as errors:
+                log.debug("launcher gone: %s", errors.exceptions[0])
+            except* SymError as errors:
+                log.warning("launcher dropped: %s", errors.exceptions[0])
+            except* Exception:
+                log.exception("launcher dropped")
+
+    async def _serve_link(self, connection: trio.socket.SocketType, link: Link) -> None:
+        self.num_connected += 1
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_send, connection, link)
+                nursery.start_soon(_break_off, link)
+                await self._receive(connection, link)
+                nursery.cancel_scope.cancel()
+        finally:
+            self.num_connected -= 1
+            link.close()
+            self._programs.launcher_gone(link)
+
+    async def _receive(self, connection: trio.socket.SocketType, link: Link) -> None:
+        requests = _Requests(self._programs, self._adopt, link, self._house)
+        while True:
+            await link.has_room()
+            data, ancillary, flags, _ = await connection.recvmsg(
+                MAX_MESSAGE_BYTES + 1, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
+            with contextlib.ExitStack() as received:
+                fds = _descriptors(ancillary, received)
+                if not data:
+                    return
+                if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(data) > MAX_MESSAGE_BYTES or len(fds) > 1:
+                    raise ProtocolError(f"a message of more than {MAX_MESSAGE_BYTES} bytes, or than one descriptor")
+                answer = requests.take(data, fds[0] if fds else None)
+            if answer is not None:
+                link.tell(answer)
+            await trio.lowlevel.checkpoint()
+
+
+class _Requests:
+    """What one launcher says. Whatever is wrong with a request is its answer; what is none is a ProtocolError."""
+
+    def __init__(self, programs: Programs, adopt: Adopt, link: Link, house: dict[str, Any]) -> None:
+        """`house`: `mount`, the directory of KV; `hidden`, paths of the daemon's that are not for programs."""
+        self._house = house
+        self._programs = programs
+        self._adopt = adopt
+        self._link = link
+        self._begin: dict[str, Callable[[dict[str, Any], int | None], dict[str, Any]]] = {
+            "start": self._start,
+            "pid": self._pid,
+            "connect": self._connect,
+            "end": self._end,
+        }
+
+    def take(self, data: bytes, fd: int | None) -> dict[str, Any] | None:
+        """The answer to a request; None: it was an answer itself. The descriptor stays the caller's."""
+        try:
+            found = bounded_json("the daemon", data, max_texts=MAX_TEXTS, max_other_bytes=MAX_OTHER_BYTES)
+        except Invalid as error:
+            raise ProtocolError(str(error)) from None
+        if not isinstance(found, dict):
+            raise ProtocolError("a message of a launcher is a JSON object")
+        if "d" in found:
+            self._answered(found)
+            return None
+        number = found.pop("n", None)
+        if not isinstance(number, int):
+            raise ProtocolError("a launcher's request has a number n")
+        try:
+            do = found.pop("do", None)
+            begin = self._begin.get(do) if isinstance(do, str) else None
+            if begin is None:
+                raise Invalid(f"there is no request {str(do)[:60]!r}: {', '.join(self._begin)}")
+            return {"n": number, "ok": True, **begin(found, fd)}
+        except SymError as error:
+            return {"n": number, "error": str(error), "errno": error.errno}
+
+    def _answered(self, found: dict[str, Any]) -> None:
+        number, error, code = found.pop("d"), found.get("error"), found.get("errno", errno.EIO)
+        if not isinstance(number, int):
+            raise ProtocolError("the number of an answer is no number")
+        if error is not None:
+            code = code if isinstance(code, int) and 0 < code < 4096 else errno.EIO
+            self._link.answered(number, SymError(str(error), code))
+        else:
+            self._link.answered(number, found)  # one that is not asked for: whoever asked has given up
+
+    def _start(self, found: dict[str, Any], _fd: int | None) -> dict[str, Any]:
+        pid, parent = found.get("pid"), found.get("parent")
+        self._programs.start(
+            self._link,
+            _id(found.get("id")),
+            _name(found.get("name")),
+            pid=None if pid is None else _pid(pid),
+            parent=None if parent is None else _id(parent),
+            limits=ProgramLimits.read(found.get("limits")),
+            again=found.get("again") is True,
+        )
+        return dict(self._house)
+
+    def _pid(self, found: dict[str, Any], _fd: int | None) -> dict[str, Any]:
+        self._programs.has_pid(self._program(found), _pid(found.get("pid")))
+        return {}
+
+    def _connect(self, found: dict[str, Any], fd: int | None) -> dict[str, Any]:
+        program = self._program(found)
+        if fd is None:
+            raise Invalid("a connection is passed on with its descriptor, and none came")
+        connection = _connected_socket(fd)
+        try:
+            self._check_peer(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._adopt(connection, program)
+        return {}
+
+    def _check_peer(self, connection: trio.socket.SocketType) -> None:
+        """NotPermitted: a launcher has connections of its own user, unless that is root."""
+        uid = peer_credentials(connection)[1].uid
+        if self._link.uid not in (0, uid):
+            raise NotPermitted(f"uid {self._link.uid} can't pass on a connection of uid {uid}")
+
+    def _end(self, found: dict[str, Any], _fd: int | None) -> dict[str, Any]:
+        program, status, reason = self._program(found), found.get("status"), found.get("reason")
+        if not isinstance(status, int) or isinstance(status, bool) or not -255 <= status <= 255:
+            raise Invalid("a program ends with a status of 0 to 255")
+        if reason not in _REASONS:
+            raise Invalid(f"a program ends by one of {', '.join(_REASONS)}")
+        self._programs.end(program, status, reason)
+        return {"usage": program.used.facts()}
+
+    def _program(self, found: dict[str, Any]) -> Program:
+        return self._programs.of_launcher(self._link, _id(found.get("id")))
+
+
+async def _send(connection: trio.socket.SocketType, link: Link) -> None:
+    """One packet each. A launcher that does not read is given a while."""
+    while True:
+        data = await link.next()
+        with trio.move_on_after(READ_WITHIN_S) as patience:
+            await connection.send(data)
+        if patience.cancelled_caught:
+            raise SymError(f"it has read nothing for {READ_WITHIN_S:g} s", errno.ETIMEDOUT)
+
+
+async def _break_off(link: Link) -> None:
+    await link.broken_off.wait()
+    raise SymError("it does not read what it has to know", errno.ETIMEDOUT)
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]], received: contextlib.ExitStack) -> list[int]:
+    """Those that came with a message; they are closed with `received`."""
+    fds = array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    for fd in fds:
+        received.callback(os.close, fd)
+    return list(fds)
+
+
+def _connected_socket(fd: int) -> trio.socket.SocketType:
+    """Of a copy of a descriptor. Invalid: it is no connection as the listener accepts them."""
+    with contextlib.ExitStack() as undo:
+        try:
+            copy = os.dup(fd)
+        except OSError as error:
+            raise WouldBlock(f"the daemon can take no more connections now: {error.strerror}") from None
+        undo.callback(os.close, copy)
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError as error:
+            raise Invalid(f"what was passed on is no socket: {error.strerror}") from None
+        undo.pop_all()
+        undo.callback(connection.close)
+        is_stream = connection.family == socket.AF_UNIX and connection.type == socket.SOCK_STREAM
+        if not is_stream or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise Invalid("what was passed on is no connection of a Unix socket for streams")
+        try:
+            connection.getpeername()
+        except OSError as error:
+            raise Invalid(f"what was passed on can't be served: {error.strerror}") from None
+        undo.pop_all()
+    return trio.socket.from_stdlib_socket(connection)
+
+
+def _id(value: Any) -> str:
+    if not isinstance(value, str) or len(value) != 8 or not _IDS.issuperset(value):
+        raise Invalid("the id of a program has 8 hexadecimal digits")
+    return value
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not value.isprintable():
+        raise Invalid(f"the name of a program has 1 to {MAX_NAME} printable characters")
+    return value
+
+
+def _pid(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_PID:
+        raise Invalid(f"the pid of a program is 1 to {MAX_PID}")
+    return value

@@ -1,0 +1,72 @@
+"""What is told of programs: what they are, what they have used, and why they wait now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from libsym.abi import Op
+from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.batch.call import Caller, CallState
+from scheduler.programs.program import Program
+
+IDLE = "idle"
+_STEPS = {
+    CallState.COMPUTING: "computing",
+    CallState.QUEUED: "queued",
+    CallState.WAITS_FOR_ROOM: "waiting for room",
+    CallState.WAITS_FOR_SLOTS: "waiting for slots",
+}
+_OTHERS = {
+    Op.KV_LOCK: "waiting for a lock",
+    Op.KV_CLAIM: "waiting for a lock",
+    Op.RECV: "waiting for a message",
+    Op.WAIT: "waiting for a program",
+    Op.SPAWN: "waiting for its launcher",
+    Op.KILL: "waiting for its launcher",
+}
+_WORKING = "working"
+"""On what needs no step: a text, a listing, a disk."""
+_ORDER = [*_STEPS.values(), _WORKING, *dict.fromkeys(_OTHERS.values()), IDLE]
+"""Of a program that waits for several things the first one is told."""
+_NOT_TOLD = frozenset({Op.PRED, Op.PRED_BATCH, Op.GENERATE, Op.PROGRAMS})
+"""What the scheduler tells of; and the question itself."""
+
+States = Mapping[Caller, Counter[tuple[CallState, str]]]
+
+
+class ProgramFacts:
+    """What `symphony ps` shows, and `.symphony/proc`."""
+
+    def __init__(self, batches: BatchScheduler) -> None:
+        self._batches = batches
+
+    def states(self) -> States:
+        """For `of`, of any number of programs: what all calls wait for."""
+        return self._batches.states()
+
+    def of(self, program: Program, states: States) -> dict[str, Any]:
+        """One program, in plain values."""
+        facts = program.facts()
+        if program.ended is None:
+            facts["state"], facts["call"] = _state(program, states)
+        return facts
+
+
+def _state(program: Program, states: States) -> tuple[str, str | None]:
+    """Why it waits now, and which call that is: its name, and how many alike it has if they are more than one."""
+    found: Counter[tuple[str, str]] = Counter()
+    for connection in program.connections:
+        for (state, word), count in states.get(connection, _NOTHING).items():  # type: ignore[call-overload]
+            found[_STEPS[state], word] += count
+        for op, count in connection.waits_for.items():
+            if op not in _NOT_TOLD:
+                found[_OTHERS.get(op, _WORKING), op.name.lower()] += count
+    if not found:
+        return IDLE, None
+    (state, call), count = min(found.items(), key=lambda each: (_ORDER.index(each[0][0]), -each[1]))
+    return state, call if count == 1 else f"{call} ({count})"
+
+
+_NOTHING: Counter[tuple[CallState, str]] = Counter()

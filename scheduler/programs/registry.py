@@ -1,0 +1,275 @@
+"""All programs: those that live, and the last ones that ended.
+
+A program that a launcher started is known by its id, until the launcher says that it has ended. A process that connects
+by itself is a program, too: the number of its process, the start time of that and its uid are what it is known by. It
+lives as long as that process. So a process that closes its connection and connects again goes on where it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from libsym.errors import Exists, NotFound, NotPermitted, SymError
+from scheduler.programs import kept
+from scheduler.programs.admission import Admission
+from scheduler.programs.limits import ProgramLimits
+from scheduler.programs.link import Link
+from scheduler.programs.process import ProcessState, command_of, is_alive, process_state, uids_of
+from scheduler.programs.program import Connection, Ended, Program, new_id
+from scheduler.programs.used import Used
+
+log = logging.getLogger(__name__)
+
+MAX_ENDED = 1000
+"""Programs that are remembered when they have ended: some 600 bytes each in the state directory."""
+LOST_AFTER_S = 30.0
+"""A launcher comes back within seconds. Its programs' processes are looked at only then."""
+_UNKNOWN = ProcessState(0, has_ended=False)
+
+
+class Programs:
+    """All of it on the trio thread."""
+
+    def __init__(self, admission: Admission | None = None, path: Path | None = None) -> None:
+        """`path`: where they are kept over a restart of the daemon."""
+        self.admission = admission or Admission()
+        self.living: dict[str, Program] = {}
+        self.ended: deque[Program] = deque(maxlen=MAX_ENDED)
+        """The newest is the last."""
+        self.users: dict[int, Used] = {}
+        """What they have used since the daemon started."""
+        self.over: list[Program] = []
+        """Those that have reached a limit, and nobody has done anything about it."""
+        self.when_over: Callable[[], None] = lambda: None
+        self.when_gone: Callable[[Program], None] = lambda _program: None
+        """It has ended, and nothing of it may use the model any more."""
+        self.version = 0
+        """Another one with everything that comes, goes, or gets a pid."""
+        self._by_process: dict[tuple[int, int, int], Program] = {}
+        self._path = path
+        self._last_ns = 0
+        if path is not None:
+            self._restore(path)
+
+    def __len__(self) -> int:
+        return len(self.living)
+
+    # ---- connections
+
+    def join(self, connection: Connection, launched: Program | None = None) -> Program:
+        """The program that a connection is of; `launched`: its launcher has said so."""
+        program = launched or self.of_process(connection.pid, connection.uid, connection.gid)
+        program.add(connection)
+        self.version += 1
+        return program
+
+    def leave(self, connection: Connection, program: Program) -> None:
+        """Before it is closed."""
+        if connection in program.connections:
+            program.remove(connection)
+            self._left(program)
+
+    def join_guest(self, pid: int, owner: int) -> Program:
+        """The program that writes a text through the mount; say `leave_guest` when it is written.
+
+        `owner`: of the file. Where the writer can't be seen any more, nor from here, it is taken to be its program.
+        """
+        uid = (uids_of(pid)[1:2] or (owner,))[0]
+        program = self.of_process(pid, uid, uid)
+        program.num_guests += 1
+        self.version += 1
+        return program
+
+    def leave_guest(self, program: Program) -> None:
+        program.num_guests -= 1
+        program.alone_since_s = time.monotonic()
+        self._left(program)
+
+    def of_process(self, pid: int, uid: int, gid: int) -> Program:
+        """That of a process, perhaps a new one. Of a process that can't be seen from here each call is another one."""
+        state = (process_state(pid) if pid else None) or _UNKNOWN
+        program = self._by_process.get((pid, state.start, uid)) if state.start else None
+        if program is None:
+            program = Program(new_id(), command_of(pid) or str(pid), pid, state.start, uid, gid, self.user(uid))
+            self._add(program)
+        return program
+
+    def user(self, uid: int) -> Used:
+        return self.users.setdefault(uid, Used())
+
+    def _left(self, program: Program) -> None:
+        self.version += 1
+        if program.has_anybody:
+            return
+        if program.ended is not None:
+            program.measure()
+            self.when_gone(program)
+        elif not program.is_launched and not (program.pid and program.start and is_alive(program.pid, program.start)):
+            self._end(program, Ended(None, "gone", time.time_ns()))
+
+    # ---- what launchers say
+
+    def start(
+        self,
+        link: Link,
+        number: str,
+        name: str,
+        *,
+        pid: int | None = None,
+        parent: str | None = None,
+        limits: ProgramLimits,
+        again: bool = False,
+    ) -> Program:
+        """A program is about to run, or runs since before the daemon was started. WouldBlock: it is one too many."""
+        program = self.living.get(number)
+        if program is not None:
+            self._take_up(link, program, pid, again=again)
+        else:
+            if any(number == each.id for each in self.ended):
+                raise Exists(f"program {number} has ended")
+            process = self._check_process(link, pid) if pid is not None else None
+            self.admission.admit(link.uid)
+            program = Program(
+                number, name, pid, process or 0, link.uid, link.gid, self.user(link.uid), is_launched=True
+            )
+            program.parent, program.limits = parent, limits
+            self._add(program)
+        program.link = link
+        return program
+
+    def _take_up(self, link: Link, program: Program, pid: int | None, *, again: bool) -> None:
+        if program.uid != link.uid or not program.is_launched:
+            raise NotPermitted(f"program {program.id} is not this launcher's")
+        if not again or program.link is not None:
+            raise Exists(f"there is a program {program.id}")
+        if pid is not None and pid != program.pid and process_state(pid) is not None:  # it was started again meanwhile
+            self._is_process(program, pid, self._check_process(link, pid))
+        if program.over is not None:
+            self.over.append(program)
+            self.when_over()
+
+    def has_pid(self, program: Program, pid: int) -> None:
+        """Its first process runs now."""
+        assert program.link is not None
+        self._is_process(program, pid, self._check_process(program.link, pid))
+
+    def _is_process(self, program: Program, pid: int, start: int) -> None:
+        self._forget_process(program)
+        program.pid, program.start = pid, start
+        self._know_process(program)
+        self.version += 1
+
+    def _check_process(self, link: Link, pid: int) -> int:
+        """Its start time. SymError: it is none of the launcher's user."""
+        state = process_state(pid)
+        uids = uids_of(pid)
+        if state is None or not uids:
+            raise SymError(f"there is no process {pid}", errno.ESRCH)
+        if link.uid and link.uid not in uids:
+            raise NotPermitted(f"process {pid} is not of uid {link.uid}")
+        return state.start
+
+    def of_launcher(self, link: Link, number: str) -> Program:
+        """One of a launcher's living programs."""
+        program = self.living.get(number)
+        if program is None or program.link is not link:
+            raise NotFound(f"there is no program {number} of this launcher")
+        return program
+
+    def end(self, program: Program, status: int, reason: str) -> None:
+        """Its launcher says so. What is left of its connections goes on to count to it."""
+        self._end(program, Ended(status, reason, time.time_ns()))
+
+    def launcher_gone(self, link: Link) -> None:
+        """Its programs live on; it may come back."""
+        for program in self.living.values():
+            if program.link is link:
+                program.link = None
+                program.alone_since_s = time.monotonic()
+
+    # ---- ends
+
+    def end_if_gone(self, program: Program) -> None:
+        """Nobody says when these end: a process that has closed its connection, what a lost launcher started."""
+        if program.ended is not None or program.has_anybody or program.link is not None:
+            return
+        if program.is_launched and time.monotonic() - program.alone_since_s < LOST_AFTER_S:
+            return
+        if program.pid is None or not program.start or not is_alive(program.pid, program.start):
+            self._end(program, Ended(None, "lost" if program.is_launched else "gone", time.time_ns()))
+
+    def _end(self, program: Program, ended: Ended) -> None:
+        program.measure()
+        program.ended, program.link = ended, None
+        del self.living[program.id]
+        self._forget_process(program)
+        self.ended.append(program)
+        self.version += 1
+        if program.is_launched:
+            self.admission.ended(program.uid)
+        if not program.has_anybody:
+            self.when_gone(program)
+
+    # ---- lists
+
+    def visible_to(self, uid: int) -> list[Program]:
+        """The living ones of a user, or all of them to root; in the order in which they began."""
+        return sorted(_of(uid, self.living.values()), key=lambda each: each.began_ns)
+
+    def ended_of(self, uid: int) -> list[Program]:
+        return _of(uid, self.ended)
+
+    def with_pids(self) -> list[Program]:
+        """Those that live or have connections, and whose process is known; who began first is the first."""
+        lingering = [each for each in self.ended if each.connections]
+        found = [each for each in (*self.living.values(), *lingering) if each.pid]
+        return sorted(found, key=lambda each: each.began_ns)
+
+    def _add(self, program: Program) -> None:
+        while program.id in self.living:
+            program.id = new_id()
+        self._last_ns = program.began_ns = max(program.began_ns, self._last_ns + 1)  # no two alike: lists are cut here
+        program.is_known = True
+        program.when_over = self._note_over
+        self.living[program.id] = program
+        self._know_process(program)
+        self.version += 1
+
+    def _note_over(self, program: Program) -> None:
+        self.over.append(program)
+        self.when_over()
+
+    def _know_process(self, program: Program) -> None:
+        if program.process is not None and program.start:
+            self._by_process.setdefault(program.process, program)
+
+    def _forget_process(self, program: Program) -> None:
+        if program.process is not None and self._by_process.get(program.process) is program:
+            del self._by_process[program.process]
+
+    # ---- what is kept
+
+    def save(self, snapshot: kept.Kept) -> None:
+        """In a worker."""
+        if self._path is not None:
+            kept.save(self._path, snapshot)
+
+    def _restore(self, path: Path) -> None:
+        living, ended = kept.load(path)
+        self.ended.extend(ended)
+        for program in living:
+            program.user = self.user(program.uid)
+            if program.id in self.living:
+                continue
+            self._add(program)
+            if program.is_launched:
+                self.admission.admit_again(program.uid)
+
+
+def _of(uid: int, programs: Iterable[Program]) -> list[Program]:
+    return [each for each in programs if uid in (0, each.uid)]

@@ -1,0 +1,102 @@
+"""Looks after programs: limits that nobody asks about, ends that nobody tells of, and what is kept of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from libsym.errors import SymError
+from scheduler.programs.kept import Kept, record
+from scheduler.programs.program import Program
+from scheduler.programs.registry import Programs
+
+log = logging.getLogger(__name__)
+
+LOOKS_EACH_S = 0.05
+"""While a program has limits: a decode loop in C goes on for so long beyond one."""
+SWEEPS_EACH_S = 1.0
+SAVES_EACH_S = 10.0
+_A_TURN = 20
+"""Programs that are looked at before others get their turn: a look at /proc takes 20 us."""
+_RECORDS_A_TURN = 100
+
+
+class ProgramWatch:
+    """One for a daemon."""
+
+    def __init__(
+        self, programs: Programs, catch_up: Callable[[], None], stop: Callable[[Program, SymError], None]
+    ) -> None:
+        """`catch_up`: has what is computed counted. `stop`: ends the calls of a program."""
+        self._programs = programs
+        self._catch_up = catch_up
+        self._stop = stop
+        self._wakes = trio.Event()
+
+    async def run(self) -> None:
+        """For ever."""
+        programs = self._programs
+        programs.when_over = self._wake
+        swept_s = saved_s = trio.current_time()
+        while True:
+            has_limits = any(each.limits.is_any for each in programs.living.values())
+            with trio.move_on_after(LOOKS_EACH_S if has_limits else SWEEPS_EACH_S):
+                await self._wakes.wait()
+            self._wakes = trio.Event()
+            self._look()
+            if trio.current_time() - swept_s >= SWEEPS_EACH_S:
+                await self._sweep()
+                swept_s = trio.current_time()
+            if trio.current_time() - saved_s >= SAVES_EACH_S:
+                await self._save()
+                saved_s = trio.current_time()
+
+    def _wake(self) -> None:
+        self._wakes.set()
+
+    def _look(self) -> None:
+        self._catch_up()
+        for program in tuple(self._programs.living.values()):
+            program.look()
+        over, self._programs.over = self._programs.over, []
+        for program in over:
+            self._end(program)
+
+    def _end(self, program: Program) -> None:
+        """It is over a limit: its launcher ends it, and nothing is computed for it meanwhile."""
+        assert program.over is not None
+        log.info("%s", program.over.text)
+        self._stop(program, program.over_limit())
+        if program.link is not None:
+            try:
+                program.link.tell({"do": "limit", "id": program.id, "what": program.over.what})
+            except SymError as error:
+                log.warning("the launcher of program %s is not told of its limit: %s", program.id, error)
+                program.link.break_off()
+
+    async def _sweep(self) -> None:
+        for index, program in enumerate(tuple(self._programs.living.values())):
+            if index % _A_TURN == _A_TURN - 1:
+                await trio.lowlevel.checkpoint()
+            program.measure(await program.page_seconds.total_in_turns())
+            self._programs.end_if_gone(program)
+
+    async def _save(self) -> None:
+        living, ended = [*self._programs.living.values()], [*self._programs.ended]
+        records = []
+        for index, program in enumerate((*living, *ended)):
+            if index % _RECORDS_A_TURN == _RECORDS_A_TURN - 1:
+                await trio.lowlevel.checkpoint()
+            records.append(record(program))
+        try:
+            await trio.to_thread.run_sync(self._programs.save, Kept(records[: len(living)], records[len(living) :]))
+        except OSError as error:
+            log.warning("what is known of programs can't be kept: %s", error)
+
+    async def close(self) -> None:
+        """The daemon ends: what is known now is what its successor begins with."""
+        for program in self._programs.living.values():
+            program.measure()
+        await self._save()

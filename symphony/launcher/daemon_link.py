@@ -1,0 +1,186 @@
+"""The launcher's one connection to its daemon's programs socket, made again as long as programs live.
+
+Messages are JSON. Ours have a number `n` that the answer repeats; the daemon's own have `d`. A connection that was
+accepted for a program goes along as a descriptor.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import json
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from symphony.launcher.places import Refused
+
+log = logging.getLogger(__name__)
+
+ANSWER_TIMEOUT_S = 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+_MAX_BYTES = 64 << 10
+
+Message = dict[str, Any]
+
+
+class NoDaemon(Refused):
+    """The daemon is not there, or takes no launchers."""
+
+
+class DaemonLink:
+    """`on_again` is called when a daemon is there that knows nothing of us."""
+
+    def __init__(self, path: str, on_again: Callable[[], None]) -> None:
+        self._path = path
+        self._on_again = on_again
+        self.on_request: Callable[[Message], None] = lambda _request: None
+        """Gets what the daemon asks."""
+        self._loop = asyncio.get_running_loop()
+        self._connection: socket.socket | None = None
+        self._last_number = 0
+        self._answers: dict[int, asyncio.Future[Message]] = {}
+        self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
+        self.is_needed: Callable[[], bool] = lambda: False
+        """Whether a connection that is lost is to be made again."""
+        self._connecting: asyncio.Task[None] | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
+
+    def connect(self) -> None:
+        """NoDaemon: nobody listens there."""
+        if self._connection is not None:
+            return
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.setblocking(False)
+        try:
+            connection.connect(self._path)
+        except OSError as error:
+            connection.close()
+            raise NoDaemon(f"no daemon takes launchers at {self._path}: {error.strerror or error}") from None
+        self._connection = connection
+        self._loop.add_reader(connection, self._receive)
+
+    async def call(self, do: str, **words: Any) -> Message:
+        """Asks, and waits for the answer. Refused: with the daemon's own text."""
+        self.connect()
+        number = self._last_number = self._last_number + 1
+        answer = self._answers[number] = self._loop.create_future()
+        self._post({"n": number, "do": do, **words})
+        try:
+            return await asyncio.wait_for(answer, ANSWER_TIMEOUT_S)
+        except TimeoutError:
+            raise NoDaemon(f"the daemon at {self._path} does not answer: is it stopped or overloaded?") from None
+        finally:
+            self._answers.pop(number, None)
+
+    def pass_on(self, program: str, connection: socket.socket) -> None:
+        """A connection that `program` made; it is the daemon's from here on. Without a daemon it is hung up."""
+        if self._connection is None:
+            connection.close()
+            return
+        self._last_number += 1
+        self._post({"n": self._last_number, "do": "connect", "id": program}, connection)
+
+    def answer(self, request: Message, **words: Any) -> None:
+        """To what the daemon asked; nobody waits for it if that daemon has gone."""
+        if self._connection is not None:
+            self._post({"d": request["d"], **words})
+
+    def close(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+        self._hang_up()
+
+    def _post(self, message: Message, connection: socket.socket | None = None) -> None:
+        raw = json.dumps(message).encode()
+        if len(raw) > _MAX_BYTES:
+            raise Refused("what is to be told to the daemon is too long")
+        self._unsent.append((raw, connection))
+        self._send()
+
+    def _send(self) -> None:
+        while self._unsent and self._connection is not None:
+            raw, passed = self._unsent[0]
+            rights = [] if passed is None else _rights(passed)
+            try:
+                self._connection.sendmsg([raw], rights)
+            except BlockingIOError:
+                self._loop.add_writer(self._connection, self._send)
+                return
+            except OSError:
+                self._lost()
+                return
+            self._unsent.popleft()
+            if passed is not None:
+                passed.close()
+        if self._connection is not None:
+            self._loop.remove_writer(self._connection)
+
+    def _receive(self) -> None:
+        if self._connection is None:
+            return
+        try:
+            raw = self._connection.recv(_MAX_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            raw = b""
+        if not raw:
+            self._lost()
+            return
+        message = json.loads(raw)
+        if "n" in message:
+            self._answered(message)
+        else:
+            self.on_request(message)
+
+    def _answered(self, message: Message) -> None:
+        answer = self._answers.pop(message["n"], None)
+        if answer is None or answer.done():
+            return
+        if "error" in message:
+            answer.set_exception(Refused(message["error"]))
+        else:
+            answer.set_result(message)
+
+    def _lost(self) -> None:
+        log.warning("the daemon at %s has gone", self._path)
+        self._hang_up()
+        if self._connecting is None or self._connecting.done():
+            self._connecting = self._loop.create_task(self._connect_again())
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._loop.remove_reader(self._connection)
+            self._loop.remove_writer(self._connection)
+            self._connection.close()
+            self._connection = None
+        for _, passed in self._unsent:
+            if passed is not None:
+                passed.close()
+        self._unsent.clear()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(NoDaemon(f"the daemon at {self._path} went away"))
+        self._answers.clear()
+
+    async def _connect_again(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while self.is_needed():
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            with suppress(NoDaemon):
+                self.connect()
+                log.info("the daemon at %s is there again", self._path)
+                self._on_again()
+                return
+
+
+def _rights(connection: socket.socket) -> list[tuple[int, int, array.array[int]]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [connection.fileno()]))]

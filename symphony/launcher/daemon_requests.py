@@ -1,0 +1,136 @@
+"""What the daemon asks of a launcher: spawn, wait and kill for its programs, and the end of one over its limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from typing import Any
+
+from symphony.launcher.daemon_link import Message
+from symphony.launcher.ending import LAST_WORDS_S
+from symphony.launcher.finding import find_program, shipped
+from symphony.launcher.places import Refused
+from symphony.launcher.program import Program
+from symphony.launcher.spec import NONE, checked
+from symphony.launcher.supervisor import Supervisor
+
+
+class _NotAllowed(Refused):
+    errno = errno.EPERM
+
+
+class _NoProgram(Refused):
+    errno = errno.ESRCH
+
+
+class DaemonRequests:
+    """Serves each request, many at once."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._link = supervisor.link
+        self._link.on_request = self._begin
+
+    def _begin(self, request: Message) -> None:
+        if request["do"] == "limit":
+            program = self._supervisor.living.get(request["id"])
+            if program is not None:
+                self._supervisor.ran_into(program, request["what"], LAST_WORDS_S)
+        else:
+            self._supervisor.spawn(self._serve(request))
+
+    async def _serve(self, request: Message) -> None:
+        try:
+            words = await self._do(request)
+        except Refused as error:
+            self._link.answer(request, error=str(error), errno=getattr(error, "errno", _ERRNOS.get(error.status, 0)))
+        else:
+            self._link.answer(request, ok=True, **words)
+
+    async def _do(self, request: Message) -> dict[str, Any]:
+        match request["do"]:
+            case "spawn":
+                return await self._start(request)
+            case "kill":
+                self._kill(request)
+                return {}
+            case "wait":
+                return await self._wait(request)
+        raise Refused(f"a launcher does not know {request['do']!r}")
+
+    async def _start(self, request: Message) -> dict[str, Any]:
+        parent = self._living(request["by"])
+        directory = os.path.join(parent.spec.cwd, request.get("cwd") or "")  # noqa: PTH118 - text
+        spec = checked(
+            {
+                **_program(parent, request["program"], directory),
+                "isolation": parent.spec.isolation,
+                "shows": parent.spec.shows,
+                "home": parent.spec.home,
+                "empty": parent.spec.empty,
+                "allow_net": parent.spec.allow_net,
+                "venv": parent.spec.venv,
+                "args": request.get("args") or [],
+                "env": {**parent.spec.env, **(request.get("env") or {})},
+                "cwd": directory,
+                "name": request.get("name"),
+                "limits": request.get("limits"),
+                "restart": request.get("restart"),
+                "umask": parent.spec.umask,
+                "rlimits": parent.spec.rlimits,
+                "has_input": False,
+            }
+        )
+        spec = dataclasses.replace(spec, limits=spec.limits.within(parent.spec.limits))
+        program = await self._supervisor.start(spec, parent=parent.record.id, outlives=bool(request.get("detached")))
+        return {"id": program.record.id, "name": program.record.name, "pid": program.record.pid}
+
+    def _kill(self, request: Message) -> None:
+        program = self._living(request["id"])
+        by = request.get("by")
+        if by is not None and by not in self._ancestors(program):
+            raise _NotAllowed(f"{program.record.name} is no program that the caller started")
+        self._supervisor.kill(program, int(request["signal"]))
+
+    async def _wait(self, request: Message) -> dict[str, Any]:
+        program = self._known(request["id"])
+        await program.over.wait()
+        end = program.record.end
+        assert end is not None
+        return {"status": end.status, "reason": end.reason}
+
+    def _living(self, name: str) -> Program:
+        found = self._supervisor.living.get(name)
+        if found is None:
+            raise _NoProgram(f"no program {name} is running")
+        return found
+
+    def _known(self, name: str) -> Program:
+        try:
+            return self._supervisor.find(name)
+        except Refused as error:
+            raise _NoProgram(str(error)) from None
+
+    def _ancestors(self, program: Program) -> set[str]:
+        """Of ended parents nothing is known any more: whoever started them has no say."""
+        found = set[str]()
+        parent = program.record.parent
+        while parent is not None and parent not in found:
+            found.add(parent)
+            above = self._supervisor.living.get(parent)
+            parent = above.record.parent if above is not None else None
+        return found
+
+
+def _program(parent: Program, word: str, directory: str) -> Message:
+    """What `parent` means. One in a sandbox means what is there inside, where nobody looks from here."""
+    if parent.spec.isolation == NONE:
+        path, python = find_program(word, directory)
+        return {"path": path, "python": python}
+    ships = shipped().get(word)
+    return {"path": word, "python": word.endswith(".py"), "ships": None if ships is None else str(ships)}
+
+
+_ERRNOS = {126: errno.EACCES, 127: errno.ENOENT, 125: errno.EINVAL}
+"""Of what `symphony run` would end with."""

@@ -1,0 +1,59 @@
+"""Which program a word means: a file, or one of those that ship with Symphony."""
+
+from __future__ import annotations
+
+import ast
+import os
+import stat
+from pathlib import Path
+
+from symphony.launcher.places import Refused
+from symphony.launcher.statuses import NOT_FOUND, NOT_READABLE
+from symphony.launcher.surroundings import ROOT
+
+SHIPPED = Path(ROOT) / "lips"
+
+
+def shipped() -> dict[str, Path]:
+    """By name."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.py")) if path.stem != "__init__"}
+
+
+def shipped_lines() -> list[str]:
+    """Their names, and what each is for."""
+    programs = shipped()
+    width = max(map(len, programs), default=0)
+    return [f"{name:{width}}  {_purpose(path)}" for name, path in programs.items()]
+
+
+def _purpose(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
+    return text.partition("\n")[0]
+
+
+def find_program(word: str, directory: str) -> tuple[str, bool]:
+    """The path of its file, as it was given if it is one; and whether it is Python. Refused: there is none."""
+    if _is_there(directory, word):
+        return word, word.endswith(".py")
+    found = shipped().get(word)
+    if found is not None:
+        return str(found), True
+    raise Refused(_not_found(word), NOT_FOUND)
+
+
+def _is_there(directory: str, word: str) -> bool:
+    try:
+        found = os.stat(os.path.join(directory, word) if word else word)  # noqa: PTH116, PTH118 - "" is no file
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise Refused(f"{word}: {getattr(error, 'strerror', None) or error}", NOT_READABLE) from None
+    if stat.S_ISDIR(found.st_mode):
+        raise Refused(f"{word}: is a directory", NOT_READABLE)
+    return True
+
+
+def _not_found(word: str) -> str:
+    if "/" in word or word.endswith(".py"):
+        return f"no program {word}: there is no such file"
+    return f"no program {word}: it is no file here, and Symphony ships {', '.join(shipped()) or 'none'}"

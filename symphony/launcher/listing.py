@@ -1,0 +1,97 @@
+"""What `symphony ps` lists: the programs that the launcher has, and what the daemon says of them and of others."""
+
+from __future__ import annotations
+
+import dataclasses
+import pwd
+import time
+from typing import Any
+
+import libsym as sym
+from symphony.launcher import client
+from symphony.launcher.places import Places
+
+Row = dict[str, Any]
+
+_OF_LAUNCHER = ("program", "args", "cwd", "detached", "tty", "isolation", "created", "restarts")
+"""What the daemon does not know of a program."""
+
+
+def rows(places: Places, socket: str, *, ended: bool) -> tuple[list[Row], sym.NotConnected | None]:
+    """In the order in which they began; and why the daemon could not be asked."""
+    found = {each["id"]: {**each, "state": None, "call": None} for each in _of_launcher(places, ended=ended)}
+    try:
+        known = _of_daemon(socket, ended=ended)
+    except sym.NotConnected as error:
+        return list(found.values()), error
+    for told in known:
+        own = found.get(told["id"])
+        if own is None:
+            found[told["id"]] = dict.fromkeys(_OF_LAUNCHER) | told | {"created": told["started"]}
+        elif own["status"] is None:
+            own |= {name: told[name] for name in ("state", "call", "connections", "usage")}
+    return sorted(found.values(), key=lambda each: float(each["created"])), None
+
+
+def _of_launcher(places: Places, *, ended: bool) -> list[Row]:
+    if not places.directory.exists():
+        return []  # there was never one
+    found: list[Row] = client.request(places, {"do": "ps", "all": ended})["programs"]
+    return found
+
+
+def _of_daemon(socket: str, *, ended: bool) -> list[Row]:
+    """Of all programs that this user may see, but this command."""
+    sym.connect(socket)
+    try:
+        me = sym.getpid()
+        return [
+            {name: value for name, value in dataclasses.asdict(each).items() if name != "extra"}
+            for each in sym.programs(ended=ended)
+            if each.pid != me
+        ]
+    finally:
+        sym.close()
+
+
+def lines(programs: list[Row]) -> list[str]:
+    """For people."""
+    names = f"{'ID':8} {'NAME':16} {'PID':>8} {'USER':8} {'AGE':>4} {'TOKENS':>8}"
+    found = [f"{names} {'ISOLATION':9} {'STATUS':22} PROGRAM"]
+    for each in programs:
+        words = _printable(" ".join([each["program"], *each["args"]])) if each["program"] else "(connected by itself)"
+        tokens = each["usage"].get("tokens", 0)
+        found.append(
+            f"{each['id']:8} {_printable(each['name']):16} {each['pid'] or '-':>8} {_user(each['uid']):8} "
+            f"{_age(each['created']):>4} {tokens:>8} {each['isolation'] or '-':9} {_status(each):22} {words}"
+        )
+    return found
+
+
+def _printable(text: str) -> str:
+    """One line that any terminal shows: what is in arguments is not ours, and of names not even our user's."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def _status(program: Row) -> str:
+    if program["reason"] is not None:
+        return f"{program['reason']} {'' if program['status'] is None else program['status']}".rstrip()
+    if not program["pid"]:
+        return "restarting"
+    call = f" ({program['call']})" if program["call"] else ""
+    return (program["state"] or "running") + call
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _age(since: float) -> str:
+    seconds = max(0, int(time.time() - since))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"

@@ -1,0 +1,208 @@
+"""One program as its launcher knows it, and what is written down of it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from symphony.launcher.cgroup import Group
+from symphony.launcher.forwarder import Forwarder
+from symphony.launcher.places import Refused
+from symphony.launcher.process import Process
+from symphony.launcher.program_log import ProgramLog
+from symphony.launcher.spec import Spec
+from symphony.launcher.streams import Streams
+from symphony.launcher.wire import ERROR
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 128
+ACCEPT_AGAIN_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a program ended."""
+
+    status: int
+    reason: str
+    at: float
+
+
+@dataclass(slots=True)
+class Record:
+    """What state.json has."""
+
+    id: str
+    name: str
+    program: str
+    args: list[str]
+    cwd: str
+    uid: int
+    parent: str | None
+    detached: bool
+    """It outlives its parent."""
+    tty: bool
+    limits: dict[str, Any]
+    created: float
+    isolation: str
+    pid: int | None = None
+    started: float | None = None
+    restarts: int = 0
+    end: End | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: Spec, name: str, parent: str | None, *, outlives: bool) -> Record:
+        return cls(
+            id=secrets.token_hex(4),
+            name=name,
+            program=spec.path,
+            args=list(spec.args),
+            cwd=spec.cwd,
+            uid=os.getuid(),
+            parent=parent,
+            detached=outlives,
+            tty=spec.tty,
+            limits={key: limit for key, limit in dataclasses.asdict(spec.limits).items() if limit is not None},
+            created=time.time(),
+            isolation=spec.isolation,
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        words = json.loads(path.read_text(encoding="utf-8"))
+        words["end"] = End(**words["end"]) if words["end"] else None
+        return cls(**words)
+
+    def write(self, path: Path) -> None:
+        """All of it or nothing."""
+        new = path.with_suffix(".new")
+        end = self.end and dataclasses.asdict(self.end)
+        new.write_text(json.dumps({**self._words(), "end": end}), encoding="utf-8")
+        new.replace(path)
+
+    def shown(self) -> dict[str, Any]:
+        """What clients are told."""
+        words, end = self._words(), self.end
+        if end is None:
+            return {**words, "status": None, "reason": None, "ended": None}
+        return {**words, "status": end.status, "reason": end.reason, "ended": end.at}
+
+    def _words(self) -> dict[str, Any]:
+        """All but its end, and nothing of it copied."""
+        return {name: getattr(self, name) for name in _WORDS}
+
+
+_WORDS = [each.name for each in dataclasses.fields(Record) if each.name != "end"]
+
+
+class Program:
+    """A living program, or one that is kept for its log and its status."""
+
+    def __init__(self, directory: Path, record: Record, spec: Spec | None, window: tuple[int, int] = (24, 80)) -> None:
+        """`window`: rows and columns of its terminal when it starts."""
+        self.record = record
+        self.directory = directory
+        self._spec = spec
+        self.window = window
+        self.log = ProgramLog(directory)
+        self.streams: Streams | None = None
+        self.process: Process | None = None
+        """Its first process, or that of its last start."""
+        self.forwarder: Forwarder | None = None
+        """Serves the hosts that it may connect to."""
+        self.group: Group | None = None
+        self.input_ended = False
+        """Who gives it input has no more; when it is started again, neither."""
+        self.limit: str | None = None
+        """Which limit it ran into."""
+        self.stopping = asyncio.Event()
+        """Somebody ends it: it is not started again."""
+        self.over = asyncio.Event()
+        """It has ended, and all that it wrote is in its log."""
+        self.on_change: set[Callable[[], None]] = set()
+        """To be called when there is more in its log, or it has ended."""
+        self._listening: socket.socket | None = None
+        if record.end is not None:
+            self.over.set()
+
+    @property
+    def spec(self) -> Spec:
+        assert self._spec is not None, "a program of an earlier launcher is never started"
+        return self._spec
+
+    @property
+    def socket_path(self) -> Path:
+        """What it connects to."""
+        return self.directory / "socket"
+
+    def save(self) -> None:
+        try:
+            self.record.write(self.directory / "state.json")
+        except OSError as error:  # a full disk ends no program
+            log.warning("what became of %s can't be written down: %s", self.record.name, error.strerror)
+
+    def say(self, text: str) -> None:
+        """A line of the launcher's own in its log, as standard error."""
+        try:
+            self.log.append(ERROR, f"symphony: {text}\n".encode())
+        except OSError as error:
+            log.warning("its log can't be written (%s): %s", error.strerror, text)
+
+    def listen(self, on_connection: Callable[[Program, socket.socket], None]) -> None:
+        """Makes its directory and its socket. Refused: they can't be made."""
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.setblocking(False)
+        try:
+            self.directory.mkdir(mode=0o700, parents=True)
+            self._listening.bind(str(self.socket_path))
+        except OSError as error:  # Python has no errno for a path that is too long
+            raise Refused(f"the program's socket {self.socket_path} can't be made: {error.strerror or error}") from None
+        self._listening.listen(BACKLOG)
+        self._accept_from_now(on_connection)
+
+    def _accept_from_now(self, on_connection: Callable[[Program, socket.socket], None]) -> None:
+        if self._listening is not None:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept, on_connection)
+
+    def _accept(self, on_connection: Callable[[Program, socket.socket], None]) -> None:
+        assert self._listening is not None
+        try:
+            connection, _ = self._listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # no descriptors or memory for one more: it waits in the queue
+            log.warning("a connection of %s can't be accepted: %s", self.record.name, error.strerror)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listening)
+            loop.call_later(ACCEPT_AGAIN_S, self._accept_from_now, on_connection)
+            return
+        on_connection(self, connection)
+
+    def stop_listening(self) -> None:
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
+            self.socket_path.unlink(missing_ok=True)
+
+    def changed(self) -> None:
+        for tell in list(self.on_change):
+            tell()
+
+    def forget(self) -> None:
+        """Nobody asks for it any more."""
+        self.log.close()
+        shutil.rmtree(self.directory)

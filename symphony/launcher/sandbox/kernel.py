@@ -1,0 +1,17 @@
+"""The extension module of the sandbox, and how its functions fail."""
+
+from __future__ import annotations
+
+import os
+
+from symphony.launcher._kernel import ffi, lib
+
+__all__ = ["done", "ffi", "lib"]
+
+
+def done(result: int, what: str = "") -> int:
+    """The result of a system call. OSError: it failed."""
+    if result < 0:
+        code = ffi.errno
+        raise OSError(code, os.strerror(code), what or None)
+    return result

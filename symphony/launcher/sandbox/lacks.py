@@ -1,0 +1,53 @@
+"""What hinders a sandbox, in words that tell a user what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_INSTEAD = "or run it without: --isolation none"
+_SWITCHES = (
+    ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
+    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
+    ("/proc/sys/user/max_user_namespaces", "0", "user.max_user_namespaces=10000"),
+    ("/proc/sys/user/max_net_namespaces", "0", "user.max_net_namespaces=10000"),
+    ("/proc/sys/user/max_mnt_namespaces", "0", "user.max_mnt_namespaces=10000"),
+)
+"""Settings with which users have no namespaces: where, when it is so, and how an administrator changes it."""
+
+
+class Lacks(Exception):  # noqa: N818 - it is what a kernel does
+    """There can be no sandbox; the text says why, and what to do."""
+
+
+@contextmanager
+def step(what: str, remedy: str | None = None) -> Iterator[None]:
+    """Turns an OSError into Lacks. `remedy`: what would help, where it is not about namespaces."""
+    try:
+        yield
+    except OSError as error:
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        why = remedy or _why(error.errno)
+        raise Lacks(f"no sandbox: {what}: {where}{error.strerror}; {why}, {_INSTEAD}") from None
+
+
+def _why(code: int | None) -> str:
+    """What keeps users from having namespaces here."""
+    for path, value, setting in _SWITCHES:
+        if _read(path) == value:
+            return f"an administrator has to allow it (sysctl {setting})"
+    if code not in (errno.EACCES, errno.EINVAL, errno.ENOSPC, errno.ENOSYS, errno.EPERM, errno.EUSERS):
+        return "the launcher's log may say more"
+    if code == errno.ENOSPC:
+        return "there are too many namespaces already (sysctl user.max_user_namespaces and its like)"
+    return "this machine or its container allows no namespaces to users"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,207 @@
+"""The root directory of a sandbox, and the mount of KV in it.
+
+After `build` the first process has a root with three directories: `/old`, the machine's tree; `/new`, what the program
+gets; `/own`, what it may write to. All but `/old` is one tmpfs, so one bound holds for all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from symphony.launcher.sandbox.kernel import done, ffi, lib
+from symphony.launcher.sandbox.lacks import step
+from symphony.launcher.sandbox.view import Link, Shown
+
+PRIVATE = {"/tmp": "tmp", "/var/tmp": "var-tmp", "/dev/shm": "shm"}  # noqa: S108 - inside
+"""Directories that all may write to, and their names in `/own`."""
+_MAX_INODES = 100_000
+_MASKED = ("kcore", "keys", "sysrq-trigger", "timer_list")
+"""Files of /proc that tell of the machine, or change it."""
+_NAMES = "passwd: files\ngroup: files\nhosts: files\n"
+"""Where names are looked up: nobody is there to ask."""
+_LINKS = {
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+    "/dev/ptmx": "pts/ptmx",
+    "/var/run": "/run",
+    "/etc/mtab": "/proc/self/mounts",
+}
+
+
+def build(spec: dict[str, Any], system: Iterable[Shown | Link], wanted: Iterable[Shown | Link], hosts: str) -> None:
+    """`system`: what all sandboxes show; `wanted`: what this one shows, too; `hosts`: the names that it has of hosts.
+
+    What is wanted comes last: nothing may be made in directories that are the user's.
+    """
+    base, own_bytes = spec["base"], spec["own_bytes"]
+    with step("its root can't be made"):
+        mount(
+            "symphony",
+            base,
+            "tmpfs",
+            lib.MS_NOSUID | lib.MS_NODEV,
+            f"mode=0755,size={own_bytes},nr_inodes={_MAX_INODES}",
+        )
+        for name in ("old", "new", "own"):
+            os.mkdir(f"{base}/{name}")
+        done(lib.sym_pivot_root(os.fsencode(base), os.fsencode(f"{base}/old")))
+        os.chdir("/")
+        mount("/new", "/new", None, lib.MS_BIND)
+        _make_private_directories(spec["home"])
+    with step("/proc can't be mounted", "a container that hides parts of /proc does not allow it"):
+        _make_proc(spec["tasks"])
+    with step("its files can't be mounted"):
+        for each in system:
+            _show(each)
+        _write("/etc/hosts", hosts)
+        _write("/etc/nsswitch.conf", _NAMES)
+        _make_terminals()
+        for path, target in _LINKS.items():
+            _link(path, target)
+        for each in wanted:
+            _show(each)
+        for path in spec["empty"]:
+            _make_place(f"/new{path}", is_directory=True)
+        for path in spec["hidden"]:
+            _hide(path)
+        if spec["mount"]:
+            _make_place(f"/new{spec['mount']}", is_directory=True)
+        _restrict("/new", read_only=True, no_devices=True, below=False)
+        mount(None, "/new", None, lib.MS_REC | lib.MS_PRIVATE)  # what the machine mounts later has no limits
+        mount(None, "/", None, lib.MS_REC | lib.MS_SHARED)
+
+
+def enter() -> None:
+    """Gives this process `/new` as its root, and nothing else. What is mounted there later comes in."""
+    with step("its root can't be entered"):
+        done(lib.unshare(lib.CLONE_NEWNS))
+        mount(None, "/", None, lib.MS_REC | lib.MS_SLAVE)
+        os.chdir("/new")
+        done(lib.sym_pivot_root(b".", b"."))
+        done(lib.umount2(b".", lib.MNT_DETACH))
+        os.chdir("/")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """Mounts one thing, by the words of the system call. OSError: the kernel refuses."""
+    words = [ffi.NULL if word is None else os.fsencode(word) for word in (source, target, kind)]
+    done(lib.mount(*words, flags, ffi.NULL if options is None else options.encode()), target)
+
+
+def _restrict(path: str, *, read_only: bool, no_devices: bool, below: bool = True) -> None:
+    done(lib.sym_restrict_mount(os.fsencode(path), read_only, no_devices, below), path)
+
+
+def _make_private_directories(home: Sequence[str] | None) -> None:
+    for path, name in PRIVATE.items():
+        _make_private(path, name, 0o1777)
+    if home is not None:
+        path, real = home
+        _make_private(real, "home", 0o700)
+        if path != real:
+            _link(path, real)
+
+
+def _make_private(path: str, name: str, mode: int) -> None:
+    own = f"/own/{name}"
+    os.mkdir(own)
+    os.chmod(own, mode)
+    os.makedirs(f"/new{path}", exist_ok=True)
+    mount(own, f"/new{path}", None, lib.MS_BIND)
+
+
+def _make_proc(tasks: int) -> None:
+    """Of the sandbox's own processes; nothing in it can be changed."""
+    os.mkdir("/new/proc")
+    mount("proc", "/new/proc", "proc", lib.MS_NOSUID | lib.MS_NODEV | lib.MS_NOEXEC)
+    if _numbers_of_processes_are_divided():
+        Path("/new/proc/sys/kernel/pid_max").write_text(f"{tasks}\n", encoding="ascii")
+    for name in _MASKED:
+        if os.path.exists(f"/new/proc/{name}"):
+            mount("/old/dev/null", f"/new/proc/{name}", None, lib.MS_BIND)
+    _restrict("/new/proc", read_only=True, no_devices=False)
+
+
+def _numbers_of_processes_are_divided() -> bool:
+    """Before Linux 6.14 the highest one is the machine's, and root could change it from inside."""
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return found is not None and (int(found[1]), int(found[2])) >= (6, 14)
+
+
+def _make_terminals() -> None:
+    """Those that the program itself makes."""
+    os.mkdir("/new/dev/pts")
+    options = "newinstance,ptmxmode=0666,mode=0620"
+    mount("devpts", "/new/dev/pts", "devpts", lib.MS_NOSUID | lib.MS_NOEXEC, options)
+
+
+def _show(each: Shown | Link) -> None:
+    if isinstance(each, Link):
+        _link(each.path, each.target)
+        return
+    place = f"/new{each.path}"
+    how = (each.is_directory, not each.writable, not each.has_devices)
+    if lib.sym_show(os.fsencode(each.source), os.fsencode(place), *how) != 0:
+        _make_place(place, is_directory=each.is_directory)
+        done(lib.sym_show(os.fsencode(each.source), os.fsencode(place), *how), each.path)
+
+
+def _make_place(place: str, *, is_directory: bool) -> None:
+    """Something to mount on; in a directory that is shown it is there."""
+    if os.path.lexists(place):
+        return
+    os.makedirs(place if is_directory else os.path.dirname(place), exist_ok=True)
+    if not is_directory:
+        os.close(os.open(place, os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+
+def _link(path: str, target: str) -> None:
+    """Where the directory of a link is shown, the link is, too; one above it leads there by itself."""
+    place = f"/new{path}"
+    if not os.path.lexists(place) and not any(map(os.path.islink, Path(place).parents)):
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.symlink(target, place)
+
+
+def _write(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(f"/new{path}"), exist_ok=True)
+    Path(f"/new{path}").write_text(text, encoding="ascii")
+
+
+def _hide(path: str) -> None:
+    """What is below a directory that is shown, and is not for programs."""
+    place = f"/new{path}"
+    if os.path.isdir(place):
+        Path("/own/nothing").mkdir(mode=0o755, exist_ok=True)
+        mount("/own/nothing", place, None, lib.MS_BIND)
+        _restrict(place, read_only=True, no_devices=True)
+    elif os.path.lexists(place):
+        mount("/old/dev/null", place, None, lib.MS_BIND)
+        _restrict(place, read_only=True, no_devices=False)
+
+
+def mount_kv(path: str) -> bytes:
+    """Mounts KV, after `build`, if it is there. A `struct sym_kv`, by which the first process goes on with that."""
+    kv = ffi.new("struct sym_kv *")
+    kv.outside, kv.inside = os.fsencode(f"/old{path}"), os.fsencode(f"/new{path}")
+    kv.listed = re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % found[0][0], os.fsencode(f"/old{path}"))
+    with step(f"{path} can't be shown"):
+        kv.device = _device_of(bytes(ffi.string(kv.listed)))
+        if kv.device[0] != b"\0":
+            mount(f"/old{path}", f"/new{path}", None, lib.MS_BIND)
+            _restrict(f"/new{path}", read_only=False, no_devices=True)
+    return bytes(ffi.buffer(kv))
+
+
+def _device_of(listed: bytes) -> bytes:
+    """Of the last mount at a path, as the kernel lists it; none: b""."""
+    with open("/old/proc/self/mountinfo", "rb") as file:
+        fields = [line.split() for line in file]
+    devices = [each[2] for each in fields if each[4] == listed]
+    return devices[-1] if devices else b""

@@ -1,0 +1,206 @@
+"""The launcher's ends of a process's streams: what it writes goes into its log, what clients send goes to it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import struct
+import termios
+from collections.abc import Callable
+
+from symphony.launcher.program_log import ProgramLog
+from symphony.launcher.wire import CHUNK_BYTES, ERROR, OUTPUT
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+"""After a log could not be written: the disk may have room again."""
+
+
+class Streams:
+    """Pipes, or a terminal. `stdin`, `stdout` and `stderr` are the process's ends, until `started`."""
+
+    def __init__(
+        self,
+        sink: ProgramLog,
+        *,
+        has_input: bool,
+        window: tuple[int, int] | None,
+        error_apart: bool,
+        on_output: Callable[[], None],
+    ) -> None:
+        """`window`: rows and columns of the terminal that the process gets, or None for pipes."""
+        self._loop = asyncio.get_running_loop()
+        self._sink = sink
+        self._on_output = on_output
+        self._sources: dict[int, bytes] = {}
+        self._unwritten: tuple[bytes, bytes] | None = None
+        """What was read and is not in the log: its disk is full."""
+        self._is_last = False
+        self.closed = self._loop.create_future()
+        """Done when all that the process wrote is in the log."""
+        self.terminal = -1
+        self._input = -1
+        self._pending = b""
+        self._on_taken: list[Callable[[], None]] = []
+        self._is_at_end = False
+        self._theirs: list[int] = []
+        if window is None:
+            self._open_pipes(has_input=has_input, error_apart=error_apart)
+        else:
+            self._open_terminal(window, error_apart=error_apart)
+        for fd in self._sources:
+            os.set_blocking(fd, False)
+        self.stdin, self.stdout, self.stderr = self._theirs
+
+    def _open_pipes(self, *, has_input: bool, error_apart: bool) -> None:
+        if has_input:
+            stdin, self._input = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(self._input, False)
+        else:
+            stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        stdout = self._pipe(OUTPUT)
+        self._theirs = [stdin, stdout, self._pipe(ERROR) if error_apart else stdout]
+
+    def _open_terminal(self, window: tuple[int, int], *, error_apart: bool) -> None:
+        self.terminal, slave = os.openpty()
+        self._sources[self.terminal] = OUTPUT
+        self._input = self.terminal
+        self._theirs = [slave, slave, self._pipe(ERROR) if error_apart else slave]
+        self.resize(*window)
+
+    def _pipe(self, stream: bytes) -> int:
+        ours, theirs = os.pipe2(os.O_CLOEXEC)
+        self._sources[ours] = stream
+        return theirs
+
+    def started(self) -> None:
+        """The process has its ends."""
+        for fd in set(self._theirs):
+            os.close(fd)
+        for fd in self._sources:
+            self._loop.add_reader(fd, self._read, fd)
+
+    def abandon(self) -> None:
+        """There will be no process."""
+        for fd in {*self._theirs, *self._sources, self._input} - {-1}:
+            os.close(fd)
+        self._sources.clear()
+        self._input = -1
+
+    def resize(self, rows: int, columns: int) -> None:
+        if self.terminal in self._sources:
+            fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+    # What the process writes.
+
+    def _read(self, fd: int) -> None:
+        while fd in self._sources:
+            if self._unwritten is not None or self._sink.must_wait:
+                for source in self._sources:
+                    self._loop.remove_reader(source)
+                return
+            try:
+                content = os.read(fd, CHUNK_BYTES)
+            except BlockingIOError:
+                if self._is_last:
+                    self._close(fd)
+                return
+            except OSError:  # EIO: nobody has the terminal's other end open any more
+                content = b""
+            if not content:
+                self._close(fd)
+                return
+            self._write(self._sources[fd], content)
+            if not self._is_last:
+                return
+
+    def _write(self, stream: bytes, content: bytes) -> None:
+        try:
+            self._sink.append(stream, content)
+        except OSError as error:
+            log.warning("the log of a program can't be written: %s", error.strerror)
+            self._unwritten = stream, content
+            self._loop.call_later(RETRY_S, self._write_again)
+            return
+        self._on_output()
+
+    def _write_again(self) -> None:
+        stream, content = self._unwritten or (OUTPUT, b"")
+        self._unwritten = None
+        self._write(stream, content)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Readers of the log have come further."""
+        for fd in list(self._sources):
+            self._loop.add_reader(fd, self._read, fd)
+
+    def finish(self) -> None:
+        """The process has ended: what is there now is all."""
+        self._is_last = True
+        self.end_input()
+        for fd in list(self._sources):
+            self._read(fd)
+        self._tell_closed()
+
+    def _close(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        if fd == self._input:
+            self._drop_input()
+        del self._sources[fd]
+        os.close(fd)
+        self._tell_closed()
+
+    def _tell_closed(self) -> None:
+        if self._is_last and not self._sources and not self.closed.done():
+            self.closed.set_result(None)
+
+    # What it reads.
+
+    def give(self, content: bytes, on_taken: Callable[[], None]) -> None:
+        """Input; `on_taken` is called when the process's pipe has all of it, or nobody is there to read it."""
+        if self._input < 0 or self._is_at_end:
+            on_taken()
+            return
+        self._pending += content
+        self._on_taken.append(on_taken)
+        self._feed()
+
+    def _feed(self) -> None:
+        try:
+            while self._pending:
+                self._pending = self._pending[os.write(self._input, self._pending) :]
+        except BlockingIOError:
+            self._loop.add_writer(self._input, self._feed)
+            return
+        except OSError:  # whoever read it has closed it
+            self._pending = b""
+        self._loop.remove_writer(self._input)
+        if self._is_at_end:
+            self._drop_input()
+        self._tell_taken()
+
+    def _tell_taken(self) -> None:
+        waiting, self._on_taken = self._on_taken, []
+        for on_taken in waiting:
+            on_taken()
+
+    def end_input(self) -> None:
+        """There is no more; a terminal stays open."""
+        if self.terminal >= 0:
+            return
+        self._is_at_end = True
+        if not self._pending:
+            self._drop_input()
+
+    def _drop_input(self) -> None:
+        if self._input < 0:
+            return
+        fd, self._input, self._pending = self._input, -1, b""
+        self._loop.remove_writer(fd)
+        if fd != self.terminal:
+            os.close(fd)
+        self._tell_taken()

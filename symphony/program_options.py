@@ -1,0 +1,121 @@
+"""The grammar of the commands on programs: run, ps, kill, logs, wait, attach."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from kvfs.sizes import parse_bytes
+from libsym.errors import Invalid
+from symphony.launcher import commands
+
+Subparsers = argparse._SubParsersAction  # noqa: SLF001 - argparse has no other name for it
+Action = Callable[[argparse.Namespace, Path | None], int]
+_SECONDS = {"ms": 0.001, "s": 1, "": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def add_program_commands(
+    subparsers: Subparsers[argparse.ArgumentParser],
+    add_socket: Callable[[argparse.ArgumentParser], None],
+    socket_of: Callable[[argparse.Namespace], Path | None],
+) -> None:
+    """Adds all of them."""
+
+    def command(name: str, purpose: str, action: Action) -> argparse.ArgumentParser:
+        parser = subparsers.add_parser(name, help=purpose)
+        add_socket(parser)
+        parser.set_defaults(action=lambda args: action(args, socket_of(args)))
+        return parser
+
+    _add_run(command("run", "run a program beside the model", commands.run_command))
+
+    ps = command("ps", "which programs of yours there are", commands.ps_command)
+    ps.add_argument("-a", "--all", action="store_true", help="those that have ended, too")
+    ps.add_argument("--json", action="store_true", help="print JSON for scripts")
+
+    kill = command("kill", "send a signal to programs", commands.kill_command)
+    kill.add_argument("-s", "--signal", type=commands.signal_number, default=15, metavar="SIGNAL", help="default: TERM")
+    kill.add_argument("who", nargs="+", metavar="PROGRAM", help="a name, an id or a pid")
+
+    logs = command("logs", "what a program wrote", commands.logs_command)
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the program ends")
+    logs.add_argument("who", metavar="PROGRAM")
+
+    wait = command("wait", "return when programs have ended, and print how", commands.wait_command)
+    wait.add_argument("who", nargs="+", metavar="PROGRAM")
+
+    attach = command("attach", "have a running program in this terminal", commands.attach_command)
+    attach.add_argument("who", metavar="PROGRAM")
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument("-d", "--detach", action="store_true", help="print its name, and leave it running")
+    run.add_argument("-t", "--tty", action="store_true", help="give it a terminal of its own, whatever there is here")
+    run.add_argument("--name", help="what ps calls it (default: as its file)")
+    run.add_argument(
+        "--isolation",
+        choices=("standard", "none"),
+        default="standard",
+        help="standard: in a sandbox (the default); none: with all that you may do",
+    )
+    run.add_argument(
+        "--bind",
+        action="append",
+        default=[],
+        metavar="PATH[:ro]",
+        help="show it a file or directory, to write or to read",
+    )
+    run.add_argument(
+        "--allow-net", action="append", default=[], metavar="HOST:PORT", help="let it connect there by TCP"
+    )
+    run.add_argument("--venv", metavar="DIR", help="a virtual environment whose packages it has")
+    run.add_argument(
+        "-e",
+        "--env",
+        type=_variable,
+        action="append",
+        default=[],
+        metavar="K[=V]",
+        help="set a variable, or pass it on",
+    )
+    run.add_argument("--time", type=_seconds, metavar="TIME", help="end it after so long, like 10s, 5m, 2h")
+    run.add_argument("--memory", type=_bytes, metavar="SIZE", help="end it when its processes have more, like 512M")
+    run.add_argument("--processes", type=_count, metavar="N", help="end it when it has more processes")
+    run.add_argument("--tokens", type=_count, metavar="N", help="end it when it has computed more tokens")
+    run.add_argument("--pages", type=_count, metavar="N", help="end it when it holds more pages")
+    run.add_argument(
+        "--restart", default="no", metavar="POLICY", help="start it again when it failed: no, on-failure, on-failure:N"
+    )
+    run.add_argument("--list", action="store_true", help="tell the programs that ship with Symphony")
+    run.add_argument("program", metavar="PROG", nargs="?", help="a file, or the name of one that ships")
+    run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+
+
+def _variable(text: str) -> tuple[str, str | None]:
+    """Without a value: that of the command's own."""
+    name, equals, value = text.partition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"{text} sets nothing: write NAME=VALUE, or NAME to pass it on")
+    return name, value if equals else None
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smhd]?)", text)
+    if found is None or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"{text} is no time: write 10s, 5m, 2h or a number of seconds")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except Invalid as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
+    return int(text)

@@ -1,0 +1,21 @@
+"""Threads of this process that C started."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+
+def foreign_threads() -> set[int]:
+    """Their numbers."""
+    tasks = {int(task.name) for task in Path("/proc/self/task").iterdir()}
+    return tasks - {thread.native_id for thread in threading.enumerate()}
+
+
+def have_ended(threads: set[int]) -> bool:
+    """Whoever has joined a thread may still see it for a moment."""
+    deadline = time.monotonic() + 10
+    while threads & foreign_threads() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return not threads & foreign_threads()

@@ -1,0 +1,340 @@
+"""Programs that come and go: who is who, what is remembered, and what a damaged file costs."""
+
+import errno
+import os
+import subprocess
+import time
+from contextlib import suppress
+
+import pytest
+import trio
+
+from libsym.errors import Invalid, SymError, WouldBlock
+from scheduler.programs import registry
+from scheduler.programs.admission import Admission
+from scheduler.programs.kept import Kept, record
+from scheduler.programs.limits import NO_LIMITS, OverLimit, ProgramLimits
+from scheduler.programs.link import Link
+from scheduler.programs.registry import MAX_ENDED, Programs
+from scheduler.programs.watch import ProgramWatch
+from tests.scheduler.bench import Bench
+
+ID = "1f2e3d4c"
+
+
+def save(programs):
+    """As the daemon does at its end."""
+    programs.save(Kept([record(each) for each in programs.living.values()], [record(each) for each in programs.ended]))
+
+
+@pytest.fixture
+def sleeper():
+    """Starts processes; all end with the test."""
+    started = []
+
+    def start():
+        started.append(subprocess.Popen(["sleep", "60"]))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+class Connection:
+    """Of a process, for what a registry looks at."""
+
+    num_bytes = (100, 10)
+
+    def __init__(self, pid, uid=0):
+        self.pid, self.uid, self.gid = pid, uid, uid
+
+
+def test_connections_of_a_process_are_of_one_program_and_those_of_others_of_others(sleeper):
+    programs = Programs()
+    one, other = sleeper().pid, sleeper().pid
+    first = programs.join(Connection(one))
+    assert programs.join(Connection(one)) is first
+    assert programs.join(Connection(other)) is not first
+    assert programs.join(Connection(one, uid=7)) is not first, "a process may connect under several uids"
+    assert programs.join(Connection(0)) is not programs.join(Connection(0)), "what can't be seen is not known again"
+    assert first.name == "sleep"
+
+
+def test_a_program_ends_with_its_process_and_not_with_its_connection(sleeper):
+    programs, process = Programs(), sleeper()
+    connection = Connection(process.pid)
+    program = programs.join(connection)
+    programs.leave(connection, program)
+    programs.end_if_gone(program)
+    assert program.id in programs.living
+    again = Connection(process.pid)
+    assert programs.join(again) is program
+    programs.leave(again, program)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    programs.end_if_gone(program)
+    assert program.id not in programs.living
+    assert [each.ended.reason for each in programs.ended] == ["gone"]
+    assert (program.used.bytes_in, programs.users[0].bytes_in) == (200, 200)
+
+
+def test_what_uses_the_model_last_says_that_a_program_has_gone(sleeper):
+    programs, gone = Programs(), []
+    programs.when_gone = gone.append
+    link = Link(0, 0)
+    program = programs.start(link, ID, "prog", limits=NO_LIMITS)
+    connection = Connection(sleeper().pid)
+    programs.join(connection, program)
+    programs.end(program, 0, "exit")
+    assert gone == []
+    programs.leave(connection, program)
+    assert gone == [program]
+
+
+def test_the_number_of_a_process_that_has_ended_is_another_program(sleeper):
+    programs, process = Programs(), sleeper()
+    program = programs.start(Link(0, 0), ID, "prog", pid=process.pid, limits=NO_LIMITS)
+    assert programs.join(Connection(process.pid)) is program, "it went round its own socket"
+    programs.end(program, 0, "exit")
+    assert programs.join(Connection(process.pid)) is not program
+
+
+def test_a_program_whose_launcher_is_lost_ends_when_its_process_has(sleeper, monkeypatch):
+    monkeypatch.setattr(registry, "LOST_AFTER_S", 0.0)
+    programs, process = Programs(), sleeper()
+    link = Link(0, 0)
+    program = programs.start(link, ID, "prog", pid=process.pid, limits=NO_LIMITS)
+    programs.launcher_gone(link)
+    programs.end_if_gone(program)
+    assert program.ended is None, "it runs"
+    process.kill()
+    process.wait()
+    programs.end_if_gone(program)
+    assert (program.ended.reason, program.ended.status) == ("lost", None)
+    assert programs.admission.num_refused == 0
+
+
+def test_the_last_thousand_that_ended_are_remembered(tmp_path):
+    programs = Programs(path=tmp_path / "programs.json")
+    link = Link(0, 0)
+    for number in range(MAX_ENDED + 5):
+        programs.end(programs.start(link, f"{number:08x}", "prog", limits=NO_LIMITS), number % 256, "exit")
+    assert len(programs.ended) == MAX_ENDED
+    assert programs.ended[0].id == f"{5:08x}"
+    began_s = time.monotonic()
+    save(programs)
+    assert time.monotonic() - began_s < 2
+    assert (tmp_path / "programs.json").stat().st_size < 1 << 20
+    again = Programs(path=tmp_path / "programs.json")
+    assert [each.id for each in again.ended] == [each.id for each in programs.ended]
+    assert again.ended[-1].facts() == programs.ended[-1].facts()
+
+
+def test_living_programs_go_on_where_they_were(tmp_path, sleeper):
+    programs = Programs(path=tmp_path / "programs.json")
+    limits = ProgramLimits(tokens=100, page_seconds=1.5)
+    program = programs.start(Link(0, 0), ID, "prog", pid=sleeper().pid, parent="00000001", limits=limits)
+    program.used.tokens, program.used.compute_s = 42, 1.25
+    program.measure(3.5)
+    save(programs)
+    again = Programs(path=tmp_path / "programs.json")
+    found = again.start(Link(0, 0), ID, "prog", limits=limits, again=True)
+    assert found.facts() == program.facts()
+    assert found.measure().page_seconds == 3.5
+    with pytest.raises(OverLimit):
+        found.require(59, 0)
+    assert again.users[0].tokens == 0, "those of users begin with the daemon"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 9, "living": [], "ended": []}',
+        '{"version": 1, "living": [7], "ended": []}',
+        '{"version": 1, "living": [{"id": 7}], "ended": []}',
+        '{"version": 1, "living": {}, "ended": 3}',
+        '{"version": 1, "living": ' + "[" * 100_000,
+    ],
+)
+def test_a_damaged_file_costs_the_history_and_no_more(tmp_path, caplog, text):
+    (tmp_path / "programs.json").write_text(text)
+    programs = Programs(path=tmp_path / "programs.json")
+    assert not programs.living
+    assert "what was known of programs is ignored" in caplog.text
+    save(programs)
+    caplog.clear()
+    Programs(path=tmp_path / "programs.json")
+    assert not caplog.text
+
+
+def test_a_broken_number_in_a_kept_program_is_damage(tmp_path, caplog):
+    programs = Programs(path=tmp_path / "programs.json")
+    programs.start(Link(0, 0), ID, "prog", limits=NO_LIMITS)
+    save(programs)
+    text = (tmp_path / "programs.json").read_text()
+    (tmp_path / "programs.json").write_text(text.replace('"tokens": 0', '"tokens": -5'))
+    assert not Programs(path=tmp_path / "programs.json").living
+    assert "tokens is -5" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["pid", "uid", "began_ns"])
+def test_a_kept_number_that_no_reply_has_room_for_is_damage(tmp_path, caplog, name):
+    programs = Programs(path=tmp_path / "programs.json")
+    programs.start(Link(0, 0), ID, "prog", limits=NO_LIMITS)
+    programs.save(Kept([record(programs.living[ID]) | {name: 10**400}], []))
+    again = Programs(path=tmp_path / "programs.json")
+    assert not again.living
+    assert "no number of 64 bits" in caplog.text
+
+
+def test_a_program_that_was_started_again_while_no_daemon_ran_is_the_process_that_it_is_now(tmp_path, sleeper):
+    programs = Programs(path=tmp_path / "programs.json")
+    before, now = sleeper().pid, sleeper().pid
+    programs.start(Link(0, 0), ID, "prog", pid=before, limits=NO_LIMITS)
+    save(programs)
+    again = Programs(path=tmp_path / "programs.json")
+    program = again.start(Link(0, 0), ID, "prog", pid=now, limits=NO_LIMITS, again=True)
+    assert program.pid == now
+    assert again.of_process(now, 0, 0) is program
+    assert again.of_process(before, 0, 0) is not program
+
+
+# ---- admission
+
+
+def test_a_user_has_so_many_programs_at_once_and_others_have_theirs():
+    admission = Admission(2, 100)
+    admission.admit(1)
+    admission.admit(1)
+    with pytest.raises(WouldBlock, match="uid 1 has 2 programs"):
+        admission.admit(1)
+    admission.admit(2)
+    admission.ended(1)
+    admission.admit(1)
+    assert admission.num_refused == 1
+
+
+def test_starts_of_more_than_a_minute_ago_do_not_count(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("scheduler.programs.admission.time.monotonic", lambda: now[0])
+    admission = Admission(100, 2)
+    admission.admit(1)
+    now[0] += 30
+    admission.admit(1)
+    with pytest.raises(WouldBlock, match="try again in 30 s") as refused:
+        admission.admit(1)
+    assert refused.value.errno == errno.EAGAIN
+    now[0] += 30
+    admission.admit(1)
+
+
+# ---- limits
+
+
+@pytest.mark.parametrize("wrong", [[], 5, {"tokens": "5"}, {"tokens": True}, {"tokens": 1e9}, {"pages": -1}, {"x": 1}])
+def test_limits_are_numbers_of_their_kind(wrong):
+    with pytest.raises(Invalid):
+        ProgramLimits.read(wrong)
+
+
+def test_no_limits_are_none_however_they_are_written():
+    assert ProgramLimits.read(None) is ProgramLimits.read({}) is ProgramLimits.read({"tokens": None}) is NO_LIMITS
+
+
+class Watched(Bench):
+    """With programs that are looked after."""
+
+    def launched(self, **limits):
+        lip = self.lip()
+        link = Link(0, 0)
+        lip.launched = self.programs.start(link, ID, "prog", limits=ProgramLimits(**limits))
+        self.gate.welcome(lip)
+        return lip, link
+
+
+def test_calls_of_a_program_that_is_over_end_and_those_of_others_go_on(tmp_path):
+    bench = Watched(tmp_path)
+    watch = ProgramWatch(bench.programs, bench.batches.sync, bench.batches.stop)
+
+    async def scenario():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.run)
+            lip, link = bench.launched(tokens=40)
+            bench.steps.gate.clear()
+            other = bench.submit(bench.file(), [1] * 10)
+            await bench.steps.wait_entered()
+            fits = bench.submit(bench.file(), [1] * 30, program=lip)
+            too_many = bench.submit(bench.file(), [1] * 41, program=lip)
+            with pytest.raises(OverLimit, match="asks for 41 more"):
+                await too_many.wait()
+            assert await link.next() == b'{"do": "limit", "id": "1f2e3d4c", "what": "tokens"}'
+            bench.steps.gate.set()
+            with pytest.raises(OverLimit):
+                await fits.wait()
+            await other.wait()
+            await bench.submit(bench.file(), [1] * 50).wait()
+            nursery.cancel_scope.cancel()
+
+    bench.run(scenario)
+
+
+def test_a_launcher_that_can_t_be_told_is_hung_up_on_and_hears_it_when_it_comes_again(tmp_path):
+    bench = Watched(tmp_path)
+    watch = ProgramWatch(bench.programs, bench.batches.sync, bench.batches.stop)
+
+    async def scenario():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.run)
+            lip, link = bench.launched(tokens=1)
+            for num_bytes in (60_000, 1):
+                with suppress(WouldBlock):
+                    while True:
+                        link.tell({"do": "x" * num_bytes})
+            with pytest.raises(OverLimit):
+                await bench.submit(bench.file(), [1, 2], program=lip).wait()
+            await link.broken_off.wait()
+            link.close()
+            bench.programs.launcher_gone(link)
+            again = Link(0, 0)
+            bench.programs.start(again, ID, "prog", limits=NO_LIMITS, again=True)
+            assert b'"what": "tokens"' in await again.next()
+            nursery.cancel_scope.cancel()
+
+    bench.run(scenario)
+
+
+def test_every_row_that_was_computed_is_somebody_s_whatever_became_of_the_call(tmp_path):
+    bench = Bench(tmp_path)
+
+    async def ended(result):
+        try:
+            await result.wait()
+        except SymError as error:
+            return error.errno
+        return 0
+
+    async def scenario():
+        gone, other = bench.lip(), bench.lip()
+        for lip in (gone, other):
+            bench.gate.welcome(lip)
+        bench.submit(bench.file(), [1] * 200, program=gone)
+        await bench.steps.wait_entered()
+        bench.batches.drop(gone)
+        cancelled = bench.submit(bench.file(), [3] * 300, program=other)
+        await bench.steps.wait_entered()
+        bench.batches.cancel(cancelled.call)
+        assert await ended(cancelled) in {0, errno.ECANCELED}
+        bench.steps.failure = RuntimeError("planted")
+        assert await ended(bench.submit(bench.file(), [2] * 100, program=other)) == errno.EIO
+        assert await ended(bench.submit(bench.file(), [4, 5], program=other)) == 0
+        bench.batches.sync()
+        assert gone.program is other.program
+        assert other.program.used.tokens == bench.batches.statistics.num_tokens > 0
+        assert other.program.user.tokens == other.program.used.tokens
+
+    bench.run(scenario)

@@ -1,0 +1,47 @@
+"""One daemon and its users for the tests of the session."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.symphony.escapes.house import NoPython, opened_house
+
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+ANN, BOB = 2001 + 10 * WORKER, 2002 + 10 * WORKER
+"""Users that are not root; each test worker has its own, for the kernel bounds some things for a user."""
+
+
+@pytest.fixture(scope="session")
+def house():
+    if os.getuid() != 0:
+        pytest.skip("NO ESCAPES TESTED: only root can make the users that try them")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("NO ESCAPES TESTED: /dev/fuse is missing or not open to this user")
+    # Not below /tmp, of which a sandbox has its own: rules for what is below it would hold for KV, too.
+    kept = tempfile.TemporaryDirectory(prefix="symphony-", dir="/var/lib")
+    with kept as directory, opened_house(Path(directory)) as house:
+        yield house
+
+
+@pytest.fixture(scope="session")
+def root(house):
+    return house.user(0)
+
+
+@pytest.fixture(scope="session")
+def ann(house):
+    return _user(house, ANN)
+
+
+@pytest.fixture(scope="session")
+def bob(house):
+    return _user(house, BOB)
+
+
+def _user(house, uid):
+    try:
+        return house.user(uid)
+    except NoPython as reason:
+        pytest.skip(f"NO USER BUT ROOT TESTED: {reason}")

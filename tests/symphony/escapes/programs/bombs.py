@@ -1,0 +1,208 @@
+"""Programs that take all that they can get, until they are stopped: bombs.py NAME. Each says what it got."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import pty
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+MIB = 1 << 20
+
+
+def tell(got: object) -> None:
+    with suppress(OSError):
+        os.write(1, json.dumps({"got": got}).encode() + b"\n")
+
+
+def until_refused(take: Callable[[], object], most: int) -> int:
+    """How often it was given."""
+    for number in range(most):
+        try:
+            take()
+        except (OSError, MemoryError, RuntimeError):
+            return number
+    return most
+
+
+def busy() -> None:
+    """No bomb, for comparison: two processes that compute."""
+    tell("computes")
+    os.fork()
+    while True:
+        pass
+
+
+def fork() -> None:
+    """Forks for ever; each of its processes does."""
+    tell("forks")
+    while True:
+        with suppress(OSError):
+            os.fork()
+
+
+def fork_and_flee() -> None:
+    """Each process forks a successor in a session of its own, and ends: nobody can kill it by its number."""
+    tell("flees")
+    if os.fork():
+        signal.pause()
+    while True:
+        with suppress(OSError):
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+
+
+def threads() -> None:
+    """Threads that do nothing."""
+    tell(until_refused(lambda: threading.Thread(target=time.sleep, args=(3600,), daemon=True).start(), 100_000))
+    time.sleep(3600)
+
+
+def memory() -> None:
+    """Memory in one process."""
+    tell("takes memory")
+    kept = []
+    while True:
+        kept.append(b"x" * 8 * MIB)
+
+
+def memory_of_many() -> None:
+    """Memory in a process and its children, which each stay below what one may have."""
+    tell("takes memory")
+    for _ in range(16):
+        if os.fork() == 0:
+            break
+    kept = [os.urandom(MIB) * 40]
+    assert kept
+    signal.pause()
+
+
+def hidden_memory() -> None:
+    """Memory that belongs to no process's mappings: files in memory, pipes, sockets."""
+    files = []
+
+    def take() -> None:
+        file = os.memfd_create("bomb")
+        files.append(file)
+        if os.write(file, b"x" * 8 * MIB) < 8 * MIB:
+            raise MemoryError
+
+    tell({"MiB": 8 * until_refused(take, 512)})
+    signal.pause()
+
+
+def disk() -> None:
+    """Files in all directories that it may write to."""
+    taken = {}
+    for where in ("/tmp", "/var/tmp", "/dev/shm", os.getcwd(), os.environ.get("HOME", "/root"), "/run", "/"):
+        try:
+            with tempfile.NamedTemporaryFile(dir=where, delete=False) as file:
+                raw = file.file.raw if hasattr(file.file, "raw") else file.file
+                taken[where] = until_refused(lambda raw=raw: raw.write(b"x" * MIB), 4096)
+        except OSError as error:
+            taken[where] = error.strerror
+    tell(taken)
+    signal.pause()
+
+
+def many_files() -> None:
+    """Empty files, which take the kernel's memory."""
+    room = Path(tempfile.mkdtemp())
+    numbers = iter(range(1 << 30))
+    tell(until_refused(lambda: os.close(os.open(room / str(next(numbers)), os.O_CREAT)), 300_000))
+    signal.pause()
+
+
+def output() -> None:
+    """Output without end."""
+    line = b"x" * 65535 + b"\n"
+    while True:
+        os.write(1, line)
+
+
+def descriptors() -> None:
+    """Descriptors, in many processes."""
+    for _ in range(20):
+        if os.fork() == 0:
+            break
+    tell(until_refused(lambda: os.dup(0), 1_000_000))
+    signal.pause()
+
+
+def descriptors_under_way() -> None:
+    """Descriptors that were sent and are received by nobody; the kernel counts these for the user."""
+    pairs = []
+
+    def take() -> None:
+        mine, theirs = socket.socketpair()
+        mine.setblocking(False)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * 250))]
+        pairs.append((mine, theirs))
+        for _ in range(8):
+            mine.sendmsg([b"x"], rights)
+
+    tell(until_refused(take, 5_000))
+    signal.pause()
+
+
+def terminals() -> None:
+    """Terminals, of which a machine has so many."""
+    tell(until_refused(pty.openpty, 10_000))
+    signal.pause()
+
+
+def connections() -> None:
+    """Connections to the daemon, which are held and never greeted."""
+    held = []
+
+    def take() -> None:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(0.5)
+        connection.connect(os.environ["SYMPHONY_SOCKET"])
+        held.append(connection)
+
+    tell(until_refused(take, 5_000))
+    signal.pause()
+
+
+def kv_files() -> None:
+    """KV files and plain files on the mount."""
+    import libsym as sym
+
+    kept: list[object] = []
+    entries = until_refused(lambda: kept.append(sym.kv_write(sym.kv_create(), [1] * 512)), 2_000)
+    where = Path(sym.model_info().mount) / f"bomb-{os.getpid()}"
+    with suppress(OSError), where.open("wb", buffering=0) as file:
+        tell({"files": entries, "plain MiB": until_refused(lambda: file.write(b"x" * MIB), 64)})
+    with suppress(OSError):
+        where.unlink()
+    signal.pause()
+
+
+def spawned() -> None:
+    """Programs that it spawns, which spawn more."""
+    import libsym as sym
+
+    tell("spawns")
+    while True:
+        with suppress(OSError):
+            sym.spawn(os.path.abspath(sys.argv[0]), ["spawned"], detached=True)
+
+
+BOMBS: dict[str, Callable[[], None]] = {
+    each.__name__: each
+    for each in (busy, fork, fork_and_flee, threads, memory, memory_of_many, hidden_memory, disk, many_files, output)
+} | {each.__name__: each for each in (descriptors, descriptors_under_way, terminals, connections, kv_files, spawned)}
+
+if __name__ == "__main__":
+    BOMBS[sys.argv[1]]()

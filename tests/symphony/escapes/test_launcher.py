@@ -1,0 +1,328 @@
+"""Launcher, zygote and a sandbox's first process do nothing for a program that it can't do itself."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+
+import pytest
+
+from tests.symphony.escapes.house import NONE, STANDARD
+from tests.symphony.launchers import eventually
+
+SLEEPS = "print(json.dumps(os.getpid()), flush=True)\nsignal.pause()"
+USERS = ("root", "ann")
+
+
+@pytest.fixture(params=USERS)
+def user(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def neighbour(user):
+    """Another program of the same user, in a sandbox of its own; it has to live on."""
+    user.run(STANDARD, "-d", "--name", "neighbour", user.script(SLEEPS))
+    eventually(lambda: user.symphony("logs", "neighbour").stdout)
+    zygote = user.zygote
+    yield
+    assert user.zygote == zygote, "the zygote was lost, and all programs with it"
+    (found,) = [each for each in json.loads(user.symphony("ps", "--json").stdout) if each["name"] == "neighbour"]
+    assert found["program"] is not None
+    user.symphony("kill", "neighbour")
+    user.symphony("wait", "neighbour", check=False)
+
+
+WRITES = """
+for number in range(3, 64):
+    for said in (b"x", b"\\x00" * 5, b"\\xff" * 4096):
+        try: os.write(number, said)
+        except OSError: pass
+print(json.dumps("wrote"), flush=True)
+"""
+TELLS_ENDS = """
+import struct
+for number in range(3, 64):
+    for launch in range(2000):
+        try: os.write(number, struct.pack("=qi", launch, 9))
+        except OSError: break
+print(json.dumps("told"), flush=True)
+"""
+
+
+@pytest.mark.parametrize("source", [WRITES, TELLS_ENDS], ids=["garbage", "forged statuses"])
+def test_what_a_program_writes_to_descriptors_that_it_finds_reaches_no_other(user, neighbour, source):
+    user.says(STANDARD, source)
+    done = user.run(STANDARD, user.script("sys.exit(7)"), check=False)
+    assert done.returncode == 7, done.stderr
+
+
+ENDS_INIT = """
+import ctypes
+room = (ctypes.c_uint64 * 2)
+libc = ctypes.CDLL(None)
+for which in range(16):
+    libc.prlimit(1, which, room(0, 0), None)
+for number in range(1, 65):
+    try: os.kill(1, number)
+    except OSError: pass
+for _ in range(20):
+    if os.fork() == 0:
+        os._exit(0)
+print(json.dumps("tried"), flush=True)
+time.sleep(0.2)
+sys.exit(5)
+"""
+
+
+def test_a_program_that_harms_the_first_process_of_its_sandbox_ends_itself_at_most(user, neighbour):
+    done = user.run(STANDARD, user.script(ENDS_INIT), check=False)
+    assert done.stdout == '"tried"\n', done.stderr
+    assert done.returncode in (5, 137), done.stderr
+
+
+LEAVES = """
+for _ in range(5):
+    if os.fork() == 0:
+        os.setsid()
+        for number in range(1, 65):
+            try: signal.signal(number, signal.SIG_IGN)
+            except (OSError, ValueError): pass
+        if os.fork() == 0:
+            os.closerange(0, 3)
+            while True: signal.pause()
+        os._exit(0)
+print(json.dumps("left"), flush=True)
+"""
+
+
+def test_nothing_that_a_program_leaves_behind_lives_on(user):
+    user.symphony("wait", "neighbour", check=False)
+    others = user.descendants()
+    user.says(STANDARD, LEAVES)
+    eventually(lambda: user.descendants() <= others)
+
+
+SPAWNS = """
+found = {}
+def tried(name, **how):
+    try:
+        child = sym.spawn(how.pop("program", "child.py"), how.pop("args", ()), **how)
+        found[name] = sym.wait(child).status
+    except (OSError, TypeError) as error:
+        found[name] = type(error).__name__
+world = json.loads(sys.argv[1])
+here = os.path.dirname(os.path.abspath(sys.argv[0]))
+child = here + "/child.py"
+tried("as it should be", program=child, args=[sys.argv[1]])
+tried("outside", program=world["outside"])
+tried("another cwd", program=child, args=[sys.argv[1]], cwd=world["home"])
+tried("cwd by dots", program=child, args=[sys.argv[1]], cwd="../" * 20 + world["home"])
+tried("by dots", program="../" * 30 + world["outside"])
+home = world["home"]
+python = {"PYTHONPATH": home, "LD_PRELOAD": home + "/x.so", "PYTHONSTARTUP": world["secret"]}
+tried("the interpreter's variables", program=child, args=[sys.argv[1]], env=python)
+places = {"SYMPHONY_SOCKET": world["daemon"], "XDG_RUNTIME_DIR": world["runtime"]}
+tried("another socket", program=child, args=[sys.argv[1]], env=places)
+tried("shell", program="/bin/sh", args=["-c", "cat " + world["secret"]])
+tried("detached", program=child, args=[sys.argv[1]], detached=True)
+try:
+    tried("without a sandbox", program=child, args=[sys.argv[1]], isolation="none")
+except TypeError:
+    found["without a sandbox"] = "TypeError"
+from libsym.abi import Op
+from libsym.channel.process import process
+wider = {"isolation": "none", "binds": [["/", True]], "shows": ["/"], "venv": "/"}
+for key, value in {**wider, "allow_net": [["127.0.0.1", world["tcp"]]]}.items():
+    message = {"program": child, "args": [sys.argv[1]], key: value}
+    try:
+        reply = process.channel().call(Op.SPAWN, payload=json.dumps(message).encode())
+        found["raw " + key] = sym.wait(json.loads(reply.payload)["id"]).status
+    except OSError as error:
+        found["raw " + key] = type(error).__name__
+print(json.dumps(found))
+"""
+CHILD = """
+import json, os, socket, sys
+world = json.loads(sys.argv[1])
+got = []
+for name in ("secret", "ssh"):
+    try: got.append(open(world[name]).read())
+    except OSError: pass
+try: got.append(socket.create_connection(("127.0.0.1", world["tcp"]), 2))
+except OSError: pass
+for path in (world["docker"], world["daemon"]):
+    try: got.append(socket.socket(socket.AF_UNIX).connect(path))
+    except OSError: pass
+sys.exit(42 if got else 41)
+"""
+ESCAPED, CONFINED = 42, 41
+
+
+def test_programs_that_it_spawns_have_its_sandbox_whatever_it_asks_for(user):
+    program = user.script(SPAWNS)
+    (program.parent / "child.py").write_text(CHILD)
+    outside = user.outside.directory / "outside.py"
+    outside.write_text("import sys; sys.exit(42)")
+    outside.chmod(0o755)
+    world = json.dumps(user.world | {"outside": str(outside)})
+    found = json.loads(user.run(STANDARD, program, world).stdout)
+    without = json.loads(user.run(NONE, program, world).stdout)
+    assert without["as it should be"] == ESCAPED
+    assert without["outside"] == ESCAPED
+    assert found["as it should be"] == CONFINED
+    assert ESCAPED not in found.values(), {name: how for name, how in found.items() if how == ESCAPED}
+    assert found["outside"] not in (0, ESCAPED)
+
+
+def test_spawning_does_not_tell_what_files_there_are_outside(user):
+    source = """
+found = []
+for path in sys.argv[1:]:
+    try:
+        found.append(sym.wait(sym.spawn(path)).status)
+    except OSError as error:
+        found.append([type(error).__name__, str(error).replace(path, "")])
+print(json.dumps(found))
+"""
+    there, not_there = user.outside.secret, user.outside.secret.with_name("secret-not")
+    home, no_home = user.outside.home / ".ssh", user.outside.home / ".ssh-not"
+    found = user.says(STANDARD, source, there, not_there, home, no_home)
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+
+
+GAINS = """
+import subprocess
+found = []
+for path in sys.argv[1:]:
+    done = subprocess.run([path], capture_output=True, text=True)
+    found.append(done.stdout.strip() or str(done.returncode))
+print(json.dumps(found))
+"""
+WHO = '#include <stdio.h>\n#include <unistd.h>\nint main(void) { printf("%d %d", (int)geteuid(), (int)getegid()); }'
+
+
+def test_a_set_uid_program_gives_nothing(ann, tmp_path):
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("NO SET-UID PROGRAM TESTED: there is no gcc")
+    where = ann.outside.directory / "setuid"
+    where.mkdir(exist_ok=True)
+    program = where / "who"
+    subprocess.run([compiler, "-x", "c", "-", "-o", program], input=WHO, text=True, check=True)
+    program.chmod(0o6755)
+    assert ann.says(NONE, GAINS, program) == ["0 0"], "the control: it gives root"
+    assert ann.says(STANDARD, GAINS, program, options=["--bind", where]) == [f"{ann.uid} {ann.uid}"]
+
+
+SEES = "print(json.dumps([os.path.exists(path) for path in sys.argv[1:]]))"
+
+
+def test_what_a_users_python_path_names_is_not_the_users_home(ann):
+    """A dot in PYTHONPATH, or the home itself, is what many have: it must not show all that is there."""
+    key = ann.outside.home / ".ssh/id_rsa"
+    before = ann.environment["PYTHONPATH"]
+    ann.environment["PYTHONPATH"] = f"{before}:{ann.outside.home}"
+    try:
+        assert ann.says(STANDARD, SEES, key) == [False]
+    finally:
+        ann.environment["PYTHONPATH"] = before
+
+
+CONNECTS = """
+import socket
+found = []
+for path in sys.argv[1:]:
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(path)
+            connection.send(b"hello")
+            found.append(connection.recv(100).decode())
+    except OSError as error:
+        found.append(None)
+print(json.dumps(found))
+"""
+
+
+def test_a_program_started_above_the_users_runtime_directory_reaches_no_socket_in_it(ann):
+    reached = ann.says(
+        STANDARD, CONNECTS, ann.outside.world["bus"], ann.outside.world["docker"], cwd=ann.runtime.parent
+    )
+    assert reached == [None, None]
+
+
+def test_a_program_started_beside_the_daemon_and_the_launcher_reaches_no_socket_of_theirs(house, ann):
+    world = ann.world
+    sockets = [world["daemon"], world["other_socket"]]
+    assert ann.says(STANDARD, CONNECTS, *sockets, cwd=house.directory) == [None, None]
+    refused = ann.run(STANDARD, ann.script(CONNECTS), *sockets, cwd=ann.launcher / "programs", check=False)
+    assert (refused.returncode, refused.stdout) == (127, ""), refused.stderr
+
+
+SWAPS = """
+project, home, key = sys.argv[1:4]
+if len(sys.argv) > 4:
+    print(json.dumps(os.path.exists(key)), flush=True)
+    sys.exit(42 if os.path.exists(key) else 41)
+os.rename(project + "/work", project + "/was")
+os.symlink(home, project + "/work")
+child = sym.spawn(project + "/code/prog.py", [project, home, key, "child"])
+print(json.dumps(sym.wait(child).status), flush=True)
+"""
+
+
+def test_a_program_that_may_write_above_its_directory_shows_its_children_nothing_else_there(ann):
+    """It puts a link to the user's home in the place of a directory that its children's sandboxes show, too."""
+    project = ann.outside.directory / "project"
+    program = project / "code/prog.py"
+    for path in (project / "work", project / "code"):
+        path.mkdir(parents=True)
+    program.write_text(f"import json, os, signal, sys\nimport libsym as sym\n{SWAPS}")
+    for path in (project, project / "work", project / "code"):
+        os.chown(path, ann.uid, ann.uid)
+    home = ann.outside.home
+    words = ["--bind", project, program, project, home, home / ".ssh/id_rsa"]
+    done = ann.run(STANDARD, *words, cwd=project / "work", check=False)
+    assert done.stdout != "42\n", "the child has seen the user's ssh key"
+    assert done.stdout == "41\n" or "can't be shown" in done.stderr, done.stderr
+
+
+def test_two_programs_do_not_meet_by_abstract_sockets_or_shared_memory(ann):
+    listens = f"""
+import socket, multiprocessing.shared_memory
+listening = socket.socket(socket.AF_UNIX); listening.bind("\\0meeting-{ann.uid}"); listening.listen()
+open("/dev/shm/meeting", "w").write("x"); open("/tmp/meeting", "w").write("x")
+print("ready", flush=True)
+signal.pause()
+"""
+    ann.run(STANDARD, "-d", "--name", "listener", ann.script(listens))
+    eventually(lambda: "ready" in ann.symphony("logs", "listener").stdout)
+    assert ann.says(STANDARD, CONNECTS, f"\0meeting-{ann.uid}".replace("\0", "@")) == [None]
+    source = f"""
+import socket
+try: socket.socket(socket.AF_UNIX).connect("\\0meeting-{ann.uid}"); met = True
+except OSError: met = False
+print(json.dumps([met, os.path.exists("/dev/shm/meeting"), os.path.exists("/tmp/meeting")]))
+"""
+    assert ann.says(STANDARD, source) == [False, False, False]
+    ann.symphony("kill", "listener")
+
+
+def test_with_a_terminal_of_its_own_it_types_nothing(user):
+    names = ["pushes_into_its_streams", "pushes_by_a_wide_number", "pastes_into_its_streams"]
+    found = user.tries(STANDARD, *names, options=["--tty"])
+    assert {name: row["got"] for name, row in found.items()} == dict.fromkeys(names)
+
+
+def test_a_host_that_is_allowed_is_the_only_one(ann):
+    """A grant is for one host and port; UDP, raw sockets and all other ports stay closed."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        allowed = f"127.0.0.1:{listening.getsockname()[1]}"
+        names = ["tcp", "tcp6", "tcp_by_address", "udp", "udp_by_address", "raw_icmp", "packet", "netlink_route"]
+        names += ["abstract_socket", "docker_socket", "user_bus", "crypto", "other_families"]
+        found = ann.tries(STANDARD, *names, options=["--allow-net", allowed])
+    assert {name: row["got"] for name, row in found.items() if row["got"]} == {}

@@ -1,0 +1,157 @@
+"""A launcher of a test's own, with the commands that talk to it, beside a fake daemon."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from symphony.launcher.places import Places
+from tests.symphony.programs_socket import ProgramsSocket
+
+SYMPHONY = [sys.executable, "-m", "symphony"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Launchers:
+    """The directory of launchers, a daemon's end, and programs."""
+
+    def __init__(self, directory: Path, runtime: Path, real: Path | None = None) -> None:
+        """`runtime`: a short path, for there are sockets below it."""
+        self.directory = directory
+        self.runtime = runtime
+        self.socket = runtime / "d.sock"
+        self.daemon = ProgramsSocket(self.socket, real)
+        self.environment = {
+            **os.environ,
+            "XDG_RUNTIME_DIR": str(runtime),
+            "SYMPHONY_SOCKET": str(self.socket),
+            "PYTHONPATH": str(ROOT),
+        }
+        self._clients: list[subprocess.Popen] = []
+
+    def script(self, source: str, name: str = "prog.py") -> Path:
+        """A program given as text."""
+        path = self.directory / name
+        path.write_text("import os, signal, sys, time\n" + textwrap.dedent(source))
+        return path
+
+    def symphony(self, *words: object, check: bool = True, text: bool = True, **how) -> subprocess.CompletedProcess:
+        """A command, to its end."""
+        done = subprocess.run(
+            [*SYMPHONY, *map(str, words)],
+            check=False,
+            capture_output=True,
+            text=text,
+            env=self.environment,
+            cwd=self.directory,
+            timeout=60,
+            **({"stdin": subprocess.DEVNULL} if "input" not in how else {}),
+            **how,
+        )
+        assert not check or done.returncode == 0, (words, done.returncode, done.stdout, done.stderr)
+        return done
+
+    def client(self, *words: object, **how) -> subprocess.Popen:
+        """A command that goes on."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        client = subprocess.Popen(
+            [*SYMPHONY, *map(str, words)], env=self.environment, cwd=self.directory, **{**pipes, **how}
+        )
+        self._clients.append(client)
+        return client
+
+    def ps(self, *words: str) -> list[dict]:
+        return json.loads(self.symphony("ps", "--json", *words).stdout)
+
+    def program(self, name: str) -> dict:
+        return next(each for each in self.ps("--all") if each["name"] == name)
+
+    @property
+    def state(self) -> Path:
+        """The launcher's directory."""
+        return next((self.runtime / "symphony").iterdir())
+
+    @property
+    def pid(self) -> int:
+        return int((self.state / "lock").read_text())
+
+    @property
+    def zygote(self) -> int:
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[0])
+
+    @property
+    def log(self) -> str:
+        return (self.state / "launcher.log").read_text()
+
+    def clean_up(self) -> None:
+        for client in self._clients:
+            client.kill()
+            client.wait()
+            for pipe in (client.stdin, client.stdout, client.stderr):
+                if pipe is not None:
+                    pipe.close()
+        end_launchers(self.runtime)
+        for directory in self.runtime.glob("symphony/*"):  # of launchers that were killed
+            for group in cgroups_of(Places(directory, "").key):
+                eventually(lambda group=group: _is_removed(group))
+        self.daemon.stop()
+
+
+def cgroups_of(key: str) -> list[Path]:
+    """The groups that a launcher has, or left."""
+    return [path for path in Path("/sys/fs/cgroup").rglob(f"symphony-{key}-*") if path.is_dir()]
+
+
+def _is_removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:  # the kernel still holds what was killed in it
+        return False
+    return True
+
+
+def end_launchers(runtime: Path) -> None:
+    """Those below a directory, with their programs."""
+    for control in runtime.glob("symphony/*/control"):
+        end_process(int((control.parent / "lock").read_text()), signal.SIGTERM)
+
+
+def end_process(pid: int, number: int = signal.SIGKILL) -> None:
+    """Ends a process that is no child of ours, and waits until it has gone."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+        assert select.select([pidfd], [], [], 20)[0], f"process {pid} does not end"
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
+
+
+def has_gone(pid: int, within_s: float = 20) -> bool:
+    """Whether a process ends in time; one that nobody has waited for counts."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], within_s)[0])
+    finally:
+        os.close(pidfd)
+
+
+def eventually(found, within_s: float = 20):
+    """What `found` gives as soon as it is something; for what no descriptor tells of."""
+    deadline_s = time.monotonic() + within_s
+    while not (result := found()):
+        assert time.monotonic() < deadline_s, "it does not come to that"
+        time.sleep(0.02)
+    return result

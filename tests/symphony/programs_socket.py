@@ -1,0 +1,150 @@
+"""A daemon's programs socket for tests of the launcher: it says yes, writes down what it was told, and asks."""
+
+import array
+import json
+import os
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from libsym.channel.handshake import GREETING_BYTES
+
+
+class ProgramsSocket:
+    """Beside `path`, the daemon's socket. Connections of programs are relayed to the daemon that `real` names."""
+
+    def __init__(self, path: Path, real: Path | None = None) -> None:
+        self.path = path
+        self._real = real
+        self.told: list[dict] = []
+        """What launchers said, in order."""
+        self.refusals: dict[str, str] = {}
+        """What is answered with an error, by what is asked."""
+        self.mount: str | None = None
+        """Where launchers are told that KV is."""
+        self.keep_connections = False
+        self.passed: list[socket.socket] = []
+        """Connections of programs, if they are kept."""
+        self._changed = threading.Condition()
+        self._connections: list[socket.socket] = []
+        self._kept: list[socket.socket] = []
+        self._answers: dict[int, dict] = {}
+        self._last_number = 0
+        self._listening: socket.socket | None = None
+        self._threads: list[threading.Thread] = []
+        self.start()
+
+    def start(self) -> None:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listening.bind(f"{self.path}.programs")
+        listening.listen()
+        self._listening = listening
+        self._spawn(self._accept, listening)
+
+    def _spawn(self, target, *args) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def stop(self) -> None:
+        """As if the daemon had been killed."""
+        listening, self._listening = self._listening, None
+        Path(f"{self.path}.programs").unlink()
+        for each in [*self._connections, *self._kept]:
+            _hang_up(each)
+        self._connections.clear()
+        self._kept.clear()
+        while self.passed:
+            self.passed.pop().close()
+        if listening is not None:
+            listening.shutdown(socket.SHUT_RDWR)
+            listening.close()
+        while self._threads:
+            self._threads.pop().join(20)
+
+    def wait_for(self, do: str, **words) -> dict:
+        """What a launcher said, now or soon."""
+
+        def found():
+            return next((each for each in self.told if each["do"] == do and words.items() <= each.items()), None)
+
+        with self._changed:
+            assert self._changed.wait_for(found, 20), (do, words, self.told)
+            return found()
+
+    def ask(self, do: str, *, answered: bool = True, **words) -> dict | None:
+        """Asks the launcher; its answer, if there is to be one."""
+        with self._changed:
+            number = self._last_number = self._last_number + 1
+        self._connections[-1].send(json.dumps({**({"d": number} if answered else {}), "do": do, **words}).encode())
+        if not answered:
+            return None
+        with self._changed:
+            assert self._changed.wait_for(lambda: number in self._answers, 20), (do, words)
+            return self._answers.pop(number)
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            self._connections.append(connection)
+            self._spawn(self._serve, connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            while received := _receive(connection):
+                raw, fds = received
+                message = json.loads(raw)
+                with self._changed:
+                    if "d" in message:
+                        self._answers[message["d"]] = message
+                    else:
+                        self.told.append(message)
+                    self._changed.notify_all()
+                if "n" in message:
+                    self._answer(connection, message)
+                for fd in fds:
+                    self._spawn(self._relay, socket.socket(fileno=fd))
+
+    def _answer(self, connection: socket.socket, message: dict) -> None:
+        words = {"ok": True, **({"usage": {"tokens": 7}} if message["do"] == "end" else {"mount": self.mount})}
+        if message["do"] in self.refusals:
+            words = {"error": self.refusals[message["do"]], "errno": 11}
+        with suppress(OSError):
+            connection.send(json.dumps({"n": message["n"], **words}).encode())
+
+    def _relay(self, program: socket.socket) -> None:
+        """The handshake goes through; what follows is shared memory. Either side's end is the other's."""
+        if self.keep_connections:
+            self.passed.append(program)
+            return
+        if self._real is None:
+            program.close()
+            return
+        daemon = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        daemon.connect(str(self._real))
+        with program, daemon:
+            self._kept += [program, daemon]
+            daemon.sendall(program.recv(GREETING_BYTES, socket.MSG_WAITALL))
+            raw, fds, _, _ = socket.recv_fds(daemon, 8192, 3)
+            socket.send_fds(program, [raw], fds)
+            for fd in fds:
+                os.close(fd)
+            with suppress(OSError):
+                program.recv(1)
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]] | None:
+    try:
+        raw, fds, _, _ = socket.recv_fds(connection, 1 << 16, 4, socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        return None
+    return (raw, list(array.array("i", fds))) if raw else None
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,547 @@
+"""`--allow-net`: real namespaces, the real forwarder, real servers on loopback; only the DNS is a test's own."""
+
+import asyncio
+import errno
+import functools
+import hashlib
+import logging
+import os
+import random
+import resource
+import socket
+import struct
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from symphony.launcher import dialing
+from symphony.launcher import forwarder as forwarder_module
+from symphony.launcher import relay as relay_module
+from symphony.launcher.forwarder import MAX_CONNECTIONS, Forwarder
+from symphony.launcher.grants import MAX_GRANTS, checked_grants, inside_addresses, parse_grant, shown
+from symphony.launcher.places import Refused
+from tests.symphony.networks import Inside, granted
+
+NAME = ("example.test", 80)
+LARGE = random.Random(7).randbytes(8 << 20)
+RESET = struct.pack("ii", 1, 0)
+
+
+def in_a_loop(test):
+    @functools.wraps(test)
+    def run(*given, **named):
+        asyncio.run(asyncio.wait_for(test(*given, **named), 60))
+
+    return run
+
+
+@asynccontextmanager
+async def server(serve, host: str = "127.0.0.1"):
+    """Its address. `serve(reader, writer)` may end with the connection."""
+
+    async def served(reader, writer):
+        with suppress(ConnectionError):
+            await serve(reader, writer)
+        writer.close()
+
+    serving = await asyncio.start_server(served, host, 0)
+    async with serving:
+        yield serving.sockets[0].getsockname()[:2]
+
+
+@asynccontextmanager
+async def accepting():
+    """Its address and a function that accepts, for tests of what a stream hides."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+
+        async def accept():
+            connection, _ = await loop.sock_accept(listening)
+            connection.setblocking(False)
+            return connection
+
+        yield listening.getsockname(), accept
+
+
+async def echo(reader, writer):
+    while chunk := await reader.read(65536):
+        writer.write(chunk)
+        await writer.drain()
+
+
+async def asked(inside: Inside, address: str, port: int, text: bytes = b"hello") -> bytes:
+    """What an echo answers."""
+    reader, writer = await inside.streams(address, port)
+    writer.write(text)
+    writer.write_eof()
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def until(found) -> None:
+    while not found():  # noqa: ASYNC110 - a log and a table have no events
+        await asyncio.sleep(0.005)
+
+
+# How a grant is given.
+
+
+@pytest.mark.parametrize(
+    ("text", "grant"),
+    [
+        ("example.com:443", ("example.com", 443)),
+        ("Example.COM.:1", ("example.com", 1)),
+        ("localhost:65535", ("localhost", 65535)),
+        ("192.0.2.7:80", ("192.0.2.7", 80)),
+        ("[2001:DB8:0::7]:80", ("2001:db8::7", 80)),
+        ("[::ffff:192.0.2.7]:80", ("192.0.2.7", 80)),
+        ("my_db-1:5432", ("my_db-1", 5432)),
+    ],
+)
+def test_a_grant_is_a_host_and_a_port(text, grant):
+    assert parse_grant(text) == grant
+    assert parse_grant(shown(grant)) == grant
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("example.com", "no port"),
+        ("example.com:", "no number"),
+        ("example.com:https", "no number"),
+        ("example.com:٤٤", "no number"),
+        ("example.com:0", "from 1 to 65535"),
+        ("example.com:65536", "from 1 to 65535"),
+        ("example.com:-1", "no number"),
+        (":80", "no single host"),
+        ("*:80", "no single host"),
+        ("*.example.com:80", "no single host"),
+        ("0.0.0.0:80", "no single host"),
+        ("[::]:80", "no single host"),
+        ("224.0.0.1:80", "no single host"),
+        ("255.255.255.255:80", "no single host"),
+        ("::1:80", "brackets"),
+        ("[::1]", "no port"),
+        ("[example.com]:80", "no IPv6 address"),
+        ("[fe80::1%lo]:80", "one link"),
+        ("https://example.com:80", "URL"),
+        ("example.com/24:80", "neither"),
+        ("exa mple.com:80", "neither"),
+        ("example.com\n:80", "neither"),
+        ("127.1:80", "neither"),
+        ("0x7f.0x1:80", "neither"),
+        ("010.0.0.1:80", "neither"),
+        ("münchen.de:80", "xn--"),
+        ("a..b:80", "neither"),
+        (f"{'a' * 64}.b:80", "neither"),
+    ],
+)
+def test_what_is_no_grant_is_refused_with_the_reason(text, why):
+    with pytest.raises(Refused, match=why) as refused:
+        parse_grant(text)
+    assert "\n" not in str(refused.value)
+
+
+def test_grants_are_counted_once_each_and_bounded():
+    most = [("example.com", port) for port in range(1, MAX_GRANTS + 1)]
+    assert checked_grants([*most, ("EXAMPLE.com.", 1)]) == most
+    with pytest.raises(Refused, match="can have 64"):
+        checked_grants([*most, ("example.com", 443)])
+
+
+def test_a_name_gets_no_address_that_is_granted_by_itself():
+    hosts = inside_addresses([("a.test", 1), ("127.77.0.1", 1), ("b.test", 1), ("a.test", 2)])
+    assert hosts == {"a.test": ("127.77.0.2",), "127.77.0.1": ("127.77.0.1",), "b.test": ("127.77.0.3",)}
+
+
+# What is inside.
+
+
+def test_the_names_are_in_hosts_and_each_grant_has_a_listener():
+    inside = Inside([("a.test", 80), ("localhost", 8000), ("192.0.2.7", 1), ("a.test", 443), ("2001:db8::7", 65535)])
+    assert inside.hosts == "127.0.0.1 localhost\n::1 localhost\n127.77.0.1 a.test\n"
+    assert [each.getsockname()[:2] for each in inside.listening] == [
+        ("127.77.0.1", 80),
+        ("127.0.0.1", 8000),
+        ("::1", 8000),
+        ("192.0.2.7", 1),
+        ("127.77.0.1", 443),
+        ("2001:db8::7", 65535),
+    ]
+    for each in inside.listening:
+        each.close()
+    inside.close()
+
+
+def test_without_grants_there_is_only_localhost():
+    inside = Inside([])
+    assert (inside.hosts, inside.listening) == ("127.0.0.1 localhost\n::1 localhost\n", [])
+    inside.close()
+
+
+def test_as_many_grants_as_there_may_be_are_opened():
+    grants = [(f"10.{each}.0.1", 80) for each in range(MAX_GRANTS // 2)]
+    grants += [(f"2001:db8::{each}", 80) for each in range(1, MAX_GRANTS // 2 + 1)]
+    inside = Inside(grants)
+    assert [each.getsockname()[:2] for each in inside.listening] == grants
+    for each in inside.listening:
+        each.close()
+    inside.close()
+
+
+@in_a_loop
+async def test_what_is_not_granted_is_refused_at_once():
+    async with granted(NAME, ("192.0.2.7", 80), ("2001:db8::7", 80), found={}) as made:
+        for address, port, code in (
+            (made.inside.address("example.test"), 81, errno.ECONNREFUSED),
+            ("127.0.0.1", 80, errno.ECONNREFUSED),
+            ("192.0.2.7", 443, errno.ECONNREFUSED),
+            ("192.0.2.8", 80, errno.ENETUNREACH),
+            ("8.8.8.8", 80, errno.ENETUNREACH),
+            ("2001:db8::8", 80, errno.ENETUNREACH),
+        ):
+            with pytest.raises(OSError) as refused:
+                await made.inside.connected(address, port)
+            assert refused.value.errno == code, address
+
+
+@in_a_loop
+async def test_datagrams_are_not_granted():
+    async with granted(("192.0.2.7", 53), found={}) as made:
+        with made.inside.new(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            asking.connect(("192.0.2.7", 53))
+            asking.send(b"?")
+            with pytest.raises(ConnectionRefusedError):
+                asking.send(b"?")
+
+
+# What goes through.
+
+
+@pytest.mark.parametrize("uid", [None, 65534])
+@in_a_loop
+async def test_megabytes_go_both_ways_at_once_unharmed(uid):
+    """The port is below 1024, for an ordinary user, too."""
+    if uid is not None and os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    async with server(echo) as where, granted(NAME, found={"example.test": [where]}, uid=uid) as made:
+        reader, writer = await made.inside.streams(made.inside.address("example.test"), 80)
+        reading = asyncio.create_task(reader.read())
+        writer.write(LARGE)
+        writer.write_eof()
+        assert hashlib.sha256(await reading).digest() == hashlib.sha256(LARGE).digest()
+        writer.close()
+
+
+@in_a_loop
+async def test_localhost_is_the_machines_at_both_of_its_addresses():
+    async with server(echo) as (_, port), granted(("localhost", port)) as made:
+        assert await asked(made.inside, "127.0.0.1", port) == b"hello"
+        assert await asked(made.inside, "::1", port) == b"hello"
+
+
+@in_a_loop
+async def test_addresses_are_reached_at_themselves():
+    async with server(echo) as where:
+        found = {"192.0.2.7": [where], "2001:db8::7": [where]}
+        async with granted(("192.0.2.7", 80), ("2001:db8::7", 80), found=found) as made:
+            assert await asked(made.inside, "192.0.2.7", 80) == b"hello"
+            assert await asked(made.inside, "2001:db8::7", 80) == b"hello"
+
+
+@in_a_loop
+async def test_each_grant_leads_to_its_own_port_of_its_own_host():
+    async def one(_, writer):
+        writer.write(b"one")
+
+    async def two(_, writer):
+        writer.write(b"two")
+
+    async with server(one) as first, server(two) as second:
+        found = {"a.test": [first], "b.test": [second]}
+        async with granted(("a.test", 80), ("b.test", 80), found=found) as made:
+            for name, said in (("a.test", b"one"), ("b.test", b"two")):
+                reader, writer = await made.inside.streams(made.inside.address(name), 80)
+                assert await reader.read() == said
+                writer.close()
+
+
+@in_a_loop
+async def test_each_side_may_end_its_direction_first():
+    async def last_word(reader, writer):
+        writer.write(b"all I have")
+        writer.write_eof()
+        heard.set_result(await reader.read())
+
+    heard = asyncio.get_running_loop().create_future()
+    async with server(last_word) as where, granted(NAME, found={"example.test": [where]}) as made:
+        reader, writer = await made.inside.streams(made.inside.address("example.test"), 80)
+        assert await reader.read() == b"all I have"
+        writer.write(b"still here")
+        writer.write_eof()
+        assert await heard == b"still here"
+        writer.close()
+
+
+@in_a_loop
+async def test_a_reset_is_a_reset_on_the_other_side():
+    loop = asyncio.get_running_loop()
+    async with accepting() as (where, accept), granted(NAME, found={"example.test": [where]}) as made:
+        for breaks_inside in (True, False):
+            ends = [await made.inside.connected(made.inside.address("example.test"), 80), await accept()]
+            breaking, other = ends if breaks_inside else reversed(ends)
+            breaking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            breaking.close()
+            with pytest.raises(ConnectionResetError):
+                await loop.sock_recv(other, 1)
+            other.close()
+
+
+@in_a_loop
+async def test_what_a_server_says_before_it_resets_arrives():
+    """As with a request that is too long: the answer comes while the request is still being sent."""
+    loop = asyncio.get_running_loop()
+    async with accepting() as (where, accept), granted(NAME, found={"example.test": [where]}) as made:
+        with await made.inside.connected(made.inside.address("example.test"), 80) as asking:
+            sending = asyncio.create_task(loop.sock_sendall(asking, LARGE * 4))
+            with await accept() as answering:
+                await loop.sock_recv(answering, 1)
+                await loop.sock_sendall(answering, b"413")
+            assert await loop.sock_recv(asking, 16) == b"413"
+            with pytest.raises(ConnectionResetError):
+                await loop.sock_recv(asking, 16)
+            with pytest.raises(ConnectionError):
+                await sending
+
+
+@in_a_loop
+async def test_a_side_that_does_not_read_holds_up_the_other():
+    loop = asyncio.get_running_loop()
+    async with accepting() as (where, accept), granted(NAME, found={"example.test": [where]}) as made:
+        asking = await made.inside.connected(made.inside.address("example.test"), 80)
+        answering = await accept()
+        sending = asyncio.create_task(loop.sock_sendall(asking, LARGE * 8))
+        await asyncio.wait({sending}, timeout=0.5)
+        assert not sending.done()
+        left = len(LARGE) * 8
+        while left:
+            left -= len(await loop.sock_recv(answering, 1 << 20))
+        await sending
+        asking.close()
+        answering.close()
+
+
+@in_a_loop
+async def test_more_connections_than_there_may_be_wait_for_their_turn():
+    opened, most = 0, 0
+    are_many = asyncio.Event()
+
+    async def crowd(reader, writer):
+        nonlocal opened, most
+        opened += 1
+        most = max(most, opened)
+        if opened == MAX_CONNECTIONS:
+            are_many.set()
+        await are_many.wait()
+        await echo(reader, writer)
+        opened -= 1
+
+    async with server(crowd) as where, granted(NAME, found={"example.test": [where]}) as made:
+        address = made.inside.address("example.test")
+        texts = [f"{each}".encode() for each in range(MAX_CONNECTIONS + 50)]
+        answers = await asyncio.gather(*(asked(made.inside, address, 80, text) for text in texts))
+    assert answers == texts
+    assert most == MAX_CONNECTIONS
+
+
+# What can't be reached.
+
+
+@in_a_loop
+async def test_a_host_that_refuses_resets_and_is_named_once(caplog):
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        async with granted(NAME, found={"example.test": [bound.getsockname()]}) as made:
+            for _ in range(2):
+                reader, writer = await made.inside.streams(made.inside.address("example.test"), 80)
+                with pytest.raises(ConnectionResetError):
+                    await reader.read()
+                writer.close()
+    assert made.troubles == ["example.test:80 can't be reached: Connection refused"]
+    assert [record.getMessage() for record in caplog.records] == made.troubles
+
+
+@pytest.mark.parametrize(
+    ("found", "cause"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
+        ([("0.0.0.0", 80), ("::", 80)], "its name has no address"),
+    ],
+)
+@in_a_loop
+async def test_a_name_that_leads_nowhere_resets(found, cause):
+    async with granted(NAME, found={"example.test": found}) as made:
+        reader, writer = await made.inside.streams(made.inside.address("example.test"), 80)
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        assert made.troubles == [f"example.test:80 can't be reached: {cause}"]
+
+
+@in_a_loop
+async def test_a_connection_to_itself_is_none(monkeypatch):
+    """The kernel may choose the target's own port for one, if nobody listens there: here it has to."""
+    made_at = {}
+
+    async def bound(family):
+        connection = socket.socket(family)
+        connection.bind(made_at["where"])
+        return connection
+
+    monkeypatch.setattr(dialing, "_made", bound)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        made_at["where"] = free.getsockname()
+    with pytest.raises(ConnectionRefusedError):
+        await dialing.dial([(socket.AF_INET, socket.SOCK_STREAM, 6, "", made_at["where"])])
+
+
+@in_a_loop
+async def test_connections_at_the_same_time_ask_for_their_name_once():
+    asked_for, answers = [], asyncio.Event()
+
+    async with server(echo) as where, granted(NAME, found={"example.test": [where]}) as made:
+        found = made.resolve
+
+        async def slow(host, port, **how):
+            asked_for.append(host)
+            await answers.wait()
+            return await found(host, port, **how)
+
+        made.resolve = slow
+        address = made.inside.address("example.test")
+        asking = [asyncio.create_task(asked(made.inside, address, 80)) for _ in range(5)]
+        await until(lambda: len(made.forwarder._connections) == len(asking))
+        answers.set()
+        assert await asyncio.gather(*asking) == [b"hello"] * len(asking)
+        assert asked_for == ["example.test"]
+        assert await asked(made.inside, address, 80) == b"hello"
+        assert len(asked_for) == 2
+
+
+@asynccontextmanager
+async def silent():
+    """An address where nothing answers: its queue is full."""
+    with socket.socket() as listening, socket.socket() as filling:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        filling.connect(listening.getsockname())
+        yield listening.getsockname()
+
+
+@in_a_loop
+async def test_the_next_address_is_tried_while_one_does_not_answer(monkeypatch):
+    monkeypatch.setattr(forwarder_module, "REACH_S", 5.0)
+    with socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))
+        async with silent() as quiet, server(echo) as where:
+            found = {"example.test": [refusing.getsockname(), quiet, where]}
+            async with granted(NAME, found=found) as made:
+                assert await asked(made.inside, made.inside.address("example.test"), 80) == b"hello"
+                assert made.troubles == []
+
+
+@in_a_loop
+async def test_a_host_that_does_not_answer_resets_after_a_while(monkeypatch):
+    monkeypatch.setattr(forwarder_module, "REACH_S", 0.1)
+    async with silent() as quiet, granted(NAME, found={"example.test": [quiet]}) as made:
+        reader, writer = await made.inside.streams(made.inside.address("example.test"), 80)
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        assert made.troubles == ["example.test:80 can't be reached: no answer within 0.1 s"]
+
+
+@pytest.mark.parametrize("left", [0, 1])
+@in_a_loop
+async def test_without_descriptors_a_connection_waits_until_there_are_some(left, caplog):
+    """None for what arrives, or one for that and none for the connection outside."""
+    loop = asyncio.get_running_loop()
+    caplog.set_level(logging.WARNING)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with server(echo) as where, granted(NAME, found={"example.test": [where]}) as made:
+        asking = made.inside.new(socket.AF_INET)
+        asking.setblocking(False)
+        free = os.dup(0)
+        os.close(free)
+        used = len(made.forwarder._connections)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, hard))
+        try:
+            await loop.sock_connect(asking, (made.inside.address("example.test"), 80))
+            await until(lambda: caplog.records if left == 0 else len(made.forwarder._connections) > used)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await loop.sock_sendall(asking, b"hello")
+        assert await loop.sock_recv(asking, 16) == b"hello"
+        asking.close()
+        assert made.troubles == []
+
+
+def test_a_listener_that_no_grant_asked_for_is_not_taken():
+    async def take():
+        listening = socket.create_server(("127.0.0.1", 0))
+        with pytest.raises(Refused, match="none of its grants"):
+            Forwarder([NAME], print).take([listening])
+        assert listening.fileno() < 0
+
+    asyncio.run(take())
+
+
+# How it ends.
+
+
+@in_a_loop
+async def test_close_resets_what_is_open_and_accepts_no_more():
+    loop = asyncio.get_running_loop()
+    async with accepting() as (where, accept), granted(NAME, found={"example.test": [where]}) as made:
+        address = made.inside.address("example.test")
+        asking = await made.inside.connected(address, 80)
+        answering = await accept()
+        waiting = await made.inside.connected(address, 80)
+        made.forwarder.close()
+        for each in (asking, answering, waiting):
+            with pytest.raises(ConnectionResetError):
+                await loop.sock_recv(each, 1)
+            each.close()
+        with pytest.raises(ConnectionRefusedError):
+            await made.inside.connected(address, 80)
+
+
+@in_a_loop
+async def test_a_connection_that_a_program_closed_ends_though_its_server_keeps_it(monkeypatch):
+    monkeypatch.setattr(relay_module, "LOOK_S", 0.1)
+    monkeypatch.setattr(relay_module, "_KEEPALIVE", ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1)))
+    loop = asyncio.get_running_loop()
+    async with accepting() as (where, accept), granted(NAME, found={"example.test": [where]}) as made:
+        asking = await made.inside.connected(made.inside.address("example.test"), 80)
+        asking.setsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2, 1)  # its kernel forgets it after a second, not 60
+        asking.close()
+        with await accept() as answering:
+            assert await loop.sock_recv(answering, 1) == b""
+            await until(lambda: not made.forwarder._connections)
+            with pytest.raises(BrokenPipeError):
+                answering.send(b"!")
+
+
+@in_a_loop
+async def test_what_a_program_wrote_before_it_ended_goes_out():
+    loop = asyncio.get_running_loop()
+    async with accepting() as (where, accept), granted(NAME, found={"example.test": [where]}) as made:
+        with made.inside.new(socket.AF_INET) as asking:  # at once, so that nothing is accepted in between
+            asking.connect((made.inside.address("example.test"), 80))
+            asking.send(b"last words")
+        await made.forwarder.finish()
+        with await accept() as answering:
+            assert await loop.sock_recv(answering, 16) == b"last words"
+            assert await loop.sock_recv(answering, 16) == b""

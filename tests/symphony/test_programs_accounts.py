@@ -1,0 +1,338 @@
+"""What programs use, on a real daemon: counted to the program, however it connects, and never lost or counted twice."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import libsym as sym
+from tests.symphony.fake_launcher import FakeLauncher, Refused
+
+PROMPT = list(b"the quick brown fox the quick brown fox the quick")
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Launchers for a daemon; all go with the test."""
+    launchers = []
+
+    def launch(daemon):
+        (directory := tmp_path / f"launcher-{len(launchers)}").mkdir()
+        launchers.append(FakeLauncher(daemon.socket, directory))
+        return launchers[-1]
+
+    yield launch
+    for each in launchers:
+        each.close()
+
+
+@pytest.fixture
+def launcher(daemon, launch):
+    return launch(daemon)
+
+
+@pytest.fixture
+def reach(monkeypatch):
+    """Has this process connect to a daemon, from its next call on."""
+
+    def reach(daemon):
+        sym.close()
+        monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+        return daemon
+
+    yield reach
+    sym.close()
+
+
+@pytest.fixture
+def reached(daemon, reach):
+    return reach(daemon)
+
+
+def until(condition, what=""):
+    """What is settled behind an answer is there soon."""
+    pause, end_s = threading.Event(), time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end_s, what or "it did not come to be"
+        pause.wait(0.01)
+
+
+def tokens_of_programs():
+    return sum(each.usage.tokens for each in sym.programs(ended=True))
+
+
+def use_the_model(kv):
+    """By everything that appends, as far as one program goes."""
+    tokens = PROMPT
+    for _ in range(20):
+        tokens = [sym.pred(kv, tokens).argmax()]
+    with sym.kv_fork(kv) as one, sym.kv_fork(kv) as other:
+        sym.pred_batch([sym.Pred(one, [1, 2, 3]), sym.Pred(other, [4])])
+        list(sym.generate(one, PROMPT, max_tokens=30, draft=sym.Ngram(4)))
+        list(sym.generate(other, PROMPT, max_tokens=30))
+        list(sym.generate(other, [5], max_tokens=8, grammar=sym.Grammar.regex("[ab]+")))
+        generation = sym.generate(one, [7], max_tokens=2000)
+        next(generation)
+        generation.cancel()
+        sym.pred(other, [1, 2, 3], top_k=2)
+
+
+def test_the_tokens_of_all_programs_are_those_that_the_decoder_computed(start_daemon, launch, reach):
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "64M")
+    reach(daemon)
+    launcher = launch(daemon)
+    with sym.kv_create() as kv:
+        use_the_model(kv)
+    sym.close()
+    sym.connect(launcher.socket_of(launcher.start("launched")))
+    with sym.kv_create() as kv:
+        use_the_model(kv)
+    killed = daemon.program("kv = sym.kv_create()\nprint(next(sym.generate(kv, [1], max_tokens=4000)), flush=True)\n"
+                            "time.sleep(60)")  # fmt: skip
+    killed.stdout.readline()
+    killed.kill()
+    killed.communicate()
+    daemon.shell(f"printf 'some text that is long enough' | tee {daemon.mount}/.symphony/text/a.kv")
+    until(lambda: sym.daemon_stat()["waiting_calls"] == 0)
+    until(lambda: tokens_of_programs() == sym.daemon_stat()["num_tokens"])
+    found = {each.name: each.usage for each in sym.programs(ended=True)}
+    assert sum(each.usage.steps for each in sym.programs(ended=True)) == sym.daemon_stat()["num_calls_in_steps"]
+    assert sum(each.usage.calls for each in sym.programs(ended=True)) == sym.daemon_stat()["num_calls"]
+    assert found["tee"].tokens == len("some text that is long enough")
+    assert found["launched"].tokens > 150
+    metrics = (daemon.mount / ".symphony/metrics").read_text()
+    of_users = re.findall(r'symphony_user_tokens_total\{user="\d+"\} (\d+)', metrics)
+    assert sum(map(int, of_users)) == sym.daemon_stat()["num_tokens"]
+
+
+def test_tokens_in_are_those_that_were_given_and_tokens_out_what_came_of_it(reached):
+    with sym.kv_create() as kv:
+        before = sym.getrusage()
+        sym.pred(kv, [1, 2, 3])
+        sym.pred(kv, [1, 2, 3], rows="all")
+        sym.kv_write(kv, [4, 5])
+        got = list(sym.generate(kv, [6, 7], max_tokens=9))
+        for token in (1, 2, 3):
+            sym.pred(kv, [token])
+        with pytest.raises(sym.Invalid):
+            sym.pred(kv, [1] * 4090)
+        used = sym.getrusage()
+    assert used.tokens_in - before.tokens_in == 3 + 3 + 2 + 2 + 3
+    assert used.tokens_out - before.tokens_out == 1 + 3 + 0 + len(got) + 3
+    assert (used.calls - before.calls, used.failed_calls - before.failed_calls) == (8, 1)
+    assert used.steps - before.steps >= 7
+    assert used.bytes_in > before.bytes_in
+    assert used.bytes_out > before.bytes_out
+
+
+def test_what_a_program_has_used_is_that_of_all_its_connections(reached, launcher):
+    path = launcher.socket_of(number := launcher.start(pid=os.getpid()))
+    sym.connect(path)
+    with sym.kv_create() as kv:
+        sym.kv_write(kv, PROMPT)
+    child = "import libsym as sym\nsym.kv_write(sym.kv_create(), [1, 2, 3])"
+    subprocess.run([sys.executable, "-c", child], env={**os.environ, "SYMPHONY_SOCKET": path}, check=True)
+    until(lambda: sym.getrusage().tokens == len(PROMPT) + 3)
+    sym.close()
+    sym.connect(path)
+    assert sym.getrusage().tokens == len(PROMPT) + 3
+    assert launcher.end(number)["tokens"] == len(PROMPT) + 3
+
+
+def test_a_process_that_connects_again_goes_on_where_it_was(reached):
+    with sym.kv_create() as kv:
+        sym.kv_write(kv, [1, 2, 3])
+    used = sym.getrusage()
+    sym.close()
+    assert sym.getrusage().tokens == used.tokens
+    assert len([each for each in sym.programs() if each.pid == os.getpid()]) == 1
+
+
+def test_a_program_without_a_connection_is_in_proc_and_in_lists(reached, launcher):
+    with subprocess.Popen(["sleep", "60"]) as process:
+        number = launcher.start("sleeper", limits={"tokens": 1000})
+        launcher.request("pid", id=number, pid=process.pid)
+        status = (reached.mount / f".symphony/proc/{process.pid}/status").read_text()
+        facts = dict(re.findall(r"(\w+): +(.*)\n", status))
+        assert (facts["name"], facts["id"], facts["connections"]) == ("sleeper", number, "0")
+        assert (facts["state"], facts["limit_tokens"]) == ("idle", "1000")
+        (found,) = [each for each in sym.programs() if each.id == number]
+        assert (found.name, found.pid, found.state, found.limits) == ("sleeper", process.pid, "idle", {"tokens": 1000})
+        process.kill()
+        process.wait()
+        launcher.end(number, 137, "killed")
+        assert not (reached.mount / f".symphony/proc/{process.pid}").exists()
+        (ended,) = [each for each in sym.programs(ended=True) if each.id == number]
+        assert (ended.status, ended.reason, ended.state) == (137, "killed", "ended")
+
+
+def test_why_a_program_waits_is_told(reached, launcher):
+    number = launcher.start("waiter")
+    with sym.kv_create("lock.kv") as kv, sym.kv_lock(kv):
+        source = 'kv = sym.kv_open("lock.kv", "rw")\nprint(flush=True)\nsym.kv_lock(kv)'
+        environment = {**os.environ, "SYMPHONY_SOCKET": launcher.socket_of(number)}
+        waiter = subprocess.Popen(
+            [sys.executable, "-c", f"import libsym as sym\n{source}"], env=environment, stdout=subprocess.PIPE
+        )
+        waiter.stdout.readline()
+        until(lambda: [each.state for each in sym.programs() if each.id == number] == ["waiting for a lock"])
+        (found,) = [each for each in sym.programs() if each.id == number]
+        assert found.call == "kv_lock"
+    waiter.communicate()
+    sym.kv_remove("lock.kv")
+    with sym.kv_create() as kv:
+        generation = sym.generate(kv, [1], max_tokens=3000)
+        next(generation)
+        (me,) = [each for each in sym.programs() if each.pid == os.getpid()]
+        assert (me.state, me.call) == ("computing", "generate")
+        generation.cancel()
+
+
+# ---- limits
+
+
+def test_a_loop_that_reaches_its_limit_on_tokens_fails_and_its_launcher_is_told(reached, launcher):
+    number = launcher.start("greedy", limits={"tokens": 200})
+    sym.connect(launcher.socket_of(number))
+    kv = sym.kv_create()
+
+    def compute():
+        while True:
+            sym.pred(kv, [1])
+
+    with pytest.raises(sym.OverQuota, match=rf"program greedy \({number}\) is over its limit on tokens"):
+        compute()
+    assert launcher.asked.get(timeout=20) == {"do": "limit", "id": number, "what": "tokens"}
+    with pytest.raises(sym.OverQuota, match="over its limit on tokens"):
+        sym.kv_stat(kv)
+    assert sym.getrusage().tokens == 200, "a loop has no more room than it has tokens left"
+    kv.close()
+    launcher.end(number, 121, "tokens")
+
+
+def test_a_generation_that_goes_on_beyond_the_limit_fails(reached, launcher):
+    number = launcher.start(limits={"tokens": 100})
+    sym.connect(launcher.socket_of(number))
+    with pytest.raises(sym.OverQuota, match="limit on tokens"):
+        list(sym.generate(sym.kv_create(), [1], max_tokens=4000))
+    assert launcher.asked.get(timeout=20)["what"] == "tokens"
+
+
+def test_a_prompt_beyond_the_limit_is_not_computed(reached, launcher):
+    sym.connect(launcher.socket_of(launcher.start(limits={"tokens": 100})))
+    with sym.kv_create() as kv, pytest.raises(sym.OverQuota, match="asks for 101 more"):
+        sym.kv_write(kv, [1] * 101)
+    assert sym.getrusage().tokens == 0
+
+
+def test_calls_that_fit_a_limit_one_by_one_and_not_together_are_not_all_computed(reached, launcher):
+    sym.connect(launcher.socket_of(launcher.start(limits={"tokens": 100})))
+    files = [sym.kv_create() for _ in range(20)]
+    with pytest.raises(sym.BatchFailed, match="90 are under way, and it asks for 90 more"):
+        sym.pred_batch([sym.Pred(kv, [1] * 90) for kv in files])
+    assert sym.getrusage().tokens <= 100
+    for kv in files:
+        kv.close()
+
+
+def test_what_came_of_earlier_calls_leaves_a_limit_as_it_is(reached, launcher):
+    sym.connect(launcher.socket_of(launcher.start(limits={"tokens": 100})))
+    kv, other = sym.kv_create(), sym.kv_create()
+    sym.pred_batch([sym.Pred(kv, [1] * 20), sym.Pred(other, [1] * 20)])
+    generation = sym.generate(kv, [1] * 5, max_tokens=40)
+    next(generation)
+    generation.cancel()
+    with pytest.raises(sym.Invalid):
+        sym.pred(other, [1] * 3, positions=[-1] * 3)
+    num_left = 100 - sym.getrusage().tokens
+    sym.kv_write(other, [1] * num_left)
+    assert sym.getrusage().tokens == 100
+    with pytest.raises(sym.OverQuota, match="computed 100 of its 100 tokens, and it asks for 1 more"):
+        sym.kv_write(other, [1])
+
+
+def test_pages_are_limited_by_what_is_open_at_once_and_shared_ones_count_once(reached, launcher):
+    number = launcher.start(limits={"pages": 4})
+    sym.connect(launcher.socket_of(number))
+    kv = sym.kv_create()
+    kv.write([1] * 96)
+    forks = [sym.kv_fork(kv) for _ in range(10)]
+    kv.write([2] * 32)
+    for each in forks:
+        each.close()
+    with pytest.raises(sym.OverQuota, match="it has 4 of its 4 pages, and asks for 1 more"):
+        kv.write([3])
+    assert launcher.asked.get(timeout=20) == {"do": "limit", "id": number, "what": "pages"}
+
+
+def test_page_seconds_are_limited_though_nothing_is_asked_for(reached, launcher):
+    number = launcher.start(limits={"page_seconds": 0.1})
+    sym.connect(launcher.socket_of(number))
+    kv = sym.kv_create()
+    kv.write([1] * 96)
+    assert launcher.asked.get(timeout=20) == {"do": "limit", "id": number, "what": "page_seconds"}
+
+
+# ---- admission, restarts
+
+
+def test_a_user_s_programs_are_admitted_up_to_a_number(start_daemon, launch, reach):
+    daemon = start_daemon("--model", "tiny", "--programs", "2", "--starts", "4")
+    reach(daemon)
+    launcher = launch(daemon)
+    first, _second = launcher.start(), launcher.start()
+    with pytest.raises(Refused, match=r"uid \d+ has 2 programs, and 2 at once are the most \(--programs\)") as refused:
+        launcher.start()
+    assert refused.value.errno == 11
+    launcher.end(first)
+    launcher.end(launcher.start())
+    launcher.end(launcher.start())
+    with pytest.raises(Refused, match=r"has started 4 programs in the last minute, and 4 are the most \(--starts\)"):
+        launcher.start()
+    stat = sym.daemon_stat()
+    assert (stat["programs_refused"], stat["launchers"]) == (2, 1)
+    assert "symphony_programs_refused_total 2\n" in (daemon.mount / ".symphony/metrics").read_text()
+
+
+def test_programs_live_on_without_their_launcher_which_comes_again(reached, launcher, launch):
+    number = launcher.start("survivor")
+    sym.connect(launcher.socket_of(number))
+    kv = sym.kv_create()
+    kv.write([1, 2, 3])
+    launcher.connection.shutdown(socket.SHUT_RDWR)
+    until(lambda: sym.daemon_stat()["launchers"] == 0)
+    kv.write([4])
+    with pytest.raises(OSError, match=r"the launcher of this program has gone"):
+        sym.wait("00000000")
+    other = launch(reached)
+    with pytest.raises(Refused, match="there is a program"):
+        other.start("survivor", id=number)
+    other.start("survivor", id=number, again=True)
+    assert other.end(number)["tokens"] == 4
+
+
+def test_what_programs_used_and_how_they_ended_survives_a_restart_of_the_daemon(start_daemon, launch, reach):
+    daemon = start_daemon("--model", "tiny")
+    reach(daemon)
+    launcher = launch(daemon)
+    number = launcher.start("long", limits={"tokens": 1000})
+    launcher.end(ended := launcher.start("short"), 3)
+    sym.connect(launcher.socket_of(number))
+    sym.kv_create().write([1, 2, 3])
+    sym.close()
+    daemon.stop()
+    daemon = start_daemon("--model", "tiny")
+    launcher = launch(daemon)
+    launcher.start("long", id=number, again=True)
+    sym.connect(launcher.socket_of(number))
+    sym.kv_create().write([4, 5])
+    assert sym.getrusage().tokens == 5
+    (found,) = [each for each in sym.programs(ended=True) if each.id == ended]
+    assert (found.name, found.status, found.reason) == ("short", 3, "exit")
+    with pytest.raises(Refused, match="has ended"):
+        launcher.start("short", id=ended, again=True)

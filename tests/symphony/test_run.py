@@ -1,0 +1,263 @@
+"""`symphony run`: a program that a launcher starts is, to its user, as one that python starts."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.symphony.launchers import eventually, has_gone
+
+AS_PYTHON = {
+    "an error": "def f(): raise ValueError('x')\nf()",
+    "an error while another was handled": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError('k')",
+    "no syntax": "x = = 3",
+    "sys.exit with a text": "sys.exit('a text')",
+    "sys.exit with a number": "sys.exit(300)",
+    "sys.exit without": "print('out', end=''); sys.exit()",
+    "threads and exit functions": """
+        import atexit, threading
+        atexit.register(print, 'bye')
+        threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()
+        sys.exit(5)
+    """,
+    "an interrupt": "import atexit; atexit.register(print, 'bye')\nraise KeyboardInterrupt",
+    "a hook": "sys.excepthook = lambda *what: print('hook', what[0])\nraise ValueError",
+    "a hook that fails": "sys.excepthook = lambda *what: 1 / 0\nraise ValueError('x')",
+    "a signal": "os.kill(os.getpid(), signal.SIGKILL)",
+    "a fork": "print(os.fork() and os.wait()[1], os.getpid() == os.getppid())",
+    "files and finalizers at the end": """
+        import collections, logging, tempfile
+        class Last:
+            def __init__(self, word): self.word = word
+            def __del__(self): print(self.word, flush=True)
+        last, collections.mine = Last("of main"), collections.OrderedDict
+        loop = Last("of a cycle"); loop.loop = loop
+        open("written", "w").write("before") ; kept = open("written", "w"); kept.write("x" * 100)
+        held = tempfile.TemporaryDirectory()
+        logging.warning("a line")
+        print(os.path.exists(held.name))
+    """,
+    "who it is": """
+        print(sys.argv, __name__, __file__, sys.path, sorted(globals()), sys.stdout.isatty(), sys.stdin.seekable())
+        print(os.getcwd(), sys.stdin.encoding, sys.stdout.encoding, sys.stdout.errors, sys.stdout.write_through)
+        print(sys.flags.dont_write_bytecode, sys.dont_write_bytecode, sys.pycache_prefix, __spec__, __package__)
+        import inspect, pickle
+        class Thing: pass
+        print(pickle.loads(pickle.dumps(Thing())).__class__, inspect.getsource(Thing))
+    """,
+}
+
+
+@pytest.mark.parametrize("source", AS_PYTHON.values(), ids=AS_PYTHON.keys())
+def test_a_program_does_what_it_does_when_python_starts_it(launchers, source):
+    launchers.script(source)
+    by_python = subprocess.run(
+        [sys.executable, "-u", "prog.py", "an argument", "-x"],
+        check=False,
+        cwd=launchers.directory,
+        env=launchers.environment,
+        stdin=subprocess.PIPE,
+        capture_output=True,
+        text=True,
+    )
+    run = launchers.client("run", "--isolation", "none", "prog.py", "an argument", "-x")
+    out, err = run.communicate(timeout=60)
+    status = by_python.returncode if by_python.returncode >= 0 else 128 - by_python.returncode
+    assert (out, err, run.returncode) == (by_python.stdout, by_python.stderr, status)
+
+
+def test_a_program_has_the_environment_umask_and_limits_of_its_user(launchers):
+    program = launchers.script("""
+        import resource
+        print(os.environ["MINE"], os.environ["MORE"], "LEFT" in os.environ, oct(os.umask(0)))
+        print(resource.getrlimit(resource.RLIMIT_NOFILE), time.tzname[0], os.environ["SYMPHONY_PROGRAM"])
+    """)
+    launchers.symphony("ps")
+    launchers.environment |= {"MINE": "yes", "TZ": "XYZ-3"}
+    words = " ".join(
+        [*map(str, [sys.executable, "-m", "symphony", "run", "--isolation", "none", "-e", "MORE=a=b", program])]
+    )
+    done = subprocess.run(
+        f"umask 027; ulimit -n 333; {words}",
+        shell=True,
+        check=True,
+        env=launchers.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[0] == "yes a=b False 0o27"
+    assert done.stdout.splitlines()[1].startswith("(333, 333) XYZ ")
+
+
+@pytest.mark.parametrize("variable", [{"PYTHONHASHSEED": "0"}, {"LC_ALL": "en_US.ISO-8859-1"}])
+def test_what_only_an_interpreters_start_can_heed_is_heeded(launchers, variable):
+    program = launchers.script("print(sys.flags.hash_randomization, hash('a'), sys.stdout.encoding)")
+    launchers.environment |= variable
+    by_python = subprocess.run([sys.executable, program], check=True, env=launchers.environment, capture_output=True)
+    assert launchers.symphony("run", program).stdout.split()[::2] == by_python.stdout.decode().split()[::2]
+
+
+def test_a_program_has_no_descriptor_but_its_own(launchers):
+    program = launchers.script("print(sorted(map(int, os.listdir('/proc/self/fd'))), os.getsid(0) == os.getpid())")
+    assert launchers.symphony("run", program).stdout == "[0, 1, 2, 3] True\n", "3 is that of listdir"
+
+
+def test_input_and_output_are_a_conversation(launchers):
+    program = launchers.script("for line in sys.stdin: print(line.upper(), end='')\nprint('end')")
+    run = launchers.client("run", program)
+    for word in ("one\n", "two\n"):
+        run.stdin.write(word)
+        run.stdin.flush()
+        assert run.stdout.readline() == word.upper()
+    assert run.communicate(timeout=20) == ("end\n", "")
+
+
+def test_megabytes_go_through_both_ways(launchers):
+    program = launchers.script("""
+        while content := os.read(0, 100_000):
+            while content: content = content[os.write(1, content):]
+    """)
+    content = os.urandom(5 << 20)
+    done = launchers.symphony("run", program, text=False, input=content)
+    assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(content).digest()
+
+
+def test_output_and_error_keep_their_order_where_both_go_to_one_place(launchers):
+    program = launchers.script("for i in range(200): os.write(1 + i % 2, b'%d\\n' % i)")
+    run = launchers.client("run", program, stderr=subprocess.STDOUT)
+    assert run.communicate(timeout=20)[0] == "".join(f"{i}\n" for i in range(200))
+
+
+def test_what_is_no_python_is_executed(launchers):
+    script = launchers.directory / "script"
+    script.write_text('#!/bin/sh\necho "$1" $SYMPHONY_PROGRAM | wc -w; exit 3\n')
+    script.chmod(0o755)
+    done = launchers.symphony("run", "./script", "a b", check=False)
+    assert (done.stdout.strip(), done.returncode) == ("3", 3)
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "said"),
+    [
+        ("nothing.py", 127, "no program nothing.py: there is no such file"),
+        ("nothing", 127, "Symphony ships ask, plain, prefix"),
+        ("/etc", 126, "/etc: is a directory"),
+        ("./data", 126, "./data: Permission denied"),
+        ("./interpreter", 127, "./interpreter: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_one_line(launchers, word, status, said):
+    (launchers.directory / "data").write_text("no program")
+    (launchers.directory / "interpreter").write_text("#!/no/such/thing\n")
+    (launchers.directory / "interpreter").chmod(0o755)
+    done = launchers.symphony("run", word, check=False)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert launchers.ps("--all") == []
+
+
+def test_shipped_programs_are_listed_and_found_by_their_names(launchers):
+    listed = launchers.symphony("run", "--list").stdout
+    assert listed.splitlines()[0].startswith("ask     Answers a question")
+    assert "usage: ask.py" in launchers.symphony("run", "ask", "--help").stdout
+
+
+def test_options_behind_the_program_are_its_own(launchers):
+    program = launchers.script("print(sys.argv[1:])")
+    assert launchers.symphony("run", program, "--detach", "--", "-x").stdout == "['--detach', '--', '-x']\n"
+    assert launchers.symphony("run", "--", program, "-d").stdout == "['-d']\n"
+
+
+def test_without_a_daemon_it_says_so_and_starts_no_launcher(launchers):
+    launchers.daemon.stop()
+    done = launchers.symphony("run", launchers.script(""), check=False)
+    assert done.returncode == 125
+    assert f"no daemon listens at {launchers.socket}: start it with `symphony serve`" in done.stderr
+    assert not (launchers.runtime / "symphony").exists()
+    launchers.daemon.start()
+    launchers.symphony("run", "prog.py")
+    launchers.daemon.stop()
+    again = launchers.symphony("run", "prog.py", check=False)
+    assert (again.returncode, again.stderr) == (125, done.stderr), "a launcher that lives says the same"
+    launchers.daemon.start()
+
+
+def test_a_program_that_the_daemon_refuses_does_not_run(launchers):
+    launchers.daemon.refusals["start"] = "uid 7 has too many programs"
+    program = launchers.script("open('ran', 'w')")
+    done = launchers.symphony("run", program, check=False)
+    assert (done.returncode, done.stderr) == (125, "symphony: uid 7 has too many programs\n")
+    assert not (launchers.directory / "ran").exists()
+    assert launchers.ps("--all") == []
+
+
+def test_the_daemon_hears_of_start_pid_and_end(launchers):
+    launchers.symphony("run", "--tokens", "5", launchers.script("sys.exit(4)"), check=False)
+    start = launchers.daemon.wait_for("start", name="prog")
+    assert (start["limits"], start["parent"], start["again"], len(start["id"])) == ({"tokens": 5}, None, False, 8)
+    end = launchers.daemon.wait_for("end")
+    assert (end["id"], end["status"], end["reason"]) == (start["id"], 4, "exit")
+    pid = launchers.daemon.wait_for("pid")
+    assert pid["id"] == start["id"]
+    assert launchers.program("prog")["pid"] == pid["pid"]
+
+
+def test_a_signal_to_the_client_is_one_to_the_program(launchers):
+    program = launchers.script("""
+        signal.signal(signal.SIGTERM, lambda *_: (print("told", flush=True), sys.exit(9)))
+        print("ready")
+        signal.pause()
+    """)
+    run = launchers.client("run", program)
+    assert run.stdout.readline() == "ready\n"
+    run.send_signal(signal.SIGTERM)
+    assert (run.communicate(timeout=20)[0], run.returncode) == ("told\n", 9)
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_of_the_program(launchers):
+    run = launchers.client("run", launchers.script("print('ready')\ntime.sleep(60)"))
+    assert run.stdout.readline() == "ready\n"
+    run.send_signal(signal.SIGINT)
+    err = run.communicate(timeout=20)[1]
+    assert err.endswith("KeyboardInterrupt\n")
+    assert run.returncode == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_a_client_that_dies_hangs_its_program_up(launchers, number):
+    run = launchers.client("run", "--isolation", "none", launchers.script("print(os.getpid())\ntime.sleep(60)"))
+    pid = int(run.stdout.readline())
+    run.send_signal(number)
+    assert has_gone(pid)
+    assert launchers.symphony("wait", "prog", check=False).stdout == "129\n"
+
+
+def test_a_client_whose_reader_goes_ends_quietly(launchers):
+    run = launchers.client("run", launchers.script("for i in range(10**6): print(i)"))
+    assert run.stdout.readline() == "0\n"
+    run.stdout.close()
+    assert run.wait(20) == 128 + signal.SIGPIPE
+    assert run.stderr.read() == ""
+    assert launchers.symphony("wait", "prog", check=False).stdout == "129\n"
+
+
+def test_a_client_that_does_not_read_holds_the_program_up_and_loses_nothing(launchers):
+    program = launchers.script("""
+        for i in range(40):
+            os.write(1, (b"%d" % i).ljust(999_999) + b"\\n")
+            open("done", "w").write(str(i))
+    """)
+    run = launchers.client("run", "--isolation", "none", program)
+    assert run.stdout.readline().split() == ["0"]
+    done = launchers.directory / "done"
+    assert int(eventually(lambda: done.exists() and done.read_text())) < 20  # it may be being written
+    log = sum(path.stat().st_size for path in launchers.state.glob("programs/*/log*"))
+    assert log < 3 << 20
+    rest = run.stdout.read()  # not communicate(), which would pass over what was read ahead
+    assert run.wait(20) == 0
+    assert rest.split() == [str(i) for i in range(1, 40)]
+    assert len(rest) == 39 * 1_000_000

@@ -1,0 +1,223 @@
+"""What users have that nobody thinks of: closed descriptors, odd names, full places, processes that run away."""
+
+import asyncio
+import fcntl
+import os
+import resource
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from symphony.launcher import wire
+from symphony.launcher.places import Refused
+from symphony.launcher.program_log import LogReader, ProgramLog
+from symphony.launcher.spec import checked
+from symphony.launcher.streams import Streams
+from symphony.launcher.wire import OUTPUT
+from symphony.launcher.zygote_process import ZygoteProcess
+from symphony.launcher.zygote_start import Started
+from tests.symphony.launchers import SYMPHONY, eventually
+
+
+@pytest.fixture
+def prog(launchers):
+    return launchers.script("print('hi', flush=True)")
+
+
+def through_a_shell(launchers, words, redirected) -> subprocess.CompletedProcess:
+    command = [*SYMPHONY, *map(str, words)]
+    return subprocess.run(
+        ["sh", "-c", f'"$@" {redirected}', "sh", *command],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=launchers.environment,
+        cwd=launchers.directory,
+        timeout=20,
+    )
+
+
+@pytest.mark.parametrize(("closed", "shown"), [("<&-", "hi\n"), (">&-", ""), ("<&- >&- 2>&-", "")])
+def test_a_command_with_closed_streams_runs_its_program(launchers, prog, closed, shown):
+    done = through_a_shell(launchers, ["run", prog], closed)
+    assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
+    assert launchers.symphony("logs", "prog").stdout == "hi\n"
+
+
+def test_a_place_that_takes_no_output_is_named(launchers, prog):
+    done = through_a_shell(launchers, ["run", prog], "> /dev/full")
+    assert done.returncode == 125
+    assert done.stderr == "symphony: what the program writes can't be passed on: No space left on device\n"
+
+
+def test_a_launcher_holds_nothing_of_the_command_that_started_it(launchers, prog):
+    """Neither a lock, nor the end of a pipe, nor a directory, whatever numbers the descriptors have."""
+    held = [os.open(launchers.directory, os.O_RDONLY) for _ in range(20)]
+    launchers.symphony("run", prog, pass_fds=held)
+    for pid in (launchers.pid, launchers.zygote):
+        assert launchers.directory not in [each.readlink() for each in Path(f"/proc/{pid}/fd").iterdir()]
+        assert str(Path(f"/proc/{pid}/cwd").readlink()) == "/"
+    for each in held:
+        os.close(each)
+    with (launchers.state / "lock").open() as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "said"), [("a" * 300, 126, "File name too long"), ("", 127, "it is no file here")]
+)
+def test_a_name_that_can_be_no_file_is_refused_in_one_line(launchers, word, status, said):
+    done = launchers.symphony("run", word, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (status, 1)
+    assert said in done.stderr
+
+
+def test_a_directory_that_was_removed_is_no_place_to_run_in(launchers, prog):
+    words = " ".join([*SYMPHONY, "run", str(prog)])
+    done = through_a_shell(launchers, ["ps"], f">&-; mkdir gone; cd gone; rmdir ../gone; {words}")
+    assert done.returncode == 125
+    assert "symphony: this directory can't be named: No such file or directory\n" in done.stderr
+
+
+def test_ps_shows_no_control_character_of_an_argument(launchers, prog):
+    launchers.environment["PYTHONIOENCODING"] = "utf-8:strict"
+    launchers.symphony("run", "-d", prog, b"\xff".decode("utf-8", "surrogateescape"), "a\x1b[2J\nb")
+    launchers.symphony("wait", "prog")
+    assert launchers.symphony("ps", "--all").stdout.splitlines()[-1].endswith(r" \udcff a\x1b[2J\nb")
+
+
+def test_kill_goes_on_behind_one_that_is_not_there(launchers):
+    launchers.symphony("run", "-d", launchers.script("time.sleep(600)"))
+    done = launchers.symphony("kill", "nobody", "prog", check=False)
+    assert (done.returncode, done.stderr.count("no program nobody")) == (1, 1)
+    assert launchers.symphony("wait", "prog", check=False).returncode == 143
+
+
+def test_a_program_that_is_started_again_is_at_the_end_of_its_input_still(launchers):
+    program = launchers.script("print(repr(sys.stdin.read())); sys.exit(1)")
+    done = launchers.symphony("run", "--restart", "on-failure:1", program, input="once", check=False)
+    assert (done.returncode, done.stdout) == (1, "'once'\n''\n")
+
+
+def test_who_gives_a_program_input_hears_that_it_was_taken_whoever_else_gives(tmp_path):
+    asyncio.run(asyncio.wait_for(_two_give(tmp_path), 20))
+
+
+async def _two_give(directory: Path) -> None:
+    """More than a pipe holds, both at once."""
+    streams = Streams(ProgramLog(directory), has_input=True, window=None, error_apart=True, on_output=lambda: None)
+    taken = [asyncio.Event(), asyncio.Event()]
+    for each in taken:
+        streams.give(b"x" * 100_000, each.set)
+    reader = threading.Thread(target=_read_bytes, args=(streams.stdin, 200_000))
+    reader.start()
+    for each in taken:
+        await each.wait()
+    reader.join()
+    streams.abandon()
+
+
+def _read_bytes(descriptor: int, number: int) -> None:
+    while number:
+        number -= len(os.read(descriptor, number))
+
+
+RUNS_AWAY = """
+    if os.fork() == 0:
+        os.setsid()
+        while True:
+            if os.fork():
+                os._exit(0)
+            with open("alive", "w") as file:
+                file.write(str(os.getpid()))
+    time.sleep({})
+"""
+
+
+def has_stopped(launchers) -> bool:
+    """The process that goes from one number to the next writes no more."""
+    alive = launchers.directory / "alive"
+    alive.unlink(missing_ok=True)
+    signal.sigtimedwait([], 0.3)  # nothing tells of what does not happen
+    return not alive.exists()
+
+
+def test_what_forks_faster_than_it_is_killed_ends_with_its_program(launchers):
+    launchers.symphony("run", launchers.script(RUNS_AWAY.format(0.5)))
+    eventually(lambda: has_stopped(launchers))
+
+
+def test_what_forks_faster_than_it_is_killed_ends_with_its_zygote(launchers):
+    launchers.symphony("run", "--isolation", "none", "-d", launchers.script(RUNS_AWAY.format(600)))
+    eventually((launchers.directory / "alive").exists)
+    os.kill(launchers.zygote, signal.SIGKILL)
+    assert launchers.symphony("wait", "prog", check=False).returncode == 137
+    eventually(lambda: has_stopped(launchers))
+    assert launchers.symphony("run", "--isolation", "none", launchers.script("print('hi')")).stdout == "hi\n"
+
+
+def test_half_a_record_of_a_full_disk_is_taken_back(tmp_path):
+    log = ProgramLog(tmp_path)
+    log.append(OUTPUT, b"first")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.size + 30, before[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            log.append(OUTPUT, b"x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log.append(OUTPUT, b"second")
+    reader = LogReader(log)
+    assert [reader.read(1000) for _ in range(3)] == [(OUTPUT, b"first"), (OUTPUT, b"second"), None]
+    reader.close()
+    log.close()
+
+
+def test_a_variable_whose_name_no_environment_can_have_is_refused():
+    for name in ("", "A=B"):
+        with pytest.raises(Refused, match="is no name of a variable"):
+            checked({"path": "p", "python": True, "env": {name: "x"}})
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        (b"+", None),
+        (b"", (125, "ended before the program ran")),
+        (b'{"error": "no sandbox", "status": 125}', (125, "no sandbox")),
+        (b'+{"error": "no such file", "status": 127}', (127, "no such file")),
+    ],
+)
+def test_a_process_that_ends_before_it_is_the_program_is_no_programs_end(said, heard):
+    async def hears():
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        report, say = os.pipe2(os.O_NONBLOCK)
+        zygote = ZygoteProcess(Started(0, ours), lambda: None)
+        os.write(say, said) if said else None
+        os.close(say)
+        try:
+            await zygote._hear(report)
+        except Refused as error:
+            return error.status, str(error)
+        finally:
+            zygote.close()
+            theirs.close()
+            os.close(report)
+
+    found = asyncio.run(hears())
+    assert (found is None) == (heard is None)
+    assert heard is None or (found[0] == heard[0] and heard[1] in found[1])
+
+
+def test_what_was_sent_before_the_other_went_is_heard_though_it_had_not_read_all():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.send(wire.INPUT)
+        wire.send(theirs, {"event": "ended"})
+        theirs.close()
+        assert wire.receive(ours) == (wire.JSON, {"event": "ended"})
+        assert wire.receive(ours)[0] == b""

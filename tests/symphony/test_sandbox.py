@@ -1,0 +1,237 @@
+"""What a program in a sandbox has, and what its user gives it; what it can't do is tested by tests/symphony/escapes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from symphony.launcher.sandbox.probe import probe
+from tests.symphony.launchers import SYMPHONY, end_process, eventually, has_gone
+
+pytestmark = pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}")
+
+
+def lines(launchers, source: str, *options: object) -> list[str]:
+    """What a program prints that runs in a sandbox."""
+    return launchers.symphony("run", *options, launchers.script(source)).stdout.splitlines()
+
+
+def test_a_program_sees_the_system_its_own_directory_and_nothing_else_of_the_machine(launchers):
+    (launchers.directory / "beside.txt").write_text("beside")
+    found = lines(
+        launchers,
+        """
+        print(open("beside.txt").read(), os.getcwd() == os.path.dirname(os.path.abspath(__file__)))
+        print(sorted(os.listdir("/run")), sorted(os.listdir("/var")), os.path.exists("/sys"))
+        print([each for each in ("/etc/shadow", "/home", "/root/.bashrc", "/var/log", "/boot") if os.path.exists(each)])
+        print([name for name in os.listdir("/proc") if name.isdigit()])
+        print(os.getuid(), os.getgid(), os.path.exists("/usr/bin/env"))
+        """,
+    )
+    assert found == [
+        "beside True",
+        "['symphony.sock'] ['run', 'tmp'] False",
+        "[]",
+        "['1', '2']",
+        f"{os.getuid()} {os.getgid()} True",
+    ]
+
+
+def test_only_its_own_directories_can_be_written_to_and_they_are_private_and_bounded(launchers):
+    found = lines(
+        launchers,
+        """
+        def tried(path):
+            try:
+                open(path, "w").close()
+                return "written"
+            except OSError as error:
+                return error.strerror
+        print([tried(path) for path in ("/x", "/usr/x", "/etc/x", "here", sys.prefix + "/x")])
+        print([tried(path) for path in ("/tmp/x", "/var/tmp/x", "/dev/shm/x", "/dev/null")])
+        try:
+            with open("/tmp/much", "wb") as file:
+                while True:
+                    file.write(bytes(1 << 20))
+        except OSError as error:
+            print(error.strerror, os.path.getsize("/tmp/much") >> 20 <= 256)
+        """,
+    )
+    assert found[:2] == [str(["Read-only file system"] * 5), str(["written"] * 4)]
+    assert found[2] == "No space left on device True"
+    assert not (launchers.directory / "here").exists()
+    assert not Path("/tmp/much").exists()
+
+
+def test_its_home_is_empty_and_its_own(launchers):
+    home = launchers.runtime / "home"
+    home.mkdir()
+    (home / "secret").write_text("s")
+    launchers.environment["HOME"] = str(home)
+    source = """
+    home = os.path.expanduser("~")
+    os.makedirs(home + "/.cache/x")
+    print(os.listdir(home), os.stat(home).st_mode & 0o777 == 0o700)
+    """
+    assert lines(launchers, source) == ["['.cache'] True"]
+    assert [each.name for each in home.iterdir()] == ["secret"]
+    assert lines(launchers, "print(open(os.path.expanduser('~/secret')).read())", "--bind", f"{home}:ro") == ["s"]
+
+
+def test_a_directory_is_bound_to_be_written_to_or_only_to_be_read(launchers):
+    inside, read = launchers.runtime / "rw", launchers.runtime / "ro"
+    for each in (inside, read):
+        each.mkdir()
+        (each / "was").write_text("there")
+    link = launchers.runtime / "link"
+    link.symlink_to(read)
+    source = f"""
+    print(open({str(inside / "was")!r}).read(), open({str(read / "was")!r}).read(), open({str(link / "was")!r}).read())
+    open({str(inside / "new")!r}, "w").write("new")
+    try:
+        open({str(read / "new")!r}, "w")
+    except OSError as error:
+        print(error.strerror)
+    """
+    options = ["--bind", inside, "--bind", f"{read}:ro", "--bind", f"{link}:ro"]
+    assert lines(launchers, source, *options) == ["there there there", "Read-only file system"]
+    assert (inside / "new").read_text() == "new"
+
+
+def test_of_the_environment_it_has_what_programs_need_and_what_it_is_given(launchers):
+    launchers.environment |= {"SECRET": "s", "PASSED": "p", "TZ": "UTC"}
+    source = 'print([os.environ.get(name) for name in ("SECRET", "PASSED", "SET", "TZ", "SYMPHONY_SOCKET")])'
+    found = lines(launchers, source, "-e", "PASSED", "--env", "SET=1")
+    assert found == [str([None, "p", "1", "UTC", "/run/symphony.sock"])]
+
+
+def test_a_virtual_environments_packages_come_before_ours(launchers):
+    venv = launchers.directory / "venv"
+    packages = venv / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    packages.mkdir(parents=True)
+    (venv / "pyvenv.cfg").write_text("")
+    (packages / "anyio.py").write_text("NAME = 'mine'")
+    assert lines(launchers, "import anyio; print(anyio.NAME)", "--venv", venv) == ["mine"]
+    done = launchers.symphony("run", "--venv", packages, launchers.script(""), check=False)
+    assert done.returncode == 125
+    assert f"{packages} is no virtual environment" in done.stderr
+
+
+class _Answers(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"from outside")
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_program_connects_to_what_it_is_granted_and_to_nothing_else(launchers):
+    with HTTPServer(("127.0.0.1", 0), _Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_port
+        source = f"""
+        import socket, urllib.request
+        def tried(port, host="localhost"):
+            try:
+                return urllib.request.urlopen(f"http://{{host}}:{{port}}", timeout=10).read()
+            except OSError as error:
+                return getattr(error, "reason", error).strerror
+        print(tried({port}), tried({port + 1}), tried(80, "192.0.2.1"))
+        """
+        granted = lines(launchers, source, "--allow-net", f"localhost:{port}")
+        without = lines(launchers, source)
+        server.shutdown()
+    assert granted == ["b'from outside' Connection refused Network is unreachable"]
+    assert without == ["Permission denied Permission denied Permission denied"]
+
+
+def test_all_that_is_inside_ends_with_the_program_however_it_forks(launchers):
+    run = launchers.client(
+        "run",
+        launchers.script("""
+        for _ in range(20):
+            if os.fork() == 0:
+                os.setsid()
+                os.fork()
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                signal.pause()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        sys.exit(5)
+        """),
+    )
+    run.stdout.readline()
+    first = launchers.program("prog")["pid"]
+    sandbox = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
+    inside = [int(pid) for pid in eventually(lambda: _all_below(sandbox, 41))]
+    run.communicate("\n", timeout=20)
+    assert run.returncode == 5
+    assert all(map(has_gone, inside))
+
+
+def _all_below(pid: int, number: int) -> list[str]:
+    """Descendants, once there are so many."""
+    found, todo = [], [str(pid)]
+    while todo:
+        below = Path(f"/proc/{(each := todo.pop())}/task/{each}/children").read_text().split()
+        found += below
+        todo += below
+    return found if len(found) >= number else []
+
+
+@pytest.mark.parametrize(
+    ("source", "status"), [("os.kill(os.getpid(), 9)", 137), ("os.abort()", 134), ("sys.exit(3)", 3)]
+)
+def test_the_status_is_the_programs_own(launchers, source, status):
+    assert launchers.symphony("run", launchers.script(source), check=False).returncode == status
+
+
+def test_a_zygote_that_is_killed_takes_sandboxes_along(launchers):
+    run = launchers.client("run", launchers.script("print('ready', flush=True)\ntime.sleep(600)"))
+    run.stdout.readline()
+    program = launchers.program("prog")["pid"]
+    end_process(launchers.zygote)
+    assert has_gone(program)
+    assert run.wait(20) == 128 + signal.SIGKILL
+
+
+def test_where_a_kernel_gives_no_namespaces_nothing_runs_and_the_cause_is_named(launchers):
+    """Within a user namespace of the test's own, where the number of further ones is bounded to none."""
+    program = launchers.script("print('ran')")
+    command = f"echo 0 > /proc/sys/user/max_user_namespaces; {' '.join(SYMPHONY)} run {program}"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", command],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=launchers.environment,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (125, "")
+    assert done.stderr.startswith("symphony: no sandbox: its namespaces can't be made")
+    assert "sysctl user.max_user_namespaces" in done.stderr
+
+
+def test_what_is_to_be_shown_and_is_not_there_is_an_error(launchers):
+    done = launchers.symphony("run", "--bind", "/no/such", launchers.script(""), check=False)
+    assert (done.returncode, done.stderr) == (
+        125,
+        "symphony: /no/such can't be shown to the program: there is no such file\n",
+    )
+
+
+def test_the_isolation_of_a_program_is_listed(launchers):
+    launchers.symphony("run", launchers.script(""), check=False)
+    launchers.symphony("run", "--isolation", "none", launchers.script(""), check=False)
+    assert sorted(each["isolation"] for each in launchers.ps("--all")) == ["none", "standard"]
+    header, *programs = launchers.symphony("ps", "--all").stdout.splitlines()
+    place = header.index("ISOLATION")
+    assert sorted(line[place:].split()[0] for line in programs) == ["none", "standard"]

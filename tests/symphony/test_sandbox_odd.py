@@ -1,0 +1,235 @@
+"""Sandboxes asked for in odd ways, and what of the machine's stays as it is."""
+
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from symphony.launcher.sandbox.enter import clone
+from symphony.launcher.sandbox.probe import probe
+from tests.symphony.launchers import SYMPHONY
+
+pytestmark = pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}")
+
+TRIED = """
+def tried(what, *words):
+    try:
+        what(*words)
+        return "done"
+    except OSError as error:
+        return error.strerror
+"""
+
+
+def lines(launchers, source: str, *options: object) -> list[str]:
+    """What a program prints that runs in a sandbox; it has `tried`."""
+    program = launchers.directory / "odd.py"
+    program.write_text(f"import os, socket, sys\n{TRIED}\n{source}")
+    return launchers.symphony("run", *options, program).stdout.splitlines()
+
+
+def refusal(launchers, *options: object) -> str:
+    """Why nothing runs with these options."""
+    done = launchers.symphony("run", *options, launchers.script("print('ran')"), check=False)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_devices_are_used_and_stay_as_they_are(launchers):
+    """Nodes of /dev are the machine's own, and root's programs own them."""
+    found = lines(
+        launchers,
+        """
+for name in ("null", "zero", "full", "random", "urandom", "tty"):
+    path = f"/dev/{name}"
+    print(tried(os.chmod, path, os.stat(path).st_mode & 0o777), tried(os.utime, path))
+print(open("/dev/null", "w").write("x"), len(open("/dev/urandom", "rb").read(3)))
+""",
+    )
+    assert found == ["Read-only file system Read-only file system"] * 6 + ["1 3"]
+
+
+def test_a_file_of_the_users_is_bound_where_sandboxes_have_one_of_their_own(launchers):
+    """Nothing is written to it, for it is the machine's."""
+    before = Path("/etc/hosts").stat()
+    found = lines(launchers, "print(open('/etc/hosts').read(), end='')", "--bind", "/etc/hosts:ro")
+    assert "\n".join(found) == Path("/etc/hosts").read_text().rstrip("\n")
+    after = Path("/etc/hosts").stat()
+    assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
+
+
+@pytest.mark.parametrize("path", ["/", "/dev", "/proc", "/proc/sys", "/run"])
+def test_what_a_sandbox_has_of_its_own_is_not_bound(launchers, path):
+    for how in (path, f"{path}:ro"):
+        assert refusal(launchers, "--bind", how).startswith(f"symphony: {path} can't be bound: a sandbox has its own")
+
+
+def test_the_kernels_files_are_bound_to_be_read_alone(launchers):
+    assert refusal(launchers, "--bind", "/sys") == (
+        "symphony: /sys can't be bound to be written to: it is the kernel's; bind /sys:ro\n"
+    )
+    assert lines(launchers, "print(os.path.isdir('/sys/devices'))", "--bind", "/sys:ro") == ["True"]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_bind_within_another_has_rights_of_its_own_in_whatever_order_they_come(launchers, turned):
+    outer = launchers.runtime / "outer"
+    for name in ("rw", "ro"):
+        (outer / name / "in").mkdir(parents=True)
+    options = [f"{outer}/rw", f"{outer}/rw/in:ro", f"{outer}/ro:ro", f"{outer}/ro/in"]
+    if turned:
+        options.reverse()
+    source = f"""
+for name in ("rw", "rw/in", "ro", "ro/in"):
+    print(tried(os.mkdir, f"{outer}/{{name}}/new"))
+"""
+    found = lines(launchers, source, *(word for each in options for word in ("--bind", each)))
+    assert found == ["done", "Read-only file system", "Read-only file system", "done"]
+
+
+def test_kv_has_its_place_wherever_it_is_mounted(launchers):
+    """Above it there may be no directory that a sandbox has: /kv is where it is by default."""
+    launchers.daemon.mount = "/no-such-directory/kv"
+    source = "print(os.listdir('/no-such-directory/kv'), tried(os.mkdir, '/no-such-directory/kv/new'))"
+    assert lines(launchers, source) == ["[] Read-only file system"]
+
+
+def test_of_the_network_a_program_has_tcp_and_udp_alone(launchers):
+    """Another protocol would be loaded into the kernel for who asks for it."""
+    found = lines(
+        launchers,
+        """
+for kind, protocol in ((1, 0), (1, 6), (2, 0), (2, 17), (1, 132), (1, 262), (2, 136)):
+    print(tried(lambda: socket.socket(socket.AF_INET, kind, protocol).close()))
+""",
+        "--allow-net",
+        "localhost:9",
+    )
+    assert found == ["done"] * 4 + ["Operation not permitted"] * 3
+
+
+def test_a_program_leaves_to_its_users_others_what_the_kernel_counts_for_all(launchers):
+    found = lines(
+        launchers,
+        """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+def all_of(call):
+    number = 0
+    while call() >= 0:
+        number += 1
+    return number, errno.errorcode[ctypes.get_errno()]
+print(*all_of(lambda: libc.inotify_init()))
+context = ctypes.c_ulong(0)
+SYS_IO_SETUP = {"x86_64": 206, "aarch64": 0}[os.uname().machine]
+print(*all_of(lambda: libc.syscall(SYS_IO_SETUP, 1000, ctypes.byref(context))))
+print(open("/proc/sys/user/max_user_namespaces").read().strip())
+""",
+    )
+    assert found == ["32 EMFILE", "0 ENOSYS", "0"]
+
+
+@pytest.mark.parametrize(("limit", "status"), [("processes=5000000", 0), ("memory=300000000.5", 0)])
+def test_a_limit_that_the_kernel_could_not_take_is_one_that_it_can(launchers, limit, status):
+    name, _, number = limit.partition("=")
+    done = launchers.symphony("run", f"--{name}", number, launchers.script(""), check=False)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
+def test_the_first_process_of_a_sandbox_does_not_read_its_own_words():
+    """Else it would take the zygote for living, whose end nobody would tell it."""
+    said, say = os.pipe()
+    told, tell = os.pipe()
+    pid, _ = clone(0, said, say)
+    if pid == 0:
+        with suppress(OSError):
+            os.fstat(said)
+            os.write(tell, b"open")
+        os._exit(0)
+    os.close(tell)
+    os.waitpid(pid, 0)
+    with os.fdopen(told, "rb") as file:
+        assert file.read() == b""
+    os.close(said)
+    os.close(say)
+
+
+def test_a_user_who_may_have_few_processes_has_programs_with_fewer(launchers):
+    program = launchers.script("import resource; print(resource.getrlimit(resource.RLIMIT_NPROC))")
+    limited = ["prlimit", "--nproc=500:500", *SYMPHONY, "run", program]
+    done = subprocess.run(limited, check=False, capture_output=True, text=True, env=launchers.environment, timeout=60)
+    assert (done.stdout, done.stderr) == ("(500, 500)\n", "")
+
+
+def test_a_program_is_found_over_links_that_lead_from_one_to_the_next(launchers):
+    """The first is where it is started; the others are in directories that nobody else wants to see."""
+    for name in ("links", "program"):
+        (launchers.runtime / name).mkdir()
+    (launchers.runtime / "program" / "real.py").write_text("import beside; print(beside.NAME)")
+    (launchers.runtime / "program" / "beside.py").write_text("NAME = 'beside'")
+    (launchers.runtime / "links" / "second.py").symlink_to("../program/real.py")
+    (launchers.directory / "first.py").symlink_to(launchers.runtime / "links" / "second.py")
+    assert launchers.symphony("run", "first.py").stdout == "beside\n"
+
+
+def test_a_bind_that_a_link_in_another_leads_to_is_there_by_both_names(launchers):
+    target, outer = launchers.runtime / "target", launchers.runtime / "outer"
+    (target / "deep" / "in").mkdir(parents=True)
+    outer.mkdir()
+    (outer / "link").symlink_to(target)
+    source = f"print(os.listdir({str(outer / 'link' / 'deep')!r}), os.listdir({str(target / 'deep')!r}))"
+    assert lines(launchers, source, "--bind", outer, "--bind", outer / "link" / "deep") == ["['in'] ['in']"]
+
+
+def test_a_terminal_is_opened_by_the_names_of_standard_streams(launchers):
+    """As shell scripts do; it is in no directory that a sandbox has."""
+    source = "print(os.isatty(1), [tried(open, f'/dev/{name}') for name in ('stdin', 'stdout', 'tty')])"
+    assert lines(launchers, source, "--tty") == ["True ['done', 'done', 'done']"]
+
+
+@pytest.mark.parametrize("directory", ["/proc/sys", "/dev/shm", "/sys/kernel"])
+def test_a_working_directory_of_the_machines_is_not_shown(launchers, directory):
+    source = "import os; print(os.getcwd(), os.statvfs('.').f_flag & os.ST_RDONLY, os.listdir('.')[:1])"
+    program = launchers.script(source)
+    command = [*SYMPHONY, "run", program]
+    with (
+        Path("/dev/shm/symphony-test").open("w"),
+        subprocess.Popen(command, env=launchers.environment, cwd=directory, stdout=subprocess.PIPE, text=True) as run,
+    ):
+        assert (
+            run.stdout.read().split()
+            == {
+                "/proc/sys": ["/proc/sys", "1", "['abi']"],
+                "/dev/shm": ["/dev/shm", "0", "[]"],
+                "/sys/kernel": ["/sys/kernel", "1", "[]"],
+            }[directory]
+        )
+    Path("/dev/shm/symphony-test").unlink()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="NO LATER MOUNT TESTED: only root mounts")
+def test_what_the_machine_mounts_later_is_not_in_a_sandbox_and_so_not_without_its_limits(launchers):
+    """Below a bind that is only to be read a mount that comes by itself could be written to."""
+    outer = launchers.runtime / "outer"
+    below = outer / "read" / "below"
+    below.mkdir(parents=True)
+    subprocess.run(["mount", "--bind", outer, outer], check=True)
+    try:
+        subprocess.run(["mount", "--make-shared", outer], check=True)
+        source = f"""
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            os.mkdir({str(below / "new")!r})
+        except OSError as error:
+            print(error.strerror)
+        """
+        run = launchers.client("run", "--bind", outer, "--bind", f"{outer}/read:ro", launchers.script(source))
+        run.stdout.readline()
+        subprocess.run(["mount", "-t", "tmpfs", "later", below], check=True)
+        assert run.communicate("\n", timeout=20)[0] == "Read-only file system\n"
+    finally:
+        subprocess.run(["umount", "--recursive", outer], check=True)

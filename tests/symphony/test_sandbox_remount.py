@@ -1,0 +1,75 @@
+"""A daemon that is started again, and programs in sandboxes that had its mount."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from symphony.launcher.sandbox.probe import probe
+
+pytestmark = [
+    pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}"),
+    pytest.mark.skipif(os.getuid() != 0, reason="NO REMOUNT TESTED: only root mounts"),
+]
+LOOKS = """
+import os, sys
+kv = sys.argv[1]
+def tried(what, *words):
+    try:
+        return what(*words)
+    except OSError as error:
+        return error.strerror
+for line in sys.stdin:
+    print(os.path.ismount(kv), tried(os.makedirs, f"{kv}/home/{line.strip()}"), flush=True)
+"""
+
+
+@pytest.fixture(params=["shared", "private"])
+def parent(request, tmp_path):
+    """A mount above the daemon's, and how it tells other namespaces of what is mounted below."""
+    subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
+    try:
+        subprocess.run(["mount", f"--make-{request.param}", tmp_path], check=True)
+        yield request.param
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_mount_comes_back_where_its_parent_is_shared(parent, tmp_path, tmp_path_factory, start_daemon):
+    """Elsewhere no mount of the machine's gets into a sandbox: the program has it again when it is started again."""
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "64M")
+    program = tmp_path_factory.mktemp("program") / "looks.py"
+    program.write_text(LOOKS)
+    run = subprocess.Popen(
+        [sys.executable, "-m", "symphony", "run", program, daemon.mount],
+        env=daemon.environment,
+        cwd=program.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def look(name: str) -> str:
+        print(name, file=run.stdin, flush=True)
+        return run.stdout.readline().strip()
+
+    with run:
+        try:
+            assert look("first") == "True None"
+            assert daemon.stop() == 0
+            gone = look("between")
+            start_daemon("--model", "tiny", "--kv-memory", "64M")
+            back = _once_it_changes(gone, look) if parent == "shared" else look("second")
+        finally:
+            run.kill()
+    lost = "False Transport endpoint is not connected"
+    assert (gone, back) == (("False None", "True None") if parent == "shared" else (lost, lost))
+
+
+def _once_it_changes(before: str, look) -> str:
+    """The first process of the sandbox is told of mounts by the kernel, and mounts what has come a moment later."""
+    for attempt in range(1000):
+        if (found := look(f"again-{attempt}")) != before:
+            return found
+    return before

@@ -1,0 +1,244 @@
+"""spawn, wait and kill: calls that the daemon hands on to the launcher of the calling program, and its answers."""
+
+import errno
+import os
+import socket
+import threading
+import time
+
+import anyio
+import pytest
+
+import libsym as sym
+from tests.symphony.fake_launcher import FakeLauncher
+
+CHILD = {"ok": True, "id": "1f2e3d4c", "name": "child", "pid": 4242}
+
+
+@pytest.fixture
+def launcher(daemon, tmp_path, monkeypatch):
+    """This process is a program of it."""
+    sym.close()
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+    launcher = FakeLauncher(daemon.socket, tmp_path)
+    launcher.number = launcher.start("parent")
+    sym.connect(launcher.socket_of(launcher.number))
+    yield launcher
+    sym.close()
+    launcher.close()
+
+
+def in_a_thread(call):
+    """Its result, or the error, in a list; and the thread."""
+    found = []
+
+    def run():
+        try:
+            found.append(call())
+        except OSError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return found, thread
+
+
+def until_it_waits(launcher, call):
+    """The daemon has these calls of this program."""
+    for _ in range(2000):
+        (me,) = [each for each in sym.programs() if each.id == launcher.number]
+        if (me.state, me.call) == ("waiting for a program", call):
+            return
+        threading.Event().wait(0.01)
+    pytest.fail(f"it is {me.state}, in {me.call}")
+
+
+def test_spawn_asks_the_launcher_and_gives_what_it_started(launcher):
+    asked = []
+    launcher.answer_by["spawn"] = lambda found: asked.append(found) or CHILD
+    child = sym.spawn(
+        "child.py",
+        ["a", "b c"],
+        name="child",
+        env={"KEY": "vä=lue"},
+        cwd="/tmp",
+        detached=True,
+        limits={"tokens": 100, "time": 1.5},
+        restart="on-failure",
+    )
+    assert child == sym.Child("1f2e3d4c", "child", 4242)
+    del asked[0]["d"]
+    assert asked == [
+        {
+            "do": "spawn",
+            "by": launcher.number,
+            "program": "child.py",
+            "args": ["a", "b c"],
+            "env": {"KEY": "vä=lue"},
+            "cwd": "/tmp",
+            "name": "child",
+            "detached": True,
+            "limits": {"tokens": 100, "time": 1.5},
+            "restart": "on-failure",
+        }
+    ]
+
+
+def test_what_the_launcher_refuses_is_raised_as_it_says_it(launcher):
+    launcher.answer_by["spawn"] = lambda _found: {"error": "no such program: a.py", "errno": errno.ENOENT}
+    with pytest.raises(sym.NotFound, match=r"no such program: a\.py"):
+        sym.spawn("a.py")
+    launcher.answer_by["kill"] = lambda _found: {"error": "not yours", "errno": errno.EPERM}
+    with pytest.raises(sym.NotPermitted, match="not yours"):
+        sym.kill("1f2e3d4c")
+
+
+def test_kill_sends_the_signal_that_is_given(launcher):
+    asked = []
+    launcher.answer_by["kill"] = lambda found: asked.append((found["by"], found["id"], found["signal"])) or {"ok": True}
+    sym.kill("1f2e3d4c")
+    sym.kill(sym.Child("00000001", "child", 1), 9)
+    assert asked == [(launcher.number, "1f2e3d4c", 15), (launcher.number, "00000001", 9)]
+
+
+def test_waits_may_take_long_and_hold_nobody_up(launcher):
+    waits = [in_a_thread(lambda number=number: sym.wait(f"{number:08x}")) for number in range(5)]
+    asked = [launcher.asked.get(timeout=20) for _ in waits]
+    assert sorted(each["id"] for each in asked) == [f"{number:08x}" for number in range(5)]
+    with sym.kv_create() as kv:
+        assert kv.write([1, 2, 3]) == 3
+    for each in reversed(asked):
+        launcher.answer(each, ok=True, status=int(each["id"]), reason="exit")
+    for number, (found, thread) in enumerate(waits):
+        thread.join(20)
+        assert found == [sym.Ended(number, "exit")]
+
+
+def test_two_that_wait_for_one_program_ask_once(launcher):
+    first = in_a_thread(lambda: sym.wait("1f2e3d4c"))
+    asked = launcher.asked.get(timeout=20)
+    second = in_a_thread(lambda: sym.wait("1f2e3d4c"))
+    until_it_waits(launcher, "wait (2)")
+    launcher.answer(asked, ok=True, status=3, reason="exit")
+    for found, thread in (first, second):
+        thread.join(20)
+        assert found == [sym.Ended(3, "exit")]
+    assert launcher.asked.empty()
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_wait_that_is_cancelled_ends_and_the_next_one_is_answered(launcher, backend):
+    async def main():
+        with anyio.move_on_after(0.1) as scope:
+            await sym.aio.wait("1f2e3d4c")
+        assert scope.cancelled_caught
+        asked = await anyio.to_thread.run_sync(lambda: launcher.asked.get(timeout=20))
+        async with anyio.create_task_group() as tasks:
+
+            async def wait():
+                assert await sym.aio.wait("1f2e3d4c") == sym.Ended(0, "exit")
+
+            tasks.start_soon(wait)
+            await anyio.to_thread.run_sync(until_it_waits, launcher, "wait")
+            launcher.answer(asked, ok=True, status=0, reason="exit")
+
+    anyio.run(main, backend=backend)
+
+
+def test_a_child_whose_spawn_was_cancelled_is_ended(launcher):
+    async def main():
+        with anyio.move_on_after(0.1):
+            await sym.aio.spawn("child.py")
+        asked = await anyio.to_thread.run_sync(lambda: launcher.asked.get(timeout=20))
+        launcher.answer(asked, **CHILD)
+        killed = await anyio.to_thread.run_sync(lambda: launcher.asked.get(timeout=20))
+        assert (killed["do"], killed["id"], killed["signal"]) == ("kill", CHILD["id"], 9)
+
+    anyio.run(main)
+
+
+def test_what_waits_for_a_launcher_that_goes_fails(launcher):
+    waits = [in_a_thread(lambda: sym.wait("1f2e3d4c")), in_a_thread(lambda: sym.spawn("child.py"))]
+    for _ in waits:
+        launcher.asked.get(timeout=20)
+    launcher.close()
+    for found, thread in waits:
+        thread.join(20)
+        assert "the launcher of this program has gone" in str(found[0])
+        assert found[0].errno == errno.EHOSTDOWN
+
+
+def test_a_program_that_no_launcher_started_is_told_what_to_do(connected):
+    assert connected
+    for call in (lambda: sym.spawn("a.py"), lambda: sym.wait("1f2e3d4c"), lambda: sym.kill("1f2e3d4c")):
+        with pytest.raises(sym.NotSupported, match="start it with `symphony run`"):
+            call()
+
+
+def test_a_connection_of_a_domain_starts_nothing_and_sees_its_own_program_alone(launcher, daemon):
+    sym.close()
+    (daemon.mount / "guests").mkdir()
+    os.setxattr(daemon.mount / "guests", "user.kv.quota", b"1M")
+    try:
+        sym.connect(launcher.socket_of(other := launcher.start("gateway")), domain="guests")
+        with pytest.raises(sym.NotPermitted, match="confined to a domain"):
+            sym.spawn("a.py")
+        assert [each.id for each in sym.programs(ended=True)] == [other]
+    finally:
+        sym.close()
+        (daemon.mount / "guests").rmdir()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"program": ""}, "needs the program"),
+        ({"program": "a\0b"}, "needs the program"),
+        ({"args": ["a\0"]}, "without NUL"),
+        ({"env": {"A=B": "c"}}, "names without ="),
+        ({"name": "n" * 65}, "at most 64"),
+        ({"limits": {"tokens": -1}}, "0 to"),
+        ({"limits": {"tokens": 1.5}}, "a number is needed"),
+        ({"limits": {"time": "long"}}, "a number is needed"),
+        ({"restart": "always"}, "on-failure"),
+        ({"args": ["x" * 70_000]}, "message of .* bytes for the launcher"),
+        ({"args": ["x"] * 5000}, "at most 4096 texts"),
+    ],
+)
+def test_a_spawn_that_makes_no_sense_reaches_no_launcher(launcher, wrong, why):
+    with pytest.raises(sym.SymError, match=why):
+        sym.spawn(**{"program": "a.py", **wrong})
+    assert launcher.asked.empty()
+
+
+def test_a_launcher_that_does_not_read_is_asked_no_more_and_others_are_served(daemon, tmp_path, monkeypatch):
+    """Its queue is full: who asks is told so at once."""
+    sym.close()
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+    launcher = FakeLauncher(daemon.socket, tmp_path)
+    number = launcher.start("parent")
+    sym.connect(launcher.socket_of(number))
+    sym.getrusage()
+    launcher.stop_reading()
+    errors = []
+
+    def spawn():
+        try:
+            sym.spawn("a.py", ["x" * 60_000])
+        except OSError as error:
+            errors.append(error.errno)
+
+    threads = [threading.Thread(target=spawn) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    end_s = time.monotonic() + 20
+    while errno.EAGAIN not in errors:
+        assert time.monotonic() < end_s
+        threading.Event().wait(0.01)
+    assert sym.daemon_stat()["launchers"] >= 1
+    launcher.connection.shutdown(socket.SHUT_RDWR)
+    for thread in threads:
+        thread.join(20)
+    assert set(errors) == {errno.EAGAIN, errno.EHOSTDOWN}
+    sym.close()
+    launcher.close()

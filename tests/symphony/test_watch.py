@@ -1,0 +1,24 @@
+"""How often a program's memory is looked at."""
+
+import pytest
+
+from symphony.launcher.watch import LEAST_S, MOST_S, pause_s
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "pause"),
+    [
+        (0, 12 * GIB, MOST_S),
+        (12 * GIB, 12 * GIB, LEAST_S),
+        (12 * GIB - 1000, 12 * GIB, LEAST_S),
+        (12 * GIB + 1, 12 * GIB, 0),
+    ],
+)
+def test_a_program_far_from_its_limit_is_looked_at_rarely(used, limit, pause):
+    assert pause_s(used, limit) == pause
+
+
+def test_no_process_gets_beyond_its_limit_before_the_next_look_at_it():
+    assert pause_s(8 * GIB, 12 * GIB) <= 4 * GIB / 4e9
