@@ -25,7 +25,7 @@ def test_a_loop_of_steps_that_ends_leaves_no_descriptor_open(bench):
 
 def test_calls_that_wait_together_share_one_step(bench):
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         first = bench.submit(bench.file(), [1, 2, 3])
         await bench.steps.wait_entered()
         others = [bench.submit(bench.file(), [7], program=Program(pid)) for pid in (2, 3, 4)]
@@ -43,7 +43,7 @@ def test_a_call_has_the_same_bits_alone_in_a_batch_and_in_chunks(bench):
 
     async def scenario():
         alone = (await bench.submit(bench.file(), prompt).wait())[0]  # in chunks of 64 and 36
-        bench.steps.gate.clear()
+        bench.steps.hold()
         held = bench.submit(bench.file(), [9])
         await bench.steps.wait_entered()
         crowd = [bench.submit(bench.file(), [token]) for token in range(30)]
@@ -125,7 +125,7 @@ def test_a_program_that_goes_away_takes_its_calls_with_it(bench):
 
     async def scenario():
         free = bench.fs.statfs().num_free_pages
-        bench.steps.gate.clear()
+        bench.steps.hold()
         running, other = bench.file(), bench.file()
         in_step = bench.submit(running, [1] * 40, program=gone)
         await bench.steps.wait_entered()
@@ -149,7 +149,7 @@ def test_a_program_that_goes_away_takes_its_calls_with_it(bench):
 def test_actions_wait_for_the_calls_before_them(bench):
     async def scenario():
         file = bench.file()
-        bench.steps.gate.clear()
+        bench.steps.hold()
         before = bench.submit(file, [1, 2, 3])
         await bench.steps.wait_entered()
         bench.batches.exclusive(file, lambda: bench.fs.kv_truncate(file, 1))
@@ -167,9 +167,8 @@ def test_a_fork_taken_during_a_step_has_the_committed_entries_only(bench):
     async def scenario():
         file = bench.file()
         await bench.submit(file, [1, 2]).wait()
-        bench.steps.gate.clear()
+        bench.steps.hold()
         running = bench.submit(file, [3] * 40)
-        await bench.steps.wait_entered()
         await bench.steps.wait_entered()
         fork = bench.fs.kv_fork(ME, file, None)
         bench.steps.gate.set()
@@ -222,7 +221,7 @@ def test_a_launch_waits_for_every_thread_that_is_about_to_return(bench, monkeypa
 
     async def scenario():
         files = [bench.file() for _ in range(3)]
-        bench.steps.gate.clear()
+        bench.steps.hold()
         results = [bench.submit(file, [1], program=program) for file in files]
         await bench.steps.wait_entered()
         bench.steps.gate.set()
@@ -317,7 +316,7 @@ def test_what_a_program_has_used_is_counted(bench):
 
 def test_steps_are_counted_by_how_many_calls_they_hold(bench):
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         first = bench.submit(bench.file(), [1])
         await bench.steps.wait_entered()
         others = [bench.submit(bench.file(), [7]) for _ in range(3)]

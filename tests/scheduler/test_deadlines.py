@@ -102,7 +102,7 @@ def test_a_deadline_that_has_passed_at_once_is_missed(bench):
 
 def test_a_call_that_is_ready_is_ended_while_a_step_holds_others(bench):
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         held = bench.submit(bench.file(), [9])
         await bench.steps.wait_entered()
         file = bench.file()
@@ -119,7 +119,7 @@ def test_a_call_that_is_ready_is_ended_while_a_step_holds_others(bench):
 def test_a_call_behind_another_one_on_its_file_is_ended_and_the_next_goes_on(bench):
     async def scenario():
         file = bench.file()
-        bench.steps.gate.clear()
+        bench.steps.hold()
         first = bench.submit(file, [1])
         await bench.steps.wait_entered()
         late = bench.submit(file, [2], deadline_s=at(SOON_S))
@@ -136,7 +136,7 @@ def test_a_call_behind_another_one_on_its_file_is_ended_and_the_next_goes_on(ben
 def test_a_call_whose_last_entry_is_in_the_step_under_way_is_left_alone(bench):
     async def scenario():
         file = bench.file()
-        bench.steps.gate.clear()
+        bench.steps.hold()
         call = bench.submit(file, [1, 2, 3], deadline_s=at(SOON_S))
         await bench.steps.wait_entered()
         await trio.sleep(2 * SOON_S)
@@ -150,7 +150,7 @@ def test_a_call_whose_last_entry_is_in_the_step_under_way_is_left_alone(bench):
 def test_a_prefill_whose_last_chunk_has_not_begun_ends_with_its_step(bench):
     async def scenario():
         file = bench.file()
-        bench.steps.gate.clear()
+        bench.steps.hold()
         call = bench.submit(file, list(range(100)), deadline_s=at(SOON_S))
         await bench.steps.wait_entered()
         await trio.sleep(2 * SOON_S)
@@ -166,7 +166,7 @@ def test_a_prefill_whose_last_chunk_has_not_begun_ends_with_its_step(bench):
 
 def test_a_call_that_was_cancelled_before_its_deadline_says_so(bench):
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         held = bench.submit(bench.file(), [9])
         await bench.steps.wait_entered()
         prefill = bench.submit(bench.file(), [1] * 80, deadline_s=at(SOON_S))
@@ -182,7 +182,7 @@ def test_a_call_that_was_cancelled_before_its_deadline_says_so(bench):
 
 def test_a_program_that_goes_takes_its_deadlines_along(bench):
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         held = bench.submit(bench.file(), [9])
         await bench.steps.wait_entered()
         call = bench.submit(bench.file(), [1, 2], deadline_s=at(LATER_S))

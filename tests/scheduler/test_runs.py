@@ -31,7 +31,7 @@ class Runs(Bench):
     def __init__(self, directory):
         super().__init__(directory, num_pages=4, limits=Limits())
         self.steps = Steps()
-        self.steps.gate.clear()
+        self.steps.hold()
         self.predicting = Predicting(self.batches, Limited(self.model.config))
         self.program = Lip(os.getpid(), ME, ServerChannel.create(self.model.config.vocab_size))
 

@@ -87,12 +87,6 @@ class Standing(Bench):
         call = SystemCall(self.program, request)
         self.batches.submit(decode_call(call, file, slot, np.array([token], np.int32), None))
 
-    def hold_steps(self):
-        """The next one, too; `wait_entered` knows none of those before."""
-        self.steps.gate.clear()
-        while self.steps.entered.acquire(blocking=False):
-            pass
-
     def ring(self, handle, number, token):
         """The next token by the ring, without a doorbell."""
         frame = REQUEST_STRUCT.pack(68, Op.PRED, 0, ROWS_LAST, 0, number, handle, 1, 0, 0, 0) + struct.pack("=i", token)
@@ -230,7 +224,7 @@ def test_draws_for_a_decoder_that_lends_no_threads_are_done_by_several_at_once(b
     before, crew = foreign_threads(), set()
 
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         bench.generate(bench.file(), [5], 1, max_tokens=40)
         await bench.steps.wait_entered()
         bench.generate(bench.file(), [50], 2, max_tokens=39)
@@ -249,7 +243,7 @@ def test_draws_for_a_decoder_that_lends_no_threads_are_done_by_several_at_once(b
 
 def test_a_prefill_joins_the_steps_of_those_who_decode_and_ends_none_of_their_runs(bench):
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         one = bench.generate(bench.file(), [5], 1, max_tokens=6)
         await bench.steps.wait_entered()
         prefill = bench.submit(bench.file(), list(range(100)), program=Program(2))
@@ -299,7 +293,7 @@ def test_a_call_that_the_run_computes_can_be_cancelled(bench, is_first):
         handle = bench.decode(file, 1)
         if not is_first:
             await bench.until(bench.replies)
-            bench.hold_steps()
+            bench.steps.hold()
             bench.decode_on(handle, file, 2)
         await bench.steps.wait_entered()
         assert bench.batches.cancel_taken(bench.program.channel, 1 if is_first else 2)
@@ -312,7 +306,7 @@ def test_a_call_that_the_run_computes_can_be_cancelled(bench, is_first):
         assert not bench.program.channel.num_lent_slots
 
     if is_first:
-        bench.steps.gate.clear()
+        bench.steps.hold()
     bench.run(scenario)
 
 
@@ -321,7 +315,7 @@ def test_beyond_its_seats_a_step_takes_turns(tmp_path):
 
     async def scenario():
         files = [bench.file() for _ in range(10)]
-        bench.steps.gate.clear()
+        bench.steps.hold()
         for number, file in enumerate(files, 1):
             bench.generate(file, [number], number, max_tokens=8)
         bench.steps.gate.set()
@@ -393,7 +387,7 @@ def test_who_waits_for_a_seat_has_queue_time_and_who_is_alone_next_to_none(tmp_p
         return began_s
 
     async def scenario():
-        bench.hold_steps()
+        bench.steps.hold()
         bench.generate(bench.file(), [5], 1, max_tokens=3)
         await hold()
         await bench.settled()
@@ -401,7 +395,7 @@ def test_who_waits_for_a_seat_has_queue_time_and_who_is_alone_next_to_none(tmp_p
         assert alone.compute_s >= held_s
         assert alone.queue_s < held_s / 2
 
-        bench.hold_steps()
+        bench.steps.hold()
         for number in range(2, 6):
             bench.generate(bench.file(), [number], number, max_tokens=3)
         began_s = await hold()
@@ -422,7 +416,7 @@ def test_a_call_of_a_loop_that_waits_for_a_step_of_others_has_queue_time(bench):
         handles = [bench.decode(file, number) for number, file in enumerate(files, 1)]
         await bench.until(lambda: used_by(bench.program).calls == 2)
         before = used_by(bench.program)
-        bench.hold_steps()
+        bench.steps.hold()
         bench.decode_on(handles[0], files[0], 3)
         await bench.steps.wait_entered()
         bench.decode_on(handles[1], files[1], 4)
@@ -477,7 +471,7 @@ def test_a_token_that_turns_out_to_be_the_end_is_no_entry(bench):
 
 def test_a_step_that_fails_fails_its_own_calls_and_those_that_come_go_on(bench):
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         first = bench.generate(bench.file(), [5], 1, max_tokens=3)
         await bench.steps.wait_entered()
         bench.steps.failure = RuntimeError("planted")
@@ -512,7 +506,7 @@ def test_what_is_reserved_and_not_used_comes_back_for_a_call_that_finds_no_room(
     num_pages = bench.fs.pool.num_free
 
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         going = [bench.generate(bench.file(), [5], number, max_tokens=100) for number in range(1, 4)]
         await bench.steps.wait_entered()
         held = num_pages - bench.fs.pool.num_free
@@ -533,7 +527,7 @@ def test_a_step_that_hangs_is_named_in_the_log_once(bench, monkeypatch, caplog):
     monkeypatch.setattr(batch_scheduler, "HANGS_AFTER_S", 0.2)
 
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         bench.generate(bench.file(), [5], 1, max_tokens=2)
         await bench.until(lambda: "the decoder hangs" in caplog.text)
         await trio.sleep(0.3)
@@ -549,7 +543,7 @@ def test_a_step_that_hangs_is_named_in_the_log_once(bench, monkeypatch, caplog):
 def test_a_call_that_others_wait_behind_when_it_begins_lets_them_have_their_turn(bench):
     async def scenario():
         file, done = bench.file(), []
-        bench.steps.gate.clear()
+        bench.steps.hold()
         bench.submit(file, [1, 2, 3])
         await bench.steps.wait_entered()
         bench.decode(file, 1)
@@ -567,7 +561,7 @@ def test_what_is_told_to_somebody_else_first_is_settled_all_the_same(bench):
     """Whoever looks at files takes the news of all members, and the run does not ring for these any more."""
 
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         bench.generate(bench.file(), [5], 1, max_tokens=1)
         await bench.steps.wait_entered()
         bench.steps.gate.set()
@@ -669,7 +663,7 @@ def test_a_call_that_comes_after_one_that_is_cancelled_is_not(bench):
         file = bench.file()
         handle = bench.decode(file, 1)
         await bench.until(bench.replies)
-        bench.hold_steps()
+        bench.steps.hold()
         bench.decode_on(handle, file, 2)
         await bench.steps.wait_entered()
         run = bench.batches._run
@@ -686,7 +680,7 @@ def test_a_call_that_comes_after_one_that_is_cancelled_is_not(bench):
 def test_a_handle_is_closed_when_its_call_is_answered_that_had_not_begun_by_then(bench):
     async def scenario():
         file, closed = bench.file(), trio.Event()
-        bench.steps.gate.clear()
+        bench.steps.hold()
         bench.submit(file, [1, 2, 3])
         await bench.steps.wait_entered()
         bench.decode(file, 1)

@@ -198,7 +198,7 @@ def test_a_write_waits_while_too_much_is_on_its_way(bench, monkeypatch):
     monkeypatch.setattr(text_writer, "MAX_QUEUED_TOKENS", 100)
 
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         handle = await bench.create(b"a")
         await bench.write(handle, "x" * 150)
         async with trio.open_nursery() as nursery:
@@ -220,7 +220,7 @@ def test_a_write_waits_while_too_much_is_on_its_way(bench, monkeypatch):
 
 async def interrupted(bench, handle, action):
     """Begin `action` while a step is held, and interrupt it there."""
-    bench.steps.gate.clear()
+    bench.steps.hold()
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(action)
@@ -234,7 +234,7 @@ def test_an_interrupted_write_may_be_repeated(bench, monkeypatch):
     monkeypatch.setattr(text_writer, "MAX_QUEUED_TOKENS", 100)
 
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         handle = await bench.create(b"a")
         await bench.write(handle, "x" * 150)
         await interrupted(bench, handle, lambda: handle.write(150, b"yyy"))
@@ -249,7 +249,7 @@ def test_an_interrupted_write_that_is_not_repeated_leaves_nothing(bench, monkeyp
     monkeypatch.setattr(text_writer, "MAX_QUEUED_TOKENS", 100)
 
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         handle = await bench.create(b"a")
         await bench.write(handle, "x" * 150)
         await interrupted(bench, handle, lambda: handle.write(150, b"yyy"))
@@ -266,7 +266,7 @@ def test_a_long_write_that_is_interrupted_says_how_much_it_took(bench, monkeypat
     monkeypatch.setattr(text_writer, "_PIECE_BYTES", 150)
 
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         handle = await bench.create(b"a")
         taken = []
 
@@ -551,7 +551,7 @@ def test_only_a_signal_counts_as_killed(command, killed):
 
 def test_an_unmount_in_the_middle_leaves_nothing_behind(bench):
     async def scenario():
-        bench.steps.gate.clear()
+        bench.steps.hold()
         handle = await bench.create(b"a")
         await bench.write(handle, "x" * 150)
         reader = await bench.open(b"a")

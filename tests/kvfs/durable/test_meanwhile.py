@@ -181,7 +181,7 @@ def test_a_file_comes_from_a_disk_that_is_slow_as_long_as_its_pages_come(
     read = SlotFile.read
 
     def read_slowly(self: SlotFile, *given: Any) -> None:
-        time.sleep(0.15)
+        time.sleep(0.6)
         read(self, *given)
 
     async def before() -> None:
@@ -189,7 +189,7 @@ def test_a_file_comes_from_a_disk_that_is_slow_as_long_as_its_pages_come(
             house.create("a.kv", range(150 * 32))
 
     async def after() -> None:
-        async with running(House(tmp_path, num_pages=160, deadline_s=0.4)) as house:
+        async with running(House(tmp_path, num_pages=160, deadline_s=1.5)) as house:
             monkeypatch.setattr(SlotFile, "read", read_slowly)
             assert house.is_right(await house.open("a.kv"))
 

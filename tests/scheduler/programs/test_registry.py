@@ -265,7 +265,7 @@ def test_calls_of_a_program_that_is_over_end_and_those_of_others_go_on(tmp_path)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
             lip, link = bench.launched(tokens=40)
-            bench.steps.gate.clear()
+            bench.steps.hold()
             other = bench.submit(bench.file(), [1] * 10)
             await bench.steps.wait_entered()
             fits = bench.submit(bench.file(), [1] * 30, program=lip)

@@ -26,7 +26,7 @@ def test_the_connections_of_a_program_have_one_share_together(bench):
             result.call._finished = lambda error: (order.append(name), finish(error))
             return result
 
-        bench.steps.gate.clear()
+        bench.steps.hold()
         first = bench.submit(bench.file(), [1], program=Program(5))
         await bench.steps.wait_entered()
         results = [submit(caller, "many") for caller in many for _ in range(2)]

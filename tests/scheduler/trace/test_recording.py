@@ -113,7 +113,7 @@ def test_entries_of_pages_that_decodes_share_count_once(bench):
         base = bench.file()
         await bench.submit(base, range(40)).wait()
         fork = bench.fs.kv_fork(lip.credentials, base, None, 0o600)
-        bench.steps.gate.clear()
+        bench.steps.hold()
         other = bench.submit(bench.file(), [1])  # holds the step, so that both decodes are in the next one
         await bench.steps.wait_entered()
         async with trio.open_nursery() as nursery:
@@ -200,7 +200,7 @@ def test_a_call_whose_program_goes_is_over_in_the_trace(bench):
         async with trio.open_nursery() as nursery:
             bench.gate.handle(lip, trace(1), nursery)
             await trio.testing.wait_all_tasks_blocked()
-            bench.steps.gate.clear()
+            bench.steps.hold()
             bench.submit(bench.file(), [1], program=program)
             await bench.steps.wait_entered()
             bench.batches.drop(program)
