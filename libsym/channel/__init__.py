@@ -1,10 +1,11 @@
 """Both halves of the channel. Their C and their Python are of one release, or nothing of it may run."""
 
-from libsym import _channel
+from libsym._channel import __file__ as _path
+from libsym._channel import lib as _lib
 from libsym.abi import ABI_VERSION
 
-if _channel.lib.SYM_ABI_VERSION != ABI_VERSION:
+if _lib.SYM_ABI_VERSION != ABI_VERSION:
     raise ImportError(
-        f"{_channel.__file__} is of ABI version {_channel.lib.SYM_ABI_VERSION}, and the Python beside it of version "
-        f"{ABI_VERSION}: install or build Symphony anew"
+        f"{_path} is of ABI version {_lib.SYM_ABI_VERSION}, and the Python beside it of version {ABI_VERSION}: install "
+        "or build Symphony anew"
     )

@@ -35,7 +35,7 @@ def check_greeting(raw: bytes) -> int:
         raise ProtocolError(f"the client's greeting has {len(raw)} bytes instead of {GREETING_BYTES}")
     magic, newest, oldest, _ = GREETING_STRUCT.unpack(raw)
     _check_magic(magic, "client")
-    version = min(newest, ABI_VERSION)
+    version: int = min(newest, ABI_VERSION)
     if version < max(oldest or newest, ABI_OLDEST):
         raise ProtocolError(
             f"the client speaks ABI version {newest}, this daemon {ABI_OLDEST} to {ABI_VERSION}: use one release"
