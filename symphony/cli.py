@@ -68,6 +68,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--disk-timeout", metavar="SECONDS", help="when a call that waits for the disk is given up (default: 30)"
     )
     serve.add_argument(
+        "--drain", metavar="SECONDS", help="how long writing back may take when the daemon is told to end (default: 30)"
+    )
+    serve.add_argument(
         "--same-bits",
         action=argparse.BooleanOptionalAction,
         help="don't open files that another instruction set computed in part",

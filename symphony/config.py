@@ -45,6 +45,8 @@ class Config:
     """Bytes that pages and plain files may take below `state`; None: what the file system has."""
     disk_timeout: float = 30.0
     """Seconds after which who waits for the disk is told that it does not answer."""
+    drain: float = 30.0
+    """Seconds that a daemon that is told to end has to write what is not on disk yet."""
     step_ms: float = 20.0
     """Milliseconds that a step may take for the sake of prefills: the delay that those who decode are promised."""
     same_bits: bool = False
@@ -152,7 +154,7 @@ def _value(key: str, value: Any) -> Any:
         return Path(value).expanduser().absolute()
     if key in ("kv_memory", "gpu_memory", "disk", "quota"):
         return parse_bytes(str(value))
-    if key == "disk_timeout":
+    if key in ("disk_timeout", "drain"):
         return _seconds(key, value)
     if key == "step_ms":
         return _milliseconds(key, value)

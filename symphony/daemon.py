@@ -48,6 +48,7 @@ from scheduler.status.facts import Control
 from scheduler.status.held import HeldTimes
 from symphony.backends import Backend, build_backend
 from symphony.config import Config
+from symphony.ending import Ending
 from symphony.model_text import LoadedText
 from symphony.weights_loading import WeightsLoading
 
@@ -56,8 +57,6 @@ log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 1e-4
 """How long a busy thread may hold up the trio thread: a stat takes 0.3 ms beside one, and 5 ms at the default."""
 
-LAST_WORK_S = 30.0
-"""What workers are at when the daemon ends has so long: an interpreter that ends under them crashes."""
 FREED_BLOCK_BYTES = 128 << 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # in malloc.h
 
@@ -165,43 +164,49 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
 
 
 async def serve(config: Config) -> None:
-    """Run a daemon until SIGINT or SIGTERM; then unmount and leave nothing behind."""
+    """Run a daemon until SIGINT or SIGTERM; then unmount and leave nothing behind. SymError: not everything is kept."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _allow_many_descriptors()
     give_back_freed_memory()
-    # Open to the very end: an impatient second Ctrl-C must not cut the unmounting short.
-    with (
-        trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
-        locked_by_daemon(config.state),
-    ):
-        _prepare_socket(config.socket)
-        with _nothing_is_garbage():
-            house = await trio.to_thread.run_sync(build, config)
-        house.held.install()
-        try:
-            # Whoever sees the socket, a script that waits for it, finds the mount: it is there first, and goes last.
-            async with _kept(house), _mounted(house):
-                with (
-                    _listening_socket(programs_socket(config.socket), socket.SOCK_SEQPACKET) as for_launchers,
-                    _listening_socket(config.socket) as listening,
-                ):
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(house.batches.run)
-                        nursery.start_soon(house.fs.volume.alarms.run)
-                        nursery.start_soon(house.listener.run, listening)
-                        nursery.start_soon(house.watch.run)
-                        nursery.start_soon(house.launchers.run, for_launchers)
-                        print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
-                        nursery.start_soon(house.weights.run, house.batches)
-                        number = await anext(signals)
-                        log.info("%s: closing", signal.Signals(number).name)
-                        nursery.cancel_scope.cancel()
-        finally:
-            house.keeper.close()
-            house.weights.close()
-            with trio.move_on_after(LAST_WORK_S):
-                await house.watch.close()
-                await house.listener.close()
+    ending = Ending(config.drain, config.mount)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, locked_by_daemon(config.state):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ending.watch, signals)
+            await _serve_until(ending, config)
+            nursery.cancel_scope.cancel()
+    ending.over()
+    if ending.not_kept:
+        raise SymError(f"{len(ending.not_kept)} files are not on disk as they were: the lines before name them")
+
+
+async def _serve_until(ending: Ending, config: Config) -> None:
+    _prepare_socket(config.socket)
+    with _nothing_is_garbage():
+        house = await ending.unless_begun(lambda: build(config))
+    house.held.install()
+    try:
+        # Whoever sees the socket, a script that waits for it, finds the mount: it is there first, and goes last.
+        async with _kept(house, ending), _mounted(house):
+            with (
+                _listening_socket(programs_socket(config.socket), socket.SOCK_SEQPACKET) as for_launchers,
+                _listening_socket(config.socket) as listening,
+            ):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(house.batches.run)
+                    nursery.start_soon(house.fs.volume.alarms.run)
+                    nursery.start_soon(house.listener.run, listening)
+                    nursery.start_soon(house.watch.run)
+                    nursery.start_soon(house.launchers.run, for_launchers)
+                    print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
+                    nursery.start_soon(house.weights.run, house.batches)
+                    await ending.begun.wait()
+                    nursery.cancel_scope.cancel()
+    finally:
+        house.keeper.close()
+        house.weights.close()
+        with trio.move_on_after(ending.left_s):
+            await house.watch.close()
+            await house.listener.close()
 
 
 def _allow_many_descriptors() -> None:
@@ -240,15 +245,18 @@ def give_back_freed_memory() -> None:
 
 
 @asynccontextmanager
-async def _kept(house: House) -> AsyncIterator[None]:
+async def _kept(house: House, ending: Ending) -> AsyncIterator[None]:
     """What changes is written back; at the end everything is, for a restart is to lose nothing."""
     async with trio.open_nursery() as nursery:
         await nursery.start(house.keeper.run)
         try:
             yield
         finally:
+            ending.begin()  # also where it is an error that ends the daemon
             with trio.CancelScope(shield=True):
-                await house.keeper.drain()
+                ending.not_kept = await house.keeper.drain(ending.left_s)
+                if not await house.keeper.is_at_rest(ending.left_s):
+                    ending.leave(1 if ending.not_kept else 0)
             nursery.cancel_scope.cancel()
 
 

@@ -91,7 +91,8 @@ class ProgramWatch:
                 await trio.lowlevel.checkpoint()
             records.append(record(program))
         try:
-            await trio.to_thread.run_sync(self._programs.save, Kept(records[: len(living)], records[len(living) :]))
+            kept = Kept(records[: len(living)], records[len(living) :])
+            await trio.to_thread.run_sync(self._programs.save, kept, abandon_on_cancel=True)  # the disk may hang
         except OSError as error:
             log.warning("what is known of programs can't be kept: %s", error)
 
