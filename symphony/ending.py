@@ -56,6 +56,11 @@ class Ending:
             log.info("%s: closing" if not self.begun.is_set() else "%s: closing already", name)
             self.begin()
 
+    def limit(self, limit_s: float) -> None:
+        """How long it may take, if it has not begun."""
+        if not self.begun.is_set():
+            self._limit_s = limit_s
+
     def begin(self) -> None:
         """From now on time is counted. Again: nothing."""
         if self.begun.is_set():

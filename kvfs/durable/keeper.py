@@ -233,6 +233,11 @@ class Keeper:
     def needs_backing(self, name: str) -> bool:
         return name in self._backing
 
+    def limit(self, disk_limit_bytes: int | None, deadline_s: float) -> None:
+        """Other limits from now on. What is on disk beyond a smaller one stays there."""
+        self._disk_limit_bytes = disk_limit_bytes
+        self.jobs.deadline_s = deadline_s
+
     # The service
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -258,7 +263,8 @@ class Keeper:
                 why = str(error)
         names = self.unsynced_names()
         for first in range(0, len(names), NAMES_A_LINE):
-            log.error("not kept: %s: %s", ", ".join(names[first : first + NAMES_A_LINE]), why)
+            some = names[first : first + NAMES_A_LINE]
+            log.error("not kept: %s: %s", ", ".join(some), why, extra={"file": some})
         return names
 
     async def _drained(self) -> list[str]:

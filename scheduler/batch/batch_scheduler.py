@@ -123,6 +123,16 @@ class BatchScheduler:
         """Whether the decoder is computing a step."""
         return self._run.is_stepping
 
+    @property
+    def step_age_s(self) -> float:
+        """How long the step under way has been computed; 0 without one."""
+        since_ns, _ = self._run.stepping_since()
+        return (time.monotonic_ns() - since_ns) * 1e-9 if since_ns else 0.0
+
+    def set_step(self, step_s: float) -> None:
+        """How long prefills may make a step from now on."""
+        self._run.set_step(step_s)
+
     def submit(self, call: FileCall) -> None:
         """Queue a call; it runs after everything submitted before it for the same file."""
         call.submitted_s = time.monotonic()
@@ -281,4 +291,5 @@ class BatchScheduler:
                     len(members),
                     ", ".join(map(str, programs)),
                     (time.monotonic_ns() - since_ns) * 1e-9,
+                    extra={"program": programs},
                 )

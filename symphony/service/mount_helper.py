@@ -15,8 +15,8 @@ root runs is this file.
     {"do": "keep", "at": DIR}     -> {"ok": true}: the daemon has that mount already, of a helper that ended
     {"do": "agreed"}              the kernel has asked what the daemon can do; there is no answer
 
-Else the answer is {"error": text, "errno": number}. The end of the helper unmounts nothing: the daemon goes on, and asks
-the next helper to keep its mount.
+Else the answer is {"error": text, "errno": number}. The end of the helper unmounts nothing: the daemon goes on, and
+asks the next helper to keep its mount.
 """
 
 from __future__ import annotations

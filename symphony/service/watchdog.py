@@ -29,7 +29,8 @@ async def feed_for_ever(notifier: Notifier, step_age_s: Callable[[], float], lim
         if age_s <= limit_s():
             notifier.alive()
         elif not is_starving:
-            log.error("a step has been computed for %.0f s, and %g are the most: the watchdog is not fed", age_s, limit_s())
+            text = "a step has been computed for %.0f s, and %g are the most: the watchdog is not fed"
+            log.error(text, age_s, limit_s())
             notifier.status(f"a step has been computed for {age_s:.0f} s")
         is_starving = age_s > limit_s()
         await trio.sleep(notifier.watchdog_s / MEALS)
