@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libsym.errors import NotFound, SymError
-from symphony.manual_text import plain_text
+from symphony.manual_text import plain_line, plain_text
 
 _OURS = re.compile(r"(?P<name>(symphony|libsym)([.-][\w.-]+)?|kv|kvfs)\.(?P<section>[1-8])")
 """A share/man may have the pages of others, too."""
@@ -32,19 +32,13 @@ class Page:
     file: Path
     is_alias: bool
 
-    @property
-    def topic(self) -> str:
-        """What is enough to ask for it."""
-        short = self.name.removeprefix(_PREFIX)
-        return short if self.section == "1" else f"{short}({self.section})"
-
     def text(self) -> str:
         return self.file.read_text(encoding="utf-8")
 
     def title(self) -> tuple[list[str], str]:
         """All its names, and what it is about: the line below NAME."""
-        line = plain_text(self.text().partition("\n.SH NAME\n")[2].partition("\n.SH")[0]).strip()
-        names, _, purpose = line.partition(" - ")
+        line = self.text().partition("\n.SH NAME\n")[2].partition("\n")[0]
+        names, _, purpose = plain_line(line).partition(" - ")
         return names.split(", "), purpose
 
 
@@ -99,19 +93,16 @@ def show(page: Page) -> None:
 
 def listing(pages: Sequence[Page]) -> list[str]:
     """A line for each page: first the commands, then what else there is."""
-    commands = [page for page in pages if page.section == "1" and not page.is_alias]
-    topics = [page for page in pages if page.section != "1" and not page.is_alias]
-    return ["Commands:", *_lines(commands), "", "Topics:", *_lines(topics)]
+    rows = [(page.section == "1", _topics(page, pages), page.title()[1]) for page in pages if not page.is_alias]
+    width = max(len(topics) for _, topics, _ in rows)
+    lines = {
+        is_command: [f"  {topics:{width}}  {purpose}" for each, topics, purpose in rows if each == is_command]
+        for is_command in (True, False)
+    }
+    return ["Commands:", *lines[True], "", "Other topics:", *lines[False]]
 
 
-def _lines(pages: Sequence[Page]) -> list[str]:
-    rows = []
-    for page in pages:
-        names, purpose = page.title()
-        shown = ", ".join(name.removeprefix(_PREFIX) for name in names)
-        rows.append((shown if page.section == "1" else page.topic, purpose))
-    width = min(20, max(len(shown) for shown, _ in rows))
-    return [
-        f"  {shown:{width}}  {purpose}" if len(shown) <= width else f"  {shown}\n  {'':{width}}  {purpose}"
-        for shown, purpose in rows
-    ]
+def _topics(page: Page, pages: Sequence[Page]) -> str:
+    """All words that are enough to ask for it: with a section where another page goes first."""
+    short = [name.removeprefix(_PREFIX) for name in page.title()[0]]
+    return ", ".join(name if find_page(pages, name).file == page.file else f"{name}.{page.section}" for name in short)
