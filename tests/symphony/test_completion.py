@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from decoder.model_config import GPU_PRECISIONS, KV_DTYPE
+from symphony.completing import MODELS, WORDS
+from symphony.config import load
 from tests.symphony.daemons import SYMPHONY
 
 FUNCTION = """\
@@ -147,6 +150,16 @@ def test_fish_completes_commands_options_choices_and_names(place):
     found = [[line.partition("\t")[0] for line in answer] for answer in answers]
     assert found == [[words.split()[-1]] for words in WORDS]
     assert not (directory / "evil").exists(), "a file's name was expanded"
+
+
+def test_the_words_of_options_are_those_that_a_daemon_takes():
+    assert set(WORDS["precision"]) == {*KV_DTYPE, *GPU_PRECISIONS}
+    for key in ("device", "log"):
+        for word in WORDS[key]:
+            assert getattr(load(None, {key: word}), key) == word
+    for word in set(WORDS["kv_dtype"]) - {"fp8"}:
+        assert load(None, {"device": "cuda", "precision": word, "kv_dtype": word}).kv_dtype == word
+    assert all(load(None, {"model": word}).model == word for word in MODELS)
 
 
 def test_a_name_that_is_asked_for_needs_no_library_that_writes_scripts(daemon):
