@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from libsym.errors import SymError
 from symphony.commands.asking import add_questions
 from symphony.commands.checks import add_checks
+from symphony.commands.configuration import add_configuration
 from symphony.commands.programs import add_program_commands
 from symphony.commands.serving import add_serve
 from symphony.commands.traces import add_trace
@@ -51,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="symphony", description="An operating system for LLM inference programs.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_serve(commands)
+    add_configuration(commands)
     add_program_commands(commands)
     add_questions(commands)
     add_checks(commands)
