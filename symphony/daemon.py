@@ -36,6 +36,7 @@ from kvfs.pages.accounts import Accounts, Limits
 from kvfs.pages.pool import PagePool
 from libsym.channel.socket_path import make_socket_directory, programs_socket
 from libsym.errors import SymError
+from scheduler.batch.accounting import TIME_BOUNDS_S
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.cost_model import CostModel
 from scheduler.gate import Gate
@@ -154,6 +155,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         "waiting_calls": house.batches.num_waiting,
         **asdict(house.fs.statfs()),
         **asdict(steps),
+        "time_bounds_s": TIME_BOUNDS_S,
         "cost_model": {
             kind: {"median_error": round(error, 4), "steps": count}
             for kind, (error, count) in house.batches.cost.errors().items()
