@@ -59,12 +59,15 @@ class Config:
     """That launchers may have started of each user, at once."""
     starts: int = MAX_PER_MINUTE
     """Of programs of each user, in a minute."""
+    metrics_port: int | None = None
+    """TCP port of this machine alone, where /metrics is told in Prometheus' format; 0: any that is free; None: none."""
     allow_other: bool | None = None
     """Other users may use the mount (the mode bits decide about what); None: when root starts the daemon."""
 
 
 MAX_SECONDS = 86_400.0
 MIN_STEP_MS, MAX_STEP_MS = 0.1, 60_000.0
+MAX_PORT = 65_535
 MAX_UID = (1 << 32) - 1
 """Which is nobody's."""
 
@@ -77,6 +80,7 @@ _TYPES: dict[str, type] = {
     "quota_files": int,
     "programs": int,
     "starts": int,
+    "metrics_port": int,
     "allow_other": bool,
     "same_bits": bool,
     "invariant": bool,
@@ -106,6 +110,8 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
         raise Invalid(f"threads is {config.threads}: at least 1 is needed")
     if config.quota_files is not None and config.quota_files < 1:
         raise Invalid(f"quota_files is {config.quota_files}: at least 1 is needed")
+    if config.metrics_port is not None and not 0 <= config.metrics_port <= MAX_PORT:
+        raise Invalid(f"metrics_port is {config.metrics_port}: 1 to {MAX_PORT}, or 0 for any that is free, is needed")
     for key in ("programs", "starts"):
         if getattr(config, key) < 0:
             raise Invalid(f"{key} is {getattr(config, key)}: 0 (none may be started) or more is needed")

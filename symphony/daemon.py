@@ -47,6 +47,7 @@ from scheduler.programs.registry import Programs
 from scheduler.programs.watch import ProgramWatch
 from scheduler.status.facts import Control
 from scheduler.status.held import HeldTimes
+from scheduler.status.metrics_port import MetricsPort
 from symphony.backends import Backend, build_backend
 from symphony.config import Config
 from symphony.model_text import LoadedText
@@ -79,6 +80,7 @@ class House:
     listener: Listener
     launchers: Launchers
     control: ControlTree
+    metrics: MetricsPort
     held: HeldTimes
 
 
@@ -130,9 +132,22 @@ def build(config: Config) -> House:
     for_sandboxes = {"mount": str(config.mount.absolute()), "hidden": [str(path.absolute()) for path in hidden]}
     launchers = Launchers(programs, listener.adopt, exempt, for_sandboxes)
     held = HeldTimes()
-    control = ControlTree(fs, Control(fs, batches, gate, programs, text, held))
+    shown = Control(fs, batches, gate, programs, text, held)
     house = House(
-        config, model, backend, weights, fs, keeper, batches, programs, watch, listener, launchers, control, held
+        config=config,
+        model=model,
+        backend=backend,
+        weights=weights,
+        fs=fs,
+        keeper=keeper,
+        batches=batches,
+        programs=programs,
+        watch=watch,
+        listener=listener,
+        launchers=launchers,
+        control=ControlTree(fs, shown),
+        metrics=MetricsPort(config.metrics_port, shown.metrics),
+        held=held,
     )
     return house
 
@@ -148,6 +163,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         **house.weights.info(),
         "mount": str(house.config.mount),
         "socket": str(house.config.socket),
+        "metrics_port": house.metrics.number,
         "lips": len(house.listener.lips),
         "programs": len(house.programs),
         "programs_refused": house.programs.admission.num_refused,
@@ -193,6 +209,7 @@ async def serve(config: Config) -> None:
                         nursery.start_soon(house.listener.run, listening)
                         nursery.start_soon(house.watch.run)
                         nursery.start_soon(house.launchers.run, for_launchers)
+                        nursery.start_soon(house.metrics.run)
                         print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
                         nursery.start_soon(house.weights.run, house.batches)
                         number = await anext(signals)
