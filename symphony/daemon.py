@@ -176,7 +176,7 @@ async def serve(config: Config) -> None:
             nursery.cancel_scope.cancel()
     ending.over()
     if ending.not_kept:
-        raise SymError(f"{len(ending.not_kept)} files are not on disk as they were: the lines before name them")
+        raise SymError(f"{len(ending.not_kept)} of the files are not on disk as they were: the log names them")
 
 
 async def _serve_until(ending: Ending, config: Config) -> None:
@@ -205,6 +205,7 @@ async def _serve_until(ending: Ending, config: Config) -> None:
         house.keeper.close()
         house.weights.close()
         with trio.move_on_after(ending.left_s):
+            await house.batches.close()
             await house.watch.close()
             await house.listener.close()
 
