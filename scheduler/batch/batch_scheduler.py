@@ -224,7 +224,7 @@ class BatchScheduler:
                 nursery.start_soon(self._learn)
         finally:
             self._run.close()
-            self.sync()  # the last step may have been for calls that nobody will settle any more: programs have its answers
+            self.sync()  # programs have the answers of the last step, also those that have gone: nobody settles them
 
     async def close(self) -> None:
         """After `run`: what was learnt of steps is what the next daemon begins with."""
