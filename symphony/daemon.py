@@ -248,7 +248,7 @@ async def serve(config: Config, source: Source) -> None:
             nursery.cancel_scope.cancel()
     ending.over()
     if ending.not_kept:
-        raise SymError(f"{len(ending.not_kept)} files are not on disk as they were: the lines before name them")
+        raise SymError(f"{len(ending.not_kept)} of the files are not on disk as they were: the log names them")
 
 
 async def _serve_until(ending: Ending, config: Config, source: Source, notifier: Notifier) -> None:
@@ -276,6 +276,7 @@ async def _serve_until(ending: Ending, config: Config, source: Source, notifier:
         house.keeper.close()
         house.weights.close()
         with trio.move_on_after(ending.left_s):
+            await house.batches.close()
             await house.watch.close()
             await house.listener.close()
 
