@@ -20,6 +20,7 @@ from typing import Any
 
 from kvfs.alarms import Alarms
 from kvfs.expiry import Expiry
+from kvfs.heat import Heat
 from kvfs.images.format import ImageFormat
 from kvfs.images.header import ImagePlan
 from kvfs.images.importer import ImageImport, Survey, survey
@@ -101,9 +102,10 @@ class Volume:
         changes: Changes = NOT_KEPT,
         bits: str = "",
         same_bits: bool = False,
+        root_mode: int = 0o755,
     ) -> None:
         """`changes` is told of what has to be kept. `bits`: what the numbers' bits depend on beside the model; with
-        `same_bits` files that something else computed in part are not opened.
+        `same_bits` files that something else computed in part are not opened. `root_mode`: until somebody changes it.
         """
         self.pool = pool
         self.model = model
@@ -113,10 +115,12 @@ class Volume:
         """Whatever keeps it."""
         self.bits = bits
         self._same_bits = same_bits
-        self.tree = Tree(pool.accounts, uid, gid, self._discard, idle=self._note_idle, changes=changes)
+        self.tree = Tree(pool.accounts, uid, gid, self._discard, root_mode, self._note_idle, changes)
         self.alarms = Alarms()
         """What happens at a time; somebody has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)
+        self.heat = Heat()
+        """Which files are used."""
         self.domains = Domains(self.tree, pool.accounts)
         self.locks = FileLocks()
         self.backing_dir = backing_dir
@@ -223,7 +227,9 @@ class Volume:
         pages = snapshot.held_pages().copy()
         self.pool.retain(pages, owner)
         table = PageTable.adopt(self.pool, owner, pages, snapshot.layout.num_entries)
-        self._replace(inode, self.new_kv(table, source.identity, marks_within(source.marks, table.length)))
+        fork = self.new_kv(table, source.identity, marks_within(source.marks, table.length))
+        self._replace(inode, fork)
+        self.heat.note(inode, fork)
         inode.modified()
 
     def change_owner(self, inode: Inode, uid: int) -> None:
@@ -231,6 +237,8 @@ class Volume:
         old = inode.account
         if old is not None and not old.is_domain and uid != inode.uid:
             self._charge_another(inode, old, self.pool.accounts.of(uid))
+        if uid != inode.uid:
+            self.heat.forget(inode)
         inode.uid = uid
         inode.note_change()
 
@@ -320,6 +328,7 @@ class Volume:
     def _discard(self, inode: Inode) -> None:
         """Nothing leads to the inode's content any more."""
         self._expiry.forget(inode)
+        self.heat.forget(inode)
         self._give_up_content(inode)
 
     def _give_up_content(self, inode: Inode) -> None:
@@ -387,7 +396,9 @@ class Volume:
         except OverQuota:
             self._is_changed(inode, content)
             raise
-        self._replace(inode, self.new_kv(table))
+        kv = self.new_kv(table)
+        self._replace(inode, kv)
+        self.heat.note(inode, kv)
 
     # Entries of other files
 

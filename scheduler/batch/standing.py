@@ -147,14 +147,14 @@ class StandingRun:
     def join(self, call: FileCall) -> Member:
         """A call that has room is part of the run until there are news of its end."""
         table = call.file.table
-        if call.joined_s is None:
-            call.joined_s = time.monotonic()
         share = self.shares.of(call.caller.program, table)
         try:
             member = Member(call, share, self._scratch)
         except BaseException:
             self.shares.over(call.caller.program)
             raise
+        if call.joined_s is None:
+            call.joined_s = time.monotonic()
         if isinstance(member.hot, HotGeneration) and member.hot.decide is not None:
             self.aside.add(call.number, member.hot.decide)
         index = int(lib.sym_loop_join(self.loop, member.pointer))
@@ -309,6 +309,10 @@ class StandingRun:
     def set_cost(self, cost: Any) -> None:
         """A `sym_cost`: what steps take."""
         lib.sym_loop_set_cost(self.loop, cost)
+
+    def set_step(self, step_s: float) -> None:
+        """From the next step on: see `Limits.step_s`."""
+        lib.sym_loop_set_step_ns(self.loop, round(step_s * 1e9))
 
     def steps_since(self, number: int) -> npt.NDArray[np.void]:
         """What the latest steps were, from that number on, as far as it is known: of STEP."""
