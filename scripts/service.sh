@@ -6,7 +6,7 @@
 # shellcheck shell=bash
 
 prefix=/opt/symphony
-root= # where all of it lies below, for an image or a test: then no package, user or unit of this machine is touched
+root= # where all of it lies below, for a test: then no package, user or unit of this machine is touched
 etc=/etc/symphony
 state=/var/lib/symphony
 
