@@ -8,7 +8,7 @@
 prefix=/opt/symphony
 root= # where all of it lies below, for a test: then no package, user or unit of this machine is touched
 etc=/etc/symphony
-state=/var/lib/symphony
+state=/var/lib/symphony # of symphony@NAME: $state-NAME
 
 check_places() {
     local place
