@@ -127,7 +127,9 @@ def test_the_links_between_pages_lead_somewhere(page):
 def test_a_page_says_what_it_is_and_of_which_release(page):
     first = plain_line(page.text().partition("\n")[0])
     release = __version__.rpartition(".")[0]
-    assert re.fullmatch(rf'\.TH {page.name.upper()} {page.section} "20\d\d-\d\d-\d\d" "Symphony {release}" "[\w ]+"', first)
+    assert re.fullmatch(
+        rf'\.TH {page.name.upper()} {page.section} "20\d\d-\d\d-\d\d" "Symphony {release}" "[\w ]+"', first
+    )
     assert page.title()[1]
     assert ".SH SEE ALSO" in page.text().replace('"', "")
 
