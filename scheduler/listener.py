@@ -18,7 +18,7 @@ from pathlib import Path
 import trio
 
 from kvfs.names.tree import Credentials
-from libsym.channel.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
+from libsym.channel.handshake import GREETING_BYTES, check_greeting, refusal, welcome
 from libsym.channel.server import ServerChannel
 from libsym.errors import Exists, ProtocolError, SymError, WouldBlock
 from scheduler.connection.lip import Lip
@@ -118,9 +118,9 @@ class Listener:
                 subject = {"program": pid, "user": credentials.uid}
                 keep_descriptors(connection.fileno())
                 with self._handshakes.one_for(credentials.uid):
-                    check_greeting(await _greeting(connection))
+                    version = check_greeting(await _greeting(connection))
                     place.enter_context(self._connections.one_for(credentials.uid))
-                    return await self._welcome(connection, pid, credentials)
+                    return await self._welcome(connection, pid, credentials, version)
             except SymError as error:
                 self._warn(error, subject)
                 await connection.send(refusal(error))
@@ -128,20 +128,22 @@ class Listener:
             log.debug("hung up during the handshake: %s", error)
         return None
 
-    async def _welcome(self, connection: trio.socket.SocketType, pid: int, credentials: Credentials) -> Lip:
-        channel = self._new_channel()
+    async def _welcome(
+        self, connection: trio.socket.SocketType, pid: int, credentials: Credentials, version: int
+    ) -> Lip:
+        channel = self._new_channel(version)
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", channel.fds))
         try:
-            await connection.sendmsg([WELCOME], [rights])
+            await connection.sendmsg([welcome(version)], [rights])
         except BaseException:
             channel.close()
             raise
         channel.forget_fds()
         return Lip(pid, credentials, channel)
 
-    def _new_channel(self) -> ServerChannel:
+    def _new_channel(self, version: int) -> ServerChannel:
         try:
-            channel = ServerChannel.create(self._vocab_size)
+            channel = ServerChannel.create(self._vocab_size, version=version)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
