@@ -194,6 +194,7 @@ int32_t sym_loop_new_share(sym_loop *loop, int32_t parent, double weight);
 void sym_loop_set_weight(sym_loop *loop, int32_t share, double weight);
 void sym_loop_free_share(sym_loop *loop, int32_t share);
 void sym_loop_set_cost(sym_loop *loop, const sym_cost *cost);
+void sym_loop_set_step_ns(sym_loop *loop, int64_t step_ns);
 sym_counts sym_loop_counts(sym_loop *loop);
 /* Steps from number `from` on that are still known: how many are copied; `seats` may be null. */
 int32_t sym_loop_steps(sym_loop *loop, int64_t from, sym_step_record *records, int32_t max, sym_seat *seats,

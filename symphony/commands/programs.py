@@ -9,18 +9,14 @@ from pathlib import Path
 
 from kvfs.sizes import parse_bytes
 from libsym.errors import Invalid
+from symphony.commands.options import Commands, add_json, add_socket, socket_of
 from symphony.launcher import commands
 
-Subparsers = argparse._SubParsersAction  # noqa: SLF001 - argparse has no other name for it
 Action = Callable[[argparse.Namespace, Path | None], int]
 _SECONDS = {"ms": 0.001, "s": 1, "": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def add_program_commands(
-    subparsers: Subparsers[argparse.ArgumentParser],
-    add_socket: Callable[[argparse.ArgumentParser], None],
-    socket_of: Callable[[argparse.Namespace], Path | None],
-) -> None:
+def add_program_commands(subparsers: Commands) -> None:
     """Adds all of them."""
 
     def command(name: str, purpose: str, action: Action) -> argparse.ArgumentParser:
@@ -33,7 +29,7 @@ def add_program_commands(
 
     ps = command("ps", "which programs of yours there are", commands.ps_command)
     ps.add_argument("-a", "--all", action="store_true", help="those that have ended, too")
-    ps.add_argument("--json", action="store_true", help="print JSON for scripts")
+    add_json(ps)
 
     kill = command("kill", "send a signal to programs", commands.kill_command)
     kill.add_argument("-s", "--signal", type=commands.signal_number, default=15, metavar="SIGNAL", help="default: TERM")

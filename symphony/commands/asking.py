@@ -1,0 +1,51 @@
+"""`symphony stat | sync | du`: what a daemon is asked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import libsym
+from symphony.commands.options import Commands, add_json, add_socket, connect
+from symphony.reports import disk_lines, du_lines, stat_lines
+
+
+def add_questions(commands: Commands) -> None:
+    """Adds all of them."""
+    stat = commands.add_parser("stat", help="what the daemon is doing")
+    add_socket(stat)
+    add_json(stat)
+    stat.set_defaults(action=_stat)
+
+    sync = commands.add_parser("sync", help="return when everything on the mount would survive a power cut")
+    add_socket(sync)
+    sync.set_defaults(action=_sync)
+
+    du = commands.add_parser("du", help="what files own alone and what they share")
+    add_socket(du)
+    add_json(du)
+    du.add_argument("path", nargs="?", default=".", help="a file or directory of the mount (default: all of it)")
+    du.add_argument("--disk", action="store_true", help="what files take on disk, instead")
+    du.set_defaults(action=_du)
+
+
+def _stat(args: argparse.Namespace) -> int:
+    connect(args)
+    info = libsym.daemon_stat()
+    print(json.dumps(info, indent=2) if args.json else "\n".join(stat_lines(info)))
+    return 0
+
+
+def _sync(args: argparse.Namespace) -> int:
+    connect(args)
+    libsym.kv_sync()
+    return 0
+
+
+def _du(args: argparse.Namespace) -> int:
+    connect(args)
+    usage = libsym.kv_du(args.path)
+    page_bytes = libsym.daemon_stat()["page_bytes"]
+    lines = disk_lines(usage) if args.disk else du_lines(usage, page_bytes)
+    print(json.dumps(usage, indent=2) if args.json else "\n".join(lines))
+    return 0

@@ -1,0 +1,51 @@
+"""`symphony fsck | scrub | doctor`: what looks whether all is well."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from symphony.commands.options import Commands, add_json, add_socket, socket_of
+from symphony.doctor import checks, print_report
+
+
+def add_checks(commands: Commands) -> None:
+    """Adds all of them."""
+    fsck = commands.add_parser("fsck", help="look for damage in what is kept on disk, and keep the rest")
+    add_socket(fsck)
+    add_json(fsck)
+    fsck.add_argument(
+        "--state", metavar="DIR", help="a state that no daemon uses (default: ask the daemon, if there is)"
+    )
+    fsck.add_argument("--repair", action="store_true", help="mend what can be mended; what is damaged goes")
+    fsck.add_argument("--quick", action="store_true", help="do not read pages")
+    fsck.set_defaults(action=_fsck)
+
+    scrub = commands.add_parser("scrub", help="have the daemon read everything that it keeps on disk")
+    add_socket(scrub)
+    add_json(scrub)
+    scrub.add_argument("--rate", metavar="SIZE", default="50M", help="bytes a second at most (default: 50M)")
+    scrub.set_defaults(action=_scrub)
+
+    doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
+    add_socket(doctor)
+    add_json(doctor)
+    doctor.set_defaults(action=_doctor)
+
+
+def _fsck(args: argparse.Namespace) -> int:
+    from symphony.checking import fsck_command  # noqa: PLC0415 - numpy, and all that keeps files
+
+    return fsck_command(args, socket_of(args))
+
+
+def _scrub(args: argparse.Namespace) -> int:
+    from symphony.checking import scrub_command  # noqa: PLC0415 - as above
+
+    return scrub_command(args, socket_of(args))
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    if args.socket:
+        os.environ["SYMPHONY_SOCKET"] = str(socket_of(args))
+    return print_report(checks(), as_json=args.json)

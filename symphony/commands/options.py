@@ -1,0 +1,32 @@
+"""What several commands have: `--socket`, `--json`, and the type of what they are added to."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TypeAlias
+
+import libsym
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no other name
+"""What `add_subparsers` gives, which is no generic class when it runs."""
+
+
+def add_socket(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--socket", metavar="PATH", help="the daemon's socket (default: SYMPHONY_SOCKET, or the user's)"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON for scripts")
+
+
+def socket_of(args: argparse.Namespace) -> Path | None:
+    return Path(args.socket).absolute() if args.socket else None
+
+
+def connect(args: argparse.Namespace) -> None:
+    """To the daemon that the command line names."""
+    socket = socket_of(args)
+    libsym.connect(str(socket) if socket else None)
