@@ -11,6 +11,7 @@ from libsym.errors import SymError
 from symphony import __version__
 from symphony.commands.asking import add_questions
 from symphony.commands.checks import add_checks
+from symphony.commands.configuration import add_configuration
 from symphony.commands.programs import add_program_commands
 from symphony.commands.serving import add_serve
 from symphony.commands.traces import add_trace
@@ -57,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"symphony {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_serve(commands)
+    add_configuration(commands)
     add_program_commands(commands)
     add_questions(commands)
     add_checks(commands)

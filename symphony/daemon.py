@@ -61,6 +61,9 @@ log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 1e-4
 """How long a busy thread may hold up the trio thread: a stat takes 0.3 ms beside one, and 5 ms at the default."""
 
+OWN_ROOT, SHARED_ROOT = 0o755, 0o1777
+"""Modes of a new mount: of whoever starts the daemon, and of a service for all users, who is none of them."""
+
 FREED_BLOCK_BYTES = 128 << 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # in malloc.h
 
@@ -116,6 +119,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         changes=journal,
         bits=backend.bits,
         same_bits=config.same_bits,
+        root_mode=OWN_ROOT if config.mount_helper is None else SHARED_ROOT,
     )
     keeper = Keeper(state, kept, fs.volume, journal, config.disk_timeout, config.disk)
     batches = BatchScheduler(
