@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 
-from machine import Failed
 from service import CONFIG, INSTALL, PYTHON, TINY, UNINSTALL, Service
 
 MAX_EXPOSURE = 2.5
@@ -15,14 +14,17 @@ ExecStart={OLD}/symphony serve --model tiny --kv-memory 256M
 """
 """As those ran it who had no unit of ours: root's daemon, and its state."""
 STATE = "/var/lib/symphony"
-LEFT = f"find / -xdev -path /var/lib/symphony -prune -o {' '.join(f'-path {each} -prune -o' for each in (
-    '/home', '/root', '/tmp', '/var/tmp', '/var/log', '/var/cache', '/var/lib/systemd', '/srv', '/etc/systemd/system',
-    '/opt/symphony-0.1.0', '/etc/.pwd.lock', '/etc/ld.so.cache', '/var/lib/man-db'))} -print | sort"
+OTHERS = (
+    *("/home", "/root", "/tmp", "/var/tmp", "/var/log", "/var/cache", "/srv"),
+    *("/var/lib/systemd", "/var/lib/man-db", "/opt/symphony-0.1.0"),
+)
+FILES = f"find / -xdev {' '.join(f'-path {each} -prune -o' for each in OTHERS)} -print | LC_ALL=C sort"
+"""All that an installation may change."""
 
 
 def install(s: Service) -> str:
     """With the model that is the default: all that one command does."""
-    s.run(f"{LEFT} >/srv/before")
+    s.run(f"{FILES} >/srv/before")
     began_s = time.monotonic()
     s.run(INSTALL, timeout_s=600)
     took_s = time.monotonic() - began_s
@@ -134,7 +136,7 @@ def rollback(s: Service) -> str:
 
 def purge(s: Service) -> str:
     s.run(f"systemctl start symphony.service; {UNINSTALL} --purge")
-    left = s.run(f"{LEFT} | comm -13 /srv/before -")
+    left = s.run(f"{FILES} | LC_ALL=C comm -13 /srv/before -")
     s.expect(not left, f"left behind:\n{left}")
     s.run(f"! test -e {STATE}; ! getent passwd symphony; ! getent group symphony")
     return f"{UNINSTALL} --purge leaves no file, no user, no state"

@@ -15,6 +15,7 @@ from machine import Failed, Machine
 INSIDE = Path(__file__).parent / "inside"
 PYTHON = "/opt/symphony/current/bin/python"
 INSTALL = "/root/symphony/scripts/install --wheelhouse /srv/wheelhouse"
+UNINSTALL = "/root/symphony/scripts/uninstall"
 CONFIG = "/etc/symphony/symphony.toml"
 TINY = 'model = "tiny"\nkv_memory = "256M"\n'
 """All but the installation itself is about the service, not the model."""
@@ -43,10 +44,12 @@ class Service:
         said: dict[str, Any] = json.loads(self.run("symphony stat --json", user=user))
         return said
 
-    def configure(self, text: str, path: str = CONFIG) -> None:
+    def write(self, path: str, text: str) -> None:
+        (self.machine.root / path.lstrip("/")).write_text(text)
+
+    def configure(self, text: str) -> None:
         """The whole file."""
-        place = self.machine.root / path.lstrip("/")
-        place.write_text(text)
+        self.write(CONFIG, text)
 
     def drop_in(self, text: str, unit: str = "symphony.service") -> None:
         """An administrator's own lines; none: theirs are gone."""
@@ -73,7 +76,7 @@ class Service:
         finally:
             load.stop()
 
-    def expect(self, held: bool, otherwise: str) -> None:
+    def expect(self, held: object, otherwise: str) -> None:
         if not held:
             raise Failed(otherwise)
 
@@ -82,8 +85,7 @@ class Load:
     """A program at work, and its log of what has to be there."""
 
     def __init__(self, service: Service, python: str, user: str, name: str) -> None:
-        mount = service.stat()["mount"]
-        service.run(f"install --directory --owner={user} {mount}/{name} && sync {mount}/{name}")
+        service.run(f"install --directory --owner={user} /kv/{name} && sync /kv/{name}")
         self._service = service
         self.user = user
         self.log = f"/home/{user}/{name}.log"

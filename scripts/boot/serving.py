@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from machine import Failed
-from service import CONFIG, TINY, Service
+from service import TINY, Service
 
 
 def ready(s: Service) -> str:
