@@ -35,6 +35,7 @@ SERVER = [
     "numpy>=2.0,<3",
     "outcome>=1.3,<2",
     "pyfuse3>=3.4,<4",
+    "shtab>=1.13,<2",
     "tokenizers>=0.21,<1",
     "torch>=2.6,<3",
     "trio>=0.27,<1",

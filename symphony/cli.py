@@ -11,7 +11,9 @@ from libsym.errors import SymError
 from symphony import __version__
 from symphony.commands.asking import add_questions
 from symphony.commands.checks import add_checks
+from symphony.commands.completion import add_completion
 from symphony.commands.configuration import add_configuration
+from symphony.commands.manual import add_help
 from symphony.commands.programs import add_program_commands
 from symphony.commands.serving import add_serve
 from symphony.commands.traces import add_trace
@@ -63,6 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_questions(commands)
     add_checks(commands)
     add_trace(commands)
+    add_help(commands)
+    add_completion(commands, parser)
     return parser
 
 
