@@ -1,0 +1,42 @@
+"""The scenarios, in the order in which they happen: one machine lives through all of them."""
+
+from __future__ import annotations
+
+from installing import install, install_again, older_state, purge, rollback, security, uninstall, upgrade
+from serving import (
+    activated,
+    full_disk,
+    killed,
+    program,
+    ready,
+    reload,
+    second_daemon,
+    seen,
+    stale_mount,
+    stopped,
+    watchdog,
+)
+
+ALWAYS = (install,)
+"""The others need it."""
+SCENARIOS = (
+    install,
+    security,
+    ready,
+    seen,
+    program,
+    killed,
+    watchdog,
+    reload,
+    stopped,
+    activated,
+    second_daemon,
+    stale_mount,
+    full_disk,
+    install_again,
+    uninstall,
+    upgrade,
+    older_state,
+    rollback,
+    purge,
+)
