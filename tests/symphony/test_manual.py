@@ -90,7 +90,7 @@ def test_the_options_of_all_commands_are_in_symphony_1():
     assert described(page) == own | OF_ALL | {"--socket"}
 
 
-@pytest.mark.parametrize("page", [page for page in WRITTEN if page.section == "1"], ids=str)
+@pytest.mark.parametrize("page", [page for page in WRITTEN if page.section == "1"], ids=lambda page: page.name)
 def test_a_page_mentions_no_option_that_does_not_exist(page):
     known = set[str]().union(*map(options, commands().values()), options(build_parser()))
     text = re.sub(r"symphony\.toml", "", plain_text(page.text()))
