@@ -6,9 +6,9 @@
 # shellcheck shell=bash
 
 prefix=/opt/symphony
-root= # where all of it lies below, for an image or a test: then no package, user or unit of this machine is touched
+root= # where all of it lies below, for a test: then no package, user or unit of this machine is touched
 etc=/etc/symphony
-state=/var/lib/symphony
+state=/var/lib/symphony # of symphony@NAME: $state-NAME
 
 check_places() {
     local place
