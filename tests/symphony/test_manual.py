@@ -90,7 +90,7 @@ def test_the_options_of_all_commands_are_in_symphony_1():
     assert described(page) == own | OF_ALL | {"--socket"}
 
 
-@pytest.mark.parametrize("page", [page for page in WRITTEN if page.section == "1"], ids=str)
+@pytest.mark.parametrize("page", [page for page in WRITTEN if page.section == "1"], ids=lambda page: page.name)
 def test_a_page_mentions_no_option_that_does_not_exist(page):
     known = set[str]().union(*map(options, commands().values()), options(build_parser()))
     text = re.sub(r"symphony\.toml", "", plain_text(page.text()))
@@ -106,13 +106,14 @@ def test_every_part_of_a_command_is_described():
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: f"{page.name}.{page.section}")
 def test_two_linters_find_nothing(page):
     linters = {
-        "mandoc": ["mandoc", "-T", "lint", "-W", "warning", page.file],
+        "mandoc": ["mandoc", "-T", "lint", "-W", "style", page.file],
         "groff": ["groff", "-K", "utf8", "-man", "-ww", "-T", "utf8", "-z", page.file],
     }
     missing = [name for name in linters if not shutil.which(name)]
     for name in linters.keys() - set(missing):
         done = subprocess.run(linters[name], capture_output=True, text=True, check=False, timeout=100)
-        assert done.stdout + done.stderr == "", name
+        found = (done.stdout + done.stderr).splitlines()
+        assert [line for line in found if "text line longer than 80" not in line] == [], name
     if missing:
         pytest.skip(f"MANUAL PAGES NOT LINTED BY {' AND '.join(missing)}: apt-get install mandoc groff-base")
 
