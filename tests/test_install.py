@@ -180,7 +180,7 @@ def test_the_life_of_an_installation(old, new, tmp_path):  # noqa: PLR0915 - a l
 
     uninstall = [new.checkout / "scripts/uninstall", "--root", root]
     assert "its state stays in" in run(*uninstall)
-    assert everything_below(root, "opt", "usr/local", "var/lib/symphony/") == {"etc/symphony/symphony.toml"}
+    assert everything_below(root, "var/lib/symphony/") == {"etc/symphony/symphony.toml", "opt", "usr/local"}
     State(state).close()
     assert "nothing is installed in" in run(*uninstall)
     run(*uninstall, "--purge")
