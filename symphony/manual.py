@@ -61,7 +61,8 @@ def find_pages(places: Sequence[Path]) -> list[Page]:
 def _page(file: Path, files: dict[str, Path]) -> Page:
     found = _OURS.fullmatch(file.name)
     assert found is not None
-    first = file.open(encoding="utf-8").readline()
+    with file.open(encoding="utf-8") as source:
+        first = source.readline()
     target = first.removeprefix(".so ").strip().rpartition("/")[2] if first.startswith(".so ") else ""
     return Page(found["name"], found["section"], files.get(target, file), is_alias=bool(target))
 

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 
 WIDTH = 78
 _MARGIN, _BELOW_TAG = 7, 14
-_CHARACTERS = {"e": "\\", "&": "", "(aq": "'", "(dq": '"', "(ti": "~", "(ha": "^", "(bu": "•"}
+_CHARACTERS = {
+    "e": "\\",
+    "&": "",
+    "(aq": "'",
+    "(bu": "•",
+    "(dq": '"',
+    "(ha": "^",
+    "(lq": "“",
+    "(rq": "”",
+    "(ti": "~",
+}
 _ESCAPE = re.compile(r"\\(f[BIRP]|\(..|.)")
 _WORD = re.compile(r'"((?:[^"]|"")*)"|(\S+)')
 _FONTS = {"B": " ", "I": " ", "BR": "", "RB": "", "IR": "", "RI": "", "BI": "", "IB": ""}
