@@ -13,6 +13,7 @@ from symphony.commands.checks import add_checks
 from symphony.commands.programs import add_program_commands
 from symphony.commands.serving import add_serve
 from symphony.commands.traces import add_trace
+from symphony.commands.watching import add_top
 from symphony.launcher.places import Refused
 
 
@@ -53,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_serve(commands)
     add_program_commands(commands)
     add_questions(commands)
+    add_top(commands)
     add_checks(commands)
     add_trace(commands)
     return parser
