@@ -30,11 +30,13 @@ symphony: `symphony serve` cannot. For a server install libfuse3-dev and pkg-con
 """
 
 SERVER = [
+    "h11>=0.16,<1",
     "jinja2>=3.1.6,<4",
     "llguidance>=1.3,<2",
     "numpy>=2.0,<3",
     "outcome>=1.3,<2",
     "pyfuse3>=3.4,<4",
+    "textual>=8,<9",
     "shtab>=1.13,<2",
     "tokenizers>=0.21,<1",
     "torch>=2.6,<3",
@@ -49,6 +51,7 @@ TEST = [
     "hypothesis>=6.100",
     "import-linter>=2.1,<3",
     "mypy>=1.14,<3",
+    "prometheus-client>=0.21,<1",
     "pytest>=8.3,<10",
     "pytest-timeout>=2.3,<3",
     "pytest-xdist>=3.6,<4",

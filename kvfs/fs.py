@@ -229,6 +229,7 @@ class FileSystem:
             raise Invalid(f"{path} is not a KV file: its bytes are no image of this model")
         self.volume.require_usable(inode.content, path)
         inode.content.hits += 1
+        self.volume.heat.note(inode, inode.content)
         return self._open(inode, inode.content, self._origin(creds, path, inode), writable=write)
 
     def kv_open_or_claim(self, creds: Credentials, path: str, *, write: bool) -> OpenKv | Claim:
@@ -259,6 +260,7 @@ class FileSystem:
         handle.inode.mode = mode_for_new(place.directory, creds, handle.inode.mode)
         handle.origin = handle.claim.key
         handle.writable = write
+        self.volume.heat.note(handle.inode, handle.content)
         self._give_up_claim(handle)
 
     def kv_create_in(self, creds: Credentials, directory: Inode, name: bytes, mode: int) -> OpenKv:
@@ -281,6 +283,7 @@ class FileSystem:
         fork = self._create(creds, place, mode, source.table.fork)
         fork.content.marks = marks_within(source.content.marks, fork.table.length)
         source.content.hits += 1
+        self.volume.heat.note(source.inode, source.content)
         return fork
 
     def begin_extract(
@@ -343,6 +346,7 @@ class FileSystem:
         """Say that a reservation of this handle was committed: the file has changed."""
         self._changed(handle)
         handle.content.changes += 1
+        self.volume.heat.note(handle.inode, handle.content)
 
     async def bring(self, handle: OpenKv) -> OpenKv:
         """A handle that was just opened, its file in memory; NoSpace, EIO: it can't be, and the handle is closed."""
@@ -567,6 +571,7 @@ class FileSystem:
             mode = mode_for_new(place.directory, creds, mode)
             inode = self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
         inode.content = content = self.volume.new_kv(table)
+        self.volume.heat.note(inode, content)
         origin = None if place is None else (place.directory.number, place.name)
         return self._open(inode, content, origin, writable=True)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from kvfs.alarms import Alarms
 from kvfs.expiry import Expiry
+from kvfs.heat import Heat
 from kvfs.images.format import ImageFormat
 from kvfs.images.header import ImagePlan
 from kvfs.images.importer import ImageImport, Survey, survey
@@ -118,6 +119,8 @@ class Volume:
         self.alarms = Alarms()
         """What happens at a time; somebody has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)
+        self.heat = Heat()
+        """Which files are used."""
         self.domains = Domains(self.tree, pool.accounts)
         self.locks = FileLocks()
         self.backing_dir = backing_dir
@@ -224,7 +227,9 @@ class Volume:
         pages = snapshot.held_pages().copy()
         self.pool.retain(pages, owner)
         table = PageTable.adopt(self.pool, owner, pages, snapshot.layout.num_entries)
-        self._replace(inode, self.new_kv(table, source.identity, marks_within(source.marks, table.length)))
+        fork = self.new_kv(table, source.identity, marks_within(source.marks, table.length))
+        self._replace(inode, fork)
+        self.heat.note(inode, fork)
         inode.modified()
 
     def change_owner(self, inode: Inode, uid: int) -> None:
@@ -232,6 +237,8 @@ class Volume:
         old = inode.account
         if old is not None and not old.is_domain and uid != inode.uid:
             self._charge_another(inode, old, self.pool.accounts.of(uid))
+        if uid != inode.uid:
+            self.heat.forget(inode)
         inode.uid = uid
         inode.note_change()
 
@@ -321,6 +328,7 @@ class Volume:
     def _discard(self, inode: Inode) -> None:
         """Nothing leads to the inode's content any more."""
         self._expiry.forget(inode)
+        self.heat.forget(inode)
         self._give_up_content(inode)
 
     def _give_up_content(self, inode: Inode) -> None:
@@ -388,7 +396,9 @@ class Volume:
         except OverQuota:
             self._is_changed(inode, content)
             raise
-        self._replace(inode, self.new_kv(table))
+        kv = self.new_kv(table)
+        self._replace(inode, kv)
+        self.heat.note(inode, kv)
 
     # Entries of other files
 

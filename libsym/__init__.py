@@ -34,6 +34,7 @@ KV FILES, which are KV objects when they are open; paths are relative to the roo
     kv_fork                                        a copy in constant time
     kv_extract, kv_merge                           new files of entries of others
     kv_list, kv_stat, kv_du, kv_rename, kv_chmod   names: KvEntry, KvStat
+    kv_hot                                         those that are used most, each a HotFile
     kv_mkdir                                       directories
     kv_lock, kv_unlock                             as flock(2)
     kv_advise                                      Advised: PIN, UNPIN, TTL, PRIORITY, COLD, WILLNEED
@@ -117,7 +118,7 @@ from libsym.errors import (
     WouldBlock,
 )
 from libsym.generate import Generation, Grammar, Ngram, generate
-from libsym.info import KvEntry, KvStat, ModelInfo
+from libsym.info import HotFile, KvEntry, KvStat, ModelInfo
 from libsym.kv import (
     KV,
     kv_close,
@@ -134,7 +135,7 @@ from libsym.kv import (
     kv_unlock,
 )
 from libsym.messages import recv, send, subscribe, unsubscribe
-from libsym.names import kv_chmod, kv_du, kv_list, kv_mkdir, kv_rename
+from libsym.names import kv_chmod, kv_du, kv_hot, kv_list, kv_mkdir, kv_rename
 from libsym.pred import Pred, kv_write, pred, pred_batch
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
@@ -182,6 +183,7 @@ __all__ = [
     "Exists",
     "Generation",
     "Grammar",
+    "HotFile",
     "Invalid",
     "IsDirectory",
     "KvEntry",
@@ -230,6 +232,7 @@ __all__ = [
     "kv_du",
     "kv_extract",
     "kv_fork",
+    "kv_hot",
     "kv_list",
     "kv_lock",
     "kv_merge",

@@ -102,6 +102,7 @@ enum sym_op {
     SYM_SPAWN = 44,
     SYM_WAIT = 45,
     SYM_KILL = 46,
+    SYM_KV_HOT = 47,
 };
 
 enum sym_flag {

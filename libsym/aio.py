@@ -82,6 +82,7 @@ __all__ = [
     "kv_du",
     "kv_extract",
     "kv_fork",
+    "kv_hot",
     "kv_list",
     "kv_lock",
     "kv_merge",
@@ -154,6 +155,7 @@ kv_mkdir = coroutine(names.kv_mkdir)
 kv_rename = coroutine(names.kv_rename)
 kv_chmod = coroutine(names.kv_chmod)
 kv_du = coroutine(names.kv_du)
+kv_hot = coroutine(names.kv_hot)
 kv_advise = coroutine(advice.kv_advise)
 kv_sync = coroutine(advice.kv_sync)
 

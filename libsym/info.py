@@ -105,6 +105,35 @@ class KvEntry:
     tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class HotFile:
+    """A KV file that is used, as `kv_hot` tells of it.
+
+    >>> sym.kv_create("a.kv").close()
+    >>> [(file.path, file.hits, file.pinned) for file in sym.kv_hot()]
+    [('a.kv', 0, False)]
+    """
+
+    path: str
+    """From the root of the mount, or of the domain that the connection is confined to; of several names, one."""
+    tokens: int = 0
+    size: int = 0
+    """Bytes of the image."""
+    pages: int = 0
+    exclusive_pages: int = 0
+    """Pages that no other file shares: what removing it would free."""
+    uid: int = 0
+    pinned: bool = False
+    hits: int = 0
+    """How often it was opened, forked or read since the daemon began."""
+    opens: int = 0
+    """By how many it is open now: handles of programs, open files of the mount."""
+    heat: float = 0.0
+    """How much of the last minutes it was used in, 0 to 1; a minute ago counts half, two minutes ago one quarter."""
+    idle_s: float = 0.0
+    """Seconds since its last use."""
+
+
 def split_known(cls: type[Any], text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     """A JSON object as (what `cls` has fields for, the rest). The names it cannot do without must be there."""
     return split_object(cls, parse(text))

@@ -7,11 +7,11 @@ from posixpath import basename, dirname
 from typing import Any
 
 from libsym.abi import Du, Op
-from libsym.arguments import Path, path_bytes, path_text, permissions
+from libsym.arguments import Path, int64, path_bytes, path_text, permissions
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Exists, NotFound
 from libsym.faces import script_of, system_call
-from libsym.info import KvEntry, parse, split_object
+from libsym.info import HotFile, KvEntry, parse, split_object
 from libsym.kv import kv_stat
 
 
@@ -132,3 +132,21 @@ def kv_du(path: Path = ".") -> Script[dict[str, Any]]:
     reply = yield Call(Op.KV_DU, args=(Du.TOTAL, 0, 0, 0), payload=wanted)
     found["total"] = parse(reply.payload)
     return found
+
+
+@system_call
+def kv_hot(limit: int = 100) -> Script[list[HotFile]]:
+    """The KV files that are used most, the hottest first: at most `limit` of them.
+
+    To use a file is to open it, to fork it, to read it on the mount, or to append to it. Only files are told that this
+    program may read, in directories that it may list. Of each owner, and of all files together, the daemon remembers
+    some hundreds: whose own files are many, and used less than those of others, may miss some.
+
+    >>> with sym.kv_create("often.kv") as kv:
+    ...     length = sym.kv_write(kv, [1] * 40)
+    >>> file = sym.kv_hot(1)[0]
+    >>> file.path, file.tokens, file.pages, 0 < file.heat < 1
+    ('often.kv', 40, 2, True)
+    """
+    reply = yield Call(Op.KV_HOT, args=(int64(limit, "limit"), 0, 0, 0))
+    return [HotFile(**split_object(HotFile, file)[0]) for file in parse(reply.payload)]

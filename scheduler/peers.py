@@ -1,4 +1,4 @@
-"""Connections of Unix sockets: they are accepted for ever, and the kernel knows who is at the other end."""
+"""Connections of sockets: they are accepted for ever, and the kernel knows who is at the other end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _MAX_GROUPS = 256
 
 
 async def accept_for_ever(
-    listening: trio.socket.SocketType, what: str, start: Callable[[trio.socket.SocketType], None]
+    listening: trio.socket.SocketType, what: str, start: Callable[[trio.socket.SocketType], None], pause_s: float = 0.0
 ) -> NoReturn:
-    """Starts to serve each connection as it comes; `what` it is, for the log."""
+    """Starts to serve each connection as it comes, with a pause after each; `what` it is, for the log."""
     while True:
         try:
             connection, _ = await listening.accept()
@@ -40,6 +40,7 @@ async def accept_for_ever(
             await trio.sleep(ACCEPT_AGAIN_S)
         else:
             start(connection)
+            await trio.sleep(pause_s)
 
 
 def peer_credentials(connection: trio.socket.SocketType) -> tuple[int, Credentials]:

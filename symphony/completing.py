@@ -26,6 +26,7 @@ WORDS = {
     "device": ["cpu", "cuda"],
     "precision": ["bf16", "float32", "int8", "int4", "float16"],
     "kv_dtype": ["bf16", "float32", "float16", "fp8"],
+    "log": ["auto", "text", "json", "journal"],
     "restart": ["no", "on-failure"],
     "signal": ["TERM", "INT", "HUP", "KILL", "STOP", "CONT", "USR1", "USR2"],
 }

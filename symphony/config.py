@@ -62,6 +62,8 @@ class Config:
     """That launchers may have started of each user, at once."""
     starts: int = MAX_PER_MINUTE
     """Of programs of each user, in a minute."""
+    metrics_port: int | None = None
+    """TCP port of this machine alone, where /metrics is told in Prometheus' format; 0: any that is free; None: none."""
     allow_other: bool | None = None
     """Other users may use the mount (the mode bits decide about what); None: when root starts the daemon, or mounts for
     it."""
@@ -78,6 +80,7 @@ class Config:
 LOGS = "auto", "text", "json", "journal"
 MAX_SECONDS = 86_400.0
 MIN_STEP_MS, MAX_STEP_MS = 0.1, 60_000.0
+MAX_PORT = 65_535
 MAX_UID = (1 << 32) - 1
 """Which is nobody's."""
 
@@ -90,6 +93,7 @@ _TYPES: dict[str, type] = {
     "quota_files": int,
     "programs": int,
     "starts": int,
+    "metrics_port": int,
     "allow_other": bool,
     "same_bits": bool,
     "invariant": bool,
@@ -193,6 +197,9 @@ def _misfits(config: Config) -> list[Unfit]:
     for key in ("threads", "quota_files"):
         if (value := getattr(config, key)) is not None and value < 1:
             found.append(Unfit(f"{key} is {value}: at least 1 is needed", key))
+    if config.metrics_port is not None and not 0 <= config.metrics_port <= MAX_PORT:
+        message = f"metrics_port is {config.metrics_port}: 1 to {MAX_PORT}, or 0 for any that is free, is needed"
+        found.append(Unfit(message, "metrics_port"))
     for key in ("programs", "starts"):
         if getattr(config, key) < 0:
             found.append(Unfit(f"{key} is {getattr(config, key)}: 0 (none may be started) or more is needed", key))

@@ -33,6 +33,7 @@ from kvfs.pages.accounts import Accounts, Limits
 from kvfs.pages.pool import PagePool
 from libsym.channel.socket_path import programs_socket
 from libsym.errors import SymError
+from scheduler.batch.accounting import TIME_BOUNDS_S
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.cost_model import CostModel
 from scheduler.gate import Gate
@@ -43,6 +44,7 @@ from scheduler.programs.registry import Programs
 from scheduler.programs.watch import ProgramWatch
 from scheduler.status.facts import Control
 from scheduler.status.held import HeldTimes
+from scheduler.status.metrics_port import MetricsPort
 from symphony.backends import Backend, build_backend
 from symphony.config import Config
 from symphony.ending import Ending
@@ -84,6 +86,7 @@ class House:
     listener: Listener
     launchers: Launchers
     control: ControlTree
+    metrics: MetricsPort
     held: HeldTimes
     helper: HelpersMount | None
     """Who mounts, if the daemon does not."""
@@ -143,7 +146,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     for_sandboxes = {"mount": str(config.mount.absolute()), "hidden": [str(path.absolute()) for path in hidden]}
     launchers = Launchers(programs, listener.adopt, exempt, for_sandboxes)
     held = HeldTimes()
-    control = ControlTree(fs, Control(fs, batches, gate, programs, text, held))
+    shown = Control(fs, batches, gate, programs, text, held)
     helper = None if config.mount_helper is None else HelpersMount(config.mount_helper)
     changes = _changes(fs, keeper, batches, programs, ending)
     house = House(
@@ -158,7 +161,8 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         watch=watch,
         listener=listener,
         launchers=launchers,
-        control=control,
+        control=ControlTree(fs, shown),
+        metrics=MetricsPort(config.metrics_port, shown.metrics),
         held=held,
         helper=helper,
         reloading=Reloading(config, source, changes, notifier),
@@ -209,6 +213,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         "socket": str(house.config.socket),
         "mount_helper": None if house.helper is None else {"kept": house.helper.is_kept},
         "config": house.reloading.info(),
+        "metrics_port": house.metrics.number,
         "lips": len(house.listener.lips),
         "programs": len(house.programs),
         "programs_refused": house.programs.admission.num_refused,
@@ -216,6 +221,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         "waiting_calls": house.batches.num_waiting,
         **asdict(house.fs.statfs()),
         **asdict(steps),
+        "time_bounds_s": TIME_BOUNDS_S,
         "cost_model": {
             kind: {"median_error": round(error, 4), "steps": count}
             for kind, (error, count) in house.batches.cost.errors().items()
@@ -242,7 +248,7 @@ async def serve(config: Config, source: Source) -> None:
             nursery.cancel_scope.cancel()
     ending.over()
     if ending.not_kept:
-        raise SymError(f"{len(ending.not_kept)} files are not on disk as they were: the lines before name them")
+        raise SymError(f"{len(ending.not_kept)} of the files are not on disk as they were: the log names them")
 
 
 async def _serve_until(ending: Ending, config: Config, source: Source, notifier: Notifier) -> None:
@@ -260,6 +266,7 @@ async def _serve_until(ending: Ending, config: Config, source: Source, notifier:
                     nursery.start_soon(house.listener.run, for_programs)
                     nursery.start_soon(house.watch.run)
                     nursery.start_soon(house.launchers.run, for_launchers)
+                    nursery.start_soon(house.metrics.run)
                     print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
                     nursery.start_soon(_load_weights, house, notifier)
                     await ending.begun.wait()
@@ -269,6 +276,7 @@ async def _serve_until(ending: Ending, config: Config, source: Source, notifier:
         house.keeper.close()
         house.weights.close()
         with trio.move_on_after(ending.left_s):
+            await house.batches.close()
             await house.watch.close()
             await house.listener.close()
 

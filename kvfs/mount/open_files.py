@@ -440,7 +440,10 @@ class OpenFiles:
         if handle.own is not None:
             handle.own.close()
         content = handle.file.inode.content
-        handle.own = Reader(self._volume, content, self._eager) if isinstance(content, KvFile) else None
+        handle.own = None
+        if isinstance(content, KvFile):
+            handle.own = Reader(self._volume, content, self._eager)
+            self._volume.heat.note(handle.file.inode, content)
 
     def _join_view(self, handle: Handle) -> None:
         inode, views = handle.file.inode, handle.file.views
@@ -448,6 +451,7 @@ class OpenFiles:
             if not isinstance(inode.content, KvFile):
                 return
             reader = Reader(self._volume, inode.content, self._eager)
+            self._volume.heat.note(inode, inode.content)
             views[handle.node] = View(reader, inode.mtime_ns, inode.ctime_ns)
         views[handle.node].users.add(handle)
 

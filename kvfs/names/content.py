@@ -36,11 +36,13 @@ class KvFile:
         "changes",
         "cuts",
         "fewest",
+        "heat",
         "hits",
         "identity",
         "lost",
         "marks",
         "table",
+        "used_s",
         "users",
     )
 
@@ -61,6 +63,8 @@ class KvFile:
         """The fewest entries it has had since the text view looked: those are as they were then."""
         self.hits = 0
         """How often it was opened, forked or read."""
+        self.heat = self.used_s = 0.0
+        """See `kvfs.heat`: how warm it was when it was used last, and when that was; both 0 before."""
         self.cuts = 0
         """Counts truncations: with equal counts, entries that were there are there unchanged."""
         self._fewest_since_commit = self._fewest_since_cut = table.length

@@ -8,11 +8,23 @@ from weakref import WeakKeyDictionary
 
 from kvfs.pages.accounts import Account
 from libsym.errors import SymError
+from scheduler._loop import lib
 from scheduler.batch.call import FileCall
 from scheduler.programs.used import Used
 
 STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Steps are counted by how many calls they hold: up to the first of these, up to the second, …, or more."""
+
+TIME_BOUNDS_S = tuple(lib.sym_time_bound_ns(index) / 1e9 for index in range(lib.SYM_NUM_TIMES - 1))
+"""Of what is counted by how long it took: up to the first of these, up to the second, …, or longer."""
+
+
+@dataclass(slots=True)
+class Times:
+    """How many took how long; quantiles of any stretch of time come from the difference of two of them."""
+
+    nums: list[int] = field(default_factory=lambda: [0] * (len(TIME_BOUNDS_S) + 1))
+    total_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -32,6 +44,11 @@ class Statistics:
     """Time that calls waited for steps, summed; before they were in the run, too."""
     num_steps_by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
     """Steps by the number of their calls, see `STEP_SIZES`."""
+    step_times: Times = field(default_factory=Times)
+    stretch_times: Times = field(default_factory=Times)
+    """From when a stretch, a call of pred() or a token of generate(), was asked for until it was computed."""
+    wait_times: Times = field(default_factory=Times)
+    """What of that it was in no step."""
     num_calls_in_steps: int = 0
     """Summed over steps: a call that took three of them counts three times."""
     num_taken_calls: int = 0
@@ -100,6 +117,8 @@ class Accounting:
         numbers.step_s = counts.step_ns * 1e-9
         numbers.last_step_s = counts.last_step_ns * 1e-9
         numbers.num_steps_by_size = list(counts.sizes)
+        numbers.step_times = _times(counts.steps)
+        numbers.stretch_times, numbers.wait_times = _times(counts.stretches), _times(counts.waits)
         numbers.num_calls_in_steps = counts.num_calls_in_steps
         numbers.num_taken_calls = counts.num_taken
         numbers.num_undecided = counts.num_undecided
@@ -139,6 +158,10 @@ class Accounting:
                 used.tokens_in += num_calls
                 used.tokens_out += num_calls
                 used.queue_s += waited_s
+
+
+def _times(times: Any) -> Times:
+    return Times(list(times.num), times.sum_ns * 1e-9)
 
 
 class Counted(Protocol):

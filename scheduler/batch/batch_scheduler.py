@@ -48,8 +48,6 @@ LEARNS_EACH_S = 0.25
 MAX_LEARNT = 64
 """Of these steps the latest are learnt from: the others are much alike, and a millisecond is enough for it."""
 SAVES_EACH_S = 60.0
-SAVED_S = 2.0
-"""At the end it is given so long: what it has learnt since the last time is no loss."""
 
 
 class StepRunner(Protocol):
@@ -224,7 +222,7 @@ class BatchScheduler:
     # ---- the run
 
     async def run(self) -> None:
-        """Run steps for ever."""
+        """Run steps for ever; `close` follows."""
         try:
             await self._provided.wait()
             assert self._native is not None
@@ -236,9 +234,11 @@ class BatchScheduler:
                 nursery.start_soon(self._learn)
         finally:
             self._run.close()
-            self.sync()  # the last step may have been for calls that nobody will settle any more: programs have its answers
-            with trio.move_on_after(SAVED_S, shield=True):
-                await self._save_cost()
+            self.sync()  # programs have the answers of the last step, also those that have gone: nobody settles them
+
+    async def close(self) -> None:
+        """After `run`: what was learnt of steps is what the next daemon begins with."""
+        await self._save_cost()
 
     async def _settle_for_ever(self) -> None:
         while True:

@@ -229,6 +229,7 @@ static void count(sym_loop *loop, const sym_step_record *record) {
     counts->num_steps++;
     __atomic_store_n(&counts->last_step_ns, record->ended_ns - record->began_ns, __ATOMIC_RELAXED);
     counts->step_ns += counts->last_step_ns;
+    sym_count_time(&counts->steps, counts->last_step_ns);
     counts->num_tokens += record->work.num_rows;
     counts->num_prefill_tokens += record->num_prefill_rows;
     counts->num_calls_in_steps += record->num_calls;

@@ -48,6 +48,7 @@ typedef struct sym_member {
     int64_t number; /* of the call: for traces */
     int64_t since_ns, deadline_ns;
     int64_t arrived_ns; /* the call; `since_ns`: what is to be computed next */
+    int64_t asked_ns; /* its stretch: before it joined, for the first one of a call */
     int64_t begun_ns; /* the first answer since it joined, once that is there; before, when it joined */
     int32_t kind, share, priority, program; /* program: a number for each that is connected */
     sym_server *server;
@@ -88,6 +89,7 @@ typedef struct sym_member {
     int64_t answered_ns, drawn, num_calls, compute_ns;
     int64_t queue_ns;   /* that it could have been computed and was in no step */
     int64_t stepped_ns; /* when its last step ended */
+    int64_t told_ns;    /* of `compute_ns`: what stretches before this one took */
     int64_t num_steps, num_rows_computed; /* that it was in, and in them, whatever became of the rows */
     float *row; /* of the last row wanted of this step, or of the one that is undecided */
     /* What is decided for the next draw, by the scheduler. */
@@ -113,6 +115,12 @@ typedef struct sym_seat {
     int64_t arrived_ns;
 } sym_seat;
 
+/* How many took how long: up to sym_time_bound_ns(0), up to the next bound, ..., or more. */
+#define SYM_NUM_TIMES 42
+typedef struct sym_times {
+    int64_t num[SYM_NUM_TIMES], sum_ns;
+} sym_times;
+
 typedef struct sym_counts {
     int64_t num_steps, step_ns, last_step_ns, num_tokens, num_prefill_tokens, num_taken, num_calls_in_steps;
     int64_t num_undecided; /* seats that were left empty for a decision */
@@ -120,6 +128,8 @@ typedef struct sym_counts {
     int64_t num_sleeps; /* times that the loop slept for want of work */
     int64_t waited_ns; /* for calls that were about to return */
     int64_t sizes[9]; /* steps of 1, 2, 3-4, 5-8, ... 65-128, more calls */
+    sym_times steps;
+    sym_times stretches, waits; /* from when one was asked for until it was computed; of that, in no step */
     int32_t max_calls, max_programs;
 } sym_counts;
 
@@ -196,6 +206,8 @@ void sym_loop_free_share(sym_loop *loop, int32_t share);
 void sym_loop_set_cost(sym_loop *loop, const sym_cost *cost);
 void sym_loop_set_step_ns(sym_loop *loop, int64_t step_ns);
 sym_counts sym_loop_counts(sym_loop *loop);
+/* The bound number `index` of a sym_times: two for each power of two, from 65 us to 69 s. */
+int64_t sym_time_bound_ns(int32_t index);
 /* Steps from number `from` on that are still known: how many are copied; `seats` may be null. */
 int32_t sym_loop_steps(sym_loop *loop, int64_t from, sym_step_record *records, int32_t max, sym_seat *seats,
                        int32_t max_seats);

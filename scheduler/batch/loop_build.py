@@ -7,7 +7,7 @@ from pathlib import Path
 from cffi import FFI
 
 _HERE = Path(__file__).resolve().parent
-_SOURCES = ("cost.c", "policy.c", "loop.c", "members.c", "layout.c", "results.c")
+_SOURCES = ("cost.c", "policy.c", "loop.c", "members.c", "layout.c", "results.c", "times.c")
 _LIBSYM = _HERE.parents[1] / "libsym"
 
 

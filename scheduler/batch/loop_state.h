@@ -93,6 +93,9 @@ int64_t sym_now_ns(void);
 /* Room for `wanted` elements of `size` bytes: 0, or -1 without memory, and nothing changed. */
 int sym_make_room(void *array, int32_t *room, int32_t wanted, size_t size);
 
+/* times.c */
+void sym_count_time(sym_times *times, int64_t ns);
+
 /* members.c; all under the lock */
 void sym_news_of(sym_loop *loop, int32_t index);
 void sym_act_on(sym_loop *loop, int32_t index);

@@ -39,6 +39,14 @@ static void count_stretch(sym_loop *loop, int32_t index, int64_t now_ns) {
     }
 }
 
+/* It is computed: how long that took since it was asked for, and how much of it nobody computed it. */
+static void count_times(sym_loop *loop, sym_member *member, int64_t now_ns) {
+    const int64_t took_ns = now_ns - member->asked_ns;
+    sym_count_time(&loop->counts.stretches, took_ns);
+    sym_count_time(&loop->counts.waits, took_ns - (member->compute_ns - member->told_ns));
+    member->told_ns = member->compute_ns;
+}
+
 static void begin_stretch(sym_member *member, const int32_t *tokens, int32_t num_tokens) {
     member->tokens = tokens;
     member->num_tokens = num_tokens;
@@ -78,7 +86,7 @@ void sym_continue_with(sym_loop *loop, sym_member *member, const sym_hot_call *c
     member->row = call->row;
     member->rows = &member->row;
     member->token = call->token;
-    member->since_ns = member->arrived_ns = now_ns;
+    member->since_ns = member->arrived_ns = member->asked_ns = now_ns;
     member->deadline_ns = SYM_NO_DEADLINE;
     begin_stretch(member, &member->token, 1);
     member->state = SYM_COMPUTING;
@@ -124,7 +132,7 @@ static int emit(sym_loop *loop, int32_t index, int32_t token) {
 static void go_on(sym_loop *loop, int32_t index, int64_t now_ns) {
     sym_member *member = loop->members[index];
     member->state = SYM_COMPUTING;
-    member->since_ns = now_ns;
+    member->since_ns = member->asked_ns = now_ns;
     if (member->num_unsent > 0)
         sym_end_member(loop, index, SYM_END_UNSENT);
     else if (entries(member) + member->num_tokens > member->capacity)
@@ -279,6 +287,8 @@ void sym_take_results(sym_loop *loop, int64_t step_ns, int error) {
         member->stepped_ns = now_ns;
         member->num_steps++;
         member->num_rows_computed += seat->num_now;
+        if (is_complete(member))
+            count_times(loop, member, now_ns);
         seat->is_drawn = 0;
         seat->is_reduced = member->reducer != NULL && seat->num_wanted > 0;
         if (member->kind == SYM_PROGRAM && is_complete(member)) {

@@ -147,14 +147,14 @@ class StandingRun:
     def join(self, call: FileCall) -> Member:
         """A call that has room is part of the run until there are news of its end."""
         table = call.file.table
-        if call.joined_s is None:
-            call.joined_s = time.monotonic()
         share = self.shares.of(call.caller.program, table)
         try:
             member = Member(call, share, self._scratch)
         except BaseException:
             self.shares.over(call.caller.program)
             raise
+        if call.joined_s is None:
+            call.joined_s = time.monotonic()
         if isinstance(member.hot, HotGeneration) and member.hot.decide is not None:
             self.aside.add(call.number, member.hot.decide)
         index = int(lib.sym_loop_join(self.loop, member.pointer))

@@ -17,6 +17,7 @@ from scheduler.operations.closing import Closing
 from scheduler.operations.directories import Listing
 from scheduler.operations.du import DiskUsage
 from scheduler.operations.generate import Generating
+from scheduler.operations.hot import Hot
 from scheduler.operations.kv import KvFiles
 from scheduler.operations.locks import Locking
 from scheduler.operations.messages import Mail
@@ -63,6 +64,7 @@ def all_operations(
         Names(fs),
         Listing(fs),
         DiskUsage(fs),
+        Hot(fs),
         Assembler(fs),
         locking,
         Claiming(fs, batches, closing),

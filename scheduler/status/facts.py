@@ -20,7 +20,7 @@ from kvfs.fs import FileSystem, OpenKv
 from kvfs.pages.accounts import FIRST_DOMAIN
 from libsym.abi import Op
 from libsym.errors import NotFound, SymError
-from scheduler.batch.accounting import STEP_SIZES
+from scheduler.batch.accounting import STEP_SIZES, TIME_BOUNDS_S, Times
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.prefill import TextPrefill
 from scheduler.gate import Gate
@@ -147,6 +147,13 @@ class Control:
                     steps.num_steps_by_size,
                     steps.num_calls_in_steps,
                 ),
+                _times("symphony_step_duration_seconds", "How long steps took.", steps.step_times),
+                _times(
+                    "symphony_stretch_duration_seconds",
+                    "From when a call of pred(), or a token of generate(), was asked for until it was computed.",
+                    steps.stretch_times,
+                ),
+                _times("symphony_stretch_wait_seconds", "What of that it was in no step.", steps.wait_times),
                 metrics.histogram(
                     "symphony_trio_held_seconds",
                     "Times that one task held the daemon's main thread without a break.",
@@ -232,6 +239,10 @@ class Control:
         program = self._programs.join_guest(pid, file.inode.uid)
         left = partial(self._programs.leave_guest, program)
         return TextPrefill(self._batches, file, pid, program, failed, left)
+
+
+def _times(name: str, words: str, times: Times) -> Metric:
+    return metrics.histogram(name, words, TIME_BOUNDS_S, times.nums, times.total_s)
 
 
 def _lines(facts: Mapping[str, object]) -> str:

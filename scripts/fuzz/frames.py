@@ -130,6 +130,7 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.KV_CHMOD, 0, 0, (0o644,), b"evil.kv", often),
         (Op.KV_READ, 0, 1, (0, 100), b"", often),
         (Op.KV_DU, 0, 0, (), b".", rare),
+        (Op.KV_HOT, 0, 0, (100,), b"", often),
         (Op.PRED, abi.ROWS_LAST, 1, (3, 0), tokens, rare),
         (Op.PRED, abi.ROWS_LAST, 1, (1, 0), i32(5), 2 * rare),  # as decode loops make them
         (Op.PRED, abi.ROWS_LAST, 1, (1, 1), i32(5, 9), 2 * rare),

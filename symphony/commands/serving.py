@@ -73,6 +73,9 @@ def add_serve(commands: Commands) -> None:
         action=argparse.BooleanOptionalAction,
         help="let other users use the mount (default: when root starts the daemon)",
     )
+    serve.add_argument(
+        "--metrics-port", metavar="PORT", type=int, help="tell metrics to Prometheus on this TCP port of localhost, too"
+    )
     serve.add_argument("--config", type=Path, metavar="FILE", help="a symphony.toml with the same names as keys")
     serve.add_argument(
         "--mount-helper", metavar="PATH", help="the socket of the helper that mounts for a daemon without rights"

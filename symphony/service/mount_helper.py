@@ -98,11 +98,6 @@ class Helper:
     def _accept(self) -> None:
         connection, _ = self._listening.accept()
         connection.setblocking(False)
-        uid, _ = _peer(connection)
-        if uid != self._uid:
-            _refuse(connection, OSError(errno.EPERM, f"only uid {self._uid} may ask for a mount, not {uid}"))
-            connection.close()
-            return
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _serve(self, connection: socket.socket) -> None:
@@ -131,6 +126,7 @@ class Helper:
 
     def _answer(self, connection: socket.socket, data: bytes) -> None:
         try:
+            self._require_user(connection)
             do, directory = _request(data)
             if do == "mount":
                 self._mount(connection, directory)
@@ -140,6 +136,11 @@ class Helper:
                 set_read_ahead(self._kept[connection][1])
         except OSError as error:
             _refuse(connection, error)
+
+    def _require_user(self, connection: socket.socket) -> None:
+        uid, _ = _peer(connection)
+        if uid != self._uid:
+            raise OSError(errno.EPERM, f"only uid {self._uid} may ask for a mount, not uid {uid}")
 
     def _require_free(self, connection: socket.socket, directory: str) -> None:
         if directory not in self._directories:

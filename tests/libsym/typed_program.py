@@ -90,6 +90,7 @@ def files(kv: sym.KV) -> None:
     assert_type(sym.kv_stat("a.kv"), sym.KvStat)
     assert_type(sym.kv_list(), list[sym.KvEntry])
     assert_type(sym.kv_du(), dict[str, Any])
+    assert_type(sym.kv_hot(10), list[sym.HotFile])
     advice: list[sym.Advised] = [sym.PIN, sym.UNPIN, sym.COLD, sym.WILLNEED, sym.TTL(60), sym.PRIORITY(5)]
     sym.kv_advise(kv, *advice)
     assert_type(sym.kv_open_or_compute("a.kv", [1, 2], "rw", mode=0o640), sym.KV)

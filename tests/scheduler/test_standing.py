@@ -11,8 +11,10 @@ import stat
 import struct
 import threading
 import time
+from bisect import bisect_left
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -29,8 +31,10 @@ from libsym.errors import OverQuota
 from libsym.rows.sampler import RowSampler, Sampler
 from scheduler._loop import ffi
 from scheduler.batch import aside, batch_scheduler, standing
+from scheduler.batch.accounting import TIME_BOUNDS_S
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import NONE_FORCED, Decision
+from scheduler.batch.cost_model import CostModel
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.policy import Limits
 from scheduler.batch.standing import StandingRun
@@ -142,6 +146,9 @@ class Standing(Bench):
 
     def run(self, scenario):
         super().run(scenario)
+        self.close()
+
+    def close(self):
         self.batches.drop(self.program)
         del self.words
         self.program.channel.close()
@@ -737,3 +744,90 @@ def test_who_is_over_quota_takes_nobody_elses_room(bench, monkeypatch):
         assert not asked, "nobody had to leave"
 
     bench.run(scenario)
+
+
+# How long steps and calls take
+
+HELD_S = 0.2
+
+
+def beyond(times, seconds):
+    """How many took longer."""
+    return sum(times.nums[bisect_left(TIME_BOUNDS_S, seconds) :])
+
+
+def test_each_bound_is_the_square_root_of_two_times_the_one_before():
+    assert (TIME_BOUNDS_S[0], TIME_BOUNDS_S[-1]) == (2**16 / 1e9, 2**36 / 1e9)
+    ratios = [above / below for below, above in pairwise(TIME_BOUNDS_S)]
+    assert ratios == pytest.approx([2**0.5] * 40, rel=1e-3)
+
+
+def test_a_call_that_waits_for_a_step_of_others_has_waited_for_as_long_as_that_took(bench):
+    async def scenario():
+        bench.steps.gate.clear()
+        first = bench.submit(bench.file(), [1, 2, 3])
+        await bench.steps.wait_entered()
+        second = bench.submit(bench.file(), [4], program=Program(2))
+        await trio.sleep(HELD_S)  # the step takes so long
+        bench.steps.gate.set()
+        await first.wait()
+        await second.wait()
+        numbers = bench.batches.statistics
+        steps, stretches, waits = numbers.step_times, numbers.stretch_times, numbers.wait_times
+        assert (sum(steps.nums), sum(stretches.nums), sum(waits.nums)) == (2, 2, 2)
+        assert beyond(steps, HELD_S / 2) >= 1
+        assert beyond(stretches, HELD_S / 2) == 2, "the one that was computed so long, and the one that waited"
+        assert beyond(waits, HELD_S / 2) >= 1
+        assert stretches.total_s - waits.total_s > HELD_S - 0.1 < waits.total_s
+
+    bench.run(scenario)
+
+
+def test_each_token_of_a_generation_and_each_call_of_a_loop_is_counted_once(bench):
+    async def scenario():
+        bench.generate(bench.file(), [5, 6], 1, max_tokens=6)
+        await bench.settled()
+        assert sum(bench.batches.statistics.stretch_times.nums) == 6, "the prompt, and all tokens but the last"
+        assert bench.replies()
+        file = bench.file()
+        handle = bench.decode(file, 2)
+        await bench.until(bench.replies)
+        for number in (3, 4):
+            bench.decode_on(handle, file, number)
+            await bench.until(bench.replies)
+        assert sum(bench.batches.statistics.stretch_times.nums) == 9
+        assert beyond(bench.batches.statistics.stretch_times, 20) == 0
+
+    bench.run(scenario)
+
+
+def test_what_a_program_was_sent_is_in_its_file_when_the_run_ends_in_the_step_after_it_has_gone(bench):
+    file, sent = bench.file(), []
+
+    async def scenario():
+        bench.hold_steps()
+        bench.generate(file, [7], 1, max_tokens=40)
+        for _ in range(4):
+            await bench.steps.wait_entered()
+            bench.steps.gate.set()
+            bench.steps.gate.clear()
+        await bench.steps.wait_entered()
+        sent.extend(tokens_of(bench.replies(), 1))
+        bench.batches.drop(bench.program)
+        threading.Timer(0.1, bench.steps.gate.set).start()  # when the run ends and waits for that step
+
+    Bench.run(bench, scenario)
+    length = file.table.length
+    bench.close()
+    assert sent == [8, 9, 10, 11]
+    assert length >= 4  # the prompt and what was sent, but for the last one, which is pending
+
+
+def test_a_full_disk_does_not_end_the_run_that_can_not_keep_what_it_has_learnt(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    bench = Bench(tmp_path)
+    config = bench.model.config
+    cost = CostModel("cpu", "float32", tmp_path / "file" / "costs.json", model="tiny")
+    batches = BatchScheduler(bench.fs, bench.steps, config.max_positions, config.vocab_size, cost=cost)
+    trio.run(batches.close)
+    assert "what is known of the cost of steps can't be kept: " in caplog.text

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from decoder.model_config import GPU_PRECISIONS, KV_DTYPE
+from symphony.completing import MODELS, WORDS
+from symphony.config import load
 from tests.symphony.daemons import SYMPHONY
 
 FUNCTION = """\
@@ -31,7 +34,7 @@ COMMANDS = {
     "bash": ["bash", "--noprofile", "--rcfile", "head", "-i"],
     "zsh": ["zsh", "-d", "-i"],  # ZDOTDIR is the test's
 }
-WORDS = {
+LINES = {
     "completion bash": "compl\tba\t",
     "run --isolation none": "run --isol\tno\t",
     "serve --device cuda": "serve --devi\tcu\t",
@@ -121,10 +124,10 @@ def test_the_tab_key_completes_commands_options_choices_and_names(name, place):
     (directory / {"bash": "head", "zsh": ".zshrc"}[name]).write_text(head)
     shell = Shell(COMMANDS[name], directory, environment)
     try:
-        found = {words: shell.types(f"symphony {typed}") for words, typed in WORDS.items()}
+        found = {words: shell.types(f"symphony {typed}") for words, typed in LINES.items()}
     finally:
         shell.end()
-    assert found == {words: words for words in WORDS}
+    assert found == {words: words for words in LINES}
     assert not (directory / "evil").exists(), "a file's name was expanded"
 
 
@@ -132,7 +135,7 @@ def test_the_tab_key_completes_commands_options_choices_and_names(name, place):
 def test_fish_completes_commands_options_choices_and_names(place):
     need("fish")
     directory, environment = place
-    starts = [words[:-1] for words in WORDS]
+    starts = [words[:-1] for words in LINES]
     asked = "\n".join(f"complete -C 'symphony {start}'; echo ==" for start in starts)
     done = subprocess.run(
         ["fish", "--no-config", "-c", f"source symphony.fish\n{asked}"],
@@ -145,8 +148,18 @@ def test_fish_completes_commands_options_choices_and_names(place):
     )
     answers = [answer.splitlines() for answer in done.stdout.split("==\n")][:-1]
     found = [[line.partition("\t")[0] for line in answer] for answer in answers]
-    assert found == [[words.split()[-1]] for words in WORDS]
+    assert found == [[words.split()[-1]] for words in LINES]
     assert not (directory / "evil").exists(), "a file's name was expanded"
+
+
+def test_the_words_of_options_are_those_that_a_daemon_takes():
+    assert set(WORDS["precision"]) == {*KV_DTYPE, *GPU_PRECISIONS}
+    for key in ("device", "log"):
+        for word in WORDS[key]:
+            assert getattr(load(None, {key: word}), key) == word
+    for word in set(WORDS["kv_dtype"]) - {"fp8"}:
+        assert load(None, {"device": "cuda", "precision": word, "kv_dtype": word}).kv_dtype == word
+    assert all(load(None, {"model": word}).model == word for word in MODELS)
 
 
 def test_a_name_that_is_asked_for_needs_no_library_that_writes_scripts(daemon):

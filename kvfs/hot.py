@@ -1,0 +1,69 @@
+"""The files that are used most, as one user may see them: those that he may read, where he may list them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvfs.names.content import KvFile
+from kvfs.names.inode import READ, SEARCH, Credentials, Inode, allows
+from kvfs.volume import Volume
+
+
+@dataclass(frozen=True, slots=True)
+class HotFile:
+    """A KV file that has a name."""
+
+    path: str
+    """From the root of the mount, or of the domain that the caller is confined to."""
+    tokens: int
+    size: int
+    """Bytes of its image."""
+    pages: int
+    exclusive_pages: int
+    uid: int
+    pinned: bool
+    hits: int
+    opens: int
+    heat: float
+    idle_s: float
+
+
+def hot_files(volume: Volume, creds: Credentials) -> Iterator[HotFile | None]:
+    """The hottest first; None in place of what the caller may not see, for time goes by with that, too."""
+    for inode in volume.heat.hottest(creds.uid):
+        kv = inode.content
+        path = _path(volume, inode, creds) if isinstance(kv, KvFile) and allows(inode, creds, READ) else None
+        yield None if path is None or not isinstance(kv, KvFile) else _file(volume, inode, kv, path)
+
+
+def _file(volume: Volume, inode: Inode, kv: KvFile, path: str) -> HotFile:
+    return HotFile(
+        path=path,
+        tokens=kv.table.length,
+        size=volume.image_bytes(kv),
+        pages=len(kv.table.pages),
+        exclusive_pages=kv.table.exclusive_pages,
+        uid=inode.uid,
+        pinned=inode.advice.pinned,
+        hits=kv.hits,
+        opens=inode.opens,
+        heat=volume.heat.share(kv),
+        idle_s=volume.heat.idle_s(kv),
+    )
+
+
+def _path(volume: Volume, inode: Inode, creds: Credentials) -> str | None:
+    """The first of its names that the caller may find by listing directories, as a path; None: there is none."""
+    top = creds.root or volume.tree.root
+    for number, name in sorted(inode.names):
+        way: list[bytes] = [name]
+        directory: Inode | None = volume.tree.get(number)
+        while directory is not None and allows(directory, creds, READ | SEARCH):
+            if directory is top:
+                return os.fsdecode(b"/".join(reversed(way)))
+            above = directory.parent if directory is not volume.tree.root else None
+            way.append(next(iter(directory.names))[1] if above is not None else b"")
+            directory = above
+    return None

@@ -1,0 +1,82 @@
+"""The metrics of a daemon: the same on the mount and on the port, as Prometheus reads them, and nothing private."""
+
+import os
+import socket
+import subprocess
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from libsym.errors import Invalid
+from symphony.config import load
+from tests.symphony.daemons import SYMPHONY
+from tests.symphony.launchers import eventually
+
+SECRET = "of-ann-alone"
+
+
+def families(text):
+    """By name; each sample by its labels."""
+    return {
+        family.name: {(sample.name, *sorted(sample.labels.items())): sample.value for sample in family.samples}
+        for family in text_string_to_metric_families(text)
+    }
+
+
+def test_the_port_tells_what_the_file_does_and_prometheus_understands_it(start_daemon):
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "16M", "--metrics-port", "0")
+    daemon.run(
+        f"""
+        sym.kv_mkdir("{SECRET}-directory")
+        with sym.kv_create("{SECRET}-directory/{SECRET}.kv") as kv:
+            sym.pred(kv, sym.tokenize("{SECRET}"))
+            tokens = list(sym.generate(kv, [1], max_tokens=10))
+        """
+    )
+    url = f"http://localhost:{daemon.stat()['metrics_port']}/metrics"
+
+    def told():
+        """Counted is what was used when the daemon looked: until both are of one moment."""
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            text = answer.read().decode()
+        file = (daemon.mount / ".symphony" / "metrics").read_text()
+        by_port, by_file = families(text), families(file)
+        assert by_port.keys() == by_file.keys()
+        assert {name: found.keys() for name, found in by_port.items()} == {
+            name: found.keys() for name, found in by_file.items()
+        }
+        steady = [name for name in by_port if name.startswith(("symphony_step", "symphony_stretch", "symphony_tokens"))]
+        return all(by_port[name] == by_file[name] for name in steady) and (text, by_port)
+
+    text, found = eventually(told)
+    assert SECRET not in text
+    for name in ("symphony_step_duration_seconds", "symphony_stretch_duration_seconds", "symphony_stretch_wait_seconds"):
+        buckets = [value for (sample, *_), value in found[name].items() if sample.endswith("_bucket")]
+        assert buckets == sorted(buckets), "they add up"
+        assert buckets[-1] == found[name][(f"{name}_count",)] > 0
+    assert found["symphony_steps"][("symphony_steps_total",)] >= 10
+    used = found["symphony_user_tokens"][("symphony_user_tokens_total", ("user", str(os.getuid())))]
+    assert used >= len(SECRET) + 10
+    labels = {key for samples in found.values() for _, *pairs in samples for key, _ in pairs}
+    assert labels == {"name", "le", "op", "result", "phase", "user"}, "what tells of people is a uid, and nothing else"
+    names = {value for samples in found.values() for _, *pairs in samples for key, value in pairs if key == "name"}
+    assert names == {"tiny"}, "the model's"
+
+
+def test_a_port_that_can_not_be_had_ends_the_start_with_a_line_that_says_why(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        places = [word for name in ("mount", "state", "socket") for word in (f"--{name}", str(tmp_path / name))]
+        command = [*SYMPHONY, "serve", "--model", "tiny", *places, "--metrics-port", str(port)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert f"symphony: no metrics on port {port} of 127.0.0.1: Address already in use" in done.stderr
+    assert not os.path.ismount(tmp_path / "mount")
+
+
+@pytest.mark.parametrize("number", [-1, 65_536, 70_000])
+def test_a_number_that_is_no_port_is_refused(number):
+    with pytest.raises(Invalid, match=f"metrics_port is {number}: 1 to 65535, or 0 for any that is free, is needed"):
+        load(None, {"metrics_port": number})
