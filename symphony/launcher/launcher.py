@@ -31,13 +31,15 @@ class Launcher:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            self._loop.add_signal_handler(number, self._is_over.set)
-        self._loop.add_signal_handler(signal.SIGCHLD, processes.reap)
+        handlers = dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._is_over.set)
+        for number, handler in {**handlers, signal.SIGCHLD: processes.reap}.items():
+            self._loop.add_signal_handler(number, handler)
         self._may_be_idle()
         await self._is_over.wait()
         self._control.close()
         await self._supervisor.end_all()
+        for number in (*handlers, signal.SIGCHLD):  # asyncio does so only after it has closed what they write to
+            self._loop.remove_signal_handler(number)
 
     def _may_be_idle(self) -> None:
         """Somebody went, or nobody has come yet."""
