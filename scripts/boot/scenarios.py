@@ -16,6 +16,7 @@ from serving import (
     stopped,
     watchdog,
 )
+from units import instance, program_unit, user_unit
 
 ALWAYS = (install,)
 """The others need it."""
@@ -33,6 +34,9 @@ SCENARIOS = (
     second_daemon,
     stale_mount,
     full_disk,
+    user_unit,
+    instance,
+    program_unit,
     install_again,
     uninstall,
     upgrade,

@@ -31,6 +31,8 @@ class Service:
 
     def prepare(self) -> None:
         self.run("for user in alice bob; do useradd --create-home --shell /bin/bash $user; done")
+        # Sandboxes bound their own user namespaces there. Nspawn has it read-only, for the sake of the machine outside.
+        self.run("mount --options remount,bind,rw /proc/sys")
         shutil.copytree(INSIDE, self.machine.root / "srv/programs")
         self.run("chmod -R a+rX /srv/programs")
 

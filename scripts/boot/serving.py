@@ -74,11 +74,11 @@ def reload(s: Service) -> str:
     """A quota that changed holds at once; a file with an error changes nothing, and the error names its line."""
     pid = s.pid()
     s.run("install --directory --owner=bob /kv/bob")
-    write = "head --bytes=3M /dev/zero >/kv/bob/zeros"
+    write = "head --bytes=3M /dev/zero 2>&1 >/kv/bob/zeros"
     s.run(write, user="bob")
     s.configure(TINY + 'quota = "1M"\n')
     s.run("systemctl reload symphony.service")
-    refused = s.run(f"rm /kv/bob/zeros; ! {write} 2>&1", user="bob")
+    refused = s.run(f"rm /kv/bob/zeros; ! {write}", user="bob")
     s.expect("quota" in refused.lower(), f"no quota: {refused}")
     s.configure(TINY + '\nquota = "1X"\n')
     since_s = time.time()
@@ -100,12 +100,12 @@ def stopped(s: Service) -> str:
         one.more(20)
         s.run("install --directory --owner=alice /kv/last && echo last >/kv/last/words")
         began_s = time.monotonic()
-        s.run("systemctl stop symphony.socket symphony.service")
+        s.run("systemctl stop symphony.service")
         took_s = time.monotonic() - began_s
         result = s.show("symphony.service", "Result")
         s.expect(result == "success", f"it ended with {result}")
         s.run("! mountpoint --quiet /kv; ! test -e /run/symphony/symphony.sock; ! pgrep --uid symphony")
-        s.run("systemctl start symphony.socket symphony.service")
+        s.run("systemctl start symphony.service")
         one.more(20)
         other.more(20)
     s.run("test \"$(cat /kv/last/words)\" = last")
@@ -113,8 +113,8 @@ def stopped(s: Service) -> str:
 
 
 def activated(s: Service) -> str:
-    """While the daemon is not there its socket is, and whoever connects starts it."""
-    s.run("systemctl stop symphony.service")
+    """With the socket alone, whoever connects first starts the daemon."""
+    s.run("systemctl stop symphony.service && systemctl start symphony.socket")
     s.expect(s.pid() == 0, "it has not stopped")
     began_s = time.monotonic()
     found = s.stat(user="alice")
@@ -133,21 +133,21 @@ def second_daemon(s: Service) -> str:
 def stale_mount(s: Service) -> str:
     """The helper that would unmount is killed with the daemon: the next start finds a mount that nobody serves."""
     s.drop_in("[Service]\nRestart=no\n")
-    s.run("systemctl stop symphony.socket && systemctl restart symphony.service")
+    s.run("systemctl restart symphony.service")
     s.run("systemctl kill --signal=KILL symphony-mount.service; systemctl kill --signal=KILL symphony.service")
     s.wait_for("! systemctl is-active --quiet symphony.service")
     stale = s.run("! stat /kv 2>&1")
     s.expect("not connected" in stale, f"the mount is not stale: {stale}")
     s.drop_in("")
-    s.run("systemctl reset-failed; systemctl start symphony.socket symphony.service; ls /kv >/dev/null")
+    s.run("systemctl reset-failed; systemctl start symphony.service; ls /kv >/dev/null")
     return f"{stale}: the next start has cleared it"
 
 
 def full_disk(s: Service) -> str:
     """Calls fail, and nothing else does; with room again all goes on, and what was synced is there."""
-    s.run("systemctl stop symphony.socket symphony.service")
+    s.run("systemctl stop symphony.service")
     s.run("mount -t tmpfs -o size=64M,mode=0700,uid=symphony,gid=symphony state /var/lib/symphony")
-    s.run("systemctl start symphony.socket symphony.service")
+    s.run("systemctl start symphony.service")
     pid = s.pid()
     with s.load() as load:
         load.more(5)
@@ -161,6 +161,6 @@ def full_disk(s: Service) -> str:
     checked = load.check()
     s.run("systemctl restart symphony.service")
     again = load.check()
-    s.run("systemctl stop symphony.socket symphony.service && umount /var/lib/symphony")
-    s.run("systemctl start symphony.socket symphony.service")
+    s.run("systemctl stop symphony.service && umount /var/lib/symphony")
+    s.run("systemctl start symphony.service")
     return f"{full}\n{checked}; after a restart: {again}"
