@@ -44,9 +44,12 @@ def options_in(text: str) -> set[str]:
 
 
 def described(page: Page) -> set[str]:
-    """What its OPTIONS have an entry for."""
+    """What its OPTIONS have an entry for, and no more than one."""
     section = page.text().partition("\n.SH OPTIONS\n")[2].partition("\n.SH ")[0]
-    return options_in("\n".join(map(plain_line, re.findall(r"^\.TP\n(.*)$", section, re.MULTILINE))))
+    entries = [options_in(plain_line(entry)) for entry in re.findall(r"^\.TP\n(.*)$", section, re.MULTILINE)]
+    found = set[str]().union(*entries)
+    assert sum(map(len, entries)) == len(found), f"{page.name}: an option has two entries"
+    return found
 
 
 def names_of(page: Page) -> list[str]:
