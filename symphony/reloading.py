@@ -22,10 +22,8 @@ log = logging.getLogger(__name__)
 
 Apply = Callable[[Config], None]
 
-CHANGEABLE = frozenset(
-    ("disk", "disk_timeout", "drain", "log", "programs", "quota", "quota_files", "starts", "step_ms", "verbose")
-    + ("watchdog", "weight")
-)
+_AT_ONCE = "disk", "disk_timeout", "drain", "log", "programs", "quota", "quota_files", "starts", "step_ms", "verbose"
+CHANGEABLE = frozenset((*_AT_ONCE, "watchdog", "weight"))
 """Keys that can change while the daemon runs."""
 
 
