@@ -36,6 +36,7 @@ SERVER = [
     "numpy>=2.0,<3",
     "outcome>=1.3,<2",
     "pyfuse3>=3.4,<4",
+    "rich>=14,<16",
     "shtab>=1.13,<2",
     "textual>=8,<9",
     "tokenizers>=0.21,<1",
