@@ -853,6 +853,6 @@ def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench):
         wide, narrow = await largest_chunk_within(0.06), await largest_chunk_within(0.02)
         assert 20 < wide < 60
         assert narrow < 20
-        bench.batches.cancel(decodes.call)
+        bench.batches.cancel(decodes)
 
     bench.run(scenario)
