@@ -5,6 +5,10 @@ object, perhaps with one descriptor. What it may say is about its own programs a
 connection that it passes on is served as if it had been accepted here: who is at the other end is the kernel's word
 again, and has to be the launcher's own user.
 
+A launcher lives as long as its programs, and so longer than a daemon that is upgraded. `start` says which version of
+these messages it speaks (PROTOCOL; one that says nothing speaks the first), and is answered with the one that both do.
+Words that the other side does not know are skipped.
+
 Nothing that a launcher does reaches others. What is no request ends its connection; what it floods waits in its own
 socket, for its requests are taken one by one; where it does not read, it is not listened to either. Its programs live
 on without it, and so do their connections: it comes again and names them.
@@ -34,6 +38,8 @@ from scheduler.programs.registry import Programs
 
 log = logging.getLogger(__name__)
 
+PROTOCOL, OLDEST_PROTOCOL = 1, 1
+"""Of these messages: the newest version that is spoken here, and the oldest."""
 MAX_LAUNCHERS = 256
 """Connected at once. One user has one."""
 MAX_NAME = 64
@@ -169,6 +175,7 @@ class _Requests:
             self._link.answered(number, found)  # one that is not asked for: whoever asked has given up
 
     def _start(self, found: dict[str, Any], _fd: int | None) -> dict[str, Any]:
+        protocol = _protocol(found.get("protocol", 1))
         pid, parent = found.get("pid"), found.get("parent")
         self._programs.start(
             self._link,
@@ -179,7 +186,7 @@ class _Requests:
             limits=ProgramLimits.read(found.get("limits")),
             again=found.get("again") is True,
         )
-        return dict(self._house)
+        return {**self._house, "protocol": protocol}
 
     def _pid(self, found: dict[str, Any], _fd: int | None) -> dict[str, Any]:
         self._programs.has_pid(self._program(found), _pid(found.get("pid")))
@@ -266,6 +273,19 @@ def _connected_socket(fd: int) -> trio.socket.SocketType:
             raise Invalid(f"what was passed on can't be served: {error.strerror}") from None
         undo.pop_all()
     return trio.socket.from_stdlib_socket(connection)
+
+
+def _protocol(newest: Any) -> int:
+    """The version that both speak. A SymError: there is none."""
+    if not isinstance(newest, int):
+        raise Invalid("the version that a launcher speaks is a number")
+    if newest < OLDEST_PROTOCOL:
+        raise SymError(
+            f"the launcher is of another release (it speaks version {newest}, this daemon {OLDEST_PROTOCOL} to "
+            f"{PROTOCOL}): end its programs, and `symphony run` starts one of this release",
+            errno.EPROTO,
+        )
+    return min(newest, PROTOCOL)
 
 
 def _id(value: Any) -> str:

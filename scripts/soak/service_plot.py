@@ -57,8 +57,13 @@ def _panel(
     for s, how in ends:
         drawing.path(f"M{x(s):.1f} {bottom}V{top if how == 'SIGKILL' else bottom - 12:.1f}")
     for (key, label), colour, place in zip(curves.items(), COLOURS, (0, 1, 2), strict=False):
-        steps = [f"{x(each['s']):.1f} {bottom - (PANEL - 6) * each[key] / most:.1f}" for each in looks]
-        drawing.path("M" + "L".join(steps), colour=colour)
+        before, steps = -1, ""
+        for each in looks:  # a line for each life
+            life = sum(s < each["s"] for s, _ in ends)
+            place_y = bottom - (PANEL - 6) * each[key] / most
+            steps += f"{'L' if life == before else 'M'}{x(each['s']):.1f} {place_y:.1f}"
+            before = life
+        drawing.path(steps, colour=colour)
         drawing.words(
             560 + 140 * place, top - 6, f"— {label}", room=130, on=theme.page, colour=colour, bold=True, size=12
         )

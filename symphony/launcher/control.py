@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from symphony import __version__
 from symphony.launcher import wire
 from symphony.launcher.places import Places, Refused
 from symphony.launcher.program import ACCEPT_AGAIN_S, Program
@@ -93,7 +94,7 @@ class Client:
         self._work: asyncio.Task[None] | None = None
         self._waits: asyncio.Task[None] | None = None
         self._loop.add_reader(connection, self._receive)
-        self._send({"event": "hello"})
+        self._send({"event": "hello", "release": __version__})
 
     def _receive(self) -> None:
         try:
@@ -117,7 +118,8 @@ class Client:
             self._send({"error": str(error), "status": error.status, "no_daemon": type(error).__name__ == "NoDaemon"})
             self.close()
         except (KeyError, TypeError, ValueError) as error:
-            self._send({"error": f"the launcher does not understand this request: {error!r}", "status": FAILED})
+            why = f"the launcher, of release {__version__}, does not understand this request: {error!r}"
+            self._send({"error": f"{why} (another one starts when its programs have ended)", "status": FAILED})
             self.close()
 
     async def _do(self, request: Message) -> None:

@@ -20,6 +20,8 @@ from symphony.launcher.places import Refused
 
 log = logging.getLogger(__name__)
 
+PROTOCOL = 1
+"""The version of these messages, as `scheduler/launchers.py` has it. The daemon may be older, or newer."""
 ANSWER_TIMEOUT_S = 30.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 _MAX_BYTES = 64 << 10

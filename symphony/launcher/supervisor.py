@@ -16,7 +16,7 @@ from typing import Any
 
 from symphony.launcher import ending, processes, walls
 from symphony.launcher.cgroup import Cgroups
-from symphony.launcher.daemon_link import DaemonLink
+from symphony.launcher.daemon_link import PROTOCOL, DaemonLink
 from symphony.launcher.forwarder import Forwarder
 from symphony.launcher.history import History
 from symphony.launcher.machine import Machine
@@ -108,7 +108,7 @@ class Supervisor:
         """Tells the daemon that the program lives. Refused: its user has too many."""
         record, limits = program.record, program.spec.limits.of_the_daemon()
         words = {"id": record.id, "name": record.name, "pid": record.pid, "parent": record.parent, "limits": limits}
-        answer = await self.link.call("start", **words, again=again)
+        answer = await self.link.call("start", **words, again=again, protocol=PROTOCOL)
         self._mount, self._hidden = answer.get("mount"), answer.get("hidden", [])
 
     async def _begin(self, program: Program) -> Process:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from symphony import __version__
+from symphony.launcher import wire
 from tests.symphony.launchers import ROOT, end_process, eventually, has_gone
 
 SLEEP = "print('ready', flush=True)\ntime.sleep(600)"
@@ -364,3 +366,15 @@ def test_a_thousand_descriptors_are_no_limit(launchers):
     launchers.symphony("run", launchers.script(""))
     soft = Path(f"/proc/{launchers.pid}/limits").read_text().split("Max open files")[1].split()
     assert soft[0] == soft[1]
+
+
+def test_a_request_of_a_newer_command_is_refused_with_the_launcher_s_release(launchers):
+    detached(launchers, SLEEP)
+    (control,) = launchers.runtime.glob("symphony/*/control")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(str(control))
+        assert wire.receive(connection) == (wire.JSON, {"event": "hello", "release": __version__})
+        wire.send(connection, {"do": "sing"})
+        told = wire.receive(connection)[1]["error"]
+    assert told.startswith(f"the launcher, of release {__version__}, does not understand this request: ")
+    assert [each["name"] for each in launchers.ps()] == ["prog"]

@@ -11,6 +11,8 @@ import time
 import pytest
 
 import libsym as sym
+from scheduler.launchers import PROTOCOL
+from symphony.launcher import daemon_link
 from tests.symphony.fake_launcher import FakeLauncher, Refused
 
 PROMPT = list(b"the quick brown fox the quick brown fox the quick")
@@ -336,3 +338,17 @@ def test_what_programs_used_and_how_they_ended_survives_a_restart_of_the_daemon(
     assert (found.name, found.status, found.reason) == ("short", 3, "exit")
     with pytest.raises(Refused, match="has ended"):
         launcher.start("short", id=ended, again=True)
+
+
+def test_launcher_and_daemon_of_different_releases_agree_on_a_version_of_their_messages(reached, launcher):
+    def start(**words):
+        return launcher.request("start", id=os.urandom(4).hex(), name="prog", limits={}, **words)
+
+    assert start()["protocol"] == 1  # of the release before: it says nothing
+    assert start(protocol=PROTOCOL)["protocol"] == PROTOCOL == daemon_link.PROTOCOL
+    assert start(protocol=PROTOCOL + 5, news={"of": "then"})["protocol"] == PROTOCOL
+    with pytest.raises(Refused, match=r"another release \(it speaks version 0, .* `symphony run` starts one of this"):
+        start(protocol=0)
+    with pytest.raises(Refused, match="there is no request 'sing'"):
+        launcher.request("sing")
+    assert start()["protocol"] == 1
