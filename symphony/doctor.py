@@ -81,10 +81,13 @@ def checks() -> list[Check]:
         check_cpu,
         check_gpu,
         check_sandbox,
+        check_service,
     ]
     found = [check() for check in machine]
     socket, info = check_daemon()
     found += [socket, check_mount(Path(info["mount"]) if info else None)]
+    if info and (helper := check_helper(info)) is not None:
+        found.append(helper)
     return [*found, check_books(Path(info["socket"]))] if info else found
 
 
@@ -237,6 +240,35 @@ def check_daemon() -> tuple[Check, dict[str, Any] | None]:
         return Check("socket", False, _last_line(errors).removeprefix("symphony: "), advice), None
     info: dict[str, Any] = json.loads(output)
     return Check("socket", True, f"{path}: pid {info['pid']}, {info['model']}, {info['lips'] - 1} programs"), info
+
+
+def check_service(systemd: Path = Path("/run/systemd/system")) -> Check:
+    """The machine's service, as its service manager has it."""
+    if not systemd.is_dir():
+        return Check("service", None, "no systemd runs here: symphony serve starts a daemon")
+    names = "LoadState,ActiveState,Result,NRestarts"
+    done = run_bounded(["systemctl", "show", "symphony.service", f"--property={names}"])
+    if done is None or done[0] != 0:
+        return Check("service", None, "systemctl says nothing of symphony.service", "systemctl status symphony")
+    said = dict(line.split("=", 1) for line in done[1].splitlines() if "=" in line)
+    if said.get("LoadState") != "loaded":
+        return Check("service", None, "no symphony.service is installed", "scripts/install makes one")
+    restarts = f", started again {said['NRestarts']} times" if said.get("NRestarts", "0") != "0" else ""
+    if said.get("ActiveState") == "failed":
+        return Check("service", False, f"it failed: {said.get('Result')}{restarts}", "journalctl -b -u symphony")
+    is_active = said.get("ActiveState") in ("active", "reloading")
+    advice = "" if is_active else "systemctl start symphony"
+    return Check("service", True if is_active else None, f"{said.get('ActiveState')}{restarts}", advice)
+
+
+def check_helper(info: dict[str, Any]) -> Check | None:
+    """Whether somebody unmounts what this daemon should leave; None: it mounts by itself."""
+    helper = info.get("mount_helper")
+    if helper is None:
+        return None
+    if helper["kept"]:
+        return Check("mount helper", True, "it keeps the mount, and takes it away with the daemon")
+    return Check("mount helper", False, "the daemon's mount helper is gone", "systemctl start symphony-mount.socket")
 
 
 def check_sandbox() -> Check:

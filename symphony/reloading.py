@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 
 Apply = Callable[[Config], None]
 
+_AT_ONCE = "disk", "disk_timeout", "drain", "log", "programs", "quota", "quota_files", "starts", "step_ms", "verbose"
+CHANGEABLE = frozenset((*_AT_ONCE, "watchdog", "weight"))
+"""Keys that can change while the daemon runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -59,6 +63,7 @@ class Reloading:
 
     def __init__(self, config: Config, source: Source, apply: Mapping[str, Apply], notifier: Notifier) -> None:
         """`apply`: what makes a key's new value true, for each key that can change."""
+        assert apply.keys() == CHANGEABLE
         self.config = config
         """As it is now."""
         self._source = source

@@ -4,8 +4,9 @@ launcher may make any.
 Groups lie flat beside each other, each with the weight that one process has by default. So a program with a thousand
 busy processes gets no more of the processors than the daemon, which is one.
 
-In version 2 a cgroup with limits below it may have no processes itself. So the launcher moves to a leaf, `launcher`. It
-moves nobody else: with others in its cgroup there are no limits, but where a service manager gave it one of its own.
+In version 2 a cgroup with limits below it may have no processes itself. So the launcher moves to a leaf, `launcher`,
+with what it has started. It moves nobody else: with others in its cgroup there are no limits. But where a service
+manager has delegated the cgroup, all that is in it is of the same service, and moves, too.
 """
 
 from __future__ import annotations
@@ -185,13 +186,43 @@ def _share(hierarchy: Hierarchy) -> None:
         return
     leaf = hierarchy.directory / _LEAF
     leaf.mkdir(exist_ok=True)
-    _write(leaf / "cgroup.procs", "0")
+    moved = _ours(hierarchy.directory)
+    _move(moved, leaf)
     try:
         _write(control, " ".join(f"+{kind}" for kind in sorted(missing)))
     except OSError:
-        _write(hierarchy.directory / "cgroup.procs", "0")
+        _move(moved, hierarchy.directory)
         _is_removed(str(leaf))
         raise
+
+
+def _ours(directory: Path) -> list[str]:
+    """The processes of a cgroup that may be moved: this one, its children; where it is delegated, all."""
+    here = (directory / "cgroup.procs").read_text(encoding="ascii").split()
+    others = [pid for pid in here if pid != str(os.getpid())]
+    return ["0", *(pid for pid in others if _is_delegated(directory) or _parent(pid) == os.getpid())]
+
+
+def _is_delegated(directory: Path) -> bool:
+    """A service manager has given it away, as a whole."""
+    try:
+        return os.getxattr(directory, "user.delegate") == b"1"
+    except OSError:
+        return False
+
+
+def _parent(pid: str) -> int | None:
+    """None: it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _move(pids: list[str], directory: Path) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            _write(directory / "cgroup.procs", pid)
 
 
 def _try(hierarchy: Hierarchy, prefix: str) -> None:

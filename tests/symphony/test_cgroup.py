@@ -158,7 +158,11 @@ class Kernel:
                 (path / name).unlink(missing_ok=True)
             real_rmdir(path)
 
+        self.moved = []
+
         def write(file, raw):
+            if raw.isdigit():
+                self.moved.append(int(raw))
             if busy and raw.startswith(b"+"):
                 raise OSError(16, "Device or resource busy")
             return real_write(file, raw)
@@ -198,6 +202,19 @@ def test_version_2_is_left_alone_where_others_are_in_the_cgroup(tmp_path, monkey
     assert Cgroups.find("k", kernel.proc).kinds == frozenset()
     assert not (kernel.own / "launcher").exists()
     assert kernel.read("cgroup.procs") == "0"
+
+
+@pytest.mark.parametrize("delegated", [False, True])
+def test_version_2_moves_its_own_children_and_where_the_cgroup_is_delegated_all(tmp_path, monkeypatch, delegated):
+    """A service has the command and the launcher in one cgroup; elsewhere another process is somebody else's."""
+    kernel = Kernel(tmp_path, monkeypatch, "memory pids")
+    if delegated:
+        os.setxattr(kernel.own, "user.delegate", b"1")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        (kernel.own / "cgroup.procs").write_text(f"{os.getpid()}\n{os.getppid()}\n{child.pid}\n")
+        assert Cgroups.find("k", kernel.proc).kinds == {"memory", "pids"}
+        assert kernel.moved == [0, *([os.getppid()] if delegated else []), child.pid]
+        child.communicate(b"\n")
 
 
 def test_no_hierarchy_is_no_error(tmp_path):

@@ -52,7 +52,11 @@ def test_the_port_tells_what_the_file_does_and_prometheus_understands_it(start_d
 
     text, found = eventually(told)
     assert SECRET not in text
-    for name in ("symphony_step_duration_seconds", "symphony_stretch_duration_seconds", "symphony_stretch_wait_seconds"):
+    for name in (
+        "symphony_step_duration_seconds",
+        "symphony_stretch_duration_seconds",
+        "symphony_stretch_wait_seconds",
+    ):
         buckets = [value for (sample, *_), value in found[name].items() if sample.endswith("_bucket")]
         assert buckets == sorted(buckets), "they add up"
         assert buckets[-1] == found[name][(f"{name}_count",)] > 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from symphony.doctor import mounted_kind
+from symphony.doctor import check_helper, check_service, mounted_kind
 from tests.symphony.services import OTHER_UID, SERVICE_UID, Helper, as_user, start_service
 
 pytestmark = [
@@ -178,6 +178,36 @@ def wait_until(condition) -> None:
     pause = threading.Event()
     while not condition():
         pause.wait(0.01)
+
+
+def test_doctor_looks_whether_the_helper_is_there(service):
+    assert check_helper(service.stat()).ok
+    gone = check_helper({"mount_helper": {"kept": False}})
+    assert (gone.ok, gone.advice) == (False, "systemctl start symphony-mount.socket")
+    assert check_helper({"mount_helper": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "ok", "detail"),
+    [
+        ("LoadState=not-found\nActiveState=inactive", None, "no symphony.service is installed"),
+        ("LoadState=loaded\nActiveState=active\nResult=success\nNRestarts=0", True, "active"),
+        (
+            "LoadState=loaded\nActiveState=failed\nResult=watchdog\nNRestarts=3",
+            False,
+            "watchdog, started again 3 times",
+        ),
+        ("LoadState=loaded\nActiveState=inactive\nResult=success\nNRestarts=0", None, "inactive"),
+    ],
+)
+def test_doctor_says_what_systemd_has_of_the_service(tmp_path, monkeypatch, said, ok, detail):
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f"#!/bin/sh\nprintf '{said}'\n")
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    found = check_service(tmp_path)
+    assert (found.ok, detail in found.detail) == (ok, True)
+    assert check_service(tmp_path / "none").ok is None
 
 
 def test_a_helper_that_is_killed_takes_no_mount_with_it_and_the_next_one_keeps_it(service, helper):
