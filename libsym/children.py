@@ -64,6 +64,8 @@ class ProgramInfo:
     started: float = 0.0
     """In seconds since 1970."""
     connections: int = 0
+    pages: int = 0
+    """Of the files that it had open within the last second; files that share pages count them each."""
     state: str = "ended"
     """What it waits for: `computing`, `queued`, `waiting for room`, `waiting for a lock`, …, `idle`."""
     call: str | None = None

@@ -17,6 +17,7 @@ from symphony.commands.manual import add_help
 from symphony.commands.programs import add_program_commands
 from symphony.commands.serving import add_serve
 from symphony.commands.traces import add_trace
+from symphony.commands.watching import add_top
 from symphony.installed import what_to_install
 from symphony.launcher.places import Refused
 
@@ -63,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_configuration(commands)
     add_program_commands(commands)
     add_questions(commands)
+    add_top(commands)
     add_checks(commands)
     add_trace(commands)
     add_help(commands)

@@ -15,6 +15,16 @@ def human_bytes(size: float) -> str:
     return f"{size:.1f}T"
 
 
+def human_uptime(seconds: float) -> str:
+    """`12 s`, `3:05`, `2:03:05`, `5 d 2:03:05`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if not days and not hours:
+        return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+    return (f"{days} d " if days else "") + f"{hours}:{minutes:02}:{rest:02}"
+
+
 def stat_lines(info: dict[str, Any]) -> list[str]:
     """The state of a daemon for people."""
     page_bytes = info["page_bytes"]

@@ -32,6 +32,8 @@ class PageSeconds:
     _before: float = 0.0
     """Of tables that it has no longer."""
     _held: dict[PageTable, _Held] = field(default_factory=dict)
+    num_pages_lately: int = 0
+    """`num_pages` when `total_in_turns` looked last."""
 
     def opened(self, table: PageTable) -> None:
         """One more handle on a table."""
@@ -69,9 +71,11 @@ class PageSeconds:
 
     async def total_in_turns(self) -> float:
         """The same, of any number of files, without holding anybody up."""
-        found = self._before
+        found, num_pages = self._before, 0
         for index, (table, held) in enumerate(list(self._held.items())):
             if index % FILES_A_TURN == FILES_A_TURN - 1:
                 await trio.lowlevel.checkpoint()
             found += table.page_seconds - held.began
+            num_pages += len(table.pages)
+        self.num_pages_lately = num_pages
         return found

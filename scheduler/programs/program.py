@@ -215,6 +215,7 @@ class Program:
             "parent": self.parent,
             "started": self.began_ns * 1e-9,
             "connections": len(self.connections),
+            "pages": self.page_seconds.num_pages_lately,
             "usage": self.used.facts(),
             "limits": self.limits.facts(),
         }

@@ -186,15 +186,16 @@ def main() -> None:
                 sym.connect(socket)
                 Client(Path(mount), Path(directory).name, known, log, seed).run()
             except (sym.NotConnected, ConnectionError, OSError) as error:
-                if not is_end(error):
+                if not is_end(error, mount):
                     raise
         sym.close()
         print("over", flush=True)
 
 
-def is_end(error: BaseException) -> bool:
-    """Whether it is what a killed daemon leaves behind."""
-    return isinstance(error, (sym.NotConnected, ConnectionError)) or getattr(error, "errno", None) in {103, 107, 19}
+def is_end(error: BaseException, mount: str) -> bool:
+    """Whether it is what a daemon leaves behind that was killed, or told to end: then paths lead below its mount."""
+    is_gone = getattr(error, "errno", None) in {103, 107, 19} or not os.path.ismount(mount)
+    return isinstance(error, (sym.NotConnected, ConnectionError)) or is_gone
 
 
 if __name__ == "__main__":

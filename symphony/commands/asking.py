@@ -6,8 +6,9 @@ import argparse
 import json
 
 import libsym
-from symphony.commands.options import Commands, add_json, add_socket, connect
+from symphony.commands.options import Commands, add_json, add_socket, connect, interval
 from symphony.reports import disk_lines, du_lines, stat_lines
+from symphony.watching import watch
 
 
 def add_questions(commands: Commands) -> None:
@@ -15,6 +16,14 @@ def add_questions(commands: Commands) -> None:
     stat = commands.add_parser("stat", help="what the daemon is doing")
     add_socket(stat)
     add_json(stat)
+    stat.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        nargs="?",
+        const=1.0,
+        type=interval,
+        help="again and again (default: each second)",
+    )
     stat.set_defaults(action=_stat)
 
     sync = commands.add_parser("sync", help="return when everything on the mount would survive a power cut")
@@ -31,6 +40,8 @@ def add_questions(commands: Commands) -> None:
 
 def _stat(args: argparse.Namespace) -> int:
     connect(args)
+    if args.watch is not None:
+        return watch(lambda: connect(args), args.watch, as_json=args.json)
     info = libsym.daemon_stat()
     print(json.dumps(info, indent=2) if args.json else "\n".join(stat_lines(info)))
     return 0

@@ -30,3 +30,17 @@ def connect(args: argparse.Namespace) -> None:
     """To the daemon that the command line names."""
     socket = socket_of(args)
     libsym.connect(str(socket) if socket else None)
+
+
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 86_400.0
+
+
+def interval(text: str) -> float:
+    """Between two looks."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds") from None
+    if not MIN_INTERVAL_S <= seconds <= MAX_INTERVAL_S:
+        raise argparse.ArgumentTypeError(f"{text} seconds: {MIN_INTERVAL_S:g} at least, and a day at most")
+    return seconds

@@ -33,6 +33,16 @@ def request(places: Places, message: Message) -> Message:
         return answer(connection)
 
 
+def ask_living(places: Places, message: Message) -> Message | None:
+    """As `request`, of the launcher that there is. None: there is none, and none is started for this."""
+    connection = _dial(places) if places.control.exists() else None
+    if connection is None:
+        return None
+    with connection:
+        wire.send(connection, message)
+        return answer(connection)
+
+
 def opened(places: Places, message: Message) -> socket.socket:
     """A connection that has a request on its way."""
     connection = _connected(places)

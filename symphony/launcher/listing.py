@@ -59,16 +59,16 @@ def lines(programs: list[Row]) -> list[str]:
     names = f"{'ID':8} {'NAME':16} {'PID':>8} {'USER':8} {'AGE':>4} {'TOKENS':>8}"
     found = [f"{names} {'ISOLATION':9} {'STATUS':22} PROGRAM"]
     for each in programs:
-        words = _printable(" ".join([each["program"], *each["args"]])) if each["program"] else "(connected by itself)"
+        words = printable(" ".join([each["program"], *each["args"]])) if each["program"] else "(connected by itself)"
         tokens = each["usage"].get("tokens", 0)
         found.append(
-            f"{each['id']:8} {_printable(each['name']):16} {each['pid'] or '-':>8} {_user(each['uid']):8} "
+            f"{each['id']:8} {printable(each['name']):16} {each['pid'] or '-':>8} {user_name(each['uid']):8} "
             f"{_age(each['created']):>4} {tokens:>8} {each['isolation'] or '-':9} {_status(each):22} {words}"
         )
     return found
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """One line that any terminal shows: what is in arguments is not ours, and of names not even our user's."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
@@ -82,7 +82,7 @@ def _status(program: Row) -> str:
     return (program["state"] or "running") + call
 
 
-def _user(uid: int) -> str:
+def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

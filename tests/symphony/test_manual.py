@@ -44,9 +44,12 @@ def options_in(text: str) -> set[str]:
 
 
 def described(page: Page) -> set[str]:
-    """What its OPTIONS have an entry for."""
+    """What its OPTIONS have an entry for, and no more than one."""
     section = page.text().partition("\n.SH OPTIONS\n")[2].partition("\n.SH ")[0]
-    return options_in("\n".join(map(plain_line, re.findall(r"^\.TP\n(.*)$", section, re.MULTILINE))))
+    entries = [options_in(plain_line(entry)) for entry in re.findall(r"^\.TP\n(.*)$", section, re.MULTILINE)]
+    found = set[str]().union(*entries)
+    assert sum(map(len, entries)) == len(found), f"{page.name}: an option has two entries"
+    return found
 
 
 def names_of(page: Page) -> list[str]:
@@ -90,7 +93,7 @@ def test_the_options_of_all_commands_are_in_symphony_1():
     assert described(page) == own | OF_ALL | {"--socket"}
 
 
-@pytest.mark.parametrize("page", [page for page in WRITTEN if page.section == "1"], ids=str)
+@pytest.mark.parametrize("page", [page for page in WRITTEN if page.section == "1"], ids=lambda page: page.name)
 def test_a_page_mentions_no_option_that_does_not_exist(page):
     known = set[str]().union(*map(options, commands().values()), options(build_parser()))
     text = re.sub(r"symphony\.toml", "", plain_text(page.text()))
@@ -106,13 +109,14 @@ def test_every_part_of_a_command_is_described():
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: f"{page.name}.{page.section}")
 def test_two_linters_find_nothing(page):
     linters = {
-        "mandoc": ["mandoc", "-T", "lint", "-W", "warning", page.file],
+        "mandoc": ["mandoc", "-T", "lint", "-W", "style", page.file],
         "groff": ["groff", "-K", "utf8", "-man", "-ww", "-T", "utf8", "-z", page.file],
     }
     missing = [name for name in linters if not shutil.which(name)]
     for name in linters.keys() - set(missing):
         done = subprocess.run(linters[name], capture_output=True, text=True, check=False, timeout=100)
-        assert done.stdout + done.stderr == "", name
+        found = (done.stdout + done.stderr).splitlines()
+        assert [line for line in found if "text line longer than 80" not in line] == [], name
     if missing:
         pytest.skip(f"MANUAL PAGES NOT LINTED BY {' AND '.join(missing)}: apt-get install mandoc groff-base")
 

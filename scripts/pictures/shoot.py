@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Screenshots of what runs: `symphony top`, and the page of `symphony trace show` in a browser.
+
+    .venv/bin/python scripts/pictures/shoot.py [--model smollm2] [--seconds 20] [--out DIR]
+
+A daemon of its own serves programs that `busy.py` has; nothing is drawn by hand. It needs /dev/fuse and chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SYMPHONY = [sys.executable, "-m", "symphony"]
+PROGRAMS = [("agent", 4), ("chat", 3), ("reader", 1), ("search", 1)]
+TOP_SIZE = (100, 36)
+PAGE_SIZE = (1200, 700)
+CHROMIUM = [
+    "chromium",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--virtual-time-budget=20000",
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--seconds", type=float, default=20.0, help="that the programs run before and while it looks")
+    parser.add_argument("--out", type=Path, default=HERE / "screens")
+    args = parser.parse_args()
+    args.out.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="sy") as name:
+        place = Path(name)
+        os.environ |= {"SYMPHONY_SOCKET": str(place / "s"), "XDG_RUNTIME_DIR": name, "PYTHONPATH": str(ROOT)}
+        daemon = start(place, args.model)
+        try:
+            run_programs(args.seconds)
+            (args.out / "top.svg").write_text(asyncio.run(look_at_top(args.seconds)), encoding="utf-8")
+            symphony("trace", "record", "--seconds", "4", "-o", place / "trace")
+            symphony("trace", "show", place / "trace", "-o", place / "trace.html")
+            for theme, number in (("dark", 0), ("light", 1)):
+                photograph(place / "trace.html", args.out / f"timeline-{theme}.png", number)
+        finally:
+            end_programs()
+            daemon.terminate()
+            daemon.wait()
+    for path in sorted(args.out.iterdir()):
+        print(f"{path}: {path.stat().st_size // 1024} KB")
+
+
+def start(place: Path, model: str) -> subprocess.Popen[str]:
+    words = ["serve", "--model", model, "--mount", place / "kv", "--state", place / "state", "--kv-memory", "512M"]
+    with (place / "log").open("w") as log:
+        daemon = subprocess.Popen([*SYMPHONY, *map(str, words)], stdout=subprocess.PIPE, stderr=log, text=True)
+    assert daemon.stdout is not None
+    if not daemon.stdout.readline():
+        raise SystemExit((place / "log").read_text())
+    return daemon
+
+
+def symphony(*words: object) -> str:
+    done = subprocess.run([*SYMPHONY, *map(str, words)], check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout
+
+
+def run_programs(seconds: float) -> None:
+    for kind, count in PROGRAMS:
+        for seed in range(count):
+            symphony("run", "--detach", "--name", f"{kind}-{seed + 1}", HERE / "busy.py", kind, seed)
+    time.sleep(seconds)
+
+
+def end_programs() -> None:
+    names = [f"{kind}-{seed + 1}" for kind, count in PROGRAMS for seed in range(count)]
+    subprocess.run([*SYMPHONY, "kill", "-s", "KILL", *names], check=False, stderr=subprocess.DEVNULL)
+
+
+async def look_at_top(seconds: float) -> str:
+    """As it is after a while, in a terminal that is only thought of."""
+    from symphony.top.app import Top
+    from symphony.top.sampling import Daemon
+
+    top = Top(Daemon(None), 1.0)
+    async with top.run_test(size=TOP_SIZE) as pilot:
+        await pilot.pause(seconds)
+        return top.export_screenshot(title="symphony top", simplify=True)
+
+
+def photograph(page: Path, picture: Path, scheme: int) -> None:
+    """`scheme`: as Blink numbers them, 0 for dark."""
+    if shutil.which(CHROMIUM[0]) is None:
+        raise SystemExit("there is no chromium: install it")
+    size = ",".join(map(str, PAGE_SIZE))
+    settings = [f"--blink-settings=preferredColorScheme={scheme}", f"--window-size={size}", f"--screenshot={picture}"]
+    subprocess.run([*CHROMIUM, *settings, page.as_uri()], check=True, stderr=subprocess.DEVNULL, timeout=60)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""`symphony top`: programs, files and steps on a terminal, again and again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from libsym.errors import NotSupported
+from symphony.commands.options import Commands, add_socket, interval, socket_of
+
+
+def add_top(commands: Commands) -> None:
+    top = commands.add_parser("top", help="watch programs, files and steps on a terminal")
+    add_socket(top)
+    top.add_argument("--interval", metavar="SECONDS", type=interval, default=1.0, help="between two looks (default: 1)")
+    top.set_defaults(action=_top)
+
+
+def _top(args: argparse.Namespace) -> int:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        raise NotSupported("symphony top needs a terminal; without one there is symphony stat --watch")
+    try:
+        from symphony.top.app import Top  # noqa: PLC0415 - textual, which programs do without
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in {"textual", "rich"}:
+            raise
+        raise NotSupported(
+            "symphony top needs textual, which is not installed: pip install 'symphony-os[server]'"
+        ) from None
+    from symphony.top.sampling import Daemon  # noqa: PLC0415 - with it
+
+    top = Top(Daemon(socket_of(args)), args.interval)
+    top.run()
+    return top.return_code or 0

@@ -1,0 +1,1 @@
+"""`symphony top`: programs, files, steps and waits on a terminal, again and again. Only here is textual imported."""

@@ -1,0 +1,142 @@
+"""Asks the daemon, and the launcher of this user, in a thread of its own: neither may hold the screen up.
+
+The daemon may go, come back as another one, or stop to answer. Then a sample says why there is nothing to see, and the
+next one is tried all the same.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import libsym as sym
+from libsym.channel.socket_path import find_socket
+from libsym.errors import SymError
+from symphony.launcher import client
+from symphony.launcher.places import Places, Refused, find_places
+
+NUM_FILES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What there was at one moment."""
+
+    taken_s: float
+    """In the time of `time.monotonic()`."""
+    info: Mapping[str, Any]
+    programs: tuple[sym.ProgramInfo, ...]
+    isolation: Mapping[str, str]
+    """Of the programs of this user's launcher, by their ids."""
+    files: tuple[sym.HotFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Nobody answers, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of an action."""
+
+    text: str
+    failed: bool = False
+
+
+News: TypeAlias = "Sample | Gone | Done"
+Action: TypeAlias = Callable[["Daemon"], str]
+
+
+class Daemon:
+    """One daemon, and the launcher of its programs that are this user's."""
+
+    def __init__(self, socket: Path | None) -> None:
+        self.socket = socket or find_socket()
+        self._places: Places = find_places(str(self.socket.absolute()))
+        self._isolation: dict[str, str] = {}
+        self._strangers: set[str] = set()
+        """Ids of programs that the launcher does not know: they connected by themselves, or are others'."""
+
+    def sample(self) -> Sample:
+        """NotConnected and others: there is no daemon."""
+        sym.connect(str(self.socket))
+        me = sym.getpid()
+        programs = tuple(each for each in sym.programs() if each.pid != me)
+        self._ask_launcher({each.id for each in programs})
+        files = tuple(sym.kv_hot(NUM_FILES))
+        return Sample(time.monotonic(), sym.daemon_stat(), programs, self._isolation, files)
+
+    def _ask_launcher(self, ids: set[str]) -> None:
+        """Only of programs that are new: a launcher that nobody needs is to go."""
+        self._strangers &= ids
+        self._isolation = {each: how for each, how in self._isolation.items() if each in ids}
+        if ids <= self._strangers | self._isolation.keys():
+            return
+        found = client.ask_living(self._places, {"do": "ps", "all": False}) or {"programs": []}
+        self._isolation = {each["id"]: each["isolation"] for each in found["programs"] if each["id"] in ids}
+        self._strangers = ids - self._isolation.keys()
+
+    # Actions
+
+    def kill(self, program: sym.ProgramInfo, signal: int, name: str) -> str:
+        """As `symphony kill`. Refused: it is not this user's launcher that has it."""
+        message = {"do": "kill", "who": program.id, "signal": signal}
+        if program.id not in self._isolation or client.ask_living(self._places, message) is None:
+            raise Refused(
+                f"{program.name} is no program of your launcher; its process is {program.pid}: end that yourself"
+            )
+        return f"{name} was sent to {program.name}"
+
+    def pin(self, file: sym.HotFile) -> str:
+        """Pinned, or not any more."""
+        sym.kv_advise(file.path, sym.UNPIN if file.pinned else sym.PIN)
+        return f"{file.path} is {'not pinned any more' if file.pinned else 'pinned'}"
+
+
+class Sampling(threading.Thread):
+    """Samples again and again; `tell` is called in this thread. It may hang as the daemon does, so nobody joins it."""
+
+    def __init__(self, daemon: Daemon, interval_s: float, tell: Callable[[News], None]) -> None:
+        super().__init__(name="sampling", daemon=True)
+        self._daemon = daemon
+        self.interval_s = interval_s
+        self._tell = tell
+        self._actions: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
+
+    def ask(self, action: Action) -> None:
+        """To be done now; another sample follows."""
+        self._actions.put(action)
+
+    def stop(self) -> None:
+        """A call that waits ends with it."""
+        self._actions.put(None)
+        sym.close()
+
+    def run(self) -> None:
+        while True:
+            self._tell(self._attempt(self._daemon.sample, Gone))
+            try:
+                action = self._actions.get(timeout=self.interval_s)
+            except queue.Empty:
+                continue
+            if action is None:
+                return
+            self._tell(self._attempt(partial(self._do, action), partial(Done, failed=True)))
+
+    def _do(self, action: Action) -> Done:
+        return Done(action(self._daemon))
+
+    def _attempt(self, what: Callable[[], News], failed: Callable[[str], News]) -> News:
+        try:
+            return what()
+        except (SymError, Refused) as error:
+            return failed(str(error))

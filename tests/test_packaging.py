@@ -1,0 +1,287 @@
+"""What is built of the tree, in an environment of its own: the base, the server, and what either says of what it lacks.
+
+One build for the module: an sdist, and the wheel of that, as `python -m build` makes them.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from symphony import __version__
+from symphony.installed import PACKAGES
+from tests.symphony.daemons import Daemon
+
+ROOT = Path(__file__).resolve().parents[1]
+LEFT_OUT = (".*", "tests", "__pycache__", "*.so", "_*.c", "build", "dist", "*.egg-info", "_abi.py", "results")
+EXTENSIONS = (
+    "libsym/_channel",
+    "kvfs/_digest",
+    "kvfs/_shim",
+    "decoder/cpu/_step",
+    "scheduler/_loop",
+    "symphony/launcher/_kernel",
+)
+SITE = Path(sysconfig.get_paths()["purelib"])
+"""Where this process has its packages."""
+BASE = ("anyio", "cffi", "_cffi_backend*", "pycparser", "idna", "typing_extensions.py", "sniffio")
+"""What the base installation needs, with what that needs."""
+
+
+pytestmark = pytest.mark.timeout(900)  # all C is compiled, maybe beside much else
+
+
+def clean(**more: str) -> dict[str, str]:
+    """An environment in which a Python finds what is installed beside it alone."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | more
+
+
+def run(*words: object, status: int = 0, **how) -> str:
+    """What a command says, on either stream."""
+    how = {"env": clean(), "cwd": "/"} | how
+    done = subprocess.run(
+        [*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **how
+    )
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+def copy_of_the_tree(directory: Path) -> Path:
+    """What a release is made of; a build writes into it."""
+    return Path(shutil.copytree(ROOT, directory / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT)))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A directory with the sdist and the wheel."""
+    directory = tmp_path_factory.mktemp("built")
+    tree = copy_of_the_tree(directory)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", directory, tree, cwd=directory)
+    shutil.rmtree(tree)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    (found,) = built.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory):
+    """Makes an environment that has the wheel, and of this process's packages those that are named, or all."""
+
+    def make(name: str, *names: str) -> Path:
+        directory = tmp_path_factory.mktemp(name)
+        run(sys.executable, "-m", "venv", "--without-pip", directory)
+        pip = [sys.executable, "-m", "pip", "--python", directory / "bin/python", "install", "--quiet"]
+        run(*pip, "--no-deps", "--no-index", "--no-compile", wheel)
+        (site,) = directory.glob("lib/python3*/site-packages")
+        for found in [path for pattern in names for path in SITE.glob(pattern)]:
+            (site / found.name).symlink_to(found)
+        if not names:
+            (site / "others.pth").write_text(f"{SITE}\n")
+        return directory
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def base(environment):
+    return environment("base", *BASE)
+
+
+@pytest.fixture(scope="module")
+def server(environment):
+    return environment("server")
+
+
+def test_the_names_that_PyPI_has_too_are_the_tree_s_own(tmp_path):
+    """A scheduler that was installed after ours, over it or in front of it, is told by doctor."""
+    program = "from symphony.installed import foreign_packages; print(*foreign_packages(), sep='\\n')"
+    assert run(sys.executable, "-P", "-c", program, env=clean(PYTHONPATH=str(ROOT))) == "\n"
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "scheduler/__init__.py").touch()
+    said = run(sys.executable, "-P", "-c", program, env=clean(PYTHONPATH=f"{tmp_path}:{ROOT}"))
+    assert said.startswith(f"scheduler is imported from {tmp_path}/scheduler/__init__.py, and belongs to {ROOT}")
+    command = [sys.executable, "-P", "-m", "symphony", "serve", "--model", "tiny"]
+    said = run(*command, env=clean(PYTHONPATH=f"{tmp_path}:{ROOT}"), status=1)
+    assert said.startswith("symphony: scheduler is imported from "), said
+    assert len(said.splitlines()) == 1
+
+
+def test_what_is_imported_is_what_the_metadata_asks_for():
+    """libsym and the launcher live with the base; all else with the extra server; triton is the GPU's."""
+    names = {"_cffi_backend": "cffi"}
+    text = (ROOT / "setup.py").read_text()
+    base = re.findall(r'"([\w-]+)[>=]', re.search(r"install_requires=\[(.*?)\]", text, re.DOTALL)[1])
+    server = re.findall(r'"([\w-]+)[>=]', re.search(r"^SERVER = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)[1])
+    imported: dict[str, set[str]] = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            found = {names.get(name, name) for name in imports_of(path)}
+            imported.setdefault(room_of(path), set()).update(found - sys.stdlib_module_names - set(PACKAGES))
+    assert imported["libsym"] | imported["lips"] == {"anyio", "cffi"} == set(base)
+    assert imported["symphony/launcher"] <= {"cffi"}  # that of what builds it
+    needed = set().union(*imported.values()) - set(base)
+    assert needed - {"triton"} <= set(server)
+    assert set(server) <= needed, "what nobody imports is not asked for"
+
+
+def room_of(path: Path) -> str:
+    words = path.relative_to(ROOT).parts
+    return "symphony/launcher" if words[:2] == ("symphony", "launcher") else words[0]
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def test_C_of_another_version_of_the_ABI_is_told_at_the_import(tmp_path):
+    ours = shutil.copytree(ROOT / "libsym", tmp_path / "libsym", ignore=shutil.ignore_patterns("__pycache__"))
+    text = (ours / "_abi.py").read_text()
+    (ours / "_abi.py").write_text(re.sub(r"^ABI_VERSION = \d+$", "ABI_VERSION = 99", text, flags=re.MULTILINE))
+    said = run(sys.executable, "-P", "-c", "import libsym", env=clean(PYTHONPATH=str(tmp_path)), status=1)
+    assert "is of ABI version 6, and the Python beside it of version 99: install or build Symphony anew" in said
+
+
+@pytest.mark.slow
+def test_the_sdist_has_what_a_build_and_an_installation_need(built):
+    with tarfile.open(built / f"symphony_os-{__version__}.tar.gz") as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = [path for folder in ("man", "scripts/systemd", *PACKAGES) for path in (ROOT / folder).rglob("*")]
+    needed += [ROOT / "scripts" / name for name in ("install", "uninstall", "lib.sh", "service.sh")]
+    wanted = {str(path.relative_to(ROOT)) for path in needed if path.is_file() and "__pycache__" not in path.parts}
+    made = {f"{name}{suffix}" for name in EXTENSIONS for suffix in (".abi3.so", ".c")} | {"libsym/_abi.py"}
+    assert wanted - made - names == set()
+
+
+@pytest.mark.slow
+def test_the_wheel_is_for_every_Python_from_3_11_on_and_every_instruction_set(wheel):
+    assert re.fullmatch(rf"symphony_os-{re.escape(__version__)}-cp311-abi3-linux_\w+\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        step = archive.read("decoder/cpu/_step.abi3.so")
+    assert sorted(name for name in names if name.endswith(".so")) == sorted(f"{name}.abi3.so" for name in EXTENSIONS)
+    tops = {name.partition("/")[0] for name in names}
+    assert tops == {*PACKAGES, *(f"symphony_os-{__version__}.{each}" for each in ("dist-info", "data"))}
+    pages = {Path(name).name for name in names if ".data/data/share/man/man" in name}
+    assert pages == {path.name for path in (ROOT / "man").glob("*.[1-8]")}
+    kernels = re.findall(r"\bkernels_\w+", (ROOT / "decoder/cpu/isa.h").read_text())
+    assert [name for name in kernels if name.encode() not in step] == []
+    assert set(re.findall(rb"-march=[\w-]+", step)) <= {b"-march=x86-64"}, "made for the machine that built it"
+
+
+PROGRAM = """
+import sys
+import libsym as sym
+with sym.kv_create() as kv:
+    tokens = sym.tokenize("Once")
+    for _ in range(5):
+        tokens = [sym.pred(kv, tokens).argmax()]
+        print(tokens[0])
+    print(list(sym.generate(kv, tokens, max_tokens=4)))
+assert sym.__file__.startswith(sys.argv[1]), sym.__file__
+"""
+
+
+@pytest.mark.slow
+def test_a_program_with_the_base_alone_uses_a_daemon_of_the_extra_server(base, server, tmp_path):
+    assert run(base / "bin/symphony", "--version") == f"symphony {__version__}\n"
+    with pytest.raises(AssertionError, match="No module named 'trio'"):
+        run(base / "bin/python", "-c", "import trio")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
+    command = ["env", "-u", "PYTHONPATH", str(server / "bin/symphony")]
+    daemon = Daemon(tmp_path, "--model", "tiny", "--kv-memory", "64M", command=command)
+    daemon.process.stdin.close()
+    try:
+        environment = {name: value for name, value in daemon.environment.items() if name != "PYTHONPATH"}
+        program = tmp_path / "program.py"
+        program.write_text(PROGRAM)
+        alone = run(base / "bin/python", program, base, env=environment)
+        assert len(alone.splitlines()) == 6
+        assert run(server / "bin/python", program, server, env=environment) == alone
+        symphony = base / "bin/symphony"
+        assert run(symphony, "run", program, base, env=environment, cwd=tmp_path) == alone
+        assert "program" in run(symphony, "ps", "--all", env=environment)
+        assert run(symphony, "stat", env=environment).startswith("model    tiny\n")
+        assert "total" in run(symphony, "du", env=environment)
+        assert "all in " + str(server) in run(server / "bin/symphony", "doctor", env=environment)
+        assert daemon.stop() == 0, daemon.log.read_text()
+    finally:
+        daemon.clean_up()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["serve --model tiny", "fsck", "doctor", "trace summary x", "top"])
+def test_a_command_that_needs_more_than_the_base_says_so_in_one_line(base, words):
+    said = run(base / "bin/symphony", *words.split(), status=1)
+    assert re.fullmatch(
+        r"symphony: this needs \w+, which the base installation lacks: pip install 'symphony-os\[server\]'\n", said
+    )
+
+
+@pytest.mark.slow
+def test_a_distribution_that_wrote_over_a_package_of_ours_is_named(server):
+    (site,) = server.glob("lib/python3*/site-packages")
+    other = site / "scheduler-0.8.8.dist-info"
+    other.mkdir()
+    try:
+        (other / "METADATA").write_text("Metadata-Version: 2.1\nName: scheduler\nVersion: 0.8.8\n")
+        (other / "top_level.txt").write_text("scheduler\n")
+        said = run(server / "bin/symphony", "doctor", status=1)
+    finally:
+        shutil.rmtree(other)
+    assert "scheduler was written over by scheduler: pip uninstall scheduler, then install Symphony again" in said
+
+
+NO_FUSE_COMPILER = """#!/bin/sh
+# Compiles nothing, and has no header of libfuse.
+case "$*" in *-E*) exec gcc -nostdinc "$@" ;; esac
+for word; do
+    [ "$previous" != -o ] || : >"$word"
+    previous=$word
+done
+"""
+
+
+@pytest.mark.slow
+def test_without_libfuse_s_headers_the_base_is_built_and_serve_says_what_is_missing(server, tmp_path):
+    tree = copy_of_the_tree(tmp_path)
+    compiler = tmp_path / "cc"
+    compiler.write_text(NO_FUSE_COMPILER)
+    compiler.chmod(0o755)
+    said = run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=tree, env=clean(CC=str(compiler)))
+    assert "kvfs._shim is LEFT OUT" in said
+    assert {name for name in EXTENSIONS if not list(tree.glob(f"{name}.*.so"))} == {"kvfs/_shim"}
+
+    (shim,) = server.glob("lib/python3*/site-packages/kvfs/_shim.abi3.so")
+    shim.rename(tmp_path / shim.name)
+    try:
+        said = run(server / "bin/symphony", "serve", "--model", "tiny", status=1)
+    finally:
+        shutil.move(tmp_path / shim.name, shim)
+    assert said.startswith("symphony: this installation was built without libfuse's headers, and can't mount: install")
+    assert len(said.splitlines()) == 1
+
+
+def test_the_version_is_told_and_in_one_place():
+    assert run(sys.executable, "-m", "symphony", "--version", cwd=ROOT) == f"symphony {__version__}\n"
+    assert 'version=runpy.run_path("symphony/__init__.py")["__version__"]' in (ROOT / "setup.py").read_text()
