@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Boots a Debian root in systemd-nspawn, installs Symphony there as a service, and lives through its years.
+
+Each scenario prints `ok NAME (seconds)` and what it measured, or why it failed, with the journal of its time. What is
+made once (the root, wheels, the previous release) is kept below --work; a run copies the root, boots the copy and
+removes it. Nothing inside reaches a network.
+
+Run as root, with the repository's interpreter: .venv/bin/python scripts/boot/boot.py --log boot.log
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from kept import Kept
+from machine import Failed, Machine
+from scenarios import ALWAYS, SCENARIOS
+from service import Service
+
+
+class Report:
+    """Lines to the terminal, and to a file."""
+
+    def __init__(self, log: Path | None) -> None:
+        self._log = log.open("w") if log else None
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+        if self._log is not None:
+            self._log.write(text + "\n")
+            self._log.flush()
+
+
+def one(scenario: Callable[[Service], str | None], service: Service, report: Report) -> bool:
+    """Whether it held."""
+    name, began_s, since_s = name_of(scenario), time.monotonic(), time.time()
+    try:
+        measured = scenario(service)
+    except Failed as error:
+        report.say(f"FAILED {name} ({time.monotonic() - began_s:.1f} s)\n{error}")
+        report.say("\n".join(f"    {line}" for line in service.machine.journal(since_s).splitlines()))
+        return False
+    report.say(f"ok {name} ({time.monotonic() - began_s:.1f} s)")
+    for line in (measured or "").splitlines():
+        report.say(f"    {line}")
+    return True
+
+
+def name_of(scenario: Callable[[Service], str | None]) -> str:
+    return scenario.__name__.replace("_", "-")
+
+
+def run(arguments: argparse.Namespace, report: Report) -> list[str]:
+    """The scenarios that failed."""
+    kept = Kept(arguments.work, arguments.work / "made.log")
+    kept.make()
+    name = f"symphony-boot-{os.getpid()}"
+    root = kept.root(name)
+    machine = Machine(root, name, [f"{kept.wheelhouse}:/srv/wheelhouse", f"{kept.previous}:/srv/previous"])
+    failed = []
+    try:
+        began_s = time.monotonic()
+        machine.boot()
+        report.say(f"booted {machine.run('. /etc/os-release; echo $PRETTY_NAME')} ({time.monotonic() - began_s:.1f} s)")
+        service = Service(machine)
+        service.prepare()
+        for scenario in SCENARIOS:
+            if arguments.only and name_of(scenario) not in arguments.only and scenario not in ALWAYS:
+                continue
+            if not one(scenario, service, report):
+                failed.append(name_of(scenario))
+                if scenario in ALWAYS:  # the others need it
+                    break
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        machine.stop()
+        if arguments.keep:
+            report.say(f"kept {root}: look into it with systemd-nspawn --register=no --directory={root}")
+        else:
+            kept.remove(name)
+    return failed
+
+
+def over(_number: int, _frame: FrameType | None) -> None:
+    raise Failed("the limit is reached (--limit MINUTES)")
+
+
+def main() -> int:
+    names = [name_of(each) for each in SCENARIOS]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    parser = argparse.ArgumentParser(description="Boot a Debian with Symphony as a service, and see that it serves.")
+    parser.add_argument("--only", action="append", choices=names, metavar="SCENARIO", help=f"of {', '.join(names)}")
+    parser.add_argument("--work", type=Path, default=cache / "symphony-boot", help="where roots are (several GB)")
+    parser.add_argument("--limit", type=float, default=30.0, metavar="MINUTES", help="for all of it (default 30)")
+    parser.add_argument("--keep", action="store_true", help="leave the root of this run, switched off")
+    parser.add_argument("--log", type=Path, help="write what is printed there, too")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        parser.error("only root may boot a machine")
+    signal.signal(signal.SIGALRM, over)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.setitimer(signal.ITIMER_REAL, arguments.limit * 60)
+    report = Report(arguments.log)
+    began_s = time.monotonic()
+    failed = run(arguments, report)
+    minutes = (time.monotonic() - began_s) / 60
+    report.say(f"{'failed: ' + ', '.join(failed) if failed else 'all held'} ({minutes:.1f} minutes)")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""From nothing to a service, from one release to the next, and away again."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from service import CONFIG, FILES, FILES_BEFORE, INSTALL, PYTHON, TINY, UNINSTALL, Service
+
+MAX_EXPOSURE = 2.5
+OLD = "/opt/symphony-0.1.0/bin"
+OLD_UNIT = f"""[Service]
+ExecStart={OLD}/symphony serve --model tiny --kv-memory 256M
+"""
+"""As those ran it who had no unit of ours: root's daemon, and its state."""
+STATE = "/var/lib/symphony"
+ROLLBACK = "/root/symphony/scripts/install --rollback"
+FORMAT = (
+    f"import sqlite3; index = sqlite3.connect('{STATE}/index.db');"
+    " now = index.execute('PRAGMA user_version').fetchone()[0]"
+)
+
+
+def install(s: Service) -> str:
+    """With the model that is the default: all that one command does."""
+    began_s = time.monotonic()
+    s.run(INSTALL, timeout_s=600)
+    took_s = time.monotonic() - began_s
+    s.expect(s.run("systemctl is-active symphony.service") == "active", "symphony.service is not active")
+    model = s.stat()["model"]
+    s.run("man --where 1 symphony-serve; man --where 5 kv; man --where 7 kvfs")
+    places = "bash-completion/completions/symphony zsh/site-functions/_symphony fish/vendor_completions.d/symphony.fish"
+    completions = s.run(f"cd /usr/local/share && ls {places}")
+    facts = [
+        f"{INSTALL}: {took_s:.0f} s, and the service is there",
+        f"{s.run('symphony --version')}, model {model}, {s.run('du -sh /opt/symphony')}",
+        *completions.splitlines(),
+    ]
+    s.configure(TINY)
+    s.run("systemctl restart symphony.service")
+    return "\n".join(facts)
+
+
+def security(s: Service) -> str:
+    said = s.run("systemd-analyze security --no-pager symphony.service")
+    found = re.search(r"Overall exposure level for symphony\.service: ([0-9.]+)", said)
+    s.expect(found is not None and float(found[1]) < MAX_EXPOSURE, f"exposed: {said}")
+    helper = s.run("systemd-analyze security --no-pager symphony-mount.service | tail -n 1")
+    return f"{said}\n{helper}"
+
+
+def install_again(s: Service) -> str:
+    """The same command is the upgrade; with a newer checkout it switches from one environment to the next."""
+    s.run("sed -i 's/0\\.2\\.0/0.2.1/' /root/symphony/symphony/__init__.py")
+    with s.load() as load:
+        began_s = time.monotonic()
+        said = s.run(INSTALL, timeout_s=600)
+        took_s = time.monotonic() - began_s
+        load.more(20)
+    s.expect("0.2.1" in s.run("symphony --version"), "the new release does not run")
+    s.expect(s.run(f"head -n 1 {CONFIG}") == TINY.partition("\n")[0], f"{CONFIG} was overwritten")
+    return f"an upgrade under load took {took_s:.0f} s; {load.check()}\n{_last(said)}"
+
+
+def _last(said: str) -> str:
+    return "\n".join(said.splitlines()[-3:])
+
+
+def rollback(s: Service) -> str:
+    """To a release that can read the state; and not to one that can't, which says so, as does a daemon."""
+    began_s = time.monotonic()
+    s.run(ROLLBACK, timeout_s=300)
+    took_s = time.monotonic() - began_s
+    s.expect("0.2.0" in s.run("symphony --version"), "the old release does not run")
+    s.stat()
+    s.run("systemctl stop symphony.service")
+    before = s.run(f'python3 -c "{FORMAT}; print(now)"')
+    s.run(f"python3 -c \"{FORMAT}; index.execute('PRAGMA user_version=99')\"")
+    refused = s.run(ROLLBACK, status=1, timeout_s=300)
+    s.expect("format 99" in refused, f"no word of the format:\n{refused}")
+    since_s = time.time()
+    s.run("systemctl start symphony.service", status=1)
+    told = s.journal_of("symphony.service", since_s)
+    s.run("systemctl stop symphony.service; systemctl reset-failed symphony.service symphony.socket")
+    s.run(f"python3 -c \"{FORMAT}; index.execute('PRAGMA user_version={before}')\"")
+    s.run("systemctl start symphony.service")
+    lines = [line for line in told.splitlines() if "format 99" in line]
+    s.expect(lines, f"no word of the format:\n{told}")
+    return f"0.2.1 to 0.2.0, which knows the format: {took_s:.0f} s\n{refused}\nand a daemon: {lines[0]}"
+
+
+def uninstall(s: Service) -> str:
+    """All but the state goes."""
+    began_s = time.monotonic()
+    s.run(UNINSTALL, timeout_s=300)
+    took_s = time.monotonic() - began_s
+    s.run(f"test -e {STATE}/index.db; not mountpoint --quiet /kv; not test -e /opt/symphony")
+    s.run("not systemctl cat symphony.service; not pgrep --uid symphony; not test -e /usr/local/bin/symphony")
+    return f"{UNINSTALL}: {took_s:.1f} s; {s.run(f'du -sh {STATE}')} stays"
+
+
+def upgrade(s: Service) -> str:
+    """From release 0.1.0, root's own daemon, and a program of it that works all the time."""
+    s.run(f"{UNINSTALL} --purge", timeout_s=300)
+    s.run("python3 -m venv /opt/symphony-0.1.0", timeout_s=300)
+    pip = f"{OLD}/pip install --quiet --no-index --find-links /srv/wheelhouse --find-links /srv/previous"
+    s.run(f"{pip} symphony-os==0.1.0", timeout_s=300)
+    s.write("/etc/systemd/system/symphony-old.service", OLD_UNIT)
+    s.run("systemctl daemon-reload && systemctl start symphony-old.service")
+    s.wait_for(f"{OLD}/symphony stat >/dev/null 2>&1")
+    s.run("mkdir -p /etc/symphony")
+    s.write(CONFIG, TINY)
+    with s.load(f"{OLD}/python") as load:
+        load.more(50)
+        s.run("systemctl stop symphony-old.service")
+        s.run("rm /etc/systemd/system/symphony-old.service && systemctl daemon-reload")
+        began_s = time.monotonic()
+        s.run(INSTALL, timeout_s=600)
+        took_s = time.monotonic() - began_s
+        load.more(50)
+    checked = load.check()
+    name = s.run(f'grep -m 1 kv {load.log} | sed \'s/.*"name": "\\([^"]*\\)".*/\\1/\'')
+    again = s.run(f"{PYTHON} /srv/programs/recompute.py {name}")
+    return f"0.1.0 to today's, installation included: {took_s:.0f} s\nits own program, all the time: {checked}; {again}"
+
+
+def older_state(s: Service) -> str:
+    """A state of format 1, planted; what is there afterwards is what its own release wrote."""
+    s.run("systemctl stop symphony.service")
+    s.run(f"rm -rf {STATE} && mkdir {STATE}")
+    s.run(f"tar -xJf /root/symphony/tests/kvfs/durable/formats/1.tar.xz -C {STATE} --strip-components=1")
+    since_s = time.time()
+    s.run("systemctl start symphony.service")
+    told = s.journal_of("symphony.service", since_s)
+    migrated = [line for line in told.splitlines() if "was of format 1" in line]
+    s.expect(bool(migrated), f"no word of a migration:\n{told}")
+    return f"{migrated[0]}\n{s.run('ls -lR /kv')}"
+
+
+def purge(s: Service) -> str:
+    s.run(f"{UNINSTALL} --purge", timeout_s=300)
+    s.run(f"not test -e {STATE}; not getent passwd symphony; not getent group symphony")
+    left = s.run(f"{FILES} | LC_ALL=C comm -13 {FILES_BEFORE} -")
+    s.expect(not left, f"left behind:\n{left}")
+    return f"{UNINSTALL} --purge leaves no file, no user, no state"

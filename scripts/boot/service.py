@@ -1,0 +1,125 @@
+"""The service in a machine, as its administrator and its users see it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from machine import Failed, Machine
+
+INSIDE = Path(__file__).parent / "inside"
+PYTHON = "/opt/symphony/current/bin/python"
+INSTALL = "/root/symphony/scripts/install --wheelhouse /srv/wheelhouse"
+UNINSTALL = "/root/symphony/scripts/uninstall"
+CONFIG = "/etc/symphony/symphony.toml"
+FILES_BEFORE = "/srv/before"
+OTHERS = (
+    *("/home", "/root", "/tmp", "/var/tmp", "/var/log", "/var/cache", "/srv"),
+    *("/var/lib/systemd", "/var/lib/man-db", "/opt/symphony-0.1.0"),
+)
+FILES = f"find / -xdev {' '.join(f'-path {each} -prune -o' for each in OTHERS)} -print | LC_ALL=C sort"
+"""All that an installation may change."""
+TINY = 'model = "tiny"\nkv_memory = "256M"\n'
+"""All but the installation itself is about the service, not the model."""
+
+
+class Service:
+    """symphony.service, its users alice and bob, and what they run."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.run = machine.run
+        self.num_loads = 0
+
+    def prepare(self) -> None:
+        self.run("for user in alice bob; do useradd --create-home --shell /bin/bash $user; done")
+        # Sandboxes bound their own user namespaces there. Nspawn has it read-only, for the sake of the machine outside.
+        self.run("mount --options remount,bind,rw /proc/sys")
+        shutil.copytree(INSIDE, self.machine.root / "srv/programs")
+        self.run(f"chmod -R a+rX /srv/programs; {FILES} >{FILES_BEFORE}")
+
+    def show(self, unit: str, key: str) -> str:
+        return self.run(f"systemctl show --value --property={key} {unit}")
+
+    def journal_of(self, unit: str, since_s: float) -> str:
+        return self.run(f"journalctl --quiet --output=cat --since=@{since_s:.3f} --unit={unit}")
+
+    def pid(self) -> int:
+        return int(self.show("symphony.service", "MainPID"))
+
+    def stat(self, user: str = "root") -> dict[str, Any]:
+        said: dict[str, Any] = json.loads(self.run("symphony stat --json", user=user))
+        return said
+
+    def write(self, path: str, text: str) -> None:
+        (self.machine.root / path.lstrip("/")).write_text(text)
+
+    def configure(self, text: str) -> None:
+        """The whole file."""
+        self.write(CONFIG, text)
+
+    def drop_in(self, text: str, unit: str = "symphony.service") -> None:
+        """An administrator's own lines; none: theirs are gone."""
+        directory = self.machine.root / f"etc/systemd/system/{unit}.d"
+        if text:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "boot.conf").write_text(text)
+        else:
+            shutil.rmtree(directory)
+        self.run("systemctl daemon-reload")
+
+    def wait_for(self, condition: str, *, timeout_s: float = 60.0) -> None:
+        """Until a command of bash succeeds. The machine tells nobody outside of what happens in it."""
+        self.run(f"until {condition}; do sleep 0.05; done", timeout_s=timeout_s)
+
+    @contextmanager
+    def load(self, python: str = PYTHON, user: str = "alice") -> Iterator[Load]:
+        """A program of a user that works and syncs meanwhile, through whatever happens to the daemon."""
+        self.num_loads += 1
+        load = Load(self, python, user, f"load{self.num_loads}")
+        try:
+            load.more(4)
+            yield load
+        finally:
+            load.stop()
+
+    def expect(self, held: object, otherwise: str) -> None:
+        if not held:
+            raise Failed(otherwise)
+
+
+class Load:
+    """A program at work, and its log of what has to be there."""
+
+    def __init__(self, service: Service, python: str, user: str, name: str) -> None:
+        service.run(f"install --directory --owner={user} /kv/{name} && sync /kv/{name}")
+        self._service = service
+        self.user = user
+        self.log = f"/home/{user}/{name}.log"
+        script = f"exec {python} /srv/programs/load.py {name} {self.log} 2>>{self.log}.errors"
+        service.run(f": >{self.log}", user=user)
+        self._process = service.machine.start(script, user=user)
+
+    def more(self, count: int, *, timeout_s: float = 60.0) -> None:
+        """Until so many files more are synced."""
+        self._service.wait_for(f'[ "$(wc -l <{self.log})" -ge {self.count() + count} ]', timeout_s=timeout_s)
+
+    def count(self) -> int:
+        return int(self._service.run(f"wc -l <{self.log}"))
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._service.run(f"pkill --exact --uid {self.user} --full '.*python /srv/programs/load.py .*{self.log}'")
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                raise Failed(f"{self.log}: its program does not end") from None
+
+    def check(self, python: str = PYTHON) -> str:
+        """What of it is there now."""
+        return self._service.run(f"{python} /srv/programs/check.py {self.log}", user=self.user)
