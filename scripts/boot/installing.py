@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from service import CONFIG, INSTALL, PYTHON, TINY, UNINSTALL, Service
+from service import CONFIG, FILES, FILES_BEFORE, INSTALL, PYTHON, TINY, UNINSTALL, Service
 
 MAX_EXPOSURE = 2.5
 OLD = "/opt/symphony-0.1.0/bin"
@@ -14,17 +14,15 @@ ExecStart={OLD}/symphony serve --model tiny --kv-memory 256M
 """
 """As those ran it who had no unit of ours: root's daemon, and its state."""
 STATE = "/var/lib/symphony"
-OTHERS = (
-    *("/home", "/root", "/tmp", "/var/tmp", "/var/log", "/var/cache", "/srv"),
-    *("/var/lib/systemd", "/var/lib/man-db", "/opt/symphony-0.1.0"),
+ROLLBACK = "/root/symphony/scripts/install --rollback"
+FORMAT = (
+    f"import sqlite3; index = sqlite3.connect('{STATE}/index.db');"
+    " now = index.execute('PRAGMA user_version').fetchone()[0]"
 )
-FILES = f"find / -xdev {' '.join(f'-path {each} -prune -o' for each in OTHERS)} -print | LC_ALL=C sort"
-"""All that an installation may change."""
 
 
 def install(s: Service) -> str:
     """With the model that is the default: all that one command does."""
-    s.run(f"{FILES} >/srv/before")
     began_s = time.monotonic()
     s.run(INSTALL, timeout_s=600)
     took_s = time.monotonic() - began_s
@@ -68,22 +66,42 @@ def _last(said: str) -> str:
     return "\n".join(said.splitlines()[-3:])
 
 
+def rollback(s: Service) -> str:
+    """To a release that can read the state; and not to one that can't, which says so, as does a daemon."""
+    began_s = time.monotonic()
+    s.run(ROLLBACK, timeout_s=300)
+    took_s = time.monotonic() - began_s
+    s.expect("0.2.0" in s.run("symphony --version"), "the old release does not run")
+    s.stat()
+    s.run("systemctl stop symphony.service")
+    before = s.run(f'python3 -c "{FORMAT}; print(now)"')
+    s.run(f"python3 -c \"{FORMAT}; index.execute('PRAGMA user_version=99')\"")
+    refused = s.run(ROLLBACK, status=1, timeout_s=300)
+    s.expect("format 99" in refused, f"no word of the format:\n{refused}")
+    since_s = time.time()
+    s.run("systemctl start symphony.service", status=1)
+    told = s.journal_of("symphony.service", since_s)
+    s.run("systemctl stop symphony.service; systemctl reset-failed symphony.service symphony.socket")
+    s.run(f"python3 -c \"{FORMAT}; index.execute('PRAGMA user_version={before}')\"")
+    s.run("systemctl start symphony.service")
+    lines = [line for line in told.splitlines() if "format 99" in line]
+    s.expect(lines, f"no word of the format:\n{told}")
+    return f"0.2.1 to 0.2.0, which knows the format: {took_s:.0f} s\n{refused}\nand a daemon: {lines[0]}"
+
+
 def uninstall(s: Service) -> str:
     """All but the state goes."""
-    with s.load() as load:
-        load.more(10)
     began_s = time.monotonic()
-    s.run(UNINSTALL)
+    s.run(UNINSTALL, timeout_s=300)
     took_s = time.monotonic() - began_s
-    s.run(f"test -e {STATE}/index.db; ! mountpoint --quiet /kv; ! test -e /opt/symphony; ! test -e /run/symphony")
-    s.run("! systemctl cat symphony.service", status=0)
-    s.run(INSTALL, timeout_s=600)
-    return f"{UNINSTALL}: {took_s:.1f} s; after another installation: {load.check()}"
+    s.run(f"test -e {STATE}/index.db; not mountpoint --quiet /kv; not test -e /opt/symphony")
+    s.run("not systemctl cat symphony.service; not pgrep --uid symphony; not test -e /usr/local/bin/symphony")
+    return f"{UNINSTALL}: {took_s:.1f} s; {s.run(f'du -sh {STATE}')} stays"
 
 
 def upgrade(s: Service) -> str:
     """From release 0.1.0, root's own daemon, and a program of it that works all the time."""
-    s.run(f"{UNINSTALL} --purge; rm -rf /kv")
+    s.run(f"{UNINSTALL} --purge", timeout_s=300)
     s.run("python3 -m venv /opt/symphony-0.1.0", timeout_s=300)
     pip = f"{OLD}/pip install --quiet --no-index --find-links /srv/wheelhouse --find-links /srv/previous"
     s.run(f"{pip} symphony-os==0.1.0", timeout_s=300)
@@ -101,7 +119,7 @@ def upgrade(s: Service) -> str:
         took_s = time.monotonic() - began_s
         load.more(50)
     checked = load.check()
-    name = s.run(f"grep -m 1 kv {load.log} | sed 's/.*\"name\": \"\\([^\"]*\\)\".*/\\1/'")
+    name = s.run(f'grep -m 1 kv {load.log} | sed \'s/.*"name": "\\([^"]*\\)".*/\\1/\'')
     again = s.run(f"{PYTHON} /srv/programs/recompute.py {name}")
     return f"0.1.0 to today's, installation included: {took_s:.0f} s\nits own program, all the time: {checked}; {again}"
 
@@ -109,34 +127,19 @@ def upgrade(s: Service) -> str:
 def older_state(s: Service) -> str:
     """A state of format 1, planted; what is there afterwards is what its own release wrote."""
     s.run("systemctl stop symphony.service")
-    s.run(f"mv {STATE} {STATE}.aside && mkdir {STATE}")
+    s.run(f"rm -rf {STATE} && mkdir {STATE}")
     s.run(f"tar -xJf /root/symphony/tests/kvfs/durable/formats/1.tar.xz -C {STATE} --strip-components=1")
     since_s = time.time()
     s.run("systemctl start symphony.service")
-    told = s.run(f"journalctl --quiet --output=cat --since=@{since_s:.3f} -u symphony.service")
+    told = s.journal_of("symphony.service", since_s)
     migrated = [line for line in told.splitlines() if "was of format 1" in line]
     s.expect(bool(migrated), f"no word of a migration:\n{told}")
     return f"{migrated[0]}\n{s.run('ls -lR /kv')}"
 
 
-def rollback(s: Service) -> str:
-    """The format has not changed since 0.1.0, so it runs on today's state; of a newer one it says so."""
-    s.run("systemctl stop symphony.service")
-    raise_format = f"import sqlite3; d = sqlite3.connect('{STATE}/index.db'); d.execute('PRAGMA user_version=99')"
-    s.run(f'python3 -c "{raise_format}"')
-    since_s = time.time()
-    s.run("systemctl start symphony.service", status=1)
-    told = s.run(f"journalctl --quiet --output=cat --since=@{since_s:.3f} -u symphony.service")
-    refused = [line for line in told.splitlines() if "is of format 99" in line]
-    s.expect(bool(refused), f"no word of the format:\n{told}")
-    s.run("systemctl reset-failed symphony.service")
-    s.run(f"rm -rf {STATE} && mv {STATE}.aside {STATE}")
-    return refused[0]
-
-
 def purge(s: Service) -> str:
-    s.run(f"systemctl start symphony.service; {UNINSTALL} --purge")
-    left = s.run(f"{FILES} | LC_ALL=C comm -13 /srv/before -")
+    s.run(f"{UNINSTALL} --purge", timeout_s=300)
+    s.run(f"not test -e {STATE}; not getent passwd symphony; not getent group symphony")
+    left = s.run(f"{FILES} | LC_ALL=C comm -13 {FILES_BEFORE} -")
     s.expect(not left, f"left behind:\n{left}")
-    s.run(f"! test -e {STATE}; ! getent passwd symphony; ! getent group symphony")
     return f"{UNINSTALL} --purge leaves no file, no user, no state"

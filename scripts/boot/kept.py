@@ -1,4 +1,4 @@
-"""What a boot needs and does not change: a Debian root, a wheelhouse, the previous release. Made once, below a directory.
+"""What a boot needs and does not change: a Debian root, wheels, the previous release. Made once, below a directory.
 
 Each part has a stamp of what it was made from; another stamp, and it is made anew. These alone use the network.
 """
@@ -44,10 +44,10 @@ class Kept:
         if missing:
             self._call("apt-get", "install", "-q", "-y", "debootstrap", "systemd-container")
         self._once("base", repr((SUITE, PACKAGES)), self._make_base)
-        needs = (REPOSITORY / "setup.py").read_text() + repr((MODEL, TORCH, BUILD))
-        self._once("wheelhouse", needs, self._make_wheelhouse)
         self._once("previous", PREVIOUS, self._make_previous)
         self._once("releases", self._digest(), self._make_releases)
+        needs = (REPOSITORY / "setup.py").read_text() + repr((MODEL, TORCH, BUILD))
+        self._once("wheelhouse", needs, self._make_wheelhouse)
         for each in self.wheelhouse.glob("symphony_os-*"):
             each.unlink()
         for each in (self._work / "releases").iterdir():
@@ -107,8 +107,8 @@ class Kept:
 
     def _make_wheelhouse(self, wheelhouse: Path) -> None:
         """All that `[server]` needs, today's and the previous release's."""
-        source = self._copy_checkout(self._work / "today")
-        self._pip("wheel", "--wheel-dir", wheelhouse, TORCH, *BUILD, f"{source}[server]")
+        (release,) = (self._work / "releases").glob(f"symphony_os-{TODAY}-*")
+        self._pip("wheel", "--wheel-dir", wheelhouse, TORCH, *BUILD, f"{release}[server]")
         self._pip("wheel", "--no-deps", "--wheel-dir", wheelhouse, MODEL)
 
     def _make_previous(self, previous: Path) -> None:

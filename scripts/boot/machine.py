@@ -18,6 +18,8 @@ STOPPED_S = 20.0
 FUSE = os.makedev(10, 229)
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PRELUDE = 'set -euo pipefail; not() { ! "$@"; }\n'
+"""A command that is to fail is `not COMMAND`: what `!` inverts ends no script."""
 
 
 class Failed(Exception):  # noqa: N818 - a command did, and says how
@@ -103,9 +105,8 @@ class Machine:
 
     def start(self, script: str, *, user: str = "root") -> subprocess.Popen[str]:
         """A script of bash inside, going on. An ordinary user is logged in for it, with a session of its own."""
-        inside = ["bash", "-euo", "pipefail", "-c", script]
-        if user != "root":
-            inside = ["runuser", "--login", user, "--command", script]
+        script = PRELUDE + script
+        inside = ["bash", "-c", script] if user == "root" else ["runuser", "--login", user, "--command", script]
         enter = ["nsenter", f"--target={self._leader}", *NAMESPACES, "--"]
         environment = ["env", "--ignore-environment", f"PATH={PATH}", "HOME=/root", "LANG=C.UTF-8"]
         return subprocess.Popen(

@@ -38,9 +38,9 @@ SCENARIOS = (
     instance,
     program_unit,
     install_again,
+    rollback,
     uninstall,
     upgrade,
     older_state,
-    rollback,
     purge,
 )

@@ -17,6 +17,13 @@ PYTHON = "/opt/symphony/current/bin/python"
 INSTALL = "/root/symphony/scripts/install --wheelhouse /srv/wheelhouse"
 UNINSTALL = "/root/symphony/scripts/uninstall"
 CONFIG = "/etc/symphony/symphony.toml"
+FILES_BEFORE = "/srv/before"
+OTHERS = (
+    *("/home", "/root", "/tmp", "/var/tmp", "/var/log", "/var/cache", "/srv"),
+    *("/var/lib/systemd", "/var/lib/man-db", "/opt/symphony-0.1.0"),
+)
+FILES = f"find / -xdev {' '.join(f'-path {each} -prune -o' for each in OTHERS)} -print | LC_ALL=C sort"
+"""All that an installation may change."""
 TINY = 'model = "tiny"\nkv_memory = "256M"\n'
 """All but the installation itself is about the service, not the model."""
 
@@ -34,10 +41,13 @@ class Service:
         # Sandboxes bound their own user namespaces there. Nspawn has it read-only, for the sake of the machine outside.
         self.run("mount --options remount,bind,rw /proc/sys")
         shutil.copytree(INSIDE, self.machine.root / "srv/programs")
-        self.run("chmod -R a+rX /srv/programs")
+        self.run(f"chmod -R a+rX /srv/programs; {FILES} >{FILES_BEFORE}")
 
     def show(self, unit: str, key: str) -> str:
         return self.run(f"systemctl show --value --property={key} {unit}")
+
+    def journal_of(self, unit: str, since_s: float) -> str:
+        return self.run(f"journalctl --quiet --output=cat --since=@{since_s:.3f} --unit={unit}")
 
     def pid(self) -> int:
         return int(self.show("symphony.service", "MainPID"))

@@ -21,7 +21,7 @@ def seen(s: Service) -> str:
     """The mount is everybody's to see, although the daemon has a view of its own and no rights."""
     s.run("install --directory --owner=alice --mode=0755 /kv/alice")
     s.run("echo hers >/kv/alice/own && chmod 600 /kv/alice/own && echo all >/kv/alice/all", user="alice")
-    s.run("test \"$(cat /kv/alice/all)\" = all && ! cat /kv/alice/own && ! touch /kv/alice/mine", user="bob")
+    s.run('test "$(cat /kv/alice/all)" = all && not cat /kv/alice/own && not touch /kv/alice/mine', user="bob")
     status = s.run(f"grep -E '^(Uid|CapPrm|CapEff|CapBnd|NoNewPrivs|Seccomp):' /proc/{s.pid()}/status")
     facts = dict(line.split(":\t", 1) for line in status.splitlines())
     s.expect(int(facts["CapPrm"], 16) == int(facts["CapEff"], 16) == 0, f"the daemon has capabilities: {facts}")
@@ -34,8 +34,7 @@ def seen(s: Service) -> str:
 def program(s: Service) -> str:
     """Of an ordinary user, in the sandbox."""
     s.run("cp /srv/programs/hello.py /home/alice/hello.py", user="alice")
-    said = s.run("symphony run hello.py", user="alice", timeout_s=60)
-    return said
+    return s.run("symphony run hello.py", user="alice", timeout_s=60)
 
 
 def killed(s: Service) -> str:
@@ -64,10 +63,12 @@ def watchdog(s: Service) -> str:
         " && systemctl is-active --quiet symphony.service && symphony stat --json >/dev/null 2>&1"
     )
     took_s = time.monotonic() - began_s
-    told = s.run(f"journalctl --quiet --output=cat --since=@{since_s:.3f} -u symphony.service | grep -i watchdog")
+    told = s.journal_of("symphony.service", since_s)
+    words = [line for line in told.splitlines() if "watchdog" in line.lower()]
+    s.expect(words, f"no word of a watchdog:\n{told}")
     s.drop_in("")
     s.run("systemctl restart symphony.service")
-    return f"stopped in its tracks, replaced after {took_s:.1f} s (WatchdogSec=4)\n{told}"
+    return f"stopped in its tracks, replaced after {took_s:.1f} s (WatchdogSec=4)\n{words[0]}"
 
 
 def reload(s: Service) -> str:
@@ -78,15 +79,15 @@ def reload(s: Service) -> str:
     s.run(write, user="bob")
     s.configure(TINY + 'quota = "1M"\n')
     s.run("systemctl reload symphony.service")
-    refused = s.run(f"rm /kv/bob/zeros; ! {write}", user="bob")
+    refused = s.run(f"rm /kv/bob/zeros; not {write}", user="bob")
     s.expect("quota" in refused.lower(), f"no quota: {refused}")
     s.configure(TINY + '\nquota = "1X"\n')
     since_s = time.time()
     s.run("systemctl reload symphony.service", status=1)
-    told = s.run(f"journalctl --quiet --output=cat --since=@{since_s:.3f} -u symphony.service")
+    told = s.journal_of("symphony.service", since_s)
     lines = [line for line in told.splitlines() if "quota" in line]
     s.expect(bool(lines), f"nobody names the key:\n{told}")
-    s.run(f"! {write}; rm -f /kv/bob/zeros", user="bob")
+    s.run(f"not {write}; rm -f /kv/bob/zeros", user="bob")
     s.configure(TINY)
     s.run("systemctl reload symphony.service")
     s.run(f"{write} && rm /kv/bob/zeros", user="bob")
@@ -104,11 +105,11 @@ def stopped(s: Service) -> str:
         took_s = time.monotonic() - began_s
         result = s.show("symphony.service", "Result")
         s.expect(result == "success", f"it ended with {result}")
-        s.run("! mountpoint --quiet /kv; ! test -e /run/symphony/symphony.sock; ! pgrep --uid symphony")
+        s.run("not mountpoint --quiet /kv; not test -e /run/symphony/symphony.sock; not pgrep --uid symphony")
         s.run("systemctl start symphony.service")
         one.more(20)
         other.more(20)
-    s.run("test \"$(cat /kv/last/words)\" = last")
+    s.run('test "$(cat /kv/last/words)" = last')
     return f"stopped under load in {took_s:.1f} s; {one.check()}; {other.check()}"
 
 
@@ -135,8 +136,8 @@ def stale_mount(s: Service) -> str:
     s.drop_in("[Service]\nRestart=no\n")
     s.run("systemctl restart symphony.service")
     s.run("systemctl kill --signal=KILL symphony-mount.service; systemctl kill --signal=KILL symphony.service")
-    s.wait_for("! systemctl is-active --quiet symphony.service")
-    stale = s.run("! stat /kv 2>&1")
+    s.wait_for("not systemctl is-active --quiet symphony.service")
+    stale = s.run("not stat /kv 2>&1")
     s.expect("not connected" in stale, f"the mount is not stale: {stale}")
     s.drop_in("")
     s.run("systemctl reset-failed; systemctl start symphony.service; ls /kv >/dev/null")
@@ -152,7 +153,7 @@ def full_disk(s: Service) -> str:
     with s.load() as load:
         load.more(5)
         s.run("install --directory --owner=bob /kv/bob")
-        full = s.run("! head --bytes=100M /dev/zero 2>&1 >/kv/bob/zeros", user="bob", timeout_s=60)
+        full = s.run("not head --bytes=100M /dev/zero 2>&1 >/kv/bob/zeros", user="bob", timeout_s=60)
         s.expect("No space left" in full, f"no word of the disk: {full}")
         s.expect(s.stat()["pid"] == pid, "the daemon is another one")
         s.run("rm /kv/bob/zeros", user="bob")

@@ -1,6 +1,6 @@
 """Every file that a load wrote down as synced: is it there, with all that was in it?
 
-    check.py LOG...    prints how many files there are, and the longest time in which none was synced
+check.py LOG...    prints how many files there are, and the longest time in which none was synced
 """
 
 from __future__ import annotations

@@ -16,4 +16,4 @@ with sym.kv_create() as kv:
         tokens = [token]
 sym.send_to_user(text.flush() + "\n")
 status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
-print(f"uid {os.getuid()}, pid {os.getpid()}, seccomp {status['Seccomp']}, {len(os.listdir('/'))} names in /")
+print(f"uid {os.getuid()}, pid {os.getpid()}, seccomp {status['Seccomp']}, {len(list(Path('/').iterdir()))} names in /")

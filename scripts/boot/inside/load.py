@@ -1,4 +1,4 @@
-"""A program that works without end: it computes KV files, writes plain ones, syncs them, and writes down what it synced.
+"""A program without end: it computes KV files, writes plain ones, syncs them, and writes down what it synced.
 
     load.py DIRECTORY LOG    both are its user's; the directory is one on the mount, as programs call it
 
@@ -18,6 +18,8 @@ from pathlib import Path
 
 import libsym as sym
 
+PAUSE_S = 0.03
+"""Between files: others are to have the processor, too."""
 RETRY_S = 0.05
 """A daemon that is away tells nobody when it comes."""
 
@@ -36,6 +38,7 @@ def work(directory: str, log: int) -> None:
             assert len(tokens) > len(generated)
             sym.kv_sync(kv)
         tell(log, {"name": name, "tokens": list(tokens), "at_s": time.time()})
+        time.sleep(PAUSE_S)
         name = f"{directory}/{number}.txt"
         text = f"{number} " * draw.choice((1, 500, 5_000))
         with (mount / name).open("w") as plain:
