@@ -1,14 +1,19 @@
-"""Builds Symphony and its C extensions with cffi and the system compiler."""
+"""Builds Symphony and its C extensions with cffi and the system compiler.
+
+The base is libsym with what it needs, and the commands that need no more. What the daemon needs is the extra `server`.
+"""
 
 import os
 import runpy
 import shutil
+import subprocess
+import sys
 import sysconfig
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
@@ -18,6 +23,42 @@ if not shutil.which(compiler):
 runpy.run_path("libsym/abi_build.py", run_name="__main__")
 
 PACKAGES = ("libsym", "kvfs", "decoder", "triton_kernels", "scheduler", "symphony", "lips")
+SHIM = "kvfs._shim"
+NO_SHIM = f"""
+symphony: libfuse's headers are missing, so {SHIM} is LEFT OUT: programs can use this installation, and
+symphony: `symphony serve` cannot. For a server install libfuse3-dev and pkg-config, and build again.
+"""
+
+SERVER = [
+    "h11>=0.16,<1",
+    "jinja2>=3.1.6,<4",
+    "llguidance>=1.3,<2",
+    "numpy>=2.0,<3",
+    "outcome>=1.3,<2",
+    "pyfuse3>=3.4,<4",
+    "shtab>=1.13,<2",
+    "textual>=8,<9",
+    "tokenizers>=0.21,<1",
+    "torch>=2.6,<3",
+    "trio>=0.27,<1",
+    "xxhash>=3.4,<5",
+]
+GPU = ["triton>=3.6,<4"]
+TEST = [
+    "build>=1.2,<2",
+    "clang-format==23.1.5",  # another version lays out a little otherwise
+    "gguf>=0.17",
+    "hypothesis>=6.100",
+    "import-linter>=2.1,<3",
+    "mypy>=1.14,<3",
+    "prometheus-client>=0.21,<1",
+    "pytest>=8.3,<10",
+    "pytest-timeout>=2.3,<3",
+    "pytest-xdist>=3.6,<4",
+    "ruff>=0.17.5,<0.18",
+    "safetensors>=0.5,<1",
+    "transformers>=4.57,<6",
+]
 
 
 class SideBySide(build_ext):
@@ -42,12 +83,29 @@ class SideBySide(build_ext):
             return objects
 
         self.compiler.compile = compile_side_by_side
+        if any(each.name == SHIM and not has_fuse(each) for each in self.extensions):
+            print(NO_SHIM, file=sys.stderr)
+            self.extensions = [each for each in self.extensions if each.name != SHIM]
         super().build_extensions()
+
+
+def has_fuse(shim: Extension) -> bool:
+    """Whether what the compiler says of the headers that the shim is compiled with is nothing."""
+    where = [f"-I{directory}" for directory in shim.include_dirs]
+    command = [compiler, "-E", *shim.extra_compile_args, *where, "-o", os.devnull, "-xc", "-"]
+    program = "#define FUSE_USE_VERSION 314\n#include <fuse_lowlevel.h>\n"
+    return subprocess.run(command, input=program, text=True, capture_output=True, check=False).returncode == 0
+
+
+def manual_pages() -> list[tuple[str, list[str]]]:
+    """Where man(1) finds them beside the installed command: share/man/man1 and so on."""
+    sections = sorted({path.suffix[1:] for path in Path("man").glob("*.[1-8]")})
+    return [(f"share/man/man{each}", sorted(map(str, Path("man").glob(f"*.{each}")))) for each in sections]
 
 
 setup(
     name="symphony-os",
-    version="0.1.0",
+    version=runpy.run_path("symphony/__init__.py")["__version__"],
     description="An operating system for LLM inference programs",
     long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -55,13 +113,12 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=[f"{name}*" for name in PACKAGES]),
     package_data={
-        "libsym": ["*.h", "*/*.h", "*/*.c", "py.typed"],
-        "kvfs": ["*/*.h", "*/*.c"],
-        "decoder.cpu": ["*.h", "*.c"],
-        "scheduler": ["*/*.h", "*/*.c"],
-        "symphony": ["trace_page/*", "launcher/sandbox/*.h", "launcher/sandbox/*.c"],
+        "libsym": ["*.h", "examples/*.c", "py.typed"],  # what a client in C needs; all other C is in the sdist alone
+        "symphony": ["trace_page/*"],
     },
+    data_files=manual_pages(),
     cmdclass={"build_ext": SideBySide},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
     setup_requires=["cffi>=1.17,<3"],
     cffi_modules=[
         "libsym/channel/channel_build.py:ffi",
@@ -71,38 +128,7 @@ setup(
         "scheduler/batch/loop_build.py:ffi",
         "symphony/launcher/sandbox/kernel_build.py:ffi",
     ],
-    install_requires=[
-        "anyio>=4.7,<5",
-        "cffi>=1.17,<3",
-        "h11>=0.16,<1",
-        "jinja2>=3.1.6,<4",
-        "llguidance>=1.3,<2",
-        "numpy>=2.0,<3",
-        "outcome>=1.3,<2",
-        "pyfuse3>=3.4,<4",
-        "textual>=8,<9",
-        "tokenizers>=0.21,<1",
-        "torch>=2.6,<3",
-        "trio>=0.27,<1",
-        "xxhash>=3.4,<5",
-    ],
-    extras_require={
-        "gpu": ["triton>=3.6,<4"],
-        "test": [
-            "clang-format==23.1.5",  # another version lays out a little otherwise
-            "gguf>=0.17",
-            "hypothesis>=6.100",
-            "import-linter>=2.1,<3",
-            "prometheus-client>=0.21,<1",
-            "mypy>=1.14,<3",
-            "pytest>=8.3,<10",
-            "pytest-timeout>=2.3,<3",
-            "pytest-xdist>=3.6,<4",
-            "ruff>=0.17.5,<0.18",
-            "safetensors>=0.5,<1",
-            "transformers>=4.57,<6",
-            "triton>=3.6,<4",
-        ],
-    },
+    install_requires=["anyio>=4.7,<5", "cffi>=1.17,<3"],
+    extras_require={"server": SERVER, "gpu": GPU, "test": SERVER + GPU + TEST},
     entry_points={"console_scripts": ["symphony = symphony.cli:main"]},
 )

@@ -52,7 +52,8 @@ class Expiry:
         del self._of[inode.number]
         if inode.opens or not isinstance(inode.content, KvFile):
             return  # in use, or a plain file by now: its next close looks again
-        log.info("%s expires: unused for %g s", self._tree.path_of(inode), inode.advice.ttl_s)
+        path = self._tree.path_of(inode)
+        log.info("%s expires: unused for %g s", path, inode.advice.ttl_s, extra={"file": path})
         for directory, name in tuple(inode.names):
             self._tree.unlink(self._tree.get(directory), name)
 

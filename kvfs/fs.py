@@ -152,9 +152,21 @@ class FileSystem:
         changes: Changes = NOT_KEPT,
         bits: str = "",
         same_bits: bool = False,
+        root_mode: int = 0o755,
     ) -> None:
         """See `Volume`."""
-        self.volume = Volume(pool, model, backing_dir, uid, gid, disk, changes=changes, bits=bits, same_bits=same_bits)
+        self.volume = Volume(
+            pool,
+            model,
+            backing_dir,
+            uid,
+            gid,
+            disk,
+            changes=changes,
+            bits=bits,
+            same_bits=same_bits,
+            root_mode=root_mode,
+        )
         self._tree = self.volume.tree
         self._paths = Paths(self._tree)
         self.claims = FileLocks()

@@ -102,9 +102,10 @@ class Volume:
         changes: Changes = NOT_KEPT,
         bits: str = "",
         same_bits: bool = False,
+        root_mode: int = 0o755,
     ) -> None:
         """`changes` is told of what has to be kept. `bits`: what the numbers' bits depend on beside the model; with
-        `same_bits` files that something else computed in part are not opened.
+        `same_bits` files that something else computed in part are not opened. `root_mode`: until somebody changes it.
         """
         self.pool = pool
         self.model = model
@@ -114,7 +115,7 @@ class Volume:
         """Whatever keeps it."""
         self.bits = bits
         self._same_bits = same_bits
-        self.tree = Tree(pool.accounts, uid, gid, self._discard, idle=self._note_idle, changes=changes)
+        self.tree = Tree(pool.accounts, uid, gid, self._discard, root_mode, self._note_idle, changes)
         self.alarms = Alarms()
         """What happens at a time; somebody has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)

@@ -25,7 +25,8 @@
 #include <stdint.h>
 
 #define SYM_MAGIC 0x314d5953u /* "SYM1" */
-#define SYM_ABI_VERSION 5u
+#define SYM_ABI_VERSION 6u
+#define SYM_ABI_OLDEST 5u /* the daemon serves clients from this version on: libsym-abi(7) has the rules */
 
 #define SYM_FRAME_ALIGN 64u
 #define SYM_RING_BYTES (2u << 20)      /* a power of two; holds two frames of the largest size */
@@ -42,11 +43,13 @@
 /* First message on the socket, from the client; then the daemon's, with {memfd, doorbell, bell} when err is 0. */
 struct sym_greeting {
     uint32_t magic, version;
-    uint64_t reserved;
+    uint32_t oldest; /* the client speaks all versions from this one on; 0: `version` alone */
+    uint32_t reserved;
 };
 
 struct sym_welcome {
-    uint32_t magic, version;
+    uint32_t magic;
+    uint32_t version;    /* that both speak from now on; with an err: the daemon's, or as an older client reads it */
     int32_t err;         /* errno; 0: welcome */
     uint32_t text_bytes; /* of the reason that follows, UTF-8 */
 };

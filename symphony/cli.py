@@ -8,12 +8,17 @@ import sys
 from collections.abc import Callable, Sequence
 
 from libsym.errors import SymError
+from symphony import __version__
 from symphony.commands.asking import add_questions
 from symphony.commands.checks import add_checks
+from symphony.commands.completion import add_completion
+from symphony.commands.configuration import add_configuration
+from symphony.commands.manual import add_help
 from symphony.commands.programs import add_program_commands
 from symphony.commands.serving import add_serve
 from symphony.commands.traces import add_trace
 from symphony.commands.watching import add_top
+from symphony.installed import what_to_install
 from symphony.launcher.places import Refused
 
 
@@ -31,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Refused as refused:
         print(f"symphony: {refused}", file=sys.stderr)
         return refused.status
+    except ImportError as error:
+        print(f"symphony: {what_to_install(error)}", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `symphony du | head` is no error
         return 1
@@ -50,13 +58,17 @@ def _open_closed_streams() -> None:
 def build_parser() -> argparse.ArgumentParser:
     """The whole grammar of the command line."""
     parser = argparse.ArgumentParser(prog="symphony", description="An operating system for LLM inference programs.")
+    parser.add_argument("--version", action="version", version=f"symphony {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_serve(commands)
+    add_configuration(commands)
     add_program_commands(commands)
     add_questions(commands)
     add_top(commands)
     add_checks(commands)
     add_trace(commands)
+    add_help(commands)
+    add_completion(commands, parser)
     return parser
 
 

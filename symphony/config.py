@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import pwd
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from kvfs.sizes import parse_bytes
 from libsym.channel.socket_path import default_socket
 from libsym.errors import Invalid, NotFound
 from scheduler.programs.admission import MAX_AT_ONCE, MAX_PER_MINUTE
+from symphony.config_file import ConfigFile, Key, read_config_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Config:
     """Bytes that pages and plain files may take below `state`; None: what the file system has."""
     disk_timeout: float = 30.0
     """Seconds after which who waits for the disk is told that it does not answer."""
+    drain: float = 30.0
+    """Seconds that a daemon that is told to end has to write what is not on disk yet."""
     step_ms: float = 20.0
     """Milliseconds that a step may take for the sake of prefills: the delay that those who decode are promised."""
     same_bits: bool = False
@@ -62,9 +65,19 @@ class Config:
     metrics_port: int | None = None
     """TCP port of this machine alone, where /metrics is told in Prometheus' format; 0: any that is free; None: none."""
     allow_other: bool | None = None
-    """Other users may use the mount (the mode bits decide about what); None: when root starts the daemon."""
+    """Other users may use the mount (the mode bits decide about what); None: when root starts the daemon, or mounts for
+    it."""
+    mount_helper: Path | None = None
+    """The socket of the helper that mounts for a daemon without rights; None: the daemon mounts by itself."""
+    watchdog: float = 60.0
+    """Seconds that a step may take before the service manager's watchdog is not fed any more."""
+    log: str = "auto"
+    """What its lines are: text, json, journal; auto: journal where standard error is the journal's, else text."""
+    verbose: bool = False
+    """Log connections and files, too, and leave out no line."""
 
 
+LOGS = "auto", "text", "json", "journal"
 MAX_SECONDS = 86_400.0
 MIN_STEP_MS, MAX_STEP_MS = 0.1, 60_000.0
 MAX_PORT = 65_535
@@ -84,81 +97,146 @@ _TYPES: dict[str, type] = {
     "allow_other": bool,
     "same_bits": bool,
     "invariant": bool,
+    "log": str,
+    "verbose": bool,
 }
+_KINDS = {str: "a string", int: "a whole number", bool: "true or false"}
+
+_OF_UNIT = {"mount": "SYMPHONY_MOUNT", "state": "SYMPHONY_STATE", "mount_helper": "SYMPHONY_MOUNT_HELPER"}
+"""Variables by which a unit says what it has prepared; that of the socket is for programs, too."""
+
+
+class Unfit(Invalid):
+    """A key has a value that it can't have."""
+
+    def __init__(self, message: str, *key: str) -> None:
+        super().__init__(message)
+        self.key: Key = key
 
 
 def defaults() -> Config:
-    """The defaults of this user."""
-    if os.geteuid() == 0:
-        return Config(socket=default_socket())
-    home = Path.home()
-    state = Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "symphony"
-    return Config(mount=home / "kv", socket=default_socket(), state=state)
+    """The defaults of this user, and of the unit that this is started by."""
+    config = Config(socket=default_socket())
+    if os.geteuid() != 0:
+        home = Path.home()
+        state = Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "symphony"
+        config = replace(config, mount=home / "kv", state=state)
+    given = {key: os.environ.get(name) for key, name in _OF_UNIT.items()}
+    return replace(config, **{key: _value(key, value) for key, value in given.items() if value})
 
 
-def load(path: Path | None, overrides: dict[str, Any]) -> Config:
+def default_file() -> Path | None:
+    """What is read when nobody names a file: symphony.toml where the service manager says that configuration is."""
+    directory = os.environ.get("CONFIGURATION_DIRECTORY")
+    path = Path(directory) / "symphony.toml" if directory else None
+    return path if path is not None and path.exists() else None
+
+
+def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
     """The configuration of `path` with the command line's words (those that are not None) over it."""
+    return overlaid(None if path is None else read_config_file(path), overrides)
+
+
+def overlaid(file: ConfigFile | None, overrides: Mapping[str, Any]) -> Config:
+    """The same of a file that was read. Invalid: what is wrong first, with its place."""
+    problems = list[Unfit]()
     config = defaults()
-    if path is not None:
-        config = replace(config, **_read(path))
+    if file is not None:
+        config = replace(config, **_checked(file, problems))
     told = {key: _value(key, value) for key, value in overrides.items() if value is not None}
     if "weight" in told:
         told["weight"] = {**config.weight, **told["weight"]}
     config = replace(config, **told)
-    _check_device(config)
-    if config.threads is not None and config.threads < 1:
-        raise Invalid(f"threads is {config.threads}: at least 1 is needed")
-    if config.quota_files is not None and config.quota_files < 1:
-        raise Invalid(f"quota_files is {config.quota_files}: at least 1 is needed")
+    problems += _misfits(config)
+    if problems:
+        raise Invalid(placed(problems[0], file, told))
+    return config
+
+
+def problems_of(file: ConfigFile) -> list[Unfit]:
+    """Everything that is wrong in a file, in the order of its lines."""
+    problems = list[Unfit]()
+    values = _checked(file, problems)
+    problems += _misfits(replace(defaults(), **values))
+    return sorted(problems, key=lambda problem: file.line_of(problem.key))
+
+
+def placed(problem: Unfit, file: ConfigFile | None, told: Mapping[str, Any] | None = None) -> str:
+    """What is wrong, and where: in the file, unless the command line (`told`) says something else."""
+    is_of_file = file is not None and problem.key[0] in file.values and problem.key[0] not in (told or {})
+    return f"{file.place_of(problem.key)}: {problem}" if is_of_file and file is not None else str(problem)
+
+
+def _checked(file: ConfigFile, problems: list[Unfit]) -> dict[str, Any]:
+    """The values that are all right; the others are put to the problems."""
+    known, values = {field.name for field in fields(Config)}, dict[str, Any]()
+    for key, value in file.values.items():
+        if key not in known:
+            problems.append(Unfit(f"unknown key {key!r}{_meant(key, known)}", key))
+            continue
+        try:
+            values[key] = _value(key, value)
+        except Unfit as problem:
+            problems.append(problem)
+    return values
+
+
+def _meant(key: str, known: set[str]) -> str:
+    """What was probably meant, or all that there is."""
+    near = difflib.get_close_matches(key.replace("-", "_").lower(), known, 1)
+    return f": {near[0]}?" if near else f" (known: {', '.join(sorted(known))})"
+
+
+def _misfits(config: Config) -> list[Unfit]:
+    """What is wrong with values of the right kind, and with some beside each other."""
+    found = list[Unfit]()
+    try:
+        _check_device(config)
+    except Unfit as problem:
+        found.append(problem)
+    for key in ("threads", "quota_files"):
+        if (value := getattr(config, key)) is not None and value < 1:
+            found.append(Unfit(f"{key} is {value}: at least 1 is needed", key))
     if config.metrics_port is not None and not 0 <= config.metrics_port <= MAX_PORT:
-        raise Invalid(f"metrics_port is {config.metrics_port}: 1 to {MAX_PORT}, or 0 for any that is free, is needed")
+        message = f"metrics_port is {config.metrics_port}: 1 to {MAX_PORT}, or 0 for any that is free, is needed"
+        found.append(Unfit(message, "metrics_port"))
     for key in ("programs", "starts"):
         if getattr(config, key) < 0:
-            raise Invalid(f"{key} is {getattr(config, key)}: 0 (none may be started) or more is needed")
-    return config
+            found.append(Unfit(f"{key} is {getattr(config, key)}: 0 (none may be started) or more is needed", key))
+    if config.log not in LOGS:
+        found.append(Unfit(f"log {config.log!r} is not one of {', '.join(LOGS)}", "log"))
+    if config.mount_helper is not None and config.allow_other is False:
+        message = "allow_other is false, and a mount helper mounts for all users: leave it out"
+        found.append(Unfit(message, "allow_other"))
+    return found
 
 
 def _check_device(config: Config) -> None:
     if config.device not in ("cpu", "cuda"):
-        raise Invalid(f"device {config.device!r} is not one of cpu, cuda")
+        raise Unfit(f"device {config.device!r} is not one of cpu, cuda", "device")
     precisions = GPU_PRECISIONS if config.device == "cuda" else KV_DTYPE
     if config.precision not in precisions:
         where = " on a GPU" if config.device == "cuda" else ""
-        raise Invalid(f"precision {config.precision!r} is not one of {', '.join(precisions)}{where}")
+        raise Unfit(f"precision {config.precision!r} is not one of {', '.join(precisions)}{where}", "precision")
     if config.kv_dtype is not None and config.kv_dtype not in (config.precision, "fp8"):
-        raise Invalid(f"kv_dtype {config.kv_dtype!r} is not one of {config.precision} (the precision), fp8")
+        message = f"kv_dtype {config.kv_dtype!r} is not one of {config.precision} (the precision), fp8"
+        raise Unfit(message, "kv_dtype")
     if config.device == "cpu":
         for key in ("gpu_memory", "kv_dtype"):
             if getattr(config, key) is not None:
-                raise Invalid(f"{key} is for --device cuda")
+                raise Unfit(f"{key} is for --device cuda", key)
         if not config.invariant:
-            raise Invalid("--no-invariant is for --device cuda: a CPU's bits never depend on the batch")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise NotFound(f"no configuration file {path}") from None
-    except OSError as error:
-        raise Invalid(f"the configuration file {path} can't be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Invalid(f"{path}: {error}") from None
-    known = {field.name for field in fields(Config)}
-    for key in table:
-        if key not in known:
-            raise Invalid(f"{path}: unknown key {key!r} (known: {', '.join(sorted(known))})")
-    return {key: _value(key, value) for key, value in table.items()}
+            message = "--no-invariant is for --device cuda: a CPU's bits never depend on the batch"
+            raise Unfit(message, "invariant")
 
 
 def _value(key: str, value: Any) -> Any:
-    if key == "mount":
-        return Path(os.path.realpath(Path(value).expanduser()))  # Path.resolve fails on a stale mount
-    if key in ("socket", "state"):
-        return Path(value).expanduser().absolute()
+    """Unfit: it is of the wrong kind."""
+    if key in ("mount", "socket", "state", "mount_helper"):
+        return _path(key, value)
     if key in ("kv_memory", "gpu_memory", "disk", "quota"):
-        return parse_bytes(str(value))
-    if key == "disk_timeout":
+        return _size(key, value)
+    if key in ("disk_timeout", "drain", "watchdog"):
         return _seconds(key, value)
     if key == "step_ms":
         return _milliseconds(key, value)
@@ -166,8 +244,25 @@ def _value(key: str, value: Any) -> Any:
         return _weights(value)
     expected = _TYPES[key]
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
-        raise Invalid(f"{key} is {value!r}: {expected.__name__} needed")
+        raise Unfit(f"{key} is {value!r}: {_KINDS[expected]} needed", key)
     return value
+
+
+def _path(key: str, value: Any) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise Unfit(f"{key} is {value!r}: a path needed", key)
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError as error:  # of a user that there is not
+        raise Unfit(f"{key} is {value!r}: {error}", key) from None
+    return Path(os.path.realpath(path)) if key == "mount" else path.absolute()  # Path.resolve fails on a stale mount
+
+
+def _size(key: str, value: Any) -> int:
+    try:
+        return parse_bytes(str(value))
+    except Invalid as error:
+        raise Unfit(f"{key}: {error}", key) from None
 
 
 def _weights(given: Any) -> dict[int, float]:
@@ -177,14 +272,21 @@ def _weights(given: Any) -> dict[int, float]:
     elif isinstance(given, Sequence) and not isinstance(given, str):
         pairs = [_pair(each) for each in given]
     else:
-        raise Invalid(f"weight is {given!r}: a table of users and numbers needed")
-    return {_uid(user): parse_weight(str(weight)) for user, weight in pairs}
+        raise Unfit(f"weight is {given!r}: a table of users and numbers needed", "weight")
+    return {_uid(user): _weight(user, weight) for user, weight in pairs}
+
+
+def _weight(user: str, weight: object) -> float:
+    try:
+        return parse_weight(str(weight))
+    except Invalid as error:
+        raise Unfit(f"weight of {user}: {error}", "weight", user) from None
 
 
 def _pair(given: object) -> tuple[str, str]:
     user, equals, weight = str(given).partition("=")
     if not equals:
-        raise Invalid(f"weight is {given!r}: write USER=N")
+        raise Unfit(f"weight is {given!r}: write USER=N", "weight")
     return user, weight
 
 
@@ -194,16 +296,17 @@ def _uid(user: str) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except (KeyError, ValueError):
-        raise Invalid(f"weight of {user!r}: there is no such user, and it is no uid") from None
+        message = f"weight of {user!r}: there is no such user, and it is no uid"
+        raise Unfit(message, "weight", user) from None
 
 
 def _seconds(key: str, value: Any) -> float:
     try:
         found = float(value)
     except (TypeError, ValueError):
-        raise Invalid(f"{key} is {value!r}: a number of seconds needed") from None
+        raise Unfit(f"{key} is {value!r}: a number of seconds needed", key) from None
     if not 0 < found < MAX_SECONDS:
-        raise Invalid(f"{key} is {value!r}: more than 0 and at most a day is needed")
+        raise Unfit(f"{key} is {value!r}: more than 0 and at most a day is needed", key)
     return found
 
 
@@ -211,9 +314,9 @@ def _milliseconds(key: str, value: Any) -> float:
     try:
         found = float(value)
     except (TypeError, ValueError):
-        raise Invalid(f"{key} is {value!r}: a number of milliseconds needed") from None
+        raise Unfit(f"{key} is {value!r}: a number of milliseconds needed", key) from None
     if not MIN_STEP_MS <= found <= MAX_STEP_MS:
-        raise Invalid(f"{key} is {value!r}: {MIN_STEP_MS:g} to {MAX_STEP_MS:g} is needed")
+        raise Unfit(f"{key} is {value!r}: {MIN_STEP_MS:g} to {MAX_STEP_MS:g} is needed", key)
     return found
 
 

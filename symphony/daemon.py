@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import errno
 import gc
 import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -34,14 +31,14 @@ from kvfs.mount.session import serve_mount
 from kvfs.names.disk import Disk
 from kvfs.pages.accounts import Accounts, Limits
 from kvfs.pages.pool import PagePool
-from libsym.channel.socket_path import make_socket_directory, programs_socket
+from libsym.channel.socket_path import programs_socket
 from libsym.errors import SymError
 from scheduler.batch.accounting import TIME_BOUNDS_S
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.cost_model import CostModel
 from scheduler.gate import Gate
 from scheduler.launchers import Launchers
-from scheduler.listener import Listener, bind, clear_way
+from scheduler.listener import Listener
 from scheduler.programs.admission import Admission
 from scheduler.programs.registry import Programs
 from scheduler.programs.watch import ProgramWatch
@@ -50,7 +47,15 @@ from scheduler.status.held import HeldTimes
 from scheduler.status.metrics_port import MetricsPort
 from symphony.backends import Backend, build_backend
 from symphony.config import Config
+from symphony.ending import Ending
+from symphony.logs import set_up_log
 from symphony.model_text import LoadedText
+from symphony.reloading import Apply, Reloading, Source
+from symphony.service.activation import activated
+from symphony.service.mounting import HelpersMount
+from symphony.service.notify import Notifier
+from symphony.service.watchdog import feed_for_ever
+from symphony.sockets import Sockets
 from symphony.weights_loading import WeightsLoading
 
 log = logging.getLogger(__name__)
@@ -58,8 +63,9 @@ log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 1e-4
 """How long a busy thread may hold up the trio thread: a stat takes 0.3 ms beside one, and 5 ms at the default."""
 
-LAST_WORK_S = 30.0
-"""What workers are at when the daemon ends has so long: an interpreter that ends under them crashes."""
+OWN_ROOT, SHARED_ROOT = 0o755, 0o1777
+"""Modes of a new mount: of whoever starts the daemon, and of a service for all users, who is none of them."""
+
 FREED_BLOCK_BYTES = 128 << 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # in malloc.h
 
@@ -82,9 +88,16 @@ class House:
     control: ControlTree
     metrics: MetricsPort
     held: HeldTimes
+    helper: HelpersMount | None
+    """Who mounts, if the daemon does not."""
+    reloading: Reloading
+
+    def status(self) -> str:
+        """For the service manager, in one line."""
+        return f"{self.model.name} on {self.config.mount}, weights {self.weights.info()['weights']}"
 
 
-def build(config: Config) -> House:
+def build(config: Config, source: Source, ending: Ending, notifier: Notifier) -> House:
     """Wire the rooms, with all of the model but its weights. Nothing is visible to others yet."""
     model = load_model(config.model)
     backend = build_backend(config, model)
@@ -109,6 +122,7 @@ def build(config: Config) -> House:
         changes=journal,
         bits=backend.bits,
         same_bits=config.same_bits,
+        root_mode=OWN_ROOT if config.mount_helper is None else SHARED_ROOT,
     )
     keeper = Keeper(state, kept, fs.volume, journal, config.disk_timeout, config.disk)
     batches = BatchScheduler(
@@ -133,6 +147,8 @@ def build(config: Config) -> House:
     launchers = Launchers(programs, listener.adopt, exempt, for_sandboxes)
     held = HeldTimes()
     shown = Control(fs, batches, gate, programs, text, held)
+    helper = None if config.mount_helper is None else HelpersMount(config.mount_helper)
+    changes = _changes(fs, keeper, batches, programs, ending)
     house = House(
         config=config,
         model=model,
@@ -148,8 +164,40 @@ def build(config: Config) -> House:
         control=ControlTree(fs, shown),
         metrics=MetricsPort(config.metrics_port, shown.metrics),
         held=held,
+        helper=helper,
+        reloading=Reloading(config, source, changes, notifier),
     )
     return house
+
+
+def _changes(
+    fs: FileSystem, keeper: Keeper, batches: BatchScheduler, programs: Programs, ending: Ending
+) -> dict[str, Apply]:
+    """What makes a new value of a key true while the daemon runs, for each key that can change."""
+
+    def limit_users(config: Config) -> None:
+        fs.pool.accounts.limit(Limits(config.quota, config.quota_files))
+
+    def limit_disk(config: Config) -> None:
+        fs.volume.disk.deadline_s = config.disk_timeout
+        keeper.limit(config.disk, config.disk_timeout)
+
+    def limit_programs(config: Config) -> None:
+        programs.admission.limit(config.programs, config.starts)
+
+    def log_otherwise(config: Config) -> None:
+        set_up_log(config.log, verbose=config.verbose)
+
+    return {
+        **dict.fromkeys(("quota", "quota_files"), limit_users),
+        **dict.fromkeys(("disk", "disk_timeout"), limit_disk),
+        **dict.fromkeys(("programs", "starts"), limit_programs),
+        **dict.fromkeys(("log", "verbose"), log_otherwise),
+        "weight": lambda config: fs.pool.accounts.weigh_uids(config.weight),
+        "step_ms": lambda config: batches.set_step(config.step_ms * 1e-3),
+        "drain": lambda config: ending.limit(config.drain),
+        "watchdog": lambda _config: None,  # it is looked at each time
+    }
 
 
 def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
@@ -163,6 +211,8 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         **house.weights.info(),
         "mount": str(house.config.mount),
         "socket": str(house.config.socket),
+        "mount_helper": None if house.helper is None else {"kept": house.helper.is_kept},
+        "config": house.reloading.info(),
         "metrics_port": house.metrics.number,
         "lips": len(house.listener.lips),
         "programs": len(house.programs),
@@ -182,45 +232,59 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
     }
 
 
-async def serve(config: Config) -> None:
-    """Run a daemon until SIGINT or SIGTERM; then unmount and leave nothing behind."""
+async def serve(config: Config, source: Source) -> None:
+    """Run a daemon until SIGINT or SIGTERM; then unmount and leave nothing behind. SymError: not everything is kept.
+
+    `source`: where the configuration is from; it is read again at SIGHUP, if it has a file.
+    """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _allow_many_descriptors()
     give_back_freed_memory()
-    # Open to the very end: an impatient second Ctrl-C must not cut the unmounting short.
-    with (
-        trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
-        locked_by_daemon(config.state),
-    ):
-        _prepare_socket(config.socket)
-        with _nothing_is_garbage():
-            house = await trio.to_thread.run_sync(build, config)
-        house.held.install()
-        try:
-            # Whoever sees the socket, a script that waits for it, finds the mount: it is there first, and goes last.
-            async with _kept(house), _mounted(house):
-                with (
-                    _listening_socket(programs_socket(config.socket), socket.SOCK_SEQPACKET) as for_launchers,
-                    _listening_socket(config.socket) as listening,
-                ):
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(house.batches.run)
-                        nursery.start_soon(house.fs.volume.alarms.run)
-                        nursery.start_soon(house.listener.run, listening)
-                        nursery.start_soon(house.watch.run)
-                        nursery.start_soon(house.launchers.run, for_launchers)
-                        nursery.start_soon(house.metrics.run)
-                        print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
-                        nursery.start_soon(house.weights.run, house.batches)
-                        number = await anext(signals)
-                        log.info("%s: closing", signal.Signals(number).name)
-                        nursery.cancel_scope.cancel()
-        finally:
-            house.keeper.close()
-            house.weights.close()
-            with trio.move_on_after(LAST_WORK_S):
-                await house.watch.close()
-                await house.listener.close()
+    ending, notifier = Ending(config.drain, config.mount), Notifier()
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, locked_by_daemon(config.state):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ending.watch, signals)
+            await _serve_until(ending, config, source, notifier)
+            nursery.cancel_scope.cancel()
+    ending.over()
+    if ending.not_kept:
+        raise SymError(f"{len(ending.not_kept)} of the files are not on disk as they were: the log names them")
+
+
+async def _serve_until(ending: Ending, config: Config, source: Source, notifier: Notifier) -> None:
+    sockets = Sockets(config.socket, activated())
+    with _nothing_is_garbage():
+        house = await ending.unless_begun(lambda: build(config, source, ending, notifier))
+    house.held.install()
+    try:
+        # Whoever sees the socket, a script that waits for it, finds the mount: it is there first, and goes last.
+        async with _with_manager(house, notifier), _kept(house, ending), _mounted(house):
+            with sockets.listening() as (for_programs, for_launchers):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(house.batches.run)
+                    nursery.start_soon(house.fs.volume.alarms.run)
+                    nursery.start_soon(house.listener.run, for_programs)
+                    nursery.start_soon(house.watch.run)
+                    nursery.start_soon(house.launchers.run, for_launchers)
+                    nursery.start_soon(house.metrics.run)
+                    print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
+                    nursery.start_soon(_load_weights, house, notifier)
+                    await ending.begun.wait()
+                    notifier.stopping("writing what is not on disk yet")
+                    nursery.cancel_scope.cancel()
+    finally:
+        house.keeper.close()
+        house.weights.close()
+        with trio.move_on_after(ending.left_s):
+            await house.batches.close()
+            await house.watch.close()
+            await house.listener.close()
+
+
+async def _load_weights(house: House, notifier: Notifier) -> None:
+    notifier.ready(house.status())
+    await house.weights.run(house.batches)
+    notifier.status(house.status())
 
 
 def _allow_many_descriptors() -> None:
@@ -259,29 +323,49 @@ def give_back_freed_memory() -> None:
 
 
 @asynccontextmanager
-async def _kept(house: House) -> AsyncIterator[None]:
+async def _kept(house: House, ending: Ending) -> AsyncIterator[None]:
     """What changes is written back; at the end everything is, for a restart is to lose nothing."""
     async with trio.open_nursery() as nursery:
         await nursery.start(house.keeper.run)
         try:
             yield
         finally:
+            ending.begin()  # also where it is an error that ends the daemon
             with trio.CancelScope(shield=True):
-                await house.keeper.drain()
+                ending.not_kept = await house.keeper.drain(ending.left_s)
+                if not await house.keeper.is_at_rest(ending.left_s):
+                    ending.leave(1 if ending.not_kept else 0)
             nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _with_manager(house: House, notifier: Notifier) -> AsyncIterator[None]:
+    """What there is to do with a service manager, until everything is written back: the watchdog bites to the end."""
+    reloading = house.reloading
+    async with trio.open_nursery() as nursery:
+        age_s, limit_s = lambda: house.batches.step_age_s, lambda: reloading.config.watchdog
+        nursery.start_soon(feed_for_ever, notifier, age_s, limit_s)
+        if reloading.outcome.file is None:  # SIGHUP ends the daemon, as any process that does not ask for it
+            yield
+        else:
+            with trio.open_signal_receiver(signal.SIGHUP) as signals:
+                nursery.start_soon(reloading.run, signals, house.status)
+                yield
+        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
 async def _mounted(house: House) -> AsyncIterator[None]:
     allow_other = house.config.allow_other
     if allow_other is None:
-        allow_other = os.geteuid() == 0
+        allow_other = os.geteuid() == 0 or house.helper is not None
     async with trio.open_nursery() as nursery:
         await nursery.start(
             lambda task_status: serve_mount(
                 house.fs,
                 house.config.mount,
                 allow_other=allow_other,
+                mounter=house.helper,
                 control=house.control,
                 is_busy=lambda: house.batches.is_stepping,
                 catch_up=house.batches.sync,
@@ -289,39 +373,7 @@ async def _mounted(house: House) -> AsyncIterator[None]:
                 task_status=task_status,
             )
         )
+        if house.helper is not None:
+            nursery.start_soon(house.helper.keep_for_ever)
         yield
         nursery.cancel_scope.cancel()
-
-
-def _prepare_socket(path: Path) -> None:
-    """See to it that a socket can be made there, before a model is loaded in vain."""
-    with _may_listen(path):
-        make_socket_directory(path)
-        clear_way(path)
-        clear_way(programs_socket(path), socket.SOCK_SEQPACKET)
-        if not os.access(path.parent, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-@contextmanager
-def _may_listen(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except SymError:
-        raise
-    except OSError as error:  # Python has no errno for a path that is too long for a socket
-        why = error.strerror or str(error)
-        raise SymError(f"can't listen on {path}: {why}; choose another --socket", error.errno) from None
-
-
-@contextmanager
-def _listening_socket(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> Iterator[trio.socket.SocketType]:
-    with _may_listen(path):
-        listening: socket.socket = bind(path, kind)
-    identity = path.stat().st_ino
-    try:
-        with trio.socket.from_stdlib_socket(listening) as wrapped:
-            yield wrapped
-    finally:
-        if path.exists() and path.stat().st_ino == identity:
-            path.unlink()

@@ -24,7 +24,9 @@ from typing import Any
 
 from libsym.channel.socket_path import find_socket
 from libsym.errors import SymError
+from symphony import __version__
 from symphony.config import available_memory_bytes, defaults
+from symphony.installed import HERE, foreign_packages
 from symphony.reports import human_bytes
 
 MIN_PYTHON = (3, 11)
@@ -68,6 +70,7 @@ def checks() -> list[Check]:
     """Look at everything, in the order in which things are needed."""
     machine: list[Callable[[], Check]] = [
         check_python,
+        check_packages,
         check_compiler,
         check_fuse_device,
         check_fusermount,
@@ -104,6 +107,13 @@ def check_python() -> Check:
     if sys.version_info >= MIN_PYTHON:
         return Check("python", True, f"{found}, {sys.executable}")
     return Check("python", False, f"{found} is too old", "make .venv with Python 3.11 or newer")
+
+
+def check_packages() -> Check:
+    conflicts = list(foreign_packages())
+    if not conflicts:
+        return Check("packages", True, f"Symphony {__version__}, all in {HERE}")
+    return Check("packages", False, "; ".join(conflicts), "install Symphony into a virtual environment of its own")
 
 
 def check_compiler() -> Check:

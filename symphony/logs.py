@@ -1,4 +1,4 @@
-"""The daemon's log: lines on standard error, so many of each kind.
+"""The daemon's log: lines of text or of JSON on standard error, or entries of systemd's journal; so many of each kind.
 
 What writes a line can often be had again and again by a program: a broken image that is closed in a loop, a connection
 that speaks no protocol. So lines are limited by the place in the code that they come from, and by the kind of error
@@ -9,17 +9,24 @@ Errors are not limited: they are defects of the daemon or its books, and of a th
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from symphony.service.journal import JournalHandler, is_journals, subjects
 
 BURST = 20
 """Lines of one kind that may come at once: a story can still be followed."""
 
 RATE_PER_S = 0.5
 """And then: some hundred kilobytes a day of each kind, were it to go on for ever."""
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @dataclass(slots=True)
@@ -62,13 +69,33 @@ def _kind_of(record: logging.LogRecord) -> tuple[object, ...]:
     return record.pathname, record.lineno, *(getattr(error, "errno", None) or type(error) for error in errors)
 
 
-def log_to_stderr(*, verbose: bool) -> None:
-    """Set the daemon's log up. `verbose`: everything, and all of it."""
-    handler = logging.StreamHandler()
+def set_up_log(kind: str = "auto", *, verbose: bool = False) -> None:
+    """Set the daemon's log up, or change it. `verbose`: everything, and all of it. SymError: there is no such log."""
+    handler = _handler(kind)
     if not verbose:
         handler.addFilter(RateLimit())
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        handlers=[handler],
-    )
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)
+
+
+def _handler(kind: str) -> logging.Handler:
+    if kind == "journal" or (kind == "auto" and is_journals(sys.stderr)):
+        return JournalHandler()
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if kind == "json" else logging.Formatter(_TEXT))
+    return handler
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: time (UTC), level, logger, message; what the line is about; and the error's traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        found: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **subjects(record),
+        }
+        if record.exc_info:
+            found["error"] = self.formatException(record.exc_info)
+        return json.dumps(found, ensure_ascii=False, default=str)

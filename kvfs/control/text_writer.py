@@ -210,7 +210,7 @@ class TextWriter:
         if self._error is not None:
             return
         self._error = error
-        log.info("%s: nothing was written: %s", self._name, error)
+        log.info("%s: nothing was written: %s", self._name, error, extra={"file": self._name})
         self._remove_if_own()
         self._prefill.stop(self._take_back)
 
@@ -223,7 +223,7 @@ class TextWriter:
             try:
                 self._fs.kv_remove_open(_ROOT, self._handle)
             except SymError as error:  # it has other names now, which the writer did not give it
-                log.warning("%s: an incomplete text stays: %s", self._name, error)
+                log.warning("%s: an incomplete text stays: %s", self._name, error, extra={"file": self._name})
 
     def _take_back(self) -> None:
         """No step works on the file: cut away what was computed, unless others went on from it."""

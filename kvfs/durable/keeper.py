@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ OTHERS_A_CUT = 32
 """Inodes that nobody asked for by name, that a commit takes."""
 LOOKED_AT = 512
 """So many inodes are looked at before others have a turn."""
+NAMES_A_LINE = 20
+"""Of the log, when not everything can be kept."""
 SYNCS_A_CUT = 32
 """A cut holds the trio thread for some 40 µs an inode; who does not come into this commit comes into the next."""
 
@@ -132,7 +135,8 @@ class Keeper:
         self._inherited = deque(each for each in contents if isinstance(each, PlainFile) and each.exists)
         """Plain files of the daemon before, which may have been killed: they are synced once more, after all else."""
         self._asked: list[_Asked] = []
-        self._committing: tuple[Inode, ...] = ()
+        self._committing = Cut()
+        """The cut that is on its way."""
         self._something_asked = trio.Event()
         self._something_dirty = trio.Event()
         if self._inherited:
@@ -197,7 +201,7 @@ class Keeper:
         """Everything that there was when this was called. What an error keeps from the disk holds up nothing else."""
         number = self._journal.number
         files: deque[_Wanted] = deque()
-        for place, inode in enumerate(dict.fromkeys([*self._committing, *self._journal.dirty])):
+        for place, inode in enumerate(dict.fromkeys([*self._committing.inodes, *self._journal.dirty])):
             files.append(_Wanted(inode))
             if place % LOOKED_AT == LOOKED_AT - 1:  # there may be 100,000
                 await trio.lowlevel.checkpoint()
@@ -229,6 +233,11 @@ class Keeper:
     def needs_backing(self, name: str) -> bool:
         return name in self._backing
 
+    def limit(self, disk_limit_bytes: int | None, deadline_s: float) -> None:
+        """Other limits from now on. What is on disk beyond a smaller one stays there."""
+        self._disk_limit_bytes = disk_limit_bytes
+        self.jobs.deadline_s = deadline_s
+
     # The service
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -242,25 +251,53 @@ class Keeper:
             nursery.start_soon(self._write_back_for_ever)
             task_status.started()
 
-    async def drain(self) -> list[str]:
-        """Keep everything that has a name, as the daemon ends. The names of what is not kept, if the disk fails."""
-        try:
-            await self.sync_all()
-        except SymError as error:
-            names = self.unsynced_names()
-            log.error("not kept: %s: %s", ", ".join(names[:20]) or "nothing", error)  # noqa: TRY400
-            return names
-        return []
+    async def drain(self, limit_s: float = math.inf) -> list[str]:
+        """Keep everything that has a name, as the daemon ends, what has waited longest first. The names of what is not
+        kept, because the disk fails, or in this time.
+        """
+        why = f"{limit_s:.3g} s were not enough"
+        with trio.move_on_after(limit_s):
+            try:
+                return await self._drained()
+            except SymError as error:
+                why = str(error)
+        names = self.unsynced_names()
+        for first in range(0, len(names), NAMES_A_LINE):
+            some = names[first : first + NAMES_A_LINE]
+            log.error("not kept: %s: %s", ", ".join(some), why, extra={"file": some})
+        return names
+
+    async def _drained(self) -> list[str]:
+        """Nothing is left. A disk that answers late has all the time that there is."""
+        while True:
+            try:
+                await self.sync_all()
+            except SymError as error:
+                if error.errno != errno.ETIMEDOUT:
+                    raise
+            else:
+                return []
+
+    async def is_at_rest(self, limit_s: float) -> bool:
+        """Whether no job of the disk is under way any more, at the latest in this time: what it writes to may be closed
+        then.
+        """
+        with trio.move_on_after(limit_s):
+            await self.jobs.are_over()
+            return True
+        return not self.jobs.num_under_way
 
     def close(self) -> None:
         """The daemon has ended."""
         self._state.close()
 
     def unsynced_names(self) -> list[str]:
-        """What would not survive now."""
+        """What would not survive now. What is being committed may or may not."""
         journal, tree = self._journal, self._volume.tree
-        named = {put.after for change in journal.operations.values() for put in change.puts if put.after is not None}
-        return sorted(tree.path_of(inode) for inode in {*journal.dirty, *named} if inode.names)
+        changes = [*self._committing.changes, *journal.operations.values()]
+        named = {put.after for change in changes for put in change.puts if put.after is not None}
+        dirty = {*journal.dirty, *self._committing.inodes}
+        return sorted(tree.path_of(inode) for inode in dirty | named if inode.names)
 
     def statistics(self) -> StorageStatistics:
         return StorageStatistics(
@@ -386,11 +423,11 @@ class Keeper:
         covered = self.pages_out.begin_sync()
         if cut.is_empty and not covered:
             return None
-        self._committing = tuple(cut.inodes)
+        self._committing = cut
         try:
             return await self._make_durable(cut, covered)
         finally:
-            self._committing = ()
+            self._committing = Cut()
 
     async def _make_durable(self, cut: Cut, covered: list[IntArray]) -> SymError | None:
         job = self.jobs.start(lambda: self._sync_slots() if covered else None)

@@ -185,9 +185,13 @@ class PagesIn:
             return error
         slots = self._pool.on_disk.slot[pages]
         damaged = pages[np.isin(slots, error.slots)]
-        names = [f"{path} from entry {first} on" for path, first in self.files_with(damaged)]
+        found = [*self.files_with(damaged)]
+        names = [f"{path} from entry {first} on" for path, first in found]
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        log.error("slots %s are damaged, and with them %s", list(error.slots), shown or "files that are gone")
+        about = {"file": [path for path, _ in found[:8]]}
+        log.error(
+            "slots %s are damaged, and with them %s", list(error.slots), shown or "files that are gone", extra=about
+        )
         return SymError(f"damaged on disk: {shown}: see `symphony fsck`", errno.EIO)
 
     def files_with(self, pages: IntArray) -> list[tuple[str, int]]:

@@ -76,7 +76,8 @@ class Restorer:
         self._find_pages()
         self._restore_tree()
         for inode, name in self._without_bytes:
-            log.error("the bytes of %s are lost: there is no %s", self._volume.tree.path_of(inode), name)
+            path = self._volume.tree.path_of(inode)
+            log.error("the bytes of %s are lost: there is no %s", path, name, extra={"file": path})
         for account, num_files in self._num_files.items():
             account.charge_files(num_files)
         self._charge_pages()

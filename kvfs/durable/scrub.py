@@ -230,7 +230,7 @@ def _about(volume: Volume, touched: _Touched) -> Finding:
     firsts = ", ".join(str(place * PAGE_ENTRIES) for place in touched.places[:8].tolist())
     count = touched.places.size
     what = f"damaged on disk: {count} of its pages, from entry {firsts}{' …' if count > 8 else ''} on"
-    log.error("%s: %s", ", ".join(paths), what)
+    log.error("%s: %s", ", ".join(paths), what, extra={"file": paths})
     if touched.first_lost is None:
         return Finding("page", paths, what, "it is written anew, from memory")
     return Finding("page", paths, what, f"it keeps {touched.first_lost} of {kv.table.length + kv.lost} entries")

@@ -149,7 +149,6 @@ class DiskWork:
     def __init__(self, volume: Volume, eager: Eager) -> None:
         self._volume = volume
         self._eager = eager
-        self.patience_s = volume.disk.deadline_s
         self._queue: deque[_Job[Any]] = deque()
         self._at_work: Counter[PlainFile] = Counter()
         """Threads, by file."""
@@ -157,6 +156,11 @@ class DiskWork:
         """What changes a file, or imports it, just now."""
         self._meeting = threading.Lock()
         self._in_vain_until_s = -math.inf
+
+    @property
+    def patience_s(self) -> float:
+        """How long a request waits for the disk."""
+        return self._volume.disk.deadline_s
 
     # Reading
 

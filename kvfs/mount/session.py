@@ -14,6 +14,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -40,11 +41,25 @@ _FUSE_CONF = Path("/etc/fuse.conf")
 _FUSE_DEVICE = Path("/dev/fuse")
 
 
+class Mounter(Protocol):
+    """Mounts for a daemon that may not. Each call may block for a moment, and none touches the mount."""
+
+    def mount(self, where: Path) -> int:
+        """Mount there, for all users; the descriptor of /dev/fuse, which is the session's from now on."""
+
+    def agreed(self) -> None:
+        """The kernel has asked what we can do."""
+
+    def unmount(self) -> None:
+        """Returns when it is no more there; what is open stays open."""
+
+
 async def serve_mount(
     fs: FileSystem,
     mountpoint: Path,
     *,
     allow_other: bool,
+    mounter: Mounter | None = None,
     is_busy: Callable[[], bool] = lambda: False,
     catch_up: Callable[[], None] = lambda: None,
     exclusive: Exclusive = at_once,
@@ -55,11 +70,12 @@ async def serve_mount(
 
     `control`: what its `.symphony` holds; without it there is none.
     `allow_other`: every user may enter, and modes decide; without it only the daemon's own user may, not even root.
+    `mounter`: mounts in place of this process, and then looks after the mount point, too.
     `is_busy`: whether the model is computing; names and attributes then get a bounded share of the time.
     `catch_up`: called before a request is answered, so that files show what was computed until then.
     `exclusive`: has a KV file changed when no call appends to it.
     """
-    where = await trio.to_thread.run_sync(_make_ready, mountpoint, allow_other)
+    where = await trio.to_thread.run_sync(_make_ready, mountpoint, allow_other, mounter)
     aliases = await trio.to_thread.run_sync(_aliases, mountpoint, where)
     eager = Eager()
     requests = Requests(eager, Pace(is_busy), catch_up)
@@ -69,22 +85,22 @@ async def serve_mount(
     controls = None if control is None else ControlHandlers(control, fs.volume, answers, eager, files, turns)
     bind(requests, files, controls)
     agreed = trio.Event()
-    _mount(where, agreed, allow_other=allow_other)
+    await _mount(where, agreed, mounter, allow_other=allow_other)
     try:
         shim.verify()
         fs.mountpoint = where
         fs.alias_mountpoint(*aliases)
         log.info("mounted at %s", where)
         task_status.started()
-        await requests.serve(functools.partial(_loop, where, agreed))
+        await requests.serve(functools.partial(_loop, where, agreed, mounter))
     finally:
         fs.mountpoint = None
         fs.alias_mountpoint()
-        _unmount(where, files, control)
+        _unmount(where, files, control, mounter)
     raise NotConnected(f"{where} was unmounted by somebody else; restart to mount it again")
 
 
-def _mount(where: Path, agreed: trio.Event, *, allow_other: bool) -> None:
+async def _mount(where: Path, agreed: trio.Event, mounter: Mounter | None, *, allow_other: bool) -> None:
     """Mount; `agreed` is set when the kernel has asked what we can do."""
     options = {"default_permissions", "fsname=symphony", "subtype=kv"}
     if allow_other:
@@ -94,9 +110,13 @@ def _mount(where: Path, agreed: trio.Event, *, allow_other: bool) -> None:
     settings.init = agreed.set  # type: ignore[method-assign] # it is called for nothing else
     settings.supports_dot_lookup = True
     settings.enable_writeback_cache = False  # LIPs read and change the same files: bytes must not wait in the kernel
+    # The descriptor is the session's, which closes it: libfuse takes one in place of a path, and mounts nothing then.
+    place = where if mounter is None else f"/dev/fd/{await trio.to_thread.run_sync(mounter.mount, where)}"
     try:
-        pyfuse3.init(settings, str(where), options)
+        pyfuse3.init(settings, str(place), options)
     except RuntimeError as error:
+        if mounter is not None:
+            mounter.unmount()
         raise SymError(f"can't mount at {where}: {error}; the line before this one says why") from error
 
 
@@ -114,12 +134,15 @@ def _read_ahead(where: Path) -> None:
         log.debug("read-ahead stays as it is: %s", error)
 
 
-async def _loop(where: Path, agreed: trio.Event) -> None:
+async def _loop(where: Path, agreed: trio.Event, mounter: Mounter | None) -> None:
     """Receive requests until the file system is unmounted. One task is enough: none of them waits in it."""
 
     async def when_agreed() -> None:
         await agreed.wait()  # the kernel sets its own figure when it gets our answer
-        _read_ahead(where)
+        if mounter is None:
+            _read_ahead(where)
+        else:
+            mounter.agreed()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(when_agreed)
@@ -127,11 +150,13 @@ async def _loop(where: Path, agreed: trio.Event) -> None:
         nursery.cancel_scope.cancel()
 
 
-def _unmount(where: Path, files: FileHandlers, control: ControlTree | None) -> None:
+def _unmount(where: Path, files: FileHandlers, control: ControlTree | None, mounter: Mounter | None) -> None:
     if files.num_handles:
         log.warning(
             "unmounting %s with %d files and directories open: their users get errors", where, files.num_handles
         )
+    if mounter is not None:
+        mounter.unmount()
     pyfuse3.close(unmount=True)  # lazy: succeeds with files open
     if control is not None:
         control.close()
@@ -139,9 +164,11 @@ def _unmount(where: Path, files: FileHandlers, control: ControlTree | None) -> N
     log.info("unmounted %s", where)
 
 
-def _make_ready(mountpoint: Path, allow_other: bool) -> Path:
+def _make_ready(mountpoint: Path, allow_other: bool, mounter: Mounter | None) -> Path:
     """See to it that there is an empty directory that may be mounted on, or say why it can't be; give its real path."""
     where = Path(os.path.realpath(mountpoint))  # Path.resolve fails on a stale mount
+    if mounter is not None:
+        return where
     _require_fuse(allow_other=allow_other)
     try:
         where.stat()

@@ -58,7 +58,8 @@ class Turns:
             finally:
                 turn.is_wanted = False
         if turn.outcome is None:
-            log.info("%s: a truncation has waited %g s for its turn in vain", what, self._patience_s)
+            text = "%s: a truncation has waited %g s for its turn in vain"
+            log.info(text, what, self._patience_s, extra={"file": what})
             raise Busy(f"{what}: calls have been appending to it for {self._patience_s:g} s; try again later")
         turn.outcome.unwrap()
 

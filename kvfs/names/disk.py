@@ -36,9 +36,9 @@ def _size(fd: int) -> int:
     return os.fstat(fd).st_size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Disk:
-    """One file system, and its calls. Tests replace some of them: by what fails, or waits."""
+    """One file system, and its calls. Tests replace some of them: by what fails, or waits. The deadline may change."""
 
     deadline_s: float = DISK_DEADLINE_S
     nowait: Nowait = field(default_factory=Nowait)

@@ -256,6 +256,20 @@ class Accounts:
             account.weight = self._weights.get(number, DEFAULT_WEIGHT)
         return account
 
+    def limit(self, default: Limits) -> None:
+        """Give each uid that is not exempt other limits. Who has more already keeps it, and gets nothing more."""
+        self._default = default
+        for account in self:
+            if not account.is_domain and account.number not in self._exempt:
+                account.limits = default
+
+    def weigh_uids(self, weights: Mapping[int, float]) -> None:
+        """Give uids other weights; those that are not named have `DEFAULT_WEIGHT`."""
+        self._weights = dict(weights)
+        for account in self:
+            if not account.is_domain:
+                self.weigh(account, self._weights.get(account.number, DEFAULT_WEIGHT))
+
     def new_domain(self, parent: Account, limits: Limits, describe: Callable[[], str]) -> Account:
         """A new account whose charges are also its parent's."""
         number = self._next_domain

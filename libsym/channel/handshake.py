@@ -1,8 +1,9 @@
 """How a LIP and the daemon meet: one message each way on a Unix socket, and the region comes with the answer.
 
-Client: {magic, ABI version, 0}. Daemon: {magic, ABI version, errno, text length, text}, and with errno 0 three
-descriptors, the region's memfd, the doorbell and the bell. Who the client is the kernel tells the daemon; no message
-could.
+Client: {magic, newest and oldest ABI version that it speaks}. Daemon: {magic, ABI version that both speak, errno, text
+length, text}, and with errno 0 three descriptors, the region's memfd, the doorbell and the bell. Who the client is the
+kernel tells the daemon; no message could. A daemon is upgraded before its programs are: so it speaks the version before
+its own, too, and libsym its own alone.
 The socket stays open and silent: its closing is how each side sees the other end.
 """
 
@@ -14,15 +15,12 @@ import socket
 import time
 from contextlib import suppress
 
-from libsym.abi import ABI_VERSION, GREETING_STRUCT, MAGIC, WELCOME_STRUCT
+from libsym.abi import ABI_OLDEST, ABI_VERSION, GREETING_STRUCT, MAGIC, WELCOME_STRUCT
 from libsym.errors import Invalid, NoAccess, NotConnected, ProtocolError, SymError, error_for
 
 GREETING_BYTES = GREETING_STRUCT.size
-GREETING = GREETING_STRUCT.pack(MAGIC, ABI_VERSION, 0)
+GREETING = GREETING_STRUCT.pack(MAGIC, ABI_VERSION, ABI_VERSION, 0)
 """What a client sends first."""
-
-WELCOME = WELCOME_STRUCT.pack(MAGIC, ABI_VERSION, 0, 0)
-"""The daemon's answer to a client that it lets in."""
 
 _NUM_FDS = 3
 _MAX_TEXT_BYTES = 4096
@@ -31,18 +29,34 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 """Between tries to get into the queue of a daemon that has not yet accepted those who came before."""
 
 
-def check_greeting(raw: bytes) -> None:
-    """Raises ProtocolError unless `raw` is the greeting of a client that speaks this version."""
+def check_greeting(raw: bytes) -> int:
+    """The newest version that a client speaks, and this side does. ProtocolError: there is none."""
     if len(raw) != GREETING_BYTES:
         raise ProtocolError(f"the client's greeting has {len(raw)} bytes instead of {GREETING_BYTES}")
-    magic, version, _ = GREETING_STRUCT.unpack(raw)
-    _check_version(magic, version, "client")
+    magic, newest, oldest, _ = GREETING_STRUCT.unpack(raw)
+    _check_magic(magic, "client")
+    version: int = min(newest, ABI_VERSION)
+    if version < max(oldest or newest, ABI_OLDEST):
+        raise ProtocolError(
+            f"the client speaks ABI version {newest}, this daemon {ABI_OLDEST} to {ABI_VERSION}: use one release"
+        )
+    return version
+
+
+def welcome(version: int = ABI_VERSION) -> bytes:
+    """The daemon's answer to a client that it lets in, and that speaks `version`."""
+    return WELCOME_STRUCT.pack(MAGIC, version, 0, 0)
 
 
 def refusal(error: SymError) -> bytes:
-    """The daemon's answer to a greeting when it does not let the client in."""
+    """The daemon's answer when it does not let a client in.
+
+    A client of an older version reads the reason only where the version is its own. Whoever speaks none that this side
+    does is to notice that first.
+    """
+    version = ABI_VERSION if isinstance(error, ProtocolError) else ABI_OLDEST
     text = str(error).encode()[:_MAX_TEXT_BYTES]
-    return WELCOME_STRUCT.pack(MAGIC, ABI_VERSION, error.errno or errno.EIO, len(text)) + text
+    return WELCOME_STRUCT.pack(MAGIC, version, error.errno or errno.EIO, len(text)) + text
 
 
 def dial(path: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> tuple[socket.socket, int, int, int]:
@@ -102,17 +116,26 @@ def _check_welcome(raw: bytes, num_fds: int, path: str) -> None:
     if len(raw) < WELCOME_STRUCT.size:
         raise NotConnected(f"whoever listens at {path} hung up instead of answering: see the daemon's log")
     magic, version, code, text_bytes = WELCOME_STRUCT.unpack_from(raw)
-    _check_version(magic, version, f"daemon at {path}")
+    _check_magic(magic, f"daemon at {path}")
+    if version != ABI_VERSION and code in (0, errno.EPROTO):
+        raise ProtocolError(_other_release(version, path))
     if code != 0:
         raise error_for(code, raw[WELCOME_STRUCT.size : WELCOME_STRUCT.size + text_bytes].decode(errors="replace"))
     if num_fds != _NUM_FDS:
         raise ProtocolError(f"the daemon at {path} sent {num_fds} descriptors instead of {_NUM_FDS}")
 
 
-def _check_version(magic: int, version: int, who: str) -> None:
+def _check_magic(magic: int, who: str) -> None:
     if magic != MAGIC:
         raise ProtocolError(f"the {who} does not speak Symphony's protocol (it began with {magic:#010x})")
-    if version != ABI_VERSION:
-        raise ProtocolError(
-            f"the {who} speaks ABI version {version}, this side {ABI_VERSION}: use one release for both"
-        )
+
+
+def _other_release(version: int, path: str) -> str:
+    """What a program is told whose libsym is newer than the daemon, or too old for it."""
+    older, what_to_do = "newer", "install the libsym of the daemon's release here"
+    if version < ABI_VERSION:
+        older, what_to_do = "older", "upgrade the daemon, or install the libsym of its release here"
+    return (
+        f"the daemon at {path} is {older} than this program's libsym (ABI version {version}, here {ABI_VERSION}): "
+        f"{what_to_do}"
+    )

@@ -12,8 +12,9 @@
 #include <stdlib.h>
 #include <sys/uio.h>
 
-/* `base` is `plan->region_bytes` of zeroes; `bell_fd` stays the caller's, and open until sym_server_close. */
-sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd) {
+/* `base` is `plan->region_bytes` of zeroes; `bell_fd` stays the caller's, and open until sym_server_close; `version` is
+ * the ABI's, as the client was told. */
+sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd, uint32_t version) {
     sym_server *server = malloc(sizeof *server); /* inbox pages are committed as they are used */
     if (server == NULL)
         return NULL;
@@ -30,7 +31,7 @@ sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd) {
     pthread_mutex_init(&server->push_lock, NULL);
     struct sym_region *region = server->region;
     region->magic = SYM_MAGIC;
-    region->version = SYM_ABI_VERSION;
+    region->version = version;
     region->region_bytes = plan->region_bytes;
     region->states_offset = plan->states_offset;
     region->submit_offset = plan->submit_offset;

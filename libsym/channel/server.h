@@ -8,7 +8,7 @@
 
 #define SYM_MAX_TAKEN 64
 
-sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd);
+sym_server *sym_server_new(char *base, const sym_plan *plan, int bell_fd, uint32_t version);
 void sym_server_free(sym_server *server);
 void sym_server_close(sym_server *server);
 

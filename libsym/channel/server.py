@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple, NoReturn, Self
 
 from libsym._channel import ffi, lib
-from libsym.abi import HEADER_BYTES, MAX_FRAME_BYTES, MORE, RING_BYTES, Op
+from libsym.abi import ABI_VERSION, HEADER_BYTES, MAX_FRAME_BYTES, MORE, RING_BYTES, Op
 from libsym.errors import Invalid, NoBuffers, ProtocolError, SymError, TooLarge
 
 REGION_BYTES = 64 << 20
@@ -42,6 +42,7 @@ PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
 
 _TAKEN = struct.Struct("=QQ4qIIII")  # struct sym_taken of server_state.h
 _OPS = {int(op): op for op in Op}
+_RELEASES = "it is of another release than the program's libsym"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -63,12 +64,15 @@ class ServerChannel:
     long as a view of it lives. Nothing blocks. After `close()` replies are dropped: the client is gone.
     """
 
-    def __init__(self, memfd: int, doorbell: int, bell: tuple[int, int], region: mmap.mmap, plan: Any) -> None:
+    def __init__(
+        self, memfd: int, doorbell: int, bell: tuple[int, int], region: mmap.mmap, plan: Any, version: int
+    ) -> None:
         self._doorbell = doorbell
         self._bell = bell[1]
         self._fds: tuple[int, ...] = (memfd, doorbell, bell[0])
         self._plan = plan
-        self._server: Any = ffi.gc(lib.sym_server_new(ffi.from_buffer(region), plan, self._bell), lib.sym_server_free)
+        new = lib.sym_server_new(ffi.from_buffer(region), plan, self._bell, version)
+        self._server: Any = ffi.gc(new, lib.sym_server_free)
         self._memory: tuple[Any, mmap.mmap] | None = self._server, region
         """What other threads hold on to while this one may close the channel."""
         self._inbox = memoryview(ffi.buffer(lib.sym_server_inbox(self._server), RING_BYTES))
@@ -82,8 +86,11 @@ class ServerChannel:
         """Called when replies had to wait and none does any more: for whoever holds back others. It may reply."""
 
     @classmethod
-    def create(cls, vocab_size: int, *, region_bytes_limit: int = REGION_BYTES) -> Self:
-        """A channel with a region of its own: as many rows of `vocab_size` logits as the limit allows (64 to 1024)."""
+    def create(cls, vocab_size: int, *, region_bytes_limit: int = REGION_BYTES, version: int = ABI_VERSION) -> Self:
+        """A channel with a region of its own: as many rows of `vocab_size` logits as the limit allows (64 to 1024).
+
+        `version`: of the ABI, as `handshake.check_greeting` found it.
+        """
         plan = ffi.new("sym_plan *")
         if lib.sym_region_plan(vocab_size, region_bytes_limit, plan) != 0:
             raise Invalid(f"no region can hold rows of {vocab_size} logits")
@@ -98,11 +105,11 @@ class ServerChannel:
             undo.callback(os.close, doorbell)
             bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             undo.pop_all()
-        return cls(memfd, doorbell, bell, region, plan)
+        return cls(memfd, doorbell, bell, region, plan, version)
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """The region's memfd, the doorbell and the bell, to be sent with `handshake.WELCOME` as SCM_RIGHTS."""
+        """The region's memfd, the doorbell and the bell, to be sent with `handshake.welcome` as SCM_RIGHTS."""
         return self._fds
 
     def forget_fds(self) -> None:
@@ -190,9 +197,19 @@ class ServerChannel:
                 Request(_OPS[op], flags, call_id, handle, (a, b, c, d), bytes(inbox[at : at + size]) if size else b"")
                 for call_id, handle, a, b, c, d, flags, op, at, size in _TAKEN.iter_unpack(taken)
             ]
-        except KeyError as unknown:
-            self._broken = True
-            raise ProtocolError(f"the client sent a malformed request: operation {unknown}") from None
+        except KeyError:
+            return self._known(taken)
+
+    def _known(self, taken: bytes) -> list[Request]:
+        """Those of the requests whose operation there is; the others are answered: their client is newer, or older."""
+        known = list[Request]()
+        for call_id, handle, a, b, c, d, flags, op, at, size in _TAKEN.iter_unpack(taken):
+            if op in _OPS:
+                payload = bytes(self._inbox[at : at + size])
+                known.append(Request(_OPS[op], flags, call_id, handle, (a, b, c, d), payload))
+            else:
+                self.reply(call_id, error=SymError(f"this daemon has no operation {op}: {_RELEASES}", errno.ENOSYS))
+        return known
 
     def arm(self) -> bool:
         """Announces that the daemon will sleep on the doorbell. False: there is something to receive, do not sleep."""

@@ -121,6 +121,16 @@ class BatchScheduler:
         """Whether the decoder is computing a step."""
         return self._run.is_stepping
 
+    @property
+    def step_age_s(self) -> float:
+        """How long the step under way has been computed; 0 without one."""
+        since_ns, _ = self._run.stepping_since()
+        return (time.monotonic_ns() - since_ns) * 1e-9 if since_ns else 0.0
+
+    def set_step(self, step_s: float) -> None:
+        """How long prefills may make a step from now on."""
+        self._run.set_step(step_s)
+
     def submit(self, call: FileCall) -> None:
         """Queue a call; it runs after everything submitted before it for the same file."""
         call.submitted_s = time.monotonic()
@@ -212,7 +222,7 @@ class BatchScheduler:
     # ---- the run
 
     async def run(self) -> None:
-        """Run steps for ever."""
+        """Run steps for ever; `close` follows."""
         try:
             await self._provided.wait()
             assert self._native is not None
@@ -224,7 +234,11 @@ class BatchScheduler:
                 nursery.start_soon(self._learn)
         finally:
             self._run.close()
-            self.cost.save()
+            self.sync()  # programs have the answers of the last step, also those that have gone: nobody settles them
+
+    async def close(self) -> None:
+        """After `run`: what was learnt of steps is what the next daemon begins with."""
+        await self._save_cost()
 
     async def _settle_for_ever(self) -> None:
         while True:
@@ -253,7 +267,14 @@ class BatchScheduler:
             self._run.set_cost(self.cost.coefficients)
             if time.monotonic() - learnt_s > SAVES_EACH_S:
                 learnt_s = time.monotonic()
-                await trio.to_thread.run_sync(self.cost.save)
+                await self._save_cost()
+
+    async def _save_cost(self) -> None:
+        """A disk that is full ends nothing, one that hangs holds up nobody who ends."""
+        try:
+            await trio.to_thread.run_sync(self.cost.save, abandon_on_cancel=True)
+        except OSError as error:
+            log.warning("what is known of the cost of steps can't be kept: %s", error)
 
     async def _watch_steps(self) -> None:
         """Say once of a step that it hangs, and of which calls it is."""
@@ -270,4 +291,5 @@ class BatchScheduler:
                     len(members),
                     ", ".join(map(str, programs)),
                     (time.monotonic_ns() - since_ns) * 1e-9,
+                    extra={"program": programs},
                 )

@@ -204,6 +204,7 @@ int32_t sym_loop_new_share(sym_loop *loop, int32_t parent, double weight);
 void sym_loop_set_weight(sym_loop *loop, int32_t share, double weight);
 void sym_loop_free_share(sym_loop *loop, int32_t share);
 void sym_loop_set_cost(sym_loop *loop, const sym_cost *cost);
+void sym_loop_set_step_ns(sym_loop *loop, int64_t step_ns);
 sym_counts sym_loop_counts(sym_loop *loop);
 /* The bound number `index` of a sym_times: two for each power of two, from 65 us to 69 s. */
 int64_t sym_time_bound_ns(int32_t index);

@@ -364,6 +364,12 @@ void sym_loop_set_cost(sym_loop *loop, const sym_cost *cost) {
     pthread_mutex_unlock(&loop->lock);
 }
 
+void sym_loop_set_step_ns(sym_loop *loop, int64_t step_ns) {
+    pthread_mutex_lock(&loop->lock);
+    loop->plan.limits.step_ns = step_ns;
+    pthread_mutex_unlock(&loop->lock);
+}
+
 int sym_loop_is_stepping(sym_loop *loop) { return __atomic_load_n(&loop->stepping_since_ns, __ATOMIC_RELAXED) != 0; }
 
 sym_counts sym_loop_counts(sym_loop *loop) {

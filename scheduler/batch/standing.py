@@ -310,6 +310,10 @@ class StandingRun:
         """A `sym_cost`: what steps take."""
         lib.sym_loop_set_cost(self.loop, cost)
 
+    def set_step(self, step_s: float) -> None:
+        """From the next step on: see `Limits.step_s`."""
+        lib.sym_loop_set_step_ns(self.loop, round(step_s * 1e9))
+
     def steps_since(self, number: int) -> npt.NDArray[np.void]:
         """What the latest steps were, from that number on, as far as it is known: of STEP."""
         records = np.empty(_MAX_RECORDS, STEP)

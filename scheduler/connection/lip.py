@@ -83,6 +83,11 @@ class Lip:
         return self.credentials.gid
 
     @property
+    def subject(self) -> dict[str, object]:
+        """For lines of the log about it."""
+        return {"program": self.pid, "user": self.uid}
+
+    @property
     def num_bytes(self) -> tuple[int, int]:
         """Of its requests and of their replies, in the rings."""
         return self.channel.num_bytes

@@ -105,7 +105,7 @@ class SystemCall:
             self.answer(failure)
             return
         name = self.request.op.name
-        log.error("%s of program %d failed", name, self.lip.pid, exc_info=failure)
+        log.error("%s of program %d failed", name, self.lip.pid, exc_info=failure, extra=self.lip.subject)
         self.answer(SymError(f"{name} failed inside the daemon: {failure!r}"))
 
     def send(self, args: tuple[int, ...], payload: bytes = b"") -> None:

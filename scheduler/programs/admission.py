@@ -29,6 +29,10 @@ class Admission:
         self._users: dict[int, _User] = {}
         self.num_refused = 0
 
+    def limit(self, max_at_once: int, max_per_minute: int) -> None:
+        """Other limits from now on; nobody's programs end for it."""
+        self._max_at_once, self._max_per_minute = max_at_once, max_per_minute
+
     def admit(self, uid: int) -> None:
         """One more program of a user. WouldBlock: that would be too many."""
         user, now_s = self._users.setdefault(uid, _User()), time.monotonic()

@@ -105,6 +105,11 @@ class Program:
         """One that no list has: of a connection that has not joined yet."""
         return cls(new_id(), "", pid, 0, uid, gid)
 
+    @property
+    def subject(self) -> dict[str, object]:
+        """For lines of the log about it."""
+        return {"program": self.id if self.pid is None else self.pid, "user": self.uid}
+
     # ---- what it has used
 
     def add(self, connection: Connection) -> None:

@@ -67,13 +67,14 @@ class ProgramWatch:
     def _end(self, program: Program) -> None:
         """It is over a limit: its launcher ends it, and nothing is computed for it meanwhile."""
         assert program.over is not None
-        log.info("%s", program.over.text)
+        log.info("%s", program.over.text, extra=program.subject)
         self._stop(program, program.over_limit())
         if program.link is not None:
             try:
                 program.link.tell({"do": "limit", "id": program.id, "what": program.over.what})
             except SymError as error:
-                log.warning("the launcher of program %s is not told of its limit: %s", program.id, error)
+                text = "the launcher of program %s is not told of its limit: %s"
+                log.warning(text, program.id, error, extra=program.subject)
                 program.link.break_off()
 
     async def _sweep(self) -> None:
@@ -91,7 +92,8 @@ class ProgramWatch:
                 await trio.lowlevel.checkpoint()
             records.append(record(program))
         try:
-            await trio.to_thread.run_sync(self._programs.save, Kept(records[: len(living)], records[len(living) :]))
+            kept = Kept(records[: len(living)], records[len(living) :])
+            await trio.to_thread.run_sync(self._programs.save, kept, abandon_on_cancel=True)  # the disk may hang
         except OSError as error:
             log.warning("what is known of programs can't be kept: %s", error)
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from libsym.abi import Op
 from libsym.channel.client import ClientChannel
-from libsym.channel.handshake import GREETING_BYTES, WELCOME, check_greeting, dial
+from libsym.channel.handshake import GREETING_BYTES, check_greeting, dial, welcome
 from libsym.channel.server import ServerChannel
 
 VOCAB_SIZE = 49_152
@@ -65,7 +65,7 @@ def serve(listening_fd: int, loop: str) -> None:
     connection, _ = socket.socket(fileno=listening_fd).accept()
     check_greeting(connection.recv(GREETING_BYTES, socket.MSG_WAITALL))
     channel = ServerChannel.create(VOCAB_SIZE)
-    socket.send_fds(connection, [WELCOME], channel.fds)
+    socket.send_fds(connection, [welcome()], channel.fds)
     if loop == "trio":
         import trio
 

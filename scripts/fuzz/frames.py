@@ -233,16 +233,15 @@ class Frames:
             broken = np.flatnonzero(kind == 8)
             for _ in range(4):
                 frames[broken, rng.integers(64, stride, len(broken))] = rng.integers(0, 256, len(broken))
+        heads["op"][rng.random(count) < 0.01] = rng.choice([0, 999, 65535])  # as of a newer library
         if fatal:
             last = heads[-1:]
-            match rng.integers(4):
+            match rng.integers(3):
                 case 0:
                     last["bytes"] = rng.choice([0, 1, 63, stride + 1, 2**20 + 1, 2**31, 2**32 - 1])
                 case 1:
-                    last["op"] = rng.choice([0, 37, 999, 65535])
-                case 2:
                     last["zero"] = 1
-                case 3:
+                case 2:
                     last["zero2"] = rng.integers(1, 2**32)
         return frames.tobytes()
 

@@ -64,8 +64,9 @@ class Drawing:
             f' stroke="{self.theme.line}"/>'
         )
 
-    def path(self, steps: str, *, fill: str = "none") -> None:
-        self._elements.append(f'<path d="{steps}" fill="{fill}" stroke="{self.theme.line}" stroke-width="1.5"/>')
+    def path(self, steps: str, *, fill: str = "none", colour: str = "") -> None:
+        colour = colour or self.theme.line
+        self._elements.append(f'<path d="{steps}" fill="{fill}" stroke="{colour}" stroke-width="1.5"/>')
 
     def arrow_down(self, x: float, y: float, to_y: float) -> None:
         self.path(f"M{x:g} {y:g}V{to_y - 6:g}")

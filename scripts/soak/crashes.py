@@ -128,6 +128,11 @@ class Daemons:
         while self.is_there():
             time.sleep(0.001)
 
+    @property
+    def status(self) -> int | None:
+        """Of the last one, when it has ended; None: it was forked, and its status is nobody's."""
+        return None if self._process is None else self._process.poll()
+
     def fsck(self) -> list[str]:
         """What it finds while there is no daemon."""
         command = [sys.executable, "-m", "symphony", "fsck", "--state", str(self._state)]

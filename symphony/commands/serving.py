@@ -23,6 +23,9 @@ def add_serve(commands: Commands) -> None:
         "--disk-timeout", metavar="SECONDS", help="when a call that waits for the disk is given up (default: 30)"
     )
     serve.add_argument(
+        "--drain", metavar="SECONDS", help="how long writing back may take when the daemon is told to end (default: 30)"
+    )
+    serve.add_argument(
         "--same-bits",
         action=argparse.BooleanOptionalAction,
         help="don't open files that another instruction set computed in part",
@@ -71,10 +74,19 @@ def add_serve(commands: Commands) -> None:
         help="let other users use the mount (default: when root starts the daemon)",
     )
     serve.add_argument(
-        "--metrics-port", metavar="PORT", type=int, help="tell metrics to Prometheus on this TCP port of localhost, too"
+        "--metrics-port", metavar="N", type=int, help="tell metrics to Prometheus on this TCP port of localhost, too"
     )
     serve.add_argument("--config", type=Path, metavar="FILE", help="a symphony.toml with the same names as keys")
-    serve.add_argument("-v", "--verbose", action="store_true", help="log connections and files, too")
+    serve.add_argument(
+        "--mount-helper", metavar="PATH", help="the socket of the helper that mounts for a daemon without rights"
+    )
+    serve.add_argument(
+        "--watchdog",
+        metavar="SECONDS",
+        help="how long a step may take before the service manager ends the daemon (default: 60)",
+    )
+    serve.add_argument("--log", metavar="KIND", help="lines of the log: text, json, journal, or auto (default)")
+    serve.add_argument("-v", "--verbose", action="store_true", default=None, help="log connections and files, too")
     add_socket(serve)
     serve.set_defaults(action=_serve)
 
@@ -84,15 +96,18 @@ def _serve(args: argparse.Namespace) -> int:
     # The other commands start in a tenth of a second because only this one brings the daemon.
     import trio  # noqa: PLC0415
 
-    from symphony.config import Config, load  # noqa: PLC0415
+    from symphony.config import Config, default_file  # noqa: PLC0415
     from symphony.daemon import serve  # noqa: PLC0415
-    from symphony.logs import log_to_stderr  # noqa: PLC0415
+    from symphony.logs import set_up_log  # noqa: PLC0415
+    from symphony.reloading import Source  # noqa: PLC0415
 
-    log_to_stderr(verbose=args.verbose)
     names = {field.name for field in fields(Config)}  # the options have the names of the keys
-    config = load(args.config, {name: value for name, value in vars(args).items() if name in names})
+    told = {name: value for name, value in vars(args).items() if name in names and value is not None}
+    source = Source(args.config or default_file(), told)
+    config = source.read()
+    set_up_log(config.log, verbose=config.verbose)
     try:
-        trio.run(serve, config)
+        trio.run(serve, config, source)
     except BaseExceptionGroup as group:
         ours, others = group.split(SymError)
         if ours is None or others is not None:

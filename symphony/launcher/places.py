@@ -66,7 +66,9 @@ def _digest(path: str | Path) -> str:
 
 
 def _base() -> Path:
-    runtime, uid = os.environ.get("XDG_RUNTIME_DIR"), os.getuid()
+    own, runtime, uid = os.environ.get("SYMPHONY_RUNTIME_DIR"), os.environ.get("XDG_RUNTIME_DIR"), os.getuid()
+    if own and own.startswith("/"):
+        return Path(own)
     if runtime and runtime.startswith("/") and _is_of(Path(runtime), uid):
         return Path(runtime) / "symphony"
     if uid == 0:

@@ -16,7 +16,7 @@ import sys
 from array import array
 
 from libsym.abi import LOCK_NOWAIT, RANGE_END, ROWS_ALL, ROWS_LAST, Op
-from libsym.channel.handshake import GREETING_BYTES, WELCOME, check_greeting, refusal
+from libsym.channel.handshake import GREETING_BYTES, check_greeting, refusal, welcome
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import BadHandle, ProtocolError, SymError, WouldBlock
 
@@ -92,7 +92,7 @@ class EchoDaemon:
             connection.close()
             return
         lip = Lip(connection, self.vocab_size)
-        socket.send_fds(connection, [WELCOME], lip.channel.fds)
+        socket.send_fds(connection, [welcome()], lip.channel.fds)
         lip.channel.forget_fds()
         self.lips.append(lip)
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.hang_up(lip))

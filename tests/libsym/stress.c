@@ -176,7 +176,7 @@ int main(void) {
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
     int bell[2];
     CHECK(pipe2(bell, O_NONBLOCK) == 0);
-    server = sym_server_new(base, &plan, bell[1]);
+    server = sym_server_new(base, &plan, bell[1], SYM_ABI_VERSION);
     doorbell = eventfd(0, EFD_NONBLOCK);
     client = sym_client_new(memfd, plan.region_bytes, sockets[0], dup(doorbell), bell[0]);
     CHECK(client != NULL);

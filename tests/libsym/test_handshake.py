@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from libsym import abi
+from libsym.abi import WELCOME_STRUCT
 from libsym.channel import handshake
 from libsym.channel.handshake import dial, refusal
-from libsym.errors import NotConnected, SymError, WouldBlock
+from libsym.errors import NotConnected, ProtocolError, SymError, WouldBlock
 
 
 @pytest.fixture
@@ -72,3 +74,40 @@ def test_a_refusal_is_read_even_if_the_daemon_hung_up_before_it_was_greeted(list
         patch.setattr(handshake.socket, "socket", Greeted)
         with pytest.raises(WouldBlock, match="too many"):
             dial(listening.getsockname())
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [
+        (
+            -1,
+            "older than this program's libsym (ABI version {}, here {}): upgrade the daemon, or install the libsym of",
+        ),
+        (+2, "newer than this program's libsym (ABI version {}, here {}): install the libsym of the daemon's release"),
+    ],
+)
+def test_a_daemon_of_another_release_is_told_in_one_line_that_says_what_to_do(
+    tmp_path: Path, ahead: int, words: str
+) -> None:
+    path, version = str(tmp_path / "socket"), abi.ABI_VERSION + ahead
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen(1)
+
+        def serve() -> None:
+            with listening.accept()[0] as connection:
+                connection.recv(handshake.GREETING_BYTES, socket.MSG_WAITALL)
+                connection.sendall(WELCOME_STRUCT.pack(abi.MAGIC, version, errno.EPROTO, 0))
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        with pytest.raises(ProtocolError) as told:
+            dial(path)
+        serving.join()
+    assert words.format(version, abi.ABI_VERSION) in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_daemon_that_is_full_says_so_to_a_client_of_the_version_before() -> None:
+    _, version, code, _ = WELCOME_STRUCT.unpack_from(refusal(WouldBlock("too many")))
+    assert (version, code) == (abi.ABI_OLDEST, errno.EAGAIN)

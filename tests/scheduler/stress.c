@@ -443,7 +443,7 @@ static void serve_programs(const struct model *m, const char *isa) {
     char *base = mmap(NULL, plan.region_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
     int sockets[2], bell[2];
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0 && pipe2(bell, O_NONBLOCK) == 0);
-    server = sym_server_new(base, &plan, bell[1]);
+    server = sym_server_new(base, &plan, bell[1], SYM_ABI_VERSION);
     doorbell = eventfd(0, EFD_NONBLOCK);
     wake_fd = eventfd(0, EFD_NONBLOCK);
     client = sym_client_new(memfd, plan.region_bytes, sockets[0], dup(doorbell), bell[0]);

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from libsym.channel.handshake import GREETING, WELCOME
+from libsym.channel.handshake import GREETING, welcome
 from libsym.errors import SymError, error_for
 from scheduler.listener import GREETING_TIMEOUT_S, MAX_HANDSHAKES, MAX_LIPS, Listener, bind
 
@@ -50,7 +50,7 @@ class House:
         for fd in fds:
             os.close(fd)
         code = int.from_bytes(raw[8:12], "little")
-        return raw if code == 0 else error_for(code, raw[len(WELCOME) :].decode())
+        return raw if code == 0 else error_for(code, raw[len(welcome()) :].decode())
 
     async def try_to_get_in(self):
         return await self.answer(self.client(GREETING))
@@ -102,7 +102,7 @@ def test_a_client_that_does_not_greet_in_time_is_told_so_and_leaves_its_place(tm
                 (errno.ETIMEDOUT, "3 of a greeting's 16 bytes came in 5 s: connect again")
             }
             assert trio.current_time() <= began_s + GREETING_TIMEOUT_S + 1
-            assert await house.try_to_get_in() == WELCOME
+            assert await house.try_to_get_in() == welcome()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.05))
 
@@ -111,7 +111,7 @@ def test_one_user_s_connections_leave_room_for_those_of_others(tmp_path):
     async def main():
         async with serving(tmp_path) as house:
             for _ in range(MAX_LIPS // 2):
-                assert await house.try_to_get_in() == WELCOME
+                assert await house.try_to_get_in() == welcome()
             refused = await house.try_to_get_in()
             assert refused.errno == errno.EAGAIN
             assert f"uid {os.getuid()} has {MAX_LIPS // 2} of the daemon's {MAX_LIPS} connections" in str(refused)

@@ -34,6 +34,7 @@ from scheduler.batch import aside, batch_scheduler, standing
 from scheduler.batch.accounting import TIME_BOUNDS_S
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import NONE_FORCED, Decision
+from scheduler.batch.cost_model import CostModel
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.policy import Limits
 from scheduler.batch.standing import StandingRun
@@ -145,6 +146,9 @@ class Standing(Bench):
 
     def run(self, scenario):
         super().run(scenario)
+        self.close()
+
+    def close(self):
         self.batches.drop(self.program)
         del self.words
         self.program.channel.close()
@@ -795,3 +799,35 @@ def test_each_token_of_a_generation_and_each_call_of_a_loop_is_counted_once(benc
         assert beyond(bench.batches.statistics.stretch_times, 20) == 0
 
     bench.run(scenario)
+
+
+def test_what_a_program_was_sent_is_in_its_file_when_the_run_ends_in_the_step_after_it_has_gone(bench):
+    file, sent = bench.file(), []
+
+    async def scenario():
+        bench.hold_steps()
+        bench.generate(file, [7], 1, max_tokens=40)
+        for _ in range(4):
+            await bench.steps.wait_entered()
+            bench.steps.gate.set()
+            bench.steps.gate.clear()
+        await bench.steps.wait_entered()
+        sent.extend(tokens_of(bench.replies(), 1))
+        bench.batches.drop(bench.program)
+        threading.Timer(0.1, bench.steps.gate.set).start()  # when the run ends and waits for that step
+
+    Bench.run(bench, scenario)
+    length = file.table.length
+    bench.close()
+    assert sent == [8, 9, 10, 11]
+    assert length >= 4  # the prompt and what was sent, but for the last one, which is pending
+
+
+def test_a_full_disk_does_not_end_the_run_that_can_not_keep_what_it_has_learnt(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    bench = Bench(tmp_path)
+    config = bench.model.config
+    cost = CostModel("cpu", "float32", tmp_path / "file" / "costs.json", model="tiny")
+    batches = BatchScheduler(bench.fs, bench.steps, config.max_positions, config.vocab_size, cost=cost)
+    trio.run(batches.close)
+    assert "what is known of the cost of steps can't be kept: " in caplog.text

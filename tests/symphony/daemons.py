@@ -4,12 +4,15 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.symphony.launchers import end_launchers
 
@@ -20,8 +23,17 @@ READY_TIMEOUT_S = 60
 class Daemon:
     """One `symphony serve`, started and ready; its weights may still be on their way."""
 
-    def __init__(self, directory: Path, *options: str, command: list[str] = SYMPHONY) -> None:
-        """`command`: what to start in place of `symphony`; it has a pipe as its standard input."""
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        command: list[str] = SYMPHONY,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        inherited: Sequence[socket.socket] = (),
+    ) -> None:
+        """`command`: what to start in place of `symphony`; it has a pipe as its standard input. `environment`: beside
+        what others have, for the daemon alone. `inherited`: it has their descriptors.
+        """
         self.mount = directory / "kv"
         self.socket = directory / "symphony.sock"
         self.log = directory / "daemon.log"
@@ -40,7 +52,8 @@ class Daemon:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=self.environment,
+                env={**self.environment, **environment},
+                pass_fds=[each.fileno() for each in inherited],
             )
         line = self.process.stdout.readline()  # printed when mount and socket are there; empty when it ended instead
         assert line.startswith("symphony: "), self.log.read_text()
@@ -102,5 +115,7 @@ class Daemon:
             self.process.kill()
             self.process.wait()
         self.process.stdout.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
         if f" {self.mount} " in Path("/proc/mounts").read_text():
             subprocess.run(["fusermount3", "-uzq", self.mount], check=False)

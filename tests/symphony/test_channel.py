@@ -47,13 +47,32 @@ def greet(path, greeting):
         return connection.recv(4096)
 
 
-@pytest.mark.parametrize("version", [0, abi.ABI_VERSION - 1, abi.ABI_VERSION + 1, 2**32 - 1])
+@pytest.mark.parametrize("version", [0, abi.ABI_OLDEST - 1, abi.ABI_VERSION + 1, 2**32 - 1])
 def test_another_version_of_the_abi_is_refused_in_words(connected, version):
     answer = greet(connected.socket, struct.pack("=IIQ", abi.MAGIC, version, 0))
     magic, ours, code, num_bytes = struct.unpack_from("=IIiI", answer)
     assert (magic, ours, code) == (abi.MAGIC, abi.ABI_VERSION, errno.EPROTO)
     text = answer[16 : 16 + num_bytes].decode()
-    assert f"speaks ABI version {version}, this side {abi.ABI_VERSION}: use one release for both" in text
+    assert f"speaks ABI version {version}, this daemon {abi.ABI_OLDEST} to {abi.ABI_VERSION}: use one release" in text
+
+
+@pytest.mark.parametrize(
+    ("newest", "oldest", "spoken"),
+    [
+        (abi.ABI_OLDEST, 0, abi.ABI_OLDEST),
+        (abi.ABI_VERSION, abi.ABI_VERSION, abi.ABI_VERSION),
+        (abi.ABI_VERSION + 3, abi.ABI_OLDEST, abi.ABI_VERSION),
+    ],
+)
+def test_the_version_that_both_speak_is_in_the_welcome_and_in_the_region(connected, newest, oldest, spoken):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(connected.socket))
+        connection.sendall(struct.pack("=IIII", abi.MAGIC, newest, oldest, 0))
+        welcome, fds, _, _ = socket.recv_fds(connection, 4096, 3)
+        assert struct.unpack("=IIiI", welcome) == (abi.MAGIC, spoken, 0, 0)
+        assert struct.unpack("=II", os.pread(fds[0], 8, 0)) == (abi.MAGIC, spoken)
+        for fd in fds:
+            os.close(fd)
 
 
 def test_a_cancelled_wait_for_a_lock_is_over_at_the_daemon(connected):

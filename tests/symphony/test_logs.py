@@ -92,7 +92,7 @@ def test_every_error_is_written(log: Log) -> None:
 
 def test_who_asks_for_a_verbose_log_gets_every_line(capfd: pytest.CaptureFixture[str]) -> None:
     program = (
-        "import logging; from symphony.logs import log_to_stderr; log_to_stderr(verbose=True)\n"
+        'import logging; from symphony.logs import set_up_log; set_up_log("text", verbose=True)\n'
         "for number in range(1000): logging.warning('line %d', number)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

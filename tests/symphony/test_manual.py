@@ -1,15 +1,27 @@
-"""The manual page and the command line say the same."""
+"""The manual pages: of each command what the command line says, sound to two linters, and all links lead somewhere."""
 
 import argparse
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from scheduler.trace.records import ANSWER, ARRIVAL, LOST, SEAT, STEP, VERSION, BlockKind
+from symphony import __version__
 from symphony.cli import build_parser
+from symphony.manual import Page, find_pages
+from symphony.manual_text import plain_line, plain_text
 
-MANUAL = Path(__file__).resolve().parents[2] / "man" / "symphony.1"
+MAN = Path(__file__).resolve().parents[2] / "man"
+PAGES = find_pages([MAN])
+WRITTEN = [page for page in PAGES if not page.is_alias]
+OF_ALL = {"-h", "--help"}
+"""Described in symphony(1) alone."""
+OF_OTHER_PROGRAMS = {"-u", "--kv", "--resume", "--reflink"}
+"""Of python, of lips/ask.py, and of cp."""
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
@@ -27,33 +39,108 @@ def options(parser: argparse.ArgumentParser) -> set[str]:
     return own.union(*map(options, parts(parser).values()))
 
 
-def manual_text() -> str:
-    pages = [MANUAL, *MANUAL.parent.glob("symphony-*.1")]
-    return "\n".join(page.read_text(encoding="utf-8") for page in pages).replace("\\-", "-")
+def options_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text))
 
 
-def test_every_command_has_a_section_and_every_section_a_command():
-    sections = re.findall(r"^\.SS (\w+)$", manual_text(), re.MULTILINE)
-    assert sorted(sections) == sorted(commands())
+def described(page: Page) -> set[str]:
+    """What its OPTIONS have an entry for, and no more than one."""
+    section = page.text().partition("\n.SH OPTIONS\n")[2].partition("\n.SH ")[0]
+    entries = [options_in(plain_line(entry)) for entry in re.findall(r"^\.TP\n(.*)$", section, re.MULTILINE)]
+    found = set[str]().union(*entries)
+    assert sum(map(len, entries)) == len(found), f"{page.name}: an option has two entries"
+    return found
 
 
-def test_every_option_is_described_and_every_described_option_exists():
-    known = set[str]().union(*map(options, commands().values()))
-    described = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", manual_text()))
-    of_other_programs = {"-u", "--kv", "--resume"}  # python's, and those of lips/ask.py in the examples
-    assert described - of_other_programs == known
+def names_of(page: Page) -> list[str]:
+    """Of the commands that it is about."""
+    return [name.removeprefix("symphony-") for name in page.title()[0]]
+
+
+def page_of(command: str) -> Page:
+    return next(page for page in PAGES if (page.name, page.section) == (f"symphony-{command}", "1"))
+
+
+def test_every_command_has_a_page_and_every_page_a_command():
+    found = {page.name.removeprefix("symphony-") for page in PAGES if page.section == "1"}
+    assert found - {"symphony"} == set(commands())
+
+
+def test_a_page_and_its_aliases_have_the_names_that_it_says():
+    for page in WRITTEN:
+        names = {each.name for each in PAGES if each.file == page.file}
+        if page.name == "libsym":
+            continue  # its calls are found in it
+        assert names == set(page.title()[0]), page
+
+
+def test_symphony_1_lists_every_command():
+    text = next(page for page in PAGES if (page.name, page.section) == ("symphony", "1")).text()
+    listed = re.findall(r'^\.BR (\w+) ", " symphony\\-(\w+) \(1\)$', text, re.MULTILINE)
+    assert sorted(listed) == sorted((name, name) for name in commands())
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_the_page_of_a_command_describes_its_options_and_no_others(name):
+    page = page_of(name)
+    known = set[str]().union(*(options(commands()[each]) for each in names_of(page)))
+    assert described(page) == known - OF_ALL
+
+
+def test_the_options_of_all_commands_are_in_symphony_1():
+    page = next(page for page in PAGES if (page.name, page.section) == ("symphony", "1"))
+    own = {word for action in build_parser()._actions for word in action.option_strings}
+    assert described(page) == own | OF_ALL | {"--socket"}
+
+
+@pytest.mark.parametrize("page", [page for page in WRITTEN if page.section == "1"], ids=lambda page: page.name)
+def test_a_page_mentions_no_option_that_does_not_exist(page):
+    known = set[str]().union(*map(options, commands().values()), options(build_parser()))
+    text = re.sub(r"symphony\.toml", "", plain_text(page.text()))
+    assert options_in(re.sub(r"\$ .*|^ {7}(cat|cp|mkdir|ls) .*", "", text)) - known - OF_OTHER_PROGRAMS == set()
 
 
 def test_every_part_of_a_command_is_described():
-    sections = dict(re.findall(r"^\.SS (\w+)$(.*?)(?=^\.S)", manual_text(), re.MULTILINE | re.DOTALL))
     for name, command in commands().items():
         for part in parts(command):
-            assert re.search(rf"^\.BI? {part}\b", sections[name], re.MULTILINE), f"{name} {part}"
+            assert re.search(rf"^\.BI? {part}\b", page_of(name).text(), re.MULTILINE), f"{name} {part}"
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: f"{page.name}.{page.section}")
+def test_two_linters_find_nothing(page):
+    linters = {
+        "mandoc": ["mandoc", "-T", "lint", "-W", "style", page.file],
+        "groff": ["groff", "-K", "utf8", "-man", "-ww", "-T", "utf8", "-z", page.file],
+    }
+    missing = [name for name in linters if not shutil.which(name)]
+    for name in linters.keys() - set(missing):
+        done = subprocess.run(linters[name], capture_output=True, text=True, check=False, timeout=100)
+        found = (done.stdout + done.stderr).splitlines()
+        assert [line for line in found if "text line longer than 80" not in line] == [], name
+    if missing:
+        pytest.skip(f"MANUAL PAGES NOT LINTED BY {' AND '.join(missing)}: apt-get install mandoc groff-base")
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: f"{page.name}.{page.section}")
+def test_the_links_between_pages_lead_somewhere(page):
+    linked = re.findall(r"\b((?:symphony|libsym)[\w.-]*|kv|kvfs) ?\(([1-8])\)", plain_text(page.text()))
+    assert set(linked) - {(each.name, each.section) for each in PAGES} == set()
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: f"{page.name}.{page.section}")
+def test_a_page_says_what_it_is_and_of_which_release(page):
+    first = plain_line(page.text().partition("\n")[0])
+    release = __version__.rpartition(".")[0]
+    assert re.fullmatch(
+        rf'\.TH {page.name.upper()} {page.section} "20\d\d-\d\d-\d\d" "Symphony {release}" "[\w ]+"', first
+    )
+    assert page.title()[1]
+    assert ".SH SEE ALSO" in page.text().replace('"', "")
 
 
 def test_the_layout_of_a_trace_is_what_its_manual_says():
     """Each structure that symphony-trace(5) lists: offsets, types and names."""
-    text = (MANUAL.parent / "symphony-trace.5").read_text(encoding="utf-8")
+    text = (MAN / "symphony-trace.5").read_text(encoding="utf-8")
     described = re.findall(r"^(?:offset| {6}) +(\d+) +(u?int\d+|double) +(\w+)", text, re.MULTILINE)
     kinds = {"int8": "i1", "int16": "i2", "int32": "<i4", "uint32": "<u4", "int64": "<i8", "double": "<f8"}
     expected = []

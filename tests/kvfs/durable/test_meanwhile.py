@@ -15,6 +15,8 @@ import trio
 import trio.testing
 
 from kvfs.durable import slot_file
+from kvfs.durable.index import Rows
+from kvfs.durable.keeper import OTHERS_A_CUT
 from kvfs.durable.slot_file import SlotFile
 from kvfs.mount.eager import Eager
 from kvfs.mount.nodes import Nodes
@@ -220,3 +222,38 @@ def test_what_was_written_before_the_disk_was_full_is_kept(tmp_path: Path) -> No
 
     trio.run(before)
     trio.run(after)
+
+
+def test_a_drain_that_is_cut_short_keeps_what_has_waited_longest_and_names_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, go_on, commits = [f"/{number:02}" for number in range(3 * OTHERS_A_CUT)], threading.Event(), list[Rows]()
+
+    async def before() -> list[str]:
+        house = House(tmp_path, num_pages=2 * len(names))
+        commit = house.state.index.commit
+
+        def hangs_soon(rows: Rows) -> None:
+            if commits:
+                assert go_on.wait(20)
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            commits.append(rows)
+            commit(rows)
+
+        monkeypatch.setattr(house.state.index, "commit", hangs_soon)
+        async with running(house):
+            for name in names:
+                house.create(name[1:], [1])
+            left = await house.keeper.drain(1.0)
+            go_on.set()
+        return left
+
+    async def after() -> list[str]:
+        async with running(House(tmp_path)) as house:
+            return house.names()
+
+    left, kept = trio.run(before), trio.run(after)
+    num_kept = len(names) - len(left)
+    assert num_kept > OTHERS_A_CUT / 2
+    assert left == names[num_kept:]
+    assert set(names[:num_kept]) <= set(kept)

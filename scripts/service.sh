@@ -1,0 +1,53 @@
+# Shared by scripts/install and scripts/uninstall: where the service has its things. Sourced after lib.sh.
+#
+#   PREFIX/VERSION/    a virtual environment; `stamp` in it says of what it was made, and is written last
+#   PREFIX/current     the version that runs; PREFIX/previous the one before
+#   PREFIX/files.list  what lies elsewhere for it: units, manual pages, completions, the command
+# shellcheck shell=bash
+
+prefix=/opt/symphony
+root= # where all of it lies below, for a test: then no package, user or unit of this machine is touched
+etc=/etc/symphony
+state=/var/lib/symphony # of symphony@NAME: $state-NAME
+
+check_places() {
+    local place
+    for place in "$prefix" "${root:-/}"; do
+        case $place in
+        *[!A-Za-z0-9/._+-]*) fail "$place: a prefix and a root have letters, digits and /._+- alone" ;;
+        /*) ;;
+        *) fail "$place is no absolute path" ;;
+        esac
+    done
+    root=${root%/}
+    prefix=${prefix%/}
+    [ -n "$prefix" ] || fail "Symphony takes a directory of its own: --prefix /opt/symphony, for one"
+    [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "this installs a service of the machine: start it as root" \
+        "(scripts/run needs no root: it has its environment in this checkout)"
+}
+
+# Those that are enabled by the first installation.
+enabled_units=(symphony-mount.socket symphony.socket symphony.service)
+
+# One installation or removal at a time.
+lock_prefix() {
+    exec 8>"$root$prefix/.lock"
+    flock -n 8 || fail "another scripts/install or scripts/uninstall is at work on $prefix: wait for it"
+}
+
+systemd_runs() { [ -z "$root" ] && [ -d /run/systemd/system ]; }
+
+# Those that scripts/install has put there, as systemctl names them.
+our_units() { [ ! -f "$root$prefix/files.list" ] || grep -o 'lib/systemd/system/.*' "$root$prefix/files.list" | cut -d / -f 4; }
+
+# The version that a link names; nothing if there is none.
+version_at() { [ ! -L "$root$prefix/$1" ] || readlink "$root$prefix/$1"; }
+
+# remove_files LIST: what is in it, and the directories that it leaves empty below /usr/local.
+remove_files() {
+    local path
+    while read -r path; do
+        rm -f "$root$path"
+        (cd "$root/usr/local" && rmdir -p --ignore-fail-on-non-empty "$(dirname "${path#/usr/local/}")" 2>/dev/null) || true
+    done <"$1"
+}

@@ -1,0 +1,137 @@
+"""What completes the commands in bash, zsh and fish: shtab writes it from their grammar.
+
+What depends on the machine (programs, names on the mount) the scripts ask for while they complete, by
+`symphony completion --names KIND`. Its answer is taken as words and never expanded: a file may be called `$(reboot)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import libsym
+from libsym.channel.socket_path import find_socket
+from symphony import manual
+from symphony.launcher import listing
+from symphony.launcher.commands import places_of
+from symphony.launcher.finding import shipped
+
+MAX_KV_NAMES = 1000
+"""More are no help, and a mount may have a million."""
+MODELS = ("smollm2", "tiny")
+WORDS = {
+    "device": ["cpu", "cuda"],
+    "precision": ["bf16", "float32", "int8", "int4", "float16"],
+    "kv_dtype": ["bf16", "float32", "float16", "fp8"],
+    "log": ["auto", "text", "json", "journal"],
+    "restart": ["no", "on-failure"],
+    "signal": ["TERM", "INT", "HUP", "KILL", "STOP", "CONT", "USR1", "USR2"],
+}
+"""Of options whose values the grammar leaves open."""
+_FILES = ("FILE", "PAGE", "PATH", "PATH[:ro]", "ARGS")
+_ASK = "symphony completion --names"
+_BASH = f"""\
+_symphony_names() {{
+  local name
+  while IFS= read -r name; do
+    [[ "$name" == "$2"* ]] && printf '%s\\n' "$name"
+  done < <({_ASK} "$1" 2>/dev/null)
+}}
+_symphony_programs() {{ _symphony_names programs "$1"; }}
+_symphony_all_programs() {{ _symphony_names all-programs "$1"; }}
+_symphony_topics() {{ _symphony_names topics "$1"; }}
+_symphony_kv_files() {{ _symphony_names kv "$1"; compgen -f -- "$1"; }}
+_symphony_program_files() {{ _symphony_names shipped "$1"; compgen -f -- "$1"; }}
+_symphony_model_files() {{ compgen -W "{" ".join(MODELS)}" -- "$1"; compgen -f -- "$1"; }}
+"""
+_ZSH = f"""\
+_symphony_names() {{
+  local -a found=("${{(@f)$({_ASK} $1 2>/dev/null)}}")
+  compadd -a found
+}}
+_symphony_programs() {{ _symphony_names programs }}
+_symphony_all_programs() {{ _symphony_names all-programs }}
+_symphony_topics() {{ _symphony_names topics }}
+_symphony_kv_files() {{ _symphony_names kv; _files }}
+_symphony_program_files() {{ _symphony_names shipped; _files }}
+_symphony_model_files() {{ compadd {" ".join(MODELS)}; _files }}
+"""
+_FISH = f"""\
+function _symphony_names; {_ASK} $argv[1] 2>/dev/null; end
+function _symphony_files; __fish_complete_path (commandline -ct); end
+function _symphony_programs; _symphony_names programs; end
+function _symphony_all_programs; _symphony_names all-programs; end
+function _symphony_topics; _symphony_names topics; end
+function _symphony_kv_files; _symphony_names kv; _symphony_files; end
+function _symphony_program_files; _symphony_names shipped; _symphony_files; end
+function _symphony_model_files; printf '%s\\n' {" ".join(MODELS)}; _symphony_files; end
+"""
+_FUNCTIONS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+
+
+def script(shell: str, whole: argparse.ArgumentParser) -> str:
+    """What a shell reads. ImportError: there is no shtab."""
+    import shtab  # noqa: PLC0415 - names are told without it
+
+    for parser in _parsers(whole):
+        for action in parser._actions:  # noqa: SLF001 - as shtab does
+            function = _function(parser, action)
+            if function is not None:
+                action.complete = {"bash": function, "zsh": function, "fish": f"({function})"}  # type: ignore[attr-defined] # shtab's
+            elif action.metavar in _FILES:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+            elif action.metavar == "DIR":
+                action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+            elif action.dest in WORDS:
+                action.choices = WORDS[action.dest]
+    written: str = shtab.complete(whole, shell, preamble=_FUNCTIONS[shell])
+    return written
+
+
+def _function(parser: argparse.ArgumentParser, action: argparse.Action) -> str | None:
+    """The shell's function that knows the values."""
+    if action.metavar == "PROGRAM":
+        has_ended = parser.prog.endswith((" logs", " wait"))
+        return "_symphony_all_programs" if has_ended else "_symphony_programs"
+    if not action.option_strings and action.dest == "path":
+        return "_symphony_kv_files"
+    if action.dest == "model":
+        return "_symphony_model_files"
+    return {"PROG": "_symphony_program_files", "TOPIC": "_symphony_topics"}.get(str(action.metavar))
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """It, and those of its commands."""
+    yield parser
+    for action in parser._actions:  # noqa: SLF001
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for part in action.choices.values():
+                yield from _parsers(part)
+
+
+def names(kind: str, socket: Path | None) -> list[str]:
+    """What there is now, for a script that completes. SymError, Refused: who knows can't be asked."""
+    if kind == "shipped":
+        return list(shipped())
+    if kind == "topics":
+        pages = manual.find_pages(manual.directories())
+        return sorted({page.name.removeprefix("symphony-") for page in pages})
+    if kind == "kv":
+        return list(islice(_kv_names(socket), MAX_KV_NAMES))
+    daemon = socket or find_socket()
+    programs, _ = listing.rows(places_of(daemon), str(daemon), ended=kind == "all-programs")
+    return sorted({each["name"] for each in programs if each["program"]})
+
+
+def _kv_names(socket: Path | None) -> Iterator[str]:
+    """From the root of the mount down; what no line can show is left out."""
+    libsym.connect(str(socket) if socket else None)
+    mount = libsym.daemon_stat()["mount"]
+    for directory, below, files in os.walk(mount):
+        for name in [*(f"{each}/" for each in below), *files]:
+            path = os.path.relpath(os.path.join(directory, name), mount) + "/" * name.endswith("/")  # noqa: PTH118 - text
+            if path.isprintable():
+                yield path

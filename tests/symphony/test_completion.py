@@ -1,0 +1,177 @@
+"""`symphony completion`, in real shells: what the tab key makes of the beginnings of words."""
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from decoder.model_config import GPU_PRECISIONS, KV_DTYPE
+from symphony.completing import MODELS, WORDS
+from symphony.config import load
+from tests.symphony.daemons import SYMPHONY
+
+FUNCTION = """\
+symphony() {
+  case "$*" in
+    "completion --names "*) command symphony "$@" ;;
+    *) echo "typed: $*." ;;
+  esac
+}
+"""
+"""In place of the command, so that the line that was completed is told; what scripts ask for is the command's."""
+PROMPT = "ready> "
+HEADS = {
+    "bash": "bind 'set enable-bracketed-paste off'\nsource symphony.bash\n",
+    "zsh": "fpath=($PWD $fpath)\nautoload -Uz compinit\ncompinit -u -D\nunsetopt zle_bracketed_paste\n",
+}
+COMMANDS = {
+    "bash": ["bash", "--noprofile", "--rcfile", "head", "-i"],
+    "zsh": ["zsh", "-d", "-i"],  # ZDOTDIR is the test's
+}
+LINES = {
+    "completion bash": "compl\tba\t",
+    "run --isolation none": "run --isol\tno\t",
+    "serve --device cuda": "serve --devi\tcu\t",
+    "serve --model smollm2": "serve --model smo\t",
+    "trace summary": "trace summ\t",
+    "help kvfs": "help kvf\t",
+    "run prefix": "run pref\t",
+    "run hello.py": "run hel\t",
+    "du handbook.kv": "du handb\t",
+    "kill ticker": "kill tick\t",
+    "attach ticker": "attach ti\t",
+}
+
+
+class Shell:
+    """One shell on a terminal; it ends with the test."""
+
+    def __init__(self, command, directory: Path, environment: dict[str, str]) -> None:
+        self.shown = ""
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            os.chdir(directory)
+            os.execvpe(command[0], command, environment)
+        self.reads(re.escape(PROMPT))
+
+    def reads(self, pattern: str) -> re.Match[str]:
+        """What comes until the pattern does."""
+        while not (found := re.search(pattern, self.shown)):
+            assert select.select([self.terminal], [], [], 60)[0], self.shown
+            self.shown += os.read(self.terminal, 4096).decode(errors="replace")
+        self.shown = self.shown[found.end() :]
+        return found
+
+    def types(self, line: str) -> str:
+        """The words that the line became."""
+        os.write(self.terminal, line.encode() + b"\r")
+        found = self.reads(r"\ntyped: (.*?) *\.\r")[1]
+        self.reads(re.escape(PROMPT))
+        return found
+
+    def end(self) -> None:
+        os.close(self.terminal)  # it gets SIGHUP
+        os.waitpid(self.pid, 0)
+
+
+@pytest.fixture(scope="module")
+def place(daemon, tmp_path_factory):
+    """A directory with what there is to complete, and the environment of shells in it."""
+    directory = tmp_path_factory.mktemp("completion")
+    commands = directory / "bin"
+    commands.mkdir()
+    (commands / "symphony").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m symphony "$@"\n')
+    (commands / "symphony").chmod(0o755)
+    (directory / "hello.py").write_text("print('hello')\n")
+    (directory / "ticker.py").write_text("import time\nprint('ready')\ntime.sleep(600)\n")
+    daemon.run("sym.kv_create('handbook.kv').close(); sym.kv_create('$(touch evil).kv').close()")
+    assert daemon.symphony("run", "--detach", str(directory / "ticker.py")).stdout == "ticker\n"
+    for shell in ("bash", "zsh", "fish"):
+        script = daemon.symphony("completion", shell).stdout
+        (directory / {"zsh": "_symphony"}.get(shell, f"symphony.{shell}")).write_text(script)
+    root = str(Path(__file__).resolve().parents[2])
+    yield (
+        directory,
+        {
+            **daemon.environment,
+            "HOME": str(directory),
+            "ZDOTDIR": str(directory),
+            "PATH": f"{commands}:{os.environ['PATH']}",
+            "PYTHONPATH": root,
+            "TERM": "dumb",
+        },
+    )
+    daemon.symphony("kill", "-s", "KILL", "ticker")
+
+
+def need(shell: str) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"NO COMPLETION TESTED IN {shell}: it is not installed (apt-get install {shell})")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEADS)
+def test_the_tab_key_completes_commands_options_choices_and_names(name, place):
+    need(name)
+    directory, environment = place
+    head = f"PS1='{PROMPT}'\n{HEADS[name]}{FUNCTION}"
+    (directory / {"bash": "head", "zsh": ".zshrc"}[name]).write_text(head)
+    shell = Shell(COMMANDS[name], directory, environment)
+    try:
+        found = {words: shell.types(f"symphony {typed}") for words, typed in LINES.items()}
+    finally:
+        shell.end()
+    assert found == {words: words for words in LINES}
+    assert not (directory / "evil").exists(), "a file's name was expanded"
+
+
+@pytest.mark.slow
+def test_fish_completes_commands_options_choices_and_names(place):
+    need("fish")
+    directory, environment = place
+    starts = [words[:-1] for words in LINES]
+    asked = "\n".join(f"complete -C 'symphony {start}'; echo ==" for start in starts)
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f"source symphony.fish\n{asked}"],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    answers = [answer.splitlines() for answer in done.stdout.split("==\n")][:-1]
+    found = [[line.partition("\t")[0] for line in answer] for answer in answers]
+    assert found == [[words.split()[-1]] for words in LINES]
+    assert not (directory / "evil").exists(), "a file's name was expanded"
+
+
+def test_the_words_of_options_are_those_that_a_daemon_takes():
+    assert set(WORDS["precision"]) == {*KV_DTYPE, *GPU_PRECISIONS}
+    for key in ("device", "log"):
+        for word in WORDS[key]:
+            assert getattr(load(None, {key: word}), key) == word
+    for word in set(WORDS["kv_dtype"]) - {"fp8"}:
+        assert load(None, {"device": "cuda", "precision": word, "kv_dtype": word}).kv_dtype == word
+    assert all(load(None, {"model": word}).model == word for word in MODELS)
+
+
+def test_a_name_that_is_asked_for_needs_no_library_that_writes_scripts(daemon):
+    hidden = "import sys; sys.modules['shtab'] = None; from symphony.cli import main; sys.exit(main({words}))"
+    asked = [sys.executable, "-c", hidden.format(words=["completion", "--names", "shipped"])]
+    assert "ask" in daemon.shell(asked).stdout.splitlines()
+    refused = daemon.shell([sys.executable, "-c", hidden.format(words=["completion", "bash"])], check=False)
+    assert refused.returncode == 1
+    assert "shtab" in refused.stderr
+
+
+def test_without_a_daemon_no_names_of_the_mount_are_told(tmp_path):
+    command = [*SYMPHONY, "completion", "--names", "kv", "--socket", str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout) == (1, "")

@@ -1,0 +1,173 @@
+"""The configuration file: where an error is, what there can be, and what its two descriptions say."""
+
+import re
+import subprocess
+import tomllib
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libsym.errors import Invalid
+from symphony.config import Config, load
+from symphony.config_file import lines_of, read_config_file
+from symphony.manual_text import plain_text
+from symphony.reloading import CHANGEABLE
+from tests.symphony.daemons import SYMPHONY
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "scripts/systemd/symphony.toml"
+AWKWARD = '''\
+# model = "nobody"
+"model" = "tiny"   # = quota
+  socket="/a#b"
+
+quota = """
+threads = 1
+4G
+"""
+programs =\t7
+state = \'\'\'/x
+[weight]
+mount = 3\'\'\'
+[ weight ]
+# root = 9
+root = 2
+"1" = [
+   1,
+   # root = 3
+
+   2 ]
+a.b = { c = 1 }
+'''
+
+
+def test_each_key_has_the_line_that_it_begins_in():
+    assert lines_of(AWKWARD) == {
+        ("model",): 2,
+        ("socket",): 3,
+        ("quota",): 5,
+        ("programs",): 9,
+        ("state",): 10,
+        ("weight",): 13,
+        ("weight", "root"): 15,
+        ("weight", "1"): 16,
+        ("weight", "a"): 21,
+        ("weight", "a", "b"): 21,
+        ("weight", "a", "b", "c"): 21,
+    }
+
+
+@given(st.lists(st.sampled_from(AWKWARD.splitlines()), max_size=12))
+def test_a_line_that_is_named_has_the_key_in_it(lines):
+    text = "\n".join(lines)
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return
+    for key, line in lines_of(text).items():
+        assert key[-1] in lines[line - 1], text
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ('model = "tiny"\nthreds = 2\n', 2, "unknown key 'threds': threads?"),
+        ("kv-memory = 1\n", 1, "unknown key 'kv-memory': kv_memory?"),
+        ("zzz = 1\n", 1, "unknown key 'zzz' (known: allow_other, "),
+        ("\n\nmodel = 7\n", 3, "model is 7: a string needed"),
+        ("threads = true\n", 1, "threads is True: a whole number needed"),
+        ("threads = 0\n", 1, "threads is 0: at least 1"),
+        ("same_bits = 1\n", 1, "same_bits is 1: true or false needed"),
+        ('quota = """\n4X\n"""\n', 1, "quota: '4X\\n' is no size"),
+        ('disk_timeout = "soon"\n', 1, "disk_timeout is 'soon'"),
+        ("drain = -1\n", 1, "drain is -1"),
+        ("watchdog = 0\n", 1, "watchdog is 0"),
+        ("step_ms = 1e9\n", 1, "step_ms is 1000000000.0"),
+        ("mount = 7\n", 1, "mount is 7: a path needed"),
+        ('socket = "~nobody-at-all/s"\n', 1, "socket is '~nobody-at-all/s'"),
+        ('model = "tiny"\n[weight]\nroot = 1\nnobody-at-all = 2\n', 4, "there is no such user"),
+        ("weight = 3\n", 1, "weight is 3: a table"),
+        ("[weight]\nroot = 900\n", 2, "weight of root: "),
+        ('device = "cpu"\nprecision = "fp9"\n', 2, "precision 'fp9' is not one of"),
+        ('device = "tpu"\n', 1, "device 'tpu'"),
+        ('gpu_memory = "4G"\n', 1, "gpu_memory is for --device cuda"),
+        ('log = "paper"\n', 1, "log 'paper' is not one of auto, text, json, journal"),
+        ('mount_helper = "/run/h"\nallow_other = false\n', 2, "allow_other is false"),
+        ("metrics_port = 70000\n", 1, "metrics_port is 70000"),
+        ("a = 1\na = 2\n", 2, "no TOML: Cannot overwrite a value"),
+        ("[weight\n", 1, "no TOML: "),
+        ("x = 'abc", 1, "no TOML: "),
+    ],
+)
+def test_an_error_names_file_line_and_key(tmp_path, text, line, says):
+    path = tmp_path / "symphony.toml"
+    path.write_text(text)
+    with pytest.raises(Invalid) as raised:
+        load(path, {})
+    assert str(raised.value).startswith(f"{path}:{line}: ")
+    assert says in str(raised.value)
+
+
+def test_what_the_command_line_says_is_no_error_of_the_file(tmp_path):
+    path = tmp_path / "symphony.toml"
+    path.write_text("threads = 3\n")
+    with pytest.raises(Invalid) as raised:
+        load(path, {"threads": 0})
+    assert str(raised.value) == "threads is 0: at least 1 is needed"
+    assert load(path, {"threads": 2}).threads == 2
+
+
+def config(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SYMPHONY, "config", *map(str, words)], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_check_names_every_error_and_show_says_where_values_are_from(tmp_path):
+    path = tmp_path / "symphony.toml"
+    path.write_text('model = "tiny"\nprograms = -1\n\nthreds = 1\nquota = "4X"\n')
+    done = config("check", path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert [line.partition(" ")[0] for line in done.stderr.splitlines()] == [f"{path}:{n}:" for n in (2, 4, 5)]
+    path.write_text('model = "tiny"\n[weight]\nroot = 2\n')
+    assert config("check", path).stdout == f"{path}: 2 keys, all right\n"
+    shown = config("show", path).stdout
+    assert re.search(rf'^model +"tiny" +# {path}:1$', shown.replace("= ", ""), re.MULTILINE)
+    assert re.search(r"^quota +null +# default$", shown.replace("= ", ""), re.MULTILINE)
+
+
+def given_keys(text: str) -> list[str]:
+    return re.findall(r"^#?\[?(\w+)(?: = |\]$)", text, re.MULTILINE)
+
+
+def test_the_shipped_file_has_every_key_as_a_comment_and_says_nothing_by_itself():
+    text = SHIPPED.read_text(encoding="utf-8")
+    assert read_config_file(SHIPPED).values == {}
+    assert sorted(set(given_keys(text)) - {"alice"}) == sorted(field.name for field in fields(Config))
+
+
+def test_the_shipped_file_has_the_defaults_that_there_are():
+    values = tomllib.loads(re.sub(r"^#(?=[\[a-z])", "", SHIPPED.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    for field in fields(Config):
+        default = field.default if field.default is not MISSING else {}
+        shown = values[field.name]
+        if default is None or default == {}:
+            continue  # what is shown is an example, and the comment says what the default is
+        assert type(default)(shown) == default, field.name
+
+
+def test_keys_that_a_reload_changes_are_marked_in_both_descriptions():
+    """In the file and in symphony.toml(5); test_service.py changes some."""
+    text = SHIPPED.read_text(encoding="utf-8")
+    marked = {
+        key for comment, key in re.findall(r"^((?:# .*\n)+)#\[?(\w+)", text, re.MULTILINE) if "(reload)" in comment
+    }
+    assert marked == CHANGEABLE
+    manual = plain_text((ROOT / "man/symphony.toml.5").read_text(encoding="utf-8"))
+    in_manual = set(re.findall(r"(\w+)\]? \([^)]*reload\)", manual))
+    assert in_manual == CHANGEABLE
+    for field in fields(Config):
+        assert re.search(rf"^ *[^.]*\b{field.name}\b\]? \(", manual, re.MULTILINE), field.name

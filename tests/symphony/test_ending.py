@@ -1,0 +1,150 @@
+"""A daemon that is told to end does so at any moment, in time, and says what it could not keep."""
+
+import fcntl
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.disk.recorder import Disk, available
+from tests.symphony.daemons import SYMPHONY
+from tests.symphony.launchers import eventually
+
+TINY = ("--model", "tiny", "--kv-memory", "16M")
+TURNS = 6
+AT_ONCE_S = 20
+"""On any machine; where it would wait for something else, that takes longer."""
+
+pytestmark = [
+    pytest.mark.skipif(
+        not os.access("/dev/fuse", os.R_OK | os.W_OK),
+        reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user",
+    ),
+    pytest.mark.skipif(bool(available()), reason=available()),
+]
+
+HELD_BUILD = """
+import sys, threading
+import symphony.daemon
+from symphony.cli import main
+
+def load_model(name):
+    print("symphony: is building", flush=True)
+    threading.Event().wait()
+
+symphony.daemon.load_model = load_model
+sys.exit(main())
+"""
+HUNG_STEP = """
+import sys, threading
+import symphony.backends as backends
+from symphony.cli import main
+
+class HungDecoder(backends.CpuDecoder):
+    native = None
+
+    def step(self, batch):
+        print("in a step", flush=True)
+        threading.Event().wait()
+
+backends.CpuDecoder = HungDecoder
+sys.exit(main())
+"""
+
+
+def assert_nothing_is_left(mount: Path, socket: Path, state: Path) -> None:
+    assert f" {mount} " not in Path("/proc/mounts").read_text()
+    assert not socket.exists()
+    assert not Path(f"{socket}.programs").exists()
+    if (state / "lock").exists():
+        with (state / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.slow
+def test_a_start_that_is_ended_at_any_moment_leaves_nothing_and_the_next_one_is_fine(start_daemon, tmp_path):
+    daemon = start_daemon(*TINY)
+    daemon.run("sym.kv_write(sym.kv_create('a.kv'), [1, 2, 3]); sym.kv_sync()")
+    daemon.stop()
+    draw, state = random.Random(17), tmp_path / "state"
+    command = [*SYMPHONY, "serve", "--mount", daemon.mount, "--state", state, *TINY]
+    began_s = time.monotonic()
+    start_daemon(*TINY).stop()
+    took_s = time.monotonic() - began_s
+    for turn in range(TURNS):
+        number = draw.choice((signal.SIGTERM, signal.SIGINT))
+        with daemon.log.open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=daemon.environment)
+        time.sleep(took_s * (turn + draw.random()) / TURNS)  # any moment will do
+        process.send_signal(number)
+        assert process.wait(AT_ONCE_S) in (0, 130, -number), daemon.log.read_text()
+        assert_nothing_is_left(daemon.mount, daemon.socket, state)
+    daemon = start_daemon(*TINY)
+    assert daemon.run("print(sym.kv_open('a.kv').len())") == "3\n"
+    assert daemon.stop() == 0
+
+
+def test_what_is_being_built_is_left_at_once(start_daemon, tmp_path):
+    daemon = start_daemon(*TINY, command=[sys.executable, "-c", HELD_BUILD])
+    daemon.process.stdin.close()
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(AT_ONCE_S) == 0
+    assert "SIGTERM: closing" in daemon.log.read_text()
+    assert_nothing_is_left(daemon.mount, daemon.socket, tmp_path / "state")
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_keeps_no_daemon_beyond_its_limit(start_daemon, tmp_path):
+    daemon = start_daemon(*TINY, "--drain=1", command=[sys.executable, "-c", HUNG_STEP])
+    daemon.process.stdin.close()
+    program = daemon.program("sym.pred(sym.kv_create(), [1])")
+    while daemon.process.stdout.readline() != "in a step\n":
+        pass
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(AT_ONCE_S + 10) == 1
+    assert "the process ends as by kill -9" in daemon.log.read_text()
+    assert_nothing_is_left(daemon.mount, Path("/nonexistent"), tmp_path / "state")
+    assert "NotConnected" in program.communicate(timeout=20)[1]
+
+
+def test_a_disk_that_hangs_is_given_up_in_time_and_what_is_not_kept_is_named(start_daemon, tmp_path):
+    with Disk(tmp_path) as disk:
+        state = ["--state", str(disk.path / "state")]
+        daemon = start_daemon(*TINY, "--drain=2", *state)
+        daemon.run("sym.kv_write(sym.kv_create('synced.kv'), [1, 2, 3]); sym.kv_sync()")
+        disk.hang()
+        daemon.run("for number in range(30): sym.kv_write(sym.kv_create(f'late{number}.kv'), [1])")
+        daemon.process.send_signal(signal.SIGTERM)
+        log = eventually(lambda: "/late9.kv: " in daemon.log.read_text() and daemon.log.read_text())
+        disk.resume()  # else the kernel would keep the process: it waits for its disk
+        assert daemon.process.wait(AT_ONCE_S) == 1
+        assert "not kept: /late0.kv, " in log
+        assert "s were not enough" in log
+        assert "Traceback" not in daemon.log.read_text()
+        assert_nothing_is_left(daemon.mount, daemon.socket, disk.path / "state")
+        daemon = start_daemon(*TINY, *state)
+        assert daemon.run("print(sym.kv_open('synced.kv').len())") == "3\n"
+        assert daemon.stop() == 0
+
+
+def test_on_a_full_disk_the_rest_is_named_at_once(start_daemon, tmp_path):
+    with Disk(tmp_path) as disk:
+        state = ["--state", str(disk.path / "state")]
+        daemon = start_daemon(*TINY, *state)
+        daemon.run("sym.kv_write(sym.kv_create('synced.kv'), [1, 2, 3]); sym.kv_sync()")
+        disk.limit(disk.used())
+        daemon.run("sym.kv_write(sym.kv_create('late.kv'), [1] * 2000)")
+        assert daemon.stop() == 1
+        log = daemon.log.read_text()
+        assert "not kept: /late.kv: " in log
+        assert log.splitlines()[-1] == "symphony: 1 of the files are not on disk as they were: the log names them"
+        assert "Traceback" not in log
+        disk.limit(None)
+        daemon = start_daemon(*TINY, *state)
+        assert daemon.run("print([each.name for each in sym.kv_list('.')])") == "['synced.kv']\n"
+        assert daemon.stop() == 0

@@ -1,0 +1,124 @@
+"""`symphony help`: the pages of the Symphony that is asked, listed and shown, with whatever shows pages here."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libsym.errors import NotFound
+from symphony import manual
+from symphony.manual import directories, find_page, find_pages
+from symphony.manual_text import plain_text
+from tests.symphony.daemons import SYMPHONY
+
+PAGES = find_pages(directories())
+
+
+def symphony_help(*words: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = os.environ if path is None else {**os.environ, "PATH": path}
+    command = [*SYMPHONY, "help", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=environment)
+
+
+def not_bold(text: str) -> str:
+    """Letters are overstruck to be bold, or underlined."""
+    return re.sub(".\b", "", text)
+
+
+@pytest.fixture
+def only(tmp_path):
+    """A PATH with one command, and what that needs of others."""
+
+    def path(command: str) -> str:
+        if not shutil.which(command):
+            pytest.skip(f"HELP NOT TESTED WITH {command}: it is not installed")
+        found = Path(shutil.which(command)).resolve()
+        (tmp_path / command).write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]} exec {found} "$@"\n')
+        (tmp_path / command).chmod(0o755)
+        return str(tmp_path)
+
+    return path
+
+
+def test_it_lists_commands_and_topics_with_what_they_are():
+    lines = symphony_help().stdout.splitlines()
+    commands, topics = lines[: lines.index("")], lines[lines.index("") + 1 :]
+    assert [commands[0], topics[0]] == ["Commands:", "Other topics:"]
+    assert any(" ".join(line.split()) == "run run a program beside the model" for line in commands)
+    assert any(line.startswith("  ps, kill, logs, wait, attach ") for line in commands)
+    assert {"libsym", "kv", "kvfs", "trace.5", "sandbox"} <= {line.split()[0] for line in topics[1:]}
+
+
+@pytest.mark.parametrize("command", ["man", "mandoc", "none"])
+def test_a_page_is_shown_with_what_there_is(command, only, tmp_path):
+    done = symphony_help("kvfs", path=str(tmp_path) if command == "none" else only(command))
+    assert done.returncode == 0, done.stderr
+    shown = not_bold(done.stdout)
+    assert "PROMISES" in shown
+    assert "state directory" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("topic", "name"),
+    [
+        ("run", "symphony-run.1"),
+        ("kill", "symphony-ps.1"),
+        ("libsym", "libsym.3"),
+        ("kv", "kv.5"),
+        ("kv(5)", "kv.5"),
+        ("trace", "symphony-trace.1"),
+        ("trace.5", "symphony-trace.5"),
+        ("symphony", "symphony.1"),
+        ("symphony.7", "symphony.7"),
+        ("tutorial", "symphony.7"),
+        ("symphony-run", "symphony-run.1"),
+    ],
+)
+def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, name):
+    assert find_page(PAGES, topic).file.name == name
+
+
+@pytest.mark.parametrize(
+    ("topic", "hint"), [("rnu", "did you mean run?"), ("9", "symphony help"), ("", "symphony help")]
+)
+def test_an_unknown_topic_names_what_is_near(topic, hint):
+    done = symphony_help(topic)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"symphony: the manual has no page on {topic!r}: ")
+    assert hint in done.stderr
+
+
+def test_an_installation_has_its_pages_in_share_man_among_those_of_others(tmp_path, monkeypatch):
+    share = tmp_path / "share" / "man"
+    for page in [*Path(directories()[0]).glob("*.[1-8]")]:
+        (share / f"man{page.suffix[1:]}").mkdir(parents=True, exist_ok=True)
+        shutil.copy(page, share / f"man{page.suffix[1:]}")
+    (share / "man1" / "kvm.1").write_text(".TH KVM 1\n")
+    monkeypatch.setattr(manual, "__file__", str(tmp_path / "lib" / "symphony" / "manual.py"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    found = find_pages(directories())
+    assert [(page.name, page.section) for page in found] == [(page.name, page.section) for page in PAGES]
+    assert find_page(found, "kill").file == share / "man1" / "symphony-ps.1"
+
+
+def test_without_pages_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(manual, "__file__", str(tmp_path / "lib" / "symphony" / "manual.py"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(NotFound, match="the manual is not installed"):
+        find_pages(directories())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.is_alias], ids=lambda page: page.file.name)
+def test_plain_text_has_all_words_and_no_macro(page):
+    text = plain_text(page.text())
+    assert not [line for line in text.splitlines() if "\\f" in line or "\\(" in line or line.startswith(".")]
+    if not shutil.which("mandoc"):
+        pytest.skip("PLAIN TEXT NOT COMPARED: mandoc is not installed")
+    command = ["mandoc", "-T", "utf8", "-O", "width=300", page.file]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    shown = not_bold(done.stdout)
+    assert text.split() == shown.split("\n", 2)[2].rpartition("\nSymphony ")[0].split()

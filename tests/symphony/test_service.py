@@ -1,0 +1,287 @@
+"""What a daemon and its service manager say to each other: readiness, the watchdog, sockets, a reload; and the log."""
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.symphony.daemons import SYMPHONY
+from tests.symphony.services import Manager
+
+TINY = ("--model", "tiny", "--kv-memory", "8M")
+STUCK = """
+import sys
+from symphony import backends
+from symphony.cli import main
+
+load = backends._load_cpu
+
+class Stuck:
+    \"\"\"A decoder in Python, of which a step ends when it is told to.\"\"\"
+    def __init__(self, decoder):
+        self.step, self.close = self.stop_and_step, decoder.close
+        self.decoder = decoder
+    def stop_and_step(self, batch):
+        sys.stdin.readline()
+        self.decoder.step(batch)
+
+backends._load_cpu = lambda *words: backends.Loaded(Stuck(load(*words).decoder))
+sys.exit(main())
+"""
+ONE_STEP = "kv = sym.kv_create(); sym.pred(kv, [1, 2, 3]); print(len(kv))"
+
+pytestmark = pytest.mark.skipif(
+    not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user"
+)
+
+
+@pytest.fixture
+def manager():
+    manager = Manager()
+    yield manager
+    manager.close()
+
+
+def test_the_service_manager_hears_of_every_stage(start_daemon, manager, tmp_path):
+    config = tmp_path / "symphony.toml"
+    config.write_text('model = "tiny"\nkv_memory = "8M"\n')
+    environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "400000"}
+    daemon = start_daemon("--config", str(config), environment=environment)
+    status = manager.until("READY")["STATUS"]
+    while status != f"tiny on {daemon.mount}, weights loaded":
+        assert status == f"tiny on {daemon.mount}, weights loading"
+        status = manager.until("STATUS")["STATUS"]
+    for _ in range(3):
+        manager.until("WATCHDOG")
+    daemon.process.send_signal(signal.SIGHUP)
+    assert int(manager.until("RELOADING")["MONOTONIC_USEC"]) > 0
+    manager.until("READY")
+    assert daemon.stop() == 0
+    assert manager.until("STOPPING")
+
+
+def test_children_of_the_daemon_can_not_speak_for_it(start_daemon, manager):
+    """What it was told is for its own process."""
+    environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "400000", "WATCHDOG_PID": "1"}
+    daemon = start_daemon(*TINY, environment=environment)
+    assert manager.until("READY")
+    while "loaded" not in manager.next().get("STATUS", "loaded"):
+        pass
+    with pytest.raises(TimeoutError):  # the watchdog is another process's
+        manager.next(timeout_s=1)
+    assert daemon.stop() == 0
+
+
+@pytest.mark.slow
+def test_the_watchdog_starves_while_a_step_hangs_and_is_fed_again_when_it_ends(start_daemon, manager):
+    environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "400000"}
+    stuck = [sys.executable, "-c", STUCK]
+    daemon = start_daemon(*TINY, "--watchdog", "1", command=stuck, environment=environment)
+    program = daemon.program(ONE_STEP)
+    while "a step has been computed for" not in manager.until("STATUS")["STATUS"]:
+        pass
+    with pytest.raises(TimeoutError):
+        manager.next(timeout_s=2)
+    assert "the watchdog is not fed" in daemon.log.read_text()
+    # Names and files are served all the same.
+    assert daemon.shell(f"ls -a {daemon.mount}/.symphony").returncode == 0
+    daemon.process.stdin.write("\n")
+    daemon.process.stdin.flush()
+    assert "WATCHDOG" in manager.until("WATCHDOG")
+    assert program.communicate(timeout=60)[0] == "3\n"
+    assert daemon.stop() == 0
+
+
+def handed_over(*sockets: socket.socket) -> list[str]:
+    """What starts `symphony` with these from descriptor 3 on."""
+    numbers = [each.fileno() for each in sockets]
+    source = f"""
+import os, sys
+for place, number in enumerate({numbers}):
+    os.dup2(number, 100 + place)
+for place in range({len(numbers)}):
+    os.dup2(100 + place, 3 + place)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="{len(numbers)}")
+os.execv(sys.executable, [sys.executable, "-m", "symphony", *sys.argv[1:]])
+"""
+    return [sys.executable, "-c", source]
+
+
+@pytest.fixture
+def listening(tmp_path):
+    """As symphony.socket has them."""
+    made = []
+    for kind, name in ((socket.SOCK_STREAM, "symphony.sock"), (socket.SOCK_SEQPACKET, "symphony.sock.programs")):
+        each = socket.socket(socket.AF_UNIX, kind)
+        each.bind(str(tmp_path / name))
+        each.listen(64)
+        each.set_inheritable(True)
+        made.append(each)
+    yield made
+    for each in made:
+        each.close()
+
+
+def test_a_daemon_takes_the_sockets_that_it_is_handed_and_leaves_them_there(start_daemon, listening, tmp_path):
+    """Programs connect before the daemon is there, and while it is started again: they wait."""
+    early = socket.socket(socket.AF_UNIX)
+    early.connect(str(tmp_path / "symphony.sock"))
+    daemon = start_daemon(*TINY, command=handed_over(*listening), inherited=listening)
+    assert daemon.run(ONE_STEP) == "3\n"
+    assert daemon.symphony("run", "--list").returncode == 0
+    early.close()
+    assert daemon.stop() == 0
+    assert daemon.socket.is_socket()
+    waits = daemon.program(ONE_STEP)
+    again = start_daemon(*TINY, command=handed_over(*listening), inherited=listening)
+    assert waits.communicate(timeout=60) == ("3\n", "")
+    assert again.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()
+
+
+def refused(words: list[str], *inherited: socket.socket) -> str:
+    """What a daemon says that does not start, in its last line."""
+    fds = [each.fileno() for each in inherited]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, pass_fds=fds)
+    assert done.returncode == 1, done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+def test_sockets_that_do_not_fit_are_refused(listening, tmp_path):
+    common = ["serve", *TINY, "--mount", str(tmp_path / "kv"), "--state", str(tmp_path / "state"), "--socket"]
+    fitting = str(tmp_path / "symphony.sock")
+    one = refused([*handed_over(listening[0]), *common, fitting], *listening)
+    assert "one ListenStream= and one ListenSequentialPacket= are needed" in one
+    other = refused([*handed_over(*listening), *common, str(tmp_path / "other")], *listening)
+    assert f"socket is {tmp_path}/other, and the service manager listens at {fitting}" in other
+
+
+# Reload
+
+
+@pytest.fixture
+def configured(start_daemon, tmp_path):
+    """A daemon, and how to change its file."""
+    config = tmp_path / "symphony.toml"
+    config.write_text('model = "tiny"\nkv_memory = "8M"\n')
+    daemon = start_daemon("--config", str(config), "--starts", "50")
+    return daemon, config
+
+
+def test_a_reload_changes_a_quota_at_once_and_names_what_needs_a_restart(configured):
+    daemon, config = configured
+    user = 12345
+    with_quota = f"os.setuid({user}); print(sym.daemon_stat()['quota_files'], sym.daemon_stat()['weight'])"
+    if os.geteuid() != 0:
+        pytest.skip("NO QUOTA TESTED: another user needs root")
+    daemon.mount.parent.chmod(0o755)
+    holder = daemon.program(f"os.setuid({user}); sym.connect(); print(1, flush=True); input()")
+    holder.stdout.readline()  # its account is there already
+    assert daemon.run(with_quota) == "None 1.0\n"
+    config.write_text(
+        'model = "tiny"\nkv_memory = "16M"\nquota_files = 7\nstarts = 9\nstep_ms = 40\ndisk_timeout = 5\n'
+        f"verbose = true\n[weight]\n{user} = 3\n"
+    )
+    said = daemon.symphony("reload").stdout
+    assert said == ("changed: disk_timeout, step_ms, quota_files, weight, verbose\nneeds a restart: kv_memory\n")
+    assert daemon.run(with_quota) == "7 3.0\n"
+    assert "program" in daemon.log.read_text()  # connections are logged now
+    assert daemon.stat()["config"]["reloads"] == 1
+    config.write_text('model = "tiny"\nkv_memory = "8M"\n')
+    assert "needs a restart" not in daemon.symphony("reload").stdout
+    assert daemon.run(with_quota) == "None 1.0\n"
+    holder.communicate("\n", timeout=60)
+
+
+def test_a_bad_file_changes_nothing_and_its_line_is_told(configured):
+    daemon, config = configured
+    config.write_text('model = "tiny"\nquota_files = 7\nkv_memory = "8M"\nstep_ms = "soon"\n')
+    done = daemon.symphony("reload", check=False)
+    assert done.returncode == 1
+    assert f"nothing is changed: {config}:4: step_ms is 'soon'" in done.stderr
+    assert daemon.stat()["quota_files"] is None
+    config.unlink()
+    assert "no configuration file" in daemon.symphony("reload", check=False).stderr
+    assert daemon.run(ONE_STEP) == "3\n"
+
+
+def test_a_daemon_without_a_file_has_nothing_to_read_again(daemon):
+    done = daemon.symphony("reload", check=False)
+    assert (done.returncode, "start it with --config" in done.stderr) == (1, True)
+    assert daemon.stat()["pid"]
+
+
+# The log
+
+
+def test_lines_of_json_say_which_program_and_user_they_are_about(start_daemon):
+    daemon = start_daemon(*TINY, "--log", "json", "--verbose")
+    daemon.run(
+        "import time; kv = sym.kv_create('old.kv'); sym.kv_advise(kv, sym.TTL(1)); sym.pred(kv, [1]); kv.close()"
+    )
+    daemon.shell("while [ -e kv/old.kv ]; do sleep 0.05; done")
+    assert daemon.stop() == 0
+    lines = [json.loads(line) for line in daemon.log.read_text().splitlines()]
+    assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
+    connected = next(line for line in lines if "connected" in line["message"])
+    assert (connected["level"], connected["user"]) == ("debug", os.getuid())
+    assert str(connected["program"]) in connected["message"]
+    expired = next(line for line in lines if "expires" in line["message"])
+    assert (expired["file"], expired["logger"]) == ("/old.kv", "kvfs.expiry")
+
+
+def fields_of(data: bytes) -> list[tuple[str, str]]:
+    """As systemd's journal reads an entry."""
+    found = []
+    while data:
+        name, equals, rest = data.partition(b"\n")[0].partition(b"=")
+        if equals:
+            data = data[len(name) + len(rest) + 2 :]
+        else:
+            (size,) = struct.unpack_from("<Q", data, len(name) + 1)
+            start = len(name) + 9
+            rest, data = data[start : start + size], data[start + size + 1 :]
+        found.append((name.decode(), rest.decode()))
+    return found
+
+
+LOG_TO = """
+import logging, sys
+from pathlib import Path
+from symphony.service.journal import JournalHandler
+log = logging.getLogger("tests.journal")
+log.addHandler(JournalHandler(Path(sys.argv[1])))
+log.error("broken: %s\\nand more", "x", extra={"program": 17, "user": 1000, "file": ["/a.kv", "/b.kv"]})
+log.warning("large: %s", "y" * 1_000_000)
+"""
+
+
+def test_the_journal_gets_fields_that_it_can_be_searched_by(tmp_path):
+    path = tmp_path / "journal"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(str(path))
+        journal.settimeout(60)
+        subprocess.run([sys.executable, "-c", LOG_TO, path], check=True, timeout=60)
+        first = fields_of(journal.recv(1 << 20))
+        _, descriptors, _, _ = socket.recv_fds(journal, 64, 1)
+    values = dict(first)
+    assert values["MESSAGE"] == "broken: x\nand more"
+    assert (values["PRIORITY"], values["PROGRAM"], values["SYM_USER"]) == ("3", "17", "1000")
+    assert values["SYSLOG_IDENTIFIER"] == "symphony"
+    assert [value for name, value in first if name == "KV_FILE"] == ["/a.kv", "/b.kv"]
+    with os.fdopen(descriptors[0], "rb") as large:
+        large.seek(0)
+        assert dict(fields_of(large.read()))["MESSAGE"] == "large: " + "y" * 1_000_000
+
+
+def test_a_journal_that_is_not_there_is_an_error(tmp_path):
+    if Path("/run/systemd/journal/socket").is_socket():
+        pytest.skip("this machine has a journal")
+    said = refused([*SYMPHONY, "serve", *TINY, "--log", "journal", "--state", str(tmp_path), "--mount", str(tmp_path)])
+    assert "choose another --log" in said

@@ -1,0 +1,252 @@
+"""A daemon without rights, whose mount a helper makes: who sees it, who may ask for it, and what a kill leaves."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from symphony.doctor import mounted_kind
+from tests.symphony.services import OTHER_UID, SERVICE_UID, Helper, as_user, start_service
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="NO MOUNT HELPER TESTED: it needs root, and other users"),
+    pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="NO MOUNT TESTED: there is no /dev/fuse"),
+]
+
+
+@pytest.fixture(scope="module")
+def service_directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="module")
+def helper(service_directory):
+    helper = Helper(service_directory, service_directory / "kv", service_directory / "other")
+    yield helper
+    helper.close()
+
+
+@pytest.fixture(scope="module")
+def service(service_directory, helper):
+    daemon = start_service(service_directory, helper)
+    try:
+        yield daemon
+        assert daemon.stop() == 0, daemon.log.read_text()
+        assert mounted_kind(daemon.mount) is None
+        assert "Traceback" not in daemon.log.read_text()
+        assert "Traceback" not in helper.log.read_text()
+    finally:
+        daemon.clean_up()
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def ask(helper: Helper, message: object, uid: int = SERVICE_UID) -> tuple[dict, socket.socket]:
+    """As a process of `uid`; the answer, and the connection that it came by."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(60)
+    os.seteuid(uid)  # SO_PEERCRED is what it was at connect()
+    try:
+        connection.connect(str(helper.path))
+    finally:
+        os.seteuid(0)
+    connection.send(message if isinstance(message, bytes) else json.dumps(message).encode())
+    data, descriptors, _, _ = socket.recv_fds(connection, 8192, 4)
+    for each in descriptors:
+        os.close(each)
+    return json.loads(data), connection
+
+
+def test_the_daemon_has_no_rights_and_others_see_its_mount(service):
+    status = status_of(service.process.pid)
+    assert status["Uid"].split() == [str(SERVICE_UID)] * 4
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
+    assert status["NoNewPrivs"] == "1"
+    assert Path(f"/proc/{service.process.pid}/ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink()
+    assert mounted_kind(service.mount) == "fuse.kv"
+    assert service.mount.stat().st_mode & 0o7777 == 0o1777
+    said = service.run(as_user(OTHER_UID, f"print(os.listdir('{service.mount}/.symphony'))"))
+    assert "metrics" in said
+
+
+def test_a_user_has_files_that_other_users_can_not_read(service):
+    path = service.mount / "mine.kv"
+    make = """
+        kv = sym.kv_create("mine.kv")
+        print(sym.pred(kv, [1, 2, 3]).argmax())
+        sym.kv_sync(kv)
+    """
+    look = f"""
+        try:
+            open("{path}").read()
+        except PermissionError:
+            print("the mount says no")
+        try:
+            sym.kv_open("mine.kv")
+        except sym.NoAccess:
+            print("the daemon says no")
+        os.mkdir("{service.mount}/of-another")
+    """
+    service.run(as_user(OTHER_UID, make))
+    assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (OTHER_UID, 0o600)
+    said = service.run(as_user(OTHER_UID + 1, look))
+    assert said.split("\n")[:2] == ["the mount says no", "the daemon says no"]
+    os.chown(path, OTHER_UID + 1, OTHER_UID + 1)  # as root may on any file system
+    assert service.run(as_user(OTHER_UID + 1, "print(len(sym.kv_open('mine.kv')))")) == "3\n"
+
+
+def test_a_program_in_a_sandbox_has_the_mount_of_the_helper(service, tmp_path):
+    program = tmp_path / "p.py"
+    program.write_text("import libsym as sym\nkv = sym.kv_create('boxed.kv')\nsym.pred(kv, [1])\nprint(len(kv))\n")
+    done = service.shell(f"{sys.executable} -m symphony run {program}", check=False)
+    if "sandbox" in done.stderr:
+        pytest.skip(f"NO SANDBOX TESTED: {done.stderr}")
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
+    assert (service.mount / "boxed.kv").exists()
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "text"),
+    [
+        ({"do": "mount", "at": "MOUNT"}, errno.EBUSY, "stop it first"),
+        ({"do": "keep", "at": "MOUNT"}, errno.EBUSY, "stop it first"),
+        ({"do": "mount", "at": "/etc"}, errno.EPERM, "its unit names"),
+        ({"do": "mount", "at": "MOUNT/../../../etc"}, errno.EPERM, "its unit names"),
+        ({"do": "keep", "at": "OTHER"}, errno.ENOENT, "no mount of uid"),
+        ({"do": "unmount", "at": "MOUNT"}, errno.EINVAL, "a request is one of"),
+        ({"do": "mount", "at": 7}, errno.EINVAL, "a request is one of"),
+        (["mount"], errno.EINVAL, "no request"),
+        (b"\xff" * 100, errno.EINVAL, "no request"),
+    ],
+)
+def test_the_helper_refuses_what_its_unit_does_not_name(service, helper, message, code, text):
+    if isinstance(message, dict) and isinstance(message["at"], str):
+        names = {"MOUNT": str(service.mount), "OTHER": str(service.mount.with_name("other"))}
+        for name, path in names.items():
+            message = {**message, "at": message["at"].replace(name, path)}
+    answer, connection = ask(helper, message)
+    connection.close()
+    assert answer["errno"] == code
+    assert text in answer["error"]
+    assert service.stat()["pid"] == service.process.pid
+
+
+def test_the_helper_serves_no_other_user_not_even_root(service, helper):
+    for uid in (OTHER_UID, 0):
+        answer, connection = ask(helper, {"do": "mount", "at": str(service.mount.with_name("other"))}, uid)
+        connection.close()
+        assert answer["errno"] == errno.EPERM
+        assert f"not uid {uid}" in answer["error"]
+
+
+def test_a_mount_point_is_no_link_and_is_empty(service, helper):
+    other = service.mount.with_name("other")
+    other.symlink_to("/etc")
+    answer, connection = ask(helper, {"do": "mount", "at": str(other)})
+    connection.close()
+    assert answer["errno"] in (errno.ELOOP, errno.ENOTDIR)
+    other.unlink()
+    other.mkdir()
+    (other / "precious").touch()
+    answer, connection = ask(helper, {"do": "mount", "at": str(other)})
+    connection.close()
+    assert answer["errno"] == errno.ENOTEMPTY
+    (other / "precious").unlink()
+
+
+def test_the_end_of_a_connection_is_the_end_of_its_mount_and_of_no_other(service, helper):
+    other = service.mount.with_name("other")
+    answer, connection = ask(helper, {"do": "mount", "at": str(other)})
+    assert answer == {"ok": True}
+    assert mounted_kind(other) == "fuse.kv"
+    connection.close()
+    wait_until(lambda: mounted_kind(other) is None)
+    assert mounted_kind(service.mount) == "fuse.kv"
+
+
+def wait_until(condition) -> None:
+    """With a pause between looks: the kernel's list of mounts has no event of its own that Python could wait for."""
+    pause = threading.Event()
+    while not condition():
+        pause.wait(0.01)
+
+
+def test_a_helper_that_is_killed_takes_no_mount_with_it_and_the_next_one_keeps_it(service, helper):
+    helper.kill()
+    assert service.run("print(len(sym.kv_create()))") == "0\n"
+    wait_until(lambda: not service.stat()["mount_helper"]["kept"])
+    helper.start_again()
+    wait_until(lambda: service.stat()["mount_helper"]["kept"])
+    assert mounted_kind(service.mount) == "fuse.kv"
+    assert (service.mount / ".symphony/metrics").exists()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts services in the test's own directory, over a helper of its own."""
+    tmp_path.chmod(0o755)
+    helper, daemons = Helper(tmp_path, tmp_path / "kv"), []
+
+    def start():
+        daemons.append(start_service(tmp_path, helper))
+        return daemons[-1]
+
+    start.helper = helper
+    yield start
+    for daemon in daemons:
+        daemon.clean_up()
+    helper.close()
+
+
+def kill(daemon):
+    daemon.process.kill()
+    daemon.process.wait()
+
+
+def test_kill_9_leaves_no_mount_and_the_next_daemon_has_every_synced_file(start):
+    daemon = start()
+    daemon.run("kv = sym.kv_create('kept.kv'); sym.pred(kv, [5, 6, 7]); sym.kv_sync(kv)")
+    kill(daemon)
+    wait_until(lambda: mounted_kind(daemon.mount) is None)
+    assert not any(daemon.mount.iterdir())
+    again = start()
+    assert again.run("print(len(sym.kv_open('kept.kv')))") == "3\n"
+    assert again.stop() == 0
+    assert mounted_kind(again.mount) is None
+
+
+def test_a_mount_that_both_left_is_cleared_by_the_next(start):
+    """The daemon and its helper are killed together: nobody was there to unmount."""
+    daemon = start()
+    start.helper.kill()
+    kill(daemon)
+    assert mounted_kind(daemon.mount) == "fuse.kv"
+    with pytest.raises(OSError, match="not connected"):
+        daemon.mount.stat()
+    start.helper.start_again()
+    again = start()
+    assert (again.mount / ".symphony/metrics").exists()
+    assert again.stop() == 0
+    assert mounted_kind(again.mount) is None
+
+
+def test_without_a_helper_the_daemon_says_what_to_start(tmp_path):
+    words = ["--model", "tiny", "--mount", tmp_path / "kv", "--state", tmp_path / "state", "--socket", tmp_path / "s"]
+    done = subprocess.run(
+        [sys.executable, "-m", "symphony", "serve", *words, "--mount-helper", tmp_path / "nobody"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "start symphony-mount.socket" in done.stderr.splitlines()[-1]
