@@ -124,7 +124,8 @@ def upgrade(s: Service) -> str:
     checked = load.check()
     name = s.run(f'grep -m 1 kv {load.log} | sed \'s/.*"name": "\\([^"]*\\)".*/\\1/\'')
     again = s.run(f"{PYTHON} /srv/programs/recompute.py {name}")
-    return f"0.1.0 to today's: {took_s:.0f} s beside the old daemon\na program of 0.1.0, all the time: {checked}; {again}"
+    facts = [f"0.1.0 to today's: {took_s:.0f} s beside the old daemon", f"a program of 0.1.0, all the time: {checked}"]
+    return "\n".join([*facts, again])
 
 
 def older_state(s: Service) -> str:
