@@ -143,6 +143,8 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     gate = Gate(fs, batches, text, programs, lambda: daemon_info(house, time.monotonic() - began_s))
     listener = Listener(gate, model.config.vocab_size, exempt)
     hidden = [config.state, config.socket, programs_socket(config.socket)]
+    if config.mount_helper is not None:
+        hidden.append(config.mount_helper)
     for_sandboxes = {"mount": str(config.mount.absolute()), "hidden": [str(path.absolute()) for path in hidden]}
     launchers = Launchers(programs, listener.adopt, exempt, for_sandboxes)
     held = HeldTimes()

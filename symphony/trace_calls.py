@@ -48,14 +48,24 @@ class Calls:
 
 
 def span_ns(trace: Trace) -> tuple[int, int]:
-    """When it begins and ends."""
-    clock = trace.header.get("clock")
-    began = clock.get("monotonic_ns") if isinstance(clock, dict) else None
+    """When it begins and ends: calls that were under way began before the recording."""
+    began = _clock_ns(trace)
     times = [trace.arrivals["ns"], trace.answers["ns"], trace.steps["began_ns"], trace.steps["ended_ns"]]
     found = np.concatenate([*times, trace.lost["ns"]])
     if isinstance(began, int):
         found = np.append(found, began)
     return (int(found.min()), int(found.max())) if len(found) else (0, 0)
+
+
+def recorded_ns(trace: Trace, otherwise: int) -> int:
+    """Since when steps were recorded."""
+    began = _clock_ns(trace)
+    return began if isinstance(began, int) else otherwise
+
+
+def _clock_ns(trace: Trace) -> object:
+    clock = trace.header.get("clock")
+    return clock.get("monotonic_ns") if isinstance(clock, dict) else None
 
 
 def calls_of(trace: Trace) -> Calls:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from scheduler.trace.file import Trace
 from scheduler.trace.records import NO_DEADLINE, CallKind
-from symphony.trace_calls import UNKNOWN, Calls, Ints, calls_of, span_ns
+from symphony.trace_calls import UNKNOWN, Calls, Ints, calls_of, recorded_ns, span_ns
 from symphony.trace_rows import Rows, rows_of
 
 _NS_A_US = 1000
@@ -49,6 +49,7 @@ def page_data(trace: Trace, title: str) -> dict[str, Any]:
         "title": title,
         "header": dict(trace.header),
         "end_us": (ended_ns - began_ns) / _NS_A_US,
+        "recorded_us": (recorded_ns(trace, began_ns) - began_ns) / _NS_A_US,
         "num_lost": trace.num_lost,
         "is_torn": trace.torn_at is not None,
         "lanes": [[lane.pid, lane.uid, lane.first_row, lane.num_rows] for lane in rows.lanes],

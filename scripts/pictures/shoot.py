@@ -50,8 +50,7 @@ def main() -> None:
             (args.out / "top.svg").write_text(asyncio.run(look_at_top(args.seconds)), encoding="utf-8")
             symphony("trace", "record", "--seconds", "4", "-o", place / "trace")
             symphony("trace", "show", place / "trace", "-o", place / "trace.html")
-            for theme, number in (("dark", 0), ("light", 1)):
-                photograph(place / "trace.html", args.out / f"timeline-{theme}.png", number)
+            photograph(place / "trace.html", args.out)
         finally:
             end_programs()
             daemon.terminate()
@@ -98,13 +97,24 @@ async def look_at_top(seconds: float) -> str:
         return top.export_screenshot(title="symphony top", simplify=True)
 
 
-def photograph(page: Path, picture: Path, scheme: int) -> None:
-    """`scheme`: as Blink numbers them, 0 for dark."""
-    if shutil.which(CHROMIUM[0]) is None:
+def photograph(page: Path, out: Path) -> None:
+    """In light and dark."""
+    sys.path.insert(0, str(ROOT))
+    from tests.symphony.browser import DRAWN_FRAMES, Browser
+
+    if shutil.which("chromium") is None:
         raise SystemExit("there is no chromium: install it")
-    size = ",".join(map(str, PAGE_SIZE))
-    settings = [f"--blink-settings=preferredColorScheme={scheme}", f"--window-size={size}", f"--screenshot={picture}"]
-    subprocess.run([*CHROMIUM, *settings, page.as_uri()], check=True, stderr=subprocess.DEVNULL, timeout=60)
+    with tempfile.TemporaryDirectory() as profile:
+        browser = Browser(Path(profile), *PAGE_SIZE)
+        try:
+            for theme in ("light", "dark"):
+                browser.resize(*PAGE_SIZE)
+                browser.prefer(theme)
+                browser.open(page)
+                browser.run(DRAWN_FRAMES)
+                (out / f"timeline-{theme}.png").write_bytes(browser.picture())
+        finally:
+            browser.close()
 
 
 if __name__ == "__main__":

@@ -126,10 +126,32 @@ class Timeline {
         pen.font = "11px system-ui, sans-serif";
         pen.textBaseline = "middle";
         for (const lane of this.lanes) this.drawLane(pen, colours, lane);
+        this.drawBefore(pen, colours);
+        this.drawPlace(pen, colours);
         pen.fillStyle = colours.paper;
         pen.fillRect(0, 0, this.width, AXIS + STEPS);
         this.drawAxis(pen, colours);
         this.drawSteps(pen, colours);
+    }
+
+    // Calls that were under way began before the recording: whether they were computed then is not known.
+    drawBefore(pen, colours) {
+        const width = Math.min(this.width, this.x(this.data.recorded_us));
+        if (width < 1) return;
+        pen.fillStyle = colours.paper;
+        pen.globalAlpha = 0.75;
+        pen.fillRect(0, AXIS + STEPS, width, this.bottom - AXIS - STEPS);
+        pen.globalAlpha = 1;
+        pen.fillStyle = colours.line;
+        pen.fillRect(width - 1, AXIS + STEPS, 1, this.bottom - AXIS - STEPS);
+    }
+
+    // Which part of the programs is in sight, where not all of them are.
+    drawPlace(pen, colours) {
+        const room = this.bottom - AXIS - STEPS;
+        if (this.height <= room) return;
+        pen.fillStyle = colours.faint;
+        pen.fillRect(this.width - 5, AXIS + STEPS + this.scrolled / this.height * room, 5, room * room / this.height);
     }
 
     drawAxis(pen, colours) {
@@ -161,6 +183,8 @@ class Timeline {
         const height = (count) => Math.log2(1 + count) * scale;
         pen.fillStyle = colours.faint;
         pen.fillText(`rows, to ${this.maxRows}; calls, to ${this.maxCalls} (logarithmic)`, 4, AXIS + 8);
+        const before = this.x(this.data.recorded_us);
+        if (before > 150) pen.fillText("before the recording", 4, floor - 8);
         // The largest step of each pixel stands for the others that are narrower than one.
         let pixel = -1, largest = -1;
         const bar = (place) => {
@@ -319,6 +343,7 @@ class Timeline {
         }
         lines.push(`${time(took[place])}: waiting ${time(Math.max(0, took[place] - computed[place]))}, ` +
             `computing ${time(computed[place])}`);
+        if (began[place] < this.data.recorded_us) lines.push("it was under way when the recording began");
         lines.push(`${rows[place]} rows in ${steps[place]} steps`);
         lines.push(!over[place] ? "not over when the trace ended" : errno[place] ? `failed: errno ${errno[place]}` : "answered");
         return lines.join("\n");

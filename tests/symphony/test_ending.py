@@ -16,7 +16,7 @@ from tests.symphony.daemons import SYMPHONY
 from tests.symphony.launchers import eventually
 
 TINY = ("--model", "tiny", "--kv-memory", "16M")
-TURNS = 6
+TURNS = 4
 AT_ONCE_S = 20
 """On any machine; where it would wait for something else, that takes longer."""
 

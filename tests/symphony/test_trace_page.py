@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from symphony.trace_html import page, page_data
+from tests.symphony.browser import DRAWN_FRAMES, Browser
 from tests.symphony.traces import TraceMaker
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="SCRIPT OF THE PAGE NOT TESTED: there is no node")
@@ -179,3 +180,70 @@ def test_of_a_long_trace_each_pixel_shows_its_share(tmp_path):
     assert computing / (computing + waiting) == pytest.approx(0.5, abs=0.01)
     assert (computing + waiting) / (WIDTH * 12) == pytest.approx(0.8, abs=0.01)
     assert 40 < len(boxes(found["last"], "computing")) < 60, "single calls again: 50 of them are in sight"
+
+
+DRAWN = """(async () => {
+    const facts = document.getElementById("facts"), view = document.getElementById("view");
+    const copy = new OffscreenCanvas(view.width, view.height).getContext("2d", { willReadFrequently: true });
+    copy.drawImage(view, 0, 0);
+    const { data } = copy.getImageData(0, 0, view.width, view.height);
+    const count = {};
+    for (let at = 0; at < data.length; at += 4) {
+        const colour = `${data[at]} ${data[at + 1]} ${data[at + 2]}`;
+        count[colour] = (count[colour] || 0) + 1;
+    }
+    return { count, width: view.width, wide: document.documentElement.scrollWidth, facts: facts.textContent };
+})()"""
+"""How often each colour is in the picture."""
+POINT = """(() => {
+    const view = document.getElementById("view"), { left, top } = view.getBoundingClientRect();
+    view.dispatchEvent(new PointerEvent("pointermove", { clientX: left + 300, clientY: top + 155 }));
+    return document.getElementById("tip").innerText;
+})()"""
+ZOOM = """document.getElementById("view").dispatchEvent(
+    new WheelEvent("wheel", { deltaY: -400, clientX: 0.3 * innerWidth, clientY: 300, cancelable: true }))"""
+COMPUTING = {"light": "26 127 122", "dark": "57 197 187"}
+"""As page.css has it."""
+
+
+@pytest.fixture
+def browser(tmp_path):
+    if shutil.which("chromium") is None:
+        pytest.skip("PAGE NOT OPENED IN A BROWSER: there is no chromium")
+    browser = Browser(tmp_path / "profile", WIDTH, HEIGHT)
+    yield browser
+    browser.close()
+
+
+def test_a_real_browser_draws_it_light_and_dark_wide_and_narrow_without_complaint(browser, made, tmp_path):
+    path = tmp_path / "x.html"
+    path.write_text(page(made.trace(tmp_path), "x"))
+    for scheme, width in (("light", 1000), ("dark", 420)):
+        browser.resize(width, 500)
+        browser.prefer(scheme)
+        browser.open(path)
+        browser.run(DRAWN_FRAMES)
+        drawn = browser.run(DRAWN)
+        assert "2 steps" in drawn["facts"]
+        assert (drawn["width"], drawn["wide"]) == (width, width), "nothing sticks out"
+        assert len(drawn["count"]) > 8, "paper, lines, ink, bars of each kind"
+        before = drawn["count"][COMPUTING[scheme]]
+        assert before > 0
+        browser.run(ZOOM)
+        browser.run(DRAWN_FRAMES)
+        assert browser.run(DRAWN)["count"][COMPUTING[scheme]] > 1.5 * before, "larger by e"
+    browser.resize(1000, 500)
+    browser.open(path)
+    browser.run(DRAWN_FRAMES)
+    assert "call 1 of pid 71" in browser.run(POINT)
+    assert browser.complaints == []
+
+
+def test_what_was_before_the_recording_is_told_apart(tmp_path):
+    made = TraceMaker()
+    made.arrive(1, -500)
+    made.step(20, 40, [(1, 1, -500)])
+    made.answer(1, 40)
+    trace = made.trace(tmp_path)
+    assert page_data(trace, "x")["recorded_us"] == 500_000
+    assert page_data(trace, "x")["end_us"] == 540_000

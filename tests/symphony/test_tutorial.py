@@ -153,6 +153,7 @@ def shell(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # eight seconds, where nothing else computes
 def test_all_that_it_says_can_be_typed_and_shows_what_it_shows(shell):
     typed = list(commands(PAGE.read_text(encoding="utf-8")))
     assert len(typed) > 30
