@@ -144,15 +144,15 @@ def test_the_life_of_an_installation(old, new, tmp_path):  # noqa: PLR0915 - a l
     assert (os.lstat(prefix / "current").st_ino, os.lstat(prefix / "7.1").st_ino) == before
 
     # A configuration that the new version does not take stops an upgrade; one that was changed stays.
+    with (new.checkout / "scripts/systemd/symphony.toml").open("a") as file:
+        file.write("# New.\n")
+    (new.checkout / "scripts/systemd/symphony-run@.service").unlink()
     configuration.write_text('model = "tiny"\nmodle = "tiny"\n')
     said = run(*new.install(root), status=1)
     assert f"symphony 7.2 does not take {configuration}: mend it" in said
     assert f"{configuration}:2: unknown key 'modle'" in said
     assert run(command, "--version") == "symphony 7.1\n"
     configuration.write_text('model = "tiny"\n')
-    with (new.checkout / "scripts/systemd/symphony.toml").open("a") as file:
-        file.write("# New.\n")
-    (new.checkout / "scripts/systemd/symphony-run@.service").unlink()
     (prefix / "6.0").mkdir()
     (prefix / "6.0/stamp").touch()
     said = run(*new.install(root))

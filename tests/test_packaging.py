@@ -230,7 +230,7 @@ def test_a_program_with_the_base_alone_uses_a_daemon_of_the_extra_server(base, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["serve --model tiny", "fsck", "doctor", "trace summary x", "top"])
+@pytest.mark.parametrize("words", ["serve --model tiny", "fsck", "doctor", "trace summary x", "completion bash"])
 def test_a_command_that_needs_more_than_the_base_says_so_in_one_line(base, words):
     said = run(base / "bin/symphony", *words.split(), status=1)
     assert re.fullmatch(
