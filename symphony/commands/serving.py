@@ -74,7 +74,7 @@ def add_serve(commands: Commands) -> None:
         help="let other users use the mount (default: when root starts the daemon)",
     )
     serve.add_argument(
-        "--metrics-port", metavar="PORT", type=int, help="tell metrics to Prometheus on this TCP port of localhost, too"
+        "--metrics-port", metavar="N", type=int, help="tell metrics to Prometheus on this TCP port of localhost, too"
     )
     serve.add_argument("--config", type=Path, metavar="FILE", help="a symphony.toml with the same names as keys")
     serve.add_argument(

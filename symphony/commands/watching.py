@@ -20,14 +20,7 @@ def add_top(commands: Commands) -> None:
 def _top(args: argparse.Namespace) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         raise NotSupported("symphony top needs a terminal; without one there is symphony stat --watch")
-    try:
-        from symphony.top.app import Top  # noqa: PLC0415 - textual, which programs do without
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in {"textual", "rich"}:
-            raise
-        raise NotSupported(
-            "symphony top needs textual, which is not installed: pip install 'symphony-os[server]'"
-        ) from None
+    from symphony.top.app import Top  # noqa: PLC0415 - textual, which only this needs
     from symphony.top.sampling import Daemon  # noqa: PLC0415 - with it
 
     top = Top(Daemon(socket_of(args)), args.interval)

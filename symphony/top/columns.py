@@ -110,10 +110,10 @@ def program_columns() -> list[Column[ProgramRow]]:
         return row.tokens_per_s
 
     return [
-        of("NAME", 13, lambda each: each.name, lambda each: each.name, is_text=True, grows=2),
+        of("NAME", 13, lambda each: each.name, lambda each: each.name, is_text=True, grows=1),
         of("USER", 7, lambda each: user_name(each.uid), lambda each: user_name(each.uid), is_text=True),
         of("PID", 7, lambda each: str(each.pid or "-"), lambda each: each.pid or 0, from_width=90),
-        of("STATE", 13, state_of, state_of, is_text=True, grows=2),
+        of("STATE", 13, state_of, state_of, is_text=True, grows=3),
         Column(
             "ISOL",
             5,

@@ -88,8 +88,10 @@ class Timeline {
     }
 
     all() {
-        this.begin = 0;
-        this.span = Math.max(this.data.end_us, MIN_SPAN);
+        // Of what was before the recording just so much that it shows.
+        const { end_us, recorded_us } = this.data;
+        this.begin = Math.max(0, recorded_us - 0.03 * (end_us - recorded_us));
+        this.span = Math.max(end_us - this.begin, MIN_SPAN);
     }
 
     resize(width, height) {
@@ -127,6 +129,7 @@ class Timeline {
         pen.textBaseline = "middle";
         for (const lane of this.lanes) this.drawLane(pen, colours, lane);
         this.drawBefore(pen, colours);
+        for (const lane of this.lanes) this.drawName(pen, colours, lane);
         this.drawPlace(pen, colours);
         pen.fillStyle = colours.paper;
         pen.fillRect(0, 0, this.width, AXIS + STEPS);
@@ -219,13 +222,17 @@ class Timeline {
         if (top > this.bottom || top + lane.height < AXIS + STEPS) return;
         pen.fillStyle = colours.lane;
         pen.fillRect(0, top, this.width, TITLE);
-        pen.fillStyle = colours.ink;
-        pen.fillText(this.nameOf(lane), 4, top + TITLE / 2);
         for (let row = 0; row < lane.numRows; row++) {
             const y = top + TITLE + row * lane.rowHeight;
             if (y + lane.rowHeight >= AXIS + STEPS && y <= this.bottom)
                 this.drawRow(pen, colours, lane.firstRow + row, y, lane.rowHeight - 1);
         }
+    }
+
+    drawName(pen, colours, lane) {
+        const middle = this.laneTop(lane) + TITLE / 2;
+        pen.fillStyle = colours.ink;
+        if (middle > AXIS + STEPS && middle < this.bottom) pen.fillText(this.nameOf(lane), 4, middle);
     }
 
     nameOf(lane) {

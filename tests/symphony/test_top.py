@@ -322,7 +322,7 @@ def test_without_a_terminal_or_without_textual_one_line_says_what_to_do(seen):
     environment = {**seen.environment, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 1
-    assert "symphony top needs textual, which is not installed: pip install 'symphony-os[server]'" in done.stderr
+    assert "this needs textual, which the base installation lacks: pip install 'symphony-os[server]'" in done.stderr
 
 
 def test_stat_that_is_piped_goes_on_line_by_line_and_waits_for_a_daemon_that_went(start_daemon):
