@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tarfile
 import time
 
+from kept import REPOSITORY
 from service import CONFIG, FILES, FILES_BEFORE, INSTALL, PYTHON, TINY, UNINSTALL, Service
 
 MAX_EXPOSURE = 2.5
@@ -14,6 +16,7 @@ ExecStart={OLD}/symphony serve --model tiny --kv-memory 256M
 """
 """As those ran it who had no unit of ours: root's daemon, and its state."""
 STATE = "/var/lib/symphony"
+PLANTED = REPOSITORY / "tests/kvfs/durable/formats/1.tar.xz"
 ROLLBACK = "/root/symphony/scripts/install --rollback"
 FORMAT = (
     f"import sqlite3; index = sqlite3.connect('{STATE}/index.db');"
@@ -112,23 +115,26 @@ def upgrade(s: Service) -> str:
     s.write(CONFIG, TINY)
     with s.load(f"{OLD}/python") as load:
         load.more(50)
-        s.run("systemctl stop symphony-old.service")
-        s.run("rm /etc/systemd/system/symphony-old.service && systemctl daemon-reload")
         began_s = time.monotonic()
-        s.run(INSTALL, timeout_s=600)
+        s.run(f"{INSTALL} --no-start", timeout_s=600)
         took_s = time.monotonic() - began_s
+        s.run("systemctl stop symphony-old.service && rm /etc/systemd/system/symphony-old.service")
+        s.run("systemctl daemon-reload && systemctl start symphony.service")
         load.more(50)
     checked = load.check()
     name = s.run(f'grep -m 1 kv {load.log} | sed \'s/.*"name": "\\([^"]*\\)".*/\\1/\'')
     again = s.run(f"{PYTHON} /srv/programs/recompute.py {name}")
-    return f"0.1.0 to today's, installation included: {took_s:.0f} s\nits own program, all the time: {checked}; {again}"
+    facts = [f"0.1.0 to today's: {took_s:.0f} s beside the old daemon", f"a program of 0.1.0, all the time: {checked}"]
+    return "\n".join([*facts, again])
 
 
 def older_state(s: Service) -> str:
     """A state of format 1, planted; what is there afterwards is what its own release wrote."""
     s.run("systemctl stop symphony.service")
-    s.run(f"rm -rf {STATE} && mkdir {STATE}")
-    s.run(f"tar -xJf /root/symphony/tests/kvfs/durable/formats/1.tar.xz -C {STATE} --strip-components=1")
+    s.run(f"rm -rf {STATE}")
+    with tarfile.open(PLANTED) as planted:
+        planted.extractall(s.machine.root / "var/lib", filter="data")
+    s.run(f"mv /var/lib/state {STATE}")
     since_s = time.time()
     s.run("systemctl start symphony.service")
     told = s.journal_of("symphony.service", since_s)
