@@ -20,6 +20,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.symphony.browser import DRAWN_FRAMES, Browser  # noqa: E402 - found by the line before
+from tests.symphony.launchers import end_launchers  # noqa: E402
+
 SYMPHONY = [sys.executable, "-m", "symphony"]
 PROGRAMS = [("agent", 4), ("chat", 3), ("reader", 1), ("search", 1)]
 TOP_SIZE = (100, 36)
@@ -52,7 +57,7 @@ def main() -> None:
             symphony("trace", "show", place / "trace", "-o", place / "trace.html")
             photograph(place / "trace.html", args.out)
         finally:
-            end_programs()
+            end_launchers(place)
             daemon.terminate()
             daemon.wait()
     for path in sorted(args.out.iterdir()):
@@ -81,11 +86,6 @@ def run_programs(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def end_programs() -> None:
-    names = [f"{kind}-{seed + 1}" for kind, count in PROGRAMS for seed in range(count)]
-    subprocess.run([*SYMPHONY, "kill", "-s", "KILL", *names], check=False, stderr=subprocess.DEVNULL)
-
-
 async def look_at_top(seconds: float) -> str:
     """As it is after a while, in a terminal that is only thought of."""
     from symphony.top.app import Top
@@ -99,9 +99,6 @@ async def look_at_top(seconds: float) -> str:
 
 def photograph(page: Path, out: Path) -> None:
     """In light and dark."""
-    sys.path.insert(0, str(ROOT))
-    from tests.symphony.browser import DRAWN_FRAMES, Browser
-
     if shutil.which("chromium") is None:
         raise SystemExit("there is no chromium: install it")
     with tempfile.TemporaryDirectory() as profile:
