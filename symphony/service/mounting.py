@@ -60,12 +60,13 @@ class HelpersMount:
                 self._connection.send(json.dumps({"do": "agreed"}).encode())
 
     def unmount(self) -> None:
-        """Returns when it is: the helper hangs up then. Else it says so in the log."""
+        """On the trio thread. Returns when it is: the helper hangs up then. Else it says so in the log."""
         connection, where, self._connection, self._where = self._connection, self._where, None, None
         if connection is None:
             if where is not None:
                 log.warning("%s stays mounted, for there is no mount helper: the next one takes it away", where)
             return
+        trio.lowlevel.notify_closing(connection)
         with connection:
             connection.settimeout(UNMOUNT_TIMEOUT_S)
             try:
@@ -81,7 +82,8 @@ class HelpersMount:
         """See to it that there is always a helper to unmount what this daemon should leave."""
         while True:
             if self._connection is not None:
-                await trio.lowlevel.wait_readable(self._connection)
+                with suppress(trio.ClosedResourceError):  # by `unmount`
+                    await trio.lowlevel.wait_readable(self._connection)
             if self._where is None:
                 await trio.sleep_forever()  # it is unmounted
             assert self._where is not None

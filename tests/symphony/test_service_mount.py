@@ -280,3 +280,14 @@ def test_without_a_helper_the_daemon_says_what_to_start(tmp_path):
     )
     assert done.returncode == 1
     assert "start symphony-mount.socket" in done.stderr.splitlines()[-1]
+
+
+def test_a_daemon_whose_mount_somebody_takes_away_ends_and_says_so(start):
+    daemon = start()
+    subprocess.run(["umount", "--lazy", daemon.mount], check=True)
+    assert daemon.process.wait(60) == 1
+    assert "was unmounted by somebody else" in daemon.log.read_text().splitlines()[-1]
+    assert "Traceback" not in daemon.log.read_text()
+    again = start()
+    assert mounted_kind(again.mount) == "fuse.kv"
+    assert again.stop() == 0
