@@ -31,7 +31,7 @@ def install(s: Service) -> str:
     took_s = time.monotonic() - began_s
     s.expect(s.run("systemctl is-active symphony.service") == "active", "symphony.service is not active")
     model = s.stat()["model"]
-    s.run("man --where 1 symphony-serve; man --where 5 kv; man --where 7 kvfs")
+    s.run("man --where 1 symphony-serve; man --where 5 symphony.toml; man --where 7 kvfs")
     places = "bash-completion/completions/symphony zsh/site-functions/_symphony fish/vendor_completions.d/symphony.fish"
     completions = s.run(f"cd /usr/local/share && ls {places}")
     facts = [

@@ -93,7 +93,7 @@ class Kept:
         """Of what a wheel is made of."""
         digest = hashlib.sha256()
         for name in self._checkout():
-            if not name.startswith((b"tests/", b"scripts/bench/", b"scripts/soak/", b"scripts/boot/")):
+            if not name.startswith((b"tests/", b"scripts/")):
                 digest.update(name + (REPOSITORY / os.fsdecode(name)).read_bytes())
         return digest.hexdigest()
 
