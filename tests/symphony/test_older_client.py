@@ -114,6 +114,8 @@ EVERYTHING = """
         sym.kv_open("no.kv")
     except sym.NotFound as error:
         print(error)
+    me = next(each for each in sym.programs() if each.pid == sym.getpid())
+    print(me.uid, me.connections, me.state, me.usage.tokens > 0)
     used = sym.getrusage()
     print(used.calls > 0, used.tokens > 0, sorted(sym.daemon_stat())[:3])
     sym.daemon_check()
