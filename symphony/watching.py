@@ -1,12 +1,13 @@
 """`symphony stat --watch`: the state of the daemon again and again.
 
-On a terminal it is painted over itself. Where it is piped each look is a line: of columns, under a head now and then,
-or of JSON. A daemon that goes is waited for, and said once to be gone.
+On a terminal it is painted over itself. Where it is piped, or the terminal is dumb, each look is a line: of columns,
+under a head now and then, or of JSON. A daemon that goes is waited for, and said once to be gone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -40,12 +41,17 @@ Info = dict[str, Any]
 
 def watch(connect: Callable[[], None], interval_s: float, *, as_json: bool) -> int:
     """Until somebody ends it. NotConnected: there is no daemon to begin with."""
-    show = _json_line if as_json else _painted() if sys.stdout.isatty() else _columns()
+    show = _json_line if as_json else _painted() if can_paint() else _columns()
     before: Info | None = None
     for info in _looks(connect, interval_s):
         show(info, None if before is None else Rates.between(before, info))
         before = info
     raise AssertionError("it looks for ever")
+
+
+def can_paint() -> bool:
+    """Whether this is a terminal that can put a cursor somewhere."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _looks(connect: Callable[[], None], interval_s: float) -> Iterator[Info]:

@@ -41,7 +41,7 @@ class Hot:
         return self._hot(call, limit)
 
     async def _hot(self, call: SystemCall, limit: int) -> Reply:
-        rows, room = list[str](), PAYLOAD_BYTES - len("[]")
+        rows, room = dict[str, str](), PAYLOAD_BYTES - len("[]")
         for index, file in enumerate(hot_files(self._fs.volume, call.lip.credentials)):
             if index % FILES_A_TURN == FILES_A_TURN - 1:
                 await trio.lowlevel.checkpoint()
@@ -51,5 +51,5 @@ class Hot:
             room -= len(row) + len(",")
             if room < 0 or len(rows) == limit:
                 break
-            rows.append(row)
-        return Reply((), f"[{','.join(rows)}]".encode("ascii"))
+            rows[file.path] = row  # one that was renamed meanwhile may have the path of one before
+        return Reply((), f"[{','.join(rows.values())}]".encode("ascii"))

@@ -29,14 +29,6 @@ SYMPHONY = [sys.executable, "-m", "symphony"]
 PROGRAMS = [("agent", 4), ("chat", 3), ("reader", 1), ("search", 1)]
 TOP_SIZE = (100, 36)
 PAGE_SIZE = (1200, 700)
-CHROMIUM = [
-    "chromium",
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--hide-scrollbars",
-    "--virtual-time-budget=20000",
-]
 
 
 def main() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from libsym.errors import NotSupported
 from symphony.commands.options import Commands, add_socket, interval, socket_of
+from symphony.watching import can_paint
 
 
 def add_top(commands: Commands) -> None:
@@ -18,7 +18,7 @@ def add_top(commands: Commands) -> None:
 
 
 def _top(args: argparse.Namespace) -> int:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+    if not (sys.stdin.isatty() and can_paint()):
         raise NotSupported("symphony top needs a terminal; without one there is symphony stat --watch")
     from symphony.top.app import Top  # noqa: PLC0415 - textual, which only this needs
     from symphony.top.sampling import Daemon  # noqa: PLC0415 - with it

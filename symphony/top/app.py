@@ -192,7 +192,7 @@ class Top(App[None]):
             return
         for table in (self._programs, self._files):
             table.toggle_class("-front")
-        self._front.focus()
+        self.leave_filter()
 
     def action_sort(self, step: int) -> None:
         self._front.sort_by_next(step)

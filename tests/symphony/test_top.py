@@ -153,7 +153,12 @@ def test_programs_and_files_are_shown_sorted_and_filtered_by_keys(programs):
         await top.until(lambda: top.files == ["large.kv"])
         top.press("enter", "escape")
         await top.until(lambda: len(top.files) == 3)
-        assert not top.app.query_one("#filter", Input).has_class("-shown")
+        field = top.app.query_one("#filter", Input)
+        assert not field.has_class("-shown")
+        await top.type_filter("few")
+        top.press("tab")
+        await top.until(lambda: top.app.focused is top.app._programs)
+        assert not field.has_class("-shown"), "it is of the other table"
 
     look(scenario)
 
@@ -323,6 +328,26 @@ def test_without_a_terminal_or_without_textual_one_line_says_what_to_do(seen):
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 1
     assert "this needs textual, which the base installation lacks: pip install 'symphony-os[server]'" in done.stderr
+
+
+def test_a_dumb_terminal_gets_lines_of_stat_and_no_top(seen):
+    ours, theirs = pty.openpty()
+    environment = {**seen.environment, "TERM": "dumb"}
+    how = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "env": environment}
+    assert subprocess.run([*SYMPHONY, "top"], check=False, **how).returncode == 1
+    assert b"symphony top needs a terminal" in os.read(ours, 65536)
+    process = subprocess.Popen([*SYMPHONY, "stat", "--watch", "0.1"], **how)
+    os.close(theirs)
+    text = b""
+    try:
+        while text.count(b"\n") < 3:
+            text += os.read(ours, 65536)
+    finally:
+        end_process(process.pid)
+        process.wait()
+        os.close(ours)
+    assert text.split()[0] == b"UP"
+    assert b"\x1b" not in text
 
 
 def test_stat_that_is_piped_goes_on_line_by_line_and_waits_for_a_daemon_that_went(start_daemon):
