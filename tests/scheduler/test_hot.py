@@ -11,7 +11,7 @@ from libsym.channel.server import Request
 from libsym.errors import Invalid
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.hot import FILES_A_TURN, MAX_FILES, Hot
-from tests.scheduler.bench import ME, Bench
+from tests.scheduler.bench import ME
 
 NAMES = [f"{number:02}.kv" for number in range(5 * FILES_A_TURN)]
 
