@@ -170,6 +170,7 @@ def test_the_sdist_has_what_a_build_and_an_installation_need(built):
     wanted = {str(path.relative_to(ROOT)) for path in needed if path.is_file() and "__pycache__" not in path.parts}
     made = {f"{name}{suffix}" for name in EXTENSIONS for suffix in (".abi3.so", ".c")} | {"libsym/_abi.py"}
     assert wanted - made - names == set()
+    assert not any(name.startswith("tests/") for name in names), "some without the rest: what setuptools thinks of"
 
 
 @pytest.mark.slow
