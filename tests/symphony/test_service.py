@@ -34,6 +34,21 @@ class Stuck:
 backends._load_cpu = lambda *words: backends.Loaded(Stuck(load(*words).decoder))
 sys.exit(main())
 """
+SLOWLY = """
+import sys
+import symphony.daemon
+from symphony.cli import main
+
+load_model = symphony.daemon.load_model
+
+def when_told(name):
+    print("symphony: is building", flush=True)
+    sys.stdin.readline()
+    return load_model(name)
+
+symphony.daemon.load_model = when_told
+sys.exit(main())
+"""
 ONE_STEP = "kv = sym.kv_create(); sym.pred(kv, [1, 2, 3]); print(len(kv))"
 
 pytestmark = pytest.mark.skipif(
@@ -209,6 +224,24 @@ def test_a_bad_file_changes_nothing_and_its_line_is_told(configured):
     config.unlink()
     assert "no configuration file" in daemon.symphony("reload", check=False).stderr
     assert daemon.run(ONE_STEP) == "3\n"
+
+
+def test_a_reload_while_the_daemon_is_built_waits_until_it_is_ready(start_daemon, manager, tmp_path):
+    """Else SIGHUP would end it, or it would say that it is ready before it is."""
+    config = tmp_path / "symphony.toml"
+    config.write_text('model = "tiny"\nkv_memory = "8M"\nstarts = 7\n')
+    environment = {"NOTIFY_SOCKET": str(manager.path)}
+    daemon = start_daemon("--config", str(config), command=[sys.executable, "-c", SLOWLY], environment=environment)
+    config.write_text('model = "tiny"\nkv_memory = "8M"\nstarts = 8\n')
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.process.stdin.write("\n")
+    daemon.process.stdin.flush()
+    assert "symphony: tiny on" in daemon.process.stdout.readline()
+    assert "READY" in manager.next()
+    manager.until("RELOADING")
+    manager.until("READY")
+    assert daemon.stat()["config"]["changed"] == ["starts"]
+    assert daemon.stop() == 0
 
 
 def test_a_daemon_without_a_file_has_nothing_to_read_again(daemon):
