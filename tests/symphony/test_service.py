@@ -168,12 +168,22 @@ def refused(words: list[str], *inherited: socket.socket) -> str:
     return done.stderr.splitlines()[-1]
 
 
+NOTHING_THERE = """
+import os, sys
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="2")
+os.closerange(3, 10)
+os.execv(sys.executable, [sys.executable, "-m", "symphony", *sys.argv[1:]])
+"""
+
+
 def test_sockets_that_do_not_fit_are_refused(listening, tmp_path):
     common = ["serve", *TINY, "--mount", str(tmp_path / "kv"), "--state", str(tmp_path / "state"), "--socket"]
     fitting = str(tmp_path / "symphony.sock")
     one = refused([*handed_over(listening[0]), *common, fitting], *listening)
     assert "one ListenStream= and one ListenSequentialPacket= are needed" in one
     other = refused([*handed_over(*listening), *common, str(tmp_path / "other")], *listening)
+    none = refused([sys.executable, "-c", NOTHING_THERE, *common, fitting])
+    assert "descriptor 3 is handed over, and is no socket" in none
     assert f"socket is {tmp_path}/other, and the service manager listens at {fitting}" in other
 
 
@@ -292,6 +302,8 @@ log = logging.getLogger("tests.journal")
 log.addHandler(JournalHandler(Path(sys.argv[1])))
 log.error("broken: %s\\nand more", "x", extra={"program": 17, "user": 1000, "file": ["/a.kv", "/b.kv"]})
 log.warning("large: %s", "y" * 1_000_000)
+logging.raiseExceptions = False
+log.warning("wrong: %d", "x")
 """
 
 
