@@ -145,13 +145,14 @@ def overlaid(file: ConfigFile | None, overrides: Mapping[str, Any]) -> Config:
     config = defaults()
     if file is not None:
         config = replace(config, **_checked(file, problems))
+    if problems:
+        raise Invalid(placed(problems[0], file))
     told = {key: _value(key, value) for key, value in overrides.items() if value is not None}
     if "weight" in told:
         told["weight"] = {**config.weight, **told["weight"]}
     config = replace(config, **told)
-    problems += _misfits(config)
-    if problems:
-        raise Invalid(placed(problems[0], file, told))
+    for problem in _misfits(config):
+        raise Invalid(placed(problem, file, told))
     return config
 
 

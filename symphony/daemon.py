@@ -260,6 +260,7 @@ def _reloads(source: Source) -> Iterator[AsyncIterator[int] | None]:
     if source.path is None:
         yield None
     else:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # trio puts that back at the end: one that comes late ends nothing
         with trio.open_signal_receiver(signal.SIGHUP) as signals:
             yield signals
 

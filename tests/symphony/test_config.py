@@ -126,6 +126,9 @@ def test_what_the_command_line_says_is_no_error_of_the_file(tmp_path):
         load(path, {"threads": 0})
     assert str(raised.value) == "threads is 0: at least 1 is needed"
     assert load(path, {"threads": 2}).threads == 2
+    path.write_text("threads = true\n")
+    with pytest.raises(Invalid, match=rf"^{path}:1: threads is True"):
+        load(path, {"threads": 2})
 
 
 @pytest.mark.parametrize(
