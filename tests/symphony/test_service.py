@@ -1,5 +1,6 @@
 """What a daemon and its service manager say to each other: readiness, the watchdog, sockets, a reload; and the log."""
 
+import ctypes
 import json
 import os
 import signal
@@ -252,6 +253,19 @@ def test_a_reload_while_the_daemon_is_built_waits_until_it_is_ready(start_daemon
     manager.until("READY")
     assert daemon.stat()["config"]["changed"] == ["starts"]
     assert daemon.stop() == 0
+
+
+def test_a_signal_ends_no_thread_that_waits(configured):
+    """The kernel gives it to any thread, if the first one has another to see to: with two reloads at once, for one."""
+    daemon, _ = configured
+    assert daemon.run(ONE_STEP) == "3\n"  # all are there
+    pid = daemon.process.pid
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        ctypes.CDLL(None).tgkill(pid, int(thread.name), signal.SIGHUP)
+    assert daemon.symphony("reload").stdout == "changed: nothing\n"
+    assert daemon.run(ONE_STEP) == "3\n"
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()
 
 
 def test_a_daemon_without_a_file_has_nothing_to_read_again(daemon):
