@@ -28,6 +28,9 @@ from libsym.errors import Invalid, SymError
 FORMAT_VERSION = 2
 log = logging.getLogger(__name__)
 
+LOG_BYTES = 6 << 20
+"""Of the log: what it grows to before SQLite takes it in (1,000 pages), and half as much for when that has no room."""
+
 APPLICATION_ID = 0x53594D4B
 """`SYMK`: what file(1) may say."""
 
@@ -81,6 +84,7 @@ class Index:
             self._database = _connect(path)
             self._prepare()
             self._settle()
+            _hold_room(path)
         except sqlite3.Error as error:
             raise _failed("open", path, error) from error
 
@@ -182,6 +186,20 @@ def _sync_log(path: Path) -> None:
         return
     except OSError as error:
         raise SymError(f"can't sync {log}: {error.strerror}", error.errno) from error
+
+
+def _hold_room(path: Path) -> None:
+    """The log has its room before it needs any: on a full disk, too, it is written what was removed. Else nothing could
+    be freed any more, for that waits until the index has forgotten it.
+    """
+    log_path = Path(f"{path}-wal")
+    try:
+        with log_path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, LOG_BYTES)
+    except FileNotFoundError:  # it is made by the first commit
+        return
+    except OSError as error:
+        log.info("no room is held for %s: %s", log_path, error.strerror)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -75,15 +75,17 @@ class MetricsPort:
                 )
 
     async def _serve(self, connection: trio.socket.SocketType) -> None:
-        if len(self._serving) == MAX_CONNECTIONS:
-            next(iter(self._serving)).cancel()
+        while len(self._serving) >= MAX_CONNECTIONS:  # those of both hosts come at once
+            oldest = next(iter(self._serving))
+            del self._serving[oldest]
+            oldest.cancel()
         gone = suppress(OSError, trio.BrokenResourceError)
         with connection, trio.move_on_after(DEADLINE_S) as scope, gone:
             self._serving[scope] = None
             try:
                 await self._answer(connection)
             finally:
-                del self._serving[scope]
+                self._serving.pop(scope, None)
 
     async def _answer(self, connection: trio.socket.SocketType) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_BYTES)

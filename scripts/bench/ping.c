@@ -33,7 +33,7 @@ static void connect_to(const char *path) {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     strncpy(name.sun_path, path, sizeof name.sun_path - 1);
     const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-    const struct sym_greeting greeting = {SYM_MAGIC, SYM_ABI_VERSION, 0};
+    const struct sym_greeting greeting = {.magic = SYM_MAGIC, .version = SYM_ABI_VERSION};
     if (connect(fd, (struct sockaddr *)&name, sizeof name) != 0 || write(fd, &greeting, sizeof greeting) < 0)
         fail(path);
     struct sym_welcome welcome;

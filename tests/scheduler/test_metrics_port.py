@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from libsym.errors import SymError
-from scheduler.status.metrics_port import CONTENT_TYPE, FRESH_S, MAX_CONNECTIONS, MAX_REQUEST_BYTES, MetricsPort
+from scheduler.status.metrics_port import CONTENT_TYPE, FRESH_S, HOSTS, MAX_CONNECTIONS, MAX_REQUEST_BYTES, MetricsPort
 
 
 class Port:
@@ -124,6 +124,25 @@ def test_those_who_say_nothing_are_closed_when_somebody_else_comes(port):
         for stream in (*silent, half):
             await stream.aclose()
         assert "made" in await port.ask(get())
+
+    port.run(scenario)
+
+
+def test_connections_to_both_addresses_at_once_are_no_more_than_there_may_be(port):
+    if len(port.served._bound) < 2:
+        pytest.skip("NOT TESTED ON BOTH: this machine has no IPv6")
+
+    async def scenario():
+        silent = [await port.connected(host) for _ in range(2 * MAX_CONNECTIONS) for host in HOSTS]
+        assert "made" in await port.ask(get())
+        open_ones = 0
+        for stream in silent:
+            with trio.move_on_after(0.05) as waited:
+                await rest_of(stream)
+            open_ones += waited.cancelled_caught
+        assert open_ones < MAX_CONNECTIONS
+        for stream in silent:
+            await stream.aclose()
 
     port.run(scenario)
 

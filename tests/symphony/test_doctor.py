@@ -135,6 +135,8 @@ def test_a_daemon_that_hangs_does_not_hang_the_doctor(daemon, monkeypatch):
     assert "no answer" in blocked.detail
     assert uncounted.ok is False
     assert "no answer" in uncounted.detail
+    monkeypatch.undo()
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
     assert check_daemon()[0].ok
 
 

@@ -163,7 +163,31 @@ def test_a_disk_that_fails_for_good_fails_every_sync_and_work_goes_on_in_memory(
     trio.run(main)
 
 
-def test_a_full_disk_is_told_and_what_is_removed_makes_room_again(new_disk: Callable[[], Disk]) -> None:
+def test_a_full_disk_forgets_what_is_removed(new_disk: Callable[[], Disk]) -> None:
+    """The index has room for that already: else nothing could be freed any more."""
+
+    async def main() -> None:
+        disk = new_disk()
+        async with running(House(disk.path / "state", num_pages=64)) as house:
+            for number in range(60):
+                house.create(f"{number}.kv", [number])
+            await house.keeper.sync_all()
+            disk.limit(disk.used())
+            for number in range(50):
+                house.fs.kv_remove(ROOT, f"{number}.kv")
+            await house.keeper.sync_all()
+        disk.limit(None)
+        async with running(House(disk.path / "state", num_pages=64)) as house:
+            assert house.names() == sorted(f"/{number}.kv" for number in range(50, 60))
+
+    trio.run(main)
+
+
+def test_a_full_disk_is_told_and_what_is_removed_makes_room_again(
+    new_disk: Callable[[], Disk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvfs.durable.index.LOG_BYTES", 4096)  # the index is what has no room, soon
+
     async def main() -> None:
         disk = new_disk()
         async with running(House(disk.path / "state", num_pages=64)) as house:

@@ -109,6 +109,11 @@ def test_a_repair_keeps_the_rest(damage: Damage, sound: Path, state: Path) -> No
     assert fsck(state).is_clean
 
 
+def written_bytes(log: Path) -> int:
+    """Of a log, which has room for more."""
+    return len(log.read_bytes().rstrip(b"\0"))
+
+
 def test_what_was_kept_before_a_damaged_log_is_kept_and_the_loss_is_told(tmp_path: Path) -> None:
     async def live() -> None:
         async with running(House(tmp_path)) as house:
@@ -120,7 +125,7 @@ def test_what_was_kept_before_a_damaged_log_is_kept_and_the_loss_is_told(tmp_pat
     trio.run(live)
     state = tmp_path / "killed"
     log = state / "index.db-wal"
-    flip(log, log.stat().st_size // 2)
+    flip(log, written_bytes(log) // 2)
     with pytest.raises(SymError, match="symphony fsck"):
         House(state)
     found = fsck(state)
@@ -148,7 +153,7 @@ def test_a_commit_that_a_power_cut_tore_is_no_damage(tmp_path: Path) -> None:
 
     trio.run(live)
     state = tmp_path / "torn"
-    flip(state / "index.db-wal", (state / "index.db-wal").stat().st_size - 10)
+    flip(state / "index.db-wal", written_bytes(state / "index.db-wal") - 10)
     assert fsck(state).findings == ()
 
     async def after() -> list[str]:
