@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from libsym.errors import Invalid
 
+MAX_BYTES = (1 << 63) - 1
+"""What file systems and databases can count."""
+
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -21,4 +24,6 @@ def parse_bytes(text: str) -> int:
         raise Invalid(f"{text!r} is no size: write 4G, 512M or a number of bytes") from None
     if size <= 0:
         raise Invalid(f"{text!r} is no size: it has to be more than nothing")
+    if size > MAX_BYTES:
+        raise Invalid(f"{text!r} is no size: no machine has so much")
     return size

@@ -19,8 +19,8 @@ check_places() {
         *) fail "$place is no absolute path" ;;
         esac
     done
-    root=${root%/}
-    prefix=${prefix%/}
+    root=$(realpath -sm "${root:-/}") root=${root%/}
+    prefix=$(realpath -sm "$prefix") prefix=${prefix%/}
     [ -n "$prefix" ] || fail "Symphony takes a directory of its own: --prefix /opt/symphony, for one"
     [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "this installs a service of the machine: start it as root" \
         "(scripts/run needs no root: it has its environment in this checkout)"
@@ -28,6 +28,26 @@ check_places() {
 
 # Those that are enabled by the first installation.
 enabled_units=(symphony-mount.socket symphony.socket symphony.service)
+
+# The prefix that the command is of; nothing if there is none.
+installed_at() {
+    local there=$root/usr/local/bin/symphony target
+    target=$(readlink "$there") || return 0
+    case $target in */current/bin/symphony)
+        target=$(realpath -sm "${there%/*}/$target")
+        target=${target#"$root"}
+        echo "${target%/current/bin/symphony}"
+        ;;
+    esac
+}
+
+# A machine has one: units, the state and the configuration are in the same places for all.
+require_no_other() {
+    local other
+    other=$(installed_at)
+    [ -z "$other" ] || [ "$other" = "$prefix" ] || fail "Symphony is installed in $other, not in $prefix: say" \
+        "--prefix $other, or take that away first: scripts/uninstall --prefix $other"
+}
 
 # One installation or removal at a time.
 lock_prefix() {
@@ -47,7 +67,7 @@ version_at() { [ ! -L "$root$prefix/$1" ] || readlink "$root$prefix/$1"; }
 remove_files() {
     local path
     while read -r path; do
-        rm -f "$root$path"
+        rm -f "$root$path" "$root$path.installing"
         (cd "$root/usr/local" && rmdir -p --ignore-fail-on-non-empty "$(dirname "${path#/usr/local/}")" 2>/dev/null) || true
     done <"$1"
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import pwd
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,8 @@ LOGS = "auto", "text", "json", "journal"
 MAX_SECONDS = 86_400.0
 MIN_STEP_MS, MAX_STEP_MS = 0.1, 60_000.0
 MAX_PORT = 65_535
+MAX_NUMBER = (1 << 31) - 1
+"""Of what is counted: more does not fit what it is told to."""
 MAX_UID = (1 << 32) - 1
 """Which is nobody's."""
 
@@ -143,13 +145,14 @@ def overlaid(file: ConfigFile | None, overrides: Mapping[str, Any]) -> Config:
     config = defaults()
     if file is not None:
         config = replace(config, **_checked(file, problems))
+    if problems:
+        raise Invalid(placed(problems[0], file))
     told = {key: _value(key, value) for key, value in overrides.items() if value is not None}
     if "weight" in told:
         told["weight"] = {**config.weight, **told["weight"]}
     config = replace(config, **told)
-    problems += _misfits(config)
-    if problems:
-        raise Invalid(placed(problems[0], file, told))
+    for problem in _misfits(config):
+        raise Invalid(placed(problem, file, told))
     return config
 
 
@@ -171,14 +174,30 @@ def _checked(file: ConfigFile, problems: list[Unfit]) -> dict[str, Any]:
     """The values that are all right; the others are put to the problems."""
     known, values = {field.name for field in fields(Config)}, dict[str, Any]()
     for key, value in file.values.items():
-        if key not in known:
-            problems.append(Unfit(f"unknown key {key!r}{_meant(key, known)}", key))
-            continue
         try:
-            values[key] = _value(key, value)
+            if key not in known:
+                problems.append(Unfit(f"unknown key {key!r}{_meant(key, known)}", key))
+            elif key == "weight" and isinstance(value, Mapping):
+                values[key] = _checked_weights(value, problems)
+            else:
+                values[key] = _value(key, value)
         except Unfit as problem:
             problems.append(problem)
     return values
+
+
+def _checked_weights(given: Mapping[str, Any], problems: list[Unfit]) -> dict[int, float]:
+    """Those that are all right, of each user one; the others are put to the problems."""
+    found = dict[int, float]()
+    for user, weight in given.items():
+        try:
+            ((uid, number),) = _weights({user: weight}).items()
+            if uid in found:
+                raise Unfit(f"weight of {user}: uid {uid} has one already", "weight", user)  # noqa: TRY301 - it is one
+            found[uid] = number
+        except Unfit as problem:
+            problems.append(problem)
+    return found
 
 
 def _meant(key: str, known: set[str]) -> str:
@@ -187,47 +206,45 @@ def _meant(key: str, known: set[str]) -> str:
     return f": {near[0]}?" if near else f" (known: {', '.join(sorted(known))})"
 
 
-def _misfits(config: Config) -> list[Unfit]:
+def _misfits(config: Config) -> Iterator[Unfit]:
     """What is wrong with values of the right kind, and with some beside each other."""
-    found = list[Unfit]()
-    try:
-        _check_device(config)
-    except Unfit as problem:
-        found.append(problem)
+    yield from _misfits_of_device(config)
+    if not config.model or "\0" in config.model:
+        yield Unfit(f"model is {config.model!r}: a name or a path needed", "model")
     for key in ("threads", "quota_files"):
         if (value := getattr(config, key)) is not None and value < 1:
-            found.append(Unfit(f"{key} is {value}: at least 1 is needed", key))
+            yield Unfit(f"{key} is {value}: at least 1 is needed", key)
     if config.metrics_port is not None and not 0 <= config.metrics_port <= MAX_PORT:
         message = f"metrics_port is {config.metrics_port}: 1 to {MAX_PORT}, or 0 for any that is free, is needed"
-        found.append(Unfit(message, "metrics_port"))
+        yield Unfit(message, "metrics_port")
     for key in ("programs", "starts"):
         if getattr(config, key) < 0:
-            found.append(Unfit(f"{key} is {getattr(config, key)}: 0 (none may be started) or more is needed", key))
+            yield Unfit(f"{key} is {getattr(config, key)}: 0 (none may be started) or more is needed", key)
     if config.log not in LOGS:
-        found.append(Unfit(f"log {config.log!r} is not one of {', '.join(LOGS)}", "log"))
+        yield Unfit(f"log {config.log!r} is not one of {', '.join(LOGS)}", "log")
     if config.mount_helper is not None and config.allow_other is False:
         message = "allow_other is false, and a mount helper mounts for all users: leave it out"
-        found.append(Unfit(message, "allow_other"))
-    return found
+        yield Unfit(message, "allow_other")
 
 
-def _check_device(config: Config) -> None:
+def _misfits_of_device(config: Config) -> Iterator[Unfit]:
     if config.device not in ("cpu", "cuda"):
-        raise Unfit(f"device {config.device!r} is not one of cpu, cuda", "device")
+        yield Unfit(f"device {config.device!r} is not one of cpu, cuda", "device")
+        return
     precisions = GPU_PRECISIONS if config.device == "cuda" else KV_DTYPE
     if config.precision not in precisions:
         where = " on a GPU" if config.device == "cuda" else ""
-        raise Unfit(f"precision {config.precision!r} is not one of {', '.join(precisions)}{where}", "precision")
-    if config.kv_dtype is not None and config.kv_dtype not in (config.precision, "fp8"):
+        yield Unfit(f"precision {config.precision!r} is not one of {', '.join(precisions)}{where}", "precision")
+    elif config.kv_dtype not in (None, config.precision, "fp8"):
         message = f"kv_dtype {config.kv_dtype!r} is not one of {config.precision} (the precision), fp8"
-        raise Unfit(message, "kv_dtype")
+        yield Unfit(message, "kv_dtype")
     if config.device == "cpu":
         for key in ("gpu_memory", "kv_dtype"):
             if getattr(config, key) is not None:
-                raise Unfit(f"{key} is for --device cuda", key)
+                yield Unfit(f"{key} is for --device cuda", key)
         if not config.invariant:
             message = "--no-invariant is for --device cuda: a CPU's bits never depend on the batch"
-            raise Unfit(message, "invariant")
+            yield Unfit(message, "invariant")
 
 
 def _value(key: str, value: Any) -> Any:
@@ -245,11 +262,13 @@ def _value(key: str, value: Any) -> Any:
     expected = _TYPES[key]
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         raise Unfit(f"{key} is {value!r}: {_KINDS[expected]} needed", key)
+    if isinstance(value, int) and value > MAX_NUMBER:
+        raise Unfit(f"{key} is {value}: {MAX_NUMBER:,} is the most", key)
     return value
 
 
 def _path(key: str, value: Any) -> Path:
-    if not isinstance(value, str | Path) or not str(value):
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise Unfit(f"{key} is {value!r}: a path needed", key)
     try:
         path = Path(value).expanduser()
@@ -301,23 +320,27 @@ def _uid(user: str) -> int:
 
 
 def _seconds(key: str, value: Any) -> float:
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        raise Unfit(f"{key} is {value!r}: a number of seconds needed", key) from None
+    found = _number(key, value, "a number of seconds")
     if not 0 < found < MAX_SECONDS:
         raise Unfit(f"{key} is {value!r}: more than 0 and at most a day is needed", key)
     return found
 
 
 def _milliseconds(key: str, value: Any) -> float:
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        raise Unfit(f"{key} is {value!r}: a number of milliseconds needed", key) from None
+    found = _number(key, value, "a number of milliseconds")
     if not MIN_STEP_MS <= found <= MAX_STEP_MS:
         raise Unfit(f"{key} is {value!r}: {MIN_STEP_MS:g} to {MAX_STEP_MS:g} is needed", key)
     return found
+
+
+def _number(key: str, value: Any, what: str) -> float:
+    """Of the file's numbers, or of the command line's words."""
+    try:
+        if not isinstance(value, bool):  # which Python has as 0 and 1
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise Unfit(f"{key} is {value!r}: {what} needed", key)
 
 
 def available_memory_bytes() -> int:

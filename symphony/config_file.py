@@ -14,6 +14,11 @@ from libsym.errors import Invalid, NotFound
 Key = tuple[str, ...]
 """A key of the file, or one in a table: `("weight", "alice")`."""
 
+MAX_BYTES = 1 << 20
+"""More than there is to say: what is larger is another file, or has no end."""
+MAX_SHOWN = 60
+"""Characters of a line that is no TOML."""
+
 _PLACE = re.compile(r" \(at (?:line (?P<line>\d+), column \d+|end of document)\)$")
 """How tomllib ends its messages."""
 
@@ -23,13 +28,13 @@ class ConfigFile:
     """What one says, unchecked."""
 
     path: Path
-    text: str
     values: dict[str, Any]
+    lines: Mapping[Key, int]
+    """From 1 on."""
 
     def line_of(self, key: Key) -> int:
-        """Where the key is given; where the first part of it is that is there, if it is not. From 1 on."""
-        lines = lines_of(self.text)
-        return next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), 1)
+        """Where the key is given; where the first part of it that is there is, if it is not."""
+        return next((self.lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.lines), 1)
 
     def place_of(self, key: Key) -> str:
         """For messages."""
@@ -38,41 +43,53 @@ class ConfigFile:
 
 def read_config_file(path: Path) -> ConfigFile:
     """SymError: there is none, or it is no TOML; says in which line."""
+    text = _text_of(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        return ConfigFile(path, tomllib.loads(text), lines_of(text))
+    except tomllib.TOMLDecodeError as error:
+        found, lines = _PLACE.search(str(error)), text.removesuffix("\n").split("\n")
+        line = int(found["line"]) if found and found["line"] else len(lines)
+        why, shown = _PLACE.sub("", str(error)), lines[line - 1].strip()[:MAX_SHOWN]
+        raise Invalid(f"{path}:{line}: no TOML: {why}, in {shown!r}") from None
+    except (ValueError, RecursionError) as error:  # a number of a mile, or a table in a table in a table ...
+        raise Invalid(f"{path}: no configuration: {error}") from None
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise NotFound(f"no configuration file {path}") from None
     except OSError as error:
         raise Invalid(f"the configuration file {path} can't be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise Invalid(f"{path}: no text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}") from None
+    if len(data) > MAX_BYTES:
+        raise Invalid(f"{path} has more than {MAX_BYTES} bytes: it is no configuration file")
     try:
-        return ConfigFile(path, text, tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        found = _PLACE.search(str(error))
-        line = (found and found["line"]) or max(1, len(text.splitlines()))
-        raise Invalid(f"{path}:{line}: no TOML: {_PLACE.sub('', str(error))}") from None
+        return data.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Invalid(f"{path}:{line}: no text in UTF-8: byte {error.start} is {data[error.start]:#04x}") from None
 
 
 def lines_of(text: str) -> dict[Key, int]:
     """The line that each key of a TOML text begins in.
 
-    tomllib does not tell. But the lines before any line are TOML by themselves exactly if no value goes on from the one
-    into the other. So what is new in the shortest such beginning that has a key began where the one before it ended.
+    tomllib does not tell. But a header, or a key with its value, is TOML by itself, and no beginning of it is, up to a
+    line's end. So each is the fewest lines, behind those before it, that can be parsed.
     """
     found: dict[Key, int] = {}
-    lines, end = [f"{line}\n" for line in text.split("\n")], 0
-    for number in range(1, len(lines) + 1):
-        if number - end == 1 and not lines[end].partition("#")[0].strip():
-            end = number  # an empty line, or a comment
-            continue
+    lines, begin = text.split("\n"), 0
+    table: Key = ()
+    for end in range(1, len(lines) + 1):
         try:
-            table = tomllib.loads("".join(lines[:number]))
+            keys = _keys(tomllib.loads("\n".join(lines[begin:end])))
         except tomllib.TOMLDecodeError:
             continue
-        for key in _keys(table):
-            found.setdefault(key, end + 1)
-        end = number
+        is_header = lines[begin].lstrip().startswith("[")
+        for key in keys:
+            found.setdefault(key if is_header else (*table, *key), begin + 1)
+        table, begin = keys[-1] if is_header else table, end
     return found
 
 

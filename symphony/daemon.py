@@ -243,24 +243,38 @@ async def serve(config: Config, source: Source) -> None:
     _allow_many_descriptors()
     give_back_freed_memory()
     ending, notifier = Ending(config.drain, config.mount), Notifier()
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, locked_by_daemon(config.state):
+    ends = trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
+    with ends as signals, _reloads(source) as reloads, locked_by_daemon(config.state):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ending.watch, signals)
-            await _serve_until(ending, config, source, notifier)
+            await _serve_until(ending, config, source, notifier, reloads)
             nursery.cancel_scope.cancel()
     ending.over()
     if ending.not_kept:
         raise SymError(f"{len(ending.not_kept)} of the files are not on disk as they were: the log names them")
 
 
-async def _serve_until(ending: Ending, config: Config, source: Source, notifier: Notifier) -> None:
+@contextmanager
+def _reloads(source: Source) -> Iterator[AsyncIterator[int] | None]:
+    """SIGHUP, from the first moment on. None: it ends the daemon, as any process that does not ask for it."""
+    if source.path is None:
+        yield None
+    else:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # trio puts that back at the end: one that comes late ends nothing
+        with trio.open_signal_receiver(signal.SIGHUP) as signals:
+            yield signals
+
+
+async def _serve_until(
+    ending: Ending, config: Config, source: Source, notifier: Notifier, reloads: AsyncIterator[int] | None
+) -> None:
     sockets = Sockets(config.socket, activated())
     with _nothing_is_garbage():
         house = await ending.unless_begun(lambda: build(config, source, ending, notifier))
     house.held.install()
     try:
         # Whoever sees the socket, a script that waits for it, finds the mount: it is there first, and goes last.
-        async with _with_manager(house, notifier), _kept(house, ending), _mounted(house):
+        async with _fed(house, notifier), _kept(house, ending), _mounted(house):
             with sockets.listening() as (for_programs, for_launchers):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(house.batches.run)
@@ -270,7 +284,10 @@ async def _serve_until(ending: Ending, config: Config, source: Source, notifier:
                     nursery.start_soon(house.launchers.run, for_launchers)
                     nursery.start_soon(house.metrics.run)
                     print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
+                    notifier.ready(house.status())
                     nursery.start_soon(_load_weights, house, notifier)
+                    if reloads is not None:  # only now: after each the service manager is told that it is ready
+                        nursery.start_soon(house.reloading.run, reloads, house.status)
                     await ending.begun.wait()
                     notifier.stopping("writing what is not on disk yet")
                     nursery.cancel_scope.cancel()
@@ -284,7 +301,6 @@ async def _serve_until(ending: Ending, config: Config, source: Source, notifier:
 
 
 async def _load_weights(house: House, notifier: Notifier) -> None:
-    notifier.ready(house.status())
     await house.weights.run(house.batches)
     notifier.status(house.status())
 
@@ -341,18 +357,12 @@ async def _kept(house: House, ending: Ending) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _with_manager(house: House, notifier: Notifier) -> AsyncIterator[None]:
-    """What there is to do with a service manager, until everything is written back: the watchdog bites to the end."""
-    reloading = house.reloading
+async def _fed(house: House, notifier: Notifier) -> AsyncIterator[None]:
+    """The service manager's watchdog is fed, until everything is written back: it bites to the end."""
     async with trio.open_nursery() as nursery:
-        age_s, limit_s = lambda: house.batches.step_age_s, lambda: reloading.config.watchdog
+        age_s, limit_s = lambda: house.batches.step_age_s, lambda: house.reloading.config.watchdog
         nursery.start_soon(feed_for_ever, notifier, age_s, limit_s)
-        if reloading.outcome.file is None:  # SIGHUP ends the daemon, as any process that does not ask for it
-            yield
-        else:
-            with trio.open_signal_receiver(signal.SIGHUP) as signals:
-                nursery.start_soon(reloading.run, signals, house.status)
-                yield
+        yield
         nursery.cancel_scope.cancel()
 
 

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -107,6 +108,7 @@ class Ending:
             "not over %g s after it was told to end: the process ends as by kill -9; what was synced is kept",
             self._limit_s + LAST_S,
         )
-        if f" {self._mount} " in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace"):
-            subprocess.run(["fusermount3", "-uzq", str(self._mount)], check=False, timeout=UNMOUNTED_S)
+        with suppress(OSError, subprocess.TimeoutExpired):  # it is only tidy: whoever mounts there next clears it
+            if f" {self._mount} " in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace"):
+                subprocess.run(["fusermount3", "-uzq", str(self._mount)], check=False, timeout=UNMOUNTED_S)
         self.leave(1)

@@ -26,6 +26,8 @@ BURST = 20
 RATE_PER_S = 0.5
 """And then: some hundred kilobytes a day of each kind, were it to go on for ever."""
 
+_CONTROLS = {number: repr(chr(number))[1:-1] for number in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+"""As text has them, so that no terminal obeys."""
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -81,8 +83,16 @@ def _handler(kind: str) -> logging.Handler:
     if kind == "journal" or (kind == "auto" and is_journals(sys.stderr)):
         return JournalHandler()
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if kind == "json" else logging.Formatter(_TEXT))
+    handler.setFormatter(JsonLines() if kind == "json" else TextLines(_TEXT))
     return handler
+
+
+class TextLines(logging.Formatter):
+    """One line, and the error's traceback. A name of a file that has lines of its own would else forge ours."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
+        record.message = record.message.translate(_CONTROLS)
+        return super().formatMessage(record)
 
 
 class JsonLines(logging.Formatter):

@@ -76,7 +76,7 @@ class Reloading:
         async for _ in signals:
             self._notifier.reloading()
             try:
-                wanted = await trio.to_thread.run_sync(self._source.read)
+                wanted = await trio.to_thread.run_sync(self._source.read, abandon_on_cancel=True)
             except SymError as error:
                 self._say((), (), str(error))
             else:

@@ -125,6 +125,11 @@ def test_the_life_of_an_installation(old, new, tmp_path):  # noqa: PLR0915 - a l
     prefix, command = root / "opt/symphony", root / "usr/local/bin/symphony"
     configuration, state = root / "etc/symphony/symphony.toml", root / "var/lib/symphony"
 
+    command.parent.mkdir(parents=True)
+    command.touch()
+    assert f"{command} is there, and is not Symphony's" in run(*old.install(root), status=1)
+    command.unlink()
+
     interrupted(old, root)
     assert (prefix / "7.1/stamp").read_text() == "unfinished\n"
     assert not command.is_symlink()
@@ -142,6 +147,11 @@ def test_the_life_of_an_installation(old, new, tmp_path):  # noqa: PLR0915 - a l
     before = os.lstat(prefix / "current").st_ino, os.lstat(prefix / "7.1").st_ino
     assert "symphony 7.1 was installed already, and is complete" in run(*old.install(root))
     assert (os.lstat(prefix / "current").st_ino, os.lstat(prefix / "7.1").st_ino) == before
+
+    elsewhere = ("--prefix", "/srv/symphony")
+    assert "Symphony is installed in /opt/symphony, not in /srv/symphony" in run(
+        *new.install(root, *elsewhere), status=1
+    )
 
     # A configuration that the new version does not take stops an upgrade; one that was changed stays.
     with (new.checkout / "scripts/systemd/symphony.toml").open("a") as file:
@@ -179,12 +189,18 @@ def test_the_life_of_an_installation(old, new, tmp_path):  # noqa: PLR0915 - a l
     assert (root / "usr/local/lib/systemd/system/symphony-run@.service").exists()
 
     uninstall = [new.checkout / "scripts/uninstall", "--root", root]
+    assert "is installed in /opt/symphony" in run(*uninstall, *elsewhere, "--purge", status=1)
+    (prefix / "files.list").unlink()  # as an installation leaves it that ends before it is written
+    command.with_name("symphony.installing").touch()
+    for other in ("orchestra/score", "two/index.db"):
+        (root / f"var/lib/symphony-{other}").parent.mkdir()
+        (root / f"var/lib/symphony-{other}").touch()
     assert "its state stays in" in run(*uninstall)
-    assert everything_below(root, "var/lib/symphony/") == {"etc/symphony/symphony.toml", "opt", "usr/local"}
+    assert everything_below(root, "var/lib/symphony") == {"etc/symphony/symphony.toml", "opt", "usr/local"}
     State(state).close()
     assert "nothing is installed in" in run(*uninstall)
     run(*uninstall, "--purge")
-    assert everything_below(root) == {"etc", "opt", "usr/local", "var/lib"}
+    assert everything_below(root) == {"etc", "opt", "usr/local", "var/lib/symphony-orchestra/score"}
     assert not state.exists()
     assert not configuration.parent.exists()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,6 +82,8 @@ class Aside:
 
     def _run(self, loop: Any) -> None:
         drawn = ffi.new("int64_t[]", 4 * MAX_DRAWN)
+        # Signals are the trio thread's: Python does not go on with a read of an eventfd that one has interrupted.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             os.eventfd_read(self.fd)
             if self._is_closed:

@@ -33,9 +33,10 @@ def activated(environment: MutableMapping[str, str] = os.environ) -> Activated |
     environment.pop("LISTEN_FDNAMES", "")
     if pid != str(os.getpid()) or count == "0":
         return None
+    if not count.isdecimal():
+        raise Invalid(f"LISTEN_FDS is {count!r}: the number of sockets that are handed over is needed")
     found = dict[socket.SocketKind, list[socket.socket]]()
     for number in range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + int(count)):
-        os.set_inheritable(number, False)
         each = _listening(number)
         found.setdefault(each.type, []).append(each)
     calls, launchers = found.get(socket.SOCK_STREAM, []), found.get(socket.SOCK_SEQPACKET, [])
@@ -44,7 +45,7 @@ def activated(environment: MutableMapping[str, str] = os.environ) -> Activated |
             f"{count} sockets are handed over: one ListenStream= and one ListenSequentialPacket= are needed, "
             "as symphony.socket has them"
         )
-    path, other = Path(calls[0].getsockname()), launchers[0].getsockname()
+    path, other = Path(os.fsdecode(calls[0].getsockname())), os.fsdecode(launchers[0].getsockname())
     if other != str(programs_socket(path)):
         raise Invalid(f"the socket of launchers is at {other}: it has to be at {programs_socket(path)}")
     return Activated(path, calls[0], launchers[0])
@@ -52,6 +53,7 @@ def activated(environment: MutableMapping[str, str] = os.environ) -> Activated |
 
 def _listening(number: int) -> socket.socket:
     try:
+        os.set_inheritable(number, False)
         found = socket.socket(fileno=number)
         is_listening = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as error:

@@ -59,7 +59,7 @@ class JournalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._send(entry(record, self._format.format(record)))
-        except OSError:
+        except Exception:  # noqa: BLE001 - as the library's handlers have it: a line that fails ends no daemon
             self.handleError(record)
 
     def _send(self, data: bytes) -> None:

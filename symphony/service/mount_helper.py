@@ -43,6 +43,8 @@ FIRST_DESCRIPTOR = 3
 SOURCE, KIND = "symphony", "fuse.kv"
 """As which the kernel's list of mounts has ours."""
 MAX_REQUEST_BYTES = 8192
+MAX_CONNECTIONS = 64
+"""At once. A daemon has one, for as long as its mount."""
 READ_AHEAD_KB = 512
 """In place of the 128 that the kernel offers to FUSE: images are read a quarter faster."""
 STALE_WITHIN_S = 2.0
@@ -97,6 +99,9 @@ class Helper:
 
     def _accept(self) -> None:
         connection, _ = self._listening.accept()
+        if len(self._selector.get_map()) > MAX_CONNECTIONS:
+            connection.close()  # or there were no descriptors left for a mount
+            return
         connection.setblocking(False)
         self._selector.register(connection, selectors.EVENT_READ)
 
@@ -145,7 +150,7 @@ class Helper:
     def _require_free(self, connection: socket.socket, directory: str) -> None:
         if directory not in self._directories:
             names = ", ".join(self._directories)
-            raise OSError(errno.EPERM, f"{directory} is no mount point of the helper's: its unit names {names}")
+            raise OSError(errno.EPERM, f"{directory!r} is no mount point of the helper's: its unit names {names}")
         if connection in self._kept or any(directory == each for each, _ in self._kept.values()):
             raise OSError(errno.EBUSY, f"a daemon has the mount at {directory}: stop it first")
 
@@ -155,16 +160,15 @@ class Helper:
         fuse = open_fuse()
         try:
             mount(directory, fuse, *_peer(connection))
-            found = mounted_at(directory)
-            assert found is not None
             try:
+                device = _device_at(directory)
                 _send(connection, {"ok": True}, fuse)
             except OSError:
                 unmount(directory)
                 raise
         finally:
             os.close(fuse)  # with the daemon's own copy the connection to the kernel ends
-        self._kept[connection] = directory, found.device
+        self._kept[connection] = directory, device
         say(f"mounted {directory} for uid {self._uid}")
 
     def _keep(self, connection: socket.socket, directory: str) -> None:
@@ -196,7 +200,7 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def _refuse(connection: socket.socket, error: OSError) -> None:
-    text = error.strerror or str(error)
+    text = str(error.strerror if error.filename is None else f"{error.filename}: {error.strerror}")
     say(f"refused: {text}")
     with suppress(OSError):  # who asked has gone
         _send(connection, {"error": text, "errno": error.errno or errno.EIO})
@@ -227,7 +231,10 @@ def mount(directory: str, fuse: int, uid: int, gid: int) -> None:
         os.mkdir(directory, 0o755)  # noqa: PTH102 - an OSError with the path as it is
     where = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if os.listdir(f"/proc/self/fd/{where}"):  # noqa: PTH208 - not through the path once more
+        real = os.readlink(f"/proc/self/fd/{where}")  # noqa: PTH115 - the path as text
+        if real != directory:
+            raise OSError(errno.ELOOP, f"{directory} is {real}, by a link on the way: name that one")
+        if _names_in(where, directory):
             raise OSError(errno.ENOTEMPTY, f"{directory} is not empty: choose another mount point")
         options = f"fd={fuse},rootmode=40000,user_id={uid},group_id={gid},allow_other,default_permissions"
         words = (SOURCE, f"/proc/self/fd/{where}", KIND)
@@ -235,6 +242,13 @@ def mount(directory: str, fuse: int, uid: int, gid: int) -> None:
             raise OSError(ctypes.get_errno(), f"can't mount at {directory}: {os.strerror(ctypes.get_errno())}")
     finally:
         os.close(where)
+
+
+def _names_in(where: int, directory: str) -> list[str]:
+    try:
+        return os.listdir(f"/proc/self/fd/{where}")  # noqa: PTH208 - not through the path once more
+    except OSError as error:
+        raise OSError(error.errno, f"can't look into {directory}: {error.strerror}") from None
 
 
 def unmount(directory: str) -> None:
@@ -258,6 +272,7 @@ def clear_stale(directory: str) -> None:
 
 def is_stale(directory: str) -> bool:
     """Whether no daemon answers for the mount there. A child looks: a daemon that hangs would hold it up."""
+    _bury()
     child = os.fork()
     if child == 0:
         status = 0
@@ -272,11 +287,18 @@ def is_stale(directory: str) -> bool:
         with selectors.DefaultSelector() as ended:
             ended.register(pidfd, selectors.EVENT_READ)
             if not ended.select(STALE_WITHIN_S):
-                os.kill(child, signal.SIGKILL)  # and it is the kernel's to reap, when it can die
+                os.kill(child, signal.SIGKILL)  # it dies when it can, and is buried before the next one looks
                 return False
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     finally:
         os.close(pidfd)
+
+
+def _bury() -> None:
+    """Children that were given up, and have died."""
+    with suppress(ChildProcessError):  # there are none
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def mounted_at(directory: str) -> Mounted | None:
@@ -290,6 +312,14 @@ def mounted_at(directory: str) -> Mounted | None:
             user = re.search(r"(?:^|,)user_id=(\d+)", options)
             found = Mounted(os.fsdecode(device), kind, source, int(user[1]) if user else None)
     return found
+
+
+def _device_at(directory: str) -> str:
+    """Of what has just been mounted there."""
+    found = mounted_at(directory)
+    if found is None:
+        raise OSError(errno.ESTALE, f"{directory} was moved while it was mounted: try again")
+    return found.device
 
 
 def set_read_ahead(device: str) -> None:

@@ -98,7 +98,8 @@ class HelpersMount:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                connection, _, _ = await trio.to_thread.run_sync(self._ask, "keep", where)
+                # Given up at the end of the daemon: what is not on disk is written only behind that.
+                connection, _, _ = await trio.to_thread.run_sync(self._ask, "keep", where, abandon_on_cancel=True)
             except SymError as error:
                 log.warning("%s: trying again in %g s", error, pause_s)
                 await trio.sleep(pause_s)

@@ -29,7 +29,7 @@ async def feed_for_ever(notifier: Notifier, step_age_s: Callable[[], float], lim
         if age_s <= limit_s():
             notifier.alive()
         elif not is_starving:
-            text = "a step has been computed for %.0f s, and %g are the most: the watchdog is not fed"
+            text = "a step is computed for %.0f s, and %g are the most (the key watchdog): the watchdog is not fed"
             log.error(text, age_s, limit_s())
             notifier.status(f"a step has been computed for {age_s:.0f} s")
         is_starving = age_s > limit_s()

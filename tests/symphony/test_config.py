@@ -97,14 +97,22 @@ def test_a_line_that_is_named_has_the_key_in_it(lines):
         ('log = "paper"\n', 1, "log 'paper' is not one of auto, text, json, journal"),
         ('mount_helper = "/run/h"\nallow_other = false\n', 2, "allow_other is false"),
         ("metrics_port = 70000\n", 1, "metrics_port is 70000"),
-        ("a = 1\na = 2\n", 2, "no TOML: Cannot overwrite a value"),
+        ("a = 1\na = 2\n", 2, "no TOML: Cannot overwrite a value, in 'a = 2'"),
+        ("drain = true\n", 1, "drain is True: a number of seconds needed"),
+        ("step_ms = false\n", 1, "step_ms is False: a number of milliseconds needed"),
+        ('model = ""\n', 1, "model is '': a name or a path needed"),
+        ('\nmount = "/a\\u0000b"\n', 2, "mount is '/a\\x00b': a path needed"),
+        ("threads = 99999999999999999999\n", 1, "threads is 99999999999999999999: 2,147,483,647 is the most"),
+        ('quota = "1e9T"\n', 1, "quota: '1e9T' is no size: no machine has so much"),
+        ("[weight]\nroot = 2\n0 = 3\n", 3, "weight of 0: uid 0 has one already"),
+        ('\nmodel = "\x80"\n', 2, "no text in UTF-8: byte 10 is 0x80"),
         ("[weight\n", 1, "no TOML: "),
         ("x = 'abc", 1, "no TOML: "),
     ],
 )
 def test_an_error_names_file_line_and_key(tmp_path, text, line, says):
     path = tmp_path / "symphony.toml"
-    path.write_text(text)
+    path.write_bytes(text.encode("latin-1"))
     with pytest.raises(Invalid) as raised:
         load(path, {})
     assert str(raised.value).startswith(f"{path}:{line}: ")
@@ -118,6 +126,33 @@ def test_what_the_command_line_says_is_no_error_of_the_file(tmp_path):
         load(path, {"threads": 0})
     assert str(raised.value) == "threads is 0: at least 1 is needed"
     assert load(path, {"threads": 2}).threads == 2
+    path.write_text("threads = true\n")
+    with pytest.raises(Invalid, match=rf"^{path}:1: threads is True"):
+        load(path, {"threads": 2})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x = " + "[" * 5000 + "]" * 5000, ".".join("a" * 2000) + " = 1", f"threads = {'1' * 5000}"],
+    ids=["deep", "deep key", "long"],
+)
+def test_what_python_s_parser_can_not_take_is_an_error_like_others(tmp_path, text):
+    """Else a reload of such a file would end the daemon."""
+    path = tmp_path / "symphony.toml"
+    path.write_text(text)
+    with pytest.raises(Invalid, match="no configuration"):
+        load(path, {})
+
+
+def test_a_file_without_end_is_not_read_to_it():
+    with pytest.raises(Invalid, match="it is no configuration file"):
+        load(Path("/dev/zero"), {})
+
+
+def test_a_table_of_many_users_is_read_line_by_line():
+    """Not all of it again for each of them: of so many that took an hour."""
+    lines = lines_of("[weight]\n" + "".join(f"{uid} = 2\n" for uid in range(30_000)))
+    assert lines["weight", "29999"] == 30_001
 
 
 def config(*words: object) -> subprocess.CompletedProcess[str]:
@@ -128,10 +163,14 @@ def config(*words: object) -> subprocess.CompletedProcess[str]:
 
 def test_check_names_every_error_and_show_says_where_values_are_from(tmp_path):
     path = tmp_path / "symphony.toml"
-    path.write_text('model = "tiny"\nprograms = -1\n\nthreds = 1\nquota = "4X"\n')
+    path.write_text(
+        'model = "tiny"\nprograms = -1\n\nthreds = 1\nquota = "4X"\nkv_dtype = "fp8"\ngpu_memory = "4G"\n'
+        "[weight]\nnobody-at-all = 1\nroot = 1\nnobody-either = 1\n"
+    )
     done = config("check", path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert [line.partition(" ")[0] for line in done.stderr.splitlines()] == [f"{path}:{n}:" for n in (2, 4, 5)]
+    wrong = (2, 4, 5, 6, 7, 9, 11)
+    assert [line.partition(" ")[0] for line in done.stderr.splitlines()] == [f"{path}:{n}:" for n in wrong]
     path.write_text('model = "tiny"\n[weight]\nroot = 2\n')
     assert config("check", path).stdout == f"{path}: 2 keys, all right\n"
     shown = config("show", path).stdout

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from libsym.errors import SymError
-from symphony.logs import BURST, RATE_PER_S, RateLimit
+from symphony.logs import BURST, RATE_PER_S, RateLimit, TextLines
 from tests.symphony.daemons import Daemon
 
 
@@ -108,3 +108,8 @@ def test_a_user_who_fails_again_and_again_fills_no_log(daemon: Daemon) -> None:
             (daemon.mount / ".symphony/text/a.kv").write_bytes(b"a\xff")
     written = daemon.log.read_bytes()[before:].decode()
     assert BURST <= written.count("nothing was written: /a.kv: the text is not UTF-8") < 2 * BURST
+
+
+def test_a_name_of_several_lines_is_one_line_and_no_terminal_obeys_it() -> None:
+    record = logging.makeLogRecord({"name": "kvfs.expiry", "msg": "%s expires", "args": ("a\n<0>b\x1b[2J\x9b\u2028é",)})
+    assert TextLines("%(name)s: %(message)s").format(record) == "kvfs.expiry: a\\n<0>b\\x1b[2J\\x9b\\u2028é expires"

@@ -1,5 +1,6 @@
 """What a daemon and its service manager say to each other: readiness, the watchdog, sockets, a reload; and the log."""
 
+import ctypes
 import json
 import os
 import signal
@@ -32,6 +33,21 @@ class Stuck:
         self.decoder.step(batch)
 
 backends._load_cpu = lambda *words: backends.Loaded(Stuck(load(*words).decoder))
+sys.exit(main())
+"""
+SLOWLY = """
+import sys
+import symphony.daemon
+from symphony.cli import main
+
+load_model = symphony.daemon.load_model
+
+def when_told(name):
+    print("symphony: is building", flush=True)
+    sys.stdin.readline()
+    return load_model(name)
+
+symphony.daemon.load_model = when_told
 sys.exit(main())
 """
 ONE_STEP = "kv = sym.kv_create(); sym.pred(kv, [1, 2, 3]); print(len(kv))"
@@ -153,12 +169,22 @@ def refused(words: list[str], *inherited: socket.socket) -> str:
     return done.stderr.splitlines()[-1]
 
 
+NOTHING_THERE = """
+import os, sys
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="2")
+os.closerange(3, 10)
+os.execv(sys.executable, [sys.executable, "-m", "symphony", *sys.argv[1:]])
+"""
+
+
 def test_sockets_that_do_not_fit_are_refused(listening, tmp_path):
     common = ["serve", *TINY, "--mount", str(tmp_path / "kv"), "--state", str(tmp_path / "state"), "--socket"]
     fitting = str(tmp_path / "symphony.sock")
     one = refused([*handed_over(listening[0]), *common, fitting], *listening)
     assert "one ListenStream= and one ListenSequentialPacket= are needed" in one
     other = refused([*handed_over(*listening), *common, str(tmp_path / "other")], *listening)
+    none = refused([sys.executable, "-c", NOTHING_THERE, *common, fitting])
+    assert "descriptor 3 is handed over, and is no socket" in none
     assert f"socket is {tmp_path}/other, and the service manager listens at {fitting}" in other
 
 
@@ -211,6 +237,37 @@ def test_a_bad_file_changes_nothing_and_its_line_is_told(configured):
     assert daemon.run(ONE_STEP) == "3\n"
 
 
+def test_a_reload_while_the_daemon_is_built_waits_until_it_is_ready(start_daemon, manager, tmp_path):
+    """Else SIGHUP would end it, or it would say that it is ready before it is."""
+    config = tmp_path / "symphony.toml"
+    config.write_text('model = "tiny"\nkv_memory = "8M"\nstarts = 7\n')
+    environment = {"NOTIFY_SOCKET": str(manager.path)}
+    daemon = start_daemon("--config", str(config), command=[sys.executable, "-c", SLOWLY], environment=environment)
+    config.write_text('model = "tiny"\nkv_memory = "8M"\nstarts = 8\n')
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.process.stdin.write("\n")
+    daemon.process.stdin.flush()
+    assert "symphony: tiny on" in daemon.process.stdout.readline()
+    assert "READY" in manager.next()
+    manager.until("RELOADING")
+    manager.until("READY")
+    assert daemon.stat()["config"]["changed"] == ["starts"]
+    assert daemon.stop() == 0
+
+
+def test_a_signal_ends_no_thread_that_waits(configured):
+    """The kernel gives it to any thread, if the first one has another to see to: with two reloads at once, for one."""
+    daemon, _ = configured
+    assert daemon.run(ONE_STEP) == "3\n"  # all are there
+    pid = daemon.process.pid
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        ctypes.CDLL(None).tgkill(pid, int(thread.name), signal.SIGHUP)
+    assert daemon.symphony("reload").stdout == "changed: nothing\n"
+    assert daemon.run(ONE_STEP) == "3\n"
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()
+
+
 def test_a_daemon_without_a_file_has_nothing_to_read_again(daemon):
     done = daemon.symphony("reload", check=False)
     assert (done.returncode, "start it with --config" in done.stderr) == (1, True)
@@ -259,6 +316,8 @@ log = logging.getLogger("tests.journal")
 log.addHandler(JournalHandler(Path(sys.argv[1])))
 log.error("broken: %s\\nand more", "x", extra={"program": 17, "user": 1000, "file": ["/a.kv", "/b.kv"]})
 log.warning("large: %s", "y" * 1_000_000)
+logging.raiseExceptions = False
+log.warning("wrong: %d", "x")
 """
 
 

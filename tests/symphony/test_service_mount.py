@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,12 @@ from pathlib import Path
 import pytest
 
 from symphony.doctor import check_helper, check_service, mounted_kind
+from symphony.service.mount_helper import MAX_CONNECTIONS
+from symphony.service.mounting import ANSWER_TIMEOUT_S
 from tests.symphony.services import OTHER_UID, SERVICE_UID, Helper, as_user, start_service
+
+AT_ONCE_S = ANSWER_TIMEOUT_S - 5
+"""On any machine; where it would wait for the helper, that takes longer."""
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="NO MOUNT HELPER TESTED: it needs root, and other users"),
@@ -163,6 +169,38 @@ def test_a_mount_point_is_no_link_and_is_empty(service, helper):
     (other / "precious").unlink()
 
 
+def test_a_link_on_the_way_to_a_mount_point_is_refused(tmp_path):
+    """The kernel's list of mounts has the other name: the helper would not find what it has mounted."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    helper = Helper(tmp_path, tmp_path / "link/kv")
+    try:
+        for _ in range(2):  # it is still there
+            answer, connection = ask(helper, {"do": "mount", "at": str(tmp_path / "link/kv")})
+            connection.close()
+            assert answer["errno"] == errno.ELOOP
+            assert f"is {tmp_path}/real/kv, by a link on the way" in answer["error"]
+        assert mounted_kind(tmp_path / "real/kv") is None
+    finally:
+        helper.close()
+
+
+def test_a_daemon_that_connects_without_end_ends_no_helper(service, helper):
+    connections = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(MAX_CONNECTIONS + 10)]
+    for each in connections:
+        each.connect(str(helper.path))
+    connections[-1].settimeout(60)
+    assert connections[-1].recv(1) == b""
+    for each in connections:
+        each.close()
+    assert service.stat()["mount_helper"]["kept"]
+    answer, connection = ask(helper, {"do": "mount", "at": "/two\n<0>lines"})
+    connection.close()
+    assert "'/two\\n<0>lines' is no mount point" in answer["error"]
+    assert "\n<0>" not in helper.log.read_text()
+
+
 def test_the_end_of_a_connection_is_the_end_of_its_mount_and_of_no_other(service, helper):
     other = service.mount.with_name("other")
     answer, connection = ask(helper, {"do": "mount", "at": str(other)})
@@ -252,6 +290,15 @@ def test_kill_9_leaves_no_mount_and_the_next_daemon_has_every_synced_file(start)
     assert again.run("print(len(sym.kv_open('kept.kv')))") == "3\n"
     assert again.stop() == 0
     assert mounted_kind(again.mount) is None
+
+
+def test_a_helper_that_does_not_answer_holds_up_no_end(start):
+    daemon = start()
+    start.helper.kill()  # and its socket is there: who connects waits
+    wait_until(lambda: "the mount helper is gone" in daemon.log.read_text())
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(AT_ONCE_S) == 0
+    start.helper.start_again()
 
 
 def test_a_mount_that_both_left_is_cleared_by_the_next(start):
