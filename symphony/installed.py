@@ -37,13 +37,19 @@ def what_to_install(error: ImportError) -> str:
 
 def foreign_packages() -> Iterator[str]:
     """Packages that are imported from elsewhere, or that another distribution has written over."""
+    yield from misplaced_packages()
     owners = packages_distributions()
+    for package in PACKAGES:
+        if others := {each for each in owners.get(package, ()) if each != _DISTRIBUTION}:
+            names = ", ".join(sorted(others))
+            yield f"{package} was written over by {names}: pip uninstall {names}, then install Symphony again"
+
+
+def misplaced_packages() -> Iterator[str]:
+    """Those that are imported from elsewhere. What they lack would be found in ours: no import need fail."""
     for package in PACKAGES:
         found = importlib.util.find_spec(package)
         if found is None or not found.origin:
             yield f"{package} is missing beside {HERE / 'symphony'}: install Symphony again"
         elif Path(found.origin).resolve().parent.parent != HERE:
             yield f"{package} is imported from {found.origin}, and belongs to {HERE}: remove that, or clear PYTHONPATH"
-        elif others := {each for each in owners.get(package, ()) if each != _DISTRIBUTION}:
-            names = ", ".join(sorted(others))
-            yield f"{package} was written over by {names}: pip uninstall {names}, then install Symphony again"

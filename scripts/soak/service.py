@@ -350,7 +350,7 @@ class Soak:
     @staticmethod
     def _has_room() -> bool:
         """For some more files, each of a quarter of a megabyte."""
-        for number in range(40):  # freed slots are filled first
+        for number in range(150):  # freed slots are filled first, and 16 MiB by which the file of slots grows
             with sym.kv_create(f"round/full{number}.kv") as kv:
                 sym.kv_write(kv, [number + 1] * 1000)
                 try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from libsym.errors import SymError
 from symphony.commands.options import Commands, add_socket
+from symphony.installed import misplaced_packages
 
 
 def add_serve(commands: Commands) -> None:
@@ -92,6 +93,8 @@ def add_serve(commands: Commands) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    for conflict in misplaced_packages():
+        raise SymError(conflict)
     gc.disable()  # until the daemon is built, see `serve`: modules are no garbage
     # The other commands start in a tenth of a second because only this one brings the daemon.
     import trio  # noqa: PLC0415

@@ -799,7 +799,7 @@ def test_what_a_program_was_sent_is_in_its_file_when_the_run_ends_in_the_step_af
     file, sent = bench.file(), []
 
     async def scenario():
-        bench.hold_steps()
+        bench.steps.hold()
         bench.generate(file, [7], 1, max_tokens=40)
         for _ in range(4):
             await bench.steps.wait_entered()

@@ -80,7 +80,7 @@ async def serving(path):
             yield house
             # Whatever was tried: the next launcher is served.
             last = house.launcher()
-            assert await last.start("ffffffff") == {"n": 1, "ok": True}
+            assert await last.start("ffffffff") == {"n": 1, "ok": True, "protocol": 1}
             last.connection.close()
             nursery.cancel_scope.cancel()
     for connection, _program in house.passed_on:
