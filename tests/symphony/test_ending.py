@@ -148,6 +148,11 @@ def test_on_a_full_disk_the_rest_is_named_at_once(start_daemon, tmp_path):
         assert re.fullmatch(r"symphony: \d+ of the files are not on disk as they were: .*", log.splitlines()[-1])
         assert "Traceback" not in log
         disk.limit(None)
-        daemon = start_daemon(*TINY, *state)
-        assert daemon.run("print(sym.kv_open('synced.kv').len())") == "3\n"
+        daemon = start_daemon("--model", "tiny", "--kv-memory", "64M", *state)
+        lengths = daemon.run("for each in sym.kv_list(): print('/' + each.name, sym.kv_open(each.name).len())")
+        found = {name: int(length) for name, length in map(str.split, lengths.splitlines())}
+        assert found.pop("/synced.kv") == 3
+        shorter = {name for name, length in found.items() if length != 4000}
+        assert 0 < len(shorter) < len(found) == 28
+        assert shorter <= set(re.findall(r"/late\d+\.kv", log)), "what is not named is whole"
         assert daemon.stop() == 0
