@@ -59,7 +59,7 @@ def lines(programs: list[Row]) -> list[str]:
     names = f"{'ID':8} {'NAME':16} {'PID':>8} {'USER':8} {'AGE':>4} {'TOKENS':>8}"
     found = [f"{names} {'ISOLATION':9} {'STATUS':22} PROGRAM"]
     for each in programs:
-        words = printable(" ".join([each["program"], *each["args"]])) if each["program"] else "(connected by itself)"
+        words = printable(" ".join([each["program"], *each["args"]])) if each["program"] else "(not of this launcher)"
         tokens = each["usage"].get("tokens", 0)
         found.append(
             f"{each['id']:8} {printable(each['name']):16} {each['pid'] or '-':>8} {user_name(each['uid']):8} "

@@ -102,7 +102,7 @@ def test_ps_tells_what_programs_have_used_and_wait_for_and_who_else_is_there(dae
         assert (rows[alone.pid]["call"], rows[alone.pid]["program"]) == ("recv", None)
         table = daemon.symphony("ps").stdout
         assert f"{alone.pid} root" in table
-        assert "waiting for a message (recv) (connected by itself)" in table
+        assert "waiting for a message (recv) (not of this launcher)" in table
     finally:
         alone.kill()
         alone.wait()
