@@ -138,6 +138,7 @@ class _Requests:
             "start": self._start,
             "pid": self._pid,
             "connect": self._connect,
+            "limit": self._limit,
             "end": self._end,
         }
 
@@ -210,6 +211,11 @@ class _Requests:
         uid = peer_credentials(connection)[1].uid
         if self._link.uid not in (0, uid):
             raise NotPermitted(f"uid {self._link.uid} can't pass on a connection of uid {uid}")
+
+    def _limit(self, found: dict[str, Any], _fd: int | None) -> dict[str, Any]:
+        """Which limit it has run into, if any: a program may end by it before its launcher has heard of it."""
+        over = self._program(found).over
+        return {"what": None if over is None else over.what}
 
     def _end(self, found: dict[str, Any], _fd: int | None) -> dict[str, Any]:
         program, status, reason = self._program(found), found.get("status"), found.get("reason")

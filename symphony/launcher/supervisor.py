@@ -214,6 +214,8 @@ class Supervisor:
             if program.forwarder is not None:
                 await program.forwarder.finish()
                 program.forwarder = None
+            if wait_status != 0:
+                await self._ask_limit(program)
             again = None
             if ending.may_start_again(program, ending.judge(program, wait_status)):
                 again = await self._start_again(program, pause_s)
@@ -320,6 +322,15 @@ class Supervisor:
     async def _tell_pid(self, program: Program) -> None:
         with suppress(Refused):
             await self.link.call("pid", id=program.record.id, pid=program.record.pid)
+
+    async def _ask_limit(self, program: Program) -> None:
+        """A call that failed by a limit of the daemon's may have ended the program before word of it came here."""
+        limits = program.spec.limits
+        if program.limit is not None or (limits.tokens, limits.pages, limits.page_seconds) == (None, None, None):
+            return
+        with suppress(Refused):
+            what = (await self.link.call("limit", id=program.record.id)).get("what")
+            program.limit = program.limit or what
 
     async def _tell_end(self, program: Program, end: End) -> None:
         """The daemon's last word is what the program used."""

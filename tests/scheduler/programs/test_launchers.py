@@ -15,6 +15,7 @@ from scheduler import launchers
 from scheduler.launchers import MAX_LAUNCHERS, Launchers
 from scheduler.listener import bind
 from scheduler.programs.admission import Admission
+from scheduler.programs.limits import OverLimit
 from scheduler.programs.link import MAX_ASKED, MAX_MESSAGE_BYTES, MAX_WAITING_BYTES
 from scheduler.programs.registry import Programs
 
@@ -182,6 +183,24 @@ def test_an_end_is_a_status_and_one_of_the_reasons(tmp_path, status, reason):
 
 
 # ---- descriptors
+
+
+def test_a_launcher_may_ask_which_limit_a_program_has_run_into(tmp_path):
+    """It may have ended by that before anybody was told."""
+
+    async def scenario(house):
+        launcher = house.launcher()
+        await launcher.ask("start", id=ID, name="prog", pid=None, parent=None, limits={"tokens": 5})
+        program = house.programs.living[ID]
+        program.require(5, 0)
+        assert await launcher.ask("limit", id=ID) == {"n": 1, "ok": True, "what": None}
+        with pytest.raises(OverLimit):
+            program.require(6, 0)
+        assert await launcher.ask("limit", id=ID) == {"n": 1, "ok": True, "what": "tokens"}
+        assert "error" in await launcher.ask("limit", id="ffffffff")
+        launcher.connection.close()
+
+    run(tmp_path, scenario)
 
 
 def open_descriptors():
