@@ -235,7 +235,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
 
 
 async def serve(config: Config, source: Source) -> None:
-    """Run a daemon until SIGINT or SIGTERM; then unmount and leave nothing behind. SymError: not everything is kept.
+    """Run a daemon until a signal ends it; then unmount and leave nothing behind. SymError: not everything is kept.
 
     `source`: where the configuration is from; it is read again at SIGHUP, if it has a file.
     """
@@ -243,7 +243,7 @@ async def serve(config: Config, source: Source) -> None:
     _allow_many_descriptors()
     give_back_freed_memory()
     ending, notifier = Ending(config.drain, config.mount), Notifier()
-    ends = trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
+    ends = trio.open_signal_receiver(*_ends(source))
     with ends as signals, _reloads(source) as reloads, locked_by_daemon(config.state):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ending.watch, signals)
@@ -254,9 +254,15 @@ async def serve(config: Config, source: Source) -> None:
         raise SymError(f"{len(ending.not_kept)} of the files are not on disk as they were: the log names them")
 
 
+def _ends(source: Source) -> list[signal.Signals]:
+    """What ends it. A terminal that closes does, where there is no file to be read again, nor nohup(1)."""
+    hung_up = source.path is None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hung_up else [])]
+
+
 @contextmanager
 def _reloads(source: Source) -> Iterator[AsyncIterator[int] | None]:
-    """SIGHUP, from the first moment on. None: it ends the daemon, as any process that does not ask for it."""
+    """SIGHUP, from the first moment on. None: there is no file."""
     if source.path is None:
         yield None
     else:

@@ -58,6 +58,15 @@ sys.exit(main())
 """
 
 
+HANGUP = """
+import signal, sys
+from symphony.cli import main
+
+signal.signal(signal.SIGHUP, signal.{})
+sys.exit(main())
+"""
+
+
 def assert_nothing_is_left(mount: Path, socket: Path, state: Path) -> None:
     assert f" {mount} " not in Path("/proc/mounts").read_text()
     assert not socket.exists()
@@ -88,6 +97,18 @@ def test_a_start_that_is_ended_at_any_moment_leaves_nothing_and_the_next_one_is_
     daemon = start_daemon(*TINY)
     assert daemon.run("print(sym.kv_open('a.kv').len())") == "3\n"
     assert daemon.stop() == 0
+
+
+def test_a_terminal_that_closes_ends_a_daemon_without_a_file_but_for_nohup(start_daemon, tmp_path):
+    daemon = start_daemon(*TINY, command=[sys.executable, "-c", HANGUP.format("SIG_IGN")])
+    daemon.process.send_signal(signal.SIGHUP)
+    assert daemon.run("sym.kv_create('a.kv').close(); print(len(sym.kv_list()))") == "1\n"
+    assert daemon.stop() == 0
+    daemon = start_daemon(*TINY, command=[sys.executable, "-c", HANGUP.format("SIG_DFL")])
+    daemon.process.send_signal(signal.SIGHUP)
+    assert daemon.process.wait(AT_ONCE_S) == 0
+    assert "SIGHUP: closing" in daemon.log.read_text()
+    assert_nothing_is_left(daemon.mount, daemon.socket, tmp_path / "state")
 
 
 def test_what_is_being_built_is_left_at_once(start_daemon, tmp_path):
