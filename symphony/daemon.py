@@ -252,6 +252,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         **house.backend.statistics(),
         "held": house.held.info(),
         "disk": asdict(house.keeper.statistics()),
+        "tiers": asdict(house.fs.volume.pager.statistics()),
     }
 
 

@@ -471,9 +471,7 @@ class Pager:
         over: Then,
         unpin: Callable[[], None],
     ) -> Ticket:
-        return Ticket(
-            next(self._numbers), priority, owner, old_pages, num_new, admitted, over, self._clock(), unpin
-        )
+        return Ticket(next(self._numbers), priority, owner, old_pages, num_new, admitted, over, self._clock(), unpin)
 
     def _ask(self, ticket: Ticket) -> None:
         heapq.heappush(self._waiting, (ticket.order, ticket))
@@ -713,7 +711,9 @@ class Pager:
     def _free_of(self, pages: IntArray) -> IntArray:
         """Those that are in memory and may go."""
         pool = self._pool
-        found: IntArray = pages[(pool.store.of[pages] != NOWHERE) & (pool.pins[pages] == 0) & (pool.computed(pages) > 0)]
+        found: IntArray = pages[
+            (pool.store.of[pages] != NOWHERE) & (pool.pins[pages] == 0) & (pool.computed(pages) > 0)
+        ]
         return found
 
     def _here(self, pages: IntArray) -> IntArray:
