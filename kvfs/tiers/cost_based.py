@@ -28,7 +28,8 @@ _SHORTEST_S = 1e-4
 def rank(files: Files, gaps: Gaps) -> FloatArray:
     saved_s = np.maximum(files.bring_s, _SHORTEST_S) / np.maximum(files.num_pages, 1)
     again = files.num_uses / (files.num_uses + 1)  # one that was used often is used again
-    return chance_a_second(files, gaps) * again * saved_s
+    worth: FloatArray = chance_a_second(files, gaps) * again * saved_s
+    return worth
 
 
 def chance_a_second(files: Files, gaps: Gaps) -> FloatArray:
@@ -42,7 +43,8 @@ def chance_a_second(files: Files, gaps: Gaps) -> FloatArray:
     usual = files.num_uses * np.exp(-np.maximum(files.idle_s - gap_s, 0) / spread_s)
     other = gaps.longer_than(files.idle_s) + _PRIOR
     own_share = np.where(is_known, usual / (usual + other), 0)
-    return own_share * of_own + (1 - own_share) * of_all
+    chance: FloatArray = own_share * of_own + (1 - own_share) * of_all
+    return chance
 
 
 def _index(gaps: Gaps) -> tuple[FloatArray, FloatArray]:

@@ -49,7 +49,8 @@ def load(name_or_path: str) -> Rank:
     if not callable(rank):
         raise Invalid(f"policy {name_or_path} has no function rank(files, gaps)")
     trial = Guarded(rank, lru.rank, name=name_or_path)
-    trial(Files(*(np.ones(2) for _ in range(7)), np.ones(2, np.bool_)), Gaps())
+    one, is_open = np.ones(2), np.ones(2, np.bool_)
+    trial(Files(one, one, one, one, one, one, one, is_open), Gaps())
     trial.close()
     if trial.failure is not None:
         raise Invalid(trial.failure)
@@ -93,8 +94,8 @@ class Guarded:
     """A policy that is not trusted. The first time that it raises, gives what is of no use, or takes longer than
     `limit_s`, the default decides in its place, and does from then on; the log has one line.
 
-    It computes in a thread of its own, for who asks waits no longer than that. What is too late is ended by an exception
-    in it. In a call of C, or asleep, it takes that only afterwards: it holds a thread until then, and nothing else.
+    It computes in a thread of its own, for who asks waits no longer than that. What is too late is ended by an
+    exception in it. In a call of C, or asleep, it takes that only afterwards: until then it holds a thread, no more.
     """
 
     def __init__(

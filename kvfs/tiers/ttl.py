@@ -22,7 +22,7 @@ _SPREADS = 2.0
 
 
 def rank(files: Files, gaps: Gaps) -> FloatArray:
-    """Within its time a file that waits longer is nearer to coming back. After it, it is worth nothing: oldest first."""
+    """Within its time a file that waits longer is nearer to coming back. Then it is worth nothing: oldest first."""
     of_all_s = time_to_live_s(gaps)
     own_s = files.gap_s + _SPREADS * files.gap_spread_s
     lives_s = np.where(own_s <= 2 * of_all_s, np.fmax(own_s, of_all_s), of_all_s)

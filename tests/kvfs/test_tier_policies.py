@@ -1,5 +1,6 @@
 """Which files go down first: our policies, and how far an operator's own one is trusted."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -92,7 +93,7 @@ def test_by_cost_what_is_brought_back_faster_goes_first_and_so_does_what_frees_m
 
 
 def test_by_cost_the_chance_is_that_of_patience_over_both_modes():
-    """Two lengths of gaps: the best patience of a fresh file is until the tools' end, and what is older waits for all."""
+    """Two lengths of gaps: the best patience of a fresh file ends with the tools, that of an older one with all."""
     gaps = Gaps()
     for _ in range(9_000):
         gaps.add(0.25)
@@ -168,10 +169,8 @@ def endless(_files, _gaps):
 
 def stubborn(_files, _gaps):
     while True:
-        try:
+        with contextlib.suppress(Exception):
             time.sleep(0.001)
-        except Exception:  # noqa: BLE001, S110
-            pass
 
 
 def meddling(found, _gaps):
