@@ -109,7 +109,7 @@ def test_a_trace_tells_of_forks_and_of_names(connected, symphony, tmp_path):
             numbers = sym.kv_stat(base).ino, sym.kv_stat(fork).ino
     sym.kv_remove("named.kv")
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    process.communicate(timeout=30)
     told = {each["file"]: (each["source"], each["num_shared"], each["is_named"]) for each in read_trace(path).files}
     assert told == {numbers[0]: (0, 0, 1), numbers[1]: (numbers[0], 40, 0)}
 
