@@ -142,12 +142,8 @@ class PagesIn:
     def _read(self, slots: IntArray, checks: npt.NDArray[np.uint64], frames: list[int]) -> None:
         """For a worker: into frames that nobody knows yet."""
         store = self._pool.store.store
-
-        def take(place: int, data: memoryview) -> None:
-            np.copyto(np.frombuffer(store.writable(frames[place]), np.uint8), np.frombuffer(data, np.uint8))
-
         try:
-            self._own.read(slots.tolist(), checks.tolist(), take)
+            self._own.read_into(slots.tolist(), checks.tolist(), [store.writable(frame) for frame in frames])
         except OSError as error:
             raise disk_error("read", self._own.path, error) from error
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvfs.durable.disk_jobs import DiskJobs, Job
-from kvfs.durable.slot_file import SLOTS_A_JOB, Reader, SlotFile, disk_error
+from kvfs.durable.slot_file import SLOTS_A_JOB, Bytes, SlotFile, Source, disk_error
 from kvfs.durable.slots import Slots
 from kvfs.names.content import OWN, KvFile
 from kvfs.pages.free_list import IntArray
@@ -90,12 +90,12 @@ class PagesOut:
         generations = on_disk.begin_write(pages, fills)
         frames = pool.store.frames_of(pages)
         store = pool.store.store
-        readers = [_reader(store, frame, fill) for frame, fill in zip(frames.tolist(), fills.tolist(), strict=True)]
+        sources = [_source(store, frame, fill) for frame, fill in zip(frames.tolist(), fills.tolist(), strict=True)]
         where, num_failed_syncs = slots.tolist(), self._num_failed_syncs
 
         def write() -> Checks:
             try:
-                return self.file.write(where, readers)
+                return self.file.write(where, sources)
             except OSError as error:
                 raise disk_error("write", self.file.path, error) from error
 
@@ -105,7 +105,7 @@ class PagesOut:
             if job.error is not None or self._num_failed_syncs != num_failed_syncs:
                 self.slots.disown(slots)
                 return
-            is_same = on_disk.end_write(pages, generations, slots, job.settle())
+            is_same = on_disk.end_write(pages, generations, fills, slots, job.settle())
             self.slots.disown(slots[~is_same])
             self._unsynced.append(pages[is_same])
             self.num_bytes += len(pages) * self.file.slot_bytes
@@ -131,12 +131,14 @@ def _fills(num_pages: int, num_entries: int) -> Fills:
     return fills
 
 
-def _reader(store: PageStore, frame: int, fill: int) -> Reader:
-    def read(room: memoryview) -> None:
-        source = store.view(frame) if fill == PAGE_ENTRIES else memoryview(store.masked(store.view(frame), fill))
-        np.copyto(np.frombuffer(room, np.uint8), np.frombuffer(source, np.uint8))  # lets go of the interpreter's lock
+def _source(store: PageStore, frame: int, fill: int) -> Source:
+    """A full page is written from where it is. Of a tail others may be computing the rest: a copy of what is there."""
 
-    return read
+    def source() -> Bytes:
+        view = store.view(frame)
+        return view if fill == PAGE_ENTRIES else store.masked(view, fill)
+
+    return source
 
 
 _NONE = np.empty(0, np.int32)
