@@ -19,7 +19,7 @@ import trio
 
 from kvfs.durable.findings import Finding, Progress
 from kvfs.durable.keeper import Keeper
-from kvfs.durable.slot_file import SLOTS_A_JOB, Damaged, SlotFile, disk_error
+from kvfs.durable.slot_file import SLOTS_A_JOB, SlotFile, disk_error
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode, shown
 from kvfs.pages.frames import NOWHERE
@@ -173,12 +173,9 @@ class _Walk:
 def _damaged(file: SlotFile, slots: IntArray, checks: npt.NDArray[np.uint64]) -> list[int]:
     """For a worker: which of the slots hold something else."""
     try:
-        file.read(slots.tolist(), checks.tolist(), lambda _place, _data: None)
-    except Damaged as error:
-        return list(error.slots)
+        return file.verify(slots.tolist(), checks.tolist())
     except OSError as error:
         raise disk_error("read", file.path, error) from error
-    return []
 
 
 def _distinct(tables: list[IntArray]) -> IntArray:

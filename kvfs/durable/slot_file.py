@@ -98,18 +98,19 @@ class SlotFile:
                 self._write_all(views[first:stop], self._offset(slots[first]))
         return checks
 
-    def read(self, slots: Sequence[int], checks: Sequence[int], take: Callable[[int, memoryview], None]) -> None:
-        """Have `take` told of each page that is as it was written, by its place; Damaged names the slots of others."""
+    @contextmanager
+    def lent(self, slots: Sequence[int], checks: Sequence[int]) -> Iterator[tuple[list[memoryview], list[int]]]:
+        """The pages, good inside the `with`; and which of the slots are not as they were written."""
         assert len(slots) == len(checks) <= SLOTS_A_JOB
         with self._buffers.one() as buffer:
             rooms = self._rooms(buffer)[: len(slots)]
             self._fill(rooms, slots)
-            damaged = self._wrong(rooms, slots, checks)
-            for place, (slot, room) in enumerate(zip(slots, rooms, strict=True)):
-                if slot not in damaged:
-                    take(place, room[: self.page_bytes])
-        if damaged:
-            raise Damaged(damaged)
+            yield [room[: self.page_bytes] for room in rooms], self._wrong(rooms, slots, checks)
+
+    def verify(self, slots: Sequence[int], checks: Sequence[int]) -> list[int]:
+        """The slots that are not as they were written."""
+        with self.lent(slots, checks) as (_, damaged):
+            return damaged
 
     def read_into(self, slots: Sequence[int], checks: Sequence[int], rooms: Sequence[memoryview]) -> None:
         """Fill rooms with pages; Damaged names the slots that are not as they were written. Then believe none."""
@@ -117,10 +118,13 @@ class SlotFile:
             assert len(slots) == len(checks) == len(rooms) <= SLOTS_A_JOB
             self._fill(rooms, slots)
             damaged = self._wrong(rooms, slots, checks)
-            if damaged:
-                raise Damaged(damaged)
         else:
-            self.read(slots, checks, lambda place, data: _copy(rooms[place], data))
+            with self.lent(slots, checks) as (views, damaged):
+                if not damaged:
+                    for room, view in zip(rooms, views, strict=True):
+                        _copy(room, view)
+        if damaged:
+            raise Damaged(damaged)
 
     def sync(self) -> None:
         """What was written is on disk when this returns."""
@@ -254,7 +258,7 @@ class _Buffers:
         try:
             buffer = self._free.pop()
         except IndexError:
-            # Of huge pages: for small ones that lie anywhere the disk gets many pieces, and reads come 2.5 times slower.
+            # Of huge pages: of small ones, which lie anywhere, the disk gets many pieces; reads take 2.5 times as long.
             mapping = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with suppress(OSError):  # a kernel that has none
                 mapping.madvise(mmap.MADV_HUGEPAGE)

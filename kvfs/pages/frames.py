@@ -21,12 +21,14 @@ NOWHERE = -1
 class Frames:
     """The frames of one store, and the pages in them."""
 
-    __slots__ = ("_free", "of", "store")
+    __slots__ = ("_free", "generation", "of", "store")
 
     def __init__(self, store: PageStore, num_numbers: int) -> None:
         self.store = store
         self.of: IntArray = np.full(num_numbers, NOWHERE, np.int32)
         """The frame of each page, or NOWHERE."""
+        self.generation = np.zeros(store.num_pages, np.int64)
+        """Of each frame: grows whenever it stops holding its page. See `kvfs.pages.looking`."""
         self._free = FreeList(store.num_pages)
 
     @property
@@ -50,8 +52,9 @@ class Frames:
         frames = self.of[pages]
         frames = frames[frames != NOWHERE]
         if frames.size:
-            self._free.give(frames)
+            self.generation[frames] += 1
             self.of[pages] = NOWHERE
+            self._free.give(frames)
 
     # What `PageStore` asks for
 

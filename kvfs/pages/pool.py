@@ -12,7 +12,7 @@ An owner is an account (see `kvfs.pages.accounts`): to take or give back a refer
 
 One thread (the daemon's trio thread) owns the pool: it alone calls anything that changes a reference count or a
 fill. A worker thread that holds a reference on pages (through a snapshot, for one) may do two things: call `digests_of`
-for full ones, and read entries below their fill.
+for full ones, and read entries below their fill, as `kvfs.pages.looking` does it: the pages may go to disk meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from kvfs.pages.accounts import Accounts
 from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
 from kvfs.pages.frames import NOWHERE, Frames
 from kvfs.pages.free_list import FreeList, IntArray
+from kvfs.pages.looking import ColdPages, NoColdPages, look
 from kvfs.pages.on_disk import OnDisk
 from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
@@ -35,6 +36,9 @@ from libsym.errors import NoSpace
 
 _ONE = np.int32(1)
 """Of the counts' own type: 32,768 pages take 50 µs; with a Python int, numpy falls back to a cast of each, 1.8 ms."""
+
+PAGES_A_LOOK = 2 * NUM_LANES
+"""Read and hashed at once: from disk by one read."""
 
 _ZEROS = -1
 """Owner of a page that was never given out: its bytes are zeros for any owner."""
@@ -62,26 +66,6 @@ class PageHolder(Protocol):
     def check(self) -> None:
         """Raise AssertionError if the holder contradicts itself or its pool."""
         ...
-
-
-class ColdPages(Protocol):
-    """Reads pages that are on disk alone. For worker threads."""
-
-    def read(self, page: int) -> memoryview:
-        """Its bytes, verified; EIO: they are damaged, or can't be read."""
-        ...
-
-    def head(self, page: int, data: memoryview, num_entries: int) -> bytes:
-        """A copy of what was read in which every slot from `num_entries` on reads as zero."""
-        ...
-
-
-class _NoColdPages:
-    def read(self, page: int) -> memoryview:
-        raise AssertionError(f"page {page} is nowhere")
-
-    def head(self, page: int, data: memoryview, num_entries: int) -> bytes:
-        raise AssertionError(f"page {page} is nowhere: no {num_entries} entries of {len(data)} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +112,7 @@ class PagePool:
         """Which digests are known; of full pages alone."""
         self.num_coming = 0
         """Frames taken for pages that are being read from disk."""
-        self.cold: ColdPages = _NoColdPages()
+        self.cold: ColdPages = NoColdPages(self.store)
         """What reads pages that are not in memory."""
 
     @property
@@ -266,20 +250,6 @@ class PagePool:
     def are_in_memory(self, pages: IntArray) -> bool:
         return bool((self.store.of[pages] != NOWHERE).all())
 
-    def bytes_of(self, page: int) -> memoryview:
-        """A page, in memory or not. For worker threads that hold a reference on it, where it may not be."""
-        if self.store.of[page] != NOWHERE:
-            return self.store.view(page)
-        return self.cold.read(page)
-
-    def head_of(self, page: int, num_entries: int) -> bytes:
-        """A copy of a page in which every slot from `num_entries` on reads as zero; as `bytes_of` else."""
-        if self.store.of[page] == NOWHERE:
-            data = self.cold.read(page)
-            if self.store.of[page] == NOWHERE:
-                return self.cold.head(page, data, num_entries)
-        return self.store.head(page, num_entries)
-
     def begin_bringing(self, count: int) -> IntArray:
         """Frames for pages that are to be read from disk, or NoSpace."""
         if count > self.num_free:
@@ -311,12 +281,12 @@ class PagePool:
         For worker threads that hold references on the pages: two that meet write the same digest twice. `checkpoint`
         is called every few pages that are hashed, and may raise to end it.
         """
-        missing = pages[~self.has_digest[pages]].tolist()
-        for first in range(0, len(missing), NUM_LANES):
+        missing = pages[~self.has_digest[pages]]
+        for first in range(0, len(missing), PAGES_A_LOOK):
             checkpoint()
-            group = missing[first : first + NUM_LANES]
-            for page, value in zip(group, digests([self.bytes_of(page) for page in group]), strict=True):
-                self.keep_digest(page, value)
+            group = missing[first : first + PAGES_A_LOOK]
+            values = look(self.store, self.cold, group, digests)
+            self.keep_digests(group, np.frombuffer(b"".join(values), np.uint8).reshape(-1, DIGEST_BYTES))
         return self.digests[pages].tobytes()
 
     def keep_digest(self, page: int, value: bytes) -> None:

@@ -173,7 +173,7 @@ def test_a_disk_that_does_not_answer_ends_it(state: Path, monkeypatch: pytest.Mo
     async def live() -> None:
         async with running(House(state, deadline_s=0.05)) as house:
             with trio.fail_after(10):
-                monkeypatch.setattr(house.keeper.pages_in._own, "read", lambda *_: time.sleep(0.5))
+                monkeypatch.setattr(house.keeper.pages_in._own, "verify", lambda *_: time.sleep(0.5))
                 with pytest.raises(SymError, match="has not answered"):
                     await scrubbed(house)
 

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ class Pages:
         return self
 
     def sources(self) -> list[Callable[[], memoryview]]:
-        return [lambda room=room: room for room in self.rooms]
+        return [partial(memoryview, room) for room in self.rooms]
 
     def read(self) -> list[bytes]:
         return [bytes(room) for room in self.rooms]
@@ -55,9 +56,8 @@ def test_pages_come_back_wherever_they_lie(tmp_path: Path, page_bytes: int, besi
     found = Pages(page_bytes, len(SLOTS), into_beside)
     file.read_into(SLOTS, checks.tolist(), found.rooms)
     assert found.read() == pages.read()
-    seen: dict[int, bytes] = {}
-    file.read(SLOTS, checks.tolist(), lambda place, data: seen.update({place: bytes(data)}))
-    assert [seen[place] for place in range(len(SLOTS))] == pages.read()
+    with file.lent(SLOTS, checks.tolist()) as (views, damaged):
+        assert ([bytes(view) for view in views], damaged) == (pages.read(), [])
     file.close()
 
 
@@ -67,8 +67,7 @@ def test_the_same_page_has_the_same_checksum_from_anywhere_and_slots_end_in_zero
     file.close()
     (tmp_path / "1.kv").write_bytes((tmp_path / "1.kv").read_bytes()[:-100] + b"x" * 100)  # behind some page
     file = slot_file(tmp_path, LARGE - 100)
-    with pytest.raises(Damaged):
-        file.read([0], dirty.tolist(), lambda _place, _data: None)
+    assert file.verify([0], dirty.tolist()) == [0]
     one = file.write([3], Pages(LARGE - 100, 1).fill().sources())
     other = file.write([3], Pages(LARGE - 100, 1, beside=16).fill().sources())
     assert one == other
@@ -137,10 +136,7 @@ def test_damage_is_told_by_slot_and_the_others_are_read(tmp_path: Path, beside: 
     with pytest.raises(Damaged) as error:
         file.read_into(slots, checks, Pages(LARGE, SLOTS_A_JOB, beside).rooms)
     assert error.value.slots == (2, 7)
-    seen: list[int] = []
-    with pytest.raises(Damaged):
-        file.read(slots, checks, lambda place, _data: seen.append(place))
-    assert seen == [slot for slot in slots if slot not in (2, 7)]
+    assert file.verify(slots, checks) == [2, 7]
     file.close()
     os.truncate(tmp_path / "1.kv", SUPERBLOCK_BYTES + 12 * LARGE)
     file = SlotFile(tmp_path / "1.kv", LARGE)
