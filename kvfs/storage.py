@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
 from kvfs.pages.free_list import IntArray
 
@@ -45,14 +44,6 @@ class Reading(Protocol):
 class Storage(Protocol):
     """Where files are when the daemon has ended. On the trio thread, unless it says otherwise."""
 
-    def is_here(self, kv: KvFile) -> bool:
-        """Whether all of its pages are in memory."""
-        ...
-
-    async def bring(self, kv: KvFile) -> None:
-        """Have its pages in memory, all or none. NoSpace: they don't fit; EIO: one is damaged."""
-        ...
-
     def read_cold(self, pages: IntArray, rooms: Sequence[memoryview], then: Callable[[], None]) -> Reading:
         """Begin to read pages of a file that are on disk alone into rooms; `then` is called when that is over."""
         ...
@@ -78,12 +69,6 @@ class Storage(Protocol):
 
 class InMemory:
     """Everything is in memory, and nothing outlives the daemon: for tests of what has nothing to do with that."""
-
-    def is_here(self, kv: KvFile) -> bool:
-        return not kv.table.closed
-
-    async def bring(self, kv: KvFile) -> None:
-        assert self.is_here(kv)
 
     def read_cold(self, pages: IntArray, rooms: Sequence[memoryview], then: Callable[[], None]) -> Reading:
         raise AssertionError(f"pages {pages} are nowhere, for {len(rooms)} rooms and {then}")
