@@ -190,12 +190,24 @@ class Pager:
         """Have all pages of files in memory, and keep them there. The caller sees to it that the files stay."""
         kept = list(tables)
         pages = np.unique(np.concatenate([_NONE, *(table.pages for table in kept)]))
-        if pages.size and (self._pool.store.of[pages] == NOWHERE).any():
-            await self._wait_for(pages, 0, kept[0].owner, priority, lambda _frames: None)
+        async with self.hold_pages(pages, 0, kept[0].owner if kept else 0, priority):
+            yield
+
+    @asynccontextmanager
+    async def hold_pages(
+        self, pages: IntArray, num_new: int, owner: int, priority: int = 0
+    ) -> AsyncIterator[IntArray]:
+        """Have pages (none twice) in memory, and keep them there; and with them frames for new pages, as from `room`.
+
+        All at once: two that each held some, and waited for more, could wait for each other for ever.
+        """
+        got: list[IntArray] = []
+        if num_new or (self._pool.store.of[pages] == NOWHERE).any():
+            await self._wait_for(pages, num_new, owner, priority, got.append)
         else:
             self._pool.pin(pages)
         try:
-            yield
+            yield got[0] if got else _NONE
         finally:
             self._unpin(pages)
 
