@@ -199,12 +199,7 @@ class PagePool:
         have none, and none is stale, until `give_frames_to`.
         """
         account = self.accounts.of(owner)
-        account.require_new_pages(count)
-        if count > self.num_free:
-            raise NoSpace(
-                f"the page pool is full: {count} pages wanted, {self.num_free} of {self.num_pages} free; "
-                "remove files or forks, or start the daemon with more KV memory, or more --disk"
-            )
+        self.require_free(count, owner)
         has_frames = frames is not None or count <= self.num_free_frames
         if not has_frames and not may_wait:
             raise NoSpace(
@@ -229,6 +224,15 @@ class PagePool:
         if self.num_free_frames < self.low_water:
             self.when_low()
         return pages, is_stale
+
+    def require_free(self, count: int, owner: int) -> None:
+        """OverQuota, NoSpace: the owner may not have so many pages more, or there are no more in memory and on disk."""
+        self.accounts.of(owner).require_new_pages(count)
+        if count > self.num_free:
+            raise NoSpace(
+                f"the page pool is full: {count} pages wanted, {self.num_free} of {self.num_pages} free; "
+                "remove files or forks, or start the daemon with more KV memory, or more --disk"
+            )
 
     def give_frames_to(self, pages: IntArray, owner: int, frames: IntArray) -> npt.NDArray[np.bool_]:
         """New pages of `owner` are there from now on: which of them hold bytes of others still."""

@@ -180,10 +180,7 @@ class Pager:
 
     async def room(self, num_pages: int, owner: int, priority: int = 0) -> IntArray:
         """Frames for new pages, for `PagePool.allocate`, or for `return_frames`. NoSpace: there will be none."""
-        got: list[IntArray] = []
-        if num_pages:
-            await self._wait_for(_NONE, num_pages, owner, priority, got.append)
-        return got[0] if got else _NONE
+        return await self._pinned(_NONE, num_pages, owner, priority)
 
     @asynccontextmanager
     async def hold(self, tables: Iterable[PageTable], priority: int = 0) -> AsyncIterator[None]:
@@ -194,26 +191,32 @@ class Pager:
             yield
 
     @asynccontextmanager
-    async def hold_pages(
-        self, pages: IntArray, num_new: int, owner: int, priority: int = 0
-    ) -> AsyncIterator[IntArray]:
+    async def hold_pages(self, pages: IntArray, num_new: int, owner: int, priority: int = 0) -> AsyncIterator[IntArray]:
         """Have pages (none twice) in memory, and keep them there; and with them frames for new pages, as from `room`.
 
         All at once: two that each held some, and waited for more, could wait for each other for ever.
         """
-        got: list[IntArray] = []
-        if num_new or (self._pool.store.of[pages] == NOWHERE).any():
-            await self._wait_for(pages, num_new, owner, priority, got.append)
-        else:
-            self._pool.pin(pages)
+        frames = await self._pinned(pages, num_new, owner, priority)
         try:
-            yield got[0] if got else _NONE
+            yield frames
         finally:
             self._unpin(pages)
 
-    async def _wait_for(
-        self, pages: IntArray, num_new: int, owner: int, priority: int, got: Callable[[IntArray], None]
-    ) -> None:
+    async def _pinned(self, pages: IntArray, num_new: int, owner: int, priority: int) -> IntArray:
+        """Pages, and frames for new ones: at once where all of it is there."""
+        pool = self._pool
+        is_free = num_new <= pool.num_free_frames
+        if self._moves.mover is None and not is_free:
+            raise NoSpace(
+                f"memory is full: {num_new} pages wanted, {pool.num_free_frames} of {pool.num_frames} are free; remove "
+                "files or forks, or start the daemon with more KV memory"
+            )
+        if is_free and (pool.store.of[pages] != NOWHERE).all():
+            pool.pin(pages)
+            return pool.take_frames(num_new)
+        return await self._wait_for(pages, num_new, owner, priority)
+
+    async def _wait_for(self, pages: IntArray, num_new: int, owner: int, priority: int) -> IntArray:
         is_over = trio.Event()
         frames: list[IntArray] = []
 
@@ -240,7 +243,7 @@ class Pager:
             if frames:
                 self._pool.return_frames(frames[0])
             raise copy(ticket.error)
-        got(frames[0])
+        return frames[0]
 
     def _unpin(self, pages: IntArray) -> None:
         self._pool.unpin(pages)
