@@ -53,7 +53,7 @@ class Files:
 
 
 class Gaps:
-    """How long the gaps between two uses of a file were, of all files lately: by powers of the root of 2."""
+    """How long the gaps between two uses of a file were, of all files lately: a histogram by powers of 2 ** 0.5."""
 
     __slots__ = ("counts",)
 
