@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 WRITE_BACK_S = 5.0
 WRITE_BACK_BYTES = 256 << 20
+GIVE_BACK_BYTES = 64 << 20
+"""Of freed slots: a commit gives them back to the file system."""
 LOOK_S = 0.5
 """How often it is looked whether so many bytes are dirty."""
 AGAIN_S = 5.0
@@ -455,7 +457,7 @@ class Keeper:
         cut = self._cutter.take(wanted, self._volume.tree.next_number, num_others, is_full=self._is_full)
         self._backing.update(cut.new_backing)
         covered = self.pages_out.begin_sync()
-        if cut.is_empty and not covered:
+        if cut.is_empty and not covered.size:
             return None
         self._committing = cut
         try:
@@ -463,8 +465,8 @@ class Keeper:
         finally:
             self._committing = Cut()
 
-    async def _make_durable(self, cut: Cut, covered: list[IntArray]) -> SymError | None:
-        job = self.jobs.start(lambda: self._sync_slots() if covered else None)
+    async def _make_durable(self, cut: Cut, covered: IntArray) -> SymError | None:
+        job = self.jobs.start(lambda: self._sync_slots() if covered.size else None)
         await job.is_over.wait()
         if job.error is not None:
             self.pages_out.sync_failed(covered)
@@ -527,7 +529,10 @@ class Keeper:
         """All of a file's pages are of one identity."""
         first = int(pages[0])
         others = (identity for low, high, identity in self._others if low <= first < high)
-        self.slots[next(others, self._own)].disown(slots)
+        identity = next(others, self._own)
+        self.slots[identity].disown(slots)
+        if self.slots[identity].num_freed * self._files[identity].slot_bytes > GIVE_BACK_BYTES:
+            self._something_dirty.set()  # of files without a name nothing else is ever committed
 
     def _failed(self, error: SymError) -> None:
         if str(error) != self._error:

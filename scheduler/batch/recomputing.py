@@ -8,7 +8,7 @@ from kvfs.tiers.policy import FloatArray
 from libsym.abi import PAGE_ENTRIES
 from scheduler.batch.cost_model import RECORD, CostModel
 
-_NUM_PAGES: FloatArray = 2.0 ** np.arange(13)
+_NUM_PAGES = np.array([float(1 << power) for power in range(13)])
 
 
 class Recomputing:
@@ -28,4 +28,4 @@ class Recomputing:
 
     def __call__(self, num_pages: FloatArray) -> FloatArray:
         """Seconds, of files of so many pages each."""
-        return np.interp(num_pages, _NUM_PAGES, self._seconds)
+        return np.asarray(np.interp(num_pages, _NUM_PAGES, self._seconds), np.float64)
