@@ -132,12 +132,11 @@ class Pager:
         """
         table, pool = reservation.table, self._pool
         pages, row = reservation.needed(), table.row
-        is_missing = pool.store.of[pages] == NOWHERE
-        new = reservation.new_pages
-        is_new = np.isin(pages, new) if is_missing.any() else _NO_PLACES
+        num_old, num_new = pages.size - reservation.new_pages.size, reservation.new_pages.size
+        frames = pool.store.of[pages]
         if row != NO_ROW:
-            self._note_use(row, is_hidden=not is_missing.any() or not is_missing[~is_new].any())
-        if not is_missing.any():
+            self._note_use(row, is_hidden=not num_old or int(frames[:num_old].min()) != NOWHERE)
+        if int(frames.min()) != NOWHERE:
             reservation.ready(pages, row)
             return None
         reservation.forget_frames()
@@ -146,7 +145,7 @@ class Pager:
             reservation.give_frames(frames)
             reservation.ready(pages, row)
 
-        ticket = self._ticket(priority, table.owner, pages[~is_new], new.size, admitted, reservation.unpin, then)
+        ticket = self._ticket(priority, table.owner, pages[:num_old], num_new, admitted, reservation.unpin, then)
         self._num_waits += 1
         self._ask(ticket)
         return ticket
@@ -519,4 +518,3 @@ def _nobody(num_frames: int, priority: int, waited_s: float) -> bool:
 
 
 _NONE: IntArray = np.empty(0, np.int32)
-_NO_PLACES = np.zeros(0, np.bool_)

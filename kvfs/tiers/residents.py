@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import isnan
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +102,7 @@ class Residents:
 
     def begin_use(self, row: int) -> float:
         """A call is about to compute with it: how long it was not used, 0 if that is not worth counting."""
-        gap_s = self._clock() - self.last_use_s[row]
+        gap_s = self._clock() - float(self.last_use_s[row])
         self.is_cold[row] = False
         self.wanted_s[row] = 0
         self.went_down[row] = 0
@@ -112,14 +113,14 @@ class Residents:
         self._num_gaps += 1
         if self._num_gaps % _FADES_AT == 0:
             self.gaps.fade(0.5)
-        mean_s = self.gap_s[row]
-        if np.isnan(mean_s):
+        mean_s = float(self.gap_s[row])
+        if isnan(mean_s):
             self.gap_s[row], self.gap_spread_s[row] = gap_s, _UNKNOWN
         else:
-            off_s, spread_s = abs(gap_s - mean_s), self.gap_spread_s[row]
-            self.gap_spread_s[row] = off_s if np.isnan(spread_s) else spread_s + _NEWS_SHARE * (off_s - spread_s)
+            off_s, spread_s = abs(gap_s - mean_s), float(self.gap_spread_s[row])
+            self.gap_spread_s[row] = off_s if isnan(spread_s) else spread_s + _NEWS_SHARE * (off_s - spread_s)
             self.gap_s[row] = mean_s + _NEWS_SHARE * (gap_s - mean_s)
-        return float(gap_s)
+        return gap_s
 
     def end_use(self, row: int) -> None:
         """Nothing computes with it any more."""
