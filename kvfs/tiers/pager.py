@@ -62,6 +62,8 @@ class Pager:
         self.departures = Departures(pool, self.residents, self._moves, clock, self._expect)
         self._arrivals = Arrivals(pool, self._moves, self._ended)
         self._hints = Hints(pool, self.residents, self.departures, self._moves, clock, self._read_for_hint)
+        self._bringing: set[PageTable] = set()
+        """Forks of files that somebody waits for."""
         self.progressed = self._moves.progressed
         self.preempt: Preempt = _nobody
         self.max_kept_share = 0.5
@@ -284,10 +286,16 @@ class Pager:
 
     async def put_in_memory(self, table: PageTable) -> None:
         """Return when all of it is in memory; it stays there as long as it is worth it."""
-        async with self.hold([table]):
-            if table.row != NO_ROW:
-                self.residents.wanted_s[table.row] = self.clock()
-                self.residents.is_cold[table.row] = False
+        fork = table.fork()  # nobody frees the pages meanwhile
+        self._bringing.add(fork)
+        try:
+            async with self.hold([fork]):
+                if table.row != NO_ROW:
+                    self.residents.wanted_s[table.row] = self.clock()
+                    self.residents.is_cold[table.row] = False
+        finally:
+            self._bringing.remove(fork)
+            fork.close()
 
     def pin_file(self, table: PageTable, until_s: float) -> None:
         """It does not go down before. NoSpace: as much is kept by advice as may be."""
@@ -487,7 +495,7 @@ class Pager:
 
     def held(self) -> list[PageTable]:
         """What it refers to pages with, for the books."""
-        return self._hints.held()
+        return [*self._hints.held(), *self._bringing]
 
     def statistics(self) -> TierStatistics:
         pool, moves = self._pool, self._moves
