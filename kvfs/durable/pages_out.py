@@ -99,7 +99,9 @@ class PagesOut:
         def next_one() -> None:
             nonlocal num_running
             while groups and not errors and num_running < JOBS_A_FILE:
-                group = groups.popleft()
+                group = self._not_written(groups.popleft())
+                if not group.size:
+                    continue
                 try:
                     self._start(group, self._pool.computed(group), ended)
                 except SymError as error:
@@ -118,6 +120,13 @@ class PagesOut:
             next_one()
 
         trio.lowlevel.current_trio_token().run_sync_soon(next_one)  # whoever asks is in the middle of something
+
+    def _not_written(self, pages: IntArray) -> IntArray:
+        """Those that somebody else has not written, nor is writing, since they were asked for."""
+        is_kept = self._pool.on_disk.is_kept(pages, self._pool.computed(pages))
+        is_written = [kept or page in self._writing for page, kept in zip(pages.tolist(), is_kept, strict=True)]
+        found: IntArray = pages[~np.array(is_written, np.bool_)]
+        return found
 
     def _start(
         self, pages: IntArray, fills: Fills, then: Callable[[Exception | None], None] = lambda _error: None
