@@ -57,6 +57,12 @@ def load(name_or_path: str) -> Rank:
     return lambda files, gaps: _checked(rank, files, gaps, name_or_path)
 
 
+def policy_of(name_or_path: str, log: logging.Logger) -> Rank:
+    """What a daemon decides by: one of ours as it is, a file's guarded, with the default behind it. As `load` raises."""
+    rank = load(name_or_path)
+    return rank if is_ours(name_or_path) else Guarded(rank, NAMES[DEFAULT], LIMIT_S, log, name_or_path)
+
+
 def _checked(rank: Callable[[Files, Gaps], object], files: Files, gaps: Gaps, name: str) -> FloatArray:
     """What it says. Invalid: it failed, or said nothing that is of use."""
     try:
