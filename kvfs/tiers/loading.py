@@ -58,7 +58,7 @@ def load(name_or_path: str) -> Rank:
 
 
 def policy_of(name_or_path: str, log: logging.Logger) -> Rank:
-    """What a daemon decides by: one of ours as it is, a file's guarded, with the default behind it. As `load` raises."""
+    """What a daemon decides by: one of ours as it is, a file guarded by the default. As `load` raises."""
     rank = load(name_or_path)
     return rank if is_ours(name_or_path) else Guarded(rank, NAMES[DEFAULT], LIMIT_S, log, name_or_path)
 
