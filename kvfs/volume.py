@@ -13,7 +13,7 @@ import logging
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from kvfs.images.header import ImagePlan
 from kvfs.images.importer import ImageImport, Survey, survey
 from kvfs.images.model_facts import ModelFacts, mismatch
 from kvfs.images.snapshot import Snapshot
+from kvfs.leases import Leases
 from kvfs.names.content import OWN, KvFile, Marks, marks_within
 from kvfs.names.disk import Disk
 from kvfs.names.domains import Domains
@@ -119,6 +120,7 @@ class Volume:
         self.alarms = Alarms()
         """What happens at a time; somebody has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)
+        self._leases = Leases(self.alarms, self._unpin)
         self.heat = Heat()
         """Which files are used."""
         self.domains = Domains(self.tree, pool.accounts)
@@ -243,10 +245,25 @@ class Volume:
         inode.note_change()
 
     def advise(self, inode: Inode, advice: FileAdvice) -> None:
-        """Set what is to become of a file; its TTL runs from now on."""
+        """Set what is to become of a file; its TTL runs from now on. NoSpace, OverQuota: too much is pinned already."""
+        self._advise_pager(inode, advice)
         inode.advice = advice
+        self._leases.note(inode)
         inode.changed()
         self._expiry.note_use(inode)
+
+    def _advise_pager(self, inode: Inode, advice: FileAdvice) -> None:
+        """What the pages of a file's content are to be treated by."""
+        kv = inode.content
+        if isinstance(kv, KvFile):
+            if advice.is_pinned:
+                self.pager.pin_file(kv, None if advice.pinned else advice.left_s())
+            elif inode.advice.is_pinned:
+                self.pager.unpin_file(kv)
+
+    def _unpin(self, inode: Inode) -> None:
+        """Its lease is over."""
+        self.advise(inode, replace(inode.advice, lease_end_s=None))
 
     def existing_plain(self, inode: Inode, number: int, size: int) -> PlainFile:
         """A plain file that was restored; a number below 0: it has no backing file."""
@@ -328,6 +345,7 @@ class Volume:
     def _discard(self, inode: Inode) -> None:
         """Nothing leads to the inode's content any more."""
         self._expiry.forget(inode)
+        self._leases.forget(inode)
         self.heat.forget(inode)
         self._give_up_content(inode)
 

@@ -106,6 +106,7 @@ class Gate:
 
     def _disconnect(self, lip: Lip) -> None:
         self._operations.mail.leave(lip)
+        self._operations.pressing.leave(lip)
         lip.slots.drop()
         lip.under_way.close()
         self._batches.drop(lip)
