@@ -32,7 +32,8 @@ class Config:
     """Bytes of pages in host memory, committed as they are used; None: a quarter of what is free (with a GPU, as much
     more as its own pages take)."""
     policy: str = "cost"
-    """Which files' pages go to disk first where memory is short: cost, lru, ttl, idle, or a file of Python."""
+    """Which files' pages go to disk first where memory is short: cost, lru, ttl, idle, or a file of Python; none: nothing
+    does, and what does not fit into memory is refused."""
     grace_ms: float = 100.0
     """Milliseconds that programs have to make room by themselves, if they listen, before pages of theirs go; 0: none."""
     pin_share: float = 0.5
@@ -85,6 +86,7 @@ class Config:
     """Log connections and files, too, and leave out no line."""
 
 
+NO_POLICY = "none"
 LOGS = "auto", "text", "json", "journal"
 MAX_SECONDS = 86_400.0
 MIN_STEP_MS, MAX_STEP_MS = 0.1, 60_000.0
@@ -235,8 +237,9 @@ def _misfits(config: Config) -> Iterator[Unfit]:
     for key in ("programs", "starts"):
         if getattr(config, key) < 0:
             yield Unfit(f"{key} is {getattr(config, key)}: 0 (none may be started) or more is needed", key)
-    if config.policy not in loading.NAMES and not config.policy.endswith(".py"):
-        message = f"policy {config.policy!r} is not one of {', '.join(loading.NAMES)}, nor a file that ends in .py"
+    policies = (*loading.NAMES, NO_POLICY)
+    if config.policy not in policies and not config.policy.endswith(".py"):
+        message = f"policy {config.policy!r} is not one of {', '.join(policies)}, nor a file that ends in .py"
         yield Unfit(message, "policy")
     if config.log not in LOGS:
         yield Unfit(f"log {config.log!r} is not one of {', '.join(LOGS)}", "log")

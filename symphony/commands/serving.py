@@ -41,7 +41,7 @@ def add_serve(commands: Commands) -> None:
     serve.add_argument(
         "--policy",
         metavar="P",
-        help="which files go to disk first: cost (default), lru, ttl, idle, or a file.py with a function rank",
+        help="which files go to disk first: cost (default), lru, ttl, idle, a file.py with a function rank; none: nothing does",
     )
     serve.add_argument(
         "--grace-ms",
