@@ -584,7 +584,8 @@ class FileSystem:
         else:
             mode = mode_for_new(place.directory, creds, mode)
             inode = self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
-        inode.content = content = self.volume.new_kv(table)
+        content = self.volume.new_kv(table)
+        self.volume.show(inode, content)
         self.volume.heat.note(inode, content)
         origin = None if place is None else (place.directory.number, place.name)
         return self._open(inode, content, origin, writable=True)

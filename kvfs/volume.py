@@ -26,7 +26,6 @@ from kvfs.images.header import ImagePlan
 from kvfs.images.importer import ImageImport, Survey, survey
 from kvfs.images.model_facts import ModelFacts, mismatch
 from kvfs.images.snapshot import Snapshot
-from kvfs.leases import Leases
 from kvfs.names.content import OWN, KvFile, Marks, marks_within
 from kvfs.names.disk import Disk
 from kvfs.names.domains import Domains
@@ -38,10 +37,11 @@ from kvfs.names.retention import FileAdvice
 from kvfs.names.tree import Tree, domain_below
 from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece
-from kvfs.pages.pool import PagePool
+from kvfs.pages.pool import NO_ROW, PagePool
 from kvfs.pages.table import PageTable
+from kvfs.pins import Pins
 from kvfs.storage import InMemory, Storage
-from libsym.errors import Busy, Invalid, IsDirectory, OverQuota
+from libsym.errors import Busy, Invalid, IsDirectory, OverQuota, SymError
 
 log = logging.getLogger(__name__)
 
@@ -120,11 +120,14 @@ class Volume:
         self.alarms = Alarms()
         """What happens at a time; somebody has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)
-        self._leases = Leases(self.alarms, self._unpin)
         self.heat = Heat()
         """Which files are used."""
         self.domains = Domains(self.tree, pool.accounts)
         self.locks = FileLocks()
+        self.pins = Pins(self.pager, pool, self.alarms, self._unpin)
+        """Which files stay in memory by advice."""
+        self._files: dict[int, tuple[Inode, KvFile]] = {}
+        """By row of the pager's: what shows the file, or did."""
         self.backing_dir = backing_dir
         self.disk = disk or Disk()
         """What `backing_dir` lies on."""
@@ -246,20 +249,34 @@ class Volume:
 
     def advise(self, inode: Inode, advice: FileAdvice) -> None:
         """Set what is to become of a file; its TTL runs from now on. NoSpace, OverQuota: too much is pinned already."""
-        self._advise_pager(inode, advice)
+        self.pins.note(inode, inode.advice, advice)
         inode.advice = advice
-        self._leases.note(inode)
+        self._note_priority(inode)
         inode.changed()
         self._expiry.note_use(inode)
 
-    def _advise_pager(self, inode: Inode, advice: FileAdvice) -> None:
-        """What the pages of a file's content are to be treated by."""
+    def show(self, inode: Inode, kv: KvFile) -> None:
+        """A version is the content of a file from now on, and treated as was said of the file."""
+        inode.content = kv
+        if kv.table.row == NO_ROW:
+            return
+        self._files[kv.table.row] = inode, kv
+        self._note_priority(inode)
+        if inode.advice.is_pinned:
+            try:
+                self.pins.note(inode, inode.advice, inode.advice)
+            except SymError as error:
+                path = self.tree.path_of(inode)
+                log.warning("%s is pinned, and may leave memory all the same: %s", path, error, extra={"file": path})
+
+    def file_of(self, table: PageTable) -> tuple[Inode, KvFile] | None:
+        """Whose pages these are; None: a file that has none in memory, or is nobody's any more."""
+        return self._files.get(table.row)
+
+    def _note_priority(self, inode: Inode) -> None:
         kv = inode.content
-        if isinstance(kv, KvFile):
-            if advice.is_pinned:
-                self.pager.pin_file(kv, None if advice.pinned else advice.left_s())
-            elif inode.advice.is_pinned:
-                self.pager.unpin_file(kv)
+        if isinstance(kv, KvFile) and kv.table.row != NO_ROW:
+            self.pager.residents.priority[kv.table.row] = inode.advice.priority
 
     def _unpin(self, inode: Inode) -> None:
         """Its lease is over."""
@@ -339,19 +356,23 @@ class Volume:
 
     def _replace(self, inode: Inode, content: PlainFile | KvFile) -> None:
         self._give_up_content(inode)
-        inode.content = content
+        if isinstance(content, KvFile):
+            self.show(inode, content)
+        else:
+            inode.content = content
         inode.note_change()
 
     def _discard(self, inode: Inode) -> None:
         """Nothing leads to the inode's content any more."""
         self._expiry.forget(inode)
-        self._leases.forget(inode)
         self.heat.forget(inode)
         self._give_up_content(inode)
+        self.pins.forget(inode)
 
     def _give_up_content(self, inode: Inode) -> None:
         content, inode.content = inode.content, None
         if isinstance(content, KvFile):
+            self.pins.content_goes(inode, content)
             self.release_kv(content)
         elif isinstance(content, PlainFile):
             self._changing.discard(content)

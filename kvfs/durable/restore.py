@@ -177,7 +177,8 @@ class Restorer:
         if version is not None:
             identity, length, full_length, marks, pages = version
             table = PageTable.adopt(self._volume.pool, account.number, pages, length)
-            kv = inode.content = self._volume.new_kv(table, OWN if identity == self._own else identity, marks)
+            kv = self._volume.new_kv(table, OWN if identity == self._own else identity, marks)
+            self._volume.show(inode, kv)
             kv.lost = full_length - length
         elif record.has_entries:
             raise _senseless(f"the list of entries of inode {inode.number} is lost")

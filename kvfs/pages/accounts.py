@@ -266,6 +266,10 @@ class Accounts:
             account.weight = self._weights.get(number, DEFAULT_WEIGHT)
         return account
 
+    def is_exempt(self, uid: int) -> bool:
+        """Whether no default limit holds for a user."""
+        return uid in self._exempt
+
     def limit(self, default: Limits) -> None:
         """Give each uid that is not exempt other limits. Who has more already keeps it, and gets nothing more."""
         self._default = default

@@ -92,6 +92,8 @@ class Event:
     files: Sequence[tuple[Inode, KvFile]]
     in_memory: Sequence[int] = ()
     """How many pages of each were in memory."""
+    page_s: float = 0.0
+    """What bringing a page back takes."""
     told: set[Lip] = field(default_factory=set)
     answered: list[SystemCall] = field(default_factory=list)
     """Those whose answer can be taken back by CANCEL."""
@@ -299,6 +301,7 @@ class Pressing:
 
     def _begin(self, group: Group, event: Event, now_s: float) -> None:
         self._over(group, event.kind)
+        event.page_s = self._volume.pager.statistics().bring_s
         group.events[event.kind] = event
         group.next_s = now_s + LEAST_S
         self.num_events += 1
@@ -366,7 +369,7 @@ class Pressing:
             memory_bytes=num_in_memory * pool.page_bytes,
             freed_bytes=num_freed * pool.page_bytes,
             idle_s=round(self._idle_s(kv.table), 3),
-            bring_s=round(pager.bring_s(num_in_memory), 6),
+            bring_s=round(num_in_memory * event.page_s, 6),
             priority=inode.advice.priority,
             pinned=inode.advice.is_pinned,
         )
