@@ -84,7 +84,7 @@ class Account:
         self.weight = DEFAULT_WEIGHT
         """Of its share of the steps, among the uids, or among the domains of one account."""
         self.watchers: tuple[Callable[[], None], ...] = ()
-        """Told whenever something was charged, before it has what it is charged for: they may change nothing."""
+        """Told whenever something was charged or taken back, in the middle of that: they may change nothing."""
 
     @property
     def is_domain(self) -> bool:
@@ -188,6 +188,7 @@ class Account:
         """Take back the charge for each mention of a page."""
         for account in self.chain():
             account.pages.subtract(pages)
+            account.tell_watchers()
 
     def charge_plain(self, num_bytes: int) -> None:
         """Charge plain files' growth, or take back (below 0) what they have lost."""

@@ -235,7 +235,7 @@ class Pressing:
     # Quotas
 
     def _note_charge(self, group: Group) -> None:
-        """Something was charged: not the moment to do anything about it."""
+        """Something was charged or taken back: not the moment to do anything about it."""
         level, _wanted = _level_of(group.account)
         group.level = min(group.level, level)
         if level >= NEARLY_FULL and level > group.level and group.waiters:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,14 @@ import trio.testing
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.inode import Credentials
 from kvfs.pages.accounts import Limits
+from kvfs.pages.pool import PagePool
 from libsym.abi import Op, PressureKind
 from libsym.channel.server import Request
 from libsym.errors import Invalid, WouldBlock
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.pressure import LEAST_S, NO_GRACE_S, Pressing
-from tests.kvfs.fakes import FakeModel, FakeStore, commit_all
+from tests.kvfs.fakes import FakeFacts, FakeStore, commit_all
 from tests.scheduler.bench import Answers
 
 ANN, BOB = 1000, 1001
@@ -72,6 +74,16 @@ def paths(lip: Lip, number: int) -> list[str | None]:
     found = told(lip, number)
     assert isinstance(found, tuple), found
     return [file["path"] for file in found[1]]
+
+
+@pytest.fixture
+def fs(tmp_path: Path) -> Iterator[FileSystem]:
+    """One that everybody may write to; afterwards its books are right."""
+    facts = FakeFacts()
+    fs = FileSystem(PagePool(FakeStore(facts, num_pages=64)), facts, tmp_path / "files", 0, 0)
+    fs.volume.tree.root.mode = 0o777
+    yield fs
+    fs.check()
 
 
 @pytest.fixture
@@ -399,9 +411,3 @@ def test_it_is_told_again_after_there_was_room(narrow: House) -> None:
 
     in_time(narrow, main)
 
-
-@pytest.fixture
-def fs(tmp_path: Any) -> FileSystem:
-    from kvfs.pages.pool import PagePool  # noqa: PLC0415
-
-    return FileSystem(PagePool(FakeStore(64)), FakeModel(), tmp_path / "files", 0, 0)
