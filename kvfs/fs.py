@@ -636,9 +636,9 @@ class FileSystem:
         others_use_it = inode.opens > (handle is not None)
         for kind, _value in advice:
             if kind == Advice.WILLNEED:
-                self.volume.pager.will_need(kv)
+                self.volume.pager.will_need(kv.table)
             elif kind == Advice.COLD and not new.is_pinned and (is_owners or not others_use_it):
-                self.volume.pager.demote(kv)
+                self.volume.pager.demote(kv.table)
 
     def _stat(self, inode: Inode, content: KvFile | None) -> KvStat:
         table = None if content is None else content.table

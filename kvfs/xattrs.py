@@ -1,7 +1,7 @@
 """Extended attributes: what a user noted (`user.*`), and what a KV file or a domain says of itself (`user.kv.*`).
 
 The latter are computed, and can't be set; but a domain's quotas and its weight can, by its owner (see
-`kvfs.names.domains`), and so can the advice on a KV file (see `kvfs.names.retention`), and its tier: that takes a disk's
+`kvfs.names.domains`), and so can the advice on a KV file (see `kvfs.names.retention`), and its tier: that may take some
 time, and is `move`'s.
 """
 
@@ -133,10 +133,12 @@ async def move(volume: Volume, inode: Inode, value: bytes, uid: int, patience_s:
     moves = {"disk": volume.pager.put_on_disk, "memory": volume.pager.put_in_memory}
     if wanted not in moves:
         raise Invalid(f"{path}: user.kv.tier can be set to memory or disk, not {wanted!r}")
+    if wanted == "memory":
+        volume.require_usable(kv, path)
     if wanted == "disk" and inode.advice.is_pinned:
         raise Busy(f"{path} is pinned: unpin it before it goes to disk, setfattr -n user.kv.pinned -v 0")
     with trio.move_on_after(patience_s) as scope:
-        await moves[wanted](kv)
+        await moves[wanted](kv.table)
     if scope.cancelled_caught:
         raise Busy(f"{path}: it could not go to {wanted} for {patience_s:g} s; something computes with it")
 

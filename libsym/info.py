@@ -51,8 +51,8 @@ class ModelInfo:
 class KvStat:
     """What is known of a file without reading it.
 
-    `exclusive_pages`, `pinned`, `lease_s`, `ttl_s`, `priority`, `tier` and `memory_pages` are None to a program that may
-    not read the file.
+    `exclusive_pages`, `pinned`, `lease_s`, `ttl_s`, `priority`, `tier` and `memory_pages` are None to a program that
+    may not read the file.
 
     >>> kv = sym.kv_create()
     >>> length = sym.kv_write(kv, [1] * 33)

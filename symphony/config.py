@@ -32,10 +32,10 @@ class Config:
     """Bytes of pages in host memory, committed as they are used; None: a quarter of what is free (with a GPU, as much
     more as its own pages take)."""
     policy: str = "cost"
-    """Which files' pages go to disk first where memory is short: cost, lru, ttl, idle, or a file of Python; none: nothing
-    does, and what does not fit into memory is refused."""
+    """Which files' pages go to disk first where memory is short: cost, lru, ttl, idle, or a file of Python; none:
+    nothing does, and what does not fit into memory is refused."""
     grace_ms: float = 100.0
-    """Milliseconds that programs have to make room by themselves, if they listen, before pages of theirs go; 0: none."""
+    """Milliseconds that programs that listen have to make room by themselves, before pages of theirs go; 0: none."""
     pin_share: float = 0.5
     """Of memory that may be pinned by advice; each user may have half of that."""
     device: str = "cpu"

@@ -38,8 +38,8 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
         f"weights  {_weights(info['weights'], info['weights_s'])}",
         f"daemon   pid {info['pid']}, up {info['uptime_s']:.0f} s, mount {info['mount']}, socket {info['socket']}",
         f"pool     {used} of {total} used, {info['num_names']} names",
-        f"memory   {_memory(info['tiers'], page_bytes)}",
-        f"tiers    {_tiers(info['tiers'])}",
+        f"memory   {memory_line(info['tiers'], page_bytes)}",
+        f"tiers    {tiers_line(info['tiers'])}",
         f"yours    {used_bytes}, {used_files} files",
         f"disk     {_disk_line(info['disk'])}",
         f"lips     {info['lips']} connected, {info['waiting_calls']} calls in flight",
@@ -52,7 +52,7 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
     ]
 
 
-def _memory(tiers: dict[str, Any], page_bytes: int) -> str:
+def memory_line(tiers: dict[str, Any], page_bytes: int) -> str:
     """How full it is, what is kept there, and what is on disk alone."""
     used = human_bytes((tiers["num_frames"] - tiers["num_free_frames"]) * page_bytes)
     line = f"{used} of {human_bytes(tiers['num_frames'] * page_bytes)} in use"
@@ -60,7 +60,7 @@ def _memory(tiers: dict[str, Any], page_bytes: int) -> str:
     return line + (f", {human_bytes(tiers['num_kept'] * page_bytes)} pinned" if tiers["num_kept"] else "")
 
 
-def _tiers(tiers: dict[str, Any]) -> str:
+def tiers_line(tiers: dict[str, Any]) -> str:
     """What has moved, who waits for it, and whether that could be hidden."""
     line = f"{tiers['policy']}; {tiers['num_in']:,} pages came in, {tiers['num_dropped']:,} went"
     if tiers["num_resumes"]:
@@ -70,7 +70,7 @@ def _tiers(tiers: dict[str, Any]) -> str:
         line += f"; {tiers['num_waiting']:,} calls wait, {tiers['num_waits']:,} did for {mean_ms:.1f} ms each"
     if tiers["num_preempted"]:
         line += f"; {tiers['num_preempted']:,} preempted"
-    return line + (f"; IT FAILS: {tiers['error']}" if tiers["error"] else "")
+    return line + (f"; IT FAILS: {error}" if (error := tiers["error"] or tiers["policy_error"]) else "")
 
 
 def _weights(state: str, seconds: float) -> str:

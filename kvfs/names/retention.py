@@ -46,7 +46,9 @@ class FileAdvice:
 NO_ADVICE = FileAdvice()
 
 
-def advised(old: FileAdvice, advice: Sequence[tuple[int, int]], now_s: Callable[[], float] = current_time) -> FileAdvice:
+def advised(
+    old: FileAdvice, advice: Sequence[tuple[int, int]], now_s: Callable[[], float] = current_time
+) -> FileAdvice:
     """What `old` becomes by some pieces of advice, each with its value, one after the other."""
     for kind, value in advice:
         if kind == Advice.PIN and value == 0:

@@ -175,6 +175,8 @@ class TierStatistics:
     num_hidden: int
     """Those of them whose pages were all back before the call."""
     num_hints: int
+    num_preempted: int
+    """Calls that left the run for the sake of others' pages."""
     bring_s: float
     """What reading a page takes."""
     error: str
@@ -197,6 +199,7 @@ class Pager:
         self.idle_out: Callable[[], None] = lambda: None
         """Told now and then while memory is short: who only keeps pages from going may let them go."""
         self.pressure: Pressure | None = None
+        self.num_preempted = 0
         self.max_kept_share = 0.5
         """Of memory, that advice may keep there."""
         self._numbers = count()
@@ -432,7 +435,7 @@ class Pager:
         pages = table.pages
         num_others = int(np.count_nonzero(pool.keep_until > now_s))
         num_more = int(np.count_nonzero(pool.keep_until[pages] <= now_s))
-        may_be = int(pool.num_frames * self.max_kept_share)
+        may_be = self._max_kept
         if num_others + num_more > may_be:
             raise NoSpace(
                 f"{num_others} of {pool.num_frames} pages of memory are pinned, {num_more} more are wanted, and at most "
@@ -690,7 +693,11 @@ class Pager:
             found = found[~np.isin(found, keep)]
         if self._error is not None and now_s - self._error_at_s < LOOKS_EACH_S:
             found = found[pool.on_disk.kept[found] >= pool.computed(found)]  # what the disk takes nothing of stays
-        return in_order(pool, self.residents, found, self.rank, now_s, self._bring_s, self.compute_s)
+        return in_order(pool, self.residents, found, self.rank, now_s, self._bring_s, self.compute_s, self._max_kept)
+
+    @property
+    def _max_kept(self) -> int:
+        return int(self._pool.num_frames * self.max_kept_share)
 
     def _is_grace(self, pages: IntArray, now_s: float) -> bool:
         """Whether programs are told of it first, and have some time."""
@@ -900,6 +907,7 @@ class Pager:
             num_resumes=self._num_resumes,
             num_hidden=self._num_hidden,
             num_hints=self._num_hints,
+            num_preempted=self.num_preempted,
             bring_s=self._bring_s,
             error="" if self._error is None else str(self._error),
         )

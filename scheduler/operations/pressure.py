@@ -142,6 +142,7 @@ class Pressing:
         self._fs = fs
         self._volume = fs.volume
         self._alarms = fs.volume.alarms
+        fs.volume.pager.pressure = self
         self._groups: dict[Listeners, Group] = {}
         self.grace_s = 0.1
         """What accounts that listen are given."""
@@ -153,7 +154,7 @@ class Pressing:
     def pressure(self, call: SystemCall) -> None:
         """args: how many milliseconds it may take, -1 for any time.
 
-        Answered with the kind, the bytes that are wanted, the grace in milliseconds; the files are the payload, in JSON.
+        Answered with the kind, the bytes that are wanted, the grace in milliseconds; payload: the files, in JSON.
         """
         timeout_ms = call.request.args[0]
         if timeout_ms < NO_TIMEOUT:
@@ -200,7 +201,9 @@ class Pressing:
         found: dict[Group, list[tuple[Inode, KvFile]]] = defaultdict(list)
         for table in tables[:MAX_VICTIMS]:
             file = self._volume.file_of(table)
-            for group in listening if file is not None else ():
+            if file is None:
+                continue
+            for group in listening:
                 if group.has(file[0]) and len(found[group]) < MAX_CANDIDATES:
                     found[group].append(file)
         wanted_bytes = num_pages * self._fs.pool.page_bytes

@@ -41,7 +41,7 @@ def add_serve(commands: Commands) -> None:
     serve.add_argument(
         "--policy",
         metavar="P",
-        help="which files go to disk first: cost (default), lru, ttl, idle, a file.py with a function rank; none: nothing does",
+        help="who goes to disk first: cost (default), lru, ttl, idle, a file.py with a function rank; none: nobody",
     )
     serve.add_argument(
         "--grace-ms",

@@ -60,7 +60,9 @@ class Overview(Vertical):
 
     def show(self, sample: Sample, rates: Rates | None) -> None:
         self.query_one("#daemon", Static).update(_line(_daemon_parts(sample)))
-        self.query_one("#states", Static).update(_line(_state_parts(sample.programs, sample.info["waiting_calls"], sample.info["tiers"])))
+        self.query_one("#states", Static).update(
+            _line(_state_parts(sample.programs, sample.info["waiting_calls"], sample.info["tiers"]))
+        )
         if rates is not None:
             for name, value, words in _curves(rates):
                 self.query_one(f"#{name}", Curve).add(value, f"{name:7}{words}")

@@ -410,4 +410,3 @@ def test_it_is_told_again_after_there_was_room(narrow: House) -> None:
             assert told(lip, number) is not None
 
     in_time(narrow, main)
-
