@@ -265,17 +265,24 @@ class Volume:
 
     def show(self, inode: Inode, kv: KvFile) -> None:
         """A version is the content of a file from now on, and treated as was said of the file."""
-        inode.content = kv
-        if kv.table.row == NO_ROW:
-            return
-        self._files[kv.table.row] = inode, kv
-        self._note_priority(inode)
+        self.show_restored(inode, kv)
         if inode.advice.is_pinned:
-            try:
-                self.pins.note(inode, inode.advice, inode.advice)
-            except SymError as error:
-                path = self.tree.path_of(inode)
-                log.warning("%s is pinned, and may leave memory all the same: %s", path, error, extra={"file": path})
+            self.resume_pin(inode)
+
+    def show_restored(self, inode: Inode, kv: KvFile) -> None:
+        """The same, without pinning it: nothing is in memory yet."""
+        inode.content = kv
+        if kv.table.row != NO_ROW:
+            self._files[kv.table.row] = inode, kv
+            self._note_priority(inode)
+
+    def resume_pin(self, inode: Inode) -> None:
+        """What is pinned has other pages than before, or none in memory yet; it may be too much now."""
+        try:
+            self.pins.note(inode, inode.advice, inode.advice)
+        except SymError as error:
+            path = self.tree.path_of(inode)
+            log.warning("%s is pinned, and may leave memory all the same: %s", path, error, extra={"file": path})
 
     def file_of(self, table: PageTable) -> tuple[Inode, KvFile] | None:
         """Whose pages these are; None: a file that has none in memory, or is nobody's any more."""

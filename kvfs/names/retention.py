@@ -23,11 +23,11 @@ class FileAdvice:
 
     pinned: bool = False
     """For good: it does not expire, whatever its TTL, and its pages stay in memory."""
-    lease_end_s: float | None = None
-    """It is pinned until then, in the time of `trio.current_time()`, and not longer than the daemon lives."""
     ttl_ms: int = 0
     """It is removed so long after its last use, when nobody has it open; 0: never."""
     priority: int = 0
+    lease_end_s: float | None = None
+    """It is pinned until then, in the time of `trio.current_time()`, and not longer than the daemon lives."""
 
     @property
     def ttl_s(self) -> float:
