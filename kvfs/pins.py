@@ -44,7 +44,7 @@ class Pins:
             return
         tables = [kv.table, *(table for each in self._inodes.values() if each.uid == inode.uid for table in _of(each))]
         wanted = np.unique(np.concatenate([table.pages for table in tables])).size
-        may_be = int(self._pager.max_kept_share * self._pool.num_frames / USERS_PART)
+        may_be = self._pager.departures.max_kept // USERS_PART
         if wanted > may_be:
             raise OverQuota(
                 f"uid {inode.uid} would have {wanted} pages pinned, and {may_be} is the most that one user may: "

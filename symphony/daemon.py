@@ -232,7 +232,7 @@ def _changes_of_tiers(fs: FileSystem, gate: Gate, policy: TierPolicy) -> dict[st
     """The same, of what is in memory."""
 
     def pin_otherwise(config: Config) -> None:
-        fs.volume.pager.max_kept_share = config.pin_share
+        fs.volume.pager.departures.max_kept_share = config.pin_share
 
     def wait_otherwise(config: Config) -> None:
         gate.pressing.grace_s = config.grace_ms * 1e-3

@@ -36,7 +36,7 @@ class TierPolicy:
         if name not in loading.NAMES and name != NO_POLICY:
             default = loading.NAMES[loading.DEFAULT]
             rank = self._guarded = loading.Guarded(rank, default, log=log, name=name)
-        self._pager.rank = rank
+        self._pager.use(rank)
         if before is not None:
             before.close()
 

@@ -142,7 +142,7 @@ class Pressing:
         self._fs = fs
         self._volume = fs.volume
         self._alarms = fs.volume.alarms
-        fs.volume.pager.pressure = self
+        fs.volume.pager.departures.pressure = self
         self._groups: dict[Listeners, Group] = {}
         self.grace_s = 0.1
         """What accounts that listen are given."""
