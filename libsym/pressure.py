@@ -71,13 +71,10 @@ def kv_pressure(*, timeout: float | None = None) -> Script[Pressure]:
     of each event, by every call that waits; one that comes while the grace runs is told at once. An account that has
     let a grace go by has none for the next seconds. After `timeout` seconds it is WouldBlock; 0 does not wait.
 
-    >>> def make_room() -> None:
-    ...     while True:
-    ...         for file in sym.kv_pressure().candidates:
-    ...             if file.path is not None and file.idle_s > 60:
-    ...                 sym.kv_advise(file.path, sym.COLD)
     >>> try:
-    ...     sym.kv_pressure(timeout=0)
+    ...     for file in sym.kv_pressure(timeout=0).candidates:
+    ...         if file.path is not None and file.idle_s > 60:
+    ...             sym.kv_advise(file.path, sym.COLD)
     ... except sym.WouldBlock:
     ...     print("there is room")
     there is room

@@ -13,7 +13,6 @@ from typing import Any
 from decoder.model_config import GPU_PRECISIONS, KV_DTYPE
 from kvfs.pages.weights import parse_weight
 from kvfs.sizes import parse_bytes
-from kvfs.tiers import loading
 from libsym.channel.socket_path import default_socket
 from libsym.errors import Invalid, NotFound
 from scheduler.programs.admission import MAX_AT_ONCE, MAX_PER_MINUTE
@@ -87,6 +86,8 @@ class Config:
 
 
 NO_POLICY = "none"
+POLICIES = "cost", "lru", "ttl", "idle", NO_POLICY
+"""Those of `kvfs.tiers.loading`, which brings numpy, that commands start without."""
 LOGS = "auto", "text", "json", "journal"
 MAX_SECONDS = 86_400.0
 MIN_STEP_MS, MAX_STEP_MS = 0.1, 60_000.0
@@ -237,9 +238,8 @@ def _misfits(config: Config) -> Iterator[Unfit]:
     for key in ("programs", "starts"):
         if getattr(config, key) < 0:
             yield Unfit(f"{key} is {getattr(config, key)}: 0 (none may be started) or more is needed", key)
-    policies = (*loading.NAMES, NO_POLICY)
-    if config.policy not in policies and not config.policy.endswith(".py"):
-        message = f"policy {config.policy!r} is not one of {', '.join(policies)}, nor a file that ends in .py"
+    if config.policy not in POLICIES and not config.policy.endswith(".py"):
+        message = f"policy {config.policy!r} is not one of {', '.join(POLICIES)}, nor a file that ends in .py"
         yield Unfit(message, "policy")
     if config.log not in LOGS:
         yield Unfit(f"log {config.log!r} is not one of {', '.join(LOGS)}", "log")
