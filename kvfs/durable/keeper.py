@@ -150,7 +150,7 @@ class Keeper:
         self._take_over(kept, restored, own)
         self._disk_limit_bytes = disk_limit_bytes
         self.pages_out = PagesOut(volume.pool, self._files[own], self.slots[own], self.jobs, self.require_room)
-        self._expiring = restored.expiring
+        self._expiring, self._pinned = restored.expiring, restored.pinned
         self._backing = restored.backing
         contents = [inode.content for inode in volume.tree]
         self._inherited = deque(each for each in contents if isinstance(each, PlainFile) and each.exists)
@@ -285,7 +285,16 @@ class Keeper:
             self._volume.pager.start(self)
             nursery.start_soon(self._commit_for_ever)
             nursery.start_soon(self._write_back_for_ever)
+            nursery.start_soon(self._pin_again)
             task_status.started()
+
+    async def _pin_again(self) -> None:
+        """What is pinned comes into memory again: a millisecond for each file, in turns with others."""
+        while self._pinned:
+            inode = self._pinned.pop()
+            if inode.names and inode.advice.pinned:
+                self._volume.resume_pin(inode)
+            await trio.lowlevel.checkpoint()
 
     async def drain(self, limit_s: float = math.inf) -> list[str]:
         """Keep everything that has a name, as the daemon ends, what has waited longest first. The names of what is not

@@ -66,8 +66,8 @@ class Pager:
         """Forks of files that somebody waits for."""
         self.progressed = self._moves.progressed
         self.preempt: Preempt = _nobody
-        self.max_kept_share = 0.5
-        """Of memory, that advice may keep there."""
+        self.num_preempted = 0
+        """Calls that left the run for the sake of others' pages."""
         self._numbers = count()
         self._waiting: list[tuple[tuple[int, int], Ticket]] = []  # a heap
         self._due: list[Callable[[], None]] = []
@@ -303,7 +303,7 @@ class Pager:
         pages = table.pages
         num_others = int(np.count_nonzero(pool.keep_until > now_s))
         num_more = int(np.count_nonzero(pool.keep_until[pages] <= now_s))
-        may_be = int(pool.num_frames * self.max_kept_share)
+        may_be = self.departures.max_kept
         if num_others + num_more > may_be:
             raise NoSpace(
                 f"{num_others} of {pool.num_frames} pages of memory are pinned, {num_more} more are wanted, and at "
@@ -515,6 +515,7 @@ class Pager:
             num_resumes=self._num_resumes,
             num_hidden=self._num_hidden,
             num_hints=self._hints.num_begun,
+            num_preempted=self.num_preempted,
             bring_s=moves.bring_s,
             error="" if moves.error is None else str(moves.error),
         )
