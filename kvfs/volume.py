@@ -244,6 +244,7 @@ class Volume:
         fork = self.new_kv(table, source.identity, marks_within(source.marks, table.length))
         self._replace(inode, fork)
         self.heat.note(inode, fork)
+        self.pager.forked(source.table)
         inode.modified()
 
     def change_owner(self, inode: Inode, uid: int) -> None:

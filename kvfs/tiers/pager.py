@@ -117,6 +117,12 @@ class Pager:
         """Another policy from now on."""
         self.departures.rank = rank
 
+    def forked(self, table: PageTable) -> None:
+        """Somebody goes on from it, in a fork: that is a use of what they share."""
+        if table.row != NO_ROW:
+            self.residents.begin_use(table.row)
+            self.residents.end_use(table.row)
+
     def num_in_memory(self, table: PageTable) -> int:
         """Of its pages."""
         return int(np.count_nonzero(self._pool.store.of[table.pages] != NOWHERE))
@@ -453,7 +459,7 @@ class Pager:
         wanted = num_frames - len(departures.going)
         if wanted <= 0:
             return
-        taken = departures.victims(ticket.old_pages)[: wanted + self._pool.low_water]
+        taken = departures.victims(ticket.old_pages, wanted + self._pool.low_water)
         if departures.is_grace(taken):
             return
         num_frames -= departures.send(taken) + len(departures.going)
