@@ -103,7 +103,10 @@ class Storm:
                 assert mine.path is not None
                 house.fs.kv_remove(ROOT, mine.path)
             await house.keeper.sync_all()
-            if house.fs.pool.num_free != house.fs.pool.num_pages or house.store.num_pages != house.fs.pool.store.num_free:
+            if (
+                house.fs.pool.num_free != house.fs.pool.num_pages
+                or house.store.num_pages != house.fs.pool.store.num_free
+            ):
                 raise Lost("all files are removed, and pages are not free")
             if house.keeper.statistics().used_bytes:
                 raise Lost(f"all files are removed, and {house.keeper.statistics().used_bytes} bytes are on disk")
