@@ -366,7 +366,7 @@ class Volume:
         snapshot.close()
 
     async def room_for_import(self, plan: ImagePlan, inode: Inode, surveyed: Survey | None = None) -> IntArray:
-        """Wait for frames for an import: to be given to `begin_import` at once. NoSpace: there never will be so many."""
+        """Wait for frames for an import: `begin_import` takes them at once. NoSpace: there will never be so many."""
         while True:
             owner, content = _payer(inode), inode.content
             assert isinstance(content, PlainFile)

@@ -11,9 +11,9 @@ import trio
 
 from kvfs.fs import OpenKv
 from kvfs.images.header import parse_header
-from kvfs.mount import stretches
+from kvfs.mount import spans
 from kvfs.mount.eager import Eager
-from kvfs.mount.stretches import Rooms
+from kvfs.mount.spans import Rooms
 from kvfs.mount.views import Reader
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
@@ -95,7 +95,7 @@ async def read_all(reader: Reader, piece: int = 9000) -> bytes:
 
 
 def test_a_cold_file_is_copied_out_while_the_hot_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "STRETCH_BYTES", 3 * 4096)
+    monkeypatch.setattr(spans, "SPAN_BYTES", 3 * 4096)
 
     async def work(house: House) -> None:
         cold = await a_file(house, "cold.kv", 20)
@@ -115,7 +115,7 @@ def test_a_cold_file_is_copied_out_while_the_hot_ones_stay(tmp_path: Path, monke
 
 
 def test_images_are_right_while_their_pages_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "STRETCH_BYTES", 3 * 4096)
+    monkeypatch.setattr(spans, "SPAN_BYTES", 3 * 4096)
 
     async def work(house: House) -> None:
         files = [await a_file(house, f"{number}.kv", 11, 100 * number) for number in range(4)]
