@@ -102,9 +102,9 @@ class Spans:
         "_page_bytes",
         "_rooms",
         "_snapshot",
+        "_spans",
         "_step",
         "_storage",
-        "_spans",
     )
 
     def __init__(self, snapshot: Snapshot, storage: Storage, rooms: Rooms, eager: Eager) -> None:
