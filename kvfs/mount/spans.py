@@ -13,8 +13,8 @@ All on the trio thread, but for the jobs of the disk that fill rooms.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import trio
@@ -122,6 +122,12 @@ class Spans:
 
     async def read(self, missing: Sequence[int]) -> dict[int, memoryview]:
         """Some of these pages of the file, the first one among them: good until the next await."""
+        async with self.lent(missing) as pages:
+            return pages
+
+    @asynccontextmanager
+    async def lent(self, missing: Sequence[int]) -> AsyncIterator[dict[int, memoryview]]:
+        """The same: good inside the `with`, whatever is awaited there."""
         span = await self._have(missing[0])
         self._read_ahead(span.number)
         span.num_waiting += 1
@@ -129,13 +135,13 @@ class Spans:
             if not span.reading.is_over:
                 await self._eager.leave()
             await span.reading.wait()
+            yield {number: span.pages[number] for number in missing if number in span.pages}
         except SymError:
             self.forget(span)
             raise
         finally:
             span.num_waiting -= 1
             self._rooms.wake()
-        return {number: span.pages[number] for number in missing if number in span.pages}
 
     def forget(self, span: Span) -> None:
         """It is not to be read from again; those who wait for it get what they wanted."""

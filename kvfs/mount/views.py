@@ -80,9 +80,15 @@ class Reader:
                 self._end()
 
     async def _prepare(self) -> None:
-        """Hash what was never hashed, at about 1 GB/s. Interrupted, it leaves what is done to the next reader."""
+        """Hash what was never hashed, at about 1 GB/s. Interrupted, it leaves what is done to the next reader.
+
+        What is on disk alone comes in spans, as for a reader: one is hashed while the next is read.
+        """
         async with self._preparing:
             if not self._prepared:
+                while missing := self._snapshot.unhashed():
+                    async with self._spans.lent(missing) as pages:
+                        await self._eager.long_job(self._snapshot.hash, pages)
                 await self._eager.long_job(self._snapshot.prepare)
                 self._prepared = True
 
