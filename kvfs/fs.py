@@ -331,6 +331,7 @@ class FileSystem:
                 self.volume.abandon_assembly(assembly)
             raise
         file.content.marks = self._marks.get(assembly, ())
+        self.volume.pager.filled(file.table)
         return file
 
     def kv_close(self, handle: OpenKv) -> None:
