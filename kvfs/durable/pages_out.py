@@ -61,9 +61,9 @@ class PagesOut:
         self._jobs = jobs
         self._writing: dict[int, Job[Checks]] = {}
         """By page."""
+        self._is_unsynced = np.zeros(pool.num_numbers, np.bool_)
         self._after: dict[Job[Checks], list[Callable[[], None]]] = {}
         """Who waits for a job of somebody else's."""
-        self._unsynced: list[IntArray] = []
         self._num_failed_syncs = 0
         self.progressed: Callable[[], None] = lambda: None
         """Told of each job that ends."""
@@ -175,7 +175,7 @@ class PagesOut:
             else:
                 is_same = on_disk.end_write(pages, generations, fills, slots, job.settle())
                 self.slots.disown(slots[~is_same])
-                self._unsynced.append(pages[is_same])
+                self._is_unsynced[pages[is_same]] = True
                 self.num_bytes += len(pages) * self.file.slot_bytes
             then(job.error)
             for function in self._after.pop(job, ()):
@@ -185,15 +185,17 @@ class PagesOut:
         self._writing |= dict.fromkeys(pages.tolist(), job)
         return job
 
-    def begin_sync(self) -> list[IntArray]:
-        """What a sync that begins now will cover; `sync_failed` wants it, if it does."""
-        covered, self._unsynced = self._unsynced, []
+    def begin_sync(self) -> IntArray:
+        """The pages that a sync that begins now will cover; `sync_failed` wants them, if it does."""
+        covered = np.flatnonzero(self._is_unsynced).astype(np.int32)
+        self._is_unsynced[covered] = False
         return covered
 
-    def sync_failed(self, covered: list[IntArray]) -> None:
+    def sync_failed(self, covered: IntArray) -> None:
         self._num_failed_syncs += 1
-        for pages in [*covered, *self.begin_sync()]:
-            self._pool.on_disk.spoil(pages, self._pool.store.of[pages] != NOWHERE)
+        pages = np.union1d(covered, self.begin_sync())
+        pages = pages[self._pool.refcount[pages] > 0]
+        self._pool.on_disk.spoil(pages, self._pool.store.of[pages] != NOWHERE)
 
 
 def _fills(num_pages: int, num_entries: int) -> Fills:

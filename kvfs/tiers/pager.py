@@ -66,8 +66,8 @@ class Pager:
         """Forks of files that somebody waits for."""
         self.progressed = self._moves.progressed
         self.preempt: Preempt = _nobody
-        self.max_kept_share = 0.5
-        """Of memory, that advice may keep there."""
+        self.num_preempted = 0
+        """Calls that left the run for the sake of others' pages."""
         self._numbers = count()
         self._waiting: list[tuple[tuple[int, int], Ticket]] = []  # a heap
         self._due: list[Callable[[], None]] = []
@@ -134,12 +134,11 @@ class Pager:
         """
         table, pool = reservation.table, self._pool
         pages, row = reservation.needed(), table.row
-        is_missing = pool.store.of[pages] == NOWHERE
-        new = reservation.new_pages
-        is_new = np.isin(pages, new) if is_missing.any() else _NO_PLACES
+        num_old, num_new = pages.size - reservation.new_pages.size, reservation.new_pages.size
+        frames = pool.store.of[pages]
         if row != NO_ROW:
-            self._note_use(row, is_hidden=not is_missing.any() or not is_missing[~is_new].any())
-        if not is_missing.any():
+            self._note_use(row, is_hidden=not num_old or int(frames[:num_old].min()) != NOWHERE)
+        if int(frames.min()) != NOWHERE:
             reservation.ready(pages, row)
             return None
         reservation.forget_frames()
@@ -148,7 +147,7 @@ class Pager:
             reservation.give_frames(frames)
             reservation.ready(pages, row)
 
-        ticket = self._ticket(priority, table.owner, pages[~is_new], new.size, admitted, reservation.unpin, then)
+        ticket = self._ticket(priority, table.owner, pages[:num_old], num_new, admitted, reservation.unpin, then)
         self._num_waits += 1
         self._ask(ticket)
         return ticket
@@ -304,7 +303,7 @@ class Pager:
         pages = table.pages
         num_others = int(np.count_nonzero(pool.keep_until > now_s))
         num_more = int(np.count_nonzero(pool.keep_until[pages] <= now_s))
-        may_be = int(pool.num_frames * self.max_kept_share)
+        may_be = self.departures.max_kept
         if num_others + num_more > may_be:
             raise NoSpace(
                 f"{num_others} of {pool.num_frames} pages of memory are pinned, {num_more} more are wanted, and at "
@@ -516,6 +515,7 @@ class Pager:
             num_resumes=self._num_resumes,
             num_hidden=self._num_hidden,
             num_hints=self._hints.num_begun,
+            num_preempted=self.num_preempted,
             bring_s=moves.bring_s,
             error="" if moves.error is None else str(moves.error),
         )
@@ -527,4 +527,3 @@ def _nobody(num_frames: int, priority: int, waited_s: float) -> bool:
 
 
 _NONE: IntArray = np.empty(0, np.int32)
-_NO_PLACES = np.zeros(0, np.bool_)
