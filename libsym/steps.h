@@ -47,8 +47,9 @@ typedef struct sym_hot_functions {
 /* What the rows of a chunk attend to: `sums` gets, for each layer and KV head, the weights that they give each entry, those
  * of the query heads of one KV head added up. */
 typedef struct sym_mass {
-    float *sums;     /* [layers][kv_heads][columns]; null: nobody asks */
-    int32_t columns; /* at least as many as there are entries with the chunk */
+    float *sums; /* [layers][kv_heads][columns]; null: nobody asks */
+    int32_t layers, kv_heads; /* the model's */
+    int32_t columns;          /* at least as many as there are entries with the chunk */
 } sym_mass;
 
 /* One step. Chunk c's rows are first_row[c] .. first_row[c + 1] - 1, its pages begin at pages[first_page[c]]. */

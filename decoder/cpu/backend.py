@@ -189,8 +189,8 @@ def _address(words: Words) -> Any:
     return ffi.cast("uint32_t *", words.ctypes.data)
 
 
-def _mass(mass: MassArray | None) -> tuple[Any, int]:
-    return (ffi.NULL, 0) if mass is None else (ffi.cast("float *", mass.ctypes.data), mass.shape[2])
+def _mass(mass: MassArray | None) -> tuple[Any, int, int, int]:
+    return (ffi.NULL, 0, 0, 0) if mass is None else (ffi.cast("float *", mass.ctypes.data), *mass.shape)
 
 
 def _ints(array: IntArray) -> Any:
