@@ -28,9 +28,9 @@ static int add_blocks(struct mass_plan *p, const sym_batch *b, long chunk, long 
     for (long entry = 0; entry < end && !error; entry += BLOCK) {
         error = grow(&p->blocks, p->num_blocks, &p->room_blocks, sizeof *p->blocks);
         if (!error)
-            p->blocks[p->num_blocks++] = (struct mass_block){(int32_t)chunk, (int32_t)entry,
-                                                             (int32_t)at_most(BLOCK, end - entry), (int32_t)first_group,
-                                                             (int32_t)p->num_groups};
+            p->blocks[p->num_blocks++] =
+                (struct mass_block){(int32_t)chunk, (int32_t)entry, (int32_t)at_most(BLOCK, end - entry),
+                                    (int32_t)first_group, (int32_t)p->num_groups};
     }
     return error;
 }

@@ -9,7 +9,7 @@
 /* Consecutive rows of one chunk. */
 struct mass_group {
     int32_t chunk, first_row, rows; /* rows of the batch */
-    int32_t level;                  /* of its first row in `levels` */
+    int32_t level; /* of its first row in `levels` */
 };
 
 struct mass_block {
@@ -17,10 +17,11 @@ struct mass_block {
     int32_t first_group, end_group; /* of its chunk */
 };
 
+/* `levels`: of each group, for each KV head, what measure() gives: [max, share][rows of it][query heads of one]. */
 struct mass_plan {
     struct mass_group *groups;
     struct mass_block *blocks;
-    float *levels; /* of each group, for each KV head: [max, share][rows of it][heads of one], as measure() gives them */
+    float *levels;
     long num_groups, num_blocks, num_levels;
     long room_groups, room_blocks, room_levels;
 };
