@@ -42,7 +42,7 @@ from kvfs.pages.assemble import Assembly, Piece, Ranges, ranges_within
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable, Reservation
 from kvfs.volume import Volume, VolumeStatistics
-from libsym.abi import RANGE_END
+from libsym.abi import RANGE_END, Advice
 from libsym.errors import BadHandle, Busy, Exists, Invalid, IsDirectory, NotDirectory, NotFound, NotSupported, SymError
 
 MAX_MERGED = 256
@@ -102,11 +102,16 @@ class KvStat:
     mtime_ns: int
     ctime_ns: int
     pinned: bool | None
+    lease_s: float | None
+    """What is left of it; 0: it is pinned for good, or not at all."""
     ttl_s: float | None
     """0: it does not expire."""
     priority: int | None
     lost_tokens: int
     """Entries that the file had when a daemon before ended, and that were not on disk."""
+    tier: str | None
+    """Of a KV file: memory, disk or mixed."""
+    memory_pages: int | None
     other_bits: int
     """The first entries, up to the last that another instruction set, or another kind of device, computed."""
 
@@ -282,6 +287,7 @@ class FileSystem:
         place = self._free_place(creds, path)
         fork = self._create(creds, place, mode, source.table.fork)
         fork.content.marks = marks_within(source.content.marks, fork.table.length)
+        fork.content.forked_from = (source.inode.number, fork.table.length)
         source.content.hits += 1
         self.volume.heat.note(source.inode, source.content)
         return fork
@@ -332,6 +338,7 @@ class FileSystem:
         handle.closed = True
         self.volume.locks.release(handle.inode.number, handle)
         self._give_up_claim(handle)
+        self.volume.pager.closed(handle.table)
         self.volume.release_kv(handle.content)
         self._tree.closed(handle.inode)
 
@@ -347,19 +354,6 @@ class FileSystem:
         self._changed(handle)
         handle.content.changes += 1
         self.volume.heat.note(handle.inode, handle.content)
-
-    async def bring(self, handle: OpenKv) -> OpenKv:
-        """A handle that was just opened, its file in memory; NoSpace, EIO: it can't be, and the handle is closed."""
-        try:
-            await self.volume.storage.bring(handle.content)
-        except BaseException:
-            self.kv_close(handle)
-            raise
-        return handle
-
-    def is_here(self, handle: OpenKv) -> bool:
-        """Whether its file is in memory."""
-        return self.volume.storage.is_here(handle.content)
 
     async def sync(self, handle: OpenKv) -> None:
         """As `fsync(2)`. NotSupported: the file can't outlive its handles."""
@@ -459,7 +453,7 @@ class FileSystem:
     def kv_advise_open(self, creds: Credentials, handle: OpenKv, advice: Sequence[tuple[int, int]]) -> None:
         """`kv_advise` of an open file."""
         self._require_open(handle)
-        self._advise(creds, handle.inode, self.name_of(handle), advice)
+        self._advise(creds, handle.inode, self.name_of(handle), advice, handle)
 
     def directory(self, creds: Credentials, path: str) -> Inode:
         """A directory that the caller may list; the empty path is the root."""
@@ -480,7 +474,16 @@ class FileSystem:
         found = self._stat(inode, inode.content if isinstance(inode.content, KvFile) else None)
         if allows(inode, creds, READ):
             return found
-        return replace(found, exclusive_pages=None, pinned=None, ttl_s=None, priority=None)
+        return replace(
+            found,
+            exclusive_pages=None,
+            pinned=None,
+            lease_s=None,
+            ttl_s=None,
+            priority=None,
+            tier=None,
+            memory_pages=None,
+        )
 
     def kv_stat_open(self, handle: OpenKv) -> KvStat:
         """As `fstat(2)`: of the version that the handle has."""
@@ -570,7 +573,8 @@ class FileSystem:
         else:
             mode = mode_for_new(place.directory, creds, mode)
             inode = self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
-        inode.content = content = self.volume.new_kv(table)
+        content = self.volume.new_kv(table)
+        self.volume.show(inode, content)
         self.volume.heat.note(inode, content)
         origin = None if place is None else (place.directory.number, place.name)
         return self._open(inode, content, origin, writable=True)
@@ -593,6 +597,7 @@ class FileSystem:
     def _open(self, inode: Inode, content: KvFile, origin: tuple[int, bytes] | None, *, writable: bool) -> OpenKv:
         content.retain()
         self._tree.opened(inode)
+        self.volume.pager.opened(content.table)
         return OpenKv(inode, content, writable, origin)
 
     def _origin(self, creds: Credentials, path: str, inode: Inode) -> tuple[int, bytes]:
@@ -611,13 +616,29 @@ class FileSystem:
             (origin,) = names
         return self._tree.get(origin[0]), origin[1]
 
-    def _advise(self, creds: Credentials, inode: Inode, what: str, advice: Sequence[tuple[int, int]]) -> None:
-        if not isinstance(inode.content, KvFile):
+    def _advise(
+        self,
+        creds: Credentials,
+        inode: Inode,
+        what: str,
+        advice: Sequence[tuple[int, int]],
+        handle: OpenKv | None = None,
+    ) -> None:
+        """What is kept of it is said of the file, COLD and WILLNEED of the version that the handle has."""
+        kv = inode.content if handle is None else handle.content
+        if not isinstance(kv, KvFile) or not isinstance(inode.content, KvFile):
             raise NotSupported(f"{what} is no KV file: there is no advice on it")
         new = advised(inode.advice, advice)
         if any(is_stored(kind) for kind, _value in advice):
             require_owner(inode, creds, what)
             self.volume.advise(inode, new)
+        is_owners = creds.uid in {0, inode.uid}
+        others_use_it = inode.opens > (handle is not None)
+        for kind, _value in advice:
+            if kind == Advice.WILLNEED:
+                self.volume.pager.will_need(kv.table)
+            elif kind == Advice.COLD and not new.is_pinned and (is_owners or not others_use_it):
+                self.volume.pager.demote(kv.table)
 
     def _stat(self, inode: Inode, content: KvFile | None) -> KvStat:
         table = None if content is None else content.table
@@ -634,10 +655,13 @@ class FileSystem:
             exclusive_pages=0 if table is None else table.exclusive_pages,
             mtime_ns=inode.mtime_ns,
             ctime_ns=inode.ctime_ns,
-            pinned=inode.advice.pinned,
+            pinned=inode.advice.is_pinned,
+            lease_s=inode.advice.left_s(),
             ttl_s=inode.advice.ttl_s,
             priority=inode.advice.priority,
             lost_tokens=0 if content is None else content.lost,
+            tier="" if table is None else self.volume.pager.tier_of(table),
+            memory_pages=0 if table is None else self.volume.pager.num_in_memory(table),
             other_bits=0 if content is None else content.num_other_bits(self.volume.bits),
         )
 

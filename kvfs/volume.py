@@ -13,7 +13,7 @@ import logging
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from kvfs.expiry import Expiry
 from kvfs.heat import Heat
 from kvfs.images.format import ImageFormat
 from kvfs.images.header import ImagePlan
-from kvfs.images.importer import ImageImport, Survey, survey
+from kvfs.images.importer import ImageImport, Survey, num_pages_to_take, survey
 from kvfs.images.model_facts import ModelFacts, mismatch
 from kvfs.images.snapshot import Snapshot
 from kvfs.names.content import OWN, KvFile, Marks, marks_within
@@ -37,10 +37,13 @@ from kvfs.names.retention import FileAdvice
 from kvfs.names.tree import Tree, domain_below
 from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece
-from kvfs.pages.pool import PagePool
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import NO_ROW, PagePool
 from kvfs.pages.table import PageTable
+from kvfs.pins import Pins
 from kvfs.storage import InMemory, Storage
-from libsym.errors import Busy, Invalid, IsDirectory, OverQuota
+from kvfs.tiers.pager import Pager
+from libsym.errors import Busy, Invalid, IsDirectory, OverQuota, SymError
 
 log = logging.getLogger(__name__)
 
@@ -119,10 +122,16 @@ class Volume:
         self.alarms = Alarms()
         """What happens at a time; somebody has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)
+        self.pager = Pager(pool)
+        """Which pages are in memory."""
         self.heat = Heat()
         """Which files are used."""
         self.domains = Domains(self.tree, pool.accounts)
         self.locks = FileLocks()
+        self.pins = Pins(self.pager, pool, self.alarms, self._unpin)
+        """Which files stay in memory by advice."""
+        self._files: dict[int, tuple[Inode, KvFile]] = {}
+        """By row of the pager's: what shows the file, or did."""
         self.backing_dir = backing_dir
         self.disk = disk or Disk()
         """What `backing_dir` lies on."""
@@ -151,10 +160,15 @@ class Volume:
         """A KV file's first version, with one user."""
         kv = KvFile(table, identity, marks)
         self._kv_files.add(kv)
+        if identity == OWN:
+            self.pager.add(table)
         return kv
 
     def release_kv(self, kv: KvFile) -> None:
         """One user of a version less; the last one frees its pages."""
+        if kv.users == 1 and kv.identity == OWN:
+            self._files.pop(kv.table.row, None)
+            self.pager.remove(kv.table)
         if kv.release():
             self._kv_files.remove(kv)
 
@@ -243,10 +257,46 @@ class Volume:
         inode.note_change()
 
     def advise(self, inode: Inode, advice: FileAdvice) -> None:
-        """Set what is to become of a file; its TTL runs from now on."""
+        """Set what is to become of a file; its TTL runs from now on. NoSpace, OverQuota: too much is pinned already."""
+        self.pins.note(inode, inode.advice, advice)
         inode.advice = advice
+        self._note_priority(inode)
         inode.changed()
         self._expiry.note_use(inode)
+
+    def show(self, inode: Inode, kv: KvFile) -> None:
+        """A version is the content of a file from now on, and treated as was said of the file."""
+        self.show_restored(inode, kv)
+        if inode.advice.is_pinned:
+            self.resume_pin(inode)
+
+    def show_restored(self, inode: Inode, kv: KvFile) -> None:
+        """The same, without pinning it: nothing is in memory yet."""
+        inode.content = kv
+        if kv.table.row != NO_ROW:
+            self._files[kv.table.row] = inode, kv
+            self._note_priority(inode)
+
+    def resume_pin(self, inode: Inode) -> None:
+        """What is pinned has other pages than before, or none in memory yet; it may be too much now."""
+        try:
+            self.pins.note(inode, inode.advice, inode.advice)
+        except SymError as error:
+            path = self.tree.path_of(inode)
+            log.warning("%s is pinned, and may leave memory all the same: %s", path, error, extra={"file": path})
+
+    def file_of(self, table: PageTable) -> tuple[Inode, KvFile] | None:
+        """Whose pages these are; None: a file that has none in memory, or is nobody's any more."""
+        return self._files.get(table.row)
+
+    def _note_priority(self, inode: Inode) -> None:
+        kv = inode.content
+        if isinstance(kv, KvFile) and kv.table.row != NO_ROW:
+            self.pager.residents.priority[kv.table.row] = inode.advice.priority
+
+    def _unpin(self, inode: Inode) -> None:
+        """Its lease is over."""
+        self.advise(inode, replace(inode.advice, lease_end_s=None))
 
     def existing_plain(self, inode: Inode, number: int, size: int) -> PlainFile:
         """A plain file that was restored; a number below 0: it has no backing file."""
@@ -322,7 +372,10 @@ class Volume:
 
     def _replace(self, inode: Inode, content: PlainFile | KvFile) -> None:
         self._give_up_content(inode)
-        inode.content = content
+        if isinstance(content, KvFile):
+            self.show(inode, content)
+        else:
+            inode.content = content
         inode.note_change()
 
     def _discard(self, inode: Inode) -> None:
@@ -330,10 +383,12 @@ class Volume:
         self._expiry.forget(inode)
         self.heat.forget(inode)
         self._give_up_content(inode)
+        self.pins.forget(inode)
 
     def _give_up_content(self, inode: Inode) -> None:
         content, inode.content = inode.content, None
         if isinstance(content, KvFile):
+            self.pins.content_goes(inode, content)
             self.release_kv(content)
         elif isinstance(content, PlainFile):
             self._changing.discard(content)
@@ -357,8 +412,29 @@ class Volume:
         self._snapshots.remove(snapshot)
         snapshot.close()
 
-    def begin_import(self, plan: ImagePlan, inode: Inode, surveyed: Survey | None = None) -> ImageImport:
+    async def room_for_import(self, plan: ImagePlan, inode: Inode, surveyed: Survey | None = None) -> IntArray:
+        """Wait for frames for an import, to be given to `begin_import` at once. NoSpace: there never will be so many."""
+        while True:
+            owner, content = _payer(inode), inode.content
+            assert isinstance(content, PlainFile)
+            num_pages = num_pages_to_take(self.pool, plan, owner, surveyed)
+            self._charge(inode, content, 0)
+            try:
+                self.pool.require_free(num_pages, owner)  # else others would go down for nothing
+            finally:
+                self._charge(inode, content, content.size)
+            frames = await self.pager.room(num_pages, owner)
+            if inode.content is content and num_pages == num_pages_to_take(self.pool, plan, owner, surveyed):
+                return frames
+            self.pool.return_frames(frames)
+            if inode.content is not content:
+                raise Busy(f"{self.tree.path_of(inode)} was emptied or removed while it was read")
+
+    def begin_import(
+        self, plan: ImagePlan, inode: Inode, surveyed: Survey | None = None, frames: IntArray | None = None
+    ) -> ImageImport:
         """Take the pages that an image needs, or OverQuota or NoSpace; then it may be surveyed, and begun once more.
+        `frames` are used, or given back.
 
         From now on the import's own pages are charged in place of as many of the plain file's bytes. The rest of the
         bytes stay charged: should the import fail, the file needs no room that others could have taken meanwhile.
@@ -367,9 +443,11 @@ class Volume:
         assert isinstance(content, PlainFile)
         self._charge(inode, content, 0)
         try:
-            incoming = ImageImport(self.pool, plan, _payer(inode), surveyed)
+            incoming = ImageImport(self.pool, plan, _payer(inode), surveyed, frames)
         except BaseException:
             self._charge(inode, content, content.size)
+            if frames is not None:
+                self.pool.return_frames(frames)
             raise
         self._charge(inode, content, max(0, content.size - incoming.num_own_pages * self.pool.page_bytes))
         self._imports[incoming] = content
@@ -470,7 +548,7 @@ class Volume:
         assert shown <= self._kv_files, "an inode shows a version that was given back"
         tables = [kv.table for kv in self._kv_files]
         sources = [source for assembly in self._assemblies for source in assembly.sources]
-        self.pool.check(tables, sources, self._snapshots, self._imports, self._assemblies)
+        self.pool.check(tables, sources, self.pager.held(), self._snapshots, self._imports, self._assemblies)
 
     @property
     def num_kv_versions(self) -> int:

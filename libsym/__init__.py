@@ -38,7 +38,8 @@ KV FILES, which are KV objects when they are open; paths are relative to the roo
     kv_hot                                         those that are used most, each a HotFile
     kv_mkdir                                       directories
     kv_lock, kv_unlock                             as flock(2)
-    kv_advise                                      Advised: PIN, UNPIN, TTL, PRIORITY, COLD, WILLNEED
+    kv_advise                                      Advised: PIN, UNPIN, TTL, PRIORITY, COLD, WILLNEED; Pinning is PIN's
+    kv_pressure                                    room runs short: a Pressure, which names each Candidate to go
     kv_sync                                        as fsync(2): the file survives a power cut
 
 TEXT
@@ -87,7 +88,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from libsym.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, kv_advise, kv_sync
+from libsym.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, Pinning, kv_advise, kv_sync
 from libsym.channel.process import close, connect
 from libsym.children import Child, Ended, ProgramInfo, kill, programs, spawn, wait
 from libsym.computed import kv_open_or_compute
@@ -138,6 +139,7 @@ from libsym.kv import (
 from libsym.messages import recv, send, subscribe, unsubscribe
 from libsym.names import kv_chmod, kv_du, kv_hot, kv_list, kv_mkdir, kv_rename
 from libsym.pred import Pred, kv_write, pred, pred_batch
+from libsym.pressure import Candidate, Pressure, kv_pressure
 from libsym.rows.attention import Attention
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
@@ -177,6 +179,7 @@ __all__ = [
     "BadHandle",
     "BatchFailed",
     "Busy",
+    "Candidate",
     "Child",
     "CrossDevice",
     "Detokenizer",
@@ -204,7 +207,9 @@ __all__ = [
     "NotPermitted",
     "NotSupported",
     "OverQuota",
+    "Pinning",
     "Pred",
+    "Pressure",
     "ProgramInfo",
     "ProtocolError",
     "ReducedDist",
@@ -242,6 +247,7 @@ __all__ = [
     "kv_mkdir",
     "kv_open",
     "kv_open_or_compute",
+    "kv_pressure",
     "kv_read",
     "kv_remove",
     "kv_rename",

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -24,13 +25,15 @@ from decoder.model import Model, load_model
 from kvfs.control.directory import ControlTree
 from kvfs.durable.journal import Journal
 from kvfs.durable.keeper import Keeper
+from kvfs.durable.slot_file import slot_bytes_of
 from kvfs.durable.state import State
 from kvfs.durable.state_lock import locked_by_daemon
 from kvfs.fs import FileSystem
 from kvfs.mount.session import serve_mount
 from kvfs.names.disk import Disk
 from kvfs.pages.accounts import Accounts, Limits
-from kvfs.pages.pool import PagePool
+from kvfs.pages.pool import PagePool, num_pages_of
+from kvfs.pages.store import PageStore
 from libsym.channel.socket_path import programs_socket
 from libsym.errors import SymError
 from scheduler.batch.accounting import TIME_BOUNDS_S
@@ -46,7 +49,7 @@ from scheduler.status.facts import Control
 from scheduler.status.held import HeldTimes
 from scheduler.status.metrics_port import MetricsPort
 from symphony.backends import Backend, build_backend
-from symphony.config import Config
+from symphony.config import NO_POLICY, Config
 from symphony.ending import Ending
 from symphony.logs import set_up_log
 from symphony.model_text import LoadedText
@@ -56,6 +59,7 @@ from symphony.service.mounting import HelpersMount
 from symphony.service.notify import Notifier
 from symphony.service.watchdog import feed_for_ever
 from symphony.sockets import Sockets
+from symphony.tier_policy import TierPolicy
 from symphony.weights_loading import WeightsLoading
 
 log = logging.getLogger(__name__)
@@ -90,11 +94,16 @@ class House:
     held: HeldTimes
     helper: HelpersMount | None
     """Who mounts, if the daemon does not."""
+    policy: TierPolicy
     reloading: Reloading
 
     def status(self) -> str:
         """For the service manager, in one line."""
         return f"{self.model.name} on {self.config.mount}, weights {self.weights.info()['weights']}"
+
+
+MAX_TIMES_MEMORY = 32
+"""Without --disk pages take so much more on disk than in memory at most."""
 
 
 def build(config: Config, source: Source, ending: Ending, notifier: Notifier) -> House:
@@ -110,10 +119,12 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     kept = state.load()
     restored = kept.num_slots(state.identity_of(facts, kept))
     limits = Limits(config.quota, config.quota_files)
-    accounts = Accounts(arena.num_pages + sum(restored), arena.page_bytes, limits, exempt=exempt, weights=config.weight)
+    beyond = _num_beyond(config, arena)
+    num_pages = num_pages_of(arena.num_pages, restored[0], beyond) + restored[1]
+    accounts = Accounts(num_pages, arena.page_bytes, limits, exempt=exempt, weights=config.weight)
     journal = Journal()
     fs = FileSystem(
-        PagePool(arena, accounts, *restored),
+        PagePool(arena, accounts, *restored, beyond),
         facts,
         backing_dir=state.files,
         uid=os.geteuid(),
@@ -150,7 +161,11 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     held = HeldTimes()
     shown = Control(fs, batches, gate, programs, text, held)
     helper = None if config.mount_helper is None else HelpersMount(config.mount_helper)
+    policy = TierPolicy(fs.volume.pager, config.policy)
     changes = _changes(fs, keeper, batches, programs, ending)
+    changes |= _changes_of_tiers(fs, gate, policy)
+    for key in ("grace_ms", "pin_share"):
+        changes[key](config)
     house = House(
         config=config,
         model=model,
@@ -167,9 +182,20 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         metrics=MetricsPort(config.metrics_port, shown.metrics),
         held=held,
         helper=helper,
+        policy=policy,
         reloading=Reloading(config, source, changes, notifier),
     )
     return house
+
+
+def _num_beyond(config: Config, arena: PageStore) -> int:
+    """How many pages more than fit into memory there may be, on disk."""
+    if config.policy == NO_POLICY:
+        return 0
+    room = config.disk
+    if room is None:
+        room = min(shutil.disk_usage(config.state).free, MAX_TIMES_MEMORY * arena.num_pages * arena.page_bytes)
+    return room // slot_bytes_of(arena.page_bytes)
 
 
 def _changes(
@@ -202,6 +228,22 @@ def _changes(
     }
 
 
+def _changes_of_tiers(fs: FileSystem, gate: Gate, policy: TierPolicy) -> dict[str, Apply]:
+    """The same, of what is in memory."""
+
+    def pin_otherwise(config: Config) -> None:
+        fs.volume.pager.departures.max_kept_share = config.pin_share
+
+    def wait_otherwise(config: Config) -> None:
+        gate.pressing.grace_s = config.grace_ms * 1e-3
+
+    return {
+        "policy": lambda config: policy.use(config.policy),
+        "grace_ms": wait_otherwise,
+        "pin_share": pin_otherwise,
+    }
+
+
 def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
     """What `symphony stat` and `sym.daemon_stat()` show."""
     steps = house.batches.statistics
@@ -231,6 +273,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         **house.backend.statistics(),
         "held": house.held.info(),
         "disk": asdict(house.keeper.statistics()),
+        "tiers": {**house.policy.info(), **asdict(house.fs.volume.pager.statistics())},
     }
 
 

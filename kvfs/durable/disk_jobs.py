@@ -27,6 +27,8 @@ class Job(Generic[T]):
 
     def __init__(self) -> None:
         self.is_over = trio.Event()
+        self.has_ended = False
+        """No thread is at work for it; what follows it may be."""
         self._result: list[T] = []
         self.error: Exception | None = None
         """Why it gave nothing."""
@@ -53,7 +55,15 @@ class DiskJobs:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether jobs may be started."""
+        return self._nursery is not None
 
     def start(self, function: Callable[[], T], then: Callable[[Job[T]], None] = lambda _job: None) -> Job[T]:
         """Begin a job; `then` is called when it has ended, on the trio thread."""
@@ -110,6 +120,7 @@ class DiskJobs:
             )
         except Exception as error:  # noqa: BLE001 - told to who waits
             job.error = error
+        job.has_ended = True
         try:
             then(job)
         except Exception:

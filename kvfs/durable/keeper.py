@@ -19,8 +19,9 @@ import errno
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 
 import trio
@@ -29,7 +30,7 @@ from kvfs.durable.cut import NO_BYTES, Cut, Cutter, Known, extent_of
 from kvfs.durable.disk_jobs import DiskJobs
 from kvfs.durable.journal import Journal
 from kvfs.durable.kept import Kept
-from kvfs.durable.pages_in import PagesIn
+from kvfs.durable.pages_in import PagesIn, as_ours
 from kvfs.durable.pages_out import PagesOut
 from kvfs.durable.restore import Restored, Restorer, remove_leftovers
 from kvfs.durable.slot_file import SlotFile, disk_error
@@ -40,7 +41,7 @@ from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.pages.free_list import IntArray
-from kvfs.storage import StorageStatistics
+from kvfs.storage import Reading, StorageStatistics
 from kvfs.volume import Volume
 from libsym.errors import NoSpace, SymError
 
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 
 WRITE_BACK_S = 5.0
 WRITE_BACK_BYTES = 256 << 20
+GIVE_BACK_BYTES = 64 << 20
+"""Of freed slots: a commit gives them back to the file system."""
 LOOK_S = 0.5
 """How often it is looked whether so many bytes are dirty."""
 AGAIN_S = 5.0
@@ -97,6 +100,24 @@ class _Wanted:
         return content.born_length if isinstance(content, KvFile) else 0
 
 
+class _Reading:
+    """See `Reading`."""
+
+    def __init__(self, jobs: DiskJobs, read: Callable[[], None], then: Callable[[], None]) -> None:
+        self._jobs = jobs
+        self._job = jobs.start(read, lambda _job: then())
+
+    @property
+    def is_over(self) -> bool:
+        return self._job.has_ended
+
+    async def wait(self) -> None:
+        if self._job.has_ended:
+            self._job.settle()
+        else:
+            await self._jobs.wait(self._job)
+
+
 class Keeper:
     """The storage of one volume: satisfies `Storage`."""
 
@@ -129,7 +150,7 @@ class Keeper:
         self._take_over(kept, restored, own)
         self._disk_limit_bytes = disk_limit_bytes
         self.pages_out = PagesOut(volume.pool, self._files[own], self.slots[own], self.jobs, self.require_room)
-        self._expiring = restored.expiring
+        self._expiring, self._pinned = restored.expiring, restored.pinned
         self._backing = restored.backing
         contents = [inode.content for inode in volume.tree]
         self._inherited = deque(each for each in contents if isinstance(each, PlainFile) and each.exists)
@@ -148,6 +169,7 @@ class Keeper:
         self._error = ""
         self._is_full = False
         volume.storage = self
+        self.pages_in.progressed = self.pages_out.progressed = volume.pager.progressed
         volume.pool.cold = self.pages_in
         volume.pool.on_disk.disowned = self._disowned
         num_leftovers = remove_leftovers(volume.backing_dir, self._backing)
@@ -175,13 +197,25 @@ class Keeper:
         )
         known.update(zip(versions.numbers, map(Known._make, all_fields), strict=True))
 
+    # What `Mover` asks for
+
+    @property
+    def deadline_s(self) -> float:
+        return self.jobs.deadline_s
+
+    def bring_in(self, pages: IntArray, frames: IntArray, then: Callable[[SymError | None], None]) -> None:
+        self.pages_in.bring_in(pages, frames, then)
+
+    def write_out(self, pages: IntArray, then: Callable[[SymError | None], None]) -> None:
+        self.pages_out.write_out(pages, then)
+
+    def late(self) -> SymError:
+        return self.jobs.late()
+
     # What `Storage` asks for
 
-    def is_here(self, kv: KvFile) -> bool:
-        return self._volume.pool.are_in_memory(kv.table.pages)
-
-    async def bring(self, kv: KvFile) -> None:
-        await self.pages_in.bring(kv)
+    def read_cold(self, pages: IntArray, rooms: Sequence[memoryview], then: Callable[[], None]) -> Reading:
+        return _Reading(self.jobs, partial(self.pages_in.read_into, pages, rooms), then)
 
     async def sync(self, inode: Inode) -> None:
         """Nothing is promised for what has no name; its bytes, if it is a plain file, are on disk all the same."""
@@ -247,9 +281,20 @@ class Keeper:
         self._expiring = []
         async with trio.open_nursery() as nursery:
             await nursery.start(self.jobs.run)
+            await nursery.start(self._volume.pager.run)
+            self._volume.pager.start(self)
             nursery.start_soon(self._commit_for_ever)
             nursery.start_soon(self._write_back_for_ever)
+            nursery.start_soon(self._pin_again)
             task_status.started()
+
+    async def _pin_again(self) -> None:
+        """What is pinned comes into memory again: a millisecond for each file, in turns with others."""
+        while self._pinned:
+            inode = self._pinned.pop()
+            if inode.names and inode.advice.pinned:
+                self._volume.resume_pin(inode)
+            await trio.lowlevel.checkpoint()
 
     async def drain(self, limit_s: float = math.inf) -> list[str]:
         """Keep everything that has a name, as the daemon ends, what has waited longest first. The names of what is not
@@ -421,7 +466,7 @@ class Keeper:
         cut = self._cutter.take(wanted, self._volume.tree.next_number, num_others, is_full=self._is_full)
         self._backing.update(cut.new_backing)
         covered = self.pages_out.begin_sync()
-        if cut.is_empty and not covered:
+        if cut.is_empty and not covered.size:
             return None
         self._committing = cut
         try:
@@ -429,8 +474,8 @@ class Keeper:
         finally:
             self._committing = Cut()
 
-    async def _make_durable(self, cut: Cut, covered: list[IntArray]) -> SymError | None:
-        job = self.jobs.start(lambda: self._sync_slots() if covered else None)
+    async def _make_durable(self, cut: Cut, covered: IntArray) -> SymError | None:
+        job = self.jobs.start(lambda: self._sync_slots() if covered.size else None)
         await job.is_over.wait()
         if job.error is not None:
             self.pages_out.sync_failed(covered)
@@ -439,7 +484,7 @@ class Keeper:
             await job.is_over.wait()
         if job.error is not None:
             self._doubtful += self._cutter.failed(cut)
-            return _as_ours(job.error)
+            return as_ours(job.error)
         self._num_commits += 1
         self._error = ""
         self._cutter.succeeded(cut)
@@ -493,16 +538,12 @@ class Keeper:
         """All of a file's pages are of one identity."""
         first = int(pages[0])
         others = (identity for low, high, identity in self._others if low <= first < high)
-        self.slots[next(others, self._own)].disown(slots)
+        identity = next(others, self._own)
+        self.slots[identity].disown(slots)
+        if self.slots[identity].num_freed * self._files[identity].slot_bytes > GIVE_BACK_BYTES:
+            self._something_dirty.set()  # of files without a name nothing else is ever committed
 
     def _failed(self, error: SymError) -> None:
         if str(error) != self._error:
             log.error("not everything is on disk: %s", error)
         self._error = str(error)
-
-
-def _as_ours(error: Exception) -> SymError:
-    if isinstance(error, SymError):
-        return error
-    log.error("a commit failed inside the daemon", exc_info=error)
-    return SymError(f"a commit failed inside the daemon: {error!r}")

@@ -1,4 +1,4 @@
-"""Reads pages back from slots: all that a file needs, or none; or one page for a reader of its image.
+"""Reads pages back from slots: all that somebody needs, or none; or some for a reader of an image, into no frame.
 
 Every page is verified. What is damaged is never given to anybody: the file says EIO, and the log says which it is.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +20,17 @@ from kvfs.durable.disk_jobs import DiskJobs, Job
 from kvfs.durable.slot_file import SLOTS_A_JOB, Damaged, SlotFile, disk_error
 from kvfs.images.masking import masked
 from kvfs.images.model_facts import ModelFacts
-from kvfs.images.snapshot import Snapshot
 from kvfs.names.content import KvFile
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
+from kvfs.pages.looking import Bytes, copies, look
+from kvfs.pages.on_disk import NO_SLOT
 from kvfs.volume import Volume
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 JOBS_A_FILE = 3
 
@@ -37,13 +41,10 @@ class _Bringing:
 
     pages: IntArray
     frames: IntArray
-    hold: Snapshot
-    """Of the file: nobody frees the pages meanwhile."""
+    then: Callable[[SymError | None], None]
     num_begun: int = 0
     num_running: int = 0
-    num_ended: int = 0
-    errors: list[Exception] = field(default_factory=list)
-    is_over: trio.Event = field(default_factory=trio.Event)
+    error: Exception | None = None
 
 
 class PagesIn:
@@ -56,7 +57,8 @@ class PagesIn:
         self._own = own
         self._others: list[tuple[int, int, SlotFile]] = []
         self._facts: dict[SlotFile, ModelFacts] = {}
-        self._coming: dict[int, _Bringing] = {}  # by page
+        self.progressed: Callable[[], None] = lambda: None
+        """Told of each job that ends."""
         self.num_bytes = 0
         """Read since the daemon started."""
 
@@ -73,42 +75,18 @@ class PagesIn:
         in_order: IntArray = pages[np.lexsort((self._pool.on_disk.slot[pages], place))]
         return in_order
 
-    async def bring(self, kv: KvFile) -> None:
-        """Have all pages of a file in memory. NoSpace: there is no room; EIO: one is damaged, and none came."""
-        while (pages := self._not_here(kv)).size:
-            under_way = [self._coming[page] for page in pages.tolist() if page in self._coming]
-            bringing = under_way[0] if under_way else self._start(pages, kv)
-            await self._wait(bringing)
-            if bringing.errors and not under_way:
-                raise self._told(bringing.errors[0], pages)
-
-    def _not_here(self, kv: KvFile) -> IntArray:
-        pages = np.unique(kv.table.pages)
-        missing: IntArray = pages[self._pool.store.of[pages] == NOWHERE]
-        return missing
-
-    async def _wait(self, bringing: _Bringing) -> None:
-        """As long as pages come: of a large file, from a slow disk, all of them take their time."""
-        while True:
-            num_before = bringing.num_ended
-            with trio.move_on_after(self._jobs.deadline_s):
-                await bringing.is_over.wait()
-                return
-            if bringing.num_ended == num_before:
-                raise self._jobs.late()
-
-    def _start(self, pages: IntArray, kv: KvFile) -> _Bringing:
-        """It goes on when nobody waits any more: the frames are in use until the last job is over."""
-        frames = self._pool.begin_bringing(pages.size)
-        bringing = _Bringing(pages, frames, self._volume.hold(kv))
-        self._coming |= dict.fromkeys(pages.tolist(), bringing)
+    def bring_in(self, pages: IntArray, frames: IntArray, then: Callable[[SymError | None], None]) -> None:
+        """Read pages, which somebody holds, into frames that nobody else knows. `then` is told on the trio thread, when
+        no job writes there any more: EIO, one is damaged.
+        """
+        in_order = np.argsort(self._pool.on_disk.slot[pages])
+        bringing = _Bringing(pages[in_order], frames[in_order], then)
         for _ in range(JOBS_A_FILE):
             self._read_next(bringing)
-        return bringing
 
     def _read_next(self, bringing: _Bringing) -> None:
         first = bringing.num_begun
-        if first >= bringing.pages.size or bringing.errors:
+        if first >= bringing.pages.size or bringing.error is not None:
             return
         bringing.num_begun += SLOTS_A_JOB
         bringing.num_running += 1
@@ -118,60 +96,88 @@ class PagesIn:
 
         def ended(job: Job[None]) -> None:
             bringing.num_running -= 1
-            bringing.num_ended += 1
+            self.progressed()
             if job.error is not None:
-                bringing.errors.append(job.error)
+                bringing.error = bringing.error or self._told(job.error, pages)
+            else:
+                self.num_bytes += pages.size * self._own.slot_bytes
             self._read_next(bringing)
             if not bringing.num_running:
-                self._end(bringing)
+                bringing.then(None if bringing.error is None else as_ours(bringing.error))
 
         self._jobs.start(read, ended)
-
-    def _end(self, bringing: _Bringing) -> None:
-        pages, frames = bringing.pages, bringing.frames
-        for page in pages.tolist():
-            del self._coming[page]
-        if bringing.errors:
-            self._pool.abandon_bringing(frames)
-        else:
-            self._pool.end_bringing(pages, frames, bringing.hold.owner)
-            self.num_bytes += pages.size * self._own.slot_bytes
-        self._volume.close_snapshot(bringing.hold)
-        bringing.is_over.set()
 
     def _read(self, slots: IntArray, checks: npt.NDArray[np.uint64], frames: list[int]) -> None:
         """For a worker: into frames that nobody knows yet."""
         store = self._pool.store.store
-
-        def take(place: int, data: memoryview) -> None:
-            np.copyto(np.frombuffer(store.writable(frames[place]), np.uint8), np.frombuffer(data, np.uint8))
-
         try:
-            self._own.read(slots.tolist(), checks.tolist(), take)
+            self._own.read_into(slots.tolist(), checks.tolist(), [store.writable(frame) for frame in frames])
         except OSError as error:
             raise disk_error("read", self._own.path, error) from error
 
-    # One page, for workers
+    # For workers that bring nothing into memory
 
-    def read(self, page: int) -> memoryview:
-        """Its bytes; the caller holds a reference on it."""
-        on_disk, file = self._pool.on_disk, self.file_of(page)
-        slot, check = int(on_disk.slot[page]), int(on_disk.check[page])
-        found: list[memoryview] = []
+    def use(self, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> Sequence[T | None]:
+        """See `ColdPages`. All of them are of one identity."""
+        found: list[T | None] = []
+        for first in range(0, len(pages), SLOTS_A_JOB):
+            found += self._use(pages[first : first + SLOTS_A_JOB], what)
+        return found
+
+    def _use(self, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> Sequence[T | None]:
+        on_disk, file = self._pool.on_disk, self.file_of(int(pages[0]))
+        slots, checks = on_disk.slot[pages], on_disk.check[pages]
+        if (slots == NO_SLOT).any():  # it is in memory by now
+            return [None] * len(pages)
         try:
-            file.read([slot], [check], lambda _place, data: found.append(memoryview(bytes(data))))
-        except Damaged as error:
-            if self._pool.store.of[page] != NOWHERE:  # it was brought in meanwhile, and has another slot by now
-                return self._pool.store.view(page)
-            raise _from_worker(partial(self._told, error, np.array([page], np.int32))) from error
+            with file.lent(slots.tolist(), checks.tolist()) as (views, damaged):
+                is_right = ~np.isin(slots, damaged)
+                self._require_readable(pages[~is_right], slots[~is_right], checks[~is_right])
+                right_views: list[Bytes] = [view for view, right in zip(views, is_right, strict=True) if right]
+                results = iter(what(right_views) if right_views else ())
+                return [next(results) if right else None for right in is_right.tolist()]
+        except OSError as error:
+            if isinstance(error, SymError):
+                raise
+            raise disk_error("read", file.path, error) from error
+
+    def _require_readable(self, pages: IntArray, slots: IntArray, checks: npt.NDArray[np.uint64]) -> None:
+        """EIO: these slots hold something else, and are what these pages have. A page that came into memory meanwhile
+        may have got another slot since, and its old one may be anybody's.
+        """
+        on_disk = self._pool.on_disk
+        is_lost = (on_disk.slot[pages] == slots) & (on_disk.check[pages] == checks)
+        is_lost &= self._pool.store.of[pages] == NOWHERE
+        if is_lost.any():
+            raise _from_worker(partial(self._told, Damaged(slots[is_lost].tolist()), pages[is_lost]))
+
+    def read_into(self, pages: IntArray, rooms: Sequence[memoryview]) -> None:
+        """Fill rooms with pages, wherever those are by now; EIO: some are damaged. All are of one identity."""
+        for first in range(0, len(pages), SLOTS_A_JOB):
+            group, some = pages[first : first + SLOTS_A_JOB], rooms[first : first + SLOTS_A_JOB]
+            if not self._read_group_into(group, some):
+                for room, data in zip(some, look(self._pool.store, self, group, copies), strict=True):
+                    room[:] = data
+
+    def _read_group_into(self, pages: IntArray, rooms: Sequence[memoryview]) -> bool:
+        """False: some of them are not what these slots hold, or have none by now."""
+        on_disk, file = self._pool.on_disk, self.file_of(int(pages[0]))
+        slots, checks = on_disk.slot[pages], on_disk.check[pages]
+        if (slots == NO_SLOT).any():
+            return False
+        try:
+            file.read_into(slots.tolist(), checks.tolist(), rooms)
+        except Damaged:
+            return False
         except OSError as error:
             raise disk_error("read", file.path, error) from error
-        return found[0]
+        return True
 
-    def head(self, page: int, data: memoryview, num_entries: int) -> bytes:
+    def head(self, page: int, data: Bytes, num_entries: int) -> bytes:
         """The first entries of a tail: others may share it further, and its slot may hold what was cut off since."""
         facts = self._facts.get(self.file_of(page))
-        return self._pool.store.masked(data, num_entries) if facts is None else masked(data, facts, num_entries)
+        view = memoryview(data)
+        return self._pool.store.masked(view, num_entries) if facts is None else masked(view, facts, num_entries)
 
     def file_of(self, page: int) -> SlotFile:
         """Where its slot is."""
@@ -203,6 +209,14 @@ class PagesIn:
                 if where.size:
                     found.append((self._volume.tree.path_of(inode), int(where[0]) * 32))
         return found
+
+
+def as_ours(error: Exception) -> SymError:
+    """Of a job of the disk."""
+    if isinstance(error, SymError):
+        return error
+    log.error("a job of the disk failed inside the daemon", exc_info=error)
+    return SymError(f"a job of the disk failed inside the daemon: {error!r}", errno.EIO)
 
 
 def _from_worker(told: Callable[[], Exception]) -> Exception:

@@ -9,25 +9,44 @@ way.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from kvfs.durable.disk_jobs import DiskJobs, Job
-from kvfs.durable.slot_file import SLOTS_A_JOB, Reader, SlotFile, disk_error
+from kvfs.durable.pages_in import as_ours
+from kvfs.durable.slot_file import SLOTS_A_JOB, Bytes, SlotFile, Source, disk_error
 from kvfs.durable.slots import Slots
 from kvfs.names.content import OWN, KvFile
+from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
+from kvfs.pages.looking import copies, look
 from kvfs.pages.pool import PagePool, pages_for
-from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
+from libsym.errors import SymError
 
 Fills: TypeAlias = npt.NDArray[np.int8]
 Checks: TypeAlias = npt.NDArray[np.uint64]
 
 JOBS_A_FILE = 2
 """One is copied and summed while the other is on its way."""
+
+
+@dataclass(slots=True, eq=False)
+class _Out:
+    """Pages that are to be written so that they may leave memory."""
+
+    pages: IntArray
+    """Which nobody has begun to write for this."""
+    generations: IntArray
+    then: Callable[[SymError | None], None]
+    num_running: int = 0
+    error: SymError | None = None
 
 
 class PagesOut:
@@ -43,8 +62,12 @@ class PagesOut:
         self._jobs = jobs
         self._writing: dict[int, Job[Checks]] = {}
         """By page."""
-        self._unsynced: list[IntArray] = []
+        self._is_unsynced = np.zeros(pool.num_numbers, np.bool_)
+        self._after: dict[Job[Checks], list[Callable[[], None]]] = {}
+        """Who waits for a job of somebody else's."""
         self._num_failed_syncs = 0
+        self.progressed: Callable[[], None] = lambda: None
+        """Told of each job that ends."""
         self.num_bytes = 0
         """Written since the daemon started."""
         self._require_room = require_room
@@ -62,7 +85,7 @@ class PagesOut:
         if not num_entries or kv.identity != OWN:
             return _NONE
         pages = kv.table.pages[: pages_for(num_entries)]
-        missing: IntArray = pages[self._pool.on_disk.kept[pages] < _fills(len(pages), num_entries)]
+        missing: IntArray = pages[~self._pool.on_disk.is_kept(pages, _fills(len(pages), num_entries))]
         return missing
 
     def _begin(self, kv: KvFile, num_entries: int) -> list[Job[Checks]]:
@@ -83,46 +106,100 @@ class PagesOut:
             jobs.append(self._start(group, np.where(group == tail_page, tail_fill, PAGE_ENTRIES).astype(np.int8)))
         return jobs
 
-    def _start(self, pages: IntArray, fills: Fills) -> Job[Checks]:
+    def write_out(self, pages: IntArray, then: Callable[[SymError | None], None]) -> None:
+        """Have pages in slots as far as they are computed. `then` is told on the trio thread, when it is over."""
+        out = _Out(pages, self._pool.on_disk.generations(pages), then)
+        # Whoever asks is in the middle of something.
+        trio.lowlevel.current_trio_token().run_sync_soon(self._write_next, out)
+
+    def _write_next(self, out: _Out) -> None:
+        """Begin as many jobs as may be. A page is written by one at a time: what others write just now comes last."""
+        if not self._jobs.is_running:
+            return  # the daemon has ended, and nobody waits
+        while out.error is None and out.num_running < JOBS_A_FILE:
+            group = self._next_group(out)
+            if not group.size:
+                break
+            try:
+                self._start(group, self._pool.computed(group), partial(self._is_out, out))
+            except SymError as error:
+                out.error = SymError(str(error), error.errno)
+            else:
+                out.num_running += 1
+        if out.num_running:
+            return
+        if out.error is None and out.pages.size:
+            job = self._writing[int(out.pages[0])]
+            self._after.setdefault(job, []).append(partial(self._write_next, out))
+        else:
+            out.then(out.error)
+
+    def _next_group(self, out: _Out) -> IntArray:
+        """What is to be written still, and nobody writes; it is taken off what is left."""
+        pool = self._pool
+        is_left = pool.on_disk.generations(out.pages) == out.generations  # others were given back meanwhile
+        is_left &= ~pool.on_disk.is_kept(out.pages, pool.computed(out.pages))
+        out.pages, out.generations = out.pages[is_left], out.generations[is_left]
+        free = (place for place, page in enumerate(out.pages.tolist()) if page not in self._writing)
+        places = np.array([*islice(free, SLOTS_A_JOB)], np.intp)
+        group = out.pages[places]
+        out.pages, out.generations = np.delete(out.pages, places), np.delete(out.generations, places)
+        return group
+
+    def _is_out(self, out: _Out, error: Exception | None) -> None:
+        out.num_running -= 1
+        self.progressed()
+        if error is not None:
+            out.error = out.error or as_ours(error)
+        self._write_next(out)
+
+    def _start(
+        self, pages: IntArray, fills: Fills, then: Callable[[Exception | None], None] = lambda _error: None
+    ) -> Job[Checks]:
         pool, on_disk = self._pool, self._pool.on_disk
         self._require_room(len(pages) * self.file.slot_bytes)
         slots = self.slots.take(len(pages))
         generations = on_disk.begin_write(pages, fills)
-        frames = pool.store.frames_of(pages)
-        store = pool.store.store
-        readers = [_reader(store, frame, fill) for frame, fill in zip(frames.tolist(), fills.tolist(), strict=True)]
+        sources = [_source(pool, page, fill) for page, fill in zip(pages.tolist(), fills.tolist(), strict=True)]
+        pool.pin(pages)
         where, num_failed_syncs = slots.tolist(), self._num_failed_syncs
 
         def write() -> Checks:
             try:
-                return self.file.write(where, readers)
+                return self.file.write(where, sources)
             except OSError as error:
                 raise disk_error("write", self.file.path, error) from error
 
         def written(job: Job[Checks]) -> None:
             for page in pages.tolist():
                 del self._writing[page]
+            pool.unpin(pages)
             if job.error is not None or self._num_failed_syncs != num_failed_syncs:
                 self.slots.disown(slots)
-                return
-            is_same = on_disk.end_write(pages, generations, slots, job.settle())
-            self.slots.disown(slots[~is_same])
-            self._unsynced.append(pages[is_same])
-            self.num_bytes += len(pages) * self.file.slot_bytes
+            else:
+                is_same = on_disk.end_write(pages, generations, fills, slots, job.settle())
+                self.slots.disown(slots[~is_same])
+                self._is_unsynced[pages[is_same]] = True
+                self.num_bytes += len(pages) * self.file.slot_bytes
+            then(job.error)
+            for function in self._after.pop(job, ()):
+                function()
 
         job = self._jobs.start(write, written)
         self._writing |= dict.fromkeys(pages.tolist(), job)
         return job
 
-    def begin_sync(self) -> list[IntArray]:
-        """What a sync that begins now will cover; `sync_failed` wants it, if it does."""
-        covered, self._unsynced = self._unsynced, []
+    def begin_sync(self) -> IntArray:
+        """The pages that a sync that begins now will cover; `sync_failed` wants them, if it does."""
+        covered = np.flatnonzero(self._is_unsynced).astype(np.int32)
+        self._is_unsynced[covered] = False
         return covered
 
-    def sync_failed(self, covered: list[IntArray]) -> None:
+    def sync_failed(self, covered: IntArray) -> None:
         self._num_failed_syncs += 1
-        for pages in [*covered, *self.begin_sync()]:
-            self._pool.on_disk.spoil(pages)
+        pages = np.union1d(covered, self.begin_sync())
+        pages = pages[self._pool.refcount[pages] > 0]
+        self._pool.on_disk.spoil(pages, self._pool.store.of[pages] != NOWHERE)
 
 
 def _fills(num_pages: int, num_entries: int) -> Fills:
@@ -131,12 +208,21 @@ def _fills(num_pages: int, num_entries: int) -> Fills:
     return fills
 
 
-def _reader(store: PageStore, frame: int, fill: int) -> Reader:
-    def read(room: memoryview) -> None:
-        source = store.view(frame) if fill == PAGE_ENTRIES else memoryview(store.masked(store.view(frame), fill))
-        np.copyto(np.frombuffer(room, np.uint8), np.frombuffer(source, np.uint8))  # lets go of the interpreter's lock
+def _source(pool: PagePool, page: int, fill: int) -> Source:
+    """A full page is written from where it is in memory, and stays meanwhile. Of a tail others may be computing the
+    rest, so a copy is made of what is there. What is on disk alone comes from the slot that it has.
+    """
+    frame, store = int(pool.store.of[page]), pool.store.store
 
-    return read
+    def source() -> Bytes:
+        if frame == NOWHERE:
+            (data,) = look(pool.store, pool.cold, np.array([page], np.int32), copies)
+            view = memoryview(data)
+        else:
+            view = store.view(frame)
+        return view if fill == PAGE_ENTRIES else store.masked(view, fill)
+
+    return source
 
 
 _NONE = np.empty(0, np.int32)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from math import ceil, log2
 from typing import TypeAlias
 
 import numpy as np
@@ -53,7 +54,7 @@ class Files:
 
 
 class Gaps:
-    """How long the gaps between two uses of a file were, of all files lately: a histogram by powers of the root of 2."""
+    """How long the gaps between two uses of a file were, of all files lately: a histogram by powers of 2 ** 0.5."""
 
     __slots__ = ("counts",)
 
@@ -61,7 +62,8 @@ class Gaps:
         self.counts = np.zeros(NUM_BUCKETS) if counts is None else counts
 
     def add(self, gap_s: float) -> None:
-        self.counts[self.bucket_of(np.float64(gap_s))] += 1
+        place = ceil(log2(max(gap_s, _FIRST_GAP_S) / _FIRST_GAP_S) * _BUCKETS_A_DOUBLING)  # numpy takes 10 µs for it
+        self.counts[min(place, NUM_BUCKETS - 1)] += 1
 
     def fade(self, factor: float) -> None:
         """What was counts less from now on."""
@@ -70,7 +72,8 @@ class Gaps:
     @staticmethod
     def bucket_of(gap_s: FloatArray | np.float64) -> npt.NDArray[np.intp]:
         places = np.ceil(np.log2(np.maximum(gap_s, _FIRST_GAP_S) / _FIRST_GAP_S) * _BUCKETS_A_DOUBLING)
-        return np.clip(places, 0, NUM_BUCKETS - 1).astype(np.intp)
+        found: npt.NDArray[np.intp] = np.clip(places, 0, NUM_BUCKETS - 1).astype(np.intp)
+        return found
 
     @staticmethod
     def bounds_s() -> FloatArray:

@@ -1,0 +1,529 @@
+"""Who has pages in memory: calls wait for theirs in order, and what is worth least makes room.
+
+A *ticket* is somebody who needs pages: all of them at once, or none. While it waits it holds nothing, so tickets can't
+wait for each other. The first in order gets every frame that becomes free, until it has as many as it needs. Then its
+pages are pinned, new ones get frames, what is on disk is read, and the next in order has its turn. A ticket that has
+its frames waits for the disk alone. Frames become free in four ways, tried in this order:
+
+- pages that are on disk as they are lose their frame at once, and others when they are written, in the policy's order;
+- programs in the run that think are asked to leave it;
+- calls of a lower priority are, and then those that have been there for long (`Preempt`);
+- files are removed, and calls end, by themselves.
+
+Where nothing of that is to be expected the first ticket fails: NoSpace, or what the disk said.
+
+*Hints* want pages in memory that nobody needs yet. They come behind all tickets, and take nothing from files that are
+used.
+
+All of it on the trio thread; nothing here waits but `run`, and those who say so.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from copy import copy
+from itertools import count
+
+import numpy as np
+import trio
+
+from kvfs.pages.frames import NOWHERE
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import NO_ROW, PagePool
+from kvfs.pages.table import PageTable, Reservation
+from kvfs.tiers.arrivals import Arrivals
+from kvfs.tiers.departures import Departures
+from kvfs.tiers.hints import Hints
+from kvfs.tiers.moves import Moves
+from kvfs.tiers.policy import Rank
+from kvfs.tiers.residents import Residents
+from kvfs.tiers.statistics import TierStatistics
+from kvfs.tiers.tickets import Mover, Preempt, Then, Ticket
+from libsym.errors import Busy, NoSpace, SymError
+
+LOW_WATER_SHARE = 64
+"""This part of all frames is kept free, as long as something may go down."""
+LOOKS_EACH_S = 0.25
+BUSY_AFTER_S = 30.0
+"""So long a file is waited for that is to go to disk and is computed with."""
+
+
+class Pager:
+    """The memory of one pool."""
+
+    def __init__(self, pool: PagePool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pool = pool
+        self.clock = clock
+        self.residents = Residents(clock)
+        self._moves = Moves(clock, self._wake)
+        self.departures = Departures(pool, self.residents, self._moves, clock, self._expect)
+        self._arrivals = Arrivals(pool, self._moves, self._ended)
+        self._hints = Hints(pool, self.residents, self.departures, self._moves, clock, self._read_for_hint)
+        self._bringing: set[PageTable] = set()
+        """Forks of files that somebody waits for."""
+        self.progressed = self._moves.progressed
+        self.preempt: Preempt = _nobody
+        self.num_preempted = 0
+        """Calls that left the run for the sake of others' pages."""
+        self._numbers = count()
+        self._waiting: list[tuple[tuple[int, int], Ticket]] = []  # a heap
+        self._due: list[Callable[[], None]] = []
+        self._changed = trio.Event()
+        self._is_advancing = False
+        self._num_waits = self._num_resumes = self._num_hidden = 0
+        self._wait_s = 0.0
+        pool.released = self._note_released
+
+    def start(self, mover: Mover) -> None:
+        """Pages may go down, and come back, from now on. Before that, what has no frame never gets one."""
+        self._moves.mover = mover
+        self._pool.low_water = max(1, self._pool.num_frames // LOW_WATER_SHARE)
+        self._pool.when_low = self._wake
+
+    # ---- files
+
+    def add(self, table: PageTable, priority: int = 0) -> None:
+        """There is a new file."""
+        table.row = self.residents.add(table)
+        self.residents.priority[table.row] = priority
+
+    def remove(self, table: PageTable) -> None:
+        """Nobody has the file any more; it still has its pages. What it shares is its source's again."""
+        pages, source = table.pages, table.source
+        mine = pages[self._pool.row_of[pages] == table.row]
+        if mine.size:
+            self._pool.row_of[mine] = NO_ROW if source is None else source.row
+            if source is not None and source.row != NO_ROW:
+                last_use_s = self.residents.last_use_s
+                last_use_s[source.row] = max(last_use_s[source.row], last_use_s[table.row])
+        if self.residents.pinned_until_s[table.row]:
+            self.unpin_file(table)
+        self._hints.forget(table)
+        self.residents.remove(table.row)
+        table.row = NO_ROW
+
+    def opened(self, table: PageTable) -> None:
+        """A program has it open."""
+        self.residents.num_users[table.row] += 1
+
+    def closed(self, table: PageTable) -> None:
+        """One less has."""
+        self.residents.num_users[table.row] -= 1
+
+    def use(self, rank: Rank) -> None:
+        """Another policy from now on."""
+        self.departures.rank = rank
+
+    def num_in_memory(self, table: PageTable) -> int:
+        """Of its pages."""
+        return int(np.count_nonzero(self._pool.store.of[table.pages] != NOWHERE))
+
+    def tier_of(self, table: PageTable) -> str:
+        """Where its pages are: `memory`, `disk`, or some here and some there: `mixed`."""
+        num_here = self.num_in_memory(table)
+        return "memory" if num_here == len(table.pages) else "mixed" if num_here else "disk"
+
+    # ---- calls
+
+    def acquire(self, reservation: Reservation, priority: int, then: Then) -> Ticket | None:
+        """A call is to be computed. None: all its pages are in memory, and pinned now. Else `then` is told later,
+        unless the ticket is given to `cancel`; NoSpace: they never will be.
+        """
+        table, pool = reservation.table, self._pool
+        pages, row = reservation.needed(), table.row
+        num_old, num_new = pages.size - reservation.new_pages.size, reservation.new_pages.size
+        frames = pool.store.of[pages]
+        if row != NO_ROW:
+            self._note_use(row, is_hidden=not num_old or int(frames[:num_old].min()) != NOWHERE)
+        if int(frames.min()) != NOWHERE:
+            reservation.ready(pages, row)
+            return None
+        reservation.forget_frames()
+
+        def admitted(frames: IntArray) -> None:
+            reservation.give_frames(frames)
+            reservation.ready(pages, row)
+
+        ticket = self._ticket(priority, table.owner, pages[:num_old], num_new, admitted, reservation.unpin, then)
+        self._num_waits += 1
+        self._ask(ticket)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more; what is pinned for it is let go."""
+        ticket.is_cancelled = True
+        if not ticket.is_over:
+            self._end(ticket, None)
+            self._wake()
+
+    def _note_use(self, row: int, *, is_hidden: bool) -> None:
+        went_down = int(self.residents.went_down[row])
+        gap_s = self.residents.begin_use(row)
+        if went_down and gap_s > went_down * self._moves.bring_s:
+            self._num_resumes += 1
+            self._num_hidden += is_hidden
+
+    def _note_released(self, row: int) -> None:
+        """A call has let go of its pages, or a file was removed."""
+        if row != NO_ROW:
+            self.residents.end_use(row)
+        if self._waiting or self._hints:
+            self._wake()
+
+    def _expect(self, row: int) -> None:
+        """A file goes down."""
+        self._hints.expect(row)
+
+    # ---- others that need pages
+
+    async def room(self, num_pages: int, owner: int, priority: int = 0) -> IntArray:
+        """Frames for new pages, for `PagePool.allocate`, or for `return_frames`. NoSpace: there will be none."""
+        return await self._pinned(_NONE, num_pages, owner, priority)
+
+    @asynccontextmanager
+    async def hold(self, tables: Iterable[PageTable], priority: int = 0) -> AsyncIterator[None]:
+        """Have all pages of files in memory, and keep them there. The caller sees to it that the files stay."""
+        kept = list(tables)
+        pages = np.unique(np.concatenate([_NONE, *(table.pages for table in kept)]))
+        async with self.hold_pages(pages, 0, kept[0].owner if kept else 0, priority):
+            yield
+
+    @asynccontextmanager
+    async def hold_pages(self, pages: IntArray, num_new: int, owner: int, priority: int = 0) -> AsyncIterator[IntArray]:
+        """Have pages (none twice) in memory, and keep them there; and with them frames for new pages, as from `room`.
+
+        All at once: two that each held some, and waited for more, could wait for each other for ever.
+        """
+        frames = await self._pinned(pages, num_new, owner, priority)
+        try:
+            yield frames
+        finally:
+            self._unpin(pages)
+
+    async def _pinned(self, pages: IntArray, num_new: int, owner: int, priority: int) -> IntArray:
+        """Pages, and frames for new ones: at once where all of it is there."""
+        pool = self._pool
+        is_free = num_new <= pool.num_free_frames
+        if self._moves.mover is None and not is_free:
+            raise NoSpace(
+                f"memory is full: {num_new} pages wanted, {pool.num_free_frames} of {pool.num_frames} are free; remove "
+                "files or forks, or start the daemon with more KV memory"
+            )
+        if is_free and (pool.store.of[pages] != NOWHERE).all():
+            pool.pin(pages)
+            return pool.take_frames(num_new)
+        return await self._wait_for(pages, num_new, owner, priority)
+
+    async def _wait_for(self, pages: IntArray, num_new: int, owner: int, priority: int) -> IntArray:
+        is_over = trio.Event()
+        frames: list[IntArray] = []
+
+        def admitted(found: IntArray) -> None:
+            self._pool.pin(pages)
+            frames.append(found)
+            self._pool.num_coming += found.size
+
+        def over(_error: SymError | None) -> None:
+            is_over.set()
+
+        ticket = self._ticket(priority, owner, pages, num_new, admitted, lambda: self._unpin(pages), over)
+        self._ask(ticket)
+        try:
+            await is_over.wait()
+        except trio.Cancelled:
+            if ticket.is_over and ticket.error is None:
+                self._unpin(pages)
+            self.cancel(ticket)
+            if frames:
+                self._pool.return_frames(frames[0])
+            raise
+        if ticket.error is not None:
+            if frames:
+                self._pool.return_frames(frames[0])
+            raise copy(ticket.error)
+        return frames[0]
+
+    def _unpin(self, pages: IntArray) -> None:
+        self._pool.unpin(pages)
+        self._pool.last_use[pages] = self.clock()
+        self._wake()
+
+    # ---- advice
+
+    def will_need(self, table: PageTable) -> None:
+        """It is worth having in memory soon."""
+        if self._moves.mover is not None and table.row != NO_ROW:
+            self._hints.add(table)
+            self._wake()
+
+    def demote(self, table: PageTable) -> None:
+        """It is not worth memory before it is used again. What others used after it stays."""
+        if self._moves.mover is None or table.row == NO_ROW:
+            return
+        self._hints.forget(table)
+        self.residents.is_cold[table.row] = True
+        self.residents.wanted_s[table.row] = 0
+        pages = table.pages
+        self.departures.send(self.departures.may_go(pages[self._pool.row_of[pages] == table.row]))
+
+    async def put_on_disk(self, table: PageTable) -> None:
+        """Return when no page of it is in memory. Busy: it is being computed with; NoSpace, EIO: the disk says so."""
+        if self._moves.mover is None:
+            raise NoSpace("nothing goes to disk here: the daemon was started with --policy none, or keeps no state")
+        self.demote(table)
+        ends_s = self.clock() + BUSY_AFTER_S
+        while self.num_in_memory(table):
+            self.departures.send(self.departures.may_go(table.pages))
+            if (error := self._moves.recent_error()) is not None and not self.departures.going:
+                raise copy(error)
+            if self.clock() > ends_s:
+                raise Busy("the file is being computed with: try again when it is not")
+            if self.num_in_memory(table):
+                await trio.sleep(0.01)
+
+    async def put_in_memory(self, table: PageTable) -> None:
+        """Return when all of it is in memory; it stays there as long as it is worth it."""
+        fork = table.fork()  # nobody frees the pages meanwhile
+        self._bringing.add(fork)
+        try:
+            async with self.hold([fork]):
+                if table.row != NO_ROW:
+                    self.residents.wanted_s[table.row] = self.clock()
+                    self.residents.is_cold[table.row] = False
+        finally:
+            self._bringing.remove(fork)
+            fork.close()
+
+    def pin_file(self, table: PageTable, until_s: float) -> None:
+        """It does not go down before. NoSpace: as much is kept by advice as may be."""
+        pool, now_s = self._pool, self.clock()
+        pages = table.pages
+        num_others = int(np.count_nonzero(pool.keep_until > now_s))
+        num_more = int(np.count_nonzero(pool.keep_until[pages] <= now_s))
+        may_be = self.departures.max_kept
+        if num_others + num_more > may_be:
+            raise NoSpace(
+                f"{num_others} of {pool.num_frames} pages of memory are pinned, {num_more} more are wanted, and at "
+                f"most {may_be} may be: unpin others, or start the daemon with more KV memory"
+            )
+        self.residents.pinned_until_s[table.row] = until_s
+        pool.keep_until[pages] = np.maximum(pool.keep_until[pages], until_s)
+        self.will_need(table)
+
+    def unpin_file(self, table: PageTable) -> None:
+        """It may go down again."""
+        residents = self.residents
+        residents.pinned_until_s[table.row] = 0
+        self._pool.keep_until[table.pages] = 0
+        for row in np.flatnonzero(residents.pinned_until_s[: residents.num_rows] > self.clock()).tolist():
+            other = residents.tables[row]
+            if other is not None:
+                keep_until = self._pool.keep_until
+                keep_until[other.pages] = np.maximum(keep_until[other.pages], residents.pinned_until_s[row])
+        self._wake()
+
+    def num_kept(self, tables: Iterable[PageTable]) -> int:
+        """Pages of these that advice keeps in memory."""
+        pages = np.unique(np.concatenate([_NONE, *(table.pages for table in tables)]))
+        return int(np.count_nonzero(self._pool.keep_until[pages] > self.clock()))
+
+    # ---- tickets
+
+    def _ticket(
+        self,
+        priority: int,
+        owner: int,
+        old_pages: IntArray,
+        num_new: int,
+        admitted: Callable[[IntArray], None],
+        unpin: Callable[[], None],
+        over: Then,
+    ) -> Ticket:
+        return Ticket(next(self._numbers), priority, owner, old_pages, num_new, admitted, unpin, over, self.clock())
+
+    def _ask(self, ticket: Ticket) -> None:
+        heapq.heappush(self._waiting, (ticket.order, ticket))
+        self._wake()
+        self._advance()
+
+    def _read_for_hint(self, table: PageTable, over: Then) -> None:
+        pages = table.pages.copy()
+
+        def ended(error: SymError | None) -> None:
+            if error is None:
+                self._unpin(pages)
+            over(error)
+
+        def admitted(_: IntArray) -> None:
+            self._pool.pin(pages)
+
+        ticket = self._ticket(0, table.owner, pages, 0, admitted, lambda: self._unpin(pages), ended)
+        self._arrivals.admit(ticket)
+
+    def _end(self, ticket: Ticket, error: SymError | None) -> None:
+        ticket.end(error)
+        self._wait_s += self.clock() - ticket.since_s
+
+    def _ended(self, ticket: Ticket, error: SymError | None) -> None:
+        """It has all its pages, or never gets them. Whoever waits is told from `run`: others are in the middle of
+        something.
+        """
+        if error is not None:
+            self._end(ticket, error)
+        else:
+            ticket.is_over = True
+            self._wait_s += self.clock() - ticket.since_s
+        self._due.append(ticket.tell)
+        self._wake()
+
+    @property
+    def num_waiting(self) -> int:
+        """Those who have no frames yet."""
+        return sum(not ticket.is_over for _, ticket in self._waiting)
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """For ever."""
+        task_status.started()
+        while True:
+            with trio.move_on_after(self._sleep_s()):
+                await self._changed.wait()
+            self._changed = trio.Event()
+            due, self._due = self._due, []
+            for function in due:
+                function()
+            self._hints.note_returns()
+            self._look_for_late()
+            self._advance()
+            if self._moves.mover is not None and not self._waiting:
+                self.departures.clean_ahead()
+            await trio.lowlevel.checkpoint()
+
+    def _sleep_s(self) -> float:
+        now_s = self.clock()
+        until_s = self._hints.next_s
+        if self.departures.grace_until_s > now_s:
+            until_s = min(until_s, self.departures.grace_until_s)
+        if self._waiting or self._hints or self._moves.num_jobs:
+            until_s = min(until_s, now_s + LOOKS_EACH_S)
+        return max(0.0, until_s - now_s)
+
+    def _advance(self) -> None:
+        """Give frames to those who are first."""
+        if self._is_advancing or self._moves.mover is None:
+            return
+        self._is_advancing = True
+        try:
+            while self._waiting and (self._waiting[0][1].is_over or self._try(self._waiting[0][1])):
+                heapq.heappop(self._waiting)
+            if not self._waiting:
+                self._pool.num_promised = 0
+                self._hints.advance()
+                self.departures.keep_some_free()
+        finally:
+            self._is_advancing = False
+
+    def _try(self, ticket: Ticket) -> bool:
+        """The first in order. False: it has to wait."""
+        pool, num_pages = self._pool, ticket.old_pages.size + ticket.num_new
+        pool.num_promised = 0
+        if num_pages > pool.num_frames:
+            what = f"{num_pages} pages are needed in memory at once, and there is room for {pool.num_frames}"
+            self._ended(ticket, NoSpace(f"{what}: start the daemon with more KV memory"))
+            return True
+        short = self._arrivals.num_frames_for(ticket) - pool.store.num_free
+        if short > 0:
+            self._make_room(short, ticket)
+            if ticket.is_over:
+                return True
+            if self._arrivals.num_frames_for(ticket) > pool.store.num_free:
+                pool.num_promised = pool.store.num_free
+                return False
+        self._arrivals.admit(ticket)
+        return True
+
+    def _make_room(self, num_frames: int, ticket: Ticket) -> None:
+        """Have so many more frames free for whoever is first, now or soon; or it fails."""
+        departures = self.departures
+        wanted = num_frames - len(departures.going)
+        if wanted <= 0:
+            return
+        taken = departures.victims(ticket.old_pages)[: wanted + self._pool.low_water]
+        if departures.is_grace(taken):
+            return
+        num_frames -= departures.send(taken) + len(departures.going)
+        if num_frames <= 0:
+            return
+        somebody_leaves = self.preempt(num_frames, ticket.priority, self.clock() - ticket.since_s)
+        if somebody_leaves or departures.going or self._arrivals or self._is_anything_pinned():
+            return
+        self._ended(ticket, self._moves.recent_error() or self._no_room(num_frames))
+
+    def _no_room(self, num_frames: int) -> NoSpace:
+        num_kept = int(np.count_nonzero(self._pool.keep_until > self.clock()))
+        return NoSpace(
+            f"memory is full: {num_frames} pages more are needed there, {num_kept} of {self._pool.num_frames} are "
+            "pinned by advice, and nothing else may go to disk: unpin files, remove some, or start the daemon with "
+            "more KV memory"
+        )
+
+    def _is_anything_pinned(self) -> bool:
+        """Whether somebody has pages in memory that will be let go."""
+        pool = self._pool
+        pages = pool.store.page_of[pool.store.page_of != NOWHERE]
+        return bool(pool.num_coming or pool.pins[pages].any())
+
+    def _look_for_late(self) -> None:
+        """Those who wait for a disk that does not answer."""
+        if not self._moves.is_late():
+            return
+        assert self._moves.mover is not None
+        error = self._moves.mover.late()
+        waiting = self._arrivals.waiting()
+        if self.departures.going and self._waiting:
+            waiting.add(self._waiting[0][1])
+        for ticket in waiting:
+            if not ticket.is_over:
+                self._ended(ticket, error)
+
+    # ---- figures
+
+    def held(self) -> list[PageTable]:
+        """What it refers to pages with, for the books."""
+        return [*self._hints.held(), *self._bringing]
+
+    def statistics(self) -> TierStatistics:
+        pool, moves = self._pool, self._moves
+        here = pool.store.page_of[pool.store.page_of != NOWHERE]
+        return TierStatistics(
+            num_frames=pool.num_frames,
+            num_free_frames=pool.store.num_free,
+            num_computing=int(np.count_nonzero(pool.pins[here])),
+            num_kept=int(np.count_nonzero(pool.keep_until[here] > self.clock())),
+            num_on_disk_alone=pool.num_pages - pool.num_free - here.size,
+            num_in=moves.num_in,
+            num_out=moves.num_out,
+            num_dropped=self.departures.num_dropped,
+            num_waiting=self.num_waiting,
+            num_waits=self._num_waits,
+            wait_s=self._wait_s,
+            num_resumes=self._num_resumes,
+            num_hidden=self._num_hidden,
+            num_hints=self._hints.num_begun,
+            num_preempted=self.num_preempted,
+            bring_s=moves.bring_s,
+            error="" if moves.error is None else str(moves.error),
+        )
+
+
+def _nobody(num_frames: int, priority: int, waited_s: float) -> bool:
+    del num_frames, priority, waited_s
+    return False
+
+
+_NONE: IntArray = np.empty(0, np.int32)
