@@ -476,6 +476,7 @@ class Volume:
             self._is_changed(inode, content)
             raise
         kv = self.new_kv(table)
+        self.pager.filled(table)
         self._replace(inode, kv)
         self.heat.note(inode, kv)
 
