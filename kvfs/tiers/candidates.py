@@ -85,7 +85,7 @@ def in_order(
     worth = rank(files, residents.gaps)
     is_cold = column(residents.is_cold, 0) > 0
     priority = column(residents.priority, 0)
-    place = np.empty(counts.size, np.intp)
+    place = np.empty(counts.size, np.uint16 if found.size <= 1 << 16 else np.intp)  # numbers of 16 bits sort faster
     place[found[np.lexsort((worth, priority, ~is_cold))]] = np.arange(found.size)
     ordered: IntArray = pages[np.argsort(place[group], kind="stable")]
     return ordered
