@@ -87,7 +87,6 @@ def in_order(
     worth = rank(files, residents.gaps)
     is_cold = column(residents.is_cold, 0) > 0
     priority = column(residents.priority, 0)
-<<<<<<< HEAD
     order = found[np.lexsort((worth, priority, ~is_cold))]
     if num_wanted is not None:  # a sort of the pages of those files alone
         order = order[: np.searchsorted(np.cumsum(counts[order]), num_wanted) + 1]
@@ -95,11 +94,7 @@ def in_order(
         goes[order] = True
         is_of_those = goes[group]
         pages, group = pages[is_of_those], group[is_of_those]
-    place = np.empty(counts.size, np.intp)
+    place = np.empty(counts.size, np.uint16 if order.size <= 1 << 16 else np.intp)  # numbers of 16 bits sort faster
     place[order] = np.arange(order.size)
-=======
-    place = np.empty(counts.size, np.uint16 if found.size <= 1 << 16 else np.intp)  # numbers of 16 bits sort faster
-    place[found[np.lexsort((worth, priority, ~is_cold))]] = np.arange(found.size)
->>>>>>> policy
     ordered: IntArray = pages[np.argsort(place[group], kind="stable")]
     return ordered[:num_wanted]
