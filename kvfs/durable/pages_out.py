@@ -154,6 +154,8 @@ class PagesOut:
     ) -> Job[Checks]:
         pool, on_disk = self._pool, self._pool.on_disk
         self._require_room(len(pages) * self.file.slot_bytes)
+        # What is on disk alone is written as far as its slot holds it: others may have more of it than who asks.
+        fills = np.where(pool.store.of[pages] == NOWHERE, np.maximum(fills, on_disk.kept[pages]), fills)
         slots = self.slots.take(len(pages))
         generations = on_disk.begin_write(pages, fills)
         sources = [_source(pool, page, fill) for page, fill in zip(pages.tolist(), fills.tolist(), strict=True)]

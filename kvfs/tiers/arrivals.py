@@ -98,7 +98,8 @@ class Arrivals:
             if error is not None and ticket is reading.asked:
                 self._over(ticket, error)
                 continue
-            if error is not None:  # perhaps of a page that it does not need; as many frames are free again
-                self._read_missing(ticket)
+            # An error may be of a page that it does not need, and a page may have been given out anew while it was read
+            # for somebody who is gone. As many frames are free again.
+            self._read_missing(ticket)
             if not ticket.num_reading:
                 self._over(ticket, None)
