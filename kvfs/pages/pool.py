@@ -326,16 +326,20 @@ class PagePool:
         self.fill[page] = fill
         self.has_digest[page] = False
         frame = self.store.of[page]
-        if self._bytes_in[frame] != owner:
+        if frame != NOWHERE and self._bytes_in[frame] != owner:
             self._bytes_in[frame] = _SEVERAL
 
     def copy_entries(self, source: int, target: int, num_entries: int) -> None:
         """Copy tokens and positions of a tail; its KV bytes are the decoder's to copy, at the start of the step."""
         self.tokens[target, :num_entries] = self.tokens[source, :num_entries]
         self.positions[target, :num_entries] = self.positions[source, :num_entries]
-        source_frame, target_frame = self.store.of[source], self.store.of[target]
-        if self._bytes_in[source_frame] != self._bytes_in[target_frame]:
-            self._bytes_in[target_frame] = _SEVERAL  # the decoder copies whole pages, slots of others included
+        self.expect_copy(target)
+
+    def expect_copy(self, target: int) -> None:
+        """The decoder copies whole pages, slots of others included: the copy is nobody's before `claim`."""
+        frame = self.store.of[target]
+        if frame != NOWHERE:
+            self._bytes_in[frame] = _SEVERAL
 
     # Pages on disk
 

@@ -151,9 +151,19 @@ class PageTable:
         if not 0 <= length <= self.length:
             raise Invalid(f"can't truncate to {length} entries: the file has {self.length}")
         num_pages = pages_for(length)
-        self.pool.release(self._slots[num_pages : self._num_pages], self._owner)
+        gone = self._slots[num_pages : self._num_pages]
+        self.leave(gone)
+        self.pool.release(gone, self._owner)
         self._has_pages(num_pages)
         self.length = length
+
+    def leave(self, pages: IntArray) -> bool:
+        """These are not its own any more: those that it used last are its source's again, or nobody's. False: none."""
+        if self.row == NO_ROW:
+            return False
+        mine, source = pages[self.pool.row_of[pages] == self.row], self.source
+        self.pool.row_of[mine] = NO_ROW if source is None else source.row
+        return bool(mine.size)
 
     def close(self) -> None:
         """Give every page back. Not while a reservation is open."""
@@ -255,7 +265,9 @@ class PageTable:
         self._has_pages(pages_for(self.length))
         if reservation.copies:
             self._slots = reservation.pages
-            self.pool.release(np.array([reservation.copies[0][0]], np.int32), self._owner)
+            copied = np.array([reservation.copies[0][0]], np.int32)
+            self.leave(copied)
+            self.pool.release(copied, self._owner)
 
     # The books
 
@@ -364,6 +376,7 @@ class Reservation:
         is_stale[missing] = pool.give_frames_to(self.new_pages[missing], self._owner, frames)
         if self.copies:
             is_stale[0] = False  # the copy overwrites it
+            pool.expect_copy(self.copies[0][1])
         self._is_stale = is_stale if is_stale.any() else None
 
     def forget_frames(self) -> None:

@@ -99,13 +99,10 @@ class Pager:
 
     def remove(self, table: PageTable) -> None:
         """Nobody has the file any more; it still has its pages. What it shares is its source's again."""
-        pages, source = table.pages, table.source
-        mine = pages[self._pool.row_of[pages] == table.row]
-        if mine.size:
-            self._pool.row_of[mine] = NO_ROW if source is None else source.row
-            if source is not None and source.row != NO_ROW:
-                last_use_s = self.residents.last_use_s
-                last_use_s[source.row] = max(last_use_s[source.row], last_use_s[table.row])
+        source = table.source
+        if table.leave(table.pages) and source is not None and source.row != NO_ROW:
+            last_use_s = self.residents.last_use_s
+            last_use_s[source.row] = max(last_use_s[source.row], last_use_s[table.row])
         if self.residents.pinned_until_s[table.row]:
             self.unpin_file(table)
         self._hints.forget(table)

@@ -27,6 +27,8 @@ _SPREADS = 2.0
 """So many mean deviations before the mean hardly any gap has ended: 6 of 100 that are normal, none that are even."""
 _REGULAR = 0.75
 """Gaps of which the shortest are no less than a quarter of the usual one can be foreseen."""
+_OVERDUE = 2.0
+"""After so many of its usual gaps a file has not come back when it usually does, and nobody knows when it will."""
 _ENOUGH_USES, _ENOUGH_GAPS = 4, 16
 """Before it had so many a file is taken to be like others; before there were so many nothing is."""
 _FIRST_ROOM = 256
@@ -138,6 +140,8 @@ class Residents:
         if self.num_uses[row] < _ENOUGH_USES or isnan(spread_s):
             gap_s, spread_s = self._usual_gap()
         if isnan(spread_s) or _SPREADS * spread_s > _REGULAR * gap_s:
+            return None
+        if self._clock() - float(self.last_use_s[row]) > _OVERDUE * gap_s:
             return None
         return float(self.last_use_s[row]) + gap_s - _SPREADS * spread_s
 

@@ -60,7 +60,10 @@ def test_a_copy_of_a_tail_that_is_on_disk_is_not_taken_for_its_owner_s_alone(tmp
         house.decoder.step(reservation)
         reservation.commit_first(reservation.tokens)
         await house.volume.pager.put_on_disk(base.table)
-        await files(house, 1, 1, prefix="other")  # in the frame that the page was in: the copy gets one of zeros
+        await files(house, 1, 1, prefix="other")  # in the frame that the page was in
+        (gone,) = await files(house, 1, 15, prefix="gone")  # all others have bytes of the owner alone
+        house.fs.kv_close(gone)
+        house.fs.kv_remove(ROOT, "gone0.kv")
         await house.compute(base, [1])
         (copy,) = base.table.pages
         assert copy != page
@@ -115,13 +118,15 @@ def test_a_file_that_has_not_come_when_it_usually_does_is_not_brought_back_for_n
     async def work(house: House) -> None:
         pager, residents = house.volume.pager, house.volume.pager.residents
         found = await files(house, 2)
-        now_s = pager.clock()
+        for file in found:
+            await house.keeper.sync(file.inode)
         for file, idle_s in zip(found, (100.0, 0.9), strict=True):
             row = file.table.row
             residents.num_uses[row], residents.gap_s[row], residents.gap_spread_s[row] = 10, 1.0, 0.01
-            residents.last_use_s[row] = now_s - idle_s
-            await house.keeper.sync(file.inode)
+            residents.last_use_s[row] = pager.clock() - idle_s
             pager.departures.send(pager.departures.may_go(file.table.pages))
+            assert pager.tier_of(file.table) == "disk"
+        pager.will_need(house.create("wakes.kv").table)
         with trio.fail_after(5):
             while pager.tier_of(found[1].table) != "memory":  # noqa: ASYNC110
                 await trio.sleep(0.01)
