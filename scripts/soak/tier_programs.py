@@ -25,8 +25,8 @@ from tests.symphony.daemons import Daemon  # noqa: E402 - the path comes first
 from tests.symphony.tier_programs import Crowd, Said, check_what_was_synced  # noqa: E402
 
 TIMEOUT_S = 600
-PAGE_BYTES = 16384
-"""Of the tiny model."""
+PAGE_BYTES = 8192
+"""Of the tiny model in bf16."""
 PAGES_A_PROGRAM = 10
 KILLED_EACH = 8
 """One of so many programs is killed."""

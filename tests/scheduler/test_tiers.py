@@ -369,10 +369,12 @@ def test_more_files_than_memory_and_callers_who_come_and_go(bench: KeptBench) ->
     async def scenario() -> None:
         rng = np.random.default_rng(5)
         files = [await computed(bench, number) for number in range(12)]
+        programs: list[Program] = []
 
         async def work(place: int) -> None:
             for _ in range(8):
                 program, how = Program(place + 1), int(rng.integers(5))
+                programs.append(program)
                 deadline_s = time.monotonic() + float(rng.uniform(0, 0.01)) if how == 0 else None
                 result = bench.submit(
                     files[place], [1] * int(rng.integers(1, 40)), program=program, deadline_s=deadline_s
@@ -389,6 +391,7 @@ def test_more_files_than_memory_and_callers_who_come_and_go(bench: KeptBench) ->
             for place in range(12):
                 nursery.start_soon(work, place)
         await until(lambda: not bench.batches._calls and not bench.fs.pool.pins.any())
+        assert {program.program.num_promised for program in programs} == {0}
 
     bench.run(scenario)
 
