@@ -86,9 +86,9 @@ class Soak:
         for way in ("a kill", "an end in order"):
             daemon = self.daemon(self._tenth)
             try:
-                num_same = check_what_was_synced(daemon, said, may_be_cut=True)
+                num_same = check_what_was_synced(daemon, said)
                 daemon.symphony("doctor")
-                print(f"after {way}: {num_same} of {len(said)} files begin with what was synced last", flush=True)
+                print(f"after {way}: {num_same} of {len(said)} files have what was synced last", flush=True)
                 assert daemon.stop() == 0
             finally:
                 daemon.clean_up()

@@ -51,12 +51,11 @@ AFTER = """
         kv = sym.kv_open(name)
         fork = sym.kv_fork(kv)
         tokens = [int(each) for each in fork.read()[0]]
-        assert tokens[: len(wanted["tokens"])] == wanted["tokens"] or wanted["may_be_cut"], name
-        if tokens[: len(wanted["tokens"])] == wanted["tokens"]:
-            fork.truncate(len(wanted["tokens"]))
-            row = hashlib.sha256(bytes(memoryview(sym.pred(fork, [7]).logits))).hexdigest()
-            assert row == wanted["row"], name
-            print(name)
+        assert tokens[: len(wanted["tokens"])] == wanted["tokens"], name
+        fork.truncate(len(wanted["tokens"]))
+        row = hashlib.sha256(bytes(memoryview(sym.pred(fork, [7]).logits))).hexdigest()
+        assert row == wanted["row"], name
+        print(name)
     sym.daemon_check()
 """
 """What was synced is there, and is computed with to the same bits."""
@@ -111,11 +110,9 @@ class Crowd:
         return self.said
 
 
-def check_what_was_synced(daemon: Daemon, said: list[Said], *, may_be_cut: bool) -> int:
-    """How many files have just what was synced; the others were cut since. AssertionError: something is missing."""
-    wanted = {
-        f"p{number}.kv": {**each.synced, "may_be_cut": may_be_cut} for number, each in enumerate(said) if each.synced
-    }
+def check_what_was_synced(daemon: Daemon, said: list[Said]) -> int:
+    """How many files have what was synced; none is cut below that. AssertionError: something is missing."""
+    wanted = {f"p{number}.kv": each.synced for number, each in enumerate(said) if each.synced}
     process = daemon.program(AFTER)
     out, err = process.communicate(json.dumps(wanted), timeout=100)
     assert process.returncode == 0, err
