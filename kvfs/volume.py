@@ -413,7 +413,7 @@ class Volume:
         snapshot.close()
 
     async def room_for_import(self, plan: ImagePlan, inode: Inode, surveyed: Survey | None = None) -> IntArray:
-        """Wait for frames for an import, to be given to `begin_import` at once. NoSpace: there never will be so many."""
+        """Wait for frames for an import: `begin_import` takes them at once. NoSpace: there will never be so many."""
         while True:
             owner, content = _payer(inode), inode.content
             assert isinstance(content, PlainFile)
@@ -475,6 +475,7 @@ class Volume:
             self._is_changed(inode, content)
             raise
         kv = self.new_kv(table)
+        self.pager.filled(table)
         self._replace(inode, kv)
         self.heat.note(inode, kv)
 
