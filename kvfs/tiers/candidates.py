@@ -94,7 +94,7 @@ def in_order(
         goes[order] = True
         is_of_those = goes[group]
         pages, group = pages[is_of_those], group[is_of_those]
-    place = np.empty(counts.size, np.intp)
+    place = np.empty(counts.size, np.uint16 if order.size <= 1 << 16 else np.intp)  # numbers of 16 bits sort faster
     place[order] = np.arange(order.size)
     ordered: IntArray = pages[np.argsort(place[group], kind="stable")]
     return ordered[:num_wanted]

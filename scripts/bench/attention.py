@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `pred(attention=...)` costs: decodes and a prefill of 512 tokens that ask and that don't, in turns.
 
-    .venv/bin/python scripts/bench/attention.py [--precision bf16] [--rounds 10] [--other DIR] [--json]
+    .venv/bin/python scripts/bench/attention.py [--precision bf16] [--rounds 10] [--other DIR] [--thread-time]
 
 The step alone, then the calls of a program to a daemon: a token at the end of files of some lengths, and 512 tokens at
 the end of an empty file and of a longer one. `--other`: a checkout of another version, built. Its plain steps take
@@ -46,14 +46,18 @@ MAX_ENTRIES = 8192
 class Steps:
     """One file of a decoder, that is cut to a length before each measurement."""
 
-    def __init__(self, model: str, precision: str) -> None:
+    def __init__(self, model: str, precision: str, *, of_thread: bool) -> None:
+        self._clock = time.thread_time if of_thread else time.perf_counter
         loaded = load_model(model)
         self.config = loaded.config
         arena = Arena(self.config, MAX_ENTRIES // 32, KV_DTYPE[precision])
-        self._decoder = CpuDecoder(self.config, loaded.weights, arena, precision=precision)
+        self._decoder = CpuDecoder(self.config, loaded.weights, arena, 1 if of_thread else None, precision=precision)
         self._pages = np.arange(MAX_ENTRIES // 32, dtype=np.int32)
         self.row = np.empty(self.config.vocab_size, np.float32)
-        self.append(0, 512 * (MAX_ENTRIES // 512))
+        self.append(0, PREFILL)
+        written = PREFILL // 32
+        for first in range(written, MAX_ENTRIES // 32, written):  # what is there does not change how long it takes
+            arena.pages[first : first + written] = arena.pages[:written]
 
     def append(self, start: int, count: int, how: dict[str, Any] | None = None) -> None:
         """In chunks of 512, as the daemon has them."""
@@ -65,13 +69,13 @@ class Steps:
 
     def measure(self, length: int, count: int, *, asks: bool) -> float:
         """Milliseconds for a decode's token, or for a prefill."""
-        began_s = time.perf_counter()
+        began_s = self._clock()
         if count == 1:
             for token in range(DECODES):
                 self.append(length + token, 1, self._how(length + token + 1, asks=asks))
-            return (time.perf_counter() - began_s) * 1000 / DECODES
+            return (self._clock() - began_s) * 1000 / DECODES
         self.append(length, count, self._how(length + count, asks=asks))
-        return (time.perf_counter() - began_s) * 1000
+        return (self._clock() - began_s) * 1000
 
     def _how(self, entries: int, *, asks: bool) -> dict[str, Any]:
         shape = (self.config.num_layers, self.config.num_kv_heads, entries)
@@ -101,8 +105,8 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
     return {"ms": {name: statistics.median(each) for name, each in times.items()}, "ratio": ratios}
 
 
-def bench_steps(model: str, precision: str, rounds: int) -> dict[str, Any]:
-    steps, found = Steps(model, precision), {}
+def bench_steps(model: str, precision: str, rounds: int, *, of_thread: bool) -> dict[str, Any]:
+    steps, found = Steps(model, precision, of_thread=of_thread), {}
     for name, length, count in CASES:
         variants = {
             "plain": lambda length=length, count=count: steps.measure(length, count, asks=False),
@@ -115,9 +119,9 @@ def bench_steps(model: str, precision: str, rounds: int) -> dict[str, Any]:
 # ---- another version's plain steps
 
 
-def worker(model: str, precision: str) -> None:
+def worker(model: str, precision: str, *, of_thread: bool) -> None:
     """Measures what it is told of by lines, and says how long it took and what the bits were."""
-    steps = Steps(model, precision)
+    steps = Steps(model, precision, of_thread=of_thread)
     print("ready", flush=True)
     for line in sys.stdin:
         length, count = map(int, line.split())
@@ -126,8 +130,9 @@ def worker(model: str, precision: str) -> None:
 
 
 class Worker:
-    def __init__(self, tree: Path, model: str, precision: str) -> None:
+    def __init__(self, tree: Path, model: str, precision: str, *, of_thread: bool) -> None:
         command = [sys.executable, __file__, "--worker", "--model", model, "--precision", precision]
+        command += ["--thread-time"] * of_thread
         environment = {**os.environ, "BENCH_TREE": str(tree), "PYTHONPATH": str(tree)}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -153,8 +158,9 @@ class Worker:
         self.process.wait()
 
 
-def bench_versions(other: Path, model: str, precision: str, rounds: int) -> dict[str, Any]:
-    workers = {"other": Worker(other, model, precision), "this": Worker(ROOT, model, precision)}
+def bench_versions(other: Path, model: str, precision: str, rounds: int, *, of_thread: bool) -> dict[str, Any]:
+    trees = {"other": other, "this": ROOT}
+    workers = {name: Worker(tree, model, precision, of_thread=of_thread) for name, tree in trees.items()}
     found = {}
     for name, length, count in CASES:
         variants = {
@@ -246,16 +252,22 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--other", type=Path, help="a built checkout of another version")
+    parser.add_argument("--only", choices=("steps", "versions", "calls"), help="one part alone")
+    parser.add_argument("--thread-time", action="store_true", help="steps: one thread, and the time that it computes")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.worker:
-        worker(asked.model, asked.precision)
+        worker(asked.model, asked.precision, of_thread=asked.thread_time)
         return
-    found = {"steps": bench_steps(asked.model, asked.precision, asked.rounds)}
-    if asked.other is not None:
-        found["versions"] = bench_versions(asked.other.resolve(), asked.model, asked.precision, asked.rounds)
-    found["calls"] = bench_calls(asked.model, asked.precision, asked.rounds)
+    how = (asked.model, asked.precision, asked.rounds)
+    found = {}
+    if asked.only in (None, "steps"):
+        found["steps"] = bench_steps(*how, of_thread=asked.thread_time)
+    if asked.only in (None, "versions") and asked.other is not None:
+        found["versions"] = bench_versions(asked.other.resolve(), *how, of_thread=asked.thread_time)
+    if asked.only in (None, "calls"):
+        found["calls"] = bench_calls(*how)
     if asked.json:
         print(json.dumps(found, indent=1))
         return
