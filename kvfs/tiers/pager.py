@@ -168,7 +168,7 @@ class Pager:
         return ticket
 
     def _is_anybody_before(self, priority: int) -> bool:
-        """Whether a call that has all its pages has to wait: who makes room for others does not take it back at once."""
+        """Whether a call that has all its pages has to wait: who makes room does not take it back at once."""
         while self._waiting and self._waiting[0][1].is_over:
             heapq.heappop(self._waiting)
         if not self._waiting:
