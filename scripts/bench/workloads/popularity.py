@@ -17,7 +17,3 @@ class Popularity:
 
     def draw(self, rng: random.Random, count: int) -> list[int]:
         return rng.choices(range(len(self._weights)), self._weights, k=count)
-
-    def share_of_first(self, count: int) -> float:
-        """Of all questions: the most that a cache of so many documents can answer."""
-        return sum(self._weights[:count]) / sum(self._weights)

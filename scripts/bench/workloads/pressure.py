@@ -151,10 +151,9 @@ def run_restart(machine: Machine) -> None:
     num_tokens = round(restart.NUM_TOKENS * args.scale)
     memory = str((num_tokens + 256) * 2 * machine.entry_bytes)
     options = "--kv-memory", memory
-    found = restart.symphony(
-        args.model, ROOT, args.precision, options, machine.words("restart"), num_tokens, args.rounds
-    )
-    answers = [("symphony", way, answer) for way, answer in found]
+    words = machine.words("restart")
+    ours = restart.symphony(args.model, args.precision, options, words, num_tokens, args.rounds)
+    answers = [("symphony", way, answer) for way, answer in ours]
     for number in range(args.rounds):
         for side in machine.servers:
             words, slots = machine.words(f"restart-{number}"), args.slots.get(side.name)

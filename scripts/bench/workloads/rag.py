@@ -32,15 +32,10 @@ def jobs(scale: float, words: Words, documents: list[list[int]], name: str, inde
         drawn = popularity.draw(rng, count)
         return [{"document": number, "question": words.take(QUESTION_TOKENS)} for number in drawn]
 
-    work = {
-        "name": name,
-        "documents": documents,
-        "warm": questions(scaled(NUM_WARM, scale)),
-        "questions": questions(scaled(NUM_QUESTIONS, scale)),
-        "num_clients": NUM_CLIENTS,
-        "num_tokens": NUM_TOKENS,
-    }
-    return [Job("rag", work, (len(work["warm"]) + len(work["questions"])) * NUM_TOKENS)]
+    warm, counted = questions(scaled(NUM_WARM, scale)), questions(scaled(NUM_QUESTIONS, scale))
+    work = {"name": name, "documents": documents, "warm": warm, "questions": counted}
+    work |= {"num_clients": NUM_CLIENTS, "num_tokens": NUM_TOKENS}
+    return [Job("rag", work, (len(warm) + len(counted)) * NUM_TOKENS)]
 
 
 async def client(server: Server, work: dict[str, Any]) -> list[Answer]:

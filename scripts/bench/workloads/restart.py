@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kinds import Words
-from openai_client import Server
+from openai_client import Prompt, Server
 from policies import Daemon, policed
 from programs.work import Answer
 
@@ -75,16 +75,16 @@ async def served(url: str, words: Words, num_tokens: int, slots: Path | None) ->
     """By way. `slots`: where llama.cpp saves them, if it does."""
     server = Server(url, {"id_slot": 0} if slots else None)
     await server.prepare()
-    history, more = words.take(num_tokens), words.take(1)
+    history: Prompt = [*words.take(num_tokens)]
     found = {"computed again": await server.complete(history, 2)}
     if slots is not None:
         await server.post("/slots/0?action=save", {"filename": NAME})
         await server.post("/slots/0?action=erase", {})
-        await server.complete(words.take(8), 2)  # another one was in the slot
+        await server.complete([*words.take(8)], 2)  # another one was in the slot
         forget_pages(slots / NAME)
         asked_s = time.monotonic()
         await server.post("/slots/0?action=restore", {"filename": NAME})
-        answer = await server.complete([*history, *more], 2)
+        answer = await server.complete([*history, *words.take(1)], 2)
         found["slot restored"] = answer | {"asked_s": asked_s}
     return found
 

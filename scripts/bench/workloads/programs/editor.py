@@ -1,7 +1,7 @@
 """Completes in an editor, and knows what will be needed: the state that Ctrl-Z brings back, not a file that is deleted.
 
-Each state of a file is a fork of the one before, cut to what they have in common. So undoing computes nothing. Of
-files that are left for long only the text stays.
+Each state of a file is a fork of the one before, cut to what they have in common. So undoing computes nothing. A file
+that is left for long needs no memory: what could be undone there goes, and its text's KV is cold.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import libsym as sym
 
 MAX_UNDO = 20
 COLD_AFTER = 20
-"""Events without a file until its KV goes."""
+"""Events without a file until it is taken for one that is left."""
 
 
 @dataclass
@@ -62,6 +62,12 @@ class Document:
         self._drop(self._states)
         self._states.clear()
 
+    def leave(self) -> None:
+        """Its last state is where there is room, until it is shown again."""
+        self._drop(self._states[:-1])
+        del self._states[:-1]
+        sym.kv_advise(self._states[0].kv, sym.COLD)
+
     @staticmethod
     def _drop(states: list[State]) -> None:
         for state in states:
@@ -100,8 +106,8 @@ def main() -> None:
         state = document.show(event["text"])
         tokens, came_s = complete(state, work["num_tokens"])
         for other in documents.values():
-            if now - other.used_at > COLD_AFTER:
-                other.forget()
+            if now - other.used_at == COLD_AFTER:
+                other.leave()
         answer = Answer(tokens=tokens, asked_s=asked_s, came_s=came_s, label=event["what"])
         answer["computed"] = document.num_computed - before + 1
         answer["held"] = (sym.daemon_stat()["used_bytes"] - before_bytes) // entry_bytes
