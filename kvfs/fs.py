@@ -332,6 +332,7 @@ class FileSystem:
         handle.closed = True
         self.volume.locks.release(handle.inode.number, handle)
         self._give_up_claim(handle)
+        self.volume.pager.closed(handle.table)
         self.volume.release_kv(handle.content)
         self._tree.closed(handle.inode)
 
@@ -347,19 +348,6 @@ class FileSystem:
         self._changed(handle)
         handle.content.changes += 1
         self.volume.heat.note(handle.inode, handle.content)
-
-    async def bring(self, handle: OpenKv) -> OpenKv:
-        """A handle that was just opened, its file in memory; NoSpace, EIO: it can't be, and the handle is closed."""
-        try:
-            await self.volume.storage.bring(handle.content)
-        except BaseException:
-            self.kv_close(handle)
-            raise
-        return handle
-
-    def is_here(self, handle: OpenKv) -> bool:
-        """Whether its file is in memory."""
-        return self.volume.storage.is_here(handle.content)
 
     async def sync(self, handle: OpenKv) -> None:
         """As `fsync(2)`. NotSupported: the file can't outlive its handles."""
@@ -593,6 +581,7 @@ class FileSystem:
     def _open(self, inode: Inode, content: KvFile, origin: tuple[int, bytes] | None, *, writable: bool) -> OpenKv:
         content.retain()
         self._tree.opened(inode)
+        self.volume.pager.opened(content.table)
         return OpenKv(inode, content, writable, origin)
 
     def _origin(self, creds: Credentials, path: str, inode: Inode) -> tuple[int, bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
 
 
@@ -30,14 +29,6 @@ class StorageStatistics:
 class Storage(Protocol):
     """Where files are when the daemon has ended. On the trio thread, unless it says otherwise."""
 
-    def is_here(self, kv: KvFile) -> bool:
-        """Whether all of its pages are in memory."""
-        ...
-
-    async def bring(self, kv: KvFile) -> None:
-        """Have its pages in memory, all or none. NoSpace: they don't fit; EIO: one is damaged."""
-        ...
-
     async def sync(self, inode: Inode) -> None:
         """Return when the file, with all its names, would survive a power cut; raise why it would not."""
         ...
@@ -59,12 +50,6 @@ class Storage(Protocol):
 
 class InMemory:
     """Everything is in memory, and nothing outlives the daemon: for tests of what has nothing to do with that."""
-
-    def is_here(self, kv: KvFile) -> bool:
-        return not kv.table.closed
-
-    async def bring(self, kv: KvFile) -> None:
-        assert self.is_here(kv)
 
     async def sync(self, inode: Inode) -> None:
         """As on tmpfs."""

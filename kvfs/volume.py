@@ -40,6 +40,7 @@ from kvfs.pages.assemble import Assembly, Piece
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from kvfs.storage import InMemory, Storage
+from kvfs.tiers.pager import Pager
 from libsym.errors import Busy, Invalid, IsDirectory, OverQuota
 
 log = logging.getLogger(__name__)
@@ -119,6 +120,8 @@ class Volume:
         self.alarms = Alarms()
         """What happens at a time; somebody has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)
+        self.pager = Pager(pool)
+        """Which pages are in memory."""
         self.heat = Heat()
         """Which files are used."""
         self.domains = Domains(self.tree, pool.accounts)
@@ -151,10 +154,14 @@ class Volume:
         """A KV file's first version, with one user."""
         kv = KvFile(table, identity, marks)
         self._kv_files.add(kv)
+        if identity == OWN:
+            self.pager.add(table)
         return kv
 
     def release_kv(self, kv: KvFile) -> None:
         """One user of a version less; the last one frees its pages."""
+        if kv.users == 1 and kv.identity == OWN:
+            self.pager.remove(kv.table)
         if kv.release():
             self._kv_files.remove(kv)
 
@@ -470,7 +477,7 @@ class Volume:
         assert shown <= self._kv_files, "an inode shows a version that was given back"
         tables = [kv.table for kv in self._kv_files]
         sources = [source for assembly in self._assemblies for source in assembly.sources]
-        self.pool.check(tables, sources, self._snapshots, self._imports, self._assemblies)
+        self.pool.check(tables, sources, self.pager.held(), self._snapshots, self._imports, self._assemblies)
 
     @property
     def num_kv_versions(self) -> int:

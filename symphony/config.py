@@ -44,6 +44,8 @@ class Config:
     """Of the CPU decoder; None: the cores that this process is given."""
     disk: int | None = None
     """Bytes that pages and plain files may take below `state`; None: what the file system has."""
+    policy: str = "cost"
+    """What stays in memory: cost, lru, ttl, idle, or a file of the operator's; none: nothing goes to disk."""
     disk_timeout: float = 30.0
     """Seconds after which who waits for the disk is told that it does not answer."""
     drain: float = 30.0

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -24,13 +25,15 @@ from decoder.model import Model, load_model
 from kvfs.control.directory import ControlTree
 from kvfs.durable.journal import Journal
 from kvfs.durable.keeper import Keeper
+from kvfs.durable.slot_file import slot_bytes_of
 from kvfs.durable.state import State
 from kvfs.durable.state_lock import locked_by_daemon
 from kvfs.fs import FileSystem
 from kvfs.mount.session import serve_mount
 from kvfs.names.disk import Disk
 from kvfs.pages.accounts import Accounts, Limits
-from kvfs.pages.pool import PagePool
+from kvfs.pages.pool import PagePool, num_pages_of
+from kvfs.pages.store import PageStore
 from libsym.channel.socket_path import programs_socket
 from libsym.errors import SymError
 from scheduler.batch.accounting import TIME_BOUNDS_S
@@ -97,6 +100,12 @@ class House:
         return f"{self.model.name} on {self.config.mount}, weights {self.weights.info()['weights']}"
 
 
+MAX_TIMES_MEMORY = 32
+"""Without --disk pages take so much more on disk than in memory at most."""
+NO_POLICY = "none"
+"""Nothing goes down: what does not fit into memory is refused."""
+
+
 def build(config: Config, source: Source, ending: Ending, notifier: Notifier) -> House:
     """Wire the rooms, with all of the model but its weights. Nothing is visible to others yet."""
     model = load_model(config.model)
@@ -110,10 +119,12 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     kept = state.load()
     restored = kept.num_slots(state.identity_of(facts, kept))
     limits = Limits(config.quota, config.quota_files)
-    accounts = Accounts(arena.num_pages + sum(restored), arena.page_bytes, limits, exempt=exempt, weights=config.weight)
+    beyond = _num_beyond(config, arena)
+    num_pages = num_pages_of(arena.num_pages, restored[0], beyond) + restored[1]
+    accounts = Accounts(num_pages, arena.page_bytes, limits, exempt=exempt, weights=config.weight)
     journal = Journal()
     fs = FileSystem(
-        PagePool(arena, accounts, *restored),
+        PagePool(arena, accounts, *restored, beyond),
         facts,
         backing_dir=state.files,
         uid=os.geteuid(),
@@ -170,6 +181,16 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         reloading=Reloading(config, source, changes, notifier),
     )
     return house
+
+
+def _num_beyond(config: Config, arena: PageStore) -> int:
+    """How many pages more than fit into memory there may be, on disk."""
+    if config.policy == NO_POLICY:
+        return 0
+    room = config.disk
+    if room is None:
+        room = min(shutil.disk_usage(config.state).free, MAX_TIMES_MEMORY * arena.num_pages * arena.page_bytes)
+    return room // slot_bytes_of(arena.page_bytes)
 
 
 def _changes(
@@ -231,6 +252,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         **house.backend.statistics(),
         "held": house.held.info(),
         "disk": asdict(house.keeper.statistics()),
+        "tiers": asdict(house.fs.volume.pager.statistics()),
     }
 
 

@@ -172,7 +172,8 @@ class ControlTree:
             return self._keep(self._text_handle(inode, None, appends=False))
         if flags & os.O_TRUNC:
             self._fs.volume.empty_kv(inode)
-        opened = await self._fs.bring(self._fs.kv_open_inode(inode, write=True))
+        opened = self._fs.kv_open_inode(inode, write=True)
+        self._fs.volume.pager.will_need(opened.table)
         writer = TextWriter(self._fs, self._files, opened, is_new=False, pid=pid)
         return self._keep(self._text_handle(inode, writer, appends=bool(flags & os.O_APPEND)))
 

@@ -29,7 +29,7 @@ from kvfs.durable.cut import NO_BYTES, Cut, Cutter, Known, extent_of
 from kvfs.durable.disk_jobs import DiskJobs
 from kvfs.durable.journal import Journal
 from kvfs.durable.kept import Kept
-from kvfs.durable.pages_in import PagesIn
+from kvfs.durable.pages_in import PagesIn, as_ours
 from kvfs.durable.pages_out import PagesOut
 from kvfs.durable.restore import Restored, Restorer, remove_leftovers
 from kvfs.durable.slot_file import SlotFile, disk_error
@@ -148,6 +148,7 @@ class Keeper:
         self._error = ""
         self._is_full = False
         volume.storage = self
+        self.pages_in.progressed = self.pages_out.progressed = volume.pager.progressed
         volume.pool.cold = self.pages_in
         volume.pool.on_disk.disowned = self._disowned
         num_leftovers = remove_leftovers(volume.backing_dir, self._backing)
@@ -175,13 +176,22 @@ class Keeper:
         )
         known.update(zip(versions.numbers, map(Known._make, all_fields), strict=True))
 
+    # What `Mover` asks for
+
+    @property
+    def deadline_s(self) -> float:
+        return self.jobs.deadline_s
+
+    def bring_in(self, pages: IntArray, frames: IntArray, then: Callable[[SymError | None], None]) -> None:
+        self.pages_in.bring_in(pages, frames, then)
+
+    def write_out(self, pages: IntArray, then: Callable[[SymError | None], None]) -> None:
+        self.pages_out.write_out(pages, then)
+
+    def late(self) -> SymError:
+        return self.jobs.late()
+
     # What `Storage` asks for
-
-    def is_here(self, kv: KvFile) -> bool:
-        return self._volume.pool.are_in_memory(kv.table.pages)
-
-    async def bring(self, kv: KvFile) -> None:
-        await self.pages_in.bring(kv)
 
     async def sync(self, inode: Inode) -> None:
         """Nothing is promised for what has no name; its bytes, if it is a plain file, are on disk all the same."""
@@ -247,6 +257,8 @@ class Keeper:
         self._expiring = []
         async with trio.open_nursery() as nursery:
             await nursery.start(self.jobs.run)
+            await nursery.start(self._volume.pager.run)
+            self._volume.pager.start(self)
             nursery.start_soon(self._commit_for_ever)
             nursery.start_soon(self._write_back_for_ever)
             task_status.started()
@@ -439,7 +451,7 @@ class Keeper:
             await job.is_over.wait()
         if job.error is not None:
             self._doubtful += self._cutter.failed(cut)
-            return _as_ours(job.error)
+            return as_ours(job.error)
         self._num_commits += 1
         self._error = ""
         self._cutter.succeeded(cut)
@@ -499,10 +511,3 @@ class Keeper:
         if str(error) != self._error:
             log.error("not everything is on disk: %s", error)
         self._error = str(error)
-
-
-def _as_ours(error: Exception) -> SymError:
-    if isinstance(error, SymError):
-        return error
-    log.error("a commit failed inside the daemon", exc_info=error)
-    return SymError(f"a commit failed inside the daemon: {error!r}")

@@ -1,4 +1,4 @@
-"""Reads pages back from slots: all that a file needs, or none; or one page for a reader of its image.
+"""Reads pages back from slots: all that somebody needs, or none; or one page for a reader of its image.
 
 Every page is verified. What is damaged is never given to anybody: the file says EIO, and the log says which it is.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,6 @@ from kvfs.durable.disk_jobs import DiskJobs, Job
 from kvfs.durable.slot_file import SLOTS_A_JOB, Damaged, SlotFile, disk_error
 from kvfs.images.masking import masked
 from kvfs.images.model_facts import ModelFacts
-from kvfs.images.snapshot import Snapshot
 from kvfs.names.content import KvFile
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
@@ -37,13 +36,10 @@ class _Bringing:
 
     pages: IntArray
     frames: IntArray
-    hold: Snapshot
-    """Of the file: nobody frees the pages meanwhile."""
+    then: Callable[[SymError | None], None]
     num_begun: int = 0
     num_running: int = 0
-    num_ended: int = 0
-    errors: list[Exception] = field(default_factory=list)
-    is_over: trio.Event = field(default_factory=trio.Event)
+    error: Exception | None = None
 
 
 class PagesIn:
@@ -56,7 +52,8 @@ class PagesIn:
         self._own = own
         self._others: list[tuple[int, int, SlotFile]] = []
         self._facts: dict[SlotFile, ModelFacts] = {}
-        self._coming: dict[int, _Bringing] = {}  # by page
+        self.progressed: Callable[[], None] = lambda: None
+        """Told of each job that ends."""
         self.num_bytes = 0
         """Read since the daemon started."""
 
@@ -73,42 +70,18 @@ class PagesIn:
         in_order: IntArray = pages[np.lexsort((self._pool.on_disk.slot[pages], place))]
         return in_order
 
-    async def bring(self, kv: KvFile) -> None:
-        """Have all pages of a file in memory. NoSpace: there is no room; EIO: one is damaged, and none came."""
-        while (pages := self._not_here(kv)).size:
-            under_way = [self._coming[page] for page in pages.tolist() if page in self._coming]
-            bringing = under_way[0] if under_way else self._start(pages, kv)
-            await self._wait(bringing)
-            if bringing.errors and not under_way:
-                raise self._told(bringing.errors[0], pages)
-
-    def _not_here(self, kv: KvFile) -> IntArray:
-        pages = np.unique(kv.table.pages)
-        missing: IntArray = pages[self._pool.store.of[pages] == NOWHERE]
-        return missing
-
-    async def _wait(self, bringing: _Bringing) -> None:
-        """As long as pages come: of a large file, from a slow disk, all of them take their time."""
-        while True:
-            num_before = bringing.num_ended
-            with trio.move_on_after(self._jobs.deadline_s):
-                await bringing.is_over.wait()
-                return
-            if bringing.num_ended == num_before:
-                raise self._jobs.late()
-
-    def _start(self, pages: IntArray, kv: KvFile) -> _Bringing:
-        """It goes on when nobody waits any more: the frames are in use until the last job is over."""
-        frames = self._pool.begin_bringing(pages.size)
-        bringing = _Bringing(pages, frames, self._volume.hold(kv))
-        self._coming |= dict.fromkeys(pages.tolist(), bringing)
+    def bring_in(self, pages: IntArray, frames: IntArray, then: Callable[[SymError | None], None]) -> None:
+        """Read pages, which somebody holds, into frames that nobody else knows. `then` is told on the trio thread, when
+        no job writes there any more: EIO, one is damaged.
+        """
+        in_order = np.argsort(self._pool.on_disk.slot[pages])
+        bringing = _Bringing(pages[in_order], frames[in_order], then)
         for _ in range(JOBS_A_FILE):
             self._read_next(bringing)
-        return bringing
 
     def _read_next(self, bringing: _Bringing) -> None:
         first = bringing.num_begun
-        if first >= bringing.pages.size or bringing.errors:
+        if first >= bringing.pages.size or bringing.error is not None:
             return
         bringing.num_begun += SLOTS_A_JOB
         bringing.num_running += 1
@@ -118,26 +91,16 @@ class PagesIn:
 
         def ended(job: Job[None]) -> None:
             bringing.num_running -= 1
-            bringing.num_ended += 1
+            self.progressed()
             if job.error is not None:
-                bringing.errors.append(job.error)
+                bringing.error = bringing.error or self._told(job.error, pages)
+            else:
+                self.num_bytes += pages.size * self._own.slot_bytes
             self._read_next(bringing)
             if not bringing.num_running:
-                self._end(bringing)
+                bringing.then(None if bringing.error is None else as_ours(bringing.error))
 
         self._jobs.start(read, ended)
-
-    def _end(self, bringing: _Bringing) -> None:
-        pages, frames = bringing.pages, bringing.frames
-        for page in pages.tolist():
-            del self._coming[page]
-        if bringing.errors:
-            self._pool.abandon_bringing(frames)
-        else:
-            self._pool.end_bringing(pages, frames, bringing.hold.owner)
-            self.num_bytes += pages.size * self._own.slot_bytes
-        self._volume.close_snapshot(bringing.hold)
-        bringing.is_over.set()
 
     def _read(self, slots: IntArray, checks: npt.NDArray[np.uint64], frames: list[int]) -> None:
         """For a worker: into frames that nobody knows yet."""
@@ -203,6 +166,14 @@ class PagesIn:
                 if where.size:
                     found.append((self._volume.tree.path_of(inode), int(where[0]) * 32))
         return found
+
+
+def as_ours(error: Exception) -> SymError:
+    """Of a job of the disk."""
+    if isinstance(error, SymError):
+        return error
+    log.error("a job of the disk failed inside the daemon", exc_info=error)
+    return SymError(f"a job of the disk failed inside the daemon: {error!r}", errno.EIO)
 
 
 def _from_worker(told: Callable[[], Exception]) -> Exception:

@@ -8,20 +8,24 @@ way.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from kvfs.durable.disk_jobs import DiskJobs, Job
+from kvfs.durable.pages_in import as_ours
 from kvfs.durable.slot_file import SLOTS_A_JOB, Reader, SlotFile, disk_error
 from kvfs.durable.slots import Slots
 from kvfs.names.content import OWN, KvFile
+from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool, pages_for
-from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
+from libsym.errors import SymError
 
 Fills: TypeAlias = npt.NDArray[np.int8]
 Checks: TypeAlias = npt.NDArray[np.uint64]
@@ -45,6 +49,8 @@ class PagesOut:
         """By page."""
         self._unsynced: list[IntArray] = []
         self._num_failed_syncs = 0
+        self.progressed: Callable[[], None] = lambda: None
+        """Told of each job that ends."""
         self.num_bytes = 0
         """Written since the daemon started."""
         self._require_room = require_room
@@ -62,7 +68,7 @@ class PagesOut:
         if not num_entries or kv.identity != OWN:
             return _NONE
         pages = kv.table.pages[: pages_for(num_entries)]
-        missing: IntArray = pages[self._pool.on_disk.kept[pages] < _fills(len(pages), num_entries)]
+        missing: IntArray = pages[~self._pool.on_disk.is_kept(pages, _fills(len(pages), num_entries))]
         return missing
 
     def _begin(self, kv: KvFile, num_entries: int) -> list[Job[Checks]]:
@@ -83,14 +89,44 @@ class PagesOut:
             jobs.append(self._start(group, np.where(group == tail_page, tail_fill, PAGE_ENTRIES).astype(np.int8)))
         return jobs
 
-    def _start(self, pages: IntArray, fills: Fills) -> Job[Checks]:
+    def write_out(self, pages: IntArray, then: Callable[[SymError | None], None]) -> None:
+        """Have pages in slots as far as they are computed. `then` is told on the trio thread, when it is over."""
+        groups = deque(pages[first : first + SLOTS_A_JOB] for first in range(0, pages.size, SLOTS_A_JOB))
+        errors: list[SymError] = []
+        num_running = 0
+
+        def next_one() -> None:
+            nonlocal num_running
+            while groups and not errors and num_running < JOBS_A_FILE:
+                group = groups.popleft()
+                try:
+                    self._start(group, self._pool.computed(group), ended)
+                except SymError as error:
+                    errors.append(SymError(str(error), error.errno))
+                else:
+                    num_running += 1
+            if not num_running:
+                then(errors[0] if errors else None)
+
+        def ended(error: Exception | None) -> None:
+            nonlocal num_running
+            num_running -= 1
+            self.progressed()
+            if error is not None:
+                errors.append(as_ours(error))
+            next_one()
+
+        trio.lowlevel.current_trio_token().run_sync_soon(next_one)  # whoever asks is in the middle of something
+
+    def _start(
+        self, pages: IntArray, fills: Fills, then: Callable[[Exception | None], None] = lambda _error: None
+    ) -> Job[Checks]:
         pool, on_disk = self._pool, self._pool.on_disk
         self._require_room(len(pages) * self.file.slot_bytes)
         slots = self.slots.take(len(pages))
         generations = on_disk.begin_write(pages, fills)
-        frames = pool.store.frames_of(pages)
-        store = pool.store.store
-        readers = [_reader(store, frame, fill) for frame, fill in zip(frames.tolist(), fills.tolist(), strict=True)]
+        readers = [_reader(pool, page, fill) for page, fill in zip(pages.tolist(), fills.tolist(), strict=True)]
+        pool.pin(pages)
         where, num_failed_syncs = slots.tolist(), self._num_failed_syncs
 
         def write() -> Checks:
@@ -102,13 +138,15 @@ class PagesOut:
         def written(job: Job[Checks]) -> None:
             for page in pages.tolist():
                 del self._writing[page]
+            pool.unpin(pages)
             if job.error is not None or self._num_failed_syncs != num_failed_syncs:
                 self.slots.disown(slots)
-                return
-            is_same = on_disk.end_write(pages, generations, slots, job.settle())
-            self.slots.disown(slots[~is_same])
-            self._unsynced.append(pages[is_same])
-            self.num_bytes += len(pages) * self.file.slot_bytes
+            else:
+                is_same = on_disk.end_write(pages, generations, slots, job.settle())
+                self.slots.disown(slots[~is_same])
+                self._unsynced.append(pages[is_same])
+                self.num_bytes += len(pages) * self.file.slot_bytes
+            then(job.error)
 
         job = self._jobs.start(write, written)
         self._writing |= dict.fromkeys(pages.tolist(), job)
@@ -122,7 +160,7 @@ class PagesOut:
     def sync_failed(self, covered: list[IntArray]) -> None:
         self._num_failed_syncs += 1
         for pages in [*covered, *self.begin_sync()]:
-            self._pool.on_disk.spoil(pages)
+            self._pool.on_disk.spoil(pages, self._pool.store.of[pages] != NOWHERE)
 
 
 def _fills(num_pages: int, num_entries: int) -> Fills:
@@ -131,9 +169,13 @@ def _fills(num_pages: int, num_entries: int) -> Fills:
     return fills
 
 
-def _reader(store: PageStore, frame: int, fill: int) -> Reader:
+def _reader(pool: PagePool, page: int, fill: int) -> Reader:
+    """Copies a page as it is in memory, where it stays meanwhile; or else from the slot that it has."""
+    frame, store = int(pool.store.of[page]), pool.store.store
+
     def read(room: memoryview) -> None:
-        source = store.view(frame) if fill == PAGE_ENTRIES else memoryview(store.masked(store.view(frame), fill))
+        view = store.view(frame) if frame != NOWHERE else pool.cold.read(page)
+        source = view if fill == PAGE_ENTRIES else memoryview(store.masked(view, fill))
         np.copyto(np.frombuffer(room, np.uint8), np.frombuffer(source, np.uint8))  # lets go of the interpreter's lock
 
     return read

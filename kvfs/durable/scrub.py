@@ -251,7 +251,8 @@ async def _mended(
             kv.lost = lost
             inode.modified()
         pages = kv.table.pages
-        volume.pool.on_disk.spoil(pages[damaged.places_in(pages)])
+        spoilt = pages[damaged.places_in(pages)]
+        volume.pool.on_disk.spoil(spoilt, volume.pool.store.of[spoilt] != NOWHERE)
         await keeper.pages_out.write(kv, kv.table.length)
         inode.note_change()  # only now: a commit before that would have kept the slots that are damaged
         await keeper.sync(inode)

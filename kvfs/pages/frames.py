@@ -1,7 +1,7 @@
 """Which memory frame holds each page: a page's number names 32 entries, and says nothing of where their bytes are.
 
-A page that is being used has a frame of the store. One that was restored has none until its bytes are needed: they are
-on disk alone. So a pool may have more pages than frames.
+A page that is being used has a frame of the store. One that was restored, or has gone down, has none until its bytes are
+needed: they are on disk alone. So a pool may have more pages than frames.
 
 Satisfies `PageStore` by page numbers, for pages that are in memory. Owned by the daemon's trio thread; workers use the
 pages that they hold references on.
@@ -21,12 +21,16 @@ NOWHERE = -1
 class Frames:
     """The frames of one store, and the pages in them."""
 
-    __slots__ = ("_free", "of", "store")
+    __slots__ = ("_free", "generation", "of", "page_of", "store")
 
     def __init__(self, store: PageStore, num_numbers: int) -> None:
         self.store = store
         self.of: IntArray = np.full(num_numbers, NOWHERE, np.int32)
         """The frame of each page, or NOWHERE."""
+        self.page_of: IntArray = np.full(store.num_pages, NOWHERE, np.int32)
+        """The page in each frame, or NOWHERE."""
+        self.generation = np.zeros(store.num_pages, np.int64)
+        """Grows whenever a frame stops holding its page: a worker that has read one looks whether it still does."""
         self._free = FreeList(store.num_pages)
 
     @property
@@ -40,6 +44,7 @@ class Frames:
     def bind(self, pages: IntArray, frames: IntArray) -> None:
         """These pages are there from now on."""
         self.of[pages] = frames
+        self.page_of[frames] = pages
 
     def give_frames(self, frames: IntArray) -> None:
         """Give back frames that hold no page."""
@@ -50,8 +55,10 @@ class Frames:
         frames = self.of[pages]
         frames = frames[frames != NOWHERE]
         if frames.size:
-            self._free.give(frames)
             self.of[pages] = NOWHERE
+            self.page_of[frames] = NOWHERE
+            self.generation[frames] += 1
+            self._free.give(frames)
 
     # What `PageStore` asks for
 
@@ -100,6 +107,9 @@ class Frames:
         """Raise AssertionError unless each frame is free, bound to one page, or about to be bound (`num_coming`)."""
         bound = self.of[self.of != NOWHERE]
         is_free = self._free.bitmap()
+        holding = np.flatnonzero(self.page_of != NOWHERE)
+        if holding.size != bound.size or (self.of[self.page_of[holding]] != holding).any():
+            raise AssertionError("a page and its frame disagree about each other")
         if np.unique(bound).size != bound.size or is_free[bound].any():
             raise AssertionError("a frame is bound to two pages, or is free although it holds one")
         if bound.size + self._free.count + num_coming != self.store.num_pages:

@@ -46,6 +46,8 @@ class FreeList:
 
     def give(self, pages: IntArray) -> None:
         """Take pages back; a page may be named twice."""
+        if not pages.size:
+            return
         self._free[pages] = True
         self._floor = min(self._floor, int(pages.min()))
         self.count = int(np.count_nonzero(self._free))

@@ -22,7 +22,7 @@ NO_SLOT = -1
 class OnDisk:
     """The slots of a pool's pages. `disowned` is told of each slot that no page has any more."""
 
-    __slots__ = ("_generation", "_stable", "check", "disowned", "kept", "slot")
+    __slots__ = ("_generation", "_num_suspect", "_stable", "check", "disowned", "is_suspect", "kept", "slot")
 
     def __init__(self, num_numbers: int) -> None:
         self.slot: IntArray = np.full(num_numbers, NO_SLOT, np.int32)
@@ -30,6 +30,9 @@ class OnDisk:
         """The checksum of that slot."""
         self.kept = np.zeros(num_numbers, np.int8)
         """The entries of the page that its slot holds, from the first on."""
+        self.is_suspect = np.zeros(num_numbers, np.bool_)
+        """Its slot may not survive a power cut, and the page is nowhere else: it has to be written anew."""
+        self._num_suspect = 0  # some were
         self._stable = np.zeros(num_numbers, np.int8)  # the same, of the write that is under way
         self._generation = np.zeros(num_numbers, np.int32)  # counts how often a number was given back
         self.disowned: Callable[[IntArray, IntArray], None] = lambda _pages, _slots: None
@@ -44,6 +47,7 @@ class OnDisk:
         """The numbers are given back."""
         self._generation[pages] += 1
         self.kept[pages] = 0
+        self.is_suspect[pages] = False
         self._stable[pages] = 0
         self._disown(pages)
 
@@ -62,7 +66,18 @@ class OnDisk:
         self.slot[same] = slots[is_same]
         self.check[same] = checks[is_same]
         self.kept[same] = self._stable[same]
+        self.is_suspect[same] = False
         return is_same
+
+    def generations(self, pages: IntArray) -> IntArray:
+        """Equal ones mean that the numbers were not given back meanwhile."""
+        found: IntArray = self._generation[pages]
+        return found
+
+    def is_kept(self, pages: IntArray, fills: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
+        """Which of the pages are on disk with so many entries each."""
+        is_kept: npt.NDArray[np.bool_] = (self.kept[pages] >= fills) & ~self.is_suspect[pages]
+        return is_kept
 
     def restore(
         self, pages: IntArray, slots: IntArray, checks: npt.NDArray[np.uint64], kept: npt.NDArray[np.int8]
@@ -70,9 +85,13 @@ class OnDisk:
         """As they were when the daemon ended."""
         self.slot[pages], self.check[pages], self.kept[pages] = slots, checks, kept
 
-    def spoil(self, pages: IntArray) -> None:
-        """What these slots hold is of no use: the pages are written anew."""
-        self.kept[pages] = 0
+    def spoil(self, pages: IntArray, is_in_memory: npt.NDArray[np.bool_]) -> None:
+        """What these slots hold may be gone after a power cut: the pages are written anew. Those that are nowhere else
+        are read from there meanwhile.
+        """
+        self.kept[pages[is_in_memory]] = 0
+        self.is_suspect[pages[~is_in_memory]] = True
+        self._num_suspect += int(np.count_nonzero(~is_in_memory))
 
     def _disown(self, pages: IntArray) -> None:
         owners = pages[self.slot[pages] != NO_SLOT]
@@ -83,6 +102,9 @@ class OnDisk:
 
     def durable_length(self, pages: IntArray, length: int, page_entries: int) -> int:
         """How many of a table's first entries are on disk."""
-        kept = self.kept[pages].tobytes()
+        of_each = self.kept[pages]
+        if self._num_suspect:
+            of_each[self.is_suspect[pages]] = 0
+        kept = of_each.tobytes()
         rest = kept.lstrip(bytes((page_entries,)))  # 4 µs: a comparison in numpy takes 12
         return min(length, (len(kept) - len(rest)) * page_entries + (rest[0] if rest else 0))

@@ -42,6 +42,15 @@ _SEVERAL = -2
 """Owner of a page that holds bytes of more than one owner, or of one unknown: zeroed for any owner."""
 
 
+NO_ROW = -1
+"""In place of a row: no file that there still is."""
+
+
+def num_pages_of(num_frames: int, num_restored: int, num_beyond: int) -> int:
+    """How many pages there may be, of the running model: see `PagePool`."""
+    return num_frames + max(num_restored, num_beyond)
+
+
 def pages_for(num_entries: int) -> int:
     """How many pages hold so many entries."""
     return -(-num_entries // PAGE_ENTRIES)
@@ -99,26 +108,36 @@ class PagePool:
     """All pages of one store. Tables, snapshots and imports take and give back references here."""
 
     def __init__(
-        self, store: PageStore, accounts: Accounts | None = None, num_restored: int = 0, num_foreign: int = 0
+        self,
+        store: PageStore,
+        accounts: Accounts | None = None,
+        num_restored: int = 0,
+        num_foreign: int = 0,
+        num_beyond: int = 0,
     ) -> None:
         """`accounts`: whose limits hold; without them nobody has a limit.
 
         `num_restored`: so many pages are on disk from the beginning, beside those that fit into the store.
-        `num_foreign`: and so many of other models, which never come into memory.
+        `num_foreign`: and so many of other models, which never come into memory. `num_beyond`: so many more pages than
+        fit into the store may there be, for they go to disk.
         """
-        self._first_foreign = self._next_foreign = store.num_pages + num_restored  # from there on numbers are used once
+        self.num_pages = num_pages = num_pages_of(store.num_pages, num_restored, num_beyond)
+        """How many pages there may be, wherever they are; those of other models apart."""
+        self._first_foreign = self._next_foreign = num_pages  # from there on numbers are used once
         self.num_numbers = num_numbers = self._first_foreign + num_foreign
         """How many pages there may be, in memory or not: every array of pages is so long."""
         self.accounts = Accounts(num_numbers, store.page_bytes) if accounts is None else accounts
         self.store = Frames(store, num_numbers)
         """The pages that are in memory, by number."""
         self.on_disk = OnDisk(num_numbers)
-        self.num_pages = store.num_pages
+        self.num_frames = store.num_pages
         """How many pages may be in memory."""
         self.page_bytes = store.page_bytes
         self.refcount = np.zeros(num_numbers, np.int32)
         self.fill = np.zeros(num_numbers, np.int8)
         """Slots that hold an entry of some table, or are reserved for one; the frontier of in-place appends."""
+        self.reserved_at = np.full(num_numbers, PAGE_ENTRIES, np.int8)
+        """The slot from which on a page's entries are reserved in place for some table, and not computed."""
         self.tokens = np.zeros((num_numbers, PAGE_ENTRIES), np.int32)
         self.positions = np.zeros((num_numbers, PAGE_ENTRIES), np.int32)
         self._free = FreeList(self._first_foreign)
@@ -127,14 +146,35 @@ class PagePool:
         self.has_digest = np.zeros(num_numbers, np.bool_)
         """Which digests are known; of full pages alone."""
         self.num_coming = 0
-        """Frames taken for pages that are being read from disk."""
+        """Frames that are taken and hold no page yet."""
+        self.num_promised = 0
+        """Free frames that are somebody's already, who waits for more of them."""
+        self.pins = np.zeros(num_numbers, np.int32)
+        """How many need the bytes of a page where they are: it keeps its frame."""
+        self.last_use = np.zeros(num_numbers, np.float64)
+        """When the last of those who pinned a page let go of it, by `time.monotonic`; 0: nobody yet."""
+        self.keep_until = np.zeros(num_numbers, np.float64)
+        """Until when a page keeps its frame, by advice on a file that has it."""
+        self.row_of = np.full(num_numbers, NO_ROW, np.int32)
+        """Which file used a page last: its row among the residents."""
+        self.released: Callable[[int], None] = lambda _row: None
+        """Told when a file's pages are not computed with any more, of its row; and of pages that are free."""
+        self.when_low: Callable[[], None] = lambda: None
+        """Told when few frames are free."""
+        self.low_water = 0
+        """So few."""
         self.cold: ColdPages = _NoColdPages()
         """What reads pages that are not in memory."""
 
     @property
     def num_free(self) -> int:
-        """Pages that there is room for in memory."""
-        return self.store.num_free
+        """Pages that there is room for, in memory or on disk."""
+        return self._free.count
+
+    @property
+    def num_free_frames(self) -> int:
+        """Pages that there is room for in memory, for whoever comes now."""
+        return self.store.num_free - self.num_promised
 
     def owners_of(self, pages: IntArray) -> npt.NDArray[np.int64]:
         """The owner whose bytes each page holds, or a number below zero; of a page that is not in memory, no owner."""
@@ -148,13 +188,16 @@ class PagePool:
 
     # References
 
-    def allocate(self, count: int, owner: int, *, overwritten: bool = False) -> IntArray:
-        """Give out `count` pages with one reference each, or raise OverQuota or NoSpace and change nothing.
+    def allocate(
+        self, count: int, owner: int, *, overwritten: bool = False, frames: IntArray | None = None
+    ) -> IntArray:
+        """Give out `count` pages with one reference each, in memory; or raise OverQuota or NoSpace and change nothing.
 
         The pages read as zeros or hold bytes of `owner` alone. `overwritten`: the caller promises to overwrite every
-        byte, so stale bytes stay until it calls `claim`; a page freed before that still counts as dirty.
+        byte, so stale bytes stay until it calls `claim`; a page freed before that still counts as dirty. `frames`: of
+        `take_frames`, as many.
         """
-        pages, is_stale = self.allocate_stale(count, owner)
+        pages, is_stale = self.allocate_stale(count, owner, frames=frames)
         if not overwritten:
             stale = pages[is_stale]
             for page in stale.tolist():
@@ -162,31 +205,87 @@ class PagePool:
             self.claim(stale, owner)
         return pages
 
-    def allocate_stale(self, count: int, owner: int) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    def allocate_stale(
+        self, count: int, owner: int, *, frames: IntArray | None = None, may_wait: bool = False
+    ) -> tuple[IntArray, npt.NDArray[np.bool_]]:
         """As `allocate`, and which of the pages hold bytes of others still.
 
         Zeroing a page takes 0.1 ms or more. So a caller that takes many zeroes them elsewhere, in time, and then calls
-        `claim`; a page freed before that still counts as dirty.
+        `claim`; a page freed before that still counts as dirty. `may_wait`: where not so many frames are free the pages
+        have none, and none is stale, until `give_frames_to`.
         """
         account = self.accounts.of(owner)
         account.require_new_pages(count)
         if count > self.num_free:
             raise NoSpace(
                 f"the page pool is full: {count} pages wanted, {self.num_free} of {self.num_pages} free; "
+                "remove files or forks, or start the daemon with more KV memory, or more --disk"
+            )
+        has_frames = frames is not None or count <= self.num_free_frames
+        if not has_frames and not may_wait:
+            raise NoSpace(
+                f"memory is full: {count} pages wanted, {self.num_free_frames} of {self.num_frames} are free; try again, "
                 "remove files or forks, or start the daemon with more KV memory"
             )
-        pages, frames = self._free.take(count), self.store.take(count)
-        self.store.bind(pages, frames)
+        pages = self._free.take(count)
         account.charge_new_pages(pages)
         self.refcount[pages] = 1
-        before = self._bytes_in[frames]
-        is_stale: npt.NDArray[np.bool_] = (before != owner) & (before != _ZEROS)
-        self._bytes_in[frames] = np.where(is_stale, _SEVERAL, owner)
-        stale = pages[is_stale]
+        self.row_of[pages] = NO_ROW
+        self.keep_until[pages] = 0
+        if has_frames:
+            is_stale = self.give_frames_to(pages, owner, self.store.take(count) if frames is None else frames)
+            if frames is not None:
+                self.num_coming -= frames.size
+            stale = pages[is_stale]
+        else:
+            is_stale, stale = np.zeros(count, np.bool_), pages
         if stale.size:
             self.tokens[stale] = 0
             self.positions[stale] = 0
+        if self.num_free_frames < self.low_water:
+            self.when_low()
         return pages, is_stale
+
+    def give_frames_to(self, pages: IntArray, owner: int, frames: IntArray) -> npt.NDArray[np.bool_]:
+        """New pages of `owner` are there from now on: which of them hold bytes of others still."""
+        self.store.bind(pages, frames)
+        before = self._bytes_in[frames]
+        is_stale: npt.NDArray[np.bool_] = (before != owner) & (before != _ZEROS)
+        self._bytes_in[frames] = np.where(is_stale, _SEVERAL, owner)
+        return is_stale
+
+    def take_frames(self, count: int) -> IntArray:
+        """Free frames, for pages that are to be read, or for new ones; `num_free` of the store is at least so many."""
+        self.num_coming += count
+        return self.store.take(count)
+
+    def return_frames(self, frames: IntArray) -> None:
+        """They got no page; what is in them may be anything."""
+        self.num_coming -= frames.size
+        self._bytes_in[frames] = _SEVERAL
+        self.store.give_frames(frames)
+
+    def pin(self, pages: IntArray) -> None:
+        """They keep their frames until `unpin`; each is named once."""
+        self.pins[pages] += _ONE
+
+    def unpin(self, pages: IntArray) -> None:
+        self.pins[pages] -= _ONE
+
+    def computed(self, pages: IntArray) -> npt.NDArray[np.int8]:
+        """How many of each page's first slots have an entry, of pages that nothing computes with."""
+        entries: npt.NDArray[np.int8] = np.minimum(self.fill[pages], self.reserved_at[pages])
+        return entries
+
+    def drop_frames(self, pages: IntArray) -> None:
+        """Pages that nobody needs where they are, and that are on disk as they are, are there alone from now on."""
+        assert not self.pins[pages].any(), "a page that is needed loses its frame"
+        assert self.on_disk.is_kept(pages, self.computed(pages)).all(), "a page loses its frame that is not on disk"
+        self.store.give(pages)
+
+    def forget_frames(self, pages: IntArray) -> None:
+        """New pages that hold nothing yet give their frames back for now."""
+        self.store.give(pages)
 
     def claim(self, pages: IntArray, owner: int) -> None:
         """Say that every byte of these pages was overwritten, with zeros or bytes of `owner`."""
@@ -212,8 +311,10 @@ class PagePool:
         if unused.size:
             assert not self.refcount[unused].any(), f"pages {unused[self.refcount[unused] < 0]} released too often"
             self.fill[unused] = 0
+            self.reserved_at[unused] = PAGE_ENTRIES
             self.has_digest[unused] = False
             self.store.give(unused)
+            self.released(NO_ROW)
             if unused[0] < self._first_foreign:  # all of a file's pages are of one kind
                 self._free.give(unused)
             self.on_disk.freed(np.unique(unused))
@@ -280,28 +381,14 @@ class PagePool:
                 return self.cold.head(page, data, num_entries)
         return self.store.head(page, num_entries)
 
-    def begin_bringing(self, count: int) -> IntArray:
-        """Frames for pages that are to be read from disk, or NoSpace."""
-        if count > self.num_free:
-            raise NoSpace(
-                f"the file needs {count} pages in memory, and {self.num_free} of {self.num_pages} are free: "
-                "remove files or forks, or start the daemon with more KV memory"
-            )
-        self.num_coming += count
-        return self.store.take(count)
-
     def end_bringing(self, pages: IntArray, frames: IntArray, owner: int) -> None:
-        """The frames hold these pages now. What nobody but `owner` refers to is taken for his bytes alone."""
+        """The frames, of `take_frames`, hold these pages now. What nobody but `owner` refers to is taken for his bytes
+        alone.
+        """
         self.num_coming -= frames.size
         self.store.bind(pages, frames)
         is_sole = self.accounts.of(owner).pages.of(pages) == self.refcount[pages]
         self._bytes_in[frames] = np.where(is_sole, owner, _SEVERAL)
-
-    def abandon_bringing(self, frames: IntArray) -> None:
-        """They were not read: nothing has changed but the frames' bytes."""
-        self.num_coming -= frames.size
-        self._bytes_in[frames] = _SEVERAL
-        self.store.give_frames(frames)
 
     # Digests
 

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from time import monotonic
 from typing import Self
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
+from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
-from kvfs.pages.pool import PagePool, pages_for
+from kvfs.pages.pool import NO_ROW, PagePool, pages_for
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, OverQuota
 
@@ -30,15 +32,18 @@ class PageTable:
     """The entries of one KV file. `close` it when nobody needs it any more."""
 
     __slots__ = (
+        "__weakref__",
         "_num_pages",
         "_owner",
         "_page_seconds",
         "_since_s",
         "_slots",
+        "_source",
         "closed",
         "length",
         "pool",
         "reservation",
+        "row",
     )
 
     def __init__(self, pool: PagePool, owner: int, pages: IntArray | None = None, length: int = 0) -> None:
@@ -50,6 +55,9 @@ class PageTable:
         """Committed entries."""
         self.reservation: Reservation | None = None
         self.closed = False
+        self.row = NO_ROW
+        """Among the residents: see `kvfs.tiers.residents`."""
+        self._source: ref[PageTable] | None = None
         self._slots = pages  # page numbers, with room to grow
         self._num_pages = len(pages)
         assert self._num_pages == -(-length // PAGE_ENTRIES)
@@ -126,7 +134,15 @@ class PageTable:
         pages = self.pages.copy()
         owner = self._owner if owner is None else owner
         self.pool.retain(pages, owner)
-        return PageTable.adopt(self.pool, owner, pages, self.length)
+        fork = PageTable.adopt(self.pool, owner, pages, self.length)
+        fork._source = ref(self)
+        return fork
+
+    @property
+    def source(self) -> PageTable | None:
+        """What it is a fork of, while that is there."""
+        source = None if self._source is None else self._source()
+        return None if source is None or source.closed else source
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` entries. Pages that others share keep all of theirs."""
@@ -166,7 +182,7 @@ class PageTable:
         num_pages = pages_for(self.length + tokens.size)
         added = num_pages - self._num_pages
         if added:
-            new_pages, is_stale = self.pool.allocate_stale(added, self._owner)
+            new_pages, is_stale = self.pool.allocate_stale(added, self._owner, may_wait=True)
             self._grow(num_pages)
             self._slots[self._num_pages : num_pages] = new_pages
         else:
@@ -185,7 +201,7 @@ class PageTable:
 
     def _reserve_copying(self, source: int, tokens: IntArray, positions: IntArray) -> Reservation:
         num_pages = pages_for(self.length + tokens.size)
-        new_pages, is_stale = self.pool.allocate_stale(num_pages - self._num_pages + 1, self._owner)
+        new_pages, is_stale = self.pool.allocate_stale(num_pages - self._num_pages + 1, self._owner, may_wait=True)
         is_stale[0] = False  # the copy overwrites it
         pages = np.concatenate((self._slots[: self._num_pages - 1], new_pages))
         target = int(new_pages[0])
@@ -230,6 +246,7 @@ class PageTable:
     def _close_reservation(self, reservation: Reservation) -> None:
         assert self.reservation is reservation, "this reservation was committed or aborted before"
         self.reservation = None
+        reservation.unpin()
 
     def _commit(self, reservation: Reservation, num_entries: int) -> None:
         if num_entries == reservation.tokens.size:
@@ -260,10 +277,12 @@ class Reservation:
         "_is_stale",
         "_num_zeroed",
         "_owner",
+        "_reserved_page",
         "_tail_page",
         "copies",
         "new_pages",
         "pages",
+        "pinned",
         "positions",
         "start",
         "table",
@@ -297,12 +316,60 @@ class Reservation:
         # Of each new page: it holds bytes of others until it is zeroed. None: no page does, the usual case.
         self._is_stale = is_stale if is_stale is not None and is_stale.any() else None
         self._num_zeroed = 0  # new pages whose turn has come
+        self.pinned: IntArray | None = None
+        """What keeps its frames for this, until it is closed; None: it is not `ready`, and some may have none."""
+        self._reserved_page = None if copies else tail_page
         self._tail_page = tail_page  # the page that holds entry start - 1 and has room left: the copy, if there is one
 
     @property
     def is_open(self) -> bool:
         """Whether some of it is neither committed nor given back."""
         return self.table.reservation is self
+
+    # Where it is: room is made of numbers, and frames come when it is its turn
+
+    def needed(self) -> IntArray:
+        """Every page whose bytes a step reads or writes."""
+        return np.append(self.pages, np.int32(self.copies[0][0])) if self.copies else self.pages.copy()
+
+    def ready(self, pages: IntArray, row: int) -> None:
+        """All that is `needed` is in memory, and stays there until this is closed; `row` is its file's."""
+        pool = self.table.pool
+        pool.pin(pages)
+        pool.row_of[pages] = row
+        self.pinned = pages
+
+    def unpin(self) -> None:
+        """Nothing is computed with it any more."""
+        if self._reserved_page is not None:
+            self.table.pool.reserved_at[self._reserved_page] = PAGE_ENTRIES
+        if self.pinned is not None:
+            pool, pages = self.table.pool, self.pinned
+            pool.unpin(pages)
+            pool.last_use[pages] = monotonic()
+            self.pinned = None
+            pool.released(self.table.row)
+
+    def without_frames(self) -> IntArray:
+        """New pages that have none."""
+        of = self.table.pool.store.of
+        missing: IntArray = self.new_pages[of[self.new_pages] == NOWHERE]
+        return missing
+
+    def give_frames(self, frames: IntArray) -> None:
+        """To those that have none, and as many."""
+        of, pool = self.table.pool.store.of, self.table.pool
+        missing = of[self.new_pages] == NOWHERE
+        is_stale = np.zeros(len(self.new_pages), np.bool_) if self._is_stale is None else self._is_stale
+        is_stale[missing] = pool.give_frames_to(self.new_pages[missing], self._owner, frames)
+        if self.copies:
+            is_stale[0] = False  # the copy overwrites it
+        self._is_stale = is_stale if is_stale.any() else None
+
+    def forget_frames(self) -> None:
+        """It has to wait: its new pages, which hold nothing yet, need none meanwhile."""
+        self.table.pool.forget_frames(self.new_pages)
+        self._is_stale = None
 
     def frames(self, num_pages: int) -> IntArray:
         """Where the first pages are in memory: what a decoder computes over. The file has to be there."""
@@ -320,6 +387,8 @@ class Reservation:
         slot = first % PAGE_ENTRIES
         if self._tail_page is not None:
             pool.on_disk.overwritten(self._tail_page, slot)
+        if self._reserved_page is not None:
+            pool.reserved_at[self._reserved_page] = slot
         last_page = (end - 1) // PAGE_ENTRIES
         if first // PAGE_ENTRIES == last_page:  # one page: the decode path
             page = self.pages[last_page]
@@ -346,6 +415,10 @@ class Reservation:
         added = pages_for(end) - len(self.pages)
         if added:
             new_pages, is_stale = pool.allocate_stale(added, table.owner)
+            if self.pinned is not None:
+                pool.pin(new_pages)
+                pool.row_of[new_pages] = pool.row_of[self.pages[-1]]
+                self.pinned = np.concatenate((self.pinned, new_pages))
             self.pages = np.concatenate((self.pages, new_pages))
             if not self.copies:
                 table.put_behind(self.pages)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from kvfs.pages.table import Reservation
+from kvfs.tiers.pager import Ticket
 from libsym.channel.server import ServerChannel
 from libsym.errors import Invalid, SymError, TimedOut
 from libsym.rows.sampler import RowSampler
@@ -58,6 +59,8 @@ class CallState(Enum):
     WAITS_FOR_ROOM = auto()
     WAITS_FOR_SLOTS = auto()
     """Its program, to let go of rows."""
+    WAITS_FOR_PAGES = auto()
+    """Pages of its file, which are on disk, or memory for new ones."""
     ANSWERED = auto()
     """Nothing: its program has the answer, and the run waits for the next call."""
 
@@ -119,6 +122,8 @@ class FileCall(ABC):
         """Where the rows go that are wanted; none: into memory of the run, or of ours if `is_digested`."""
         self.reservation: Reservation | None = None
         """Of the stretch's entries, and maybe of some more, which the next stretches will take."""
+        self.ticket: Ticket | None = None
+        """It has room, and waits for pages of its file to be in memory."""
         self.cancelled = False
         """It was ended early, by whoever wanted it or because it is late."""
         self.is_late = False

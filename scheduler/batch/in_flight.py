@@ -11,8 +11,12 @@ its answer and thinks keeps nobody waiting: its file leaves the run for anything
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
+
+import numpy as np
 
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
@@ -37,6 +41,11 @@ from scheduler.trace.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
+QUANTUM_S = 2.0
+"""Where calls wait for memory, one that has been computed for so long lets one go before it that has waited as long."""
+THINKS_S = 1.0
+"""Where memory is short, a program that thinks for so long is not in the middle of anything."""
+
 
 class CallsInFlight:
     """All of it on the trio thread."""
@@ -58,6 +67,11 @@ class CallsInFlight:
         self._queues = FileQueues(self._start)
         self.ends = Ends(self, room.fs, run)
         self.deadlines = Deadlines(self.expire)
+        self._pager = room.fs.volume.pager
+        self._pager.preempt = self._preempt
+        self._pager.idle_out = self._idle_out
+        self._leaving: set[Member] = set()
+        """Those who are asked to make room in memory."""
         self._short: list[PageTable] = []
         """Files whose next call found no room, and there may be some when others have given back what they don't use.
         """
@@ -165,12 +179,19 @@ class CallsInFlight:
         member = self._run.member_of(call.file.table)
         if member is not None and member.call is call:
             return self._run.state_of(member)
+        if call.ticket is not None:
+            return CallState.WAITS_FOR_PAGES
         return CallState.WAITS_FOR_ROOM if call.file.table in self._short else CallState.QUEUED
 
     def _cancel(self, call: FileCall) -> None:
         """What is begun for it ends with its step, or when it comes back from where it is meanwhile."""
         call.cancelled = True
         if self._take_out(call, None):
+            return
+        if call.ticket is not None:
+            self._pager.cancel(call.ticket)
+            call.ticket = None
+            self.finish(call, None)
             return
         member = self._run.member_of(call.file.table)
         if member is not None and member.call is call:
@@ -221,7 +242,7 @@ class CallsInFlight:
                 if isinstance(failure, OverLimit) or is_last_try or not self._reclaim(call.file.table, of_user=of_user):
                     raise
                 return True
-            self._enter(call)
+            self._acquire(call)
         except Exception as failure:  # noqa: BLE001 - it is reported
             if call.reservation is not None:
                 call.reservation.abort()
@@ -238,13 +259,31 @@ class CallsInFlight:
             reservation.abort()
             raise
         call.promise(len(call.tokens))
-        if self._expect is not None:
-            self._expect(reservation.frames(len(reservation.pages)))
+
+    def _acquire(self, call: FileCall) -> None:
+        """Its pages are to be in memory, all of them."""
+        assert call.reservation is not None
+        call.ticket = self._pager.acquire(call.reservation, call.priority, partial(self._has_pages, call))
+        if call.ticket is None:
+            self._enter(call)
+
+    def _has_pages(self, call: FileCall, error: SymError | None) -> None:
+        """What it has waited for is there, or will not be."""
+        call.ticket = None
+        if error is not None:
+            self.finish(call, kept(error))
+            return
+        try:
+            self._enter(call)
+        except Exception as failure:  # noqa: BLE001 - it is reported
+            self.finish(call, _said(failure))
 
     def _enter(self, call: FileCall) -> None:
         """Into the run, as soon as no page has bytes of others in it."""
         reservation = call.reservation
         assert reservation is not None
+        if self._expect is not None:
+            self._expect(reservation.frames(len(reservation.pages)))
         stale = reservation.pages_to_zero(len(reservation.tokens))
         if not stale:
             self._join(call)
@@ -312,6 +351,60 @@ class CallsInFlight:
         if member.must_settle:
             self.settle(member)
 
+    # ---- room in memory
+
+    def _preempt(self, num_frames: int, priority: int, waited_s: float) -> bool:
+        """Satisfies `Preempt`: first those leave whose programs think, then what is of lower priority, and what has
+        been here for longer than it is worth.
+        """
+        self._leaving &= set(self._run.members)
+        num_frames -= sum(self._num_frames_of(member) for member in self._leaving)
+        for member in self._who_may_leave(priority, waited_s):
+            if num_frames <= 0:
+                break
+            num_frames -= self._num_frames_of(member)
+            self._leave_soon(member)
+        return bool(self._leaving)
+
+    def _who_may_leave(self, priority: int, waited_s: float) -> list[Member]:
+        now_ns = time.monotonic_ns()
+        thinking, lower, others = list[tuple[int, Member]](), list[tuple[int, Member]](), list[tuple[float, Member]]()
+        for member in self._run.members:
+            if member in self._leaving:
+                continue
+            thinks_ns = self._run.thinks_ns(member, now_ns)
+            if thinks_ns is not None:
+                thinking.append((-thinks_ns, member))
+            elif member.call.priority < priority:
+                lower.append((member.call.priority, member))
+            elif member.call.priority == priority and waited_s > QUANTUM_S:
+                here_s = now_ns * 1e-9 - member.entered_s
+                if here_s > QUANTUM_S:
+                    others.append((-here_s, member))
+        found: list[Member] = []
+        for group in (thinking, lower, others):
+            found += [member for _, member in sorted(group, key=itemgetter(0))]
+        return found
+
+    def _num_frames_of(self, member: Member) -> int:
+        """That nobody else needs where they are."""
+        reservation = member.call.reservation
+        if reservation is None or reservation.pinned is None:
+            return 0
+        return int(np.count_nonzero(self._room.fs.pool.pins[reservation.pinned] == 1))
+
+    def _idle_out(self) -> None:
+        """Memory is short: programs that think for long keep their files from being chosen, so they leave the run."""
+        now_ns = time.monotonic_ns()
+        for member in self._run.members:
+            if member not in self._leaving and (self._run.thinks_ns(member, now_ns) or 0) > THINKS_S * 1e9:
+                self._leave_soon(member)
+
+    def _leave_soon(self, member: Member) -> None:
+        self._leaving.add(member)
+        if self._run.leave(member, LEAVE_ANSWERED):
+            self._run.settle_soon(member)  # not now: a file's queue may be being looked at
+
     # ---- ends
 
     def settle(self, member: Member) -> None:
@@ -327,6 +420,7 @@ class CallsInFlight:
 
     def _settle(self, member: Member) -> None:
         self._run.take_back(member)
+        self._leaving.discard(member)
         go_on = self.ends.settle(member)
         if member not in self._reclaimed:
             go_on()

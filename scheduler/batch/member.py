@@ -22,6 +22,7 @@ class Member:
         self.hot = call.hot
         """How it goes on by itself: as it was when it joined."""
         self.index = -1
+        self.entered_s = time.monotonic()
         self.cancelled_id: int | None = None
         """Of its program's calls, the one that is cancelled. It may be answered meanwhile, and another be computed."""
         self.is_low = False

@@ -221,6 +221,14 @@ int32_t sym_loop_state(sym_loop *loop, int32_t index) {
     return state;
 }
 
+int64_t sym_loop_answered_ns(sym_loop *loop, int32_t index) {
+    pthread_mutex_lock(&loop->lock);
+    const sym_member *member = loop->members[index];
+    const int64_t answered_ns = member->state == SYM_WAITING ? member->answered_ns : 0;
+    pthread_mutex_unlock(&loop->lock);
+    return answered_ns;
+}
+
 void sym_loop_extend(sym_loop *loop, int32_t index, const int32_t *pages, int32_t *log, int32_t capacity) {
     pthread_mutex_lock(&loop->lock);
     sym_member *member = loop->members[index];

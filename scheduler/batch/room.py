@@ -17,7 +17,7 @@ from scheduler.batch.call import FileCall
 AHEAD_ENTRIES = 64
 """Entries reserved beyond the next for a file that goes on by itself, beside the rest of its page."""
 AHEAD_POOL_SHARE = 16
-"""With less than this part of the pool free, only what is left of a file's last page is reserved ahead."""
+"""With less than this part of memory free, only what is left of a file's last page is reserved ahead."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Room:
     def _num_ahead(self, num_entries: int, next_position: int) -> int:
         """Entries to reserve beyond the first so many."""
         ahead = -num_entries % PAGE_ENTRIES
-        if self.fs.pool.num_free * AHEAD_POOL_SHARE > self.fs.pool.num_pages:
+        if self.fs.pool.num_free_frames * AHEAD_POOL_SHARE > self.fs.pool.num_frames:
             ahead += AHEAD_ENTRIES
         if self.max_entries is not None:
             ahead = min(ahead, self.max_entries - num_entries)

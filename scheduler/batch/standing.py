@@ -229,6 +229,13 @@ class StandingRun:
         is_answered = lib.sym_loop_state(self.loop, member.index) == lib.SYM_WAITING
         return CallState.ANSWERED if is_answered else CallState.COMPUTING
 
+    def thinks_ns(self, member: Member, now_ns: int) -> int | None:
+        """How long its program has had its answer; None: something is computed for it."""
+        if not self.is_running:
+            return None
+        answered_ns = int(lib.sym_loop_answered_ns(self.loop, member.index))
+        return now_ns - answered_ns if answered_ns else None
+
     @property
     def is_running(self) -> bool:
         return self._thread is not None

@@ -16,7 +16,7 @@ from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.connection.lip import MAX_WAITS
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.closing import Closing
-from scheduler.operations.opening import brought, opened
+from scheduler.operations.opening import opened
 from scheduler.operations.operation import Operation, Outcome, Table
 from scheduler.payloads import mode_of, text_of
 from scheduler.replies import Reply
@@ -71,7 +71,7 @@ class Claiming:
             try:
                 found = look()
                 if not isinstance(found, Claim):
-                    return await brought(self._fs, lip, found)
+                    return opened(self._fs, lip, found)
                 if found.key == claim.key:
                     file = self._fs.kv_create_claimed(lip.credentials, claim, mode)
                     self._give(call, file)

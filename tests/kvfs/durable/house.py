@@ -16,7 +16,8 @@ from kvfs.names.disk import Disk
 from kvfs.names.inode import Credentials, Inode
 from kvfs.names.plain import PlainFile
 from kvfs.pages.accounts import NO_LIMITS, Accounts, Limits
-from kvfs.pages.pool import PagePool
+from kvfs.pages.pool import PagePool, num_pages_of
+from libsym.errors import SymError
 from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, commit_all, entry_values
 
 ROOT = Credentials(0, 0)
@@ -36,6 +37,8 @@ class House:
         deadline_s: float = 30.0,
         same_bits: bool = False,
         disk: Disk | None = None,
+        num_beyond: int = 0,
+        disk_limit: int | None = None,
     ) -> None:
         facts = facts or FakeFacts()
         self.state = State(directory)
@@ -43,17 +46,40 @@ class House:
         num_own, num_others = kept.num_slots(self.state.identity_of(facts, kept))
         self.store = FakeStore(facts, num_pages)
         self.decoder = FakeDecoder(self.store)
-        accounts = Accounts(num_pages + num_own + num_others, self.store.page_bytes, limits)
-        pool = PagePool(self.store, accounts, num_own, num_others)
+        num_numbers = num_pages_of(num_pages, num_own, num_beyond) + num_others
+        accounts = Accounts(num_numbers, self.store.page_bytes, limits)
+        pool = PagePool(self.store, accounts, num_own, num_others, num_beyond)
         journal = Journal()
         self.fs = FileSystem(pool, facts, self.state.files, 0, 0, disk, changes=journal, bits=bits, same_bits=same_bits)
         self.volume, self.tree = self.fs.volume, self.fs.volume.tree
-        self.keeper = Keeper(self.state, kept, self.volume, journal, deadline_s)
+        self.keeper = Keeper(self.state, kept, self.volume, journal, deadline_s, disk_limit)
 
     def append(self, file: OpenKv, tokens: Sequence[int]) -> None:
         """As a step does."""
         first = file.table.next_position
         reservation = self.fs.reserve(file, tokens, range(first, first + len(tokens)))
+        self.decoder.step(reservation)
+        commit_all(reservation)
+        self.fs.committed(file)
+
+    async def compute(self, file: OpenKv, tokens: Sequence[int]) -> None:
+        """As a call does: it waits for its pages, then for its step."""
+        first = file.table.next_position
+        reservation = self.fs.reserve(file, tokens, range(first, first + len(tokens)))
+        is_over, errors = trio.Event(), list[SymError | None]()
+
+        def then(error: SymError | None) -> None:
+            errors.append(error)
+            is_over.set()
+
+        try:
+            if self.volume.pager.acquire(reservation, 0, then) is not None:
+                await is_over.wait()
+            if errors and errors[0] is not None:
+                raise errors[0]
+        except BaseException:
+            reservation.abort()
+            raise
         self.decoder.step(reservation)
         commit_all(reservation)
         self.fs.committed(file)
@@ -68,7 +94,7 @@ class House:
         """Its pages are in memory when this returns."""
         file = self.fs.kv_open(ROOT, path, write=write)
         try:
-            await self.volume.storage.bring(file.content)
+            await self.volume.pager.put_in_memory(file.table)
         except BaseException:
             self.fs.kv_close(file)
             raise

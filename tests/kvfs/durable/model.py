@@ -196,7 +196,7 @@ async def _judge_pages(house: House, inode: Inode) -> None:
         return
     file = OpenKv(inode, inode.content, writable=False, origin=None)  # opening it would count as a use
     try:
-        await house.volume.storage.bring(file.content)
+        await house.volume.pager.put_in_memory(file.table)
     except SymError as error:
         raise AssertionError(f"{_called(house, inode)} can't be read: {error}") from error
     assert house.is_right(file), f"{_called(house, inode)} has other bytes than its tokens make"

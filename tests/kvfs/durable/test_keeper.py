@@ -50,7 +50,7 @@ def test_forks_still_share_their_pages_in_memory_and_on_disk(tmp_path: Path) -> 
             assert list(one.table.pages[:3]) == list(two.table.pages[:3])
             assert house.is_right(one)
             assert house.is_right(two)
-            assert house.fs.pool.num_free == 64 - 5
+            assert house.fs.pool.num_free_frames == 64 - 5
 
     trio.run(before)
     trio.run(after)

@@ -116,8 +116,7 @@ class Restarts(RuleBasedStateMachine):
             return self.handles[one % len(self.handles)]
         handle = self.house.fs.kv_open_inode(files[one % len(files)], write=True)
         self.handles.append(handle)
-        if not self.house.volume.storage.is_here(handle.content):
-            self.wait_for(lambda: self.house.volume.storage.bring(handle.content))
+        self.wait_for(lambda: self.house.volume.pager.put_in_memory(handle.table))
         return handle
 
     # KV files

@@ -1,0 +1,78 @@
+"""Which pages go down: those of the files that are worth least in memory, as a policy says.
+
+A page is its file's that used it last: what forks share is worth what the fork is that was there just now. A page whose
+last user is gone, and whose file nobody can tell, stands for itself.
+
+Some passes over arrays, one place a frame: a millisecond for 100,000 of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.frames import NOWHERE
+from kvfs.pages.pool import NO_ROW, PagePool
+from kvfs.tiers.policy import Files, FloatArray, Rank
+from kvfs.tiers.residents import Residents
+
+ComputeS = Callable[[FloatArray], FloatArray]
+"""What computing so many pages of entries would take, for each number."""
+
+
+def candidates(pool: PagePool) -> IntArray:
+    """Pages in memory that nothing needs there now, whoever may want to keep them."""
+    pages = pool.store.page_of[pool.store.page_of != NOWHERE]
+    free: IntArray = pages[(pool.pins[pages] == 0) & (pool.computed(pages) > 0)]
+    return free
+
+
+def in_order(
+    pool: PagePool, residents: Residents, pages: IntArray, rank: Rank, now_s: float, bring_s: float, compute_s: ComputeS
+) -> IntArray:
+    """These pages, what may go first and soonest first; without those that are pinned by advice.
+
+    `bring_s`: what reading one page takes.
+    """
+    rows = pool.row_of[pages]
+    stays = pool.keep_until[pages] > now_s
+    has_row = rows != NO_ROW
+    stays[has_row] |= residents.pinned_until_s[rows[has_row]] > now_s
+    pages, rows, has_row = pages[~stays], rows[~stays], has_row[~stays]
+    if not pages.size:
+        return pages
+    num_rows = residents.num_rows
+    group = np.where(has_row, rows, num_rows + np.cumsum(~has_row) - 1)  # what has no file has a group of its own
+    counts = np.bincount(group, minlength=num_rows)
+    found = np.flatnonzero(counts)
+    of_file = found < num_rows
+    file_rows = found[of_file]
+    num_pages = counts[found].astype(np.float64)
+
+    def column(values: FloatArray, otherwise: float) -> FloatArray:
+        whole = np.empty(found.size, values.dtype)
+        whole[of_file] = values[file_rows]
+        whole[~of_file] = otherwise
+        return whole
+
+    used_s = np.empty(found.size)
+    used_s[of_file], used_s[~of_file] = residents.used_s(file_rows), pool.last_use[pages[~has_row]]
+    files = Files(
+        num_pages=num_pages,
+        idle_s=np.maximum(now_s - used_s, 0),
+        num_uses=column(residents.num_uses, 1),
+        gap_s=column(residents.gap_s, np.nan),
+        gap_spread_s=column(residents.gap_spread_s, np.nan),
+        bring_s=num_pages * bring_s,
+        compute_s=compute_s(num_pages),
+        is_open=column(residents.num_users, 0) > 0,
+    )
+    worth = rank(files, residents.gaps)
+    is_cold = column(residents.is_cold, False)
+    priority = column(residents.priority, 0)
+    place = np.empty(counts.size, np.intp)
+    place[found[np.lexsort((worth, priority, ~is_cold))]] = np.arange(found.size)
+    ordered: IntArray = pages[np.argsort(place[group], kind="stable")]
+    return ordered

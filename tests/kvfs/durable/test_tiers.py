@@ -1,0 +1,215 @@
+"""Memory is the fastest place of several: pages go to disk and come back, and nobody notices but by the clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from kvfs.fs import OpenKv
+from kvfs.pages.frames import NOWHERE
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import NoSpace, SymError
+from tests.kvfs.durable.house import ROOT, House, running
+
+PAGE = PAGE_ENTRIES
+
+
+def live(work: Callable[[House], Awaitable[None]], directory: Path, **options: object) -> None:
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with running(House(directory, **options)) as house:  # type: ignore[arg-type]
+                await work(house)
+
+    trio.run(main)
+
+
+async def files(house: House, count: int, num_pages: int = 4, prefix: str = "f") -> list[OpenKv]:
+    found = []
+    for number in range(count):
+        found.append(house.create(f"{prefix}{number}.kv"))
+        await house.compute(found[-1], range(number, number + num_pages * PAGE))
+    return found
+
+
+def is_in_order(house: House, table: object) -> bool:
+    return house.volume.pager.tier_of(table) == "memory"  # type: ignore[arg-type]
+
+
+def test_ten_times_more_than_memory_is_computed_and_each_file_is_as_it_was(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        found = await files(house, 40)
+        here = np.count_nonzero(house.fs.pool.store.of != NOWHERE)
+        assert here <= 16
+        for file in found:
+            await house.volume.pager.put_in_memory(file.table)
+            assert house.is_right(file)
+        assert house.volume.pager.statistics().num_in >= 36 * 4
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_files_go_on_where_they_were_cut_off_by_the_disk(tmp_path: Path) -> None:
+    """Tails that are not full, forks that share them, and truncation, below and at a page's boundary."""
+
+    async def work(house: House) -> None:
+        rng = random.Random(7)
+        found = [house.create(f"{number}.kv") for number in range(12)]
+        lengths = [0] * 12
+        for turn in range(400):
+            place = rng.randrange(len(found))
+            file = found[place]
+            kind = rng.random()
+            if kind < 0.6:
+                count = rng.choice((1, 5, 31, 32, 33, 70))
+                if lengths[place] + count > 5 * PAGE:
+                    house.fs.kv_truncate(file, lengths[place] // 3)
+                    lengths[place] //= 3
+                await house.compute(file, [turn % 1000 + each for each in range(count)])
+                lengths[place] += count
+            elif kind < 0.8:
+                other = rng.randrange(len(found))
+                house.fs.kv_close(found[other])
+                if other == place:
+                    found[other] = house.create(f"n{turn}.kv")
+                    lengths[other] = 0
+                else:
+                    found[other] = house.fs.kv_fork(ROOT, file, f"n{turn}.kv")
+                    lengths[other] = lengths[place]
+            elif lengths[place]:
+                lengths[place] = rng.randrange(lengths[place])
+                house.fs.kv_truncate(file, lengths[place])
+            if turn % 10 == 0:
+                await trio.sleep(0.001)
+            house.fs.check()
+        for file, length in zip(found, lengths, strict=True):
+            assert file.table.length == length
+            await house.volume.pager.put_in_memory(file.table)
+            assert house.is_right(file)
+
+    live(work, tmp_path, num_pages=12, num_beyond=400)
+
+
+def test_many_wait_at_once_and_all_get_their_turn(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        found = await files(house, 16, 5)
+
+        async def go_on(file: OpenKv) -> None:
+            for each in range(10):
+                await house.compute(file, [each])
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            for file in found:
+                nursery.start_soon(go_on, file)
+        for file in found:
+            assert file.table.length == 5 * PAGE + 10
+            await house.volume.pager.put_in_memory(file.table)
+            assert house.is_right(file)
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_what_needs_more_than_all_of_memory_is_told_so_and_others_go_on(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        file = house.create("large.kv")
+        await house.compute(file, range(10 * PAGE))
+        with pytest.raises(NoSpace, match="17 pages are needed in memory at once, and there is room for 16"):
+            await house.compute(file, range(7 * PAGE))
+        assert file.table.length == 10 * PAGE
+        await house.compute(file, range(6 * PAGE))
+        (other,) = await files(house, 1)
+        assert house.is_right(other)
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_a_full_disk_refuses_who_asks_for_more_and_loses_nothing(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        found = [house.create(f"{number}.kv") for number in range(10)]
+        num_done = 0
+        with pytest.raises(SymError) as failure:
+            for number, file in enumerate(found):
+                await house.compute(file, range(number, number + 4 * PAGE))
+                num_done += 1
+        assert failure.value.errno == 28
+        assert 4 <= num_done < 10
+        house.fs.kv_close(found[-1])
+        house.fs.kv_remove(ROOT, "9.kv")
+        for file in found[:num_done]:
+            tokens, _ = file.table.read()
+            assert tokens.size == 4 * PAGE
+        house.fs.kv_close(found[0])
+        house.fs.kv_remove(ROOT, "0.kv")
+        with suppress(NoSpace):
+            await house.keeper.sync_all()
+        await house.compute(found[num_done], range(4 * PAGE))
+        for file in found[1 : num_done + 1]:
+            await house.volume.pager.put_in_memory(file.table)
+            assert house.is_right(file)
+
+    live(work, tmp_path, num_pages=16, num_beyond=200, disk_limit=20 * 4096)
+
+
+def test_a_file_goes_to_disk_and_comes_back_when_it_is_asked_to(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        pager = house.volume.pager
+        one, two = await files(house, 2)
+        await pager.put_on_disk(one.table)
+        assert (pager.tier_of(one.table), pager.tier_of(two.table)) == ("disk", "memory")
+        await pager.put_in_memory(one.table)
+        assert pager.tier_of(one.table) == "memory"
+        assert house.is_right(one)
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_a_hint_brings_a_file_in_behind_its_back(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        pager = house.volume.pager
+        (one,) = await files(house, 1)
+        await pager.put_on_disk(one.table)
+        pager.will_need(one.table)
+        while pager.tier_of(one.table) != "memory":  # noqa: ASYNC110
+            await trio.sleep(0.001)
+        assert house.is_right(one)
+        await trio.sleep(0.01)
+        house.fs.check()
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_pinned_files_stay_until_their_lease_is_over(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        pager = house.volume.pager
+        (one,) = await files(house, 1, prefix="kept")
+        pager.pin_file(one.table, pager._clock() + 1000)
+        await files(house, 10)
+        assert pager.tier_of(one.table) == "memory"
+        with pytest.raises(NoSpace, match="pinned"):
+            (two,) = await files(house, 1, 5, prefix="two")
+            pager.pin_file(two.table, pager._clock() + 1000)
+        pager.unpin_file(one.table)
+        await files(house, 10, prefix="g")
+        assert pager.tier_of(one.table) == "disk"
+
+    live(work, tmp_path, num_pages=16, num_beyond=400)
+
+
+def test_a_shared_prefix_stays_as_long_as_its_forks_are_used(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        (base,) = await files(house, 1, 4, prefix="base")
+        for number in range(30):
+            fork = house.fs.kv_fork(ROOT, base, None)
+            await house.compute(fork, [number])
+            house.fs.kv_close(fork)
+            await files(house, 1, 3, prefix=f"other{number}-")
+        assert house.volume.pager.tier_of(base.table) == "memory"
+        assert house.volume.pager.statistics().num_in == 0
+
+    live(work, tmp_path, num_pages=16, num_beyond=400)
