@@ -16,7 +16,7 @@ from popularity import Popularity
 from programs.work import Answer
 
 NUM_DOCUMENTS, DOCUMENT_TOKENS, QUESTION_TOKENS, NUM_TOKENS = 48, 1000, 16, 24
-NUM_CLIENTS, NUM_WARM, NUM_QUESTIONS = 4, 16, 48
+NUM_CLIENTS, NUM_WARM, NUM_QUESTIONS = 4, 12, 40
 
 
 def corpus(scale: float, words: Words) -> list[list[int]]:
