@@ -282,6 +282,7 @@ class FileSystem:
         place = self._free_place(creds, path)
         fork = self._create(creds, place, mode, source.table.fork)
         fork.content.marks = marks_within(source.content.marks, fork.table.length)
+        fork.content.forked_from = (source.inode.number, fork.table.length)
         source.content.hits += 1
         self.volume.heat.note(source.inode, source.content)
         return fork

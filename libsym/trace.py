@@ -17,10 +17,10 @@ from libsym.info import parse
 class DaemonTrace:
     """A trace under way; for root and the daemon's own user."""
 
-    def __init__(self, seconds: float | None = None) -> None:
-        """It ends after so long. None: when it is stopped."""
+    def __init__(self, seconds: float | None = None, version: int = 1) -> None:
+        """It ends after so long. None: when it is stopped. `version`: of the records that the caller knows."""
         milliseconds = NO_TIMEOUT if seconds is None else round(seconds * 1000)
-        self._stream: Stream = process.channel().stream(Call(Op.TRACE, args=(milliseconds, 0, 0, 0)))
+        self._stream: Stream = process.channel().stream(Call(Op.TRACE, args=(milliseconds, version, 0, 0)))
         self._is_stopped = False
         first = self._stream.next()
         self.header: dict[str, Any] = parse(first.payload)

@@ -24,7 +24,13 @@ from symphony.reports import human_bytes
 from symphony.trace_calls import UNKNOWN, calls_of, span_ns
 from symphony.trace_html import page
 
-_NAMES = {BlockKind.ARRIVALS: "arrival", BlockKind.ANSWERS: "answer", BlockKind.STEPS: "step", BlockKind.LOST: "lost"}
+_NAMES = {
+    BlockKind.ARRIVALS: "arrival",
+    BlockKind.ANSWERS: "answer",
+    BlockKind.STEPS: "step",
+    BlockKind.LOST: "lost",
+    BlockKind.FILES: "file",
+}
 _PLACES = {"first_account", "num_accounts", "first_seat", "reserved"}
 """Fields that say how a file is made, and nothing of what happened."""
 
@@ -32,7 +38,7 @@ _PLACES = {"first_account", "num_accounts", "first_seat", "reserved"}
 def record_command(args: argparse.Namespace, socket: Path | None) -> int:
     """Until Ctrl-C, SIGTERM, or the end of `--seconds`; a second Ctrl-C does not wait for what is on its way."""
     libsym.connect(str(socket) if socket else None)
-    trace = DaemonTrace(args.seconds)  # first: who may not record loses no file
+    trace = DaemonTrace(args.seconds, VERSION)  # first: who may not record loses no file
     counts = dict.fromkeys(BlockKind, 0)
     try:
         with _file_errors(args.output), _new_file(args.output) as file:
@@ -152,6 +158,8 @@ def _objects(block: Block) -> Iterator[dict[str, Any]]:
             found["deadline_ns"] = None if record["deadline_ns"] == NO_DEADLINE else record["deadline_ns"]
             found["kind"] = _kind_name(record["kind"])
             found["accounts"] = [number for (number,) in details[begin:end]]
+        elif block.kind is BlockKind.FILES:
+            found["is_named"] = bool(record["is_named"])
         elif block.kind is BlockKind.STEPS:
             begin, end = end, end + record["num_calls"]
             found["predicted_ns"] = None if math.isnan(record["predicted_ns"]) else record["predicted_ns"]

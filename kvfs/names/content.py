@@ -36,6 +36,7 @@ class KvFile:
         "changes",
         "cuts",
         "fewest",
+        "forked_from",
         "heat",
         "hits",
         "identity",
@@ -52,6 +53,8 @@ class KvFile:
         """Which of the identities that the index knows its pages are of; OWN: the running model's."""
         self.marks = marks
         """(what computed them, up to which entry) of the first entries; what follows was computed by this daemon."""
+        self.forked_from: tuple[int, int] | None = None
+        """The number of the file that this daemon forked it from, and the entries that it had from there."""
         self.lost = 0
         """Entries that it had when the daemon before ended, and that were not on disk."""
         self.born_length = table.length

@@ -1,7 +1,7 @@
 """Which memory frame holds each page: a page's number names 32 entries, and says nothing of where their bytes are.
 
-A page that is being used has a frame of the store. One that was restored, or has gone down, has none until its bytes are
-needed: they are on disk alone. So a pool may have more pages than frames.
+A page that is being used has a frame of the store. One that was restored, or has gone down, has none until its bytes
+are needed: they are on disk alone. So a pool may have more pages than frames.
 
 Satisfies `PageStore` by page numbers, for pages that are in memory. Owned by the daemon's trio thread; workers use the
 pages that they hold references on.

@@ -224,8 +224,8 @@ class PagePool:
         has_frames = frames is not None or count <= self.num_free_frames
         if not has_frames and not may_wait:
             raise NoSpace(
-                f"memory is full: {count} pages wanted, {self.num_free_frames} of {self.num_frames} are free; try again, "
-                "remove files or forks, or start the daemon with more KV memory"
+                f"memory is full: {count} pages wanted, {self.num_free_frames} of {self.num_frames} are free; try "
+                "again, remove files or forks, or start the daemon with more KV memory"
             )
         pages = self._free.take(count)
         account.charge_new_pages(pages)

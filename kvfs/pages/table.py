@@ -135,7 +135,7 @@ class PageTable:
         owner = self._owner if owner is None else owner
         self.pool.retain(pages, owner)
         fork = PageTable.adopt(self.pool, owner, pages, self.length)
-        fork._source = ref(self)
+        fork._source = ref(self)  # noqa: SLF001 - of its own kind
         return fork
 
     @property

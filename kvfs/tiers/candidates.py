@@ -9,11 +9,13 @@ Some passes over arrays, one place a frame: a millisecond for 100,000 of them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from kvfs.pages.free_list import IntArray
 from kvfs.pages.frames import NOWHERE
+from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import NO_ROW, PagePool
 from kvfs.tiers.policy import Files, FloatArray, Rank
 from kvfs.tiers.residents import Residents
@@ -51,8 +53,8 @@ def in_order(
     file_rows = found[of_file]
     num_pages = counts[found].astype(np.float64)
 
-    def column(values: FloatArray, otherwise: float) -> FloatArray:
-        whole = np.empty(found.size, values.dtype)
+    def column(values: npt.NDArray[Any], otherwise: float) -> FloatArray:
+        whole = np.empty(found.size)
         whole[of_file] = values[file_rows]
         whole[~of_file] = otherwise
         return whole
@@ -70,7 +72,7 @@ def in_order(
         is_open=column(residents.num_users, 0) > 0,
     )
     worth = rank(files, residents.gaps)
-    is_cold = column(residents.is_cold, False)
+    is_cold = column(residents.is_cold, 0) > 0
     priority = column(residents.priority, 0)
     place = np.empty(counts.size, np.intp)
     place[found[np.lexsort((worth, priority, ~is_cold))]] = np.arange(found.size)

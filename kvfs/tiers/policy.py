@@ -53,7 +53,7 @@ class Files:
 
 
 class Gaps:
-    """How long the gaps between two uses of a file were, of all files lately: a histogram by powers of the root of 2."""
+    """How long the gaps between two uses of a file were, of all files lately: a histogram by powers of 2 ** 0.5."""
 
     __slots__ = ("counts",)
 
@@ -70,7 +70,8 @@ class Gaps:
     @staticmethod
     def bucket_of(gap_s: FloatArray | np.float64) -> npt.NDArray[np.intp]:
         places = np.ceil(np.log2(np.maximum(gap_s, _FIRST_GAP_S) / _FIRST_GAP_S) * _BUCKETS_A_DOUBLING)
-        return np.clip(places, 0, NUM_BUCKETS - 1).astype(np.intp)
+        found: npt.NDArray[np.intp] = np.clip(places, 0, NUM_BUCKETS - 1).astype(np.intp)
+        return found
 
     @staticmethod
     def bounds_s() -> FloatArray:

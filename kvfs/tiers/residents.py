@@ -39,8 +39,8 @@ class Residents:
         "is_cold",
         "last_use_s",
         "num_rows",
-        "num_uses",
         "num_users",
+        "num_uses",
         "pinned_until_s",
         "priority",
         "tables",
@@ -132,7 +132,7 @@ class Residents:
             return None
         return float(self.last_use_s[row] + gap_s - spread_s)
 
-    def used_s(self, rows: npt.NDArray[np.int32]) -> FloatArray:
+    def used_s(self, rows: npt.NDArray[np.integer]) -> FloatArray:
         """When these were used last, or somebody said that they would be."""
         used_s: FloatArray = np.maximum(self.last_use_s[rows], self.wanted_s[rows])
         return used_s

@@ -181,8 +181,11 @@ class BatchScheduler:
                 found.setdefault(call.caller, Counter())[state, call.kind.word] += 1
         return found
 
-    def begin_trace(self) -> Recording:
-        """Whoever has it is told of calls that are in flight, and of all that happens from now on."""
+    def begin_trace(self, version: int) -> Recording:
+        """Whoever has it is told of calls that are in flight, and of all that happens from now on.
+
+        `version`: of the traces that the reader knows.
+        """
 
         def tell() -> None:
             for call in self._calls.calls():
@@ -191,7 +194,7 @@ class BatchScheduler:
         if not self.recorder.is_on:
             self._run.trace(True)
             self._traced = self._run.counts().num_steps
-        return self.recorder.begin(tell)
+        return self.recorder.begin(tell, version)
 
     def trace_steps(self) -> None:
         """The recorder is told of the steps since it was told last."""

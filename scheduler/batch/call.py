@@ -21,7 +21,7 @@ import numpy.typing as npt
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from kvfs.pages.table import Reservation
-from kvfs.tiers.pager import Ticket
+from kvfs.tiers.tickets import Ticket
 from libsym.channel.server import ServerChannel
 from libsym.errors import Invalid, SymError, TimedOut
 from libsym.rows.sampler import RowSampler

@@ -69,7 +69,7 @@ class CallsInFlight:
         self.deadlines = Deadlines(self.expire)
         self._pager = room.fs.volume.pager
         self._pager.preempt = self._preempt
-        self._pager.idle_out = self._idle_out
+        self._pager.departures.idle_out = self._idle_out
         self._leaving: set[Member] = set()
         """Those who are asked to make room in memory."""
         self._short: list[PageTable] = []

@@ -16,13 +16,14 @@ from scheduler.trace.records import NO_DEADLINE, STEP, Records
 def note_arrival(recorder: Recorder, call: FileCall) -> None:
     """It has come, now or some time ago."""
     table = call.file.table
+    inode = call.file.inode
     accounts = table.pool.accounts.of(table.owner).numbers
     recorder.arrived(
         call.number,
         call.caller.pid,
         call.caller.uid,
         accounts,
-        call.file.inode.number,
+        inode.number,
         table.length,
         len(call.tokens),
         call.kind,
@@ -30,6 +31,7 @@ def note_arrival(recorder: Recorder, call: FileCall) -> None:
         None if call.deadline_s is None else _ns(call.deadline_s),
         _ns(call.submitted_s),
     )
+    recorder.of_file(inode.number, call.file.content.forked_from, is_named=bool(inode.names))
 
 
 def note_answer(recorder: Recorder, call: FileCall, error: SymError | None) -> None:

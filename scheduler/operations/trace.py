@@ -45,21 +45,24 @@ class Tracing:
         return {Op.TRACE: Operation(self._trace, takes_payload=False, max_waiting=MAX_LATER)}
 
     def _trace(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        """args: how many milliseconds it lasts, -1 for until it is cancelled."""
+        """args: how many milliseconds it lasts, -1 for until it is cancelled; the version that is read, 0: 1."""
         require_operator(call, "record what it does")
         timeout_ms = call.request.args[0]
         if timeout_ms < NO_TIMEOUT:
             raise Invalid(f"a trace of {timeout_ms} ms: give 0 or more, or -1 for one that lasts until it is cancelled")
-        return self._run(call, timeout_ms)
+        version = call.request.args[1] or 1
+        if version < 0:
+            raise Invalid(f"version {version} of traces: there is none")
+        return self._run(call, timeout_ms, version)
 
     @property
     def _recorder(self) -> Recorder:
         return self._batches.recorder
 
-    async def _run(self, call: SystemCall, timeout_ms: int) -> Reply:
+    async def _run(self, call: SystemCall, timeout_ms: int, version: int) -> Reply:
         if self._recorder.num_recordings >= MAX_RECORDINGS:
             raise Busy(f"{MAX_RECORDINGS} traces are being recorded already: wait until one is over")
-        recording = self._batches.begin_trace()
+        recording = self._batches.begin_trace(version)
         try:
             call.send((), json.dumps(self._header()).encode())
             with trio.move_on_after(float("inf") if timeout_ms == NO_TIMEOUT else timeout_ms / 1000):

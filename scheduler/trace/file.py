@@ -73,6 +73,8 @@ class Trace:
     steps: Records
     seats: Records
     lost: Records
+    files: Records
+    """Of a file that was told of twice, the last one counts. Empty in a trace of version 1."""
     torn_at: int | None
     """Where the file stops being a trace, in bytes; None: it is whole."""
 
@@ -111,7 +113,8 @@ def read_trace(path: Path) -> Trace:
     answers, _ = _joined(BlockKind.ANSWERS, blocks)
     steps, seats = _joined(BlockKind.STEPS, blocks)
     lost, _ = _joined(BlockKind.LOST, blocks)
-    return Trace(reader.header, arrivals, accounts, answers, steps, seats, lost, reader.torn_at)
+    files, _ = _joined(BlockKind.FILES, blocks)
+    return Trace(reader.header, arrivals, accounts, answers, steps, seats, lost, files, reader.torn_at)
 
 
 def _joined(kind: BlockKind, blocks: Iterable[Block]) -> tuple[Records, Records]:

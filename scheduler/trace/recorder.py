@@ -16,10 +16,13 @@ from scheduler.trace.records import (
     ACCOUNT,
     ANSWER,
     ARRIVAL,
+    FILE,
+    FILES_SINCE,
     LOST,
     NO_DEADLINE,
     SEAT,
     STEP,
+    VERSION,
     Block,
     BlockKind,
     CallKind,
@@ -37,13 +40,17 @@ _BLOCK_BYTES = 512
 class Recording:
     """What one reader has not taken yet."""
 
-    def __init__(self, max_bytes: int = MAX_QUEUE_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_QUEUE_BYTES, version: int = VERSION) -> None:
+        """`version`: what the reader knows; it is told nothing that is newer."""
+        self._version = version
         self._max_bytes = max_bytes
         self._blocks: deque[Block] = deque()
         self._num_bytes = 0
         self._num_lost = 0  # since the reader was told last
 
     def put(self, block: Block) -> None:
+        if block.kind is BlockKind.FILES and self._version < FILES_SINCE:
+            return
         size = block.num_bytes + _BLOCK_BYTES
         if self._num_bytes + size > self._max_bytes:
             self._num_lost += len(block.records)
@@ -77,15 +84,19 @@ class Recorder:
         self._arrivals: list[tuple[int, ...]] = []
         self._accounts: list[int] = []
         self._answers: list[tuple[int, int, int, int]] = []
+        self._files: list[tuple[int, int, int, int, tuple[int, int, int]]] = []
+        self._told: dict[int, bool] = {}
+        """Files that all recordings were told of, and whether they had a name then."""
         self._steps: list[tuple[Records, Records]] = []
         self._num_seats = 0
 
     # Who records
 
-    def begin(self, tell: Callable[[], None]) -> Recording:
+    def begin(self, tell: Callable[[], None], version: int = VERSION) -> Recording:
         """From now on it is told everything; `tell` says what is under way already, to this one alone."""
         self.flush()
-        recording = Recording()
+        self._told.clear()
+        recording = Recording(version=version)
         others, self._recordings = self._recordings, [recording]
         tell()
         self.flush()
@@ -127,6 +138,15 @@ class Recorder:
         if len(self._arrivals) >= MAX_NOTED or len(self._accounts) >= MAX_NOTED:
             self.flush()
 
+    def of_file(self, inode: int, source: tuple[int, int] | None, *, is_named: bool) -> None:
+        """Behind a call on it. `source`: the file that it is a fork of, and how many entries it had from there."""
+        if self._told.get(inode) is is_named:
+            return
+        self._told[inode] = is_named
+        self._files.append((inode, *(source or (0, 0)), is_named, (0, 0, 0)))
+        if len(self._files) >= MAX_NOTED:
+            self.flush()
+
     def answered(self, call: int, num_entries: int, code: int, ns: int) -> None:
         """It is over. `code`: the errno, or 0."""
         self._answers.append((call, ns, num_entries, code))
@@ -151,6 +171,9 @@ class Recorder:
             arrivals, accounts = np.array(self._arrivals, ARRIVAL), np.array(self._accounts, np.int64).view(ACCOUNT)
             self._arrivals, self._accounts = [], []
             self._put(Block(BlockKind.ARRIVALS, arrivals, accounts))
+        if self._files:
+            files, self._files = np.array(self._files, FILE), []
+            self._put(Block.of(BlockKind.FILES, files))
         if self._answers:
             answers, self._answers = np.array(self._answers, ANSWER), []
             self._put(Block.of(BlockKind.ANSWERS, answers))

@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 Records: TypeAlias = "npt.NDArray[np.void]"
 
-VERSION = 1
+VERSION = 2
+FILES_SINCE = 2
+"""The version that has records of files: a reader of version 1 knows none."""
 NO_DEADLINE = (1 << 63) - 1
 
 
@@ -43,6 +45,7 @@ class BlockKind(IntEnum):
     STEPS = 3
     """The details are seats."""
     LOST = 4
+    FILES = 5
 
 
 ARRIVAL = np.dtype(
@@ -95,6 +98,16 @@ SEAT = np.dtype(
     ]
 )
 
+FILE = np.dtype(
+    [
+        ("file", "<i8"),  # the number of the inode
+        ("source", "<i8"),  # it is a fork of this one; 0: it is none
+        ("num_shared", "<i4"),  # entries that it had from there
+        ("is_named", "<i1"),  # it has a name, so it outlives the program
+        ("reserved", "<i1", (3,)),
+    ]
+)
+
 LOST = np.dtype([("ns", "<i8"), ("num_records", "<i8")])
 
 RECORDS = {
@@ -102,6 +115,7 @@ RECORDS = {
     BlockKind.ANSWERS: ANSWER,
     BlockKind.STEPS: STEP,
     BlockKind.LOST: LOST,
+    BlockKind.FILES: FILE,
 }
 NOTHING = np.dtype([])
 DETAILS = {BlockKind.ARRIVALS: ACCOUNT, BlockKind.STEPS: SEAT}

@@ -152,7 +152,7 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.KV_UNLOCK, 0, 1, (), b"", often),
         (Op.CHECK, 0, 0, (), b"", rare),
         (Op.SCRUB, 0, 0, (1 << 30,), b"", rare),
-        (Op.TRACE, 0, 0, (1000,), b"", rare),
+        (Op.TRACE, 0, 0, (1000, 2), b"", rare),
         (Op.CONFINE, 0, 0, (), b"private", often),
         (Op.PRED_BATCH, 0, 0, (2,), frame * 2, rare),
         (Op.PRED_BATCH, 0, 0, (1,), frame_with_numbers, rare),

@@ -82,7 +82,7 @@ def test_what_programs_did_is_recorded_dumped_summed_up_and_shown(connected, sym
     lines = [json.loads(line) for line in out.splitlines()]
     assert (status, err) == (0, "")
     assert (lines[0]["record"], lines[0]["model"]) == ("header", "tiny")
-    assert {line["record"] for line in lines[1:]} == {"arrival", "answer", "step"}
+    assert {line["record"] for line in lines[1:]} == {"arrival", "answer", "step", "file"}
     assert sum(len(line["seats"]) for line in lines if line["record"] == "step") == len(trace.seats)
     assert {line["kind"] for line in lines if line["record"] == "arrival"} == {"pred", "generate", "text"}
     status, out, _ = symphony("trace", "summary", "--json", path)
@@ -96,6 +96,22 @@ def test_what_programs_did_is_recorded_dumped_summed_up_and_shown(connected, sym
     HTMLParser().feed(html.read_text())
     assert symphony("trace", "show", path, "-o", tmp_path / "y.html")[0] == 0
     assert (tmp_path / "y.html").read_bytes() == html.read_bytes()
+
+
+def test_a_trace_tells_of_forks_and_of_names(connected, symphony, tmp_path):
+    path = tmp_path / "x.trace"
+    process = recording(connected, "-o", path)
+    wait_for(path)
+    with sym.kv_create("named.kv") as base:
+        sym.pred(base, range(1, 41))
+        with sym.kv_fork(base) as fork:
+            sym.pred(fork, [7])
+            numbers = sym.kv_stat(base).ino, sym.kv_stat(fork).ino
+    sym.kv_remove("named.kv")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    told = {each["file"]: (each["source"], each["num_shared"], each["is_named"]) for each in read_trace(path).files}
+    assert told == {numbers[0]: (0, 0, 1), numbers[1]: (numbers[0], 40, 0)}
 
 
 def test_it_ends_after_its_seconds_and_a_call_in_flight_is_in_it(connected, symphony, tmp_path):
@@ -183,7 +199,7 @@ def test_a_file_that_cannot_be_written_is_one_line(connected, symphony, tmp_path
 @pytest.mark.parametrize("what", ["show", "dump", "summary"])
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(None, "No such file"), (b"PNG", "is no trace"), (b"symphony trace 2\n{}\n", "update Symphony")],
+    [(None, "No such file"), (b"PNG", "is no trace"), (b"symphony trace 3\n{}\n", "update Symphony")],
 )
 def test_what_is_no_trace_is_one_line(tmp_path, symphony, what, content, why):
     path = tmp_path / "x.trace"

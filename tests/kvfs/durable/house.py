@@ -75,8 +75,7 @@ class House:
         try:
             if self.volume.pager.acquire(reservation, 0, then) is not None:
                 await is_over.wait()
-            if errors and errors[0] is not None:
-                raise errors[0]
+            _raise(errors)
         except BaseException:
             reservation.abort()
             raise
@@ -159,3 +158,9 @@ async def running(house: House, *, drain: bool = False) -> AsyncIterator[House]:
                 house.volume._let_go_files.clear()
                 await trio.to_thread.run_sync(house.volume.removals.wait, 10)
             house.keeper.close()
+
+
+def _raise(errors: list[SymError | None]) -> None:
+    for error in errors:
+        if error is not None:
+            raise error

@@ -123,3 +123,35 @@ def test_blocks_of_single_records_are_bounded_too():
         recording.put(answers(1))
     assert len(recording._blocks) <= module.MAX_QUEUE_BYTES // module._BLOCK_BYTES
     assert sum(len(block.records) for block in recording._blocks) + recording._num_lost == 100_000
+
+
+def test_a_file_is_told_of_once_and_again_when_it_has_got_a_name():
+    recorder = Recorder()
+    recording = recorder.begin(nothing)
+    for is_named in (False, False, True, True):
+        recorder.of_file(30, (7, 64), is_named=is_named)
+    recorder.of_file(31, None, is_named=True)
+    recorder.flush()
+    (block,) = all_of(recording)
+    assert block.kind is BlockKind.FILES
+    assert [record[:4] for record in block.records.tolist()] == [(30, 7, 64, 0), (30, 7, 64, 1), (31, 0, 0, 1)]
+
+
+def test_a_recording_that_begins_later_is_told_of_all_files_too():
+    recorder = Recorder()
+    recorder.begin(nothing)
+    recorder.of_file(30, None, is_named=False)
+    second = recorder.begin(nothing)
+    recorder.of_file(30, None, is_named=False)
+    recorder.flush()
+    (block,) = all_of(second)
+    assert block.records["file"].tolist() == [30]
+
+
+def test_who_reads_version_1_is_told_nothing_of_files():
+    recorder = Recorder()
+    recording = recorder.begin(nothing, version=1)
+    recorder.of_file(30, None, is_named=False)
+    arrive(recorder, 1)
+    recorder.flush()
+    assert [block.kind for block in all_of(recording)] == [BlockKind.ARRIVALS]

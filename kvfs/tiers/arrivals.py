@@ -1,0 +1,94 @@
+"""Pages that are being read: what a ticket needs is read once, also where others wait for the same pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvfs.pages.frames import NOWHERE
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import PagePool
+from kvfs.tiers.moves import Moves
+from kvfs.tiers.tickets import Ticket
+from libsym.errors import SymError
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """Pages on their way into frames."""
+
+    pages: IntArray
+    frames: IntArray
+    generations: IntArray
+    owner: int
+    tickets: list[Ticket] = field(default_factory=list)
+    """Who waits for them."""
+
+
+class Arrivals:
+    """All of one pool. `over` is told of each ticket that has all its pages, or an error."""
+
+    def __init__(self, pool: PagePool, moves: Moves, over: Callable[[Ticket, SymError | None], None]) -> None:
+        self._pool = pool
+        self._moves = moves
+        self._over = over
+        self._reading: dict[int, _Reading] = {}  # by page
+
+    def __len__(self) -> int:
+        return len(self._reading)
+
+    def num_frames_for(self, ticket: Ticket) -> int:
+        """That it needs free."""
+        return self._to_read(ticket).size + ticket.num_new
+
+    def admit(self, ticket: Ticket) -> None:
+        """There are as many frames for it: its pages are pinned, and what is missing is read."""
+        pool, to_read = self._pool, self._to_read(ticket)
+        missing = ticket.old_pages[pool.store.of[ticket.old_pages] == NOWHERE]
+        under_way = dict.fromkeys(self._reading[page] for page in missing.tolist() if page in self._reading)
+        ticket.admitted(pool.store.take(ticket.num_new))
+        ticket.is_admitted = True
+        readings = list(under_way)
+        if to_read.size:
+            readings.append(self._read(to_read, ticket.owner))
+        ticket.num_reading = len(readings)
+        for reading in readings:
+            reading.tickets.append(ticket)
+        if not readings:
+            self._over(ticket, None)
+
+    def waiting(self) -> set[Ticket]:
+        """Those who wait for the disk."""
+        return {ticket for reading in self._reading.values() for ticket in reading.tickets}
+
+    def _to_read(self, ticket: Ticket) -> IntArray:
+        """What nobody reads yet."""
+        missing: IntArray = ticket.old_pages[self._pool.store.of[ticket.old_pages] == NOWHERE]
+        if not self._reading:
+            return missing
+        return np.array([page for page in missing.tolist() if page not in self._reading], np.int32)
+
+    def _read(self, pages: IntArray, owner: int) -> _Reading:
+        pool = self._pool
+        reading = _Reading(pages, pool.take_frames(pages.size), pool.on_disk.generations(pages), owner)
+        self._reading |= dict.fromkeys(pages.tolist(), reading)
+        self._moves.bring_in(pages, reading.frames, lambda error: self._is_read(reading, error))
+        return reading
+
+    def _is_read(self, reading: _Reading, error: SymError | None) -> None:
+        """Whoever was to have the pages may be gone, and so may they be."""
+        pool, pages, frames = self._pool, reading.pages, reading.frames
+        for page in pages.tolist():
+            del self._reading[page]
+        if error is not None:
+            pool.return_frames(frames)
+        else:
+            stays = (pool.on_disk.generations(pages) == reading.generations) & (pool.refcount[pages] > 0)
+            pool.end_bringing(pages[stays], frames[stays], reading.owner)
+            pool.return_frames(frames[~stays])
+        for ticket in reading.tickets:
+            ticket.num_reading -= 1
+            if not ticket.is_over and (error is not None or not ticket.num_reading):
+                self._over(ticket, error)

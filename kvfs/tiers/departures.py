@@ -1,0 +1,160 @@
+"""Pages that go down: what is on disk as it is loses its frame at once, the rest when it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kvfs.pages.frames import NOWHERE
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.pool import NO_ROW, PagePool
+from kvfs.tiers.candidates import ComputeS, candidates, in_order
+from kvfs.tiers.moves import Moves
+from kvfs.tiers.policy import Files, FloatArray, Gaps, Rank
+from kvfs.tiers.residents import Residents
+from kvfs.tiers.tickets import Pressure
+from libsym.errors import SymError
+
+CLEAN_SHARE = 8
+"""With less than this part of memory free, what would go down next is written before it has to."""
+CLEANED_AT_ONCE = 64
+FULL_FOR_S = 0.05
+"""Where nothing could go down, it is not looked again before."""
+TELLS_EACH_S = 0.25
+
+
+class Departures:
+    """All of one pool."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        residents: Residents,
+        moves: Moves,
+        clock: Callable[[], float],
+        went: Callable[[int], None],
+    ) -> None:
+        """`went`: pages of a file, by its row, are about to leave memory for the first time since its last use."""
+        self._pool = pool
+        self._residents = residents
+        self._moves = moves
+        self._clock = clock
+        self._went = went
+        self.rank: Rank = least_recent
+        self.compute_s: ComputeS = _unknown
+        self.idle_out: Callable[[], None] = lambda: None
+        self.pressure: Pressure | None = None
+        self.going: dict[int, float] = {}
+        """Pages that are being written to lose their frame, and since when."""
+        self.num_dropped = 0
+        self.grace_until_s = 0.0
+        """Programs were told that files of theirs would go, and have until then."""
+        self._cleaning: set[int] = set()
+        self._told_at_s = self._idled_at_s = -1e9
+        self._full_until_s = 0.0
+
+    def victims(self, keep: IntArray) -> IntArray:
+        """Pages that may go, the first to go first; `keep`: not these."""
+        pool, now_s = self._pool, self._clock()
+        if now_s - self._idled_at_s > TELLS_EACH_S:
+            self._idled_at_s = now_s
+            self.idle_out()
+        found = candidates(pool)
+        if keep.size:
+            found = found[~np.isin(found, keep)]
+        if self._moves.recent_error() is not None:
+            found = found[pool.on_disk.is_kept(found, pool.computed(found))]  # the disk takes nothing else
+        return in_order(pool, self._residents, found, self.rank, now_s, self._moves.bring_s, self.compute_s)
+
+    def is_grace(self, pages: IntArray) -> bool:
+        """Before they go: whether programs are told, and have some time."""
+        now_s = self._clock()
+        if now_s < self.grace_until_s:
+            return True
+        if self.pressure is None or not pages.size or now_s - self._told_at_s < TELLS_EACH_S:
+            return False
+        rows = np.unique(self._pool.row_of[pages])
+        tables = [self._residents.tables[row] for row in rows.tolist() if row != NO_ROW]
+        grace_s = self.pressure.tell([table for table in tables if table is not None], int(pages.size))
+        self.grace_until_s = self._told_at_s = now_s + grace_s
+        return grace_s > 0
+
+    def may_go(self, pages: IntArray) -> IntArray:
+        """Those that are in memory, and that nothing needs there."""
+        pool = self._pool
+        is_here = (pool.store.of[pages] != NOWHERE) & (pool.pins[pages] == 0)
+        found: IntArray = pages[is_here & (pool.computed(pages) > 0)]
+        return found
+
+    def send(self, pages: IntArray) -> int:
+        """These lose their frames: how many have, at once."""
+        pool = self._pool
+        is_clean = pool.on_disk.is_kept(pages, pool.computed(pages))
+        self._drop(pages[is_clean])
+        dirty = pages[~is_clean]
+        if dirty.size:
+            self.going |= dict.fromkeys(dirty.tolist(), self._clock())
+            self._write(dirty)
+        return int(np.count_nonzero(is_clean))
+
+    def keep_some_free(self) -> None:
+        """So that whoever needs a page gets it at once."""
+        pool, now_s = self._pool, self._clock()
+        short = pool.low_water - pool.store.num_free - len(self.going)
+        if short > 0 and now_s >= self._full_until_s:
+            taken = self.victims(_NONE)[: short + pool.low_water]
+            if not taken.size:
+                self._full_until_s = now_s + FULL_FOR_S
+            elif not self.is_grace(taken):
+                self.send(taken)
+
+    def clean_ahead(self) -> None:
+        """Write what would go down next, while nobody waits for it."""
+        pool = self._pool
+        if self._cleaning or self._moves.num_jobs or pool.store.num_free * CLEAN_SHARE > pool.num_frames:
+            return
+        found = self.victims(_NONE)[: pool.num_frames // CLEAN_SHARE]
+        dirty = found[~pool.on_disk.is_kept(found, pool.computed(found))][:CLEANED_AT_ONCE]
+        if dirty.size:
+            self._cleaning.update(dirty.tolist())
+            self._write(dirty)
+
+    def _drop(self, pages: IntArray) -> None:
+        if not pages.size:
+            return
+        pool, went_down = self._pool, self._residents.went_down
+        pool.drop_frames(pages)
+        self.num_dropped += pages.size
+        rows = pool.row_of[pages]
+        for row, num in zip(*np.unique(rows[rows != NO_ROW], return_counts=True), strict=True):
+            if not went_down[row]:
+                self._went(int(row))
+            went_down[row] += num
+
+    def _write(self, pages: IntArray) -> None:
+        self._pool.pin(pages)
+        self._moves.write_out(pages, lambda error: self._is_written(pages, error))
+
+    def _is_written(self, pages: IntArray, error: SymError | None) -> None:
+        """What was used meanwhile stays; so does what the disk did not take."""
+        del error
+        pool = self._pool
+        pool.unpin(pages)
+        since_s = np.array([self.going.pop(page, -1.0) for page in pages.tolist()])  # -1: written ahead
+        self._cleaning.difference_update(pages.tolist())
+        due = self.may_go(pages[since_s >= pool.last_use[pages]])
+        self._drop(due[pool.on_disk.is_kept(due, pool.computed(due))])
+
+
+def least_recent(files: Files, gaps: Gaps) -> FloatArray:
+    """Until a policy is chosen."""
+    del gaps
+    return -files.idle_s
+
+
+def _unknown(num_pages: FloatArray) -> FloatArray:
+    return np.full_like(num_pages, np.nan)
+
+
+_NONE: IntArray = np.empty(0, np.int32)

@@ -1,0 +1,159 @@
+"""Which policy is used: one of ours by its name, or the operator's own from a file.
+
+A file is Python with a function `rank(files, gaps)`; it may import numpy and `kvfs.tiers.policy`. It runs with the
+daemon's rights, so only who may configure the daemon names one. It is not trusted to be right, though: see `Guarded`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+
+from kvfs.tiers import cost_based, idleness, lru, ttl
+from kvfs.tiers.policy import Files, FloatArray, Gaps, Rank
+from libsym.errors import Invalid
+
+NAMES: dict[str, Rank] = {"cost": cost_based.rank, "lru": lru.rank, "ttl": ttl.rank, "idle": idleness.rank}
+DEFAULT = "cost"
+LIMIT_S = 0.25
+"""That one decision of an operator's policy may take: 10,000 files take ours some milliseconds, on a busy machine."""
+
+
+def is_ours(name_or_path: str) -> bool:
+    """Else it is a file, which is to be guarded."""
+    return name_or_path in NAMES
+
+
+def load(name_or_path: str) -> Rank:
+    """Invalid says what is wrong with it, and where."""
+    if name_or_path in NAMES:
+        return NAMES[name_or_path]
+    if not name_or_path.endswith(".py"):
+        raise Invalid(f"{name_or_path!r} is no policy: give one of {', '.join(NAMES)}, or a file that ends in .py")
+    try:
+        source = Path(name_or_path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"policy {name_or_path}: {getattr(error, 'strerror', None) or error}") from None
+    names: dict[str, object] = {"__name__": "policy", "__file__": name_or_path}
+    try:
+        exec(compile(source, name_or_path, "exec"), names)  # noqa: S102 - the operator's own file
+    except Exception as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
+        raise Invalid(f"policy {name_or_path}{_line(error, name_or_path)}: {_text(error)}") from None
+    rank = names.get("rank")
+    if not callable(rank):
+        raise Invalid(f"policy {name_or_path} has no function rank(files, gaps)")
+    trial = Guarded(rank, lru.rank, name=name_or_path)
+    one, is_open = np.ones(2), np.ones(2, np.bool_)
+    trial(Files(one, one, one, one, one, one, one, is_open), Gaps())
+    trial.close()
+    if trial.failure is not None:
+        raise Invalid(trial.failure)
+    return rank
+
+
+def _checked(rank: Callable[[Files, Gaps], object], files: Files, gaps: Gaps, name: str) -> FloatArray:
+    """What it says. Invalid: it failed, or said nothing that is of use."""
+    try:
+        worth = np.asarray(rank(files, gaps), np.float64)
+    except Exception as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
+        raise Invalid(f"policy {name}{_line(error, name)}: {_text(error)}") from None
+    if worth.shape != (len(files),):
+        raise Invalid(f"policy {name}: rank gave an array of shape {worth.shape} for {len(files)} files")
+    if np.isnan(worth).any():
+        raise Invalid(f"policy {name}: rank gave what is not a number for {int(np.isnan(worth).sum())} files")
+    return worth
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+
+
+def _line(error: BaseException, path: str) -> str:
+    """Where in the file, as `:3`."""
+    if isinstance(error, SyntaxError):
+        return f":{error.lineno}"
+    line, place = "", error.__traceback__
+    while place is not None:
+        if place.tb_frame.f_code.co_filename == path:
+            line = f":{place.tb_lineno}"
+        place = place.tb_next
+    return line
+
+
+class _Overrun(BaseException):
+    """Raised in a policy that takes too long: no `except Exception` of its own keeps it."""
+
+
+class Guarded:
+    """A policy that is not trusted. The first time that it raises, gives what is of no use, or takes longer than
+    `limit_s`, the default decides in its place, and does from then on; the log has one line.
+
+    It computes in a thread of its own, for who asks waits no longer than that. What is too late is ended by an
+    exception in it. In a call of C, or asleep, it takes that only afterwards: until then it holds a thread, no more.
+    """
+
+    def __init__(
+        self, rank: Rank, default: Rank, limit_s: float = LIMIT_S, log: logging.Logger | None = None, name: str = "file"
+    ) -> None:
+        """`log`: None has nobody told but who looks at `failure`."""
+        self._rank, self._default, self._limit_s, self._name = rank, default, limit_s, name
+        self._log = log
+        self._wanted: SimpleQueue[tuple[Files, Gaps] | None] = SimpleQueue()
+        self._answers: SimpleQueue[FloatArray | Invalid] = SimpleQueue()
+        self._is_done = threading.Semaphore(0)
+        self._thread: threading.Thread | None = None
+        self.failure: str | None = None
+        """Why the default decides; None: it does not."""
+
+    def __call__(self, files: Files, gaps: Gaps) -> FloatArray:
+        if self.failure is None:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="symphony-policy", daemon=True)
+                self._thread.start()
+            self._wanted.put((_copy(files), Gaps(gaps.counts.copy())))
+            if not self._is_done.acquire(timeout=self._limit_s):
+                self._end_thread()
+                self._replace(f"policy {self._name}: rank took longer than {1000 * self._limit_s:.0f} ms")
+            elif isinstance(answer := self._answers.get(), Invalid):
+                self.close()
+                self._replace(str(answer))
+            else:
+                return answer
+        return self._default(files, gaps)
+
+    def close(self) -> None:
+        """Its thread ends."""
+        self._wanted.put(None)
+
+    def _replace(self, failure: str) -> None:
+        self.failure = failure
+        if self._log is not None:
+            self._log.warning("%s: the default decides from now on, until the policy is set anew", failure)
+
+    def _serve(self) -> None:
+        try:
+            while (wanted := self._wanted.get()) is not None:
+                try:
+                    answer: FloatArray | Invalid = _checked(self._rank, *wanted, self._name)
+                except Invalid as error:
+                    answer = error
+                self._answers.put(answer)
+                self._is_done.release()
+        except _Overrun:
+            return
+
+    def _end_thread(self) -> None:
+        self.close()
+        if self._thread is not None and self._thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_Overrun))
+
+
+def _copy(files: Files) -> Files:
+    """Late or malicious writes into its arrays must not reach those that the default decides by."""
+    return files.at(np.ones(len(files), np.bool_))

@@ -1,0 +1,100 @@
+"""What moves between memory and disk just now: how many jobs, how fast they are, and what the disk has said."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kvfs.pages.free_list import IntArray
+from kvfs.tiers.tickets import Mover, Then
+from libsym.errors import SymError
+
+log = logging.getLogger(__name__)
+
+FIRST_BRING_S = 1e-3
+"""What reading a page takes, until some were read."""
+_NEWS_SHARE = 0.2
+ERROR_LIVES_S = 1.0
+SAYS_EACH_S = 60.0
+
+
+class Moves:
+    """All of one pool. `mover` comes when the storage runs: without it nothing moves."""
+
+    def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
+        self._clock = clock
+        self._wake = wake
+        self.mover: Mover | None = None
+        self.bring_s = FIRST_BRING_S
+        """What reading a page takes, lately."""
+        self.num_jobs = 0
+        self.num_in = self.num_out = 0
+        """Pages."""
+        self.error: SymError | None = None
+        """Why the last page could not be written; None since one was."""
+        self._error_at_s = self._said_at_s = -1e9
+        self._progress_s = clock()  # when a part of a job ended last, or the first of some jobs began
+
+    def bring_in(self, pages: IntArray, frames: IntArray, then: Then) -> None:
+        """As `Mover` does."""
+        began_s = self._begin()
+
+        def ended(error: SymError | None) -> None:
+            self._end()
+            if error is None:
+                self.num_in += pages.size
+                took_s = (self._clock() - began_s) / pages.size
+                self.bring_s += _NEWS_SHARE * (took_s - self.bring_s)
+            then(error)
+
+        assert self.mover is not None
+        self.mover.bring_in(pages, frames, ended)
+
+    def write_out(self, pages: IntArray, then: Then) -> None:
+        """As `Mover` does."""
+        self._begin()
+
+        def ended(error: SymError | None) -> None:
+            self._end()
+            if error is None:
+                self.error = None
+                self.num_out += pages.size
+            else:
+                self._note(error)
+            then(error)
+
+        assert self.mover is not None
+        self.mover.write_out(pages, ended)
+
+    def progressed(self) -> None:
+        """A part of a job is done."""
+        self._progress_s = self._clock()
+
+    def is_late(self) -> bool:
+        """Whether the disk has not answered for longer than it may take."""
+        if self.mover is None or not self.num_jobs:
+            return False
+        return self._clock() - self._progress_s >= self.mover.deadline_s
+
+    def recent_error(self) -> SymError | None:
+        """What the disk said just now: no need to ask again."""
+        return self.error if self._clock() - self._error_at_s < ERROR_LIVES_S else None
+
+    def _begin(self) -> float:
+        now_s = self._clock()
+        if not self.num_jobs:
+            self._progress_s = now_s
+        self.num_jobs += 1
+        return now_s
+
+    def _end(self) -> None:
+        self.num_jobs -= 1
+        self._progress_s = self._clock()
+        self._wake()
+
+    def _note(self, error: SymError) -> None:
+        now_s = self._clock()
+        if now_s - self._said_at_s > SAYS_EACH_S:
+            log.error("pages can't go to disk: %s", error)
+            self._said_at_s = now_s
+        self.error, self._error_at_s = error, now_s

@@ -1,0 +1,93 @@
+"""Those who wait for pages, and what the tiers need of others: who moves pages, who computes, who is told first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvfs.pages.free_list import IntArray
+from kvfs.pages.table import PageTable
+from libsym.errors import SymError
+
+Then = Callable[[SymError | None], None]
+
+
+class Mover(Protocol):
+    """Moves pages between memory and disk, in jobs that end on the trio thread."""
+
+    @property
+    def deadline_s(self) -> float:
+        """Whoever waits longer than this without any job's end is told that the disk does not answer."""
+        ...
+
+    def bring_in(self, pages: IntArray, frames: IntArray, then: Then) -> None:
+        """Read pages into frames; `then` is told when no job writes there any more."""
+        ...
+
+    def write_out(self, pages: IntArray, then: Then) -> None:
+        """Have pages on disk as far as they are computed; `then` is told when no job reads them any more."""
+        ...
+
+    def late(self) -> SymError:
+        """For those who have waited too long."""
+        ...
+
+
+class Preempt(Protocol):
+    """Who computes."""
+
+    def __call__(self, num_frames: int, priority: int, waited_s: float) -> bool:
+        """Somebody who waits for so long needs so many: have some leave. False: there is nobody who may have to."""
+        ...
+
+
+class Pressure(Protocol):
+    """Who is told before files go down."""
+
+    def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
+        """So many pages of these are about to go: how many seconds their programs have to do something about it."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """Somebody who waits for pages."""
+
+    number: int
+    priority: int
+    owner: int
+    """The account whose pages they are."""
+    old_pages: IntArray
+    """That are to be in memory, and pinned."""
+    num_new: int
+    """Frames for pages that hold nothing yet."""
+    admitted: Callable[[IntArray], None]
+    """It is given those, and pins its pages."""
+    unpin: Callable[[], None]
+    over: Then
+    """All is there; or not, and nothing is pinned."""
+    since_s: float
+    num_reading: int = 0
+    """Reads that it waits for."""
+    is_admitted: bool = False
+    is_over: bool = False
+    is_cancelled: bool = False
+    error: SymError | None = None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return -self.priority, self.number
+
+    def end(self, error: SymError | None) -> None:
+        """It gets nothing, or gives back what it has. `tell` is to follow."""
+        self.is_over = True
+        self.error = error
+        if self.is_admitted:
+            self.unpin()
+
+    def tell(self) -> None:
+        """Whoever waits for it hears how it ended."""
+        if not self.is_cancelled:
+            self.over(None if self.error is None else copy(self.error))

@@ -1,0 +1,1 @@
+"""Replay of traces: which policy of the tiers would have served a workload best. `symphony policy replay`."""
