@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Workloads whose KV is several times memory, by policy and beside other servers, in turns.
 
-    .venv/bin/python scripts/bench/workloads/pressure.py [--only rag,sessions,crowd,editor,restart] [--rounds 1]
+    .venv/bin/python scripts/bench/workloads/pressure.py [--only rag,sessions,resumes,crowd,editor,restart] [--rounds 1]
         [--index 3,1,0.5] [--policies lru,ttl,idle,cost] [--kv-tokens 11648] [--scale 1] [--quick]
         [--server NAME=URL ...] [--group NAME=PGID ...] [--slots NAME=DIR] [--save NAME]
 
@@ -42,10 +42,11 @@ from sides import Served, Side, served_side
 import libsym as sym
 
 RESULTS = ROOT / "scripts" / "bench" / "results"
-WORKLOADS = "rag", "sessions", "crowd", "editor", "restart"
+WORKLOADS = "rag", "sessions", "resumes", "crowd", "editor", "restart"
 QUICK_SCALE, QUICK_HASTE = 1 / 8, 20.0
 CROWD_SHARE = 10
 """Times as much KV as memory."""
+RESUMES_SHARE = 2
 AMPLE = 1.5
 """Times as much memory as KV, for what there would be without pressure."""
 
@@ -120,6 +121,21 @@ def run_sessions(machine: Machine) -> None:
 
     with machine.sides(round(args.kv_tokens * max(args.scale, 0.25)), kinds) as sides:
         machine.turns("sessions", sides, make)
+
+
+def run_resumes(machine: Machine) -> None:
+    """Pauses that are much alike, without a word of the program's: is a file back before it is used?"""
+    args = machine.args
+    haste = QUICK_HASTE if args.quick else 1.0
+
+    def make(words: Words) -> list[Job]:
+        return sessions.jobs(max(args.scale, 0.25), words, sessions.REGULAR, haste=haste)
+
+    kv_tokens = sessions.kv_tokens(make(machine.words("size"))) // RESUMES_SHARE
+    with machine.sides(kv_tokens, [(policy, policy, "") for policy in args.policies]) as sides:
+        for number in range(args.rounds):
+            for side in sides[: len(args.policies)]:
+                machine.turn("resumes", side, make(machine.words(f"resumes-{number}")))
 
 
 def run_crowd(machine: Machine) -> None:
@@ -233,7 +249,7 @@ def main() -> None:
         facts["servers"] = {server.name: server.about for server in servers}
         samples = machine.samples
         runs = {"rag": run_rag, "sessions": run_sessions, "crowd": run_crowd, "editor": run_editor}
-        runs["restart"] = run_restart
+        runs |= {"resumes": run_resumes, "restart": run_restart}
         for name in args.only:
             runs[name](machine)
             if args.save:

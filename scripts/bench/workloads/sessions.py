@@ -30,10 +30,13 @@ class Sessions:
     """The least and the most."""
     begin_within_s: float
     """They begin one after the other, over so long."""
+    typing_s: float = 0.0
+    """So long before the end of a pause it shows, as when a person types."""
 
 
-AGENTS = Sessions("agent", 12, 700, 6, 64, 24, (0.1, 0.6), 20.0)
-PEOPLE = Sessions("person", 16, 1000, 4, 24, 32, (5.0, 15.0), 10.0)
+AGENTS = Sessions("agent", 8, 700, 6, 64, 24, (0.1, 0.6), 25.0)
+PEOPLE = Sessions("person", 12, 1000, 4, 24, 32, (4.0, 12.0), 15.0, typing_s=1.5)
+REGULAR = Sessions("regular", 16, 480, 7, 16, 16, (4.0, 5.0), 12.0)
 CROWD = Sessions("crowd", 64, 512, 5, 16, 16, (0.0, 0.1), 0.0)
 
 
@@ -47,6 +50,7 @@ def jobs(scale: float, words: Words, *kinds: Sessions, haste: float = 1.0) -> li
             turns = [{"say": words.take(size), "pause_s": rng.uniform(*kind.pauses_s) / haste} for size in sizes]
             begin_s = rng.uniform(0.0, kind.begin_within_s) / haste
             work = {"label": kind.label, "begin_s": begin_s, "turns": turns, "num_tokens": kind.num_tokens}
+            work["typing_s"] = kind.typing_s / haste
             found.append(Job("sessions", work, kind.num_turns * kind.num_tokens))
     return found
 

@@ -25,7 +25,10 @@ def main() -> None:
             label = work["label"] if number else f"{work['label']} begins"
             answers.append(Answer(tokens=said, asked_s=asked_s, came_s=came_s, label=label))
             pending = generation.pending
-            time.sleep(turn["pause_s"])
+            time.sleep(turn["pause_s"] - work["typing_s"])
+            if work["typing_s"]:  # the person types: what comes next needs the context
+                sym.kv_advise(kv, sym.WILLNEED)
+                time.sleep(work["typing_s"])
     give(answers)
 
 
