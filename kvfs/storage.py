@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvfs.names.inode import Inode
+from kvfs.pages.free_list import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,25 @@ class StorageStatistics:
     """Why the last write or commit failed; empty since the last commit that did not."""
 
 
+class Reading(Protocol):
+    """Pages that are being read. They go on being read when nobody waits any more."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is written to the rooms any more."""
+        ...
+
+    async def wait(self) -> None:
+        """When the rooms hold them, at once if that is over; EIO: damaged; ETIMEDOUT: the disk does not answer."""
+        ...
+
+
 class Storage(Protocol):
     """Where files are when the daemon has ended. On the trio thread, unless it says otherwise."""
+
+    def read_cold(self, pages: IntArray, rooms: Sequence[memoryview], then: Callable[[], None]) -> Reading:
+        """Begin to read pages of a file that are on disk alone into rooms; `then` is called when that is over."""
+        ...
 
     async def sync(self, inode: Inode) -> None:
         """Return when the file, with all its names, would survive a power cut; raise why it would not."""
@@ -50,6 +69,9 @@ class Storage(Protocol):
 
 class InMemory:
     """Everything is in memory, and nothing outlives the daemon: for tests of what has nothing to do with that."""
+
+    def read_cold(self, pages: IntArray, rooms: Sequence[memoryview], then: Callable[[], None]) -> Reading:
+        raise AssertionError(f"pages {pages} are nowhere, for {len(rooms)} rooms and {then}")
 
     async def sync(self, inode: Inode) -> None:
         """As on tmpfs."""

@@ -23,7 +23,7 @@ from kvfs.expiry import Expiry
 from kvfs.heat import Heat
 from kvfs.images.format import ImageFormat
 from kvfs.images.header import ImagePlan
-from kvfs.images.importer import ImageImport, Survey, survey
+from kvfs.images.importer import ImageImport, Survey, num_pages_to_take, survey
 from kvfs.images.model_facts import ModelFacts, mismatch
 from kvfs.images.snapshot import Snapshot
 from kvfs.names.content import OWN, KvFile, Marks, marks_within
@@ -37,6 +37,7 @@ from kvfs.names.retention import FileAdvice
 from kvfs.names.tree import Tree, domain_below
 from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece
+from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from kvfs.storage import InMemory, Storage
@@ -364,8 +365,29 @@ class Volume:
         self._snapshots.remove(snapshot)
         snapshot.close()
 
-    def begin_import(self, plan: ImagePlan, inode: Inode, surveyed: Survey | None = None) -> ImageImport:
+    async def room_for_import(self, plan: ImagePlan, inode: Inode, surveyed: Survey | None = None) -> IntArray:
+        """Wait for frames for an import: to be given to `begin_import` at once. NoSpace: there never will be so many."""
+        while True:
+            owner, content = _payer(inode), inode.content
+            assert isinstance(content, PlainFile)
+            num_pages = num_pages_to_take(self.pool, plan, owner, surveyed)
+            self._charge(inode, content, 0)
+            try:
+                self.pool.require_free(num_pages, owner)  # else others would go down for nothing
+            finally:
+                self._charge(inode, content, content.size)
+            frames = await self.pager.room(num_pages, owner)
+            if inode.content is content and num_pages == num_pages_to_take(self.pool, plan, owner, surveyed):
+                return frames
+            self.pool.return_frames(frames)
+            if inode.content is not content:
+                raise Busy(f"{self.tree.path_of(inode)} was emptied or removed while it was read")
+
+    def begin_import(
+        self, plan: ImagePlan, inode: Inode, surveyed: Survey | None = None, frames: IntArray | None = None
+    ) -> ImageImport:
         """Take the pages that an image needs, or OverQuota or NoSpace; then it may be surveyed, and begun once more.
+        `frames` are used, or given back.
 
         From now on the import's own pages are charged in place of as many of the plain file's bytes. The rest of the
         bytes stay charged: should the import fail, the file needs no room that others could have taken meanwhile.
@@ -374,9 +396,11 @@ class Volume:
         assert isinstance(content, PlainFile)
         self._charge(inode, content, 0)
         try:
-            incoming = ImageImport(self.pool, plan, _payer(inode), surveyed)
+            incoming = ImageImport(self.pool, plan, _payer(inode), surveyed, frames)
         except BaseException:
             self._charge(inode, content, content.size)
+            if frames is not None:
+                self.pool.return_frames(frames)
             raise
         self._charge(inode, content, max(0, content.size - incoming.num_own_pages * self.pool.page_bytes))
         self._imports[incoming] = content

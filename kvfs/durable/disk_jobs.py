@@ -27,6 +27,8 @@ class Job(Generic[T]):
 
     def __init__(self) -> None:
         self.is_over = trio.Event()
+        self.has_ended = False
+        """No thread is at work for it; what follows it may be."""
         self._result: list[T] = []
         self.error: Exception | None = None
         """Why it gave nothing."""
@@ -110,6 +112,7 @@ class DiskJobs:
             )
         except Exception as error:  # noqa: BLE001 - told to who waits
             job.error = error
+        job.has_ended = True
         try:
             then(job)
         except Exception:

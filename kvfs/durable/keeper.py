@@ -19,8 +19,9 @@ import errno
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 
 import trio
@@ -40,7 +41,7 @@ from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.pages.free_list import IntArray
-from kvfs.storage import StorageStatistics
+from kvfs.storage import Reading, StorageStatistics
 from kvfs.volume import Volume
 from libsym.errors import NoSpace, SymError
 
@@ -95,6 +96,24 @@ class _Wanted:
         if content is self._content:
             return self._extent
         return content.born_length if isinstance(content, KvFile) else 0
+
+
+class _Reading:
+    """See `Reading`."""
+
+    def __init__(self, jobs: DiskJobs, read: Callable[[], None], then: Callable[[], None]) -> None:
+        self._jobs = jobs
+        self._job = jobs.start(read, lambda _job: then())
+
+    @property
+    def is_over(self) -> bool:
+        return self._job.has_ended
+
+    async def wait(self) -> None:
+        if self._job.has_ended:
+            self._job.settle()
+        else:
+            await self._jobs.wait(self._job)
 
 
 class Keeper:
@@ -192,6 +211,9 @@ class Keeper:
         return self.jobs.late()
 
     # What `Storage` asks for
+
+    def read_cold(self, pages: IntArray, rooms: Sequence[memoryview], then: Callable[[], None]) -> Reading:
+        return _Reading(self.jobs, partial(self.pages_in.read_into, pages, rooms), then)
 
     async def sync(self, inode: Inode) -> None:
         """Nothing is promised for what has no name; its bytes, if it is a plain file, are on disk all the same."""

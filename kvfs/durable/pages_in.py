@@ -1,4 +1,4 @@
-"""Reads pages back from slots: all that somebody needs, or none; or one page for a reader of its image.
+"""Reads pages back from slots: all that somebody needs, or none; or some for a reader of an image, into no frame.
 
 Every page is verified. What is damaged is never given to anybody: the file says EIO, and the log says which it is.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,14 @@ from kvfs.images.model_facts import ModelFacts
 from kvfs.names.content import KvFile
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
+from kvfs.pages.looking import Bytes, copies, look
+from kvfs.pages.on_disk import NO_SLOT
 from kvfs.volume import Volume
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 JOBS_A_FILE = 3
 
@@ -105,36 +110,74 @@ class PagesIn:
     def _read(self, slots: IntArray, checks: npt.NDArray[np.uint64], frames: list[int]) -> None:
         """For a worker: into frames that nobody knows yet."""
         store = self._pool.store.store
-
-        def take(place: int, data: memoryview) -> None:
-            np.copyto(np.frombuffer(store.writable(frames[place]), np.uint8), np.frombuffer(data, np.uint8))
-
         try:
-            self._own.read(slots.tolist(), checks.tolist(), take)
+            self._own.read_into(slots.tolist(), checks.tolist(), [store.writable(frame) for frame in frames])
         except OSError as error:
             raise disk_error("read", self._own.path, error) from error
 
-    # One page, for workers
+    # For workers that bring nothing into memory
 
-    def read(self, page: int) -> memoryview:
-        """Its bytes; the caller holds a reference on it."""
-        on_disk, file = self._pool.on_disk, self.file_of(page)
-        slot, check = int(on_disk.slot[page]), int(on_disk.check[page])
-        found: list[memoryview] = []
+    def use(self, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> Sequence[T | None]:
+        """See `ColdPages`. All of them are of one identity."""
+        found: list[T | None] = []
+        for first in range(0, len(pages), SLOTS_A_JOB):
+            found += self._use(pages[first : first + SLOTS_A_JOB], what)
+        return found
+
+    def _use(self, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> Sequence[T | None]:
+        on_disk, file = self._pool.on_disk, self.file_of(int(pages[0]))
+        slots, checks = on_disk.slot[pages], on_disk.check[pages]
+        if (slots == NO_SLOT).any():  # it is in memory by now
+            return [None] * len(pages)
         try:
-            file.read([slot], [check], lambda _place, data: found.append(memoryview(bytes(data))))
-        except Damaged as error:
-            if self._pool.store.of[page] != NOWHERE:  # it was brought in meanwhile, and has another slot by now
-                return self._pool.store.view(page)
-            raise _from_worker(partial(self._told, error, np.array([page], np.int32))) from error
+            with file.lent(slots.tolist(), checks.tolist()) as (views, damaged):
+                is_right = ~np.isin(slots, damaged)
+                self._require_readable(pages[~is_right], slots[~is_right], checks[~is_right])
+                right_views: list[Bytes] = [view for view, right in zip(views, is_right, strict=True) if right]
+                results = iter(what(right_views) if right_views else ())
+                return [next(results) if right else None for right in is_right.tolist()]
+        except OSError as error:
+            if isinstance(error, SymError):
+                raise
+            raise disk_error("read", file.path, error) from error
+
+    def _require_readable(self, pages: IntArray, slots: IntArray, checks: npt.NDArray[np.uint64]) -> None:
+        """EIO: these slots hold something else, and are what these pages have. A page that came into memory meanwhile
+        may have got another slot since, and its old one may be anybody's.
+        """
+        on_disk = self._pool.on_disk
+        is_lost = (on_disk.slot[pages] == slots) & (on_disk.check[pages] == checks)
+        is_lost &= self._pool.store.of[pages] == NOWHERE
+        if is_lost.any():
+            raise _from_worker(partial(self._told, Damaged(slots[is_lost].tolist()), pages[is_lost]))
+
+    def read_into(self, pages: IntArray, rooms: Sequence[memoryview]) -> None:
+        """Fill rooms with pages, wherever those are by now; EIO: some are damaged. All are of one identity."""
+        for first in range(0, len(pages), SLOTS_A_JOB):
+            group, some = pages[first : first + SLOTS_A_JOB], rooms[first : first + SLOTS_A_JOB]
+            if not self._read_group_into(group, some):
+                for room, data in zip(some, look(self._pool.store, self, group, copies), strict=True):
+                    room[:] = data
+
+    def _read_group_into(self, pages: IntArray, rooms: Sequence[memoryview]) -> bool:
+        """False: some of them are not what these slots hold, or have none by now."""
+        on_disk, file = self._pool.on_disk, self.file_of(int(pages[0]))
+        slots, checks = on_disk.slot[pages], on_disk.check[pages]
+        if (slots == NO_SLOT).any():
+            return False
+        try:
+            file.read_into(slots.tolist(), checks.tolist(), rooms)
+        except Damaged:
+            return False
         except OSError as error:
             raise disk_error("read", file.path, error) from error
-        return found[0]
+        return True
 
-    def head(self, page: int, data: memoryview, num_entries: int) -> bytes:
+    def head(self, page: int, data: Bytes, num_entries: int) -> bytes:
         """The first entries of a tail: others may share it further, and its slot may hold what was cut off since."""
         facts = self._facts.get(self.file_of(page))
-        return self._pool.store.masked(data, num_entries) if facts is None else masked(data, facts, num_entries)
+        view = memoryview(data)
+        return self._pool.store.masked(view, num_entries) if facts is None else masked(view, facts, num_entries)
 
     def file_of(self, page: int) -> SlotFile:
         """Where its slot is."""

@@ -18,11 +18,12 @@ import trio
 
 from kvfs.durable.disk_jobs import DiskJobs, Job
 from kvfs.durable.pages_in import as_ours
-from kvfs.durable.slot_file import SLOTS_A_JOB, Reader, SlotFile, disk_error
+from kvfs.durable.slot_file import SLOTS_A_JOB, Bytes, SlotFile, Source, disk_error
 from kvfs.durable.slots import Slots
 from kvfs.names.content import OWN, KvFile
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
+from kvfs.pages.looking import copies, look
 from kvfs.pages.pool import PagePool, pages_for
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import SymError
@@ -125,13 +126,13 @@ class PagesOut:
         self._require_room(len(pages) * self.file.slot_bytes)
         slots = self.slots.take(len(pages))
         generations = on_disk.begin_write(pages, fills)
-        readers = [_reader(pool, page, fill) for page, fill in zip(pages.tolist(), fills.tolist(), strict=True)]
+        sources = [_source(pool, page, fill) for page, fill in zip(pages.tolist(), fills.tolist(), strict=True)]
         pool.pin(pages)
         where, num_failed_syncs = slots.tolist(), self._num_failed_syncs
 
         def write() -> Checks:
             try:
-                return self.file.write(where, readers)
+                return self.file.write(where, sources)
             except OSError as error:
                 raise disk_error("write", self.file.path, error) from error
 
@@ -142,7 +143,7 @@ class PagesOut:
             if job.error is not None or self._num_failed_syncs != num_failed_syncs:
                 self.slots.disown(slots)
             else:
-                is_same = on_disk.end_write(pages, generations, slots, job.settle())
+                is_same = on_disk.end_write(pages, generations, fills, slots, job.settle())
                 self.slots.disown(slots[~is_same])
                 self._unsynced.append(pages[is_same])
                 self.num_bytes += len(pages) * self.file.slot_bytes
@@ -169,16 +170,21 @@ def _fills(num_pages: int, num_entries: int) -> Fills:
     return fills
 
 
-def _reader(pool: PagePool, page: int, fill: int) -> Reader:
-    """Copies a page as it is in memory, where it stays meanwhile; or else from the slot that it has."""
+def _source(pool: PagePool, page: int, fill: int) -> Source:
+    """A full page is written from where it is in memory, and stays meanwhile. Of a tail others may be computing the
+    rest, so a copy is made of what is there. What is on disk alone comes from the slot that it has.
+    """
     frame, store = int(pool.store.of[page]), pool.store.store
 
-    def read(room: memoryview) -> None:
-        view = store.view(frame) if frame != NOWHERE else pool.cold.read(page)
-        source = view if fill == PAGE_ENTRIES else memoryview(store.masked(view, fill))
-        np.copyto(np.frombuffer(room, np.uint8), np.frombuffer(source, np.uint8))  # lets go of the interpreter's lock
+    def source() -> Bytes:
+        if frame == NOWHERE:
+            (data,) = look(pool.store, pool.cold, np.array([page], np.int32), copies)
+            view = memoryview(data)
+        else:
+            view = store.view(frame)
+        return view if fill == PAGE_ENTRIES else store.masked(view, fill)
 
-    return read
+    return source
 
 
 _NONE = np.empty(0, np.int32)

@@ -1,8 +1,9 @@
 """Reads every slot that a file in the tree needs, while the daemon serves: at a bounded rate, or as fast as it goes.
 
 What it finds damaged can be mended: a page that is in memory is written anew; a file whose page is on disk alone keeps
-the entries before it. The trio thread is never held for long: pages are gathered and files looked for in turns, sorted
-in a worker, and read by jobs of the disk.
+the entries before it. A page that is in memory when its slot is found to be damaged stays there until all is mended: it
+would lose its frame otherwise, for a slot that is said to hold it. The trio thread is never held for long: pages are
+gathered and files looked for in turns, sorted in a worker, and read by jobs of the disk.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import trio
 
 from kvfs.durable.findings import Finding, Progress
 from kvfs.durable.keeper import Keeper
-from kvfs.durable.slot_file import SLOTS_A_JOB, Damaged, SlotFile, disk_error
+from kvfs.durable.slot_file import SLOTS_A_JOB, SlotFile, disk_error
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode, shown
 from kvfs.pages.frames import NOWHERE
@@ -60,12 +61,15 @@ async def scrub(
     """`rate`: bytes a second at most. SymError: the disk does not answer."""
     began_s = perf_counter()
     walk = _Walk(volume, keeper, rate, progress)
-    await walk.run()
-    touched = await _files_with(volume, walk.damaged)
-    findings = [_about(volume, each) for each in touched]
-    if repair:
-        for place, each in enumerate(touched):
-            findings[place] = await _mended(volume, keeper, walk.damaged, each, findings[place])
+    try:
+        await walk.run()
+        touched = await _files_with(volume, walk.damaged)
+        findings = [_about(volume, each) for each in touched]
+        if repair:
+            for place, each in enumerate(touched):
+                findings[place] = await _mended(volume, keeper, walk.damaged, each, findings[place])
+    finally:
+        walk.damaged.let_go()
     return ScrubReport(walk.num_pages, walk.num_bytes, perf_counter() - began_s, tuple(findings))
 
 
@@ -73,13 +77,23 @@ class _DamagedPages:
     """Pages whose slots hold something else. One that has another slot by now is not damaged any more."""
 
     def __init__(self, volume: Volume) -> None:
+        self._pool = volume.pool
         self._slot: IntArray = np.full(volume.pool.num_numbers, NO_SLOT, np.int32)
         self._on_disk = volume.pool.on_disk
+        self._pinned: list[IntArray] = []
         self.count = 0
 
     def add(self, pages: IntArray, slots: IntArray) -> None:
+        """Those that are in memory stay there until `let_go`."""
         self._slot[pages] = slots
         self.count += pages.size
+        self._pinned.append(pages[self._pool.store.of[pages] != NOWHERE])
+        self._pool.pin(self._pinned[-1])
+
+    def let_go(self) -> None:
+        for pages in self._pinned:
+            self._pool.unpin(pages)
+        self._pinned = []
 
     def places_in(self, pages: IntArray) -> npt.NDArray[np.bool_]:
         """Which of these are."""
@@ -173,12 +187,9 @@ class _Walk:
 def _damaged(file: SlotFile, slots: IntArray, checks: npt.NDArray[np.uint64]) -> list[int]:
     """For a worker: which of the slots hold something else."""
     try:
-        file.read(slots.tolist(), checks.tolist(), lambda _place, _data: None)
-    except Damaged as error:
-        return list(error.slots)
+        return file.verify(slots.tolist(), checks.tolist())
     except OSError as error:
         raise disk_error("read", file.path, error) from error
-    return []
 
 
 def _distinct(tables: list[IntArray]) -> IntArray:

@@ -5,8 +5,10 @@
     4096 + slot * slot_bytes    slot_bytes   a page, and zeros up to a multiple of 4096
 
 The page cache is bypassed where the file system allows it (O_DIRECT). So a page is on its way to the disk when its
-write returns, and fdatasync waits for no other file's bytes. A checksum is seeded with the number of its slot: bytes
-that went to another slot than they were meant for are as wrong as damaged ones.
+write returns, and fdatasync waits for no other file's bytes. A page that fills its slot, and lies at a multiple of 4096
+in memory, is written from where it is and read to where it belongs: the disk's own copy is the only one. Others go
+through a buffer. A job is one system call for each run of slots, wherever the pages are. A checksum is seeded with the
+number of its slot: bytes that went to another slot than they were meant for are as wrong as damaged ones.
 
 For worker threads, several at once.
 """
@@ -20,8 +22,9 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +46,10 @@ log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
-Reader = Callable[[memoryview], None]
-"""Copies a page into the room that it is given."""
+Bytes: TypeAlias = bytes | memoryview
+
+Source: TypeAlias = Callable[[], Bytes]
+"""Gives the bytes of a page; a worker asks. They stay as they are until the write is over, or the slot is not used."""
 
 
 class Damaged(Exception):  # noqa: N818 - as the errors of libsym
@@ -80,34 +85,44 @@ class SlotFile:
     def close(self) -> None:
         os.close(self._fd)
 
-    def write(self, slots: Sequence[int], pages: Sequence[Reader]) -> npt.NDArray[np.uint64]:
+    def write(self, slots: Sequence[int], pages: Sequence[Source]) -> npt.NDArray[np.uint64]:
         """Fill slots, and give their checksums. They are on disk after the next `sync`."""
         assert len(slots) == len(pages) <= SLOTS_A_JOB
         self._grow(max(slots) + 1)
         checks = np.empty(len(slots), np.uint64)
         with self._buffers.one() as buffer:
-            for place, (slot, page) in enumerate(zip(slots, pages, strict=True)):
-                room = buffer[place * self.slot_bytes :][: self.slot_bytes]
-                page(room[: self.page_bytes])
-                checks[place] = self._checksum(room, slot)
+            views = [self._as_slot(page(), room) for page, room in zip(pages, self._rooms(buffer), strict=False)]
+            for place, (slot, view) in enumerate(zip(slots, views, strict=True)):
+                checks[place] = self._checksum(view, slot)
             for first, stop in _runs(slots):
-                view = buffer[first * self.slot_bytes : stop * self.slot_bytes]
-                self._write_all(view, self._offset(slots[first]))
+                self._write_all(views[first:stop], self._offset(slots[first]))
         return checks
 
-    def read(self, slots: Sequence[int], checks: Sequence[int], take: Callable[[int, memoryview], None]) -> None:
-        """Have `take` told of each page that is as it was written, by its place; Damaged names the slots of others."""
+    @contextmanager
+    def lent(self, slots: Sequence[int], checks: Sequence[int]) -> Iterator[tuple[list[memoryview], list[int]]]:
+        """The pages, good inside the `with`; and which of the slots are not as they were written."""
         assert len(slots) == len(checks) <= SLOTS_A_JOB
-        damaged = []
         with self._buffers.one() as buffer:
-            for first, stop in _runs(slots):
-                self._read_run(buffer, first, slots[first:stop])
-            for place, (slot, check) in enumerate(zip(slots, checks, strict=True)):
-                room = buffer[place * self.slot_bytes :][: self.slot_bytes]
-                if self._checksum(room, slot) == check:
-                    take(place, room[: self.page_bytes])
-                else:
-                    damaged.append(slot)
+            rooms = self._rooms(buffer)[: len(slots)]
+            self._fill(rooms, slots)
+            yield [room[: self.page_bytes] for room in rooms], self._wrong(rooms, slots, checks)
+
+    def verify(self, slots: Sequence[int], checks: Sequence[int]) -> list[int]:
+        """The slots that are not as they were written."""
+        with self.lent(slots, checks) as (_, damaged):
+            return damaged
+
+    def read_into(self, slots: Sequence[int], checks: Sequence[int], rooms: Sequence[memoryview]) -> None:
+        """Fill rooms with pages; Damaged names the slots that are not as they were written. Then believe none."""
+        if all(self._fits(room) for room in rooms):
+            assert len(slots) == len(checks) == len(rooms) <= SLOTS_A_JOB
+            self._fill(rooms, slots)
+            damaged = self._wrong(rooms, slots, checks)
+        else:
+            with self.lent(slots, checks) as (views, damaged):
+                if not damaged:
+                    for room, view in zip(rooms, views, strict=True):
+                        _copy(room, view)
         if damaged:
             raise Damaged(damaged)
 
@@ -140,7 +155,7 @@ class SlotFile:
                 room = buffer[: self.slot_bytes]
                 room[:] = bytes(self.slot_bytes)
                 for each in range(slot, slot + count):
-                    self._write_all(room, self._offset(each))
+                    self._write_all([room], self._offset(each))
 
     def _grow(self, num_slots: int) -> None:
         with self._growing:
@@ -162,44 +177,73 @@ class SlotFile:
     def _offset(self, slot: int) -> int:
         return SUPERBLOCK_BYTES + slot * self.slot_bytes
 
+    # Pages in memory
+
+    def _rooms(self, buffer: memoryview) -> list[memoryview]:
+        return [buffer[first : first + self.slot_bytes] for first in range(0, len(buffer), self.slot_bytes)]
+
+    def _fits(self, data: Bytes) -> bool:
+        """Whether the disk can take a page from there, or put it there, as a slot."""
+        return self.slot_bytes == self.page_bytes and (not self.is_direct or _address(data) % ALIGNMENT == 0)
+
+    def _as_slot(self, page: Bytes, room: memoryview) -> Bytes:
+        """A page as it is written: where it lies, or in this room."""
+        if self._fits(page):
+            return page
+        _copy(room[: self.page_bytes], page)
+        room[self.page_bytes :] = bytes(self.slot_bytes - self.page_bytes)
+        return room
+
+    def _wrong(self, rooms: Sequence[memoryview], slots: Sequence[int], checks: Sequence[int]) -> list[int]:
+        """The slots of which these rooms hold something else than was written."""
+        found = zip(rooms, slots, checks, strict=True)
+        return [slot for room, slot, check in found if self._checksum(room, slot) != check]
+
     @staticmethod
-    def _checksum(room: memoryview, slot: int) -> int:
+    def _checksum(room: Bytes, slot: int) -> int:
         return xxhash.xxh3_64_intdigest(room, seed=slot)
 
-    def _write_all(self, view: memoryview, offset: int) -> None:
-        while view:
-            written = os.pwritev(self._fd, [view], offset)
+    # The disk
+
+    def _write_all(self, views: Sequence[Bytes], offset: int) -> None:
+        """One behind the other."""
+        while views:
+            written = os.pwritev(self._fd, views, offset)
             if written % ALIGNMENT and self.is_direct:  # a disk that is full in the middle of a block: once more
                 written -= written % ALIGNMENT
             if not written:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             offset += written
-            view = view[written:]
+            views = _behind(views, written)
 
-    def _read_run(self, buffer: memoryview, first: int, slots: Sequence[int]) -> None:
+    def _fill(self, rooms: Sequence[memoryview], slots: Sequence[int]) -> None:
+        """Read slots as they are."""
+        for first, stop in _runs(slots):
+            self._read_run(rooms[first:stop], slots[first:stop])
+
+    def _read_run(self, rooms: Sequence[memoryview], slots: Sequence[int]) -> None:
         """Slots that follow each other. One that the disk can't read is as good as damaged: the others are read."""
-        view = buffer[first * self.slot_bytes : (first + len(slots)) * self.slot_bytes]
         try:
-            self._read_all(view, self._offset(slots[0]))
+            self._read_all(rooms, self._offset(slots[0]))
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
             if len(slots) > 1:
-                for place, slot in enumerate(slots, first):
-                    self._read_run(buffer, place, [slot])
+                for room, slot in zip(rooms, slots, strict=True):
+                    self._read_run([room], [slot])
                 return
             log.error("can't read slot %d of %s: %s", slots[0], self.path, error.strerror)  # noqa: TRY400
-            view[:] = bytes(len(view))
+            _clear(rooms)
 
-    def _read_all(self, view: memoryview, offset: int) -> None:
+    def _read_all(self, rooms: Sequence[memoryview], offset: int) -> None:
         """Bytes beyond the end of the file read as zeros: the checksum will tell."""
-        while view:
-            count = os.preadv(self._fd, [view], offset)
+        while rooms:
+            count = os.preadv(self._fd, rooms, offset)
             if not count:
-                view[:] = bytes(len(view))
+                _clear(rooms)
                 return
             offset += count
-            view = view[count:]
+            rooms = [memoryview(room) for room in _behind(rooms, count)]
 
 
 class _Buffers:
@@ -214,11 +258,40 @@ class _Buffers:
         try:
             buffer = self._free.pop()
         except IndexError:
-            buffer = memoryview(mmap.mmap(-1, self._size))
+            # Of huge pages: of small ones, which lie anywhere, the disk gets many pieces; reads take 2.5 times as long.
+            mapping = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with suppress(OSError):  # a kernel that has none
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+            buffer = memoryview(mapping)
         try:
             yield buffer
         finally:
             self._free.append(buffer)
+
+
+def _address(data: Bytes) -> int:
+    found: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+    return found
+
+
+def _copy(target: memoryview, source: Bytes) -> None:
+    """Lets go of the interpreter's lock."""
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def _clear(rooms: Sequence[memoryview]) -> None:
+    for room in rooms:
+        room[:] = bytes(len(room))
+
+
+def _behind(views: Sequence[Bytes], count: int) -> list[Bytes]:
+    """What is left of them behind so many bytes."""
+    left = list(views)
+    while left and count >= len(left[0]):
+        count -= len(left.pop(0))
+    if count:
+        left[0] = memoryview(left[0])[count:]
+    return left
 
 
 def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:

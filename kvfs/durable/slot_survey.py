@@ -12,7 +12,7 @@ import numpy as np
 
 from kvfs.durable.findings import Progress
 from kvfs.durable.identity import KeptFacts
-from kvfs.durable.slot_file import SLOTS_A_JOB, SUPERBLOCK_BYTES, Damaged, SlotFile, disk_error, slot_bytes_of
+from kvfs.durable.slot_file import SLOTS_A_JOB, SUPERBLOCK_BYTES, SlotFile, disk_error, slot_bytes_of
 from kvfs.durable.sound_rows import NO_SLOTS, SlotRows, SoundRows
 from kvfs.durable.superblock import Superblock, read_superblock, superblock
 from kvfs.pages.free_list import IntArray
@@ -117,13 +117,6 @@ def _look_at(path: Path, block: bytes, facts: KeptFacts) -> SlotSurvey:
 def _damaged(file: SlotFile, table: SlotRows, slots: IntArray) -> IntArray:
     at, _ = table.find(slots)
     try:
-        file.read(slots.tolist(), table.checks[at].tolist(), _nothing)
-    except Damaged as error:
-        return np.array(error.slots, np.int32)
+        return np.array(file.verify(slots.tolist(), table.checks[at].tolist()), np.int32)
     except OSError as error:
         raise disk_error("read", file.path, error) from error
-    return np.empty(0, np.int32)
-
-
-def _nothing(_place: int, _data: memoryview) -> None:
-    """The page is as it was written."""

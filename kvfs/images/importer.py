@@ -8,9 +8,9 @@ Four moves, so that the slow one can run in a worker thread while the owner of t
     table = incoming.finish()   or   incoming.abandon()  owner thread
 
 Pages that the owner holds already, with the same content, are shared at the end: the import's own go back then. They
-are taken first all the same, for what they hold is known only when they are loaded. Where there is no room for them,
-`survey` (in a worker) reads the image first, to say which of its full pages are there. ImageImport refers to those from
-the beginning then, and takes only the others.
+are taken first all the same, for what they hold is known only when they are loaded; they stay in memory until the end.
+Where there is no room for them, `survey` (in a worker) reads the image first, to say which of its full pages are there.
+ImageImport refers to those from the beginning then, and takes only the others.
 
 No other code knows the pages before `finish`, and what was read is checked as it lies in memory. A source that changes
 while it is read can fail the import, not fool it.
@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kvfs.images.format import all_finite
 from kvfs.images.header import ByteSource, ImagePlan, read_exactly
@@ -65,13 +66,35 @@ def survey(
     return Survey(known, values, find_twins(pool, owner, known, values))
 
 
+def num_pages_to_take(pool: PagePool, plan: ImagePlan, owner: int, surveyed: Survey | None) -> int:
+    """How many pages an import of it would take now."""
+    return plan.num_pages - _there(pool, owner, surveyed).size
+
+
+def _there(pool: PagePool, owner: int, surveyed: Survey | None) -> npt.NDArray[np.intp]:
+    """Which of the full pages that were surveyed are there."""
+    if surveyed is None:
+        return np.empty(0, np.intp)
+    return np.flatnonzero(true_twins(pool, owner, surveyed.entries, surveyed.digests, surveyed.twins))
+
+
 class ImageImport:
     """An image on its way into the pool. End it with `finish` or `abandon`."""
 
     __slots__ = ("_digests", "_is_own", "_loaded", "_pages", "_twins", "closed", "owner", "plan", "pool")
 
-    def __init__(self, pool: PagePool, plan: ImagePlan, owner: int, surveyed: Survey | None = None) -> None:
-        """Takes the pages, or raises OverQuota or NoSpace; of what was surveyed only those that are not there."""
+    def __init__(
+        self,
+        pool: PagePool,
+        plan: ImagePlan,
+        owner: int,
+        surveyed: Survey | None = None,
+        frames: IntArray | None = None,
+    ) -> None:
+        """Takes the pages, or raises OverQuota or NoSpace; of what was surveyed only those that are not there.
+
+        `frames`: of `take_frames`, for as many as `num_pages_to_take` says.
+        """
         assert plan.image_format.page_bytes == pool.page_bytes
         self.pool = pool
         self.plan = plan
@@ -83,12 +106,12 @@ class ImageImport:
         self._pages: IntArray = np.empty(plan.num_pages, np.int32)
         self._is_own = np.ones(plan.num_pages, np.bool_)
         """Which of the pages are not shared from the beginning."""
+        there = _there(pool, owner, surveyed)
         if surveyed is not None:
-            twins = surveyed.twins
-            there = np.flatnonzero(true_twins(pool, owner, surveyed.entries, surveyed.digests, twins))
-            self._pages[there], self._is_own[there] = twins[there], False
+            self._pages[there], self._is_own[there] = surveyed.twins[there], False
         # Not zeroed first: that would take the owner's thread as long as the load takes the worker.
-        self._pages[self._is_own] = pool.allocate(self.num_own_pages, owner, overwritten=True)
+        self._pages[self._is_own] = pool.allocate(self.num_own_pages, owner, overwritten=True, frames=frames)
+        pool.pin(self._pages[self._is_own])
         pool.retain(self._pages[~self._is_own], owner)
 
     def load(self, source: ByteSource, checkpoint: Callable[[], None] = lambda: None) -> None:
@@ -116,6 +139,7 @@ class ImageImport:
         pages, num_entries = self._pages, self.plan.num_entries
         full, tail = divmod(num_entries, PAGE_ENTRIES)
         own = pages[self._is_own]
+        self.pool.unpin(own)
         self.pool.claim(own, self.owner)
         self.pool.fill[own] = PAGE_ENTRIES
         if tail:
@@ -138,6 +162,7 @@ class ImageImport:
         """Give the pages back."""
         assert not self.closed
         self.closed = True
+        self.pool.unpin(self._pages[self._is_own])
         self.pool.release(self._pages, self.owner)
 
     @property

@@ -1,16 +1,20 @@
 """A reader's view of a KV file: the image as it was at open, whatever happens to the file afterwards.
 
 A snapshot holds a reference on each page, so no page is freed or rewritten below the snapshot's end. Slots past its
-end, where another table may be appending, are masked. Nothing is copied at open but page numbers, and the bytes of
-full pages are given out as they lie in the store.
+end, where another table may be appending, are masked. Nothing is copied at open but page numbers.
+
+A reference keeps no page in memory. On the thread that owns the pool the bytes of full pages are given out as they lie
+in the store: nothing can take a frame away there before the next await, and by then the reply is written. Pages that
+are on disk alone somebody has read to elsewhere (`missing` says which), and lends them to `read`. Workers look, and
+look again (`kvfs.pages.looking`). Reading brings nothing into memory.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,11 +22,12 @@ from kvfs.images.format import ImageFormat
 from kvfs.pages.digest import digest
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
+from kvfs.pages.looking import Bytes, copies, look
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.abi import PAGE_ENTRIES
 
-Bytes: TypeAlias = bytes | memoryview
+NONE_LENT: Mapping[int, Bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class _Computed:
 class Snapshot:
     """The image of a table's committed entries. Made and closed by the thread that owns the pool.
 
-    `prepare` and `read` may be called from worker threads, several at once; all of them, and all use of the views
+    `prepare` and `copy` may be called from worker threads, several at once; all of them, and all use of the views
     that `read` gave out, must be over before `close`.
     """
 
@@ -63,10 +68,19 @@ class Snapshot:
     def size(self) -> int:
         return self.layout.size
 
-    @property
-    def reads_disk(self) -> bool:
-        """Whether some of its pages are on disk alone: then `read` may take its time."""
-        return not self.pool.are_in_memory(self._pages)
+    def missing(self, offset: int, size: int, lent: Collection[int] = ()) -> list[int]:
+        """Full pages, by their number in the file, that these bytes need and that are neither in memory nor lent."""
+        page_bytes, begin = self.image_format.page_bytes, offset - self.layout.pages
+        first, stop = max(begin // page_bytes, 0), max(-(-(begin + size) // page_bytes), 0)
+        return [number for number in self.cold_pages(first, stop)[0] if number not in lent]
+
+    def cold_pages(self, first: int, stop: int) -> tuple[list[int], IntArray]:
+        """Of these full pages of the file, as far as it has them, those that are on disk alone: their numbers in the
+        file, and in the pool.
+        """
+        pages = self._pages[first : min(stop, self._num_full)]
+        is_cold = self.pool.store.of[pages] == NOWHERE
+        return (np.flatnonzero(is_cold) + first).tolist(), pages[is_cold]
 
     def prepare(self, checkpoint: Callable[[], None] = lambda: None) -> None:
         """Compute the digests and the header once: at about 1 GB/s for pages that nobody has hashed before.
@@ -76,22 +90,17 @@ class Snapshot:
         """
         self._compute(checkpoint)
 
-    def read(self, offset: int, size: int) -> Bytes:
-        """Up to `size` bytes of the image; empty past its end.
+    def read(self, offset: int, size: int, lent: Mapping[int, Bytes] = NONE_LENT) -> Bytes:
+        """Up to `size` bytes of the image; empty past its end. On the thread that owns the pool.
 
-        A view into the store, without a copy, when the range lies in consecutive full pages.
+        A view into the store, or into what is lent, without a copy where the range lies together: use it before the
+        next await. `lent`: what `missing` asked for.
         """
-        assert not self.closed
-        assert min(offset, size) >= 0
-        end = min(offset + size, self.size)
-        page, begin = divmod(offset - self.layout.pages, self.image_format.page_bytes)
-        if 0 <= page < self._num_full and end - offset <= self.image_format.page_bytes - begin:
-            self._compute()
-            return self.pool.bytes_of(int(self._pages[page]))[begin : begin + end - offset]
-        parts = list(self._parts(offset, end))
-        if len(parts) == 1:
-            return parts[0]
-        return b"".join(parts)
+        return self._joined(offset, size, lambda begin, end: self._views(begin, end, lent))
+
+    def copy(self, offset: int, size: int) -> Bytes:
+        """The same for workers, and wherever the pages are: bytes of the caller's own."""
+        return self._joined(offset, size, self._copies)
 
     def close(self) -> None:
         """Give the pages back."""
@@ -102,7 +111,13 @@ class Snapshot:
 
     # Reading
 
-    def _parts(self, begin: int, end: int) -> Iterator[Bytes]:
+    def _joined(self, offset: int, size: int, full_pages: Callable[[int, int], Iterable[Bytes]]) -> Bytes:
+        assert not self.closed
+        assert min(offset, size) >= 0
+        parts = list(self._parts(offset, min(offset + size, self.size), full_pages))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _parts(self, begin: int, end: int, full_pages: Callable[[int, int], Iterable[Bytes]]) -> Iterator[Bytes]:
         """The bytes from `begin` to `end`, in the largest pieces that lie together."""
         computed = self._compute()
         pages_at, tokens_at = self.layout.pages, self.layout.tokens
@@ -110,28 +125,33 @@ class Snapshot:
         if begin < min(end, pages_at):
             yield computed.header[begin:end]
         if max(begin, pages_at) < min(end, tail_at):
-            yield from self._full_pages(max(begin, pages_at) - pages_at, min(end, tail_at) - pages_at)
+            yield from full_pages(max(begin, pages_at) - pages_at, min(end, tail_at) - pages_at)
         if max(begin, tail_at) < min(end, tokens_at):
             yield memoryview(computed.tail)[max(begin - tail_at, 0) : end - tail_at]
         if max(begin, tokens_at) < end:
             yield memoryview(computed.entries)[max(begin - tokens_at, 0) : end - tokens_at]
 
-    def _full_pages(self, begin: int, end: int) -> Iterator[memoryview]:
-        """Bytes of full pages, offsets counted from the first page's; consecutive pages come as one view."""
-        page_bytes = self.image_format.page_bytes
+    def _views(self, begin: int, end: int, lent: Mapping[int, Bytes]) -> Iterator[Bytes]:
+        """Bytes of full pages, offsets counted from the first page's; pages in consecutive frames come as one view."""
+        page_bytes, store = self.image_format.page_bytes, self.pool.store
         first, stop = begin // page_bytes, -(-end // page_bytes)
-        pages = self._pages[first:stop]
-        frames = self.pool.store.of[pages]
-        cuts = (np.flatnonzero((np.diff(frames) != 1) | (frames[:-1] == NOWHERE)) + 1).tolist()
-        for run_first, run_stop in zip([0, *cuts], [*cuts, len(pages)], strict=True):
-            view = self._view(pages[run_first:run_stop])
+        frames = store.of[self._pages[first:stop]]
+        is_lent = np.array([number in lent for number in range(first, stop)])
+        cuts = (np.flatnonzero((np.diff(frames) != 1) | is_lent[:-1] | is_lent[1:]) + 1).tolist()
+        for run_first, run_stop in zip([0, *cuts], [*cuts, len(frames)], strict=True):
+            if is_lent[run_first]:
+                view: Bytes = memoryview(lent[first + run_first])
+            else:
+                view = store.view(int(self._pages[first + run_first]), run_stop - run_first)
             run_begin = (first + run_first) * page_bytes
             yield view[max(begin - run_begin, 0) : end - run_begin]
 
-    def _view(self, pages: IntArray) -> memoryview:
-        """Of a page, or of several that lie together."""
-        first = int(pages[0])
-        return self.pool.bytes_of(first) if len(pages) == 1 else self.pool.store.view(first, len(pages))
+    def _copies(self, begin: int, end: int) -> Iterator[Bytes]:
+        page_bytes = self.image_format.page_bytes
+        first, stop = begin // page_bytes, -(-end // page_bytes)
+        for number in range(first, stop):
+            (data,) = look(self.pool.store, self.pool.cold, self._pages[number : number + 1], copies)
+            yield data[max(begin - number * page_bytes, 0) : end - number * page_bytes]
 
     def _compute(self, checkpoint: Callable[[], None] = lambda: None) -> _Computed:
         if self._computed is None:
@@ -146,13 +166,24 @@ class Snapshot:
         digests = self.pool.digests_of(self._pages[: self._num_full], checkpoint)
         tail = b""
         if tail_entries:
-            tail = self.pool.head_of(int(self._pages[-1]), tail_entries)
+            tail = self._head_of_last(tail_entries)
             digests += digest(tail)
         tokens = self.pool.tokens[self._pages].reshape(-1)[:num_entries]
         positions = self.pool.positions[self._pages].reshape(-1)[:num_entries]
         entries = tokens.astype("<i4").tobytes() + positions.astype("<i4").tobytes()
         header = self.image_format.header(num_entries, digest(digests + entries).hex())
         return _Computed(header, tail, entries)
+
+    def _head_of_last(self, num_entries: int) -> bytes:
+        """Of the last page, with zeros behind these entries."""
+        pool, last = self.pool, self._pages[-1:]
+        heads = look(
+            pool.store,
+            pool.cold,
+            last,
+            lambda views: [pool.cold.head(int(last[0]), view, num_entries) for view in views],
+        )
+        return heads[0]
 
     # The books
 

@@ -162,6 +162,10 @@ class DiskWork:
         """How long a request waits for the disk."""
         return self._volume.disk.deadline_s
 
+    async def leave(self) -> None:
+        """From here on the caller is a task, and may wait for something else than a disk."""
+        await self._eager.leave()
+
     # Reading
 
     async def read(self, content: PlainFile, offset: int, size: int, until_s: float) -> bytes | memoryview:

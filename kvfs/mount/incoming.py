@@ -13,7 +13,8 @@ from functools import partial
 from typing import Self
 
 from kvfs.images.format import CLAIM_BYTES, LENGTH_BYTES, MAX_HEADER_BYTES, claims_to_be_image
-from kvfs.images.header import parse_header
+from kvfs.images.header import ImagePlan, parse_header
+from kvfs.images.importer import ImageImport, Survey
 from kvfs.mount.disk_work import DiskWork
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
@@ -89,9 +90,18 @@ async def _import(volume: Volume, inode: Inode, content: PlainFile, disk: DiskWo
     beginning = _Beginning(await disk.read(content, 0, LENGTH_BYTES + MAX_HEADER_BYTES, until_s), size)
     plan = parse_header(volume.image_format, beginning)
     try:
-        incoming = volume.begin_import(plan, inode)
+        incoming = await _begin(volume, plan, inode, disk)
     except (NoSpace, OverQuota):
         surveyed = await disk.long_job(content, volume.survey_import(plan, inode))
-        incoming = volume.begin_import(plan, inode, surveyed)
+        incoming = await _begin(volume, plan, inode, disk, surveyed)
     await disk.long_job(content, incoming.load, undo=partial(volume.abandon_import, incoming, inode))
     volume.finish_import(incoming, inode)
+
+
+async def _begin(
+    volume: Volume, plan: ImagePlan, inode: Inode, disk: DiskWork, surveyed: Survey | None = None
+) -> ImageImport:
+    """Wait until there is room in memory, and take it."""
+    await disk.leave()
+    frames = await volume.room_for_import(plan, inode, surveyed)
+    return volume.begin_import(plan, inode, surveyed, frames)

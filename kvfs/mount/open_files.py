@@ -24,6 +24,7 @@ from kvfs.mount.disk_work import DiskWork
 from kvfs.mount.eager import Eager, Mutex
 from kvfs.mount.incoming import Refusal, take_in
 from kvfs.mount.nodes import Nodes
+from kvfs.mount.stretches import Rooms
 from kvfs.mount.turns import Turns, at_once
 from kvfs.mount.views import Reader, Version, View, version_of
 from kvfs.names.content import KvFile
@@ -99,6 +100,7 @@ class OpenFiles:
         self._nodes = nodes
         self._eager = eager
         self._disk = DiskWork(volume, eager)
+        self._rooms = Rooms()
         self._files: dict[int, OpenFile] = {}
         self._idle: dict[PlainFile, None] = {}  # those that may be open below without a handle, the oldest first
         self._cached: dict[int, Version | None] = {}  # what the kernel's page cache holds, by node
@@ -442,7 +444,7 @@ class OpenFiles:
         content = handle.file.inode.content
         handle.own = None
         if isinstance(content, KvFile):
-            handle.own = Reader(self._volume, content, self._eager)
+            handle.own = Reader(self._volume, content, self._eager, self._rooms)
             self._volume.heat.note(handle.file.inode, content)
 
     def _join_view(self, handle: Handle) -> None:
@@ -450,7 +452,7 @@ class OpenFiles:
         if handle.node not in views:
             if not isinstance(inode.content, KvFile):
                 return
-            reader = Reader(self._volume, inode.content, self._eager)
+            reader = Reader(self._volume, inode.content, self._eager, self._rooms)
             self._volume.heat.note(inode, inode.content)
             views[handle.node] = View(reader, inode.mtime_ns, inode.ctime_ns)
         views[handle.node].users.add(handle)

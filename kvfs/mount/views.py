@@ -4,6 +4,9 @@ The kernel's page cache belongs to a node (see `kvfs.mount.nodes`), not to an op
 share one view, a snapshot; its size and times stay put until the last of them is closed, whatever LIPs append
 meanwhile. An open that may write gets a snapshot of its own, read past the cache (direct I/O, where MAP_SHARED is
 refused).
+
+What is in memory is answered as it lies in the arena; the reply is written before anybody else has the thread, so no
+frame can be taken away under it. What is on disk alone is read to rooms outside of the arena (`kvfs.mount.stretches`).
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from kvfs.mount.eager import Eager, Mutex
+from kvfs.mount.stretches import Rooms, Stretches
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import Inode
+from kvfs.pages.looking import Bytes
 from kvfs.volume import Volume
 
 Version: TypeAlias = tuple[Content, int]
@@ -30,13 +35,25 @@ def version_of(inode: Inode) -> Version | None:
 class Reader:
     """A snapshot for asynchronous reading: a worker makes it ready before its first byte is given out."""
 
-    __slots__ = ("_closing", "_eager", "_num_reading", "_prepared", "_preparing", "_snapshot", "_volume", "version")
+    __slots__ = (
+        "_closing",
+        "_eager",
+        "_num_reading",
+        "_prepared",
+        "_preparing",
+        "_snapshot",
+        "_stretches",
+        "_volume",
+        "version",
+    )
 
-    def __init__(self, volume: Volume, kv: KvFile, eager: Eager) -> None:
+    def __init__(self, volume: Volume, kv: KvFile, eager: Eager, rooms: Rooms) -> None:
+        """`rooms`: for what is on disk alone."""
         self._eager = eager
         self.version: Version = (kv, kv.changes)
         self._volume = volume
         self._snapshot = volume.open_snapshot(kv)
+        self._stretches = Stretches(self._snapshot, volume.storage, rooms, eager)
         self._prepared = False
         self._preparing = Mutex(eager)
         self._num_reading = 0
@@ -47,18 +64,20 @@ class Reader:
         return self._snapshot.size
 
     async def read(self, offset: int, size: int) -> bytes | memoryview:
-        """As `pread(2)`. The result may be a view of pages: use it before the next await."""
+        """As `pread(2)`. The result may be a view of pages, or of a room: use it before the next await."""
         self._num_reading += 1
         try:
             if not self._prepared:
                 await self._prepare()
-            if self._snapshot.reads_disk:
-                return await self._eager.in_worker(self._snapshot.read, offset, size)
-            return self._snapshot.read(offset, size)
+            lent: dict[int, Bytes] = {}
+            while missing := self._snapshot.missing(offset, size, lent):
+                lent = {number: bytes(data) for number, data in lent.items()}  # a view is good until the next await
+                lent |= await self._stretches.read(missing)
+            return self._snapshot.read(offset, size, lent)
         finally:
             self._num_reading -= 1
             if self._closing and not self._num_reading:
-                self._volume.close_snapshot(self._snapshot)
+                self._end()
 
     async def _prepare(self) -> None:
         """Hash what was never hashed, at about 1 GB/s. Interrupted, it leaves what is done to the next reader."""
@@ -79,7 +98,11 @@ class Reader:
         assert not self._closing
         self._closing = True
         if not self._num_reading:
-            self._volume.close_snapshot(self._snapshot)
+            self._end()
+
+    def _end(self) -> None:
+        self._stretches.close()
+        self._volume.close_snapshot(self._snapshot)
 
 
 class View:

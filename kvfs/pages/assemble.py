@@ -4,12 +4,16 @@ Five moves, so that the slow ones can run in a worker thread while the owner of 
 
     assembly = Assembly(pool, owner, pieces, ...)       owner thread: holds the sources as they are now
     assembly.plan()                                     worker thread: which page is made of what, what can be shared
-    assembly.reserve()                                  owner thread: takes the pages, or NoSpace
+    assembly.reserve(frames)                            owner thread: takes the pages, or NoSpace
     assembly.fill()                                     worker thread: copies entries and turns their keys
     table = assembly.finish()   or   assembly.abandon() owner thread
 
 Where a page of the new file would equal a page of a source, in the same places and at the same positions, it is that
 page: shared, not copied, as in a fork. No other code knows the other pages before `finish`.
+
+What is read has to be in memory from before `reserve` until `fill` is over: `pages_to_read` says which pages of the
+sources that are, and the caller holds them there. Those that are shared may be anywhere. New pages stay in memory until
+the end, which pins them.
 """
 
 from __future__ import annotations
@@ -65,6 +69,7 @@ class Assembly:
 
     __slots__ = (
         "__weakref__",
+        "_new_pages",
         "_pages",
         "_plan",
         "_ranges",
@@ -96,6 +101,7 @@ class Assembly:
         self._ranges = [piece.ranges for piece in pieces]
         self._plan: _Plan | None = None
         self._pages: IntArray = np.empty(0, np.int32)
+        self._new_pages = self._pages
 
     def plan(self) -> None:
         """Find out what each page is made of. For a worker thread: reads what is held, changes nothing."""
@@ -117,19 +123,38 @@ class Assembly:
         shared = _first_of_each(pages[:, 0], same.all(axis=1))
         self._plan = _Plan(pages, slots, shifts, tokens.reshape(rows), positions, shared)
 
-    def reserve(self) -> None:
-        """Take the pages, or raise NoSpace or OverQuota and change nothing."""
+    @property
+    def num_new_pages(self) -> int:
+        """Pages that it will take."""
+        return int(np.count_nonzero(~self._planned().shared))
+
+    def pages_to_read(self) -> IntArray:
+        """Pages of the sources that `fill` reads; each is named once."""
         plan = self._planned()
+        found: IntArray = np.unique(plan.pages[~plan.shared])
+        return found
+
+    def reserve(self, frames: IntArray | None = None) -> None:
+        """Take the pages, or raise NoSpace or OverQuota and change nothing. `frames`: of `take_frames`, for the new
+        pages; they are used, or given back.
+        """
+        plan, pool = self._planned(), self.pool
         pages = plan.pages[:, 0].copy()
-        self.pool.retain(pages[plan.shared], self.owner)
         try:
-            # Not zeroed first: every byte is written by `fill`.
-            new_pages = self.pool.allocate(int(np.count_nonzero(~plan.shared)), self.owner, overwritten=True)
+            pool.retain(pages[plan.shared], self.owner)
+            try:
+                # Not zeroed first: every byte is written by `fill`.
+                new_pages = pool.allocate(self.num_new_pages, self.owner, overwritten=True, frames=frames)
+            except BaseException:
+                pool.release(pages[plan.shared], self.owner)
+                raise
         except BaseException:
-            self.pool.release(pages[plan.shared], self.owner)
+            if frames is not None:
+                pool.return_frames(frames)
             raise
         pages[~plan.shared] = new_pages
-        self._pages = pages
+        self._pages, self._new_pages = pages, new_pages
+        pool.pin(new_pages)
 
     def fill(self, checkpoint: Callable[[], None] = lambda: None) -> None:
         """Write the new pages. For a worker thread; `checkpoint` is called between pages and may raise."""
@@ -149,7 +174,7 @@ class Assembly:
 
     def finish(self) -> PageTable:
         """The table of the new file; it owns the pages from here on."""
-        new_pages = self._pages[~self._planned().shared]
+        new_pages = self._new_pages
         self.pool.claim(new_pages, self.owner)
         self.pool.fill[new_pages] = PAGE_ENTRIES
         tail = self.num_entries % PAGE_ENTRIES
@@ -160,12 +185,13 @@ class Assembly:
 
     def abandon(self) -> None:
         """Give the pages back, as if nothing had been asked."""
-        self.pool.release(self._pages, self.owner)
         self._close()
+        self.pool.release(self._pages, self.owner)
 
     def _close(self) -> None:
         assert not self.closed
         self.closed = True
+        self.pool.unpin(self._new_pages)
         for source in self.sources:
             source.close()
 

@@ -30,7 +30,7 @@ class Frames:
         self.page_of: IntArray = np.full(store.num_pages, NOWHERE, np.int32)
         """The page in each frame, or NOWHERE."""
         self.generation = np.zeros(store.num_pages, np.int64)
-        """Grows whenever a frame stops holding its page: a worker that has read one looks whether it still does."""
+        """Grows whenever a frame stops holding its page: see `kvfs.pages.looking`."""
         self._free = FreeList(store.num_pages)
 
     @property

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvfs.pages.free_list import IntArray
+from libsym.abi import PAGE_ENTRIES
 
 NO_SLOT = -1
 
@@ -57,10 +58,20 @@ class OnDisk:
         return self._generation[pages]
 
     def end_write(
-        self, pages: IntArray, generations: IntArray, slots: IntArray, checks: npt.NDArray[np.uint64]
+        self,
+        pages: IntArray,
+        generations: IntArray,
+        fills: npt.NDArray[np.int8],
+        slots: IntArray,
+        checks: npt.NDArray[np.uint64],
     ) -> npt.NDArray[np.bool_]:
-        """The slots are written: which of the pages have them now. The others were given back meanwhile."""
-        is_same: npt.NDArray[np.bool_] = self._generation[pages] == generations
+        """The slots are written: which of the pages have them now. The others were given back meanwhile.
+
+        A full page is summed and written where it lies, without a copy. One that was cut and overwritten meanwhile may
+        have been summed before that, and written after it: its slot is of no use.
+        """
+        is_whole = (fills < PAGE_ENTRIES) | (self._stable[pages] == PAGE_ENTRIES)
+        is_same: npt.NDArray[np.bool_] = (self._generation[pages] == generations) & is_whole
         same = pages[is_same]
         self._disown(same)
         self.slot[same] = slots[is_same]

@@ -28,6 +28,7 @@ from kvfs.pages.accounts import Accounts
 from kvfs.pages.digest import DIGEST_BYTES, NUM_LANES, digests
 from kvfs.pages.frames import NOWHERE, Frames
 from kvfs.pages.free_list import FreeList, IntArray
+from kvfs.pages.looking import ColdPages, NoColdPages, look
 from kvfs.pages.on_disk import OnDisk
 from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
@@ -35,6 +36,9 @@ from libsym.errors import NoSpace
 
 _ONE = np.int32(1)
 """Of the counts' own type: 32,768 pages take 50 µs; with a Python int, numpy falls back to a cast of each, 1.8 ms."""
+
+PAGES_A_LOOK = 2 * NUM_LANES
+"""Read and hashed at once: from disk by one read."""
 
 _ZEROS = -1
 """Owner of a page that was never given out: its bytes are zeros for any owner."""
@@ -71,26 +75,6 @@ class PageHolder(Protocol):
     def check(self) -> None:
         """Raise AssertionError if the holder contradicts itself or its pool."""
         ...
-
-
-class ColdPages(Protocol):
-    """Reads pages that are on disk alone. For worker threads."""
-
-    def read(self, page: int) -> memoryview:
-        """Its bytes, verified; EIO: they are damaged, or can't be read."""
-        ...
-
-    def head(self, page: int, data: memoryview, num_entries: int) -> bytes:
-        """A copy of what was read in which every slot from `num_entries` on reads as zero."""
-        ...
-
-
-class _NoColdPages:
-    def read(self, page: int) -> memoryview:
-        raise AssertionError(f"page {page} is nowhere")
-
-    def head(self, page: int, data: memoryview, num_entries: int) -> bytes:
-        raise AssertionError(f"page {page} is nowhere: no {num_entries} entries of {len(data)} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +147,7 @@ class PagePool:
         """Told when few frames are free."""
         self.low_water = 0
         """So few."""
-        self.cold: ColdPages = _NoColdPages()
+        self.cold: ColdPages = NoColdPages(self.store)
         """What reads pages that are not in memory."""
 
     @property
@@ -215,12 +199,7 @@ class PagePool:
         have none, and none is stale, until `give_frames_to`.
         """
         account = self.accounts.of(owner)
-        account.require_new_pages(count)
-        if count > self.num_free:
-            raise NoSpace(
-                f"the page pool is full: {count} pages wanted, {self.num_free} of {self.num_pages} free; "
-                "remove files or forks, or start the daemon with more KV memory, or more --disk"
-            )
+        self.require_free(count, owner)
         has_frames = frames is not None or count <= self.num_free_frames
         if not has_frames and not may_wait:
             raise NoSpace(
@@ -245,6 +224,15 @@ class PagePool:
         if self.num_free_frames < self.low_water:
             self.when_low()
         return pages, is_stale
+
+    def require_free(self, count: int, owner: int) -> None:
+        """OverQuota, NoSpace: the owner may not have so many pages more, or there are no more in memory and on disk."""
+        self.accounts.of(owner).require_new_pages(count)
+        if count > self.num_free:
+            raise NoSpace(
+                f"the page pool is full: {count} pages wanted, {self.num_free} of {self.num_pages} free; "
+                "remove files or forks, or start the daemon with more KV memory, or more --disk"
+            )
 
     def give_frames_to(self, pages: IntArray, owner: int, frames: IntArray) -> npt.NDArray[np.bool_]:
         """New pages of `owner` are there from now on: which of them hold bytes of others still."""
@@ -367,20 +355,6 @@ class PagePool:
     def are_in_memory(self, pages: IntArray) -> bool:
         return bool((self.store.of[pages] != NOWHERE).all())
 
-    def bytes_of(self, page: int) -> memoryview:
-        """A page, in memory or not. For worker threads that hold a reference on it, where it may not be."""
-        if self.store.of[page] != NOWHERE:
-            return self.store.view(page)
-        return self.cold.read(page)
-
-    def head_of(self, page: int, num_entries: int) -> bytes:
-        """A copy of a page in which every slot from `num_entries` on reads as zero; as `bytes_of` else."""
-        if self.store.of[page] == NOWHERE:
-            data = self.cold.read(page)
-            if self.store.of[page] == NOWHERE:
-                return self.cold.head(page, data, num_entries)
-        return self.store.head(page, num_entries)
-
     def end_bringing(self, pages: IntArray, frames: IntArray, owner: int) -> None:
         """The frames, of `take_frames`, hold these pages now. What nobody but `owner` refers to is taken for his bytes
         alone.
@@ -398,12 +372,12 @@ class PagePool:
         For worker threads that hold references on the pages: two that meet write the same digest twice. `checkpoint`
         is called every few pages that are hashed, and may raise to end it.
         """
-        missing = pages[~self.has_digest[pages]].tolist()
-        for first in range(0, len(missing), NUM_LANES):
+        missing = pages[~self.has_digest[pages]]
+        for first in range(0, len(missing), PAGES_A_LOOK):
             checkpoint()
-            group = missing[first : first + NUM_LANES]
-            for page, value in zip(group, digests([self.bytes_of(page) for page in group]), strict=True):
-                self.keep_digest(page, value)
+            group = missing[first : first + PAGES_A_LOOK]
+            values = look(self.store, self.cold, group, digests)
+            self.keep_digests(group, np.frombuffer(b"".join(values), np.uint8).reshape(-1, DIGEST_BYTES))
         return self.digests[pages].tobytes()
 
     def keep_digest(self, page: int, value: bytes) -> None:

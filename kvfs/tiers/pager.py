@@ -180,28 +180,43 @@ class Pager:
 
     async def room(self, num_pages: int, owner: int, priority: int = 0) -> IntArray:
         """Frames for new pages, for `PagePool.allocate`, or for `return_frames`. NoSpace: there will be none."""
-        got: list[IntArray] = []
-        if num_pages:
-            await self._wait_for(_NONE, num_pages, owner, priority, got.append)
-        return got[0] if got else _NONE
+        return await self._pinned(_NONE, num_pages, owner, priority)
 
     @asynccontextmanager
     async def hold(self, tables: Iterable[PageTable], priority: int = 0) -> AsyncIterator[None]:
         """Have all pages of files in memory, and keep them there. The caller sees to it that the files stay."""
         kept = list(tables)
         pages = np.unique(np.concatenate([_NONE, *(table.pages for table in kept)]))
-        if pages.size and (self._pool.store.of[pages] == NOWHERE).any():
-            await self._wait_for(pages, 0, kept[0].owner, priority, lambda _frames: None)
-        else:
-            self._pool.pin(pages)
-        try:
+        async with self.hold_pages(pages, 0, kept[0].owner if kept else 0, priority):
             yield
+
+    @asynccontextmanager
+    async def hold_pages(self, pages: IntArray, num_new: int, owner: int, priority: int = 0) -> AsyncIterator[IntArray]:
+        """Have pages (none twice) in memory, and keep them there; and with them frames for new pages, as from `room`.
+
+        All at once: two that each held some, and waited for more, could wait for each other for ever.
+        """
+        frames = await self._pinned(pages, num_new, owner, priority)
+        try:
+            yield frames
         finally:
             self._unpin(pages)
 
-    async def _wait_for(
-        self, pages: IntArray, num_new: int, owner: int, priority: int, got: Callable[[IntArray], None]
-    ) -> None:
+    async def _pinned(self, pages: IntArray, num_new: int, owner: int, priority: int) -> IntArray:
+        """Pages, and frames for new ones: at once where all of it is there."""
+        pool = self._pool
+        is_free = num_new <= pool.num_free_frames
+        if self._moves.mover is None and not is_free:
+            raise NoSpace(
+                f"memory is full: {num_new} pages wanted, {pool.num_free_frames} of {pool.num_frames} are free; remove "
+                "files or forks, or start the daemon with more KV memory"
+            )
+        if is_free and (pool.store.of[pages] != NOWHERE).all():
+            pool.pin(pages)
+            return pool.take_frames(num_new)
+        return await self._wait_for(pages, num_new, owner, priority)
+
+    async def _wait_for(self, pages: IntArray, num_new: int, owner: int, priority: int) -> IntArray:
         is_over = trio.Event()
         frames: list[IntArray] = []
 
@@ -228,7 +243,7 @@ class Pager:
             if frames:
                 self._pool.return_frames(frames[0])
             raise copy(ticket.error)
-        got(frames[0])
+        return frames[0]
 
     def _unpin(self, pages: IntArray) -> None:
         self._pool.unpin(pages)

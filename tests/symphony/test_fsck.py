@@ -69,8 +69,9 @@ def test_damage_is_named_by_fsck_is_eio_in_a_daemon_and_is_mended_by_it(start_da
     daemon = start_daemon(*OPTIONS)
     sym.connect(str(daemon.socket))
     assert len(sym.kv_open("whole.kv")) == 40
+    bad = sym.kv_open("bad.kv", "rw")
     with pytest.raises(sym.SymError, match=r"damaged on disk: /bad\.kv from entry 32 on") as caught:
-        sym.kv_open("bad.kv")
+        sym.pred(bad, [1])
     assert caught.value.errno == errno.EIO
     assert "/bad.kv" in daemon.log.read_text()
     status, told, _ = symphony("scrub", "--rate", "100M", "--json")

@@ -41,7 +41,7 @@ async def image(house: House, content: KvFile) -> bytes:
     """What cp would copy out."""
     snapshot = house.volume.open_snapshot(content)
     try:
-        return bytes(await trio.to_thread.run_sync(snapshot.read, 0, snapshot.size))
+        return bytes(await trio.to_thread.run_sync(snapshot.copy, 0, snapshot.size))
     finally:
         house.volume.close_snapshot(snapshot)
 

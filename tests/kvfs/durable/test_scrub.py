@@ -11,6 +11,7 @@ import trio
 
 from kvfs.durable.fsck import fsck
 from kvfs.durable.scrub import ScrubReport, scrub
+from kvfs.pages.frames import NOWHERE
 from libsym.errors import SymError
 from tests.kvfs.durable.damage import SHARED, TOKENS, copy_of, flip, own_slots, slot_at
 from tests.kvfs.durable.house import ROOT, House, running
@@ -90,6 +91,30 @@ def test_a_repair_writes_anew_what_is_in_memory(state: Path) -> None:
                 assert house.is_right(file)
 
     trio.run(after)
+
+
+def test_a_page_that_is_damaged_on_disk_stays_in_memory_until_it_is_mended(state: Path) -> None:
+    """Memory is short meanwhile: what is on disk as it is loses its frame."""
+
+    async def live() -> None:
+        async with running(House(state)) as house:
+            files = [await house.open(path[1:]) for path in SHARED]
+            flip(own_slots(state), slot_at(5) + 1)
+            pool, pages = house.fs.pool, files[0].table.pages
+
+            def others_need_room(_done: int, _total: int) -> None:
+                here = pages[pool.store.of[pages] != NOWHERE]
+                pool.drop_frames(here[pool.pins[here] == 0])
+
+            found = await scrubbed(house, repair=True, progress=others_need_room)
+            assert pool.are_in_memory(pages) is False
+            assert {finding.repair for finding in found.findings} == {"it is written anew, from memory"}
+            assert not pool.pins.any()
+            assert (await scrubbed(house)).findings == ()
+            for path in SHARED:
+                assert house.is_right(await house.open(path[1:]))
+
+    trio.run(live)
 
 
 def test_a_file_that_somebody_appends_to_is_left_as_it_is(state: Path) -> None:
@@ -173,7 +198,7 @@ def test_a_disk_that_does_not_answer_ends_it(state: Path, monkeypatch: pytest.Mo
     async def live() -> None:
         async with running(House(state, deadline_s=0.05)) as house:
             with trio.fail_after(10):
-                monkeypatch.setattr(house.keeper.pages_in._own, "read", lambda *_: time.sleep(0.5))
+                monkeypatch.setattr(house.keeper.pages_in._own, "verify", lambda *_: time.sleep(0.5))
                 with pytest.raises(SymError, match="has not answered"):
                     await scrubbed(house)
 

@@ -1,0 +1,511 @@
+"""Random work on a house whose memory is much too small, several workers at a time: each waits for its pages.
+
+A *life* is a daemon's. In it workers do operations: calls that wait for pages, compute, and end in every way; files that
+are made, forked, cut, renamed and removed; readers; syncs; moves between memory and disk by advice. The model is told of
+each as it ends. When the workers have ended, every file is compared with it, bit for bit, and the books are looked at.
+Then the daemon is cut off, or drained, and the next life begins with what is on disk.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from kvfs.images.snapshot import Snapshot
+from kvfs.pages.table import PageTable, Reservation
+from kvfs.tiers.policy import Files, FloatArray, Gaps
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import SymError
+from tests.disk.recorder import Disk
+from tests.kvfs.durable.house import ROOT, House, running
+from tests.kvfs.durable.storm_files import Lost, Mine, bytes_of, check_after_cut, check_all
+from tests.kvfs.fakes import commit_all
+
+NUM_FRAMES = 32
+NUM_BEYOND = 600
+PAGE_BYTES = 4096
+MAX_FILES = 80
+MAX_ENTRIES = 7 * PAGE_ENTRIES
+NUM_WORKERS = 8
+CHECKS_EACH = 500
+"""Operations between two looks at the books."""
+STUCK_S = 60.0
+"""Nobody waits for so long: it is a deadlock."""
+COUNTS = (1, 1, 1, 1, 2, 5, 31, 32, 33, 70)
+
+
+class Storm:
+    """One state directory, and the files that have to be in it."""
+
+    def __init__(self, directory: Path, seed: int, disk: Disk | None = None) -> None:
+        """`disk`: what the directory lies on, if that is to fail and hang now and then."""
+        self.rng = random.Random(seed)
+        self.files: list[Mine] = []
+        self.counts: Counter[str] = Counter()
+        self.num_done = 0
+        self._directory = directory
+        self._disk = disk
+        self._num_names = 0
+        self._gone: list[Mine] = []
+        """Files without a name and without a handle, which a crash may bring back."""
+        self._left = 0
+        self._house: House | None = None
+        self._table = [(weight, getattr(self, f"_{name}")) for name, weight in WEIGHTS.items()]
+        self._progress_s = 0.0
+
+    @property
+    def house(self) -> House:
+        assert self._house is not None, "there is no daemon"
+        return self._house
+
+    # Lives
+
+    async def life(self, num_operations: int, *, ends_hard: bool) -> None:
+        """So many operations of one daemon. It is cut off in the middle of them, or drained."""
+        self._house = House(
+            self._directory, num_pages=NUM_FRAMES, num_beyond=NUM_BEYOND, deadline_s=0.5 if self._disk else 30.0
+        )
+        self.files = check_after_cut(self.house, self.files)
+        async with running(self.house):
+            await check_all(self.house, self.files)
+            self.house.volume.pager.pressure = Pressure(self.rng)
+            await self._work(num_operations)
+            await self._come_to_rest()
+            await check_all(self.house, self.files)
+            self.house.fs.check()
+            if ends_hard:
+                await self._work(num_operations // 20, is_cut=True)
+            else:
+                self.house.keeper.limit(None, 30.0)
+                assert await self.house.keeper.drain() == []
+                for mine in self.files:
+                    mine.promised, mine.cut = len(mine.entries), []
+        self._count_moves()
+        self.files, self._gone = [*self.files, *self._gone] if ends_hard else self._kept(), []
+
+    def _kept(self) -> list[Mine]:
+        return [mine for mine in self.files if mine.path is not None]
+
+    async def remove_all(self) -> None:
+        """One more life, in which all is removed: nothing is left of it in memory or on disk."""
+        house = self._house = House(self._directory, num_pages=NUM_FRAMES, num_beyond=NUM_BEYOND)
+        self.files = check_after_cut(house, self.files)
+        async with running(house, drain=True):
+            await check_all(house, self.files)
+            for mine in self.files:
+                assert mine.path is not None
+                house.fs.kv_remove(ROOT, mine.path)
+            await house.keeper.sync_all()
+            if house.fs.pool.num_free != house.fs.pool.num_pages or house.store.num_pages != house.fs.pool.store.num_free:
+                raise Lost("all files are removed, and pages are not free")
+            if house.keeper.statistics().used_bytes:
+                raise Lost(f"all files are removed, and {house.keeper.statistics().used_bytes} bytes are on disk")
+
+    def _count_moves(self) -> None:
+        figures = self.house.volume.pager.statistics()
+        for name in ("num_in", "num_out", "num_dropped", "num_waits", "num_hints"):
+            self.counts[name] += getattr(figures, name)
+
+    async def _work(self, num_operations: int, *, is_cut: bool = False) -> None:
+        self._left, self._progress_s = num_operations, trio.current_time()
+        async with trio.open_nursery() as helpers:
+            helpers.start_soon(self._watch)
+            if self._disk is not None:
+                helpers.start_soon(self._trouble, self._disk)
+            async with trio.open_nursery() as nursery:
+                for _ in range(NUM_WORKERS):
+                    nursery.start_soon(self._worker)
+                if is_cut:
+                    while self._left > 0:
+                        await trio.sleep(0.002)
+                    nursery.cancel_scope.cancel()
+            helpers.cancel_scope.cancel()
+        if self._disk is not None:
+            with trio.CancelScope(shield=True):
+                await self._heal(self._disk)
+
+    async def _watch(self) -> None:
+        """Somebody gets on."""
+        done = -1
+        while True:
+            if self.num_done != done:
+                done, self._progress_s = self.num_done, trio.current_time()
+            elif trio.current_time() - self._progress_s > STUCK_S:
+                raise Lost(f"nothing has ended for {STUCK_S} s: {self.house.volume.pager.statistics()}")
+            await trio.sleep(0.5)
+
+    async def _come_to_rest(self) -> None:
+        """All jobs have ended, and nobody keeps anything in memory."""
+        house = self.house
+        house.keeper.limit(None, 30.0)
+        with trio.fail_after(STUCK_S):
+            while house.keeper.jobs.num_under_way or house.volume.pager.held():
+                await trio.sleep(0.002)
+        pool, figures = house.fs.pool, house.volume.pager.statistics()
+        if figures.num_waiting or figures.num_computing or pool.num_coming or (pool.pins != 0).any():
+            raise Lost(f"nobody computes, and pages are needed: {figures}, {np.flatnonzero(pool.pins)}")
+
+    # A disk that fails
+
+    async def _trouble(self, disk: Disk) -> None:
+        while True:
+            await trio.sleep(self.rng.uniform(0.05, 0.3))
+            kind = self.rng.choice(("write", "fsync", "read", "hang", "full"))
+            if kind == "hang":
+                disk.hang(self.rng.choice(("write", "read", "fsync")), "*.slots", times=self.rng.randrange(1, 4))
+            elif kind == "full":
+                disk.limit(disk.used())
+            else:
+                disk.fail(kind, self.rng.choice(("*.slots", "*")), times=self.rng.randrange(1, 20))
+            self.counts[f"trouble: {kind}"] += 1
+            await trio.sleep(self.rng.uniform(0.02, 1.0))
+            await self._heal(disk)
+
+    async def _heal(self, disk: Disk) -> None:
+        disk.heal()
+        disk.limit(None)
+        await trio.to_thread.run_sync(disk.resume)
+
+    # Workers
+
+    async def _worker(self) -> None:
+        weights, functions = zip(*self._table, strict=True)
+        while self._left > 0:
+            self._left -= 1
+            function = self.rng.choices(functions, weights)[0]
+            try:
+                await function()
+            except SymError as error:
+                self.counts[f"errno {error.errno}"] += 1
+            self.num_done += 1
+            self.counts[function.__name__] += 1
+            if self.num_done % CHECKS_EACH == 0:
+                self.house.fs.check()
+            if self.num_done % 8 == 0:
+                await trio.lowlevel.checkpoint()
+
+    def _one(self, *, is_idle: bool = True, has_handle: bool = False, has_name: bool = False) -> Mine | None:
+        """Some file of that kind; None: none was found."""
+        for _ in range(6):
+            if not self.files:
+                return None
+            mine = self.rng.choice(self.files)
+            if (
+                not (is_idle and mine.is_busy)
+                and not (has_handle and mine.handle is None)
+                and not (has_name and mine.path is None)
+            ):
+                return mine
+        return None
+
+    def _new_name(self) -> str:
+        self._num_names += 1
+        return f"{self.rng.randrange(1000)}-{self._num_names}.kv"
+
+    # Calls
+
+    async def _append(self) -> None:
+        mine = self._one(has_handle=True)
+        if mine is None:
+            return
+        count = self.rng.choice(COUNTS)
+        if len(mine.entries) + count > MAX_ENTRIES:
+            self._cut(mine, self.rng.randrange(len(mine.entries)))
+        mine.is_busy = True
+        try:
+            await self._call(mine, [self.rng.randrange(1000) for _ in range(count)])
+        finally:
+            mine.is_busy = False
+
+    async def _call(self, mine: Mine, tokens: Sequence[int]) -> None:
+        house, handle = self.house, mine.handle
+        assert handle is not None
+        first = handle.table.next_position
+        reservation = house.fs.reserve(handle, tokens, range(first, first + len(tokens)))
+        is_over, errors = trio.Event(), list[SymError | None]()
+
+        def then(error: SymError | None) -> None:
+            errors.append(error)
+            is_over.set()
+
+        ticket = None
+        try:
+            ticket = house.volume.pager.acquire(reservation, self.rng.choice((-1, 0, 0, 0, 1)), then)
+            if ticket is not None:
+                gives_up_s = self.rng.uniform(0, 0.004) if self.rng.random() < 0.15 else STUCK_S
+                with trio.move_on_after(gives_up_s):
+                    await is_over.wait()
+                if not errors:
+                    if gives_up_s == STUCK_S:
+                        raise Lost(f"a call waits for ever: {house.volume.pager.statistics()}")
+                    self.counts["gave up"] += 1
+                    house.volume.pager.cancel(ticket)
+                    reservation.abort()
+                    return
+                if errors[0] is not None:
+                    raise errors[0]
+            await self._compute(mine, reservation)
+        except BaseException:
+            if reservation.is_open:
+                if ticket is not None:
+                    house.volume.pager.cancel(ticket)
+                reservation.abort()
+            raise
+
+    async def _compute(self, mine: Mine, reservation: Reservation) -> None:
+        """As a member of the run does: steps, and then it leaves, whatever has become of it."""
+        house, handle, rng = self.house, mine.handle, self.rng
+        assert handle is not None
+        await self._some_time()
+        if rng.random() < 0.1:
+            last = int(reservation.positions[-1]) + 1
+            with suppress(SymError):
+                reservation.extend(np.arange(last, last + rng.choice((1, 20)), dtype=np.int32))
+        house.decoder.step(reservation)
+        await self._some_time()
+        how = rng.random()
+        if how < 0.1:
+            reservation.abort()
+            return
+        if how < 0.3 and reservation.tokens.size > 1:
+            done = reservation.tokens[: rng.randrange(1, reservation.tokens.size)].copy()
+            reservation.commit_first(done)
+            self._committed(mine, done.tolist())
+            await self._some_time()
+            if how < 0.2:
+                reservation.abort()
+                return
+        rest = reservation.tokens.tolist()
+        commit_all(reservation)
+        self._committed(mine, rest)
+
+    def _committed(self, mine: Mine, tokens: Sequence[int]) -> None:
+        assert mine.handle is not None
+        mine.append(tokens)
+        self.house.fs.committed(mine.handle)
+
+    async def _some_time(self) -> None:
+        if self.rng.random() < 0.02:
+            await trio.sleep(self.rng.uniform(0, 0.003))
+        for _ in range(self.rng.randrange(3)):
+            await trio.lowlevel.checkpoint()
+
+    # Files
+
+    async def _create(self) -> None:
+        if len(self.files) >= MAX_FILES:
+            await self._remove()
+            return
+        path = self._new_name() if self.rng.random() < 0.8 else None
+        handle = self.house.fs.kv_create(ROOT, path)
+        self.files.append(Mine(handle.inode, path, handle, []))
+
+    async def _fork(self) -> None:
+        source = self._one(is_idle=False, has_handle=True)
+        if source is None or len(self.files) >= MAX_FILES:
+            await self._remove()
+            return
+        assert source.handle is not None
+        path = self._new_name() if self.rng.random() < 0.6 else None
+        handle = self.house.fs.kv_fork(ROOT, source.handle, path)
+        self.files.append(Mine(handle.inode, path, handle, list(source.entries)))
+
+    async def _close(self) -> None:
+        mine = self._one(has_handle=True)
+        if mine is not None and mine.handle is not None:
+            self.house.fs.kv_close(mine.handle)
+            mine.handle = None
+            if mine.path is None:
+                self.files.remove(mine)
+                self._gone.append(mine)
+
+    async def _open(self) -> None:
+        mine = self._one(has_name=True)
+        if mine is not None and mine.handle is None and mine.path is not None:
+            mine.handle = self.house.fs.kv_open(ROOT, mine.path, write=True)
+
+    async def _remove(self) -> None:
+        mine = self._one(has_name=True)
+        if mine is not None and mine.path is not None:
+            self.house.fs.kv_remove(ROOT, mine.path)
+            self._lost_its_name(mine)
+
+    def _lost_its_name(self, mine: Mine) -> None:
+        mine.path = None
+        if mine.handle is None:
+            self.files.remove(mine)
+            self._gone.append(mine)
+
+    async def _rename(self) -> None:
+        mine = self._one(is_idle=False, has_name=True)
+        other = self._one(has_name=True)
+        if mine is None or mine.path is None:
+            return
+        path = self._new_name()
+        if other is not None and other is not mine and other.path is not None and self.rng.random() < 0.3:
+            path = other.path
+        else:
+            other = None
+        self.house.fs.kv_rename(ROOT, mine.path, path)
+        mine.path = path
+        if other is not None:
+            self._lost_its_name(other)
+
+    async def _truncate(self) -> None:
+        mine = self._one(has_handle=True)
+        if mine is not None and mine.entries:
+            length = self.rng.randrange(len(mine.entries))
+            self._cut(mine, length // PAGE_ENTRIES * PAGE_ENTRIES if self.rng.random() < 0.4 else length)
+
+    def _cut(self, mine: Mine, length: int) -> None:
+        assert mine.handle is not None
+        self.house.fs.kv_truncate(mine.handle, length)
+        mine.truncate(length, self.num_done)
+
+    # Readers
+
+    async def _look(self) -> None:
+        mine = self._one()
+        if mine is None:
+            return
+        mine.is_busy = True
+        try:
+            async with self.house.volume.pager.hold([mine.table]):
+                await self._some_time()
+                mine.check_tokens(mine.table)
+                mine.check(self.house, len(mine.entries))
+        finally:
+            mine.is_busy = False
+
+    async def _read_image(self) -> None:
+        """As a reader of the mount does, while anything may become of the file."""
+        mine = self._one(is_idle=False)
+        if mine is None or not mine.entries:
+            return
+        content = mine.inode.content if mine.handle is None else mine.handle.content
+        entries = list(mine.entries)
+        snapshot = self.house.volume.open_snapshot(content)
+        try:
+            with trio.CancelScope(shield=True):
+                found = await trio.to_thread.run_sync(partial(_pages_of, snapshot))
+        finally:
+            self.house.volume.close_snapshot(snapshot)
+        for number, page in enumerate(found):
+            wanted = bytes_of(self.house.decoder, entries[number * PAGE_ENTRIES : (number + 1) * PAGE_ENTRIES])
+            if page != wanted:
+                raise Lost(f"{mine}: a reader sees other bytes in page {number} of {len(found)}")
+
+    # The disk
+
+    async def _sync(self) -> None:
+        mine = self._one(is_idle=False, has_name=True)
+        if mine is None:
+            return
+        sync = mine.begin_sync(self.num_done)
+        try:
+            await self.house.keeper.sync(mine.inode)
+            mine.synced(sync)
+        finally:
+            mine.syncs.remove(sync)
+
+    async def _sync_all(self) -> None:
+        begun = [(mine, mine.begin_sync(self.num_done)) for mine in self.files if mine.path is not None]
+        try:
+            await self.house.keeper.sync_all()
+            for mine, sync in begun:
+                mine.synced(sync)
+        finally:
+            for mine, sync in begun:
+                mine.syncs.remove(sync)
+
+    async def _limit(self) -> None:
+        """What may be on disk is less, or more, or has no bounds."""
+        limit_bytes = self.rng.choice((None, None, self.rng.randrange(NUM_FRAMES, 300) * PAGE_BYTES))
+        self.house.keeper.limit(limit_bytes, self.house.keeper.jobs.deadline_s)
+
+    # Advice
+
+    def _any_table(self) -> PageTable | None:
+        mine = self._one(is_idle=False)
+        return None if mine is None else mine.table
+
+    async def _for_a_while(self, work: Callable[[PageTable], Awaitable[None]]) -> bool:
+        """Whether it was waited for to the end."""
+        table = self._any_table()
+        if table is not None:
+            with trio.move_on_after(self.rng.choice((0.002, 0.5))) as scope:
+                await work(table)
+            return not scope.cancelled_caught
+        return False
+
+    async def _put_on_disk(self) -> None:
+        await self._for_a_while(self.house.volume.pager.put_on_disk)
+
+    async def _put_in_memory(self) -> None:
+        await self._for_a_while(self.house.volume.pager.put_in_memory)
+
+    async def _will_need(self) -> None:
+        if (table := self._any_table()) is not None:
+            self.house.volume.pager.will_need(table)
+
+    async def _demote(self) -> None:
+        if (table := self._any_table()) is not None:
+            self.house.volume.pager.demote(table)
+
+    async def _pin(self) -> None:
+        if (table := self._any_table()) is not None:
+            pager = self.house.volume.pager
+            pager.pin_file(table, pager._clock() + self.rng.uniform(0, 0.1))
+
+    async def _unpin(self) -> None:
+        if (table := self._any_table()) is not None:
+            self.house.volume.pager.unpin_file(table)
+
+    async def _policy(self) -> None:
+        self.house.volume.pager.rank = self.rng.choice((_least_recent, _most_recent, self._any_order))
+
+    def _any_order(self, files: Files, _gaps: Gaps) -> FloatArray:
+        return np.array([self.rng.random() for _ in range(len(files))])
+
+
+class Pressure:
+    """Programs that are told, and have some time now and then."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
+        assert num_pages > 0
+        assert not any(table.closed for table in tables)
+        return self._rng.choice((0, 0, 0, 0.001, 0.01))
+
+
+def _least_recent(files: Files, _gaps: Gaps) -> FloatArray:
+    return -files.idle_s
+
+
+def _most_recent(files: Files, _gaps: Gaps) -> FloatArray:
+    return files.idle_s
+
+
+def _pages_of(snapshot: Snapshot) -> list[bytes]:
+    """The pages of an image, for a worker."""
+    layout, page_bytes = snapshot.layout, snapshot.image_format.page_bytes
+    num_pages = -(-layout.num_entries // PAGE_ENTRIES)
+    return [bytes(snapshot.read(layout.pages + number * page_bytes, page_bytes)) for number in range(num_pages)]
+
+
+WEIGHTS = {
+    "append": 50, "create": 4, "fork": 8, "close": 6, "open": 6, "remove": 2, "rename": 2, "truncate": 5,
+    "look": 6, "sync": 1, "sync_all": 0.1, "limit": 0.2,
+    "put_on_disk": 2, "put_in_memory": 2, "will_need": 4, "demote": 2, "pin": 2, "unpin": 1, "policy": 0.3,
+}  # fmt: skip
+"""How often each is done."""
+READERS = {"read_image": 2}

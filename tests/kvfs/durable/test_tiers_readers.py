@@ -1,0 +1,276 @@
+"""Readers, imports and assemblies while pages go to disk and come back by the real pager."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from kvfs.fs import OpenKv
+from kvfs.images.header import parse_header
+from kvfs.mount import stretches
+from kvfs.mount.eager import Eager
+from kvfs.mount.stretches import Rooms
+from kvfs.mount.views import Reader
+from kvfs.names.inode import Inode
+from kvfs.names.plain import PlainFile
+from kvfs.pages.accounts import Limits
+from kvfs.pages.assemble import Assembly
+from kvfs.pages.frames import NOWHERE
+from libsym.abi import PAGE_ENTRIES
+from libsym.errors import NoSpace
+from tests.kvfs.durable.house import ROOT, House, running
+from tests.kvfs.durable.test_restart import image
+
+PAGE = PAGE_ENTRIES
+
+
+def live(work: Callable[[House], Awaitable[None]], directory: Path, **options: object) -> None:
+    async def main() -> None:
+        with trio.fail_after(60):
+            async with running(House(directory, **options)) as house:  # type: ignore[arg-type]
+                await work(house)
+
+    trio.run(main)
+
+
+async def a_file(house: House, name: str, num_pages: int, first: int = 0) -> OpenKv:
+    file = house.create(name)
+    await house.compute(file, [(first + each) % 900 for each in range(num_pages * PAGE)])
+    return file
+
+
+def places(house: House, *files: OpenKv) -> list[bool]:
+    """Which of the pages of these files are in memory."""
+    return [bool(each) for file in files for each in house.fs.pool.store.of[file.table.pages] != NOWHERE]
+
+
+def plain(house: House, name: bytes, data: bytes) -> Inode:
+    inode = house.volume.make_plain(house.tree.root, name, 0o644, 0, 0)
+    house.write(inode, data)
+    return inode
+
+
+async def imported(house: House, inode: Inode) -> None:
+    """As a close on the mount does it."""
+    content = inode.content
+    assert isinstance(content, PlainFile)
+    plan = parse_header(house.volume.image_format, content)
+    frames = await house.volume.room_for_import(plan, inode)
+    incoming = house.volume.begin_import(plan, inode, frames=frames)
+    try:
+        await trio.to_thread.run_sync(incoming.load, content, trio.from_thread.check_cancelled)
+    except BaseException:
+        house.volume.abandon_import(incoming, inode)
+        raise
+    house.volume.finish_import(incoming, inode)
+
+
+async def assembled(house: House, assembly: Assembly, path: str) -> OpenKv:
+    """As the handler of KV_EXTRACT does it."""
+    try:
+        await trio.to_thread.run_sync(assembly.plan)
+        pages = assembly.pages_to_read()
+        async with house.volume.pager.hold_pages(pages, assembly.num_new_pages, assembly.owner) as frames:
+            assembly.reserve(frames)
+            await trio.to_thread.run_sync(assembly.fill)
+    except BaseException:
+        house.volume.abandon_assembly(assembly)
+        raise
+    return house.fs.finish_assembly(ROOT, assembly, path, 0o600)
+
+
+def extract(house: House, source: OpenKv, ranges: Sequence[tuple[int, int]], path: str) -> Assembly:
+    return house.fs.begin_extract(ROOT, source, np.array(ranges), path, 0o600, rebase=True)
+
+
+async def read_all(reader: Reader, piece: int = 9000) -> bytes:
+    found = b""
+    while data := bytes(await reader.read(len(found), piece)):
+        found += data
+    return found
+
+
+def test_a_cold_file_is_copied_out_while_the_hot_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stretches, "STRETCH_BYTES", 3 * 4096)
+
+    async def work(house: House) -> None:
+        cold = await a_file(house, "cold.kv", 20)
+        wanted = await image(house, cold.content)
+        await house.volume.pager.put_on_disk(cold.table)
+        hot = [await a_file(house, f"hot{number}.kv", 9, number) for number in range(3)]
+        assert places(house, cold) == [False] * 20
+        before = house.volume.pager.statistics()
+        reader = Reader(house.volume, cold.content, Eager(), Rooms())
+        assert await read_all(reader) == wanted
+        reader.close()
+        after = house.volume.pager.statistics()
+        assert (after.num_in, after.num_dropped, after.num_out) == (before.num_in, before.num_dropped, before.num_out)
+        assert places(house, cold, *hot) == [False] * 20 + [True] * 27
+
+    live(work, tmp_path, num_pages=32, num_beyond=200)
+
+
+def test_images_are_right_while_their_pages_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stretches, "STRETCH_BYTES", 3 * 4096)
+
+    async def work(house: House) -> None:
+        files = [await a_file(house, f"{number}.kv", 11, 100 * number) for number in range(4)]
+        wanted = [await image(house, file.content) for file in files]
+        rooms, is_over = Rooms(), False
+
+        async def move() -> None:
+            """Each comes in again and again, and puts others out, which get its frames."""
+            number = 0
+            while not is_over:
+                await house.volume.pager.put_in_memory(files[number % 4].table)
+                number += 1
+
+        async def read(number: int) -> None:
+            for _ in range(15):
+                reader = Reader(house.volume, files[number].content, Eager(), rooms)
+                assert await read_all(reader, 5000 + 1000 * number) == wanted[number]
+                house.fs.pool.has_digest[files[number].table.pages] = False
+                assert await image(house, files[number].content) == wanted[number]
+                reader.close()
+
+        async with trio.open_nursery() as movers:
+            movers.start_soon(move)
+            async with trio.open_nursery() as readers:
+                for number in range(4):
+                    readers.start_soon(read, number)
+            is_over = True
+        statistics = house.volume.pager.statistics()
+        assert statistics.num_in > 100
+        assert statistics.num_dropped > 100
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_an_import_waits_until_others_have_made_room(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        source = await a_file(house, "source.kv", 10)
+        data = await image(house, source.content)
+        house.fs.kv_remove(ROOT, "source.kv")
+        house.fs.kv_close(source)
+        inode = plain(house, b"copy.kv", data)
+        others = [await a_file(house, f"{number}.kv", 7, number) for number in range(2)]
+        assert house.fs.pool.num_free_frames < 10
+        await imported(house, inode)
+        assert not all(places(house, *others))
+        copy = await house.open("copy.kv")
+        assert house.tokens(copy) == [each % 900 for each in range(10 * PAGE)]
+        assert house.is_right(copy)
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_an_import_larger_than_memory_is_refused_and_takes_nothing(tmp_path: Path) -> None:
+    data = bytearray()
+
+    async def before(house: House) -> None:
+        source = await a_file(house, "source.kv", 20)
+        data.extend(await image(house, source.content))
+
+    async def work(house: House) -> None:
+        other = await a_file(house, "other.kv", 10)
+        with pytest.raises(NoSpace, match="20 pages are needed in memory at once, and there is room for 16"):
+            await imported(house, plain(house, b"copy.kv", bytes(data)))
+        assert places(house, other) == [True] * 10
+
+    live(before, tmp_path / "large", num_pages=32)
+    live(work, tmp_path / "small", num_pages=16, num_beyond=200)
+
+
+def test_an_import_takes_the_place_of_its_own_bytes_in_a_quota(tmp_path: Path) -> None:
+    """While it waits for its frames, too."""
+
+    async def work(house: House) -> None:
+        source = await a_file(house, "source.kv", 10)
+        data = await image(house, source.content)
+        house.fs.kv_remove(ROOT, "source.kv")
+        house.fs.kv_close(source)
+        inode = plain(house, b"copy.kv", data)
+        await imported(house, inode)
+        assert house.is_right(await house.open("copy.kv"))
+
+    live(work, tmp_path, num_pages=16, num_beyond=200, limits=Limits(num_bytes=10 * 4096 + 8192))
+
+
+def test_an_import_that_is_given_up_while_it_waits_leaves_nothing(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        source = await a_file(house, "source.kv", 10)
+        inode = plain(house, b"copy.kv", await image(house, source.content))
+        async with house.volume.pager.hold([source.table]):  # nothing of it may go
+            with trio.move_on_after(0.2) as waited:
+                await imported(house, inode)
+            assert waited.cancelled_caught
+            assert house.fs.pool.num_coming == 0
+        await imported(house, inode)
+        assert house.is_right(await house.open("copy.kv"))
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_an_extract_brings_what_it_reads_and_nothing_else(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        source = await a_file(house, "source.kv", 10)
+        await house.volume.pager.put_on_disk(source.table)
+        made = await assembled(house, extract(house, source, [(0, 3 * PAGE), (7 * PAGE + 5, 8 * PAGE)], "x.kv"), "x.kv")
+        assert places(house, source) == [number == 7 for number in range(10)]
+        assert places(house, made) == [False] * 3 + [True]
+        assert house.tokens(made) == [*range(3 * PAGE), *range(7 * PAGE + 5, 8 * PAGE)]
+        await house.volume.pager.put_in_memory(made.table)
+        frames = house.fs.pool.store.frames_of(made.table.pages)
+        values, moved = house.decoder.moved_entries(frames, len(made.table))
+        await house.volume.pager.put_in_memory(source.table)
+        whole = house.decoder.entries(house.fs.pool.store.frames_of(source.table.pages), 10 * PAGE)
+        assert values.tolist() == [*whole[: 3 * PAGE], *whole[7 * PAGE + 5 : 8 * PAGE]]
+        assert moved.tolist() == [0] * 3 * PAGE + [3 * PAGE - 7 * PAGE - 5] * (PAGE - 5)
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_extracts_that_need_more_than_memory_together_all_finish(tmp_path: Path) -> None:
+    """Each needs its pages at once, so none waits for another with some in its hands."""
+
+    async def work(house: House) -> None:
+        sources = [await a_file(house, f"{number}.kv", 7, number) for number in range(6)]
+
+        async def one(number: int) -> None:
+            for turn in range(4):
+                name = f"x{number}-{turn}.kv"
+                made = await assembled(house, extract(house, sources[number], [(1, 7 * PAGE)], name), name)
+                assert house.tokens(made) == [(number + each) % 900 for each in range(1, 7 * PAGE)]
+
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(one, number)
+        for source in sources:
+            await house.volume.pager.put_in_memory(source.table)
+            assert house.is_right(source)
+
+    live(work, tmp_path, num_pages=16, num_beyond=400)
+
+
+def test_what_is_being_put_together_stays_in_memory(tmp_path: Path) -> None:
+    """Its pages have no file that says when they were used, and are nowhere else."""
+
+    async def work(house: House) -> None:
+        source = await a_file(house, "source.kv", 4)
+        assembly = extract(house, source, [(1, 4 * PAGE)], "x.kv")
+        assembly.plan()
+        pager = house.volume.pager
+        async with pager.hold_pages(assembly.pages_to_read(), assembly.num_new_pages, assembly.owner) as frames:
+            assembly.reserve(frames)
+            assembly.fill()
+        others = [await a_file(house, f"{number}.kv", 6, number) for number in range(4)]  # three times what is left
+        made = house.fs.finish_assembly(ROOT, assembly, "x.kv", 0o600)
+        assert house.tokens(made) == [*range(1, 4 * PAGE)]
+        assert places(house, made) == [True] * 4
+        assert not all(places(house, *others))
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
