@@ -119,7 +119,7 @@ def run_sessions(machine: Machine) -> None:
     def make(words: Words) -> list[Job]:
         return sessions.jobs(args.scale, words, sessions.AGENTS, sessions.PEOPLE, haste=haste)
 
-    with machine.sides(round(args.kv_tokens * max(args.scale, 0.25)), kinds) as sides:
+    with machine.sides(round(args.kv_tokens * args.scale), kinds) as sides:
         machine.turns("sessions", sides, make)
 
 
