@@ -16,8 +16,8 @@ PROGRAM = ROOT / "scripts/bench/workloads/pressure.py"
 def samples():
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("NO MOUNT TESTED: /dev/fuse is missing or not open to this user")
-    command = [sys.executable, PROGRAM, "--quick", "--model", "tiny", "--patience", "0", "--json", "--policies", "cost"]
-    command += ["--only", "rag,sessions,crowd,editor,restart"]
+    command = [sys.executable, PROGRAM, "--quick", "--model", "tiny", "--patience", "0", "--json", "--seed", "1"]
+    command += ["--policies", "cost", "--only", "rag,sessions,crowd,editor,restart"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     assert not done.returncode, done.stderr
     return json.loads(done.stdout)["samples"]
