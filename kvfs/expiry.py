@@ -32,12 +32,12 @@ class Expiry:
         if inode.advice.ttl_ms:
             inode.used_ns = time.time_ns()
             inode.note_change()
-        if inode.advice.ttl_ms and not inode.advice.pinned and not inode.opens:
+        if inode.advice.ttl_ms and not inode.advice.is_pinned and not inode.opens:
             self._of[inode.number] = self._alarms.set(inode.advice.ttl_s, lambda: self._expire(inode))
 
     def resume(self, inode: Inode) -> None:
         """A file that was restored: its time ran on while no daemon was there."""
-        if inode.advice.ttl_ms and not inode.advice.pinned:
+        if inode.advice.ttl_ms and not inode.advice.is_pinned:
             used_ns = max(inode.used_ns, inode.mtime_ns)  # it may have been open when the daemon ended
             left_s = inode.advice.ttl_s - (time.time_ns() - used_ns) / 1e9
             self._of[inode.number] = self._alarms.set(max(0.0, left_s), lambda: self._expire(inode))
@@ -60,6 +60,6 @@ class Expiry:
     def check(self) -> None:
         """Raise AssertionError unless every file that has to expire will."""
         for inode in self._tree:
-            due = inode.advice.ttl_ms and not inode.advice.pinned and not inode.opens
+            due = inode.advice.ttl_ms and not inode.advice.is_pinned and not inode.opens
             if due and inode.names and isinstance(inode.content, KvFile):
                 assert inode.number in self._of, f"inode {inode.number} has a TTL and no alarm"

@@ -42,7 +42,7 @@ from kvfs.pages.assemble import Assembly, Piece, Ranges, ranges_within
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable, Reservation
 from kvfs.volume import Volume, VolumeStatistics
-from libsym.abi import RANGE_END
+from libsym.abi import RANGE_END, Advice
 from libsym.errors import BadHandle, Busy, Exists, Invalid, IsDirectory, NotDirectory, NotFound, NotSupported, SymError
 
 MAX_MERGED = 256
@@ -102,11 +102,16 @@ class KvStat:
     mtime_ns: int
     ctime_ns: int
     pinned: bool | None
+    lease_s: float | None
+    """What is left of it; 0: it is pinned for good, or not at all."""
     ttl_s: float | None
     """0: it does not expire."""
     priority: int | None
     lost_tokens: int
     """Entries that the file had when a daemon before ended, and that were not on disk."""
+    tier: str | None
+    """Of a KV file: memory, disk or mixed."""
+    memory_pages: int | None
     other_bits: int
     """The first entries, up to the last that another instruction set, or another kind of device, computed."""
 
@@ -448,7 +453,7 @@ class FileSystem:
     def kv_advise_open(self, creds: Credentials, handle: OpenKv, advice: Sequence[tuple[int, int]]) -> None:
         """`kv_advise` of an open file."""
         self._require_open(handle)
-        self._advise(creds, handle.inode, self.name_of(handle), advice)
+        self._advise(creds, handle.inode, self.name_of(handle), advice, handle)
 
     def directory(self, creds: Credentials, path: str) -> Inode:
         """A directory that the caller may list; the empty path is the root."""
@@ -469,7 +474,16 @@ class FileSystem:
         found = self._stat(inode, inode.content if isinstance(inode.content, KvFile) else None)
         if allows(inode, creds, READ):
             return found
-        return replace(found, exclusive_pages=None, pinned=None, ttl_s=None, priority=None)
+        return replace(
+            found,
+            exclusive_pages=None,
+            pinned=None,
+            lease_s=None,
+            ttl_s=None,
+            priority=None,
+            tier=None,
+            memory_pages=None,
+        )
 
     def kv_stat_open(self, handle: OpenKv) -> KvStat:
         """As `fstat(2)`: of the version that the handle has."""
@@ -559,7 +573,8 @@ class FileSystem:
         else:
             mode = mode_for_new(place.directory, creds, mode)
             inode = self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
-        inode.content = content = self.volume.new_kv(table)
+        content = self.volume.new_kv(table)
+        self.volume.show(inode, content)
         self.volume.heat.note(inode, content)
         origin = None if place is None else (place.directory.number, place.name)
         return self._open(inode, content, origin, writable=True)
@@ -601,13 +616,29 @@ class FileSystem:
             (origin,) = names
         return self._tree.get(origin[0]), origin[1]
 
-    def _advise(self, creds: Credentials, inode: Inode, what: str, advice: Sequence[tuple[int, int]]) -> None:
-        if not isinstance(inode.content, KvFile):
+    def _advise(
+        self,
+        creds: Credentials,
+        inode: Inode,
+        what: str,
+        advice: Sequence[tuple[int, int]],
+        handle: OpenKv | None = None,
+    ) -> None:
+        """What is kept of it is said of the file, COLD and WILLNEED of the version that the handle has."""
+        kv = inode.content if handle is None else handle.content
+        if not isinstance(kv, KvFile) or not isinstance(inode.content, KvFile):
             raise NotSupported(f"{what} is no KV file: there is no advice on it")
         new = advised(inode.advice, advice)
         if any(is_stored(kind) for kind, _value in advice):
             require_owner(inode, creds, what)
             self.volume.advise(inode, new)
+        is_owners = creds.uid in {0, inode.uid}
+        others_use_it = inode.opens > (handle is not None)
+        for kind, _value in advice:
+            if kind == Advice.WILLNEED:
+                self.volume.pager.will_need(kv.table)
+            elif kind == Advice.COLD and not new.is_pinned and (is_owners or not others_use_it):
+                self.volume.pager.demote(kv.table)
 
     def _stat(self, inode: Inode, content: KvFile | None) -> KvStat:
         table = None if content is None else content.table
@@ -624,10 +655,13 @@ class FileSystem:
             exclusive_pages=0 if table is None else table.exclusive_pages,
             mtime_ns=inode.mtime_ns,
             ctime_ns=inode.ctime_ns,
-            pinned=inode.advice.pinned,
+            pinned=inode.advice.is_pinned,
+            lease_s=inode.advice.left_s(),
             ttl_s=inode.advice.ttl_s,
             priority=inode.advice.priority,
             lost_tokens=0 if content is None else content.lost,
+            tier="" if table is None else self.volume.pager.tier_of(table),
+            memory_pages=0 if table is None else self.volume.pager.num_in_memory(table),
             other_bits=0 if content is None else content.num_other_bits(self.volume.bits),
         )
 

@@ -34,7 +34,7 @@ def hot_files(volume: Volume, creds: Credentials) -> Iterator[HotFile | None]:
     """The hottest first; None in place of what the caller may not see, for time goes by with that, too."""
     for inode in volume.heat.hottest(creds.uid):
         kv = inode.content
-        path = _path(volume, inode, creds) if isinstance(kv, KvFile) and allows(inode, creds, READ) else None
+        path = path_for(volume, inode, creds) if isinstance(kv, KvFile) and allows(inode, creds, READ) else None
         yield None if path is None or not isinstance(kv, KvFile) else _file(volume, inode, kv, path)
 
 
@@ -46,7 +46,7 @@ def _file(volume: Volume, inode: Inode, kv: KvFile, path: str) -> HotFile:
         pages=len(kv.table.pages),
         exclusive_pages=kv.table.exclusive_pages,
         uid=inode.uid,
-        pinned=inode.advice.pinned,
+        pinned=inode.advice.is_pinned,
         hits=kv.hits,
         opens=inode.opens,
         heat=volume.heat.share(kv),
@@ -54,7 +54,7 @@ def _file(volume: Volume, inode: Inode, kv: KvFile, path: str) -> HotFile:
     )
 
 
-def _path(volume: Volume, inode: Inode, creds: Credentials) -> str | None:
+def path_for(volume: Volume, inode: Inode, creds: Credentials) -> str | None:
     """The first of its names that the caller may find by listing directories, as a path; None: there is none."""
     top = creds.root or volume.tree.root
     for number, name in sorted(inode.names):

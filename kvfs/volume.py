@@ -13,7 +13,7 @@ import logging
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,12 @@ from kvfs.names.tree import Tree, domain_below
 from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece
 from kvfs.pages.free_list import IntArray
-from kvfs.pages.pool import PagePool
+from kvfs.pages.pool import NO_ROW, PagePool
 from kvfs.pages.table import PageTable
+from kvfs.pins import Pins
 from kvfs.storage import InMemory, Storage
 from kvfs.tiers.pager import Pager
-from libsym.errors import Busy, Invalid, IsDirectory, OverQuota
+from libsym.errors import Busy, Invalid, IsDirectory, OverQuota, SymError
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +128,10 @@ class Volume:
         """Which files are used."""
         self.domains = Domains(self.tree, pool.accounts)
         self.locks = FileLocks()
+        self.pins = Pins(self.pager, pool, self.alarms, self._unpin)
+        """Which files stay in memory by advice."""
+        self._files: dict[int, tuple[Inode, KvFile]] = {}
+        """By row of the pager's: what shows the file, or did."""
         self.backing_dir = backing_dir
         self.disk = disk or Disk()
         """What `backing_dir` lies on."""
@@ -162,6 +167,7 @@ class Volume:
     def release_kv(self, kv: KvFile) -> None:
         """One user of a version less; the last one frees its pages."""
         if kv.users == 1 and kv.identity == OWN:
+            self._files.pop(kv.table.row, None)
             self.pager.remove(kv.table)
         if kv.release():
             self._kv_files.remove(kv)
@@ -251,10 +257,46 @@ class Volume:
         inode.note_change()
 
     def advise(self, inode: Inode, advice: FileAdvice) -> None:
-        """Set what is to become of a file; its TTL runs from now on."""
+        """Set what is to become of a file; its TTL runs from now on. NoSpace, OverQuota: too much is pinned already."""
+        self.pins.note(inode, inode.advice, advice)
         inode.advice = advice
+        self._note_priority(inode)
         inode.changed()
         self._expiry.note_use(inode)
+
+    def show(self, inode: Inode, kv: KvFile) -> None:
+        """A version is the content of a file from now on, and treated as was said of the file."""
+        self.show_restored(inode, kv)
+        if inode.advice.is_pinned:
+            self.resume_pin(inode)
+
+    def show_restored(self, inode: Inode, kv: KvFile) -> None:
+        """The same, without pinning it: nothing is in memory yet."""
+        inode.content = kv
+        if kv.table.row != NO_ROW:
+            self._files[kv.table.row] = inode, kv
+            self._note_priority(inode)
+
+    def resume_pin(self, inode: Inode) -> None:
+        """What is pinned has other pages than before, or none in memory yet; it may be too much now."""
+        try:
+            self.pins.note(inode, inode.advice, inode.advice)
+        except SymError as error:
+            path = self.tree.path_of(inode)
+            log.warning("%s is pinned, and may leave memory all the same: %s", path, error, extra={"file": path})
+
+    def file_of(self, table: PageTable) -> tuple[Inode, KvFile] | None:
+        """Whose pages these are; None: a file that has none in memory, or is nobody's any more."""
+        return self._files.get(table.row)
+
+    def _note_priority(self, inode: Inode) -> None:
+        kv = inode.content
+        if isinstance(kv, KvFile) and kv.table.row != NO_ROW:
+            self.pager.residents.priority[kv.table.row] = inode.advice.priority
+
+    def _unpin(self, inode: Inode) -> None:
+        """Its lease is over."""
+        self.advise(inode, replace(inode.advice, lease_end_s=None))
 
     def existing_plain(self, inode: Inode, number: int, size: int) -> PlainFile:
         """A plain file that was restored; a number below 0: it has no backing file."""
@@ -330,7 +372,10 @@ class Volume:
 
     def _replace(self, inode: Inode, content: PlainFile | KvFile) -> None:
         self._give_up_content(inode)
-        inode.content = content
+        if isinstance(content, KvFile):
+            self.show(inode, content)
+        else:
+            inode.content = content
         inode.note_change()
 
     def _discard(self, inode: Inode) -> None:
@@ -338,10 +383,12 @@ class Volume:
         self._expiry.forget(inode)
         self.heat.forget(inode)
         self._give_up_content(inode)
+        self.pins.forget(inode)
 
     def _give_up_content(self, inode: Inode) -> None:
         content, inode.content = inode.content, None
         if isinstance(content, KvFile):
+            self.pins.content_goes(inode, content)
             self.release_kv(content)
         elif isinstance(content, PlainFile):
             self._changing.discard(content)
@@ -366,7 +413,7 @@ class Volume:
         snapshot.close()
 
     async def room_for_import(self, plan: ImagePlan, inode: Inode, surveyed: Survey | None = None) -> IntArray:
-        """Wait for frames for an import: to be given to `begin_import` at once. NoSpace: there never will be so many."""
+        """Wait for frames for an import, to be given to `begin_import` at once. NoSpace: there never will be so many."""
         while True:
             owner, content = _payer(inode), inode.content
             assert isinstance(content, PlainFile)

@@ -1,13 +1,16 @@
 """Extended attributes: what a user noted (`user.*`), and what a KV file or a domain says of itself (`user.kv.*`).
 
 The latter are computed, and can't be set; but a domain's quotas and its weight can, by its owner (see
-`kvfs.names.domains`), and so can the advice on a KV file (see `kvfs.names.retention`).
+`kvfs.names.domains`), and so can the advice on a KV file (see `kvfs.names.retention`), and its tier: that may take some
+time, and is `move`'s.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+
+import trio
 
 from kvfs.images.model_facts import ModelFacts
 from kvfs.names import retention as advice
@@ -16,7 +19,7 @@ from kvfs.names.domains import QUOTA, QUOTA_FILES, WEIGHT
 from kvfs.names.inode import Credentials, Inode, require_owner, shown
 from kvfs.pages.table import PageTable
 from kvfs.volume import Volume
-from libsym.errors import Invalid, NotSupported, SymError
+from libsym.errors import Busy, Invalid, NotSupported, SymError
 
 MAX_VALUE_BYTES = 64 << 10
 """Linux's own limit for a value; also for all values of a file together, which Linux leaves to each file system."""
@@ -31,6 +34,9 @@ _ADVICE = frozenset({advice.PINNED, advice.TTL, advice.PRIORITY})
 
 LOST, OTHER_BITS = b"user.kv.lost", b"user.kv.other_bits"
 """What few files have: entries that a crash took, and entries that another instruction set computed."""
+
+TIER = b"user.kv.tier"
+"""Where a KV file's pages are: memory, disk (and nowhere in memory), or mixed."""
 
 _KV: dict[bytes, Callable[[KvFile, ModelFacts], str]] = {
     b"user.kv.tokens": lambda kv, _model: str(kv.table.length),
@@ -67,7 +73,8 @@ def _own(volume: Volume, inode: Inode) -> dict[bytes, bytes]:
     kv = inode.content
     if isinstance(kv, KvFile):
         ending = {LOST: kv.lost, OTHER_BITS: kv.num_other_bits(volume.bits)}
-        return advice.attributes(inode.advice) | {name: b"%d" % count for name, count in ending.items() if count}
+        tier = {TIER: volume.pager.tier_of(kv.table).encode()}
+        return tier | advice.attributes(inode.advice) | {name: b"%d" % count for name, count in ending.items() if count}
     return volume.domains.attributes(inode)
 
 
@@ -111,6 +118,29 @@ def remove(volume: Volume, inode: Inode, name: bytes, uid: int) -> None:
         raise _no_data(name)
     del inode.xattrs[name]
     inode.changed()
+
+
+async def move(volume: Volume, inode: Inode, value: bytes, uid: int, patience_s: float) -> None:
+    """Set TIER for `uid`: return when all pages of a KV file are on disk alone, or in memory.
+
+    NoSpace: there is no room. Busy: something has been computing with it for so long.
+    """
+    wanted, path = value.decode(errors="replace").strip("\0 \n"), volume.tree.path_of(inode)
+    kv = inode.content
+    if not isinstance(kv, KvFile):
+        raise NotSupported(f"{path} is no KV file: only their pages go from memory to disk and back")
+    require_owner(inode, Credentials(uid, 0), path)
+    moves = {"disk": volume.pager.put_on_disk, "memory": volume.pager.put_in_memory}
+    if wanted not in moves:
+        raise Invalid(f"{path}: user.kv.tier can be set to memory or disk, not {wanted!r}")
+    if wanted == "memory":
+        volume.require_usable(kv, path)
+    if wanted == "disk" and inode.advice.is_pinned:
+        raise Busy(f"{path} is pinned: unpin it before it goes to disk, setfattr -n user.kv.pinned -v 0")
+    with trio.move_on_after(patience_s) as scope:
+        await moves[wanted](kv.table)
+    if scope.cancelled_caught:
+        raise Busy(f"{path}: it could not go to {wanted} for {patience_s:g} s; something computes with it")
 
 
 def _require_advisable(volume: Volume, inode: Inode, uid: int) -> None:

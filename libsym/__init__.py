@@ -37,7 +37,8 @@ KV FILES, which are KV objects when they are open; paths are relative to the roo
     kv_hot                                         those that are used most, each a HotFile
     kv_mkdir                                       directories
     kv_lock, kv_unlock                             as flock(2)
-    kv_advise                                      Advised: PIN, UNPIN, TTL, PRIORITY, COLD, WILLNEED
+    kv_advise                                      Advised: PIN, UNPIN, TTL, PRIORITY, COLD, WILLNEED; Pinning is PIN's
+    kv_pressure                                    room runs short: a Pressure, which names each Candidate to go
     kv_sync                                        as fsync(2): the file survives a power cut
 
 TEXT
@@ -86,7 +87,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from libsym.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, kv_advise, kv_sync
+from libsym.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, Pinning, kv_advise, kv_sync
 from libsym.channel.process import close, connect
 from libsym.children import Child, Ended, ProgramInfo, kill, programs, spawn, wait
 from libsym.computed import kv_open_or_compute
@@ -137,6 +138,7 @@ from libsym.kv import (
 from libsym.messages import recv, send, subscribe, unsubscribe
 from libsym.names import kv_chmod, kv_du, kv_hot, kv_list, kv_mkdir, kv_rename
 from libsym.pred import Pred, kv_write, pred, pred_batch
+from libsym.pressure import Candidate, Pressure, kv_pressure
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Draws, Sampler
@@ -174,6 +176,7 @@ __all__ = [
     "BadHandle",
     "BatchFailed",
     "Busy",
+    "Candidate",
     "Child",
     "CrossDevice",
     "Detokenizer",
@@ -201,7 +204,9 @@ __all__ = [
     "NotPermitted",
     "NotSupported",
     "OverQuota",
+    "Pinning",
     "Pred",
+    "Pressure",
     "ProgramInfo",
     "ProtocolError",
     "ReducedDist",
@@ -239,6 +244,7 @@ __all__ = [
     "kv_mkdir",
     "kv_open",
     "kv_open_or_compute",
+    "kv_pressure",
     "kv_read",
     "kv_remove",
     "kv_rename",

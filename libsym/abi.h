@@ -35,7 +35,7 @@
 #define SYM_MIN_SLOTS 64u
 #define SYM_MAX_SLOTS 1024u
 #define SYM_RANGE_END INT64_MAX /* KV_EXTRACT: where the file ends */
-#define SYM_NO_TIMEOUT (-1)     /* RECV: waits for ever; TRACE: until it is cancelled */
+#define SYM_NO_TIMEOUT (-1)     /* RECV, KV_PRESSURE: waits for ever; TRACE: until it is cancelled */
 #define SYM_MAX_BATCH 256       /* PRED_BATCH: calls */
 #define SYM_MAX_ADVICE 16       /* KV_ADVISE: pieces in one call; more of them contradict each other */
 #define SYM_MAX_PRIORITY 100    /* PRED, GENERATE, KV_ADVISE: and -100 is the least */
@@ -103,6 +103,7 @@ enum sym_op {
     SYM_WAIT = 45,
     SYM_KILL = 46,
     SYM_KV_HOT = 47,
+    SYM_KV_PRESSURE = 48,
 };
 
 enum sym_flag {
@@ -127,13 +128,16 @@ enum sym_du { SYM_DU_ROWS = 0, SYM_DU_TOTAL = 1 };
 
 /* KV_ADVISE: what to do with the pages of a file. */
 enum sym_advice {
-    SYM_ADVISE_PIN = 1,
+    SYM_ADVISE_PIN = 1, /* value: milliseconds; 0: until it is unpinned */
     SYM_ADVISE_UNPIN = 2,
     SYM_ADVISE_COLD = 3,
     SYM_ADVISE_WILLNEED = 4,
     SYM_ADVISE_TTL = 5,      /* value: milliseconds; 0: for ever */
     SYM_ADVISE_PRIORITY = 6, /* value: -100 to 100 */
 };
+
+/* KV_PRESSURE: what there is too little of. */
+enum sym_pressure_kind { SYM_PRESSURE_MEMORY = 1, SYM_PRESSURE_QUOTA = 2 };
 
 /* One piece of advice. */
 struct sym_advised {

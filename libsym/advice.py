@@ -26,14 +26,33 @@ class Advised:
     value: int = 0
 
 
-PIN = Advised(Advice.PIN)
-"""Advice: keep the file, whatever its TTL."""
+@dataclass(frozen=True, slots=True)
+class Pinning(Advised):
+    """PIN: by itself for good, called with a number of seconds for so long.
+
+    >>> sym.PIN
+    Pinning(advice=<Advice.PIN: 1>, value=0)
+    """
+
+    def __call__(self, seconds: float) -> Advised:
+        """A lease.
+
+        >>> sym.PIN(60)
+        Pinning(advice=<Advice.PIN: 1>, value=60000)
+        """
+        if not isinstance(seconds, (int, float)) or not 0 < seconds * 1000 <= RANGE_END:
+            raise Invalid(f"PIN({shown(seconds)}): give a number of seconds above 0, at most ten years")
+        return Pinning(Advice.PIN, math.ceil(seconds * 1000))
+
+
+PIN = Pinning(Advice.PIN)
+"""Advice: keep the file, whatever its TTL, and its pages in memory; `PIN(seconds)`: for so long."""
 UNPIN = Advised(Advice.UNPIN)
 """Advice: it is like any other file again."""
 COLD = Advised(Advice.COLD)
-"""Advice: it will not be used soon."""
+"""Advice: it will not be used soon: its pages may go to disk."""
 WILLNEED = Advised(Advice.WILLNEED)
-"""Advice: it will be used soon."""
+"""Advice: it will be used soon: its pages are brought into memory where there is room for them."""
 
 
 def TTL(seconds: float) -> Advised:  # noqa: N802 - advice is in capitals, as in madvise(2)
@@ -48,7 +67,7 @@ def TTL(seconds: float) -> Advised:  # noqa: N802 - advice is in capitals, as in
 
 
 def PRIORITY(n: int) -> Advised:  # noqa: N802 - as TTL
-    """Advice: what has a higher number, from -100 to 100, is kept rather than what has a lower one.
+    """Advice: what has a lower number, from -100 to 100, goes to disk before what has a higher one; 0 at first.
 
     >>> sym.PRIORITY(10)
     Advised(advice=<Advice.PRIORITY: 6>, value=10)
@@ -61,12 +80,17 @@ def kv_advise(kv: KV | Path, *advice: Advised) -> Script[None]:
     """Says what is to become of a file, by its path or an open one: PIN, UNPIN, TTL(s), PRIORITY(n), COLD, WILLNEED.
 
     A file with a TTL is removed, with all its names, so many seconds after its last use: when nobody (no program,
-    nobody on the mount) has had it open for so long, and it is not pinned. The advice is kept with the file, not with a
-    handle; forks begin without any. Only the owner gives it, and may change it at any time; `kv_stat` and `getfattr -d`
-    show it, `setfattr -n user.kv.ttl -v 3600` sets it from a shell.
+    nobody on the mount) has had it open for so long, and it is not pinned. The pages of a pinned file stay in memory,
+    and are brought there at once. PIN(seconds) is a lease: it ends by itself, and with the daemon.
+    So many pages may be pinned at once as `pin_share` of the daemon says, half of memory, and by each user half of
+    that: more is NoSpace or OverQuota. Of files and calls with a lower PRIORITY the pages go to disk first.
 
-    PRIORITY is kept, but nothing looks at it yet; COLD and WILLNEED do nothing yet: they are about where a file's bytes
-    are, and in this release that is one place. Whoever may read a file may give the last two.
+    This advice is kept with the file, not with a handle; forks begin without any. Only the owner gives it, and may
+    change it at any time; `kv_stat` and `getfattr -d` show it, `setfattr -n user.kv.ttl -v 3600` sets it from a shell.
+
+    WILLNEED brings a file's pages into memory if there is room, COLD lets them go to disk as soon as nothing computes
+    with them, until its next use. Both return at once, and are only hints. Whoever may read a file may give them; but
+    COLD does nothing to a file that is pinned, and nothing, unless the owner gives it, while others have it open.
 
     >>> with sym.kv_create("advised.kv") as kv:
     ...     sym.kv_advise(kv, sym.TTL(3600), sym.PIN)

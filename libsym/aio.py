@@ -26,7 +26,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 from anyio import sleep, to_thread, wait_readable
 from anyio.lowlevel import checkpoint
 
-from libsym import advice, children, computed, messages, names, status, text, usage, user
+from libsym import advice, children, computed, messages, names, pressure, status, text, usage, user
 from libsym import kv as files
 from libsym.arguments import Path, int32
 from libsym.async_generation import AsyncGeneration
@@ -89,6 +89,7 @@ __all__ = [
     "kv_mkdir",
     "kv_open",
     "kv_open_or_compute",
+    "kv_pressure",
     "kv_read",
     "kv_remove",
     "kv_rename",
@@ -158,6 +159,7 @@ kv_du = coroutine(names.kv_du)
 kv_hot = coroutine(names.kv_hot)
 kv_advise = coroutine(advice.kv_advise)
 kv_sync = coroutine(advice.kv_sync)
+kv_pressure = coroutine(pressure.kv_pressure)
 
 tokenize = coroutine(text.tokenize)
 detokenize = coroutine(text.detokenize)

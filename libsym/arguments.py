@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import reprlib
@@ -9,7 +10,7 @@ from array import array
 from collections.abc import Iterable
 from numbers import Integral, Real
 
-from libsym.abi import RANGE_END
+from libsym.abi import NO_TIMEOUT, RANGE_END
 from libsym.errors import Invalid
 
 Path = str | os.PathLike[str]
@@ -65,6 +66,15 @@ def real(number: object, what: str) -> float:
     if not isinstance(number, (int, float, Real)):
         raise Invalid(f"{what}={shown(number)}: must be a number")
     return float(number)
+
+
+def wait_ms(timeout: float | None) -> int:
+    """How long a call may wait, in milliseconds; None: for ever."""
+    if timeout is None:
+        return NO_TIMEOUT
+    if not isinstance(timeout, (int, float)) or not 0 <= timeout < 1 << 40:  # NaN is not
+        raise Invalid(f"timeout={timeout!r}: give seconds, or None to wait for ever")
+    return math.ceil(timeout * 1000)
 
 
 def seed64(seed: int) -> int:

@@ -51,7 +51,8 @@ class ModelInfo:
 class KvStat:
     """What is known of a file without reading it.
 
-    `exclusive_pages`, `pinned`, `ttl_s` and `priority` are None to a program that may not read the file.
+    `exclusive_pages`, `pinned`, `lease_s`, `ttl_s`, `priority`, `tier` and `memory_pages` are None to a program that
+    may not read the file.
 
     >>> kv = sym.kv_create()
     >>> length = sym.kv_write(kv, [1] * 33)
@@ -75,12 +76,18 @@ class KvStat:
     mtime_ns: int = 0
     ctime_ns: int = 0
     pinned: bool | None = False
-    """It does not expire: see `kv_advise`."""
+    """It does not expire, and stays in memory: see `kv_advise`."""
+    lease_s: float | None = 0.0
+    """Seconds after which it is not pinned any more; 0: it is for good, or not at all."""
     ttl_s: float | None = 0.0
     """It is removed so long after its last use; 0: never."""
     priority: int | None = 0
     lost_tokens: int = 0
     """Entries that it had when a daemon crashed, and that were not on disk: it came back shorter. 0 once it is cut."""
+    tier: str | None = ""
+    """Where the pages of a KV file are: memory, disk (and nowhere in memory), or mixed."""
+    memory_pages: int | None = 0
+    """Those of its pages that are in memory."""
     other_bits: int = 0
     """Its first entries, up to the last that another instruction set or kind of device computed: other bits than this
     daemon's."""

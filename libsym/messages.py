@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
-from libsym.abi import NO_TIMEOUT, MessageKind, Op
-from libsym.arguments import shown, utf8
+from libsym.abi import MessageKind, Op
+from libsym.arguments import shown, utf8, wait_ms
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid, ProtocolError
 from libsym.faces import system_call
@@ -59,8 +58,7 @@ def recv(topic: str | None = None, *, timeout: float | None = None) -> Script[An
     >>> sym.recv(timeout=1)
     b'bytes stay bytes'
     """
-    wait_ms = NO_TIMEOUT if timeout is None else _milliseconds(timeout)
-    reply = yield Call(Op.RECV, args=(wait_ms, 0, 0, 0), payload=b"" if topic is None else _topic(topic))
+    reply = yield Call(Op.RECV, args=(wait_ms(timeout), 0, 0, 0), payload=b"" if topic is None else _topic(topic))
     reply.claim()  # until here, whatever ends the call gives the message back
     return _decoded(reply.args[0], reply.args[1], reply.payload)
 
@@ -119,9 +117,3 @@ def _topic(name: str) -> bytes:
     if not name:
         raise Invalid("a topic needs a name")
     return utf8(name, "a topic")
-
-
-def _milliseconds(timeout: float) -> int:
-    if not isinstance(timeout, (int, float)) or not 0 <= timeout < 1 << 40:  # NaN is not
-        raise Invalid(f"timeout={timeout!r}: give seconds, or None to wait for ever")
-    return math.ceil(timeout * 1000)

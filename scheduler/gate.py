@@ -23,6 +23,7 @@ from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import FREE_BYTES, UnderWay, UserBytes
 from scheduler.operations.operation import Outcome
+from scheduler.operations.pressure import Pressing
 from scheduler.operations.registry import all_operations
 from scheduler.operations.text import TextModel
 from scheduler.programs.registry import Programs
@@ -52,6 +53,11 @@ class Gate:
         """System calls taken, by operation."""
         self._users: WeakValueDictionary[int, UserBytes] = WeakValueDictionary()
         """What the connections of each user have under way, by uid."""
+
+    @property
+    def pressing(self) -> Pressing:
+        """Who is told that room runs short."""
+        return self._operations.pressing
 
     def handle(self, lip: Lip, request: Request, nursery: trio.Nursery) -> None:
         """Take one system call: answer it now, or see to it that it will be answered."""
@@ -106,6 +112,7 @@ class Gate:
 
     def _disconnect(self, lip: Lip) -> None:
         self._operations.mail.leave(lip)
+        self._operations.pressing.leave(lip)
         lip.slots.drop()
         lip.under_way.close()
         self._batches.drop(lip)

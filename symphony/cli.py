@@ -14,6 +14,7 @@ from symphony.commands.checks import add_checks
 from symphony.commands.completion import add_completion
 from symphony.commands.configuration import add_configuration
 from symphony.commands.manual import add_help
+from symphony.commands.policies import add_policy
 from symphony.commands.programs import add_program_commands
 from symphony.commands.serving import add_serve
 from symphony.commands.traces import add_trace
@@ -67,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_top(commands)
     add_checks(commands)
     add_trace(commands)
+    add_policy(commands)
     add_help(commands)
     add_completion(commands, parser)
     return parser

@@ -28,8 +28,15 @@ class Config:
     socket: Path = Path("/run/symphony/symphony.sock")
     state: Path = Path("/var/lib/symphony")
     kv_memory: int | None = None
-    """Bytes of the page pool in host memory, committed as pages are used; None: a quarter of what is free (with a GPU,
-    as much more as its own pages take)."""
+    """Bytes of pages in host memory, committed as they are used; None: a quarter of what is free (with a GPU, as much
+    more as its own pages take)."""
+    policy: str = "cost"
+    """Which files' pages go to disk first where memory is short: cost, lru, ttl, idle, or a file of Python; none:
+    nothing does, and what does not fit into memory is refused."""
+    grace_ms: float = 100.0
+    """Milliseconds that programs that listen have to make room by themselves, before pages of theirs go; 0: none."""
+    pin_share: float = 0.5
+    """Of memory that may be pinned by advice; each user may have half of that."""
     device: str = "cpu"
     """What computes: cpu or cuda."""
     precision: str = "bf16"
@@ -43,9 +50,8 @@ class Config:
     threads: int | None = None
     """Of the CPU decoder; None: the cores that this process is given."""
     disk: int | None = None
-    """Bytes that pages and plain files may take below `state`; None: what the file system has."""
-    policy: str = "cost"
-    """What stays in memory: cost, lru, ttl, idle, or a file of the operator's; none: nothing goes to disk."""
+    """Bytes that pages and plain files may take below `state`, those that are not in memory among them; None: what the
+    file system has."""
     disk_timeout: float = 30.0
     """Seconds after which who waits for the disk is told that it does not answer."""
     drain: float = 30.0
@@ -79,9 +85,13 @@ class Config:
     """Log connections and files, too, and leave out no line."""
 
 
+NO_POLICY = "none"
+POLICIES = "cost", "lru", "ttl", "idle", NO_POLICY
+"""Those of `kvfs.tiers.loading`, which brings numpy, that commands start without."""
 LOGS = "auto", "text", "json", "journal"
 MAX_SECONDS = 86_400.0
 MIN_STEP_MS, MAX_STEP_MS = 0.1, 60_000.0
+MAX_GRACE_MS = 60_000.0
 MAX_PORT = 65_535
 MAX_NUMBER = (1 << 31) - 1
 """Of what is counted: more does not fit what it is told to."""
@@ -93,6 +103,7 @@ _TYPES: dict[str, type] = {
     "device": str,
     "precision": str,
     "kv_dtype": str,
+    "policy": str,
     "threads": int,
     "quota_files": int,
     "programs": int,
@@ -103,6 +114,11 @@ _TYPES: dict[str, type] = {
     "invariant": bool,
     "log": str,
     "verbose": bool,
+}
+_RANGES = {
+    "step_ms": ("a number of milliseconds", MIN_STEP_MS, MAX_STEP_MS),
+    "grace_ms": ("a number of milliseconds", 0.0, MAX_GRACE_MS),
+    "pin_share": ("a number", 0.0, 1.0),
 }
 _KINDS = {str: "a string", int: "a whole number", bool: "true or false"}
 
@@ -222,6 +238,9 @@ def _misfits(config: Config) -> Iterator[Unfit]:
     for key in ("programs", "starts"):
         if getattr(config, key) < 0:
             yield Unfit(f"{key} is {getattr(config, key)}: 0 (none may be started) or more is needed", key)
+    if config.policy not in POLICIES and not config.policy.endswith(".py"):
+        message = f"policy {config.policy!r} is not one of {', '.join(POLICIES)}, nor a file that ends in .py"
+        yield Unfit(message, "policy")
     if config.log not in LOGS:
         yield Unfit(f"log {config.log!r} is not one of {', '.join(LOGS)}", "log")
     if config.mount_helper is not None and config.allow_other is False:
@@ -257,8 +276,8 @@ def _value(key: str, value: Any) -> Any:
         return _size(key, value)
     if key in ("disk_timeout", "drain", "watchdog"):
         return _seconds(key, value)
-    if key == "step_ms":
-        return _milliseconds(key, value)
+    if key in _RANGES:
+        return _within(key, value, *_RANGES[key])
     if key == "weight":
         return _weights(value)
     expected = _TYPES[key]
@@ -328,10 +347,10 @@ def _seconds(key: str, value: Any) -> float:
     return found
 
 
-def _milliseconds(key: str, value: Any) -> float:
-    found = _number(key, value, "a number of milliseconds")
-    if not MIN_STEP_MS <= found <= MAX_STEP_MS:
-        raise Unfit(f"{key} is {value!r}: {MIN_STEP_MS:g} to {MAX_STEP_MS:g} is needed", key)
+def _within(key: str, value: Any, what: str, least: float, most: float) -> float:
+    found = _number(key, value, what)
+    if not least <= found <= most:
+        raise Unfit(f"{key} is {value!r}: {least:g} to {most:g} is needed", key)
     return found
 
 

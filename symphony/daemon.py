@@ -49,7 +49,7 @@ from scheduler.status.facts import Control
 from scheduler.status.held import HeldTimes
 from scheduler.status.metrics_port import MetricsPort
 from symphony.backends import Backend, build_backend
-from symphony.config import Config
+from symphony.config import NO_POLICY, Config
 from symphony.ending import Ending
 from symphony.logs import set_up_log
 from symphony.model_text import LoadedText
@@ -59,6 +59,7 @@ from symphony.service.mounting import HelpersMount
 from symphony.service.notify import Notifier
 from symphony.service.watchdog import feed_for_ever
 from symphony.sockets import Sockets
+from symphony.tier_policy import TierPolicy
 from symphony.weights_loading import WeightsLoading
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class House:
     held: HeldTimes
     helper: HelpersMount | None
     """Who mounts, if the daemon does not."""
+    policy: TierPolicy
     reloading: Reloading
 
     def status(self) -> str:
@@ -102,8 +104,6 @@ class House:
 
 MAX_TIMES_MEMORY = 32
 """Without --disk pages take so much more on disk than in memory at most."""
-NO_POLICY = "none"
-"""Nothing goes down: what does not fit into memory is refused."""
 
 
 def build(config: Config, source: Source, ending: Ending, notifier: Notifier) -> House:
@@ -161,7 +161,11 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     held = HeldTimes()
     shown = Control(fs, batches, gate, programs, text, held)
     helper = None if config.mount_helper is None else HelpersMount(config.mount_helper)
+    policy = TierPolicy(fs.volume.pager, config.policy)
     changes = _changes(fs, keeper, batches, programs, ending)
+    changes |= _changes_of_tiers(fs, gate, policy)
+    for key in ("grace_ms", "pin_share"):
+        changes[key](config)
     house = House(
         config=config,
         model=model,
@@ -178,6 +182,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         metrics=MetricsPort(config.metrics_port, shown.metrics),
         held=held,
         helper=helper,
+        policy=policy,
         reloading=Reloading(config, source, changes, notifier),
     )
     return house
@@ -223,6 +228,22 @@ def _changes(
     }
 
 
+def _changes_of_tiers(fs: FileSystem, gate: Gate, policy: TierPolicy) -> dict[str, Apply]:
+    """The same, of what is in memory."""
+
+    def pin_otherwise(config: Config) -> None:
+        fs.volume.pager.departures.max_kept_share = config.pin_share
+
+    def wait_otherwise(config: Config) -> None:
+        gate.pressing.grace_s = config.grace_ms * 1e-3
+
+    return {
+        "policy": lambda config: policy.use(config.policy),
+        "grace_ms": wait_otherwise,
+        "pin_share": pin_otherwise,
+    }
+
+
 def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
     """What `symphony stat` and `sym.daemon_stat()` show."""
     steps = house.batches.statistics
@@ -252,7 +273,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         **house.backend.statistics(),
         "held": house.held.info(),
         "disk": asdict(house.keeper.statistics()),
-        "tiers": asdict(house.fs.volume.pager.statistics()),
+        "tiers": {**house.policy.info(), **asdict(house.fs.volume.pager.statistics())},
     }
 
 

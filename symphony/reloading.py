@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 
 Apply = Callable[[Config], None]
 
+_OF_TIERS = "grace_ms", "pin_share", "policy"
 _AT_ONCE = "disk", "disk_timeout", "drain", "log", "programs", "quota", "quota_files", "starts", "step_ms", "verbose"
-CHANGEABLE = frozenset((*_AT_ONCE, "watchdog", "weight"))
+CHANGEABLE = frozenset((*_OF_TIERS, *_AT_ONCE, "watchdog", "weight"))
 """Keys that can change while the daemon runs."""
 
 

@@ -38,6 +38,8 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
         f"weights  {_weights(info['weights'], info['weights_s'])}",
         f"daemon   pid {info['pid']}, up {info['uptime_s']:.0f} s, mount {info['mount']}, socket {info['socket']}",
         f"pool     {used} of {total} used, {info['num_names']} names",
+        f"memory   {memory_line(info['tiers'], page_bytes)}",
+        f"tiers    {tiers_line(info['tiers'])}",
         f"yours    {used_bytes}, {used_files} files",
         f"disk     {_disk_line(info['disk'])}",
         f"lips     {info['lips']} connected, {info['waiting_calls']} calls in flight",
@@ -48,6 +50,27 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
         f"costs    {_costs(info['cost_model'])}",
         f"held     {_held(info['held'])}",
     ]
+
+
+def memory_line(tiers: dict[str, Any], page_bytes: int) -> str:
+    """How full it is, what is kept there, and what is on disk alone."""
+    used = human_bytes((tiers["num_frames"] - tiers["num_free_frames"]) * page_bytes)
+    line = f"{used} of {human_bytes(tiers['num_frames'] * page_bytes)} in use"
+    line += f"; {human_bytes(tiers['num_on_disk_alone'] * page_bytes)} on disk alone"
+    return line + (f", {human_bytes(tiers['num_kept'] * page_bytes)} pinned" if tiers["num_kept"] else "")
+
+
+def tiers_line(tiers: dict[str, Any]) -> str:
+    """What has moved, who waits for it, and whether that could be hidden."""
+    line = f"{tiers['policy']}; {tiers['num_in']:,} pages came in, {tiers['num_dropped']:,} went"
+    if tiers["num_resumes"]:
+        line += f"; {tiers['num_hidden']:,} of {tiers['num_resumes']:,} resumes hidden"
+    if tiers["num_waits"]:
+        mean_ms = 1000 * tiers["wait_s"] / tiers["num_waits"]
+        line += f"; {tiers['num_waiting']:,} calls wait, {tiers['num_waits']:,} did for {mean_ms:.1f} ms each"
+    if tiers["num_preempted"]:
+        line += f"; {tiers['num_preempted']:,} preempted"
+    return line + (f"; IT FAILS: {error}" if (error := tiers["error"] or tiers["policy_error"]) else "")
 
 
 def _weights(state: str, seconds: float) -> str:

@@ -6,7 +6,14 @@ Where a page's bytes are:
     home       in its home; if it has a frame as well, that is the same (clean)
     frame      in its frame; the home is behind (dirty)
 
-The home is one mapping without reservation, page after page, so `view` gives out pages without a copy, and a pool
+A *page* of the arena is a home: one of the frames of `kvfs.pages`, of which there are as many as KV memory has room
+for. It holds another page of a file tomorrow, when the one of today is on disk. So whoever takes a page to disk reads
+it by `view`, which brings its home up to date. The next one gets a home by `writable` (from disk), by `zero`, or as it
+is, with its own account's bytes, to be written by a step. The first two take the frame of the old one away, and drop
+hints about it. Homes are page-locked when the first of a slab moves, and stay so: no more of them than KV memory,
+whatever passes through.
+
+The home is one mapping without reservation, page after page, so `view` gives out pages without a copy, and an arena
 larger than memory costs nothing until it is used. A frame that is taken away is written back if it is dirty.
 
 A page is one blob in both places, so the copy engines move it: no multiprocessor is taken from the step that runs

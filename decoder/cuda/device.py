@@ -76,7 +76,7 @@ class Device:
             raise NoSpace(f"no pinned host memory of {shape} numbers can be had: {error}") from error
 
     def pin(self, memory: torch.Tensor) -> None:
-        """Make memory that is there already pinned, for good; where it can't be had, copies are staged by CUDA."""
+        """Make memory that is there already pinned, until the end; where it can't be had, copies are staged by CUDA."""
         if self.is_gpu:
             runtime: Any = torch.cuda.cudart()
             num_bytes = memory.numel() * memory.element_size()

@@ -55,7 +55,15 @@ class DiskJobs:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether jobs may be started."""
+        return self._nursery is not None
 
     def start(self, function: Callable[[], T], then: Callable[[Job[T]], None] = lambda _job: None) -> Job[T]:
         """Begin a job; `then` is called when it has ended, on the trio thread."""

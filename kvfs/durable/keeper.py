@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 WRITE_BACK_S = 5.0
 WRITE_BACK_BYTES = 256 << 20
+GIVE_BACK_BYTES = 64 << 20
+"""Of freed slots: a commit gives them back to the file system."""
 LOOK_S = 0.5
 """How often it is looked whether so many bytes are dirty."""
 AGAIN_S = 5.0
@@ -148,7 +150,7 @@ class Keeper:
         self._take_over(kept, restored, own)
         self._disk_limit_bytes = disk_limit_bytes
         self.pages_out = PagesOut(volume.pool, self._files[own], self.slots[own], self.jobs, self.require_room)
-        self._expiring = restored.expiring
+        self._expiring, self._pinned = restored.expiring, restored.pinned
         self._backing = restored.backing
         contents = [inode.content for inode in volume.tree]
         self._inherited = deque(each for each in contents if isinstance(each, PlainFile) and each.exists)
@@ -283,7 +285,16 @@ class Keeper:
             self._volume.pager.start(self)
             nursery.start_soon(self._commit_for_ever)
             nursery.start_soon(self._write_back_for_ever)
+            nursery.start_soon(self._pin_again)
             task_status.started()
+
+    async def _pin_again(self) -> None:
+        """What is pinned comes into memory again: a millisecond for each file, in turns with others."""
+        while self._pinned:
+            inode = self._pinned.pop()
+            if inode.names and inode.advice.pinned:
+                self._volume.resume_pin(inode)
+            await trio.lowlevel.checkpoint()
 
     async def drain(self, limit_s: float = math.inf) -> list[str]:
         """Keep everything that has a name, as the daemon ends, what has waited longest first. The names of what is not
@@ -455,7 +466,7 @@ class Keeper:
         cut = self._cutter.take(wanted, self._volume.tree.next_number, num_others, is_full=self._is_full)
         self._backing.update(cut.new_backing)
         covered = self.pages_out.begin_sync()
-        if cut.is_empty and not covered:
+        if cut.is_empty and not covered.size:
             return None
         self._committing = cut
         try:
@@ -463,8 +474,8 @@ class Keeper:
         finally:
             self._committing = Cut()
 
-    async def _make_durable(self, cut: Cut, covered: list[IntArray]) -> SymError | None:
-        job = self.jobs.start(lambda: self._sync_slots() if covered else None)
+    async def _make_durable(self, cut: Cut, covered: IntArray) -> SymError | None:
+        job = self.jobs.start(lambda: self._sync_slots() if covered.size else None)
         await job.is_over.wait()
         if job.error is not None:
             self.pages_out.sync_failed(covered)
@@ -527,7 +538,10 @@ class Keeper:
         """All of a file's pages are of one identity."""
         first = int(pages[0])
         others = (identity for low, high, identity in self._others if low <= first < high)
-        self.slots[next(others, self._own)].disown(slots)
+        identity = next(others, self._own)
+        self.slots[identity].disown(slots)
+        if self.slots[identity].num_freed * self._files[identity].slot_bytes > GIVE_BACK_BYTES:
+            self._something_dirty.set()  # of files without a name nothing else is ever committed
 
     def _failed(self, error: SymError) -> None:
         if str(error) != self._error:

@@ -8,8 +8,10 @@ way.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -35,6 +37,18 @@ JOBS_A_FILE = 2
 """One is copied and summed while the other is on its way."""
 
 
+@dataclass(slots=True, eq=False)
+class _Out:
+    """Pages that are to be written so that they may leave memory."""
+
+    pages: IntArray
+    """Which nobody has begun to write for this."""
+    generations: IntArray
+    then: Callable[[SymError | None], None]
+    num_running: int = 0
+    error: SymError | None = None
+
+
 class PagesOut:
     """Writes pages of the running model's identity."""
 
@@ -48,7 +62,9 @@ class PagesOut:
         self._jobs = jobs
         self._writing: dict[int, Job[Checks]] = {}
         """By page."""
-        self._unsynced: list[IntArray] = []
+        self._is_unsynced = np.zeros(pool.num_numbers, np.bool_)
+        self._after: dict[Job[Checks], list[Callable[[], None]]] = {}
+        """Who waits for a job of somebody else's."""
         self._num_failed_syncs = 0
         self.progressed: Callable[[], None] = lambda: None
         """Told of each job that ends."""
@@ -92,32 +108,50 @@ class PagesOut:
 
     def write_out(self, pages: IntArray, then: Callable[[SymError | None], None]) -> None:
         """Have pages in slots as far as they are computed. `then` is told on the trio thread, when it is over."""
-        groups = deque(pages[first : first + SLOTS_A_JOB] for first in range(0, pages.size, SLOTS_A_JOB))
-        errors: list[SymError] = []
-        num_running = 0
+        out = _Out(pages, self._pool.on_disk.generations(pages), then)
+        # Whoever asks is in the middle of something.
+        trio.lowlevel.current_trio_token().run_sync_soon(self._write_next, out)
 
-        def next_one() -> None:
-            nonlocal num_running
-            while groups and not errors and num_running < JOBS_A_FILE:
-                group = groups.popleft()
-                try:
-                    self._start(group, self._pool.computed(group), ended)
-                except SymError as error:
-                    errors.append(SymError(str(error), error.errno))
-                else:
-                    num_running += 1
-            if not num_running:
-                then(errors[0] if errors else None)
+    def _write_next(self, out: _Out) -> None:
+        """Begin as many jobs as may be. A page is written by one at a time: what others write just now comes last."""
+        if not self._jobs.is_running:
+            return  # the daemon has ended, and nobody waits
+        while out.error is None and out.num_running < JOBS_A_FILE:
+            group = self._next_group(out)
+            if not group.size:
+                break
+            try:
+                self._start(group, self._pool.computed(group), partial(self._is_out, out))
+            except SymError as error:
+                out.error = SymError(str(error), error.errno)
+            else:
+                out.num_running += 1
+        if out.num_running:
+            return
+        if out.error is None and out.pages.size:
+            job = self._writing[int(out.pages[0])]
+            self._after.setdefault(job, []).append(partial(self._write_next, out))
+        else:
+            out.then(out.error)
 
-        def ended(error: Exception | None) -> None:
-            nonlocal num_running
-            num_running -= 1
-            self.progressed()
-            if error is not None:
-                errors.append(as_ours(error))
-            next_one()
+    def _next_group(self, out: _Out) -> IntArray:
+        """What is to be written still, and nobody writes; it is taken off what is left."""
+        pool = self._pool
+        is_left = pool.on_disk.generations(out.pages) == out.generations  # others were given back meanwhile
+        is_left &= ~pool.on_disk.is_kept(out.pages, pool.computed(out.pages))
+        out.pages, out.generations = out.pages[is_left], out.generations[is_left]
+        free = (place for place, page in enumerate(out.pages.tolist()) if page not in self._writing)
+        places = np.array([*islice(free, SLOTS_A_JOB)], np.intp)
+        group = out.pages[places]
+        out.pages, out.generations = np.delete(out.pages, places), np.delete(out.generations, places)
+        return group
 
-        trio.lowlevel.current_trio_token().run_sync_soon(next_one)  # whoever asks is in the middle of something
+    def _is_out(self, out: _Out, error: Exception | None) -> None:
+        out.num_running -= 1
+        self.progressed()
+        if error is not None:
+            out.error = out.error or as_ours(error)
+        self._write_next(out)
 
     def _start(
         self, pages: IntArray, fills: Fills, then: Callable[[Exception | None], None] = lambda _error: None
@@ -145,23 +179,27 @@ class PagesOut:
             else:
                 is_same = on_disk.end_write(pages, generations, fills, slots, job.settle())
                 self.slots.disown(slots[~is_same])
-                self._unsynced.append(pages[is_same])
+                self._is_unsynced[pages[is_same]] = True
                 self.num_bytes += len(pages) * self.file.slot_bytes
             then(job.error)
+            for function in self._after.pop(job, ()):
+                function()
 
         job = self._jobs.start(write, written)
         self._writing |= dict.fromkeys(pages.tolist(), job)
         return job
 
-    def begin_sync(self) -> list[IntArray]:
-        """What a sync that begins now will cover; `sync_failed` wants it, if it does."""
-        covered, self._unsynced = self._unsynced, []
+    def begin_sync(self) -> IntArray:
+        """The pages that a sync that begins now will cover; `sync_failed` wants them, if it does."""
+        covered = np.flatnonzero(self._is_unsynced).astype(np.int32)
+        self._is_unsynced[covered] = False
         return covered
 
-    def sync_failed(self, covered: list[IntArray]) -> None:
+    def sync_failed(self, covered: IntArray) -> None:
         self._num_failed_syncs += 1
-        for pages in [*covered, *self.begin_sync()]:
-            self._pool.on_disk.spoil(pages, self._pool.store.of[pages] != NOWHERE)
+        pages = np.union1d(covered, self.begin_sync())
+        pages = pages[self._pool.refcount[pages] > 0]
+        self._pool.on_disk.spoil(pages, self._pool.store.of[pages] != NOWHERE)
 
 
 def _fills(num_pages: int, num_entries: int) -> Fills:

@@ -43,6 +43,7 @@ class Restored:
     """The inode of each of the `KeptVersions`."""
     expiring: list[Inode] = field(default_factory=list)
     """Files with a TTL."""
+    pinned: list[Inode] = field(default_factory=list)
     backing: set[str] = field(default_factory=set)
     """Names of the backing files of plain files."""
 
@@ -177,7 +178,8 @@ class Restorer:
         if version is not None:
             identity, length, full_length, marks, pages = version
             table = PageTable.adopt(self._volume.pool, account.number, pages, length)
-            kv = inode.content = self._volume.new_kv(table, OWN if identity == self._own else identity, marks)
+            kv = self._volume.new_kv(table, OWN if identity == self._own else identity, marks)
+            self._volume.show_restored(inode, kv)
             kv.lost = full_length - length
         elif record.has_entries:
             raise _senseless(f"the list of entries of inode {inode.number} is lost")
@@ -185,6 +187,8 @@ class Restorer:
             self._give_bytes(inode, record, account)
         if record.advice.ttl_ms:
             self.restored.expiring.append(inode)
+        if record.advice.pinned and version is not None:
+            self.restored.pinned.append(inode)
 
     def _give_bytes(self, inode: Inode, record: InodeRecord, account: Account) -> None:
         name = backing_name(inode.number, record.backing)

@@ -19,6 +19,8 @@ from kvfs.pages.free_list import IntArray
 from libsym.errors import SymError
 
 _FIRST_ROOM = 1024
+_MANY = 256
+"""Pieces of what became free are put together when there are more."""
 
 
 class Slots:
@@ -31,6 +33,8 @@ class Slots:
         """Slots that are not free."""
         self.recorded: set[int] = set()
         """Slots whose row in the index says what is in them."""
+        self.num_freed = 0
+        """Slots that became free since `take_freed`."""
         self._freed: list[IntArray] = []
 
     def take(self, count: int) -> IntArray:
@@ -72,6 +76,7 @@ class Slots:
         """Slots that became free since this was asked last, and still are: their blocks may go back."""
         freed = np.unique(np.concatenate([_NONE, *self._freed]))
         self._freed.clear()
+        self.num_freed = 0
         free: IntArray = freed[~self._owned[freed] & (self._needed[freed] == 0)]
         return free
 
@@ -98,7 +103,10 @@ class Slots:
         free = np.unique(slots[~self._owned[slots] & (self._needed[slots] == 0)])
         if free.size:
             self.num_used -= int(free.size)
+            self.num_freed += int(free.size)
             self._freed.append(free)
+            if len(self._freed) > _MANY:
+                self._freed = [np.unique(np.concatenate(self._freed))]
 
     def _grow(self, size: int) -> None:
         more = size - self._owned.size

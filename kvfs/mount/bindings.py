@@ -117,7 +117,7 @@ def _bind_attributes(requests: Requests, routes: _Routes) -> None:
 
     def setxattr(request: Any, number: int, name: Any, value: Any, size: int, flags: int, uid: int) -> int:
         value = bytes(shim.view(value, size))
-        return paced(quick, whose(number).setxattr, request, number, text(name), value, flags, uid)
+        return paced(slow, whose(number).setxattr, request, number, text(name), value, flags, uid)
 
     def removexattr(request: Any, number: int, name: Any, uid: int) -> int:
         return paced(quick, whose(number).removexattr, request, number, text(name), uid)

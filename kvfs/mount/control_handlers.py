@@ -107,8 +107,8 @@ class ControlHandlers:
     def listxattr(self, number: int, room: int) -> int:
         return self._files.listxattr(self._behind(number), room)
 
-    def setxattr(self, number: int, name: bytes, value: bytes, flags: int, uid: int) -> int:
-        return self._files.setxattr(self._behind(number), name, value, flags, uid)
+    async def setxattr(self, number: int, name: bytes, value: bytes, flags: int, uid: int) -> int:
+        return await self._files.setxattr(self._behind(number), name, value, flags, uid)
 
     def removexattr(self, number: int, name: bytes, uid: int) -> int:
         return self._files.removexattr(self._behind(number), name, uid)

@@ -19,7 +19,7 @@ from kvfs.mount import wire
 from kvfs.mount.eager import Eager
 from kvfs.mount.nodes import Nodes
 from kvfs.mount.open_files import Handle, OpenFiles
-from kvfs.mount.turns import Turns
+from kvfs.mount.turns import PATIENCE_S, Turns
 from kvfs.mount.wire import Answers
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
@@ -183,13 +183,17 @@ class FileHandlers:
         names = xattrs.names(self._volume, self._nodes.inode(number))
         return self._attribute_data(b"".join(name + b"\0" for name in names), room)
 
-    def setxattr(self, number: int, name: bytes, value: bytes, flags: int, uid: int) -> int:
+    async def setxattr(self, number: int, name: bytes, value: bytes, flags: int, uid: int) -> int:
         inode = self._nodes.inode(number)
         if flags & _XATTR_CREATE and name in xattrs.names(self._volume, inode):
             raise Exists(f"attribute {name.decode(errors='replace')} is set already")
         if flags & _XATTR_REPLACE:
             xattrs.get(self._volume, inode, name)  # ENODATA if there is none
-        xattrs.put(self._volume, inode, name, value, uid)
+        if name == xattrs.TIER:
+            await self._eager.leave()
+            await xattrs.move(self._volume, inode, value, uid, PATIENCE_S)
+        else:
+            xattrs.put(self._volume, inode, name, value, uid)
         return 0
 
     def removexattr(self, number: int, name: bytes, uid: int) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from trio import current_time
+
 from libsym.abi import MAX_PRIORITY, Advice
 from libsym.errors import Invalid
 
 MAX_TTL_MS = 10 * 365 * 86_400_000
-"""Ten years: more is a mistake, and 0 is for ever."""
+"""Ten years: more is a mistake, and 0 is for ever. A lease is no longer, either."""
 
 PINNED, TTL, PRIORITY = b"user.kv.pinned", b"user.kv.ttl", b"user.kv.priority"
 """The same as attributes: 0 or 1, seconds, a whole number."""
@@ -20,31 +22,47 @@ class FileAdvice:
     """Stored with the inode: every name and every version of the file has it, a fork does not."""
 
     pinned: bool = False
-    """It does not expire, whatever its TTL."""
+    """For good: it does not expire, whatever its TTL, and its pages stay in memory."""
     ttl_ms: int = 0
     """It is removed so long after its last use, when nobody has it open; 0: never."""
     priority: int = 0
+    lease_end_s: float | None = None
+    """It is pinned until then, in the time of `trio.current_time()`, and not longer than the daemon lives."""
 
     @property
     def ttl_s(self) -> float:
         return self.ttl_ms / 1000
 
+    def left_s(self, now_s: Callable[[], float] = current_time) -> float:
+        """Of the lease; 0: there is none."""
+        return 0.0 if self.lease_end_s is None else max(0.0, self.lease_end_s - now_s())
+
+    @property
+    def is_pinned(self) -> bool:
+        """For good, or by a lease: whoever ends that takes it out of here."""
+        return self.pinned or self.lease_end_s is not None
+
 
 NO_ADVICE = FileAdvice()
 
 
-def advised(old: FileAdvice, advice: Sequence[tuple[int, int]]) -> FileAdvice:
+def advised(
+    old: FileAdvice, advice: Sequence[tuple[int, int]], now_s: Callable[[], float] = current_time
+) -> FileAdvice:
     """What `old` becomes by some pieces of advice, each with its value, one after the other."""
     for kind, value in advice:
-        if kind == Advice.PIN:
-            old = replace(old, pinned=True)
+        if kind == Advice.PIN and value == 0:
+            old = replace(old, pinned=True, lease_end_s=None)
+        elif kind == Advice.PIN:
+            lease_s = _within(value, 1, MAX_TTL_MS, "a lease in milliseconds") / 1000
+            old = replace(old, pinned=False, lease_end_s=now_s() + lease_s)
         elif kind == Advice.UNPIN:
-            old = replace(old, pinned=False)
+            old = replace(old, pinned=False, lease_end_s=None)
         elif kind == Advice.TTL:
             old = replace(old, ttl_ms=_within(value, 0, MAX_TTL_MS, "a TTL in milliseconds"))
         elif kind == Advice.PRIORITY:
             old = replace(old, priority=_within(value, -MAX_PRIORITY, MAX_PRIORITY, "a priority"))
-        elif kind not in {Advice.COLD, Advice.WILLNEED}:  # of where the bytes are, when there is more than one place
+        elif kind not in {Advice.COLD, Advice.WILLNEED}:  # of where the bytes are now: nothing is kept of that
             raise Invalid(f"there is no advice {kind}")
     return old
 
@@ -57,7 +75,7 @@ def is_stored(kind: int) -> bool:
 def attributes(advice: FileAdvice) -> dict[bytes, bytes]:
     """Advice as extended attributes."""
     return {
-        PINNED: b"%d" % advice.pinned,
+        PINNED: b"%d" % advice.is_pinned,
         TTL: f"{advice.ttl_s:.3f}".rstrip("0").rstrip(".").encode(),
         PRIORITY: b"%d" % advice.priority,
     }

@@ -56,6 +56,7 @@ class Account:
         "pages",
         "parent",
         "plain_bytes",
+        "watchers",
         "weight",
     )
 
@@ -82,6 +83,8 @@ class Account:
         self.num_files = 0
         self.weight = DEFAULT_WEIGHT
         """Of its share of the steps, among the uids, or among the domains of one account."""
+        self.watchers: tuple[Callable[[], None], ...] = ()
+        """Told whenever something was charged or taken back, in the middle of that: they may change nothing."""
 
     @property
     def is_domain(self) -> bool:
@@ -90,7 +93,7 @@ class Account:
     @property
     def is_idle(self) -> bool:
         """Nothing is charged to it, and nothing needs to be remembered of it."""
-        charged = self.pages.num_pages or self.plain_bytes or self.num_files
+        charged = self.pages.num_pages or self.plain_bytes or self.num_files or self.watchers
         return not (charged or (self.is_domain and self.is_open))
 
     @property
@@ -173,22 +176,30 @@ class Account:
         """Charge pages that were free, each named once."""
         for account in self.chain():
             account.pages.add_new(pages)
+            account.tell_watchers()
 
     def charge_pages(self, pages: IntArray) -> None:
         """Charge a reference for each mention of a page."""
         for account in self.chain():
             account.pages.add(pages)
+            account.tell_watchers()
 
     def refund_pages(self, pages: IntArray) -> None:
         """Take back the charge for each mention of a page."""
         for account in self.chain():
             account.pages.subtract(pages)
+            account.tell_watchers()
 
     def charge_plain(self, num_bytes: int) -> None:
         """Charge plain files' growth, or take back (below 0) what they have lost."""
         for account in self.chain():
             account.plain_bytes += num_bytes
             assert account.plain_bytes >= 0, f"{account.describe()} gives back bytes that it does not have"
+            account.tell_watchers()
+
+    def tell_watchers(self) -> None:
+        for watcher in self.watchers:
+            watcher()
 
     def charge_files(self, count: int = 1) -> None:
         for account in self.chain():
@@ -255,6 +266,10 @@ class Accounts:
             account = self._new(number, limits, None, lambda: f"uid {number}")
             account.weight = self._weights.get(number, DEFAULT_WEIGHT)
         return account
+
+    def is_exempt(self, uid: int) -> bool:
+        """Whether no default limit holds for a user."""
+        return uid in self._exempt
 
     def limit(self, default: Limits) -> None:
         """Give each uid that is not exempt other limits. Who has more already keeps it, and gets nothing more."""

@@ -300,6 +300,7 @@ class PagePool:
             assert not self.refcount[unused].any(), f"pages {unused[self.refcount[unused] < 0]} released too often"
             self.fill[unused] = 0
             self.reserved_at[unused] = PAGE_ENTRIES
+            self.keep_until[unused] = 0
             self.has_digest[unused] = False
             self.store.give(unused)
             self.released(NO_ROW)

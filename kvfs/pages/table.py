@@ -329,8 +329,8 @@ class Reservation:
     # Where it is: room is made of numbers, and frames come when it is its turn
 
     def needed(self) -> IntArray:
-        """Every page whose bytes a step reads or writes."""
-        return np.append(self.pages, np.int32(self.copies[0][0])) if self.copies else self.pages.copy()
+        """Every page whose bytes a step reads or writes; the new ones are the last."""
+        return np.concatenate((self.copies[0][:1], self.pages), dtype=np.int32) if self.copies else self.pages.copy()
 
     def ready(self, pages: IntArray, row: int) -> None:
         """All that is `needed` is in memory, and stays there until this is closed; `row` is its file's."""

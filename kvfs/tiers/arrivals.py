@@ -22,9 +22,10 @@ class _Reading:
     pages: IntArray
     frames: IntArray
     generations: IntArray
-    owner: int
+    asked: Ticket
+    """Who needs all of them."""
     tickets: list[Ticket] = field(default_factory=list)
-    """Who waits for them."""
+    """Who waits for them; the others need some."""
 
 
 class Arrivals:
@@ -45,18 +46,10 @@ class Arrivals:
 
     def admit(self, ticket: Ticket) -> None:
         """There are as many frames for it: its pages are pinned, and what is missing is read."""
-        pool, to_read = self._pool, self._to_read(ticket)
-        missing = ticket.old_pages[pool.store.of[ticket.old_pages] == NOWHERE]
-        under_way = dict.fromkeys(self._reading[page] for page in missing.tolist() if page in self._reading)
-        ticket.admitted(pool.store.take(ticket.num_new))
+        ticket.admitted(self._pool.store.take(ticket.num_new))
         ticket.is_admitted = True
-        readings = list(under_way)
-        if to_read.size:
-            readings.append(self._read(to_read, ticket.owner))
-        ticket.num_reading = len(readings)
-        for reading in readings:
-            reading.tickets.append(ticket)
-        if not readings:
+        self._read_missing(ticket)
+        if not ticket.num_reading:
             self._over(ticket, None)
 
     def waiting(self) -> set[Ticket]:
@@ -70,12 +63,22 @@ class Arrivals:
             return missing
         return np.array([page for page in missing.tolist() if page not in self._reading], np.int32)
 
-    def _read(self, pages: IntArray, owner: int) -> _Reading:
+    def _read_missing(self, ticket: Ticket) -> None:
+        """It waits for what is being read, and for what is read for it from now on."""
+        to_read = self._to_read(ticket)
+        if to_read.size:
+            self._read(to_read, ticket)
+        missing = ticket.old_pages[self._pool.store.of[ticket.old_pages] == NOWHERE]
+        for reading in dict.fromkeys(self._reading[page] for page in missing.tolist()):
+            if ticket not in reading.tickets:
+                reading.tickets.append(ticket)
+                ticket.num_reading += 1
+
+    def _read(self, pages: IntArray, asked: Ticket) -> None:
         pool = self._pool
-        reading = _Reading(pages, pool.take_frames(pages.size), pool.on_disk.generations(pages), owner)
+        reading = _Reading(pages, pool.take_frames(pages.size), pool.on_disk.generations(pages), asked)
         self._reading |= dict.fromkeys(pages.tolist(), reading)
         self._moves.bring_in(pages, reading.frames, lambda error: self._is_read(reading, error))
-        return reading
 
     def _is_read(self, reading: _Reading, error: SymError | None) -> None:
         """Whoever was to have the pages may be gone, and so may they be."""
@@ -86,9 +89,16 @@ class Arrivals:
             pool.return_frames(frames)
         else:
             stays = (pool.on_disk.generations(pages) == reading.generations) & (pool.refcount[pages] > 0)
-            pool.end_bringing(pages[stays], frames[stays], reading.owner)
+            pool.end_bringing(pages[stays], frames[stays], reading.asked.owner)
             pool.return_frames(frames[~stays])
         for ticket in reading.tickets:
             ticket.num_reading -= 1
-            if not ticket.is_over and (error is not None or not ticket.num_reading):
+            if ticket.is_over:
+                continue
+            if error is not None and ticket is reading.asked:
                 self._over(ticket, error)
+                continue
+            if error is not None:  # perhaps of a page that it does not need; as many frames are free again
+                self._read_missing(ticket)
+            if not ticket.num_reading:
+                self._over(ticket, None)

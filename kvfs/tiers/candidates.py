@@ -32,16 +32,27 @@ def candidates(pool: PagePool) -> IntArray:
 
 
 def in_order(
-    pool: PagePool, residents: Residents, pages: IntArray, rank: Rank, now_s: float, bring_s: float, compute_s: ComputeS
+    pool: PagePool,
+    residents: Residents,
+    pages: IntArray,
+    rank: Rank,
+    now_s: float,
+    bring_s: float,
+    compute_s: ComputeS,
+    max_kept: int,
 ) -> IntArray:
     """These pages, what may go first and soonest first; without those that are pinned by advice.
 
-    `bring_s`: what reading one page takes.
+    `bring_s`: what reading one page takes. `max_kept`: what pinned files have grown by stays only while so many pages
+    are enough for all that is pinned.
     """
     rows = pool.row_of[pages]
     stays = pool.keep_until[pages] > now_s
     has_row = rows != NO_ROW
-    stays[has_row] |= residents.pinned_until_s[rows[has_row]] > now_s
+    is_pinned = stays.copy()
+    is_pinned[has_row] |= residents.pinned_until_s[rows[has_row]] > now_s
+    if np.count_nonzero(is_pinned) <= max_kept:
+        stays = is_pinned
     pages, rows, has_row = pages[~stays], rows[~stays], has_row[~stays]
     if not pages.size:
         return pages

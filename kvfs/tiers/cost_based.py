@@ -8,8 +8,9 @@ For all gaps together it is their index after Gittins, the best rate that any pa
 may go on waiting, the highest of (the share of gaps that end until then) / (the mean time that one waits). So a file
 within the gaps of tools is worth much, and one that has outlived them is worth what people's pauses leave.
 
-A file with gaps of its own comes back when it usually does. How far that is trusted goes by how well it explains that
-the file is still idle: a program whose tools took 0.1 s and that is idle for 5 s is no longer judged by them.
+A file with gaps of its own comes back when it usually does. How far that is trusted goes by how alike they are, and by
+how well they explain that the file is still idle: one whose tools took 0.1 s and that is idle for 5 s is not judged by
+them. Without the first, people's pauses, which are of any length, were taken for habits: 40 % more was read.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ def rank(files: Files, gaps: Gaps) -> FloatArray:
 def chance_a_second(files: Files, gaps: Gaps) -> FloatArray:
     """How fast a file comes back, that is so long idle."""
     of_all = np.exp(np.interp(np.log(np.maximum(files.idle_s, _SHORTEST_S)), *_index(gaps)))
-    is_known = ~np.isnan(files.gap_s)
+    is_known = ~np.isnan(files.gap_s + files.gap_spread_s)  # of one gap nobody knows whether it is usual
     gap_s = np.where(is_known, files.gap_s, 0)
-    spread_s = np.maximum(np.nan_to_num(files.gap_spread_s), _LEAST_SPREAD * gap_s) + _SHORTEST_S
+    spread_s = np.maximum(np.where(is_known, files.gap_spread_s, 0), _LEAST_SPREAD * gap_s) + _SHORTEST_S
     of_own = 1 / (np.maximum(gap_s - files.idle_s, 0) + spread_s)
     # By Bayes: whether this gap is one of its usual ones, or any. Each says how likely it is to last so long.
-    usual = files.num_uses * np.exp(-np.maximum(files.idle_s - gap_s, 0) / spread_s)
+    alike = np.maximum(1 - spread_s / np.maximum(gap_s, _SHORTEST_S), 0) ** 2
+    usual = alike * files.num_uses * np.exp(-np.maximum(files.idle_s - gap_s, 0) / spread_s)
     other = gaps.longer_than(files.idle_s) + _PRIOR
     own_share = np.where(is_known, usual / (usual + other), 0)
     chance: FloatArray = own_share * of_own + (1 - own_share) * of_all

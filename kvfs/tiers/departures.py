@@ -42,6 +42,8 @@ class Departures:
         self._clock = clock
         self._went = went
         self.rank: Rank = least_recent
+        self.max_kept_share = 0.5
+        """Of memory, that advice may keep there."""
         self.compute_s: ComputeS = _unknown
         self.idle_out: Callable[[], None] = lambda: None
         self.pressure: Pressure | None = None
@@ -65,7 +67,13 @@ class Departures:
             found = found[~np.isin(found, keep)]
         if self._moves.recent_error() is not None:
             found = found[pool.on_disk.is_kept(found, pool.computed(found))]  # the disk takes nothing else
-        return in_order(pool, self._residents, found, self.rank, now_s, self._moves.bring_s, self.compute_s)
+        bring_s = self._moves.bring_s
+        return in_order(pool, self._residents, found, self.rank, now_s, bring_s, self.compute_s, self.max_kept)
+
+    @property
+    def max_kept(self) -> int:
+        """Pages that advice may keep in memory."""
+        return int(self._pool.num_frames * self.max_kept_share)
 
     def is_grace(self, pages: IntArray) -> bool:
         """Before they go: whether programs are told, and have some time."""
@@ -74,8 +82,8 @@ class Departures:
             return True
         if self.pressure is None or not pages.size or now_s - self._told_at_s < TELLS_EACH_S:
             return False
-        rows = np.unique(self._pool.row_of[pages])
-        tables = [self._residents.tables[row] for row in rows.tolist() if row != NO_ROW]
+        rows = dict.fromkeys(self._pool.row_of[pages].tolist())  # what goes first comes first
+        tables = [self._residents.tables[row] for row in rows if row != NO_ROW]
         grace_s = self.pressure.tell([table for table in tables if table is not None], int(pages.size))
         self.grace_until_s = self._told_at_s = now_s + grace_s
         return grace_s > 0

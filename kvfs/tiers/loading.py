@@ -31,7 +31,7 @@ def is_ours(name_or_path: str) -> bool:
 
 
 def load(name_or_path: str) -> Rank:
-    """Invalid says what is wrong with it, and where."""
+    """Invalid says what is wrong with it, and where. A file's function raises Invalid, too, whatever it does wrong."""
     if name_or_path in NAMES:
         return NAMES[name_or_path]
     if not name_or_path.endswith(".py"):
@@ -54,13 +54,21 @@ def load(name_or_path: str) -> Rank:
     trial.close()
     if trial.failure is not None:
         raise Invalid(trial.failure)
-    return rank
+    return lambda files, gaps: _checked(rank, files, gaps, name_or_path)
+
+
+def policy_of(name_or_path: str, log: logging.Logger) -> Rank:
+    """What a daemon decides by: one of ours as it is, a file guarded by the default. As `load` raises."""
+    rank = load(name_or_path)
+    return rank if is_ours(name_or_path) else Guarded(rank, NAMES[DEFAULT], LIMIT_S, log, name_or_path)
 
 
 def _checked(rank: Callable[[Files, Gaps], object], files: Files, gaps: Gaps, name: str) -> FloatArray:
     """What it says. Invalid: it failed, or said nothing that is of use."""
     try:
         worth = np.asarray(rank(files, gaps), np.float64)
+    except Invalid:
+        raise  # it has been checked
     except Exception as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
         raise Invalid(f"policy {name}{_line(error, name)}: {_text(error)}") from None
     if worth.shape != (len(files),):

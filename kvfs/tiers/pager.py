@@ -62,10 +62,12 @@ class Pager:
         self.departures = Departures(pool, self.residents, self._moves, clock, self._expect)
         self._arrivals = Arrivals(pool, self._moves, self._ended)
         self._hints = Hints(pool, self.residents, self.departures, self._moves, clock, self._read_for_hint)
+        self._bringing: set[PageTable] = set()
+        """Forks of files that somebody waits for."""
         self.progressed = self._moves.progressed
         self.preempt: Preempt = _nobody
-        self.max_kept_share = 0.5
-        """Of memory, that advice may keep there."""
+        self.num_preempted = 0
+        """Calls that left the run for the sake of others' pages."""
         self._numbers = count()
         self._waiting: list[tuple[tuple[int, int], Ticket]] = []  # a heap
         self._due: list[Callable[[], None]] = []
@@ -132,12 +134,11 @@ class Pager:
         """
         table, pool = reservation.table, self._pool
         pages, row = reservation.needed(), table.row
-        is_missing = pool.store.of[pages] == NOWHERE
-        new = reservation.new_pages
-        is_new = np.isin(pages, new) if is_missing.any() else _NO_PLACES
+        num_old, num_new = pages.size - reservation.new_pages.size, reservation.new_pages.size
+        frames = pool.store.of[pages]
         if row != NO_ROW:
-            self._note_use(row, is_hidden=not is_missing.any() or not is_missing[~is_new].any())
-        if not is_missing.any():
+            self._note_use(row, is_hidden=not num_old or int(frames[:num_old].min()) != NOWHERE)
+        if int(frames.min()) != NOWHERE:
             reservation.ready(pages, row)
             return None
         reservation.forget_frames()
@@ -146,7 +147,7 @@ class Pager:
             reservation.give_frames(frames)
             reservation.ready(pages, row)
 
-        ticket = self._ticket(priority, table.owner, pages[~is_new], new.size, admitted, reservation.unpin, then)
+        ticket = self._ticket(priority, table.owner, pages[:num_old], num_new, admitted, reservation.unpin, then)
         self._num_waits += 1
         self._ask(ticket)
         return ticket
@@ -285,10 +286,16 @@ class Pager:
 
     async def put_in_memory(self, table: PageTable) -> None:
         """Return when all of it is in memory; it stays there as long as it is worth it."""
-        async with self.hold([table]):
-            if table.row != NO_ROW:
-                self.residents.wanted_s[table.row] = self.clock()
-                self.residents.is_cold[table.row] = False
+        fork = table.fork()  # nobody frees the pages meanwhile
+        self._bringing.add(fork)
+        try:
+            async with self.hold([fork]):
+                if table.row != NO_ROW:
+                    self.residents.wanted_s[table.row] = self.clock()
+                    self.residents.is_cold[table.row] = False
+        finally:
+            self._bringing.remove(fork)
+            fork.close()
 
     def pin_file(self, table: PageTable, until_s: float) -> None:
         """It does not go down before. NoSpace: as much is kept by advice as may be."""
@@ -296,7 +303,7 @@ class Pager:
         pages = table.pages
         num_others = int(np.count_nonzero(pool.keep_until > now_s))
         num_more = int(np.count_nonzero(pool.keep_until[pages] <= now_s))
-        may_be = int(pool.num_frames * self.max_kept_share)
+        may_be = self.departures.max_kept
         if num_others + num_more > may_be:
             raise NoSpace(
                 f"{num_others} of {pool.num_frames} pages of memory are pinned, {num_more} more are wanted, and at "
@@ -488,7 +495,7 @@ class Pager:
 
     def held(self) -> list[PageTable]:
         """What it refers to pages with, for the books."""
-        return self._hints.held()
+        return [*self._hints.held(), *self._bringing]
 
     def statistics(self) -> TierStatistics:
         pool, moves = self._pool, self._moves
@@ -508,6 +515,7 @@ class Pager:
             num_resumes=self._num_resumes,
             num_hidden=self._num_hidden,
             num_hints=self._hints.num_begun,
+            num_preempted=self.num_preempted,
             bring_s=moves.bring_s,
             error="" if moves.error is None else str(moves.error),
         )
@@ -519,4 +527,3 @@ def _nobody(num_frames: int, priority: int, waited_s: float) -> bool:
 
 
 _NONE: IntArray = np.empty(0, np.int32)
-_NO_PLACES = np.zeros(0, np.bool_)

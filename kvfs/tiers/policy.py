@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from math import ceil, log2
 from typing import TypeAlias
 
 import numpy as np
@@ -61,7 +62,8 @@ class Gaps:
         self.counts = np.zeros(NUM_BUCKETS) if counts is None else counts
 
     def add(self, gap_s: float) -> None:
-        self.counts[self.bucket_of(np.float64(gap_s))] += 1
+        place = ceil(log2(max(gap_s, _FIRST_GAP_S) / _FIRST_GAP_S) * _BUCKETS_A_DOUBLING)  # numpy takes 10 µs for it
+        self.counts[min(place, NUM_BUCKETS - 1)] += 1
 
     def fade(self, factor: float) -> None:
         """What was counts less from now on."""

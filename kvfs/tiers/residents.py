@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import isnan
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,12 @@ LEAST_GAP_S = 0.02
 _NEWS_SHARE = 0.25
 """Of the last gap in the mean of a file's gaps."""
 _FADES_AT = 4096
+_SPREADS = 2.0
+"""So many mean deviations before the mean hardly any gap has ended: 6 of 100 that are normal, none that are even."""
+_REGULAR = 0.75
+"""Gaps of which the shortest are no less than a quarter of the usual one can be foreseen."""
+_ENOUGH_USES, _ENOUGH_GAPS = 4, 16
+"""Before it had so many a file is taken to be like others; before there were so many nothing is."""
 _FIRST_ROOM = 256
 _UNKNOWN = np.nan
 
@@ -101,7 +108,7 @@ class Residents:
 
     def begin_use(self, row: int) -> float:
         """A call is about to compute with it: how long it was not used, 0 if that is not worth counting."""
-        gap_s = self._clock() - self.last_use_s[row]
+        gap_s = self._clock() - float(self.last_use_s[row])
         self.is_cold[row] = False
         self.wanted_s[row] = 0
         self.went_down[row] = 0
@@ -112,25 +119,34 @@ class Residents:
         self._num_gaps += 1
         if self._num_gaps % _FADES_AT == 0:
             self.gaps.fade(0.5)
-        mean_s = self.gap_s[row]
-        if np.isnan(mean_s):
+        mean_s = float(self.gap_s[row])
+        if isnan(mean_s):
             self.gap_s[row], self.gap_spread_s[row] = gap_s, _UNKNOWN
         else:
-            off_s, spread_s = abs(gap_s - mean_s), self.gap_spread_s[row]
-            self.gap_spread_s[row] = off_s if np.isnan(spread_s) else spread_s + _NEWS_SHARE * (off_s - spread_s)
+            off_s, spread_s = abs(gap_s - mean_s), float(self.gap_spread_s[row])
+            self.gap_spread_s[row] = off_s if isnan(spread_s) else spread_s + _NEWS_SHARE * (off_s - spread_s)
             self.gap_s[row] = mean_s + _NEWS_SHARE * (gap_s - mean_s)
-        return float(gap_s)
+        return gap_s
 
     def end_use(self, row: int) -> None:
         """Nothing computes with it any more."""
         self.last_use_s[row] = self._clock()
 
     def expected_s(self, row: int) -> float | None:
-        """When its next use is likely to begin, at the earliest; None: nobody can tell."""
-        gap_s, spread_s = self.gap_s[row], self.gap_spread_s[row]
-        if np.isnan(spread_s) or spread_s > gap_s / 2:
+        """When its next use may begin, as a rule not before; None: nobody can tell."""
+        gap_s, spread_s = float(self.gap_s[row]), float(self.gap_spread_s[row])
+        if self.num_uses[row] < _ENOUGH_USES or isnan(spread_s):
+            gap_s, spread_s = self._usual_gap()
+        if isnan(spread_s) or _SPREADS * spread_s > _REGULAR * gap_s:
             return None
-        return float(self.last_use_s[row] + gap_s - spread_s)
+        return float(self.last_use_s[row]) + gap_s - _SPREADS * spread_s
+
+    def _usual_gap(self) -> tuple[float, float]:
+        """Of all files; not a number: they have too little in common, or there were too few."""
+        if self._num_gaps < _ENOUGH_GAPS:
+            return _UNKNOWN, _UNKNOWN
+        low_s, middle_s, high_s = (self.gaps.quantile_s(share) for share in (0.05, 0.5, 0.95))
+        return middle_s, (high_s - low_s) / (2 * _SPREADS)
 
     def used_s(self, rows: npt.NDArray[np.integer]) -> FloatArray:
         """When these were used last, or somebody said that they would be."""

@@ -32,6 +32,8 @@ class TierStatistics:
     num_hidden: int
     """Those of them whose pages were all back before the call."""
     num_hints: int
+    num_preempted: int
+    """Calls that left the run for the sake of others' pages."""
     bring_s: float
     """What reading a page takes."""
     error: str

@@ -31,6 +31,7 @@ from scheduler.batch.cost_model import RECORD, CostModel
 from scheduler.batch.in_flight import CallsInFlight
 from scheduler.batch.policy import Limits
 from scheduler.batch.queues import Action
+from scheduler.batch.recomputing import Recomputing
 from scheduler.batch.room import Room
 from scheduler.batch.standing import StandingRun
 from scheduler.batch.traced import note_arrival, traced_steps
@@ -79,6 +80,7 @@ class BatchScheduler:
         """
         self.cost = cost or CostModel("cpu", "", None)
         """What steps take: it learns from each."""
+        self._recomputing = fs.volume.pager.departures.compute_s = Recomputing(self.cost)
         self.fs = fs
         self._vocab_size = vocab_size
         self._native: NativeStep | None = None
@@ -268,6 +270,7 @@ class BatchScheduler:
             records["ns"] = steps["ended_ns"] - steps["began_ns"]
             await trio.to_thread.run_sync(self.cost.observe, records)
             self._run.set_cost(self.cost.coefficients)
+            self._recomputing.learn()
             if time.monotonic() - learnt_s > SAVES_EACH_S:
                 learnt_s = time.monotonic()
                 await self._save_cost()

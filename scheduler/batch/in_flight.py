@@ -263,7 +263,7 @@ class CallsInFlight:
     def _acquire(self, call: FileCall) -> None:
         """Its pages are to be in memory, all of them."""
         assert call.reservation is not None
-        call.ticket = self._pager.acquire(call.reservation, call.priority, partial(self._has_pages, call))
+        call.ticket = self._pager.acquire(call.reservation, _priority_of(call), partial(self._has_pages, call))
         if call.ticket is None:
             self._enter(call)
 
@@ -363,6 +363,7 @@ class CallsInFlight:
             if num_frames <= 0:
                 break
             num_frames -= self._num_frames_of(member)
+            self._pager.num_preempted += self._run.thinks_ns(member, time.monotonic_ns()) is None
             self._leave_soon(member)
         return bool(self._leaving)
 
@@ -375,9 +376,9 @@ class CallsInFlight:
             thinks_ns = self._run.thinks_ns(member, now_ns)
             if thinks_ns is not None:
                 thinking.append((-thinks_ns, member))
-            elif member.call.priority < priority:
-                lower.append((member.call.priority, member))
-            elif member.call.priority == priority and waited_s > QUANTUM_S:
+            elif _priority_of(member.call) < priority:
+                lower.append((_priority_of(member.call), member))
+            elif _priority_of(member.call) == priority and waited_s > QUANTUM_S:
                 here_s = now_ns * 1e-9 - member.entered_s
                 if here_s > QUANTUM_S:
                     others.append((-here_s, member))
@@ -494,6 +495,11 @@ class CallsInFlight:
 
 def _user_of(table: PageTable) -> int:
     return table.pool.accounts.of(table.owner).numbers[0]
+
+
+def _priority_of(call: FileCall) -> int:
+    """Where memory is short: its own, and what was said of its file."""
+    return call.priority + call.file.inode.advice.priority
 
 
 def _said(failure: Exception) -> SymError:

@@ -16,6 +16,7 @@ _STEPS = {
     CallState.COMPUTING: "computing",
     CallState.QUEUED: "queued",
     CallState.WAITS_FOR_ROOM: "waiting for room",
+    CallState.WAITS_FOR_PAGES: "waiting for pages",
     CallState.WAITS_FOR_SLOTS: "waiting for slots",
 }
 _OTHERS = {
@@ -23,6 +24,7 @@ _OTHERS = {
     Op.KV_CLAIM: "waiting for a lock",
     Op.RECV: "waiting for a message",
     Op.WAIT: "waiting for a program",
+    Op.KV_PRESSURE: "waiting for pressure",
     Op.SPAWN: "waiting for its launcher",
     Op.KILL: "waiting for its launcher",
 }

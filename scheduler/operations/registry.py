@@ -24,6 +24,7 @@ from scheduler.operations.messages import Mail
 from scheduler.operations.names import Names
 from scheduler.operations.operation import Operation
 from scheduler.operations.pred import Limited, Predicting
+from scheduler.operations.pressure import Pressing
 from scheduler.operations.program import Program
 from scheduler.operations.program_facts import ProgramFacts
 from scheduler.operations.scrub import Scrubbing
@@ -42,6 +43,7 @@ class Operations:
     mail: Mail
     closing: Closing
     generating: Generating
+    pressing: Pressing
 
 
 def all_operations(
@@ -52,7 +54,7 @@ def all_operations(
     daemon_info: Callable[[], dict[str, Any]],
 ) -> Operations:
     """Of one daemon."""
-    locking, limited, mail = Locking(fs), Limited(text), Mail(fs.volume.alarms)
+    locking, limited, mail, pressing = Locking(fs), Limited(text), Mail(fs.volume.alarms), Pressing(fs)
     closing, generating = Closing(fs, batches, locking), Generating(batches, text, limited)
     subjects = (
         Status(fs, text, daemon_info),
@@ -69,6 +71,7 @@ def all_operations(
         locking,
         Claiming(fs, batches, closing),
         Advising(fs, batches),
+        pressing,
         Predicting(batches, limited),
         generating,
         Texts(text),
@@ -81,4 +84,4 @@ def all_operations(
         table = subject.table()
         assert not by_op.keys() & table.keys(), f"{by_op.keys() & table.keys()} have two operations"
         by_op |= table
-    return Operations(by_op, mail, closing, generating)
+    return Operations(by_op, mail, closing, generating, pressing)

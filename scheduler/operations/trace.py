@@ -84,6 +84,7 @@ class Tracing:
             "backend": self._model.info()["backend"],
             "precision": self._fs.volume.model.identity["precision"],
             "processor": processor(),
+            "page_bytes": self._fs.pool.page_bytes,
             "pid": os.getpid(),
             "clock": {"monotonic_ns": time.monotonic_ns(), "realtime_ns": time.time_ns()},
         }

@@ -106,8 +106,9 @@ class Control:
                 gauge("symphony_model_info", "The model, as a label.", 1, {"name": self._fs.volume.model.name}),
                 gauge("symphony_uptime_seconds", "Time since the daemon started.", time.monotonic() - self._began_s),
                 gauge("symphony_weights_loaded", "1 when steps can be computed.", int(self._batches.has_decoder)),
-                gauge("symphony_pages", "Pages of the pool.", pool.num_pages),
+                gauge("symphony_pages", "Pages that there is room for, in memory or on disk.", pool.num_pages),
                 gauge("symphony_pages_free", "Pages that nobody refers to.", pool.num_free),
+                *self._tier_metrics(),
                 gauge("symphony_pages_shared", "Pages with more than one reference.", pool.num_shared),
                 gauge("symphony_page_bytes", "Bytes of a page.", pool.page_bytes),
                 gauge("symphony_files", "Files of any kind, directories included.", volume.num_files),
@@ -163,6 +164,34 @@ class Control:
                 ),
             )
         )
+
+    def _tier_metrics(self) -> list[Metric]:
+        """Where pages are, and how they move."""
+        tiers, gauge, counter = self._fs.volume.pager.statistics(), metrics.gauge, metrics.counter
+        moved = {"in": tiers.num_in, "out": tiers.num_out, "dropped": tiers.num_dropped}
+        return [
+            gauge("symphony_frames", "Pages that there is room for in memory.", tiers.num_frames),
+            gauge("symphony_frames_free", "Of these, the ones that hold none.", tiers.num_free_frames),
+            gauge("symphony_pages_computing", "Pages in memory that calls need there now.", tiers.num_computing),
+            gauge("symphony_pages_pinned", "Pages that advice keeps in memory.", tiers.num_kept),
+            gauge("symphony_pages_on_disk_alone", "Pages that are not in memory.", tiers.num_on_disk_alone),
+            metrics.counters(
+                "symphony_pages_moved_total",
+                "Pages read from disk, written to make room, and dropped from memory.",
+                "way",
+                moved,
+            ),
+            gauge("symphony_calls_waiting_for_pages", "Calls whose pages are not in memory yet.", tiers.num_waiting),
+            counter("symphony_page_waits_total", "Calls that had to wait for pages.", tiers.num_waits),
+            counter("symphony_page_wait_seconds_total", "How long they did.", tiers.wait_s),
+            metrics.counters(
+                "symphony_resumes_total",
+                "Files that were used again after pages of theirs had gone, by whether they were back before that.",
+                "hidden",
+                {"yes": tiers.num_hidden, "no": tiers.num_resumes - tiers.num_hidden},
+            ),
+            counter("symphony_preemptions_total", "Calls that left for others' pages.", tiers.num_preempted),
+        ]
 
     def _program_metrics(self) -> list[Metric]:
         """Numbers of programs; what users and domains have used."""

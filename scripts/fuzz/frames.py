@@ -167,6 +167,7 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.GETRUSAGE, 0, 0, (), b"", often),
         (Op.KV_ADVISE, 0, 1, (abi.Advice.PIN, 0), b"", often),
         (Op.KV_ADVISE, 0, 0, (abi.Advice.TTL, 1000), b"evil.kv", often),
+        (Op.KV_PRESSURE, 0, 0, (20,), b"", often),
         (Op.KV_SYNC, 0, 1, (), b"", rare),
         (Op.VOCABULARY, 0, 0, (0,), b"", rare),
         (Op.KV_CLAIM, 1, 0, (0o600,), b"evil.kv", rare),

@@ -18,7 +18,9 @@ def add_serve(commands: Commands) -> None:
     serve.add_argument("--mount", metavar="DIR", help="where the KV file system appears (default: /kv, or ~/kv)")
     serve.add_argument("--state", metavar="DIR", help="where the daemon keeps all files (default: /var/lib/symphony)")
     serve.add_argument(
-        "--disk", metavar="SIZE", help="how much all files may take there, like 100G (default: no limit)"
+        "--disk",
+        metavar="SIZE",
+        help="how much all files may take there, like 100G, those that memory has no room for, too (default: no limit)",
     )
     serve.add_argument(
         "--disk-timeout", metavar="SECONDS", help="when a call that waits for the disk is given up (default: 30)"
@@ -31,7 +33,24 @@ def add_serve(commands: Commands) -> None:
         action=argparse.BooleanOptionalAction,
         help="don't open files that another instruction set computed in part",
     )
-    serve.add_argument("--kv-memory", metavar="SIZE", help="size of the page pool, like 4G (default: 25%% of memory)")
+    serve.add_argument(
+        "--kv-memory",
+        metavar="SIZE",
+        help="memory for pages, like 4G; what it has no room for is on disk alone (default: 25%% of memory)",
+    )
+    serve.add_argument(
+        "--policy",
+        metavar="P",
+        help="who goes to disk first: cost (default), lru, ttl, idle, a file.py with a function rank; none: nobody",
+    )
+    serve.add_argument(
+        "--grace-ms",
+        metavar="MS",
+        help="how long programs that listen may make room before pages of theirs go to disk (default: 100; 0: not)",
+    )
+    serve.add_argument(
+        "--pin-share", metavar="PART", help="of memory that may be pinned, each user's half of it (default: 0.5)"
+    )
     serve.add_argument(
         "--quota", metavar="SIZE", help="how much each user's KV and plain files may take, like 4G (default: no limit)"
     )

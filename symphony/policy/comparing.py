@@ -36,7 +36,11 @@ def policies(names: Sequence[str]) -> dict[str, Rank | None]:
 
 
 def compare(
-    workload: Workload, machine: Machine, ranks: Mapping[str, Rank | None], memory_bytes: int | None, share: float | None
+    workload: Workload,
+    machine: Machine,
+    ranks: Mapping[str, Rank | None],
+    memory_bytes: int | None,
+    share: float | None,
 ) -> Comparison:
     """`memory_bytes`, or a share of what the workload would take at most."""
     everything = sum(-(-segment.size // 32) + 1 for segment in workload.segments)
@@ -94,10 +98,11 @@ def table(found: Comparison) -> list[str]:
     """For people. Latencies are in seconds."""
     told = as_json(found)
     unbounded = told["policies"][UNBOUNDED]
+    memory, most = human_bytes(told["memory_bytes"]), human_bytes(unbounded["most_bytes"])
+    read, write = human_bytes(told["read_bytes_s"]), human_bytes(told["write_bytes_s"])
     lines = [
         f"machine   {found.machine.about}",
-        f"memory    {human_bytes(told['memory_bytes'])} of the {human_bytes(unbounded['most_bytes'])} that all of it takes; "
-        f"a disk of {human_bytes(told['read_bytes_s'])}/s, writing {human_bytes(told['write_bytes_s'])}/s",
+        f"memory    {memory} of the {most} that all of it takes; a disk of {read}/s, writing {write}/s",
         f"workload  {told['programs']:,} programs, {told['turns']:,} turns, {unbounded['resumes']:,} resumes",
         "",
     ]

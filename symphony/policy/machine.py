@@ -67,7 +67,9 @@ class Machine:
         return float(lib.sym_cost_of(self.cost, work)) * 1e-9
 
 
-def _cost(rows_ms: list[float], head_ms: float, wanted_us: float, entry_ns: float, seen_ns: float, pair_ns: float) -> Any:
+def _cost(
+    rows_ms: list[float], head_ms: float, wanted_us: float, entry_ns: float, seen_ns: float, pair_ns: float
+) -> Any:
     assert len(rows_ms) == NUM_KNOTS
     return ffi.new(
         "sym_cost *", ([ms * 1e6 for ms in rows_ms], head_ms * 1e6, wanted_us * 1e3, entry_ns, seen_ns, pair_ns)
@@ -75,7 +77,7 @@ def _cost(rows_ms: list[float], head_ms: float, wanted_us: float, entry_ns: floa
 
 
 def cpu() -> Machine:
-    """scripts/bench/cost_model.py --precision bf16 --steps 240, an AMD EPYC with AVX-512, two cores, a shared machine."""
+    """scripts/bench/cost_model.py --precision bf16 --steps 240, two cores of an AMD EPYC with AVX-512, shared."""
     rows_ms = [5.56, 5.84, 6.37, 7.36, 9.36, 13.5, 22.4, 40.7, 78.1, 150.0, 294.0]
     cost = _cost(rows_ms, 1.12, 56.4, 606.0, 504.0, 220.0)
     about = "SmolLM2-135M in bf16 on two cores, as fitted"
@@ -85,7 +87,7 @@ def cpu() -> Machine:
 def h100() -> Machine:
     """Modelled: 8 thousand million parameters in bf16 with 32 layers, 32 heads of 128 and 8 of K and V.
 
-    A step reads 16 GB of weights at 2.5 TB/s (75 % of the memory's rate) and computes at 500 TFLOP/s (half of the peak),
+    A step reads 16 GB of weights at 2.5 TB/s (75 % of the memory's rate) and computes at 500 TFLOP/s (half the peak),
     whichever takes longer, and half a millisecond is lost. An entry of a decode is 128 KiB read at that rate, once for
     those that share it. A row of a prefill and an entry are 0.52 MFLOP.
     """

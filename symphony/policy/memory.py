@@ -1,4 +1,4 @@
-"""Where KV is while a workload is replayed: pages in memory and on disk, by segment; who goes down, and what comes back.
+"""Where KV is while a workload is replayed: pages in memory and on disk, by segment; what goes and what comes back.
 
 A turn has all pages that it needs in memory, or waits for them and holds none. While it goes on they stay. Room is made
 by the policy under trial: from the segments that nobody needs now, worth least first, from each its last pages first.
@@ -114,6 +114,12 @@ class Memory:
         self.num_free += int(self._resident[segment])
         self._resident[segment] = self._has[segment] = self._kept[segment] = 0
 
+    def is_here(self, turn: Turn) -> bool:
+        """Whether all that its file has is in memory."""
+        chain = list(turn.chain)
+        before = np.clip(turn.before - self._start[chain], 0, self._size[chain])
+        return bool((pages_of(before.astype(float)) <= self._resident[chain]).all())
+
     def has_any(self, turn: Turn) -> bool:
         """Whether some entry of its file has been computed: it is a resume."""
         return bool((self._ever[list(turn.chain)] > 0).any())
@@ -162,7 +168,9 @@ class Memory:
         self._write_free_s = max(now_s, self._write_free_s) + self._machine.latency_s + pages_s
         return self._write_free_s
 
-    def _worth(self, some: np.ndarray[tuple[int], np.dtype[np.intp]], now_s: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def _worth(
+        self, some: np.ndarray[tuple[int], np.dtype[np.intp]], now_s: float
+    ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         if self._rank is None:
             return self._ended_s[some]  # the ones that were used last stay
         pages = self._resident[some].astype(float)

@@ -12,7 +12,11 @@ _STYLE = (
     "text{font:12px sans-serif;fill:#1f2937}.small{font-size:10px}line{stroke:#9ca3af}"
     "@media(prefers-color-scheme:dark){text{fill:#e5e7eb}}"
 )
-_SERIES = (("latency_mean_s", "mean latency, s"), ("latency_p99_s", "p99 latency, s"), ("turns_per_s", "turns a second"))
+_SERIES = (
+    ("latency_mean_s", "mean latency, s"),
+    ("latency_p99_s", "p99 latency, s"),
+    ("turns_per_s", "turns a second"),
+)
 
 
 def bars(policies: Mapping[str, Mapping[str, Any]], heading: str, about: str) -> str:

@@ -1,8 +1,8 @@
 """A workload, replayed: turns come, wait for their pages, are computed in steps, and end; and the next ones come.
 
-The loop is closed: a turn comes its pause after the one before it was over, however long that took. Steps are planned by
-the planner of the daemon and take what its cost model says. While only decodes are there, and nothing else happens, the
-steps are all alike, and many of them are one leap.
+The loop is closed: a turn comes its pause after the one before it was over, however long that took. Steps are planned
+by the planner of the daemon and take what its cost model says. While only decodes are there, and nothing else happens,
+the steps are all alike, and many of them are one leap.
 """
 
 from __future__ import annotations
@@ -74,10 +74,14 @@ class Simulation:
         self._policy = Policy(machine.limits, machine.cost)
         self._shares = new_shares([-1, 0, *[1] * len(self._programs)])
         self._next = [0] * len(self._programs)
-        self._needed_by = Counter(segment for program in self._programs for turn in program.turns for segment in turn.chain)
+        self._needed_by = Counter(
+            segment for program in self._programs for turn in program.turns for segment in turn.chain
+        )
         self._named = [segment.is_named for segment in workload.segments]
         self._sizes = [(segment.start, segment.size) for segment in workload.segments]
-        self._events: list[tuple[float, int, int, _Running | None]] = []  # when, in which order, the program, who is ready
+        self._events: list[
+            tuple[float, int, int, _Running | None]
+        ] = []  # when, in which order, the program, who is ready
         self._num_events = 0
         self._waiting: list[_Running] = []
         self._calls = np.zeros(0, CANDIDATE)
@@ -143,13 +147,17 @@ class Simulation:
         self._admit()
 
     def _admit(self) -> None:
-        """In order: who needs much is not passed by those who need little."""
-        while self._waiting:
-            found = self._waiting[0]
-            taken = self._memory.take(found.turn, self._now_s)
+        """In order: who misses much is not passed by those who miss little, but by those who miss nothing."""
+        place = 0
+        while place < len(self._waiting):
+            found = self._waiting[place]
+            taken = (
+                None if place and not self._memory.is_here(found.turn) else self._memory.take(found.turn, self._now_s)
+            )
             if taken is None:
-                return
-            self._waiting.pop(0)
+                place += 1
+                continue
+            self._waiting.pop(place)
             found.left = found.turn.num_appended + taken.num_compute
             found.num_again = taken.num_again
             self._num_again += taken.num_again
@@ -217,7 +225,9 @@ class Simulation:
         step_s = self._machine.step_s(count, count, self._num_entries, num_seen)
         return max(1, min(most, math.ceil((self._events[0][0] - self._now_s) / step_s)))
 
-    def _end_some(self, computed: np.ndarray[tuple[int], np.dtype[np.bool_]], drawn: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+    def _end_some(
+        self, computed: np.ndarray[tuple[int], np.dtype[np.bool_]], drawn: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    ) -> None:
         """Prefills that are over begin to decode, unless nothing is drawn."""
         over = drawn | (computed & (self._left == 0))
         begins = computed & ~over

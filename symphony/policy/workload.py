@@ -158,7 +158,11 @@ def _settle(segments: Segments, about: Mapping[int, Any], file: int, length: int
 
 def _add(turns: list[_Turn], call: _Call) -> None:
     last = turns[-1] if turns else None
-    if last is not None and last.tip == call.tip and call.before == last.before + last.num_appended + last.num_generated:
+    if (
+        last is not None
+        and last.tip == call.tip
+        and call.before == last.before + last.num_appended + last.num_generated
+    ):
         is_loop = call.num_appended + call.num_generated == 1 or not call.num_appended
         if is_loop and call.began_ns - last.ended_ns < TOGETHER_S * 1e9:
             last.num_generated += call.num_appended + call.num_generated

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -59,7 +60,9 @@ class Overview(Vertical):
 
     def show(self, sample: Sample, rates: Rates | None) -> None:
         self.query_one("#daemon", Static).update(_line(_daemon_parts(sample)))
-        self.query_one("#states", Static).update(_line(_state_parts(sample.programs, sample.info["waiting_calls"])))
+        self.query_one("#states", Static).update(
+            _line(_state_parts(sample.programs, sample.info["waiting_calls"], sample.info["tiers"]))
+        )
         if rates is not None:
             for name, value, words in _curves(rates):
                 self.query_one(f"#{name}", Curve).add(value, f"{name:7}{words}")
@@ -71,24 +74,29 @@ def _line(parts: Sequence[tuple[str, str]]) -> Text:
 
 def _daemon_parts(sample: Sample) -> list[tuple[str, str]]:
     info = sample.info
-    used = human_bytes((info["num_pages"] - info["num_free_pages"]) * info["page_bytes"])
-    total = human_bytes(info["num_pages"] * info["page_bytes"])
+    tiers = info["tiers"]
+    used = human_bytes((tiers["num_frames"] - tiers["num_free_frames"]) * info["page_bytes"])
+    total = human_bytes(tiers["num_frames"] * info["page_bytes"])
     disk = info["disk"]
     state = "" if info["weights"] == "loaded" else f", weights {info['weights']}"
     return [
         ("model", f"{info['model']}{state}"),
         ("up", human_uptime(info["uptime_s"])),
-        ("pool", f"{used} of {total}"),
+        ("memory", f"{used} of {total}"),
+        ("disk alone", human_bytes(tiers["num_on_disk_alone"] * info["page_bytes"])),
         ("disk", human_bytes(disk["disk_bytes"]) + (f" FAILS: {disk['error']}" if disk["error"] else "")),
         ("names", human_count(info["num_names"])),
     ]
 
 
-def _state_parts(programs: Sequence[sym.ProgramInfo], num_calls: int) -> list[tuple[str, str]]:
+def _state_parts(
+    programs: Sequence[sym.ProgramInfo], num_calls: int, tiers: Mapping[str, Any]
+) -> list[tuple[str, str]]:
     """Those programs that this user sees, by what they wait for."""
     states = Counter(each.state for each in programs)
     told = [f"{count} {name}" for name, count in states.most_common()]
-    return [("now", f"{num_calls} calls under way"), ("programs", ", ".join(told) or "none")]
+    waiting = f", {tiers['num_waiting']} wait for pages" if tiers["num_waiting"] else ""
+    return [("now", f"{num_calls} calls under way{waiting}"), ("programs", ", ".join(told) or "none")]
 
 
 def _curves(rates: Rates) -> list[tuple[str, float, str]]:

@@ -209,8 +209,10 @@ class _Watched(PagePool):
 
     num_taken = 0
 
-    def allocate(self, count: int, owner: int, *, overwritten: bool = False) -> IntArray:
-        pages = super().allocate(count, owner, overwritten=overwritten)
+    def allocate(
+        self, count: int, owner: int, *, overwritten: bool = False, frames: IntArray | None = None
+    ) -> IntArray:
+        pages = super().allocate(count, owner, overwritten=overwritten, frames=frames)
         self.num_taken += count
         return pages
 

@@ -92,7 +92,11 @@ def files(kv: sym.KV) -> None:
     assert_type(sym.kv_du(), dict[str, Any])
     assert_type(sym.kv_hot(10), list[sym.HotFile])
     advice: list[sym.Advised] = [sym.PIN, sym.UNPIN, sym.COLD, sym.WILLNEED, sym.TTL(60), sym.PRIORITY(5)]
-    sym.kv_advise(kv, *advice)
+    pin: sym.Pinning = sym.PIN
+    sym.kv_advise(kv, *advice, pin(60))
+    pressure = assert_type(sym.kv_pressure(timeout=0.5), sym.Pressure)
+    assert_type(pressure.candidates, tuple[sym.Candidate, ...])
+    assert_type((pressure.kind, pressure.candidates[0].path), tuple[str, str | None])
     assert_type(sym.kv_open_or_compute("a.kv", [1, 2], "rw", mode=0o640), sym.KV)
     assert_type(sym.kv_open_or_compute("a.kv", lambda kv: sym.kv_write(kv, [1])), sym.KV)
     sym.kv_mkdir("d/e", 0o755, parents=True)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvfs.tiers import loading
 from libsym.errors import Invalid
-from symphony.config import Config, load
+from symphony.config import NO_POLICY, POLICIES, Config, load
 from symphony.config_file import lines_of, read_config_file
 from symphony.manual_text import plain_text
 from symphony.reloading import CHANGEABLE
@@ -42,6 +43,10 @@ root = 2
    2 ]
 a.b = { c = 1 }
 '''
+
+
+def test_the_policies_are_those_that_there_are():
+    assert set(POLICIES) == {*loading.NAMES, NO_POLICY}
 
 
 def test_each_key_has_the_line_that_it_begins_in():
@@ -99,6 +104,9 @@ def test_a_line_that_is_named_has_the_key_in_it(lines):
         ("metrics_port = 70000\n", 1, "metrics_port is 70000"),
         ("a = 1\na = 2\n", 2, "no TOML: Cannot overwrite a value, in 'a = 2'"),
         ("drain = true\n", 1, "drain is True: a number of seconds needed"),
+        ('policy = "fifo"\n', 1, "policy 'fifo' is not one of cost, lru, ttl, idle, none, nor a file"),
+        ("grace_ms = -1\n", 1, "grace_ms is -1: 0 to 60000 is needed"),
+        ("pin_share = 50\n", 1, "pin_share is 50: 0 to 1 is needed"),
         ("step_ms = false\n", 1, "step_ms is False: a number of milliseconds needed"),
         ('model = ""\n', 1, "model is '': a name or a path needed"),
         ('\nmount = "/a\\u0000b"\n', 2, "mount is '/a\\x00b': a path needed"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from symphony.reports import du_lines, stat_lines
+from symphony.reports import du_lines, memory_line, stat_lines, tiers_line
 
 
 def row(path: str, exclusive: int | None, shared: int | None, tokens: int = 0, plain_bytes: int = 0) -> dict[str, Any]:
@@ -29,6 +29,23 @@ def test_du_shows_bytes_of_both_kinds_of_files_and_a_dash_for_what_is_not_told()
     ]
 
 
+TIERS = {
+    "num_frames": 1024,
+    "num_free_frames": 512,
+    "num_on_disk_alone": 0,
+    "num_kept": 0,
+    "policy": "cost",
+    "policy_error": "",
+    "num_in": 0,
+    "num_dropped": 0,
+    "num_resumes": 0,
+    "num_hidden": 0,
+    "num_waiting": 0,
+    "num_waits": 0,
+    "wait_s": 0.0,
+    "num_preempted": 0,
+    "error": "",
+}
 DISK = {"disk_bytes": 3 << 20, "disk_limit_bytes": None, "num_unsynced_files": 0, "unsynced_bytes": 0, "error": ""}
 
 
@@ -42,6 +59,7 @@ def test_stat_says_whether_the_weights_are_there_and_how_long_the_daemon_was_hel
     info |= {"model": "tiny", "mount": "/kv", "socket": "/s", "weights": "loading", "weights_s": 12.3}
     info["held"] = {"num": 120311, "num_long": 3, "long_s": 0.001, "longest_s": 0.00081}
     info["cost_model"] = {}
+    info["tiers"] = TIERS
     assert "costs    no step was expected yet" in stat_lines(info | {"disk": DISK})
     info["cost_model"] = {"1 decode": {"median_error": 0.034, "steps": 9}, "mixed": {"median_error": 0.081, "steps": 2}}
     info["disk"] = DISK
@@ -57,3 +75,18 @@ def test_stat_says_whether_the_weights_are_there_and_how_long_the_daemon_was_hel
     assert "weights  loading (12 s)" in stat_lines(info)
     assert stat_lines(info)[-1] == "held     longest 0.8 ms; 3 of 120,311 times over 1 ms"
     assert "weights  loaded in 3.1 s" in stat_lines(info | {"weights": "loaded", "weights_s": 3.06})
+
+
+def test_stat_says_how_full_memory_is_and_what_has_moved() -> None:
+    assert memory_line(TIERS, 4096) == "2.0M of 4.0M in use; 0 on disk alone"
+    assert tiers_line(TIERS) == "cost; 0 pages came in, 0 went"
+    busy = TIERS | {"num_kept": 256, "num_on_disk_alone": 2560, "num_in": 12_345, "num_dropped": 6789}
+    busy |= {"num_resumes": 14, "num_hidden": 12, "num_waiting": 3, "num_waits": 40, "wait_s": 0.5, "num_preempted": 2}
+    assert memory_line(busy, 4096) == "2.0M of 4.0M in use; 10M on disk alone, 1.0M pinned"
+    assert tiers_line(busy) == (
+        "cost; 12,345 pages came in, 6,789 went; 12 of 14 resumes hidden; "
+        "3 calls wait, 40 did for 12.5 ms each; 2 preempted"
+    )
+    assert tiers_line(TIERS | {"error": "the disk is full"}).endswith("; IT FAILS: the disk is full")
+    own = TIERS | {"policy": "mine.py", "policy_error": "policy mine.py:3: ZeroDivisionError: division by zero"}
+    assert tiers_line(own).endswith("; IT FAILS: policy mine.py:3: ZeroDivisionError: division by zero")

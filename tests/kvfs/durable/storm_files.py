@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
+import trio
 
 from kvfs.fs import OpenKv
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
 from kvfs.pages.table import PageTable
+from kvfs.tiers.moves import ERROR_LIVES_S
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import SymError
 from tests.kvfs.durable.house import House
@@ -155,8 +157,12 @@ async def check_all(house: House, files: Iterable[Mine]) -> None:
     """Every file is what it has to be; brings each into memory."""
     for mine in files:
         mine.check_tokens(mine.table)
-        try:
-            async with house.volume.pager.hold([mine.table]):
-                mine.check(house, len(mine.entries))
-        except SymError as error:
-            raise Lost(f"{mine} can't be read: {error}") from error
+        for patience in (True, False):
+            try:
+                async with house.volume.pager.hold([mine.table]):
+                    mine.check(house, len(mine.entries))
+                    break
+            except SymError as error:
+                if not patience:
+                    raise Lost(f"{mine} can't be read: {error}") from error
+                await trio.sleep(1.1 * ERROR_LIVES_S)  # what the disk said last is believed for so long

@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from kvfs.fs import OpenKv
 from kvfs.pages.frames import NOWHERE
+from kvfs.pages.table import Reservation
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace, SymError
+from tests.kvfs.durable.damage import slot_at
 from tests.kvfs.durable.house import ROOT, House, running
 
 PAGE = PAGE_ENTRIES
@@ -214,5 +217,106 @@ def test_a_shared_prefix_stays_as_long_as_its_forks_are_used(tmp_path: Path) -> 
             await files(house, 1, 3, prefix=f"other{number}-")
         assert house.volume.pager.tier_of(base.table) == "memory"
         assert house.volume.pager.statistics().num_in == 0
+
+    live(work, tmp_path, num_pages=16, num_beyond=400)
+
+
+async def reserve_all(house: House, file: OpenKv, num_entries: int) -> Reservation:
+    """A call that has its pages, and is computing."""
+    reservation = house.fs.reserve(file, range(num_entries), range(num_entries))
+    if house.volume.pager.acquire(reservation, 0, lambda _error: None) is not None:
+        while reservation.pinned is None:  # noqa: ASYNC110
+            await trio.sleep(0.001)
+    return reservation
+
+
+def test_a_file_that_is_cut_while_it_waits_to_be_in_memory_harms_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(house: House) -> None:
+        pager = house.volume.pager
+        (file,) = await files(house, 1)
+        await pager.put_on_disk(file.table)
+        large = house.create("large.kv")
+        reservation = await reserve_all(house, large, 15 * PAGE)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pager.put_in_memory, file.table)
+            await trio.testing.wait_all_tasks_blocked()
+            assert pager.statistics().num_waiting == 1
+            house.fs.kv_truncate(file, PAGE)
+            house.fs.check()
+            reservation.abort()
+        await pager.put_in_memory(file.table)
+        assert house.tokens(file) == [*range(PAGE)]
+        assert house.is_right(file)
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+    assert not caplog.records
+
+
+def test_a_file_that_is_removed_on_its_way_down_is_no_error_of_the_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(house: House) -> None:
+        found = await files(house, 2)
+        for file in found:
+            house.volume.pager.demote(file.table)
+        house.fs.kv_close(found[0])
+        house.fs.kv_remove(ROOT, "f0.kv")
+        await house.volume.pager.put_on_disk(found[1].table)
+        assert not house.volume.pager.statistics().error
+        await files(house, 10, prefix="g")
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+    assert not caplog.records
+
+
+def test_a_file_goes_down_while_it_is_synced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(house: House) -> None:
+        for number in range(20):
+            (file,) = await files(house, 1, 8, prefix=f"{number}-")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(house.keeper.sync, file.inode)
+                await trio.lowlevel.checkpoint()
+                await house.volume.pager.put_on_disk(file.table)
+            await house.volume.pager.put_in_memory(file.table)
+            assert house.is_right(file)
+        assert not house.volume.pager.statistics().num_computing
+
+    live(work, tmp_path, num_pages=16, num_beyond=400)
+    assert not caplog.records
+
+
+def test_a_damaged_page_fails_those_who_need_it_and_not_those_who_wait_for_the_same_read(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        pager, pool = house.volume.pager, house.fs.pool
+        (base,) = await files(house, 1, prefix="base")
+        broken = house.fs.kv_fork(ROOT, base, "broken.kv")
+        await house.compute(broken, range(PAGE))
+        sound = house.fs.kv_fork(ROOT, base, "sound.kv")
+        await house.compute(sound, [7])
+        for file in (broken, sound, base):
+            await pager.put_on_disk(file.table)
+        slot = int(pool.on_disk.slot[broken.table.pages[-1]])
+        with house.keeper.pages_out.file.path.open("r+b") as slots:
+            slots.seek(slot_at(slot))
+            slots.write(b"damaged")
+        errors: list[SymError] = []
+
+        async def compute(file: OpenKv) -> None:
+            try:
+                await house.compute(file, [1])
+            except SymError as error:
+                errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for file in (broken, sound, base):
+                nursery.start_soon(compute, file)
+                await trio.lowlevel.checkpoint()
+        assert [str(error).partition(":")[0] for error in errors] == ["damaged on disk"]
+        assert house.tokens(sound)[-2:] == [7, 1]
+        assert house.is_right(sound)
+        assert house.is_right(base)
+        assert house.tokens(broken)[-1] == PAGE - 1
 
     live(work, tmp_path, num_pages=16, num_beyond=400)

@@ -274,3 +274,23 @@ def test_what_is_being_put_together_stays_in_memory(tmp_path: Path) -> None:
         assert not all(places(house, *others))
 
     live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_a_file_that_is_synced_while_it_goes_down_is_written_once(tmp_path: Path) -> None:
+    """Whichever of the two comes to a page first."""
+
+    async def work(house: House) -> None:
+        pager = house.volume.pager
+        for number in range(5):
+            file = await a_file(house, f"{number}.kv", 200, number)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(house.sync, f"{number}.kv")
+                nursery.start_soon(pager.put_on_disk, file.table)
+            assert not house.fs.pool.pins.any()
+            assert places(house, file) == [False] * 200
+            assert sum(slots.num_used for slots in house.keeper.slots.values()) == 200 * (number + 1)
+            await pager.put_in_memory(file.table)
+            assert house.is_right(file)
+            await pager.put_on_disk(file.table)
+
+    live(work, tmp_path, num_pages=220, num_beyond=2000)

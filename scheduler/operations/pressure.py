@@ -1,0 +1,398 @@
+"""KV_PRESSURE: programs hear that room runs short before the daemon takes some, and have a grace to make it themselves.
+
+Who listens is an account: a user, or a domain that connections are confined to. It hears of two things. The pager is
+about to move pages of its files to disk (`tell`): whoever needs the room waits for the grace, and no longer. Or nine
+tenths of its quota are used: nothing is taken then.
+
+*Each connection hears once of each event*, by all its calls that wait; one that calls later, while the event lasts, is
+told at once. Events of an account are a tenth of a second apart at least. Between two calls of a loop an account still
+listens, for a second.
+
+*Who does not react costs others one grace.* Shortly before its end the files that were named are looked at. Where none
+of them is smaller in memory, or cold by advice, the account has no grace for the next seconds.
+
+*Nothing leaks.* Only files that the caller's own uid owns are named, and in a domain only those that lie in it.
+
+Owned by the daemon's trio thread; nothing here awaits.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import trio
+
+from kvfs.alarms import Alarm
+from kvfs.fs import FileSystem
+from kvfs.hot import path_for
+from kvfs.names.content import KvFile
+from kvfs.names.inode import Inode
+from kvfs.pages.accounts import Account
+from kvfs.pages.frames import NOWHERE
+from kvfs.pages.pool import NO_ROW
+from kvfs.pages.table import PageTable
+from libsym.abi import NO_TIMEOUT, Op, PressureKind
+from libsym.errors import Invalid, SymError, WouldBlock
+from scheduler.connection.lip import MAX_WAITS, Lip
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.operation import Operation, Table
+from scheduler.replies import Reply
+
+MAX_CANDIDATES = 64
+"""Of one event: a reply stays below some 20 KB."""
+MAX_VICTIMS = 4096
+"""Looked at in one event: a millisecond. Those that go first come first."""
+LEAST_S = 0.1
+"""Between two events of an account."""
+LISTENS_S = 1.0
+"""After an answer: what a loop may take to come back."""
+NO_GRACE_S = 5.0
+"""For an account that has let a grace go by."""
+_LOOK_AT = 0.9
+"""Of a grace: who has done nothing by then is not waited for the next time."""
+NEARLY_FULL = 90
+"""Hundredths of a quota; each further one is another event."""
+
+Listeners: TypeAlias = tuple[int, int | None]
+"""Uid, and the number of the directory that a connection is confined to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A file that may go: see `libsym.pressure`."""
+
+    path: str | None
+    handles: tuple[int, ...]
+    ino: int
+    tokens: int
+    memory_bytes: int
+    freed_bytes: int
+    idle_s: float
+    bring_s: float
+    priority: int
+    pinned: bool
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """Room runs short for one account."""
+
+    kind: PressureKind
+    wanted_bytes: int
+    end_s: float
+    """Of the grace, in the time of `trio.current_time()`."""
+    files: Sequence[tuple[Inode, KvFile]]
+    in_memory: Sequence[int] = ()
+    """How many pages of each were in memory."""
+    page_s: float = 0.0
+    """What bringing a page back takes."""
+    told: set[Lip] = field(default_factory=set)
+    answered: list[SystemCall] = field(default_factory=list)
+    """Those whose answer can be taken back by CANCEL."""
+
+    def left_s(self, now_s: float) -> float:
+        return max(0.0, self.end_s - now_s)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Who listens for one account."""
+
+    uid: int
+    directory: Inode | None
+    account: Account
+    lips: set[Lip] = field(default_factory=set)
+    """That have asked ever."""
+    waiters: dict[SystemCall, Alarm | None] = field(default_factory=dict)
+    events: dict[PressureKind, Event] = field(default_factory=dict)
+    """The last one of each kind; of a quota as long as it is nearly full."""
+    next_s: float = 0.0
+    """No event before."""
+    heard_s: float = -LISTENS_S
+    """When somebody was told last."""
+    no_grace_until_s: float = 0.0
+    level: int = 0
+    """Hundredths of its quota that it was told of."""
+    watcher: Callable[[], None] = lambda: None
+    look: Alarm | None = None
+    """When its quota is looked at."""
+
+    def listens(self, now_s: float) -> bool:
+        return bool(self.waiters) or now_s - self.heard_s < LISTENS_S
+
+    def has(self, inode: Inode) -> bool:
+        """Whether a file is one of its own."""
+        if inode.uid != self.uid or inode.account is None:
+            return False
+        return self.directory is None or self.account in inode.account.chain()
+
+
+class Pressing:
+    """Answers KV_PRESSURE, and satisfies what the pager tells of what it is about to take."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        self._volume = fs.volume
+        self._alarms = fs.volume.alarms
+        fs.volume.pager.departures.pressure = self
+        self._groups: dict[Listeners, Group] = {}
+        self.grace_s = 0.1
+        """What accounts that listen are given."""
+        self.num_events = 0
+
+    def table(self) -> Table:
+        return {Op.KV_PRESSURE: Operation(self.pressure, takes_payload=False)}
+
+    def pressure(self, call: SystemCall) -> None:
+        """args: how many milliseconds it may take, -1 for any time.
+
+        Answered with the kind, the bytes that are wanted, the grace in milliseconds; payload: the files, in JSON.
+        """
+        timeout_ms = call.request.args[0]
+        if timeout_ms < NO_TIMEOUT:
+            raise Invalid(f"a timeout of {timeout_ms} ms: give 0 or more, or -1 to wait for ever")
+        group = self._group_of(call.lip)
+        self._look_at_quota(group)
+        if timeout_ms == 0 and self._news(group, call.lip) is None:
+            raise WouldBlock("there is room for the files of this account")
+        call.check_may_wait(MAX_WAITS)
+        call.wait(partial(self._end, group, call, errno.ECANCELED, "kv_pressure() was cancelled"))
+        group.waiters[call] = None
+        if timeout_ms > 0:
+            why = f"room did not run short for {timeout_ms} ms"
+            group.waiters[call] = self._alarms.set(
+                timeout_ms / 1000, partial(self._end, group, call, errno.EWOULDBLOCK, why)
+            )
+        self._answer(group)
+
+    def leave(self, lip: Lip) -> None:
+        """A program has gone: nobody waits for it."""
+        for key, group in list(self._groups.items()):
+            if lip not in group.lips:
+                continue
+            group.lips.remove(lip)
+            for call in [each for each in group.waiters if each.lip is lip]:
+                self._stop_waiting(group, call)
+                call.drop()
+            for event in group.events.values():
+                event.told.discard(lip)
+                event.answered = [each for each in event.answered if each.lip is not lip]
+            if not group.lips:
+                self._forget(key, group)
+
+    # Memory
+
+    def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
+        """Pages of these files are about to go to disk, so many in all: for how many seconds their owners are waited
+        for.
+        """
+        now_s = trio.current_time()
+        listening = [group for group in self._groups.values() if group.listens(now_s)]
+        if not listening:
+            return 0.0
+        found: dict[Group, list[tuple[Inode, KvFile]]] = defaultdict(list)
+        for table in tables[:MAX_VICTIMS]:
+            file = self._volume.file_of(table)
+            if file is None:
+                continue
+            for group in listening:
+                if group.has(file[0]) and len(found[group]) < MAX_CANDIDATES:
+                    found[group].append(file)
+        wanted_bytes = num_pages * self._fs.pool.page_bytes
+        graces_s = [self._memory_event(group, files, wanted_bytes, now_s) for group, files in found.items()]
+        return max(graces_s, default=0.0)
+
+    def _memory_event(
+        self, group: Group, files: Sequence[tuple[Inode, KvFile]], wanted_bytes: int, now_s: float
+    ) -> float:
+        """What is left of the grace of the event that is under way, or of a new one."""
+        if now_s < group.next_s:
+            last = group.events.get(PressureKind.MEMORY)
+            return 0.0 if last is None else last.left_s(now_s)
+        grace_s = self.grace_s if now_s >= group.no_grace_until_s else 0.0
+        pager = self._volume.pager
+        in_memory = [pager.num_in_memory(kv.table) for _inode, kv in files]
+        event = Event(PressureKind.MEMORY, wanted_bytes, now_s + grace_s, files, in_memory)
+        if grace_s:
+            self._alarms.set(grace_s * _LOOK_AT, partial(self._look_at_reaction, group, event))
+        self._begin(group, event, now_s)
+        return grace_s
+
+    def _look_at_reaction(self, group: Group, event: Event) -> None:
+        """Whether anybody has done something about one of the files that were named."""
+        pager = self._volume.pager
+        for (_inode, kv), before in zip(event.files, event.in_memory, strict=True):
+            table = kv.table
+            if table.closed or pager.num_in_memory(table) < before or pager.residents.is_cold[table.row]:
+                return
+        group.no_grace_until_s = trio.current_time() + NO_GRACE_S
+
+    # Quotas
+
+    def _note_charge(self, group: Group) -> None:
+        """Something was charged or taken back: not the moment to do anything about it."""
+        level, _wanted = _level_of(group.account)
+        group.level = min(group.level, level)
+        if level >= NEARLY_FULL and level > group.level and group.waiters:
+            self._look_later(group)
+
+    def _look_later(self, group: Group) -> None:
+        if group.look is None:
+            delay_s = max(0.0, group.next_s - trio.current_time())
+            group.look = self._alarms.set(delay_s, partial(self._look_at_quota, group))
+
+    def _look_at_quota(self, group: Group) -> None:
+        if group.look is not None:
+            self._alarms.cancel(group.look)
+            group.look = None
+        level, wanted_bytes = _level_of(group.account)
+        if level < NEARLY_FULL:
+            self._over(group, PressureKind.QUOTA)
+            group.level = level
+            return
+        now_s = trio.current_time()
+        if level > group.level:
+            if now_s < group.next_s:
+                self._look_later(group)
+                return
+            group.level = level
+            self._begin(group, Event(PressureKind.QUOTA, wanted_bytes, now_s, self._files_of(group)), now_s)
+
+    def _files_of(self, group: Group) -> list[tuple[Inode, KvFile]]:
+        """Of those that are known to be used, and those that listeners have open: what was not used for longest."""
+        found = {
+            inode: inode.content
+            for inode in self._volume.heat.hottest(group.uid)
+            if isinstance(inode.content, KvFile) and group.has(inode)
+        }
+        for lip in group.lips:
+            found |= {file.inode: file.content for file in lip.handles.values() if group.has(file.inode)}
+        return sorted(found.items(), key=lambda file: -self._idle_s(file[1].table))[:MAX_CANDIDATES]
+
+    def _idle_s(self, table: PageTable) -> float:
+        last_use_s = self._volume.pager.residents.last_use_s
+        return 0.0 if table.row == NO_ROW else max(0.0, time.monotonic() - float(last_use_s[table.row]))
+
+    # Parts
+
+    def _group_of(self, lip: Lip) -> Group:
+        root = lip.credentials.root
+        key = lip.uid, None if root is None else root.number
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(lip.uid, root, self._fs.account_of(lip.credentials))
+            group.watcher = partial(self._note_charge, group)
+            for account in group.account.chain():
+                account.watchers += (group.watcher,)
+        group.lips.add(lip)
+        return group
+
+    def _forget(self, key: Listeners, group: Group) -> None:
+        del self._groups[key]
+        if group.look is not None:
+            self._alarms.cancel(group.look)
+        for account in self._fs.pool.accounts:
+            account.watchers = tuple(each for each in account.watchers if each is not group.watcher)
+
+    def _begin(self, group: Group, event: Event, now_s: float) -> None:
+        self._over(group, event.kind)
+        event.page_s = self._volume.pager.statistics().bring_s
+        group.events[event.kind] = event
+        group.next_s = now_s + LEAST_S
+        self.num_events += 1
+        self._answer(group)
+
+    @staticmethod
+    def _over(group: Group, kind: PressureKind) -> None:
+        """Nobody is told any more of the last event of a kind."""
+        event = group.events.pop(kind, None)
+        for call in () if event is None else event.answered:
+            call.forget()
+
+    def _take_back(self, group: Group, event: Event, lip: Lip) -> None:
+        """It did not look at the answer: another call of it may."""
+        event.told.discard(lip)
+        self._answer(group)
+
+    def _news(self, group: Group, lip: Lip) -> Event | None:
+        """What a connection has not heard of yet."""
+        now_s = trio.current_time()
+        for event in group.events.values():
+            is_on = event.kind is PressureKind.QUOTA or event.left_s(now_s) > 0 or now_s < group.next_s
+            if is_on and lip not in event.told:
+                return event
+        return None
+
+    def _answer(self, group: Group) -> None:
+        """Tell all who wait, and have not heard of it; those of one connection get the same bytes."""
+        calls: dict[Lip, list[SystemCall]] = defaultdict(list)
+        for call in group.waiters:
+            calls[call.lip].append(call)
+        for lip, waiting in calls.items():
+            event = self._news(group, lip)
+            if event is None:
+                continue
+            event.told.add(lip)
+            group.heard_s = trio.current_time()
+            reply = self._reply(event, lip)
+            for call in waiting:
+                self._stop_waiting(group, call)
+                call.answer(reply)
+                call.when_cancelled(partial(self._take_back, group, event, lip))
+                event.answered.append(call)
+
+    def _reply(self, event: Event, lip: Lip) -> Reply:
+        handles: dict[KvFile, list[int]] = defaultdict(list)
+        for handle, file in lip.handles.items():
+            handles[file.content].append(handle)
+        files = [asdict(self._candidate(event, inode, kv, lip, handles)) for inode, kv in event.files]
+        grace_ms = round(1000 * event.left_s(trio.current_time()))
+        return Reply((event.kind, event.wanted_bytes, grace_ms), json.dumps(files).encode("ascii"))
+
+    def _candidate(
+        self, event: Event, inode: Inode, kv: KvFile, lip: Lip, handles: Mapping[KvFile, Sequence[int]]
+    ) -> Candidate:
+        pool, pager, pages = self._fs.pool, self._volume.pager, kv.table.pages
+        num_in_memory, num_freed = pager.num_in_memory(kv.table), kv.table.exclusive_pages
+        if event.kind is PressureKind.MEMORY:
+            num_freed = int(np.count_nonzero((pool.store.of[pages] != NOWHERE) & (pool.refcount[pages] == 1)))
+        return Candidate(
+            path=path_for(self._volume, inode, lip.credentials) if inode.content is kv else None,
+            handles=tuple(handles.get(kv, ())),
+            ino=inode.number,
+            tokens=kv.table.length,
+            memory_bytes=num_in_memory * pool.page_bytes,
+            freed_bytes=num_freed * pool.page_bytes,
+            idle_s=round(self._idle_s(kv.table), 3),
+            bring_s=round(num_in_memory * event.page_s, 6),
+            priority=inode.advice.priority,
+            pinned=inode.advice.is_pinned,
+        )
+
+    def _end(self, group: Group, call: SystemCall, code: int, why: str) -> None:
+        """A call ends without an event."""
+        self._stop_waiting(group, call)
+        call.answer(SymError(why, code))
+
+    def _stop_waiting(self, group: Group, call: SystemCall) -> None:
+        alarm = group.waiters.pop(call)
+        if alarm is not None:
+            self._alarms.cancel(alarm)
+
+
+def _level_of(account: Account) -> tuple[int, int]:
+    """Hundredths of the fullest quota that holds for an account, and the bytes that are too many for nine tenths."""
+    found = [
+        (100 * each.num_bytes // max(1, limit), each.num_bytes - limit * NEARLY_FULL // 100)
+        for each in account.chain()
+        if (limit := each.limits.num_bytes) is not None
+    ]
+    return max(found, default=(0, 0))

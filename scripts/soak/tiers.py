@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Random operations of files, frames and slots, with a memory that is much too small: nothing is lost.
+
+Some lives of a daemon follow each other over one state directory: each is cut off in the middle, or drained. In every
+fourth directory the disk fails, hangs and is full now and then. All files are compared with a model, bit for bit, after
+each life and before the next. The status is 1 if anything differs, with the seed of that directory. Threads run as they
+like, so repeat it some times: --seed SEED --operations 25000
+
+Run with the repository's interpreter: .venv/bin/python scripts/soak/tiers.py --operations 1000000 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import trio
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
+
+from tests.disk.recorder import Disk, available  # noqa: E402 - the path comes first
+from tests.kvfs.durable.storm import Storm  # noqa: E402
+
+OPERATIONS_A_DIRECTORY = 25_000
+OPERATIONS_A_FAILING_ONE = 5_000
+LIVES = 5
+FAILS_EACH = 4
+"""Of so many directories one has a disk that fails."""
+
+
+def directory(seed: int, num_operations: int, *, fails: bool) -> Storm:
+    """All of it over one state directory."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="tiers-", dir=memory if memory.is_dir() else None) as base:
+        if not fails:
+            storm = Storm(Path(base) / "state", seed)
+            trio.run(storm.lives, num_operations, LIVES)
+            return storm
+        with Disk(Path(base)) as disk:
+            storm = Storm(disk.path / "state", seed, disk)
+            trio.run(storm.lives, num_operations, LIVES)
+            return storm
+
+
+def innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--operations", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first directory")
+    parser.add_argument("--sound", action="store_true", help="no disk that fails")
+    arguments = parser.parse_args()
+    logging.disable()
+    has_faults = not (arguments.sound or available())
+    counts, begun_s, num_done, num_failed, number = Counter[str](), time.monotonic(), 0, 0, 0
+    while num_done < arguments.operations:
+        seed, fails = arguments.seed + number, has_faults and number % FAILS_EACH == FAILS_EACH - 1
+        size = min(OPERATIONS_A_FAILING_ONE if fails else OPERATIONS_A_DIRECTORY, arguments.operations - num_done)
+        number += 1
+        num_done += size
+        try:
+            storm = directory(seed, size, fails=fails)
+        except (AssertionError, ExceptionGroup) as error:
+            num_failed += 1
+            found = innermost(error)
+            print(f"seed {seed}{', a disk that fails' if fails else ''}: {type(found).__name__}: {found}", flush=True)
+            continue
+        counts += storm.counts
+        took_s = time.monotonic() - begun_s
+        print(f"{num_done} operations, {num_done / took_s:.0f} a second, {num_failed} directories wrong", flush=True)
+    print(", ".join(f"{name.lstrip('_')} {count}" for name, count in counts.most_common()))
+    return 1 if num_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
