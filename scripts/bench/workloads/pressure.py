@@ -106,7 +106,10 @@ def run_rag(machine: Machine) -> None:
 
             def make(words: Words, index: float = index) -> list[Job]:
                 jobs = rag.jobs(args.scale, words, documents, f"corpus-{args.seed}", index)
-                return [dataclasses.replace(job, work=job.work | {"room_tokens": room}) for job in jobs]
+                return [
+                    dataclasses.replace(job, work=job.work | {"room_tokens": room, "pin_tokens": kv_tokens // 2})
+                    for job in jobs
+                ]
 
             machine.turns(f"rag {index:g}", sides, make)
 

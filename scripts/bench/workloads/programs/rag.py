@@ -16,6 +16,9 @@ from work import Answer, give, take, timed
 
 import libsym as sym
 
+PAGE_TOKENS = 32
+"""The last page of a file may be nearly empty."""
+
 
 class Library:
     """The documents and their KV."""
@@ -25,10 +28,12 @@ class Library:
         self._documents: list[list[int]] = work["documents"]
         self._keeps: str = work["keeps"]
         self.has_files = self._keeps in ("daemon", "pinned")
-        self._num_kept: int = work["room_tokens"] // max(map(len, self._documents))
+        each = max(map(len, self._documents)) + PAGE_TOKENS
+        self._num_kept: int = work["pin_tokens" if self._keeps == "pinned" else "room_tokens"] // each
         self._num_asked = Counter[int]()
         self._kept: dict[int, sym.KV] = {}
         self._pinned: set[int] = set()
+        self._pinning = anyio.Lock()
         self._locks = [anyio.Lock() for _ in self._documents]
 
     async def fork(self, number: int) -> tuple[sym.KV, int]:
@@ -78,11 +83,13 @@ class Library:
             return await sym.aio.kv_fork(self._kept[number]), num_computed
 
     async def _pin(self) -> None:
-        before, self._pinned = self._pinned, self._favourites()
-        for number in self._pinned - before:
-            await sym.aio.kv_advise(self._path(number), sym.PIN)
-        for number in before - self._pinned:
-            await sym.aio.kv_advise(self._path(number), sym.UNPIN, sym.COLD)
+        """What falls out first, for no more than some may be pinned."""
+        async with self._pinning:
+            before, self._pinned = self._pinned, self._favourites()
+            for number in before - self._pinned:
+                await sym.aio.kv_advise(self._path(number), sym.UNPIN, sym.COLD)
+            for number in self._pinned - before:
+                await sym.aio.kv_advise(self._path(number), sym.PIN)
 
     async def close(self) -> None:
         for number in self._pinned:
