@@ -64,6 +64,8 @@ class Machine:
     entry_bytes: int
     servers: list[Served]
     samples: Samples
+    keep: Callable[[Samples], None]
+    """Writes down what there is: a run may be ended early."""
 
     def words(self, name: str) -> Words:
         return Words(self.tokens, f"{name}-{self.args.seed}")
@@ -82,9 +84,8 @@ class Machine:
         for label, sample in measure(side, jobs).items():
             by_side = self.samples.setdefault(f"{case} {label}".strip(), {})
             by_side[side.name] = by_side[side.name].joined(sample) if side.name in by_side else sample
-        print(
-            f"  {case:16}{side.name:20}", table({"": {side.name: sample}}).splitlines()[1], file=sys.stderr, flush=True
-        )
+            print(table({f"{case} {label}".strip(): {side.name: sample}}).splitlines()[1], file=sys.stderr, flush=True)
+        self.keep(self.samples)
 
     def turns(self, case: str, sides: list[Side], make: Callable[[Words], list[Job]]) -> None:
         for number in range(self.args.rounds):
@@ -197,7 +198,7 @@ def pairs(words: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
-def save(path: Path, samples: Samples, heading: str, facts: dict[str, Any]) -> Samples:
+def save(path: Path, samples: Samples, heading: str, facts: dict[str, Any]) -> None:
     """With what an earlier run on this machine found of other cases and sides."""
     place = path.with_name(f"{path.name}.json")
     before = json.loads(place.read_text()) if place.exists() else {}
@@ -207,12 +208,11 @@ def save(path: Path, samples: Samples, heading: str, facts: dict[str, Any]) -> S
             for case, by_side in before["samples"].items()
         }
         samples = {case: old.get(case, {}) | samples.get(case, {}) for case in old | samples}
-        facts["servers"] = before["servers"] | facts["servers"]
+        facts = facts | {"servers": before["servers"] | facts["servers"]}
     plain = {case: {side: dataclasses.asdict(each) for side, each in found.items()} for case, found in samples.items()}
     place.write_text(json.dumps(facts | {"samples": plain}, indent=1) + "\n")
     path.with_name(f"{path.name}.txt").write_text(f"{heading}\n\n{table(samples)}")
     path.with_name(f"{path.name}.svg").write_text(curves.of_rag(samples, heading))
-    return samples
 
 
 def main() -> None:
@@ -247,18 +247,22 @@ def main() -> None:
         for name, url in args.server.items():
             group = int(args.group[name]) if name in args.group else None
             servers.append(stack.enter_context(served_side(name, url, group, "")))
-        machine = Machine(args, tokens, entry_bytes, list(servers), {})
-        facts = {"processor": processor(), "model": args.model, "kv_bytes": args.kv_tokens * entry_bytes}
+        facts = {"processor": processor(), "model": args.model, "precision": args.precision}
         facts["servers"] = {server.name: server.about for server in servers}
-        samples = machine.samples
+
+        def keep(samples: Samples) -> None:
+            if args.save:
+                save(RESULTS / args.save, samples, heading, facts)
+
+        machine = Machine(args, tokens, entry_bytes, servers, {}, keep)
         runs = {"rag": run_rag, "sessions": run_sessions, "crowd": run_crowd, "editor": run_editor}
         runs |= {"resumes": run_resumes, "restart": run_restart}
         for name in args.only:
             runs[name](machine)
-            if args.save:
-                samples = save(RESULTS / args.save, machine.samples, heading, facts)
-    plain = {case: {side: dataclasses.asdict(each) for side, each in found.items()} for case, found in samples.items()}
-    print(json.dumps(facts | {"samples": plain}) if args.json else f"{heading}\n\n{table(samples)}", end="")
+        keep(machine.samples)
+        found = machine.samples
+    plain = {case: {side: dataclasses.asdict(each) for side, each in of.items()} for case, of in found.items()}
+    print(json.dumps(facts | {"samples": plain}) if args.json else f"{heading}\n\n{table(found)}", end="")
 
 
 if __name__ == "__main__":
