@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -241,6 +242,7 @@ def main() -> None:
     if args.quick:
         args.scale, args.rounds, args.index = QUICK_SCALE, 1, args.index[-1:]
     heading = f"{processor()}; {args.model} {args.precision}; scale {args.scale:g}; {time.strftime('%Y-%m-%d')}"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # daemons and clients end with it
     with contextlib.ExitStack() as stack:
         tokens, entry_bytes = probe(args.model, args.precision)
         servers = []
