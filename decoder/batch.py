@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+MassArray: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,9 @@ class Chunk:
     """Where logits go, one float32 [vocab] buffer each: none, one (the last row) or n (every row)."""
     mask: BoolArray | None = None
     """[n, start + n]: of the entries up to its own, row i sees those with mask[i, j]; its own must be among them."""
+    mass: MassArray | None = None
+    """[layers, KV heads, start + n or more]: each entry's gets what the rows attend to it, over the query heads of a KV
+    head."""
 
 
 @dataclass(frozen=True, slots=True)

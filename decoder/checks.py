@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from decoder.batch import BoolArray, Chunk, IntArray, StepBatch
+from decoder.batch import BoolArray, Chunk, IntArray, MassArray, StepBatch
 from decoder.model_config import ModelConfig
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
@@ -56,6 +56,8 @@ def check_batch(batch: StepBatch, config: ModelConfig, num_pages: int) -> Checke
     for chunk in chunks:
         for row in chunk.rows:
             _check_row(row, config.vocab_size)
+        if chunk.mass is not None:
+            _check_mass(chunk, chunk.mass, config)
     return checked
 
 
@@ -120,3 +122,10 @@ def _check_row(row: memoryview[float], vocab_size: int) -> None:
             f"a row is {row.nbytes} {'read-only ' if row.readonly else ''}bytes of format {row.format!r}: give "
             f"{vocab_size} writable floats"
         )
+
+
+def _check_mass(chunk: Chunk, mass: MassArray, config: ModelConfig) -> None:
+    least = (config.num_layers, config.num_kv_heads, chunk.start + len(chunk.tokens))
+    is_sound = mass.dtype == np.float32 and mass.flags.c_contiguous and mass.flags.writeable
+    if not is_sound or mass.ndim != len(least) or mass.shape[:2] != least[:2] or mass.shape[2] < least[2]:
+        raise ValueError(f"a mass of {mass.dtype} {mass.shape}: give writable floats in order, {least} or more entries")

@@ -290,6 +290,7 @@ class FileSystem:
         fork.content.forked_from = (source.inode.number, fork.table.length)
         source.content.hits += 1
         self.volume.heat.note(source.inode, source.content)
+        self.volume.pager.forked(source.table)
         return fork
 
     def begin_extract(
@@ -330,6 +331,7 @@ class FileSystem:
                 self.volume.abandon_assembly(assembly)
             raise
         file.content.marks = self._marks.get(assembly, ())
+        self.volume.pager.filled(file.table)
         return file
 
     def kv_close(self, handle: OpenKv) -> None:

@@ -244,6 +244,7 @@ class Volume:
         fork = self.new_kv(table, source.identity, marks_within(source.marks, table.length))
         self._replace(inode, fork)
         self.heat.note(inode, fork)
+        self.pager.forked(source.table)
         inode.modified()
 
     def change_owner(self, inode: Inode, uid: int) -> None:
@@ -413,7 +414,7 @@ class Volume:
         snapshot.close()
 
     async def room_for_import(self, plan: ImagePlan, inode: Inode, surveyed: Survey | None = None) -> IntArray:
-        """Wait for frames for an import, to be given to `begin_import` at once. NoSpace: there never will be so many."""
+        """Wait for frames for an import: `begin_import` is to have them at once. NoSpace: there never are so many."""
         while True:
             owner, content = _payer(inode), inode.content
             assert isinstance(content, PlainFile)
@@ -475,6 +476,7 @@ class Volume:
             self._is_changed(inode, content)
             raise
         kv = self.new_kv(table)
+        self.pager.filled(table)
         self._replace(inode, kv)
         self.heat.note(inode, kv)
 

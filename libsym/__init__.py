@@ -24,6 +24,7 @@ THE MODEL
 DISTRIBUTIONS
     Dist            a row of logits, or several, without a copy: argmax, topk, logprob, entropy, probs, sample, logits
     ReducedDist     only what pred was asked for: the k likeliest, named log-probabilities, a drawn token
+    Attention       how much each entry, or page, was attended to: pred(..., attention="entries").attention
     Sampler         how tokens are drawn: temperature, top_k, top_p, min_p, penalties, bias, seed
     Draws           the draws along one loop, as Sampler.start gives them
 
@@ -139,6 +140,7 @@ from libsym.messages import recv, send, subscribe, unsubscribe
 from libsym.names import kv_chmod, kv_du, kv_hot, kv_list, kv_mkdir, kv_rename
 from libsym.pred import Pred, kv_write, pred, pred_batch
 from libsym.pressure import Candidate, Pressure, kv_pressure
+from libsym.rows.attention import Attention
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Draws, Sampler
@@ -173,6 +175,7 @@ __all__ = [
     "UNPIN",
     "WILLNEED",
     "Advised",
+    "Attention",
     "BadHandle",
     "BatchFailed",
     "Busy",

@@ -112,6 +112,7 @@ enum sym_flag {
     SYM_ROWS_ALL = 4,         /* PRED: one distribution after every token */
     SYM_MASKED = 8,           /* PRED: a struct sym_mask follows the positions */
     SYM_REDUCED = 16,         /* PRED: a struct sym_reduction follows: rows are answered by numbers, not by slots */
+    SYM_ATTENTION = 32,       /* PRED: a struct sym_attention follows: what is attended to is answered, too */
     SYM_OPEN_WRITE = 1,       /* KV_OPEN, KV_CLAIM, KV_NAME: for appending and truncating, too */
     SYM_TOKENIZE_SPECIAL = 1, /* TOKENIZE: special tokens spelled out in the text become one token each */
     SYM_REBASE = 1,           /* KV_EXTRACT, KV_MERGE: entries get positions from 0 on */
@@ -144,6 +145,15 @@ struct sym_advised {
     int64_t advice, value;
 };
 
+/* PRED with SYM_ATTENTION: what has a number. */
+enum sym_attention_to { SYM_ATTENTION_ENTRIES = 1, SYM_ATTENTION_PAGES = 2 };
+
+/* PRED with SYM_ATTENTION: of what each number is the sum, beside all new tokens. */
+enum sym_attention_by {
+    SYM_ATTENTION_BY_SUM = 1,   /* all heads of all layers */
+    SYM_ATTENTION_BY_LAYER = 2, /* the query heads of one KV head of one layer */
+};
+
 /* GENERATE: why it ended. */
 enum sym_finish {
     SYM_FINISH_LENGTH = 1,
@@ -160,6 +170,19 @@ enum sym_finish {
  * tokens (then num_columns = that length + n, and each token sees at least itself). */
 struct sym_mask {
     uint32_t num_rows, num_columns;
+};
+
+/* PRED: how much the new tokens attend to each entry of the file, their own included, or to each page. */
+struct sym_attention {
+    uint32_t to, by; /* enum sym_attention_to, enum sym_attention_by */
+    uint32_t reserved0, reserved1;
+};
+
+/* The answer, in the reply's payload behind reduced rows; followed by floats [layers][kv_heads][columns], or [columns] where
+ * the sum was asked for: then layers and kv_heads are 0. Columns are entries or pages, those of the new tokens included. */
+struct sym_attended {
+    uint32_t layers, kv_heads, columns;
+    uint32_t entries; /* of the file after the call */
 };
 
 /* How a token is drawn: what sampler.c does with a row of logits. Followed by `num_bias` struct sym_bias, then
@@ -265,6 +288,8 @@ _Static_assert(sizeof(struct sym_request) == 64, "request header");
 _Static_assert(sizeof(struct sym_reply) == 64, "reply header");
 _Static_assert(sizeof(struct sym_advised) == 16, "advised");
 _Static_assert(sizeof(struct sym_mask) == 8, "mask");
+_Static_assert(sizeof(struct sym_attention) == 16, "attention");
+_Static_assert(sizeof(struct sym_attended) == 16, "attended");
 _Static_assert(sizeof(struct sym_sampling) == 64, "sampling");
 _Static_assert(sizeof(struct sym_reduction) == 16, "reduction");
 _Static_assert(sizeof(struct sym_reduced) == 16, "reduced");

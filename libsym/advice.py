@@ -81,7 +81,7 @@ def kv_advise(kv: KV | Path, *advice: Advised) -> Script[None]:
 
     A file with a TTL is removed, with all its names, so many seconds after its last use: when nobody (no program,
     nobody on the mount) has had it open for so long, and it is not pinned. The pages of a pinned file stay in memory,
-    and are brought there at once. PIN(seconds) is a lease: it ends by itself, and with the daemon.
+    and come there as soon as there is room. PIN(seconds) is a lease: it ends by itself, and with the daemon.
     So many pages may be pinned at once as `pin_share` of the daemon says, half of memory, and by each user half of
     that: more is NoSpace or OverQuota. Of files and calls with a lower PRIORITY the pages go to disk first.
 

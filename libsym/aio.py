@@ -50,6 +50,7 @@ from libsym.pred import (
     pred_script,
     write_script,
 )
+from libsym.rows.attention import AttentionColumns, AttentionRows
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Sampler
@@ -216,6 +217,8 @@ async def pred(
     mask: Mask | None = None,
     priority: int | None = None,
     deadline: float | None = None,
+    attention: AttentionColumns | None = None,
+    by: AttentionRows = "sum",
 ) -> Dist: ...
 @overload
 async def pred(
@@ -230,6 +233,8 @@ async def pred(
     mask: Mask | None = None,
     priority: int | None = None,
     deadline: float | None = None,
+    attention: AttentionColumns | None = None,
+    by: AttentionRows = "sum",
 ) -> Dist | ReducedDist: ...
 async def pred(
     kv: OpenFile,
@@ -243,6 +248,8 @@ async def pred(
     mask: Mask | None = None,
     priority: int | None = None,
     deadline: float | None = None,
+    attention: AttentionColumns | None = None,
+    by: AttentionRows = "sum",
 ) -> Dist | ReducedDist:
     """As `libsym.pred`.
 
@@ -250,7 +257,7 @@ async def pred(
     >>> (await sym.aio.pred(kv, [65, 66])).argmax()
     66
     """
-    wanted = Pred(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority, deadline)
+    wanted = Pred(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority, deadline, attention, by)
     return await run(channel_of(kv, "pred"), pred_script(wanted))
 
 

@@ -13,6 +13,7 @@ from numbers import Integral
 from typing import Any, Literal, overload
 
 from libsym.abi import (
+    ATTENTION,
     FRAME_ALIGN,
     HEADER_BYTES,
     MASK_STRUCT,
@@ -32,9 +33,10 @@ from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
 from libsym.errors import BadHandle, BatchFailed, Invalid, SymError
 from libsym.open_file import OpenFile, channel_of, not_open
+from libsym.rows.attention import Attention, AttentionColumns, AttentionRows, attention_block
 from libsym.rows.dist import Dist
 from libsym.rows.native import bits_of
-from libsym.rows.reduced import ReducedDist, reduction_block
+from libsym.rows.reduced import ReducedDist, reduction_block, row_bytes
 from libsym.rows.sampler import Sampler
 
 Rows = Literal["last", "all"]
@@ -45,6 +47,8 @@ Mask = Sequence[Any]
 MAX_DEADLINE_S = 1e9
 """Thirty years: what is more is a mistake, a time of the clock for example."""
 _ROWS = {"last": ROWS_LAST, "all": ROWS_ALL}
+_OLDER_SAYS = ("bytes that nothing announced", "bytes is malformed")
+"""How a daemon of before SYM_ATTENTION ends its message; of a newer one no call of this library gets these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class Pred:
     mask: Mask | None = None
     priority: int | None = None
     deadline: float | None = None
+    attention: AttentionColumns | None = None
+    by: AttentionRows = "sum"
 
     def __post_init__(self) -> None:
         if self.logprobs is not None:
@@ -86,6 +92,8 @@ def pred(
     mask: Mask | None = None,
     priority: int | None = None,
     deadline: float | None = None,
+    attention: AttentionColumns | None = None,
+    by: AttentionRows = "sum",
 ) -> Dist: ...
 @overload
 def pred(
@@ -100,6 +108,8 @@ def pred(
     mask: Mask | None = None,
     priority: int | None = None,
     deadline: float | None = None,
+    attention: AttentionColumns | None = None,
+    by: AttentionRows = "sum",
 ) -> Dist | ReducedDist: ...
 def pred(
     kv: OpenFile,
@@ -113,6 +123,8 @@ def pred(
     mask: Mask | None = None,
     priority: int | None = None,
     deadline: float | None = None,
+    attention: AttentionColumns | None = None,
+    by: AttentionRows = "sum",
 ) -> Dist | ReducedDist:
     """Appends `tokens` to `kv`, runs the model, and gives the distribution of the token that follows.
 
@@ -139,13 +151,20 @@ def pred(
     Accounts take turns, whatever their priorities.
     `deadline`: seconds from now. If the step that ends the call has not begun by then it is TimedOut, and nothing was
     appended.
+    `attention`: "entries" or "pages": `dist.attention` says how much the new tokens attended to each entry of the file,
+    or to each page of 32, as the sum over all heads and layers, or with `by="layer"` for each layer and KV head.
+    The distributions are the same, bit for bit. What a message can't hold is TooLarge: pages need less than entries.
     """
     if logprobs is not None:
         logprobs = _named(logprobs)
-    call = request(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority, deadline)
+    call = request(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority, deadline, attention, by)
+    if call.flags & (REDUCED | ATTENTION):
+        try:
+            reply = kv.channel.perform(call)
+        except Invalid as error:
+            raise _known(error, call.flags) from None
+        return _dist_of(kv, call.flags, reply, top_k, logprobs)
     reply = kv.channel.perform(call)
-    if call.flags & REDUCED:
-        return _reduced(reply, top_k, logprobs)
     return Dist(reply.rows(), reply.args[1], kv.channel.slot_bytes, kv.channel.vocab_size)
 
 
@@ -179,8 +198,11 @@ def pred_batch(preds: Iterable[Pred]) -> list[Dist | ReducedDist]:
 def pred_script(wanted: Pred) -> Script[Dist | ReducedDist]:
     """The same as `pred`, for event loops."""
     call = _request_of(wanted)
-    reply = yield call
-    return _dist(wanted, call.flags, reply)
+    try:
+        reply = yield call
+    except Invalid as error:
+        raise _known(error, call.flags) from None
+    return _dist_of(wanted.kv, call.flags, reply, wanted.top_k, wanted.logprobs)
 
 
 def write_script(kv: OpenFile, tokens: Iterable[int], positions: Positions = None) -> Script[int]:
@@ -222,7 +244,9 @@ def batch_script(preds: Sequence[Pred]) -> Script[list[Dist | ReducedDist]]:
     frames = b"".join(_frame(index, call) for index, call in enumerate(calls))
     reply = yield Call(Op.PRED_BATCH, args=(len(calls), 0, 0, 0), payload=frames)
     results: list[Dist | ReducedDist | SymError] = [
-        part.error or _dist(wanted, call.flags, part)
+        _known(part.error, call.flags)
+        if part.error
+        else _dist_of(wanted.kv, call.flags, part, wanted.top_k, wanted.logprobs)
         for wanted, call, part in zip(preds, calls, reply.parts(), strict=True)
     ]
     failed = [(index, result) for index, result in enumerate(results) if isinstance(result, SymError)]
@@ -243,6 +267,8 @@ def request(
     mask: Mask | None,
     priority: int | None,
     deadline: float | None,
+    attention: AttentionColumns | None,
+    by: AttentionRows,
 ) -> Call:
     """The call that asks for this."""
     if not isinstance(kv, OpenFile):
@@ -255,13 +281,19 @@ def request(
         ) from None
     ids = int32(tokens, "token")
     is_reduced = top_k is not None or logprobs is not None or sampler is not None
-    if positions is None and mask is None and priority is None and deadline is None and not is_reduced:
+    is_plain = positions is None and mask is None and priority is None and deadline is None and attention is None
+    if is_plain and not is_reduced and by == "sum":
         return Call(Op.PRED, flags, kv.handle, (len(ids), 0, 0, 0), ids.tobytes())
     places = places_of(positions, len(ids))
     payload = ids.tobytes() + places.tobytes()
     if mask is not None:
         flags |= MASKED
         payload += _mask_bytes(mask)
+    if attention is not None:
+        flags |= ATTENTION
+        payload += attention_block(attention, by)
+    elif by != "sum":
+        raise Invalid(f"by={shown(by)} is about attention: give attention='entries' or 'pages', too")
     if is_reduced:
         flags |= REDUCED
         payload += _reduction(ids, top_k, logprobs, sampler)
@@ -344,19 +376,28 @@ def _request_of(wanted: Pred) -> Call:
         wanted.mask,
         wanted.priority,
         wanted.deadline,
+        wanted.attention,
+        wanted.by,
     )
 
 
-def _dist(wanted: Pred, flags: int, reply: Reply) -> Dist | ReducedDist:
+def _dist_of(
+    kv: OpenFile, flags: int, reply: Reply, top_k: int | None, logprobs: Iterable[int] | None
+) -> Dist | ReducedDist:
+    num_rows, named, attention = reply.args[1], () if logprobs is None else tuple(logprobs), None
+    num_reduced = num_rows * row_bytes(top_k or 0, len(named)) if flags & REDUCED else 0
+    if flags & ATTENTION:
+        attention = Attention(memoryview(reply.payload)[num_reduced:])
     if flags & REDUCED:
-        return _reduced(reply, wanted.top_k, wanted.logprobs)
-    channel = wanted.kv.channel
-    return Dist(reply.rows(), reply.args[1], channel.slot_bytes, channel.vocab_size)
+        reduced = memoryview(reply.payload)[:num_reduced] if flags & ATTENTION else reply.payload
+        return ReducedDist(reduced, num_rows, top_k, named, attention)
+    return Dist(reply.rows(), num_rows, kv.channel.slot_bytes, kv.channel.vocab_size, attention)
 
 
-def _reduced(reply: Reply, top_k: int | None, logprobs: Iterable[int] | None) -> ReducedDist:
-    named = () if logprobs is None else tuple(logprobs)
-    return ReducedDist(reply.payload, reply.args[1], top_k, named)
+def _known(error: SymError, flags: int) -> SymError:
+    """A daemon that does not know SYM_ATTENTION stumbles over what comes with it: say so."""
+    is_unknown = isinstance(error, Invalid) and flags & ATTENTION and str(error).endswith(_OLDER_SAYS)
+    return Invalid("this daemon is older than the library and gives no attention: upgrade it") if is_unknown else error
 
 
 def _reduction(ids: array[int], top_k: int | None, logprobs: Iterable[int] | None, sampler: Sampler | None) -> bytes:

@@ -44,6 +44,14 @@ typedef struct sym_hot_functions {
     int (*stops_add)(sym_stops *stops, int32_t token);
 } sym_hot_functions;
 
+/* What the rows of a chunk attend to: `sums` gets, for each layer and KV head, the weights that they give each entry, those
+ * of the query heads of one KV head added up. */
+typedef struct sym_mass {
+    float *sums; /* [layers][kv_heads][columns]; null: nobody asks */
+    int32_t layers, kv_heads; /* the model's */
+    int32_t columns;          /* at least as many as there are entries with the chunk */
+} sym_mass;
+
 /* One step. Chunk c's rows are first_row[c] .. first_row[c + 1] - 1, its pages begin at pages[first_page[c]]. */
 typedef struct sym_batch {
     int32_t num_rows, num_chunks, num_wanted, num_copies;
@@ -56,6 +64,7 @@ typedef struct sym_batch {
     const uint32_t *const *masks; /* [chunks] null, or [rows of the chunk][its pages]: a bit for each entry */
     float *const *out;            /* [num_wanted] -> [vocab] */
     const int32_t *copies;        /* [copies][2] source, target */
+    const sym_mass *masses;       /* [chunks], or null: no chunk asks */
 } sym_batch;
 
 /* What the decoder does for the loop: 0, or an errno. */

@@ -279,6 +279,8 @@ const struct kernels T(kernels) = {
     .attend = FN(attend),
     .merge = FN(merge),
     .finish = FN(finish),
+    .measure = FN(measure),
+    .spread = FN(spread),
 };
 
 #undef T

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from decoder.batch import IntArray, NativeStep, StepBatch
+from decoder.batch import IntArray, MassArray, NativeStep, StepBatch
 from decoder.checkpoints.weights import Weights
 from decoder.checks import Words, check_batch, check_shape
 from decoder.cores import available_cores
@@ -139,6 +139,7 @@ class CpuDecoder:
             np.array([len(chunk.rows) for chunk in chunks], dtype=np.int32),
         ]
         out = ffi.new("float *[]", rows)
+        masses = ffi.new("sym_mass[]", [_mass(chunk.mass) for chunk in chunks])
         first_row, start, first_page, wanted = (_ints(array) for array in index)
         laid_out = ffi.new(
             "sym_batch *",
@@ -157,9 +158,10 @@ class CpuDecoder:
                 "masks": masks,
                 "out": out,
                 "copies": _ints(checked.copies),
+                "masses": masses,
             },
         )
-        return laid_out, (checked, index, masks, rows, out)
+        return laid_out, (checked, index, masks, rows, out, masses)
 
 
 def check(config: ModelConfig, weights: Weights, num_threads: int, precision: str) -> None:
@@ -185,6 +187,10 @@ def choose_isa(wanted: str | None = None) -> str:
 
 def _address(words: Words) -> Any:
     return ffi.cast("uint32_t *", words.ctypes.data)
+
+
+def _mass(mass: MassArray | None) -> tuple[Any, int, int, int]:
+    return (ffi.NULL, 0, 0, 0) if mass is None else (ffi.cast("float *", mass.ctypes.data), *mass.shape)
 
 
 def _ints(array: IntArray) -> Any:

@@ -625,6 +625,8 @@ static void FN(finish)(const struct softmax *from, long first, long heads, long 
     }
 }
 
+#include "mass_kernels.h"
+
 const struct kernels FN(kernels) = {
     .name = ISA_NAME,
     .product = FN(product),
@@ -634,6 +636,8 @@ const struct kernels FN(kernels) = {
     .attend = FN(attend),
     .merge = FN(merge),
     .finish = FN(finish),
+    .measure = FN(measure),
+    .spread = FN(spread),
 };
 
 #undef CASE

@@ -9,6 +9,7 @@
 
 #include "arrays.h"
 #include "isa.h"
+#include "mass.h"
 #include "plan.h"
 #include "pool.h"
 
@@ -18,8 +19,9 @@
 #define FEW_ROWS 4   /* rows that every thread normalises for itself: cheaper than a meeting */
 #define AMX_ROWS 32  /* a matrix tile reads whole sixteens of rows, twice: buffers reach as far past their last row */
 
-enum phase { EMBED, QKV, STORE, ATTEND, OUT, NORM, GATE_UP, DOWN, HEAD, NUM_PHASES };
-static const char *const phase_names[] = {"embed", "qkv", "store", "attend", "o", "norm", "gate+up", "down", "head"};
+enum phase { EMBED, QKV, STORE, ATTEND, MASS, OUT, NORM, GATE_UP, DOWN, HEAD, NUM_PHASES };
+static const char *const phase_names[] = {"embed", "qkv",  "store",   "attend", "mass",
+                                          "o",     "norm", "gate+up", "down",   "head"};
 
 /* Rows of activations, `stride` bytes apart. */
 struct rows {
@@ -43,6 +45,7 @@ struct sym_decoder {
     float **all_rows, **wanted_rows; /* into x */
     struct plan plans[2][2]; /* attention of [all, wanted in the last layer][full, sliding] */
     struct planner planner;
+    struct mass_plan mass; /* of chunks that ask for attention */
     float *partials; /* [partials][kv_heads] a row's softmax of one split */
     char *private; /* [threads] see private_layout */
 };
@@ -61,6 +64,7 @@ static long block_bytes(const sym_shape *s) {
 }
 static long page_bytes(const sym_shape *s) { return 2L * s->layers * s->kv_heads * block_bytes(s); }
 static long partial_floats(const sym_shape *s) { return heads_per_kv(s) * (s->head_dim + 2L); }
+static long level_floats(const sym_shape *s) { return 2L * s->heads; }
 static int weight_format(const sym_model *m) { return m->layers[0].qkv.format; }
 static int narrow(const struct sym_decoder *d) { return weight_format(&d->model) == SYM_BFLOAT16; }
 
@@ -245,41 +249,39 @@ static void fetch_unit(const struct sym_decoder *d, const struct plan *plan, lon
         }
 }
 
-/* `fused`: the unit also stores what its chunk adds within its splits; nobody else reads that before. */
-static void attend_unit(struct sym_decoder *d, struct plan *plan, long layer_index, const struct unit *unit,
-                        long kv_head, int fused, char *private) {
-    const sym_shape *s = &d->model.shape;
-    const sym_batch *b = d->batch;
-    const sym_layer *layer = &d->model.layers[layer_index];
-    const struct private_layout l = private_layout(&d->model);
-    const int32_t *members = plan->members + unit->first_member;
-    long heads = heads_per_kv(s), hd = s->head_dim, chunk = plan->seats[members[0]].chunk;
+/* The query heads of rows of some chunks, over entries of the first one's table. `limits` and `masks` are filled in. */
+struct query_rows {
     long limits[QUERIES];
     const uint32_t *masks[QUERIES];
-    float *scratch = (float *)(private + l.floats), *room = (float *)(private + l.room);
+};
 
-    for (long i = 0; i < unit->rows; i++) {
-        const struct seat *seat = &plan->seats[members[i]];
-        long c = seat->chunk, row = seat->row - b->first_row[c];
-        limits[i] = row_limit(b, c, seat->row);
-        masks[i] = b->masks[c] ? b->masks[c] + row * (b->first_page[c + 1] - b->first_page[c]) : NULL;
-        gather_query(d, layer, seat->row, kv_head, private + l.q + i * heads * hd * number_bytes(s->kv_format),
-                     scratch);
-    }
-    for (long row = b->first_row[chunk]; fused && row < b->first_row[chunk + 1]; row++) {
-        long split = (row_limit(b, chunk, row) - 1) / SPLIT;
-        if (unit->first_split <= split && split < unit->end_split)
-            store_entry(d, layer_index, chunk, row, kv_head, scratch);
-    }
-    struct attention a = {
+static void add_query(struct sym_decoder *d, long layer_index, long chunk, long row, long kv_head,
+                      struct query_rows *rows, long index, char *private) {
+    const sym_shape *s = &d->model.shape;
+    const sym_batch *b = d->batch;
+    const struct private_layout l = private_layout(&d->model);
+    long within = row - b->first_row[chunk];
+    rows->limits[index] = row_limit(b, chunk, row);
+    rows->masks[index] =
+        b->masks[chunk] ? b->masks[chunk] + within * (b->first_page[chunk + 1] - b->first_page[chunk]) : NULL;
+    gather_query(d, &d->model.layers[layer_index], row, kv_head,
+                 private + l.q + index * heads_per_kv(s) * s->head_dim * number_bytes(s->kv_format),
+                 (float *)(private + l.floats));
+}
+
+static struct attention attention_of(const struct sym_decoder *d, long layer_index, long chunk, long kv_head,
+                                     const struct query_rows *rows, long count, const char *private) {
+    const sym_shape *s = &d->model.shape;
+    const sym_batch *b = d->batch;
+    return (struct attention){
         .format = s->kv_format,
-        .rows = unit->rows,
-        .heads = heads,
-        .head_dim = hd,
-        .q = private + l.q,
-        .limits = limits,
-        .window = layer->sliding ? s->window : 0,
-        .masks = masks,
+        .rows = count,
+        .heads = heads_per_kv(s),
+        .head_dim = s->head_dim,
+        .q = private + private_layout(&d->model).q,
+        .limits = rows->limits,
+        .window = d->model.layers[layer_index].sliding ? s->window : 0,
+        .masks = rows->masks,
         .scale = s->attn_scale,
         .softcap = s->attn_softcap,
         .pages = b->pages + b->first_page[chunk],
@@ -288,6 +290,29 @@ static void attend_unit(struct sym_decoder *d, struct plan *plan, long layer_ind
         .page_bytes = page_bytes(s),
         .block_bytes = block_bytes(s),
     };
+}
+
+/* `fused`: the unit also stores what its chunk adds within its splits; nobody else reads that before. */
+static void attend_unit(struct sym_decoder *d, struct plan *plan, long layer_index, const struct unit *unit,
+                        long kv_head, int fused, char *private) {
+    const sym_shape *s = &d->model.shape;
+    const sym_batch *b = d->batch;
+    const struct private_layout l = private_layout(&d->model);
+    const int32_t *members = plan->members + unit->first_member;
+    long heads = heads_per_kv(s), hd = s->head_dim, chunk = plan->seats[members[0]].chunk;
+    struct query_rows queries;
+    float *scratch = (float *)(private + l.floats), *room = (float *)(private + l.room);
+
+    for (long i = 0; i < unit->rows; i++) {
+        const struct seat *seat = &plan->seats[members[i]];
+        add_query(d, layer_index, seat->chunk, seat->row, kv_head, &queries, i, private);
+    }
+    for (long row = b->first_row[chunk]; fused && row < b->first_row[chunk + 1]; row++) {
+        long split = (row_limit(b, chunk, row) - 1) / SPLIT;
+        if (unit->first_split <= split && split < unit->end_split)
+            store_entry(d, layer_index, chunk, row, kv_head, scratch);
+    }
+    struct attention a = attention_of(d, layer_index, chunk, kv_head, &queries, unit->rows, private);
     struct softmax whole = softmax_at((float *)(private + l.whole), unit->rows * heads);
     struct softmax part = softmax_at((float *)(private + l.part), unit->rows * heads);
     d->kernels->attend(&a, unit->first_split, &whole, room);
@@ -301,6 +326,45 @@ static void attend_unit(struct sym_decoder *d, struct plan *plan, long layer_ind
             finish_row(d, &whole, i * heads, seat, kv_head);
         else
             keep_partial(d, plan, members[i], &whole, i * heads, unit->first_split, kv_head);
+    }
+}
+
+/* ---- the mass of attention, for chunks that ask ---- */
+
+/* A group's queries: its max, and behind it its share, of a KV head. */
+static struct attention group_queries(struct sym_decoder *d, long layer_index, const struct mass_group *group,
+                                      long kv_head, struct query_rows *queries, char *private, float **max) {
+    const sym_shape *s = &d->model.shape;
+    for (long i = 0; i < group->rows; i++)
+        add_query(d, layer_index, group->chunk, group->first_row + i, kv_head, queries, i, private);
+    *max = d->mass.levels + group->level * level_floats(s) + kv_head * 2 * group->rows * heads_per_kv(s);
+    return attention_of(d, layer_index, group->chunk, kv_head, queries, group->rows, private);
+}
+
+static void measure_group(struct sym_decoder *d, long layer_index, const struct mass_group *group, long kv_head,
+                          char *private) {
+    struct query_rows queries;
+    float *max, *room = (float *)(private + private_layout(&d->model).room);
+    struct attention a = group_queries(d, layer_index, group, kv_head, &queries, private, &max);
+    d->kernels->measure(&a, max, max + a.rows * a.heads, room);
+}
+
+static void spread_block(struct sym_decoder *d, long layer_index, const struct mass_block *block, long kv_head,
+                         char *private) {
+    const sym_mass *mass = &d->batch->masses[block->chunk];
+    float *sums = mass->sums + (layer_index * d->model.shape.kv_heads + kv_head) * mass->columns + block->first_entry;
+    float *max, *room = (float *)(private + private_layout(&d->model).room);
+    long window = d->model.layers[layer_index].sliding ? d->model.shape.window : 0;
+    struct query_rows queries;
+    for (long g = block->first_group; g < block->end_group; g++) {
+        const struct mass_group *group = &d->mass.groups[g];
+        long first_limit = row_limit(d->batch, group->chunk, group->first_row);
+        if (first_limit + group->rows - 1 <= block->first_entry)
+            continue; /* all of it comes after them */
+        if (window && first_limit - window >= block->first_entry + block->entries)
+            continue;
+        struct attention a = group_queries(d, layer_index, group, kv_head, &queries, private, &max);
+        d->kernels->spread(&a, block->first_entry, block->entries, max, max + a.rows * a.heads, sums, room);
     }
 }
 
@@ -434,14 +498,25 @@ static void phase_store(struct walker *w, long layer) {
 static void phase_attend(struct walker *w, struct plan *plan, long layer, int fused) {
     struct sym_decoder *d = w->d;
     long kv_heads = d->model.shape.kv_heads;
-    long units = plan->num_units * kv_heads, next;
+    long attending = plan->num_units * kv_heads, units = attending + d->mass.num_groups * kv_heads, next;
     for (long unit = pool_take(&d->pool); unit < units; unit = next) {
         next = pool_take(&d->pool);
-        if (next < units)
+        if (next < attending)
             fetch_unit(d, plan, layer, &plan->units[next / kv_heads], next % kv_heads);
-        attend_unit(d, plan, layer, &plan->units[unit / kv_heads], unit % kv_heads, fused, w->private);
+        if (unit < attending)
+            attend_unit(d, plan, layer, &plan->units[unit / kv_heads], unit % kv_heads, fused, w->private);
+        else
+            measure_group(d, layer, &d->mass.groups[(unit - attending) / kv_heads], unit % kv_heads, w->private);
     }
     end_phase(w, ATTEND);
+}
+
+static void phase_mass(struct walker *w, long layer) {
+    struct sym_decoder *d = w->d;
+    long kv_heads = d->model.shape.kv_heads, units = d->mass.num_blocks * kv_heads;
+    for (long unit; (unit = pool_take(&d->pool)) < units;)
+        spread_block(d, layer, &d->mass.blocks[unit / kv_heads], unit % kv_heads, w->private);
+    end_phase(w, MASS);
 }
 
 /* live += the product, normalised first where the model does that. */
@@ -471,8 +546,9 @@ static void walk(void *context, int thread) {
     const sym_shape *s = &d->model.shape;
     const long all = d->batch->num_rows,
                wanted = d->batch->num_wanted; /* read before the last meeting, see pool_meet */
-    /* Rows that go through pages in one unit a chunk can be stored by it. */
-    const int decodes = all == d->batch->num_chunks;
+    const int has_mass = d->mass.num_groups > 0;
+    /* Rows that go through pages in one unit a chunk can be stored by it, if nobody else looks at them meanwhile. */
+    const int decodes = all == d->batch->num_chunks && !has_mass;
     phase_copy_and_embed(w);
     if (!all)
         return; /* copies alone */
@@ -488,13 +564,17 @@ static void walk(void *context, int thread) {
         phase_product(w, qkv, &x, rows, QKV);
         if (last || !decodes)
             phase_store(w, i);
-        if (last && !wanted)
+        if (last && !wanted && !has_mass)
             return; /* behind the last meeting: nothing shared may be read */
         if (last) {
             rows = wanted;
             x.pointers = live = d->wanted_rows;
         }
         phase_attend(w, &d->plans[last][layer->sliding], i, !last && decodes);
+        if (has_mass)
+            phase_mass(w, i);
+        if (last && !wanted)
+            return;
         struct source attended = {.rows = d->attended, .width = attended_width(s)};
         phase_add(w, &layer->o, &attended, layer->post_attn_norm, live, rows, OUT);
         x.norm = layer->ffn_norm;
@@ -582,6 +662,8 @@ int sym_step(struct sym_decoder *d, const sym_batch *batch) {
     int error = reserve_rows(d, batch->num_rows, batch->num_wanted);
     if (!error)
         error = make_plans(d);
+    if (!error)
+        error = make_mass_plan(&d->mass, batch, rows_per_unit(&d->model.shape), level_floats(&d->model.shape));
     if (error)
         return error;
     int solo = batch->num_rows * d->work_per_row < d->solo_work;
@@ -601,6 +683,7 @@ void sym_decoder_free(struct sym_decoder *d) {
     pool_stop(&d->pool, d->pool.threads - 1);
     for (int i = 0; i < 4; i++)
         free_plan(&d->plans[i / 2][i % 2]);
+    free_mass_plan(&d->mass);
     void *owned[] = {d->x.data,       d->qkv.data,     d->attended.data, d->ff.data,  d->added.data,
                      d->operand.data, d->rotations[0], d->rotations[1],  d->all_rows, d->wanted_rows,
                      d->planner.few,  d->planner.keys, d->partials,      d->private,  d};

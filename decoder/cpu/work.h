@@ -86,6 +86,12 @@ struct kernels {
     void (*merge)(struct softmax *into, const struct softmax *from, long vectors, long head_dim);
     /* One row's heads, divided by their sums, as floats or (narrow) bfloat16. */
     void (*finish)(const struct softmax *from, long first, long heads, long head_dim, void *out, int narrow);
+    /* The softmax of each vector over all that it sees: its highest score, as a power of two, and 1 / its sum of weights. */
+    void (*measure)(const struct attention *a, float *max, float *share, float *room);
+    /* Adds to mass[0 .. entries - 1] what all vectors, one after the other, give the entries from `first` on; at most BLOCK,
+     * and `first` begins one. */
+    void (*spread)(const struct attention *a, long first, long entries, const float *max, const float *share,
+                   float *mass, float *room);
 };
 
 #endif

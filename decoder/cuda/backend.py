@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoder.batch import IntArray, StepBatch
+from decoder.batch import IntArray, MassArray, StepBatch
 from decoder.checkpoints.weights import Weights
 from decoder.checks import check_batch, check_shape
 from decoder.cores import available_cores
@@ -34,6 +34,7 @@ from decoder.cuda.tables import rope_table
 from decoder.model_config import ModelConfig
 from libsym.errors import Invalid
 from triton_kernels.attention_launch import wide_shape
+from triton_kernels.attention_mass import attention_mass, mass_steps
 from triton_kernels.attention_splits import SPLIT_PAGES
 from triton_kernels.embedding import embed
 from triton_kernels.gated_activation import gated_activation
@@ -58,6 +59,18 @@ class _Decodes:
 
 
 @dataclass(frozen=True, slots=True)
+class _Mass:
+    """What attention is added up in for those prefills that ask, on the device."""
+
+    tiles: Tensor
+    steps: Tensor
+    first_columns: Tensor
+    levels: Tensor
+    sums: Tensor
+    """[layers, KV heads, columns]"""
+
+
+@dataclass(frozen=True, slots=True)
 class _Prefills:
     """What attention needs to know of a pass' prefills, on the device."""
 
@@ -68,6 +81,7 @@ class _Prefills:
     masks: Tensor | None
     mask_first: Tensor
     mask_words: Tensor
+    mass: _Mass | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +246,7 @@ class CudaDecoder:
                 there["masks"] if len(there["masks"]) else None,
                 there["mask_first"],
                 there["mask_words"],
+                mass := self._mass(there, work),
             ),
         )
         added, residual = self._layers(rows, wants_logits=len(wanted) > 0)
@@ -241,6 +256,20 @@ class CudaDecoder:
             some = self._logits[: len(index)]
             self._head(added.index_select(0, index), residual.index_select(0, index), some)
             self._hand_out(readers[first : first + LOGIT_ROWS], self._fetch(len(index)))
+        if mass is not None:
+            _hand_out_mass(work.prefills, mass.sums.cpu().numpy())
+
+    def _mass(self, there: dict[str, Tensor], work: Pass) -> _Mass | None:
+        """Memory beside what is planned: a thousandth of the KV that the calls see, or some more."""
+        num_columns = sum(_num_columns(piece) for piece in work.prefills)
+        if not num_columns:
+            return None
+        config, device = self.config, self._device.torch
+        num_rows = sum(piece.length for piece in work.prefills)
+        levels = torch.empty((num_rows, config.num_heads), dtype=torch.float32, device=device)
+        shape = (config.num_layers, config.num_kv_heads, num_columns)
+        sums = torch.zeros(shape, dtype=torch.float32, device=device)
+        return _Mass(there["mass_tiles"], there["mass_steps"], there["mass_columns"], levels, sums)
 
     def _mixed_arrays(self, work: Pass, num_wanted: int) -> dict[str, tuple[int, ...]]:
         num_rows, num_prefills = int(work.lengths.sum()), len(work.prefills)
@@ -258,11 +287,22 @@ class CudaDecoder:
             "tiles": prefill_tiles(lengths, self._prefill_shape).shape,
             "mask_first": (num_prefills,),
             "mask_words": (num_prefills,),
+            "mass_tiles": self._mass_tiles(work.prefills).shape,
+            "mass_steps": mass_steps(_columns(work.prefills)).shape,
+            "mass_columns": (num_prefills,),
             "masks": (sum(0 if piece.mask is None else piece.mask.size for piece in work.prefills),),
         }
 
+    def _mass_tiles(self, pieces: Sequence[Piece]) -> IntArray:
+        lengths = [0 if piece.chunk.mass is None else piece.length for piece in pieces]
+        return prefill_tiles(np.array(lengths, np.int32), self._prefill_shape)
+
     def _lay_prefills(self, laid: Laid, pieces: Sequence[Piece]) -> None:
         host, first_word = laid.host, 0
+        columns = _columns(pieces)
+        host["mass_tiles"][:] = self._mass_tiles(pieces)
+        host["mass_steps"][:] = mass_steps(columns)
+        host["mass_columns"][:] = np.cumsum(columns) - columns
         lengths = np.array([piece.length for piece in pieces], np.int32)
         host["first_rows"][:] = [0, *np.cumsum(lengths)]
         host["tiles"][:] = prefill_tiles(lengths, self._prefill_shape)
@@ -301,6 +341,8 @@ class CudaDecoder:
                     added, residual, layer.attn_norm, eps, post_weight=post_norm, out=normed, new_residual=residual
                 )
             query = self._rotated(rows, index, layer, normed)
+            if rows.prefills is not None and rows.prefills.mass is not None:
+                self._add_mass(rows.prefills, rows.prefills.mass, index, query[-len(rows.prefills.mass.levels) :])
             if index == config.num_layers - 1 and not wants_logits:
                 break  # K and V are stored: nobody reads the rest
             attended = self._attend(rows, index, query)
@@ -379,6 +421,27 @@ class CudaDecoder:
             )
         return out
 
+    def _add_mass(self, prefills: _Prefills, mass: _Mass, index: int, query: Tensor) -> None:
+        config = self.config
+        attention_mass(
+            query,
+            self._layer_pages[index][0],
+            prefills.page_tables,
+            prefills.starts,
+            prefills.first_rows,
+            mass.tiles,
+            mass.steps,
+            mass.first_columns,
+            levels=mass.levels,
+            out=mass.sums[index],
+            scale=config.score_scale,
+            softcap=config.attn_softcap,
+            window=config.window if config.slides(index) else 0,
+            masks=prefills.masks,
+            mask_first=prefills.mask_first,
+            mask_words=prefills.mask_words,
+        )
+
     def _head(self, added: Tensor, residual: Tensor, logits: Tensor) -> None:
         config, post_norm = self.config, self._weights.layers[-1].post_ffn_norm
         normed, _ = add_rmsnorm(added, residual, self._weights.final_norm, config.rms_eps, post_weight=post_norm)
@@ -425,3 +488,22 @@ def _wanted_rows(work: Pass) -> IntArray:
     ends = np.cumsum(work.lengths)
     ranges = [np.arange(end - len(piece.chunk.rows), end) for piece, end in zip(work.pieces, ends, strict=True)]
     return np.concatenate(ranges).astype(np.int32)
+
+
+def _num_columns(piece: Piece) -> int:
+    """Entries that it wants a sum for."""
+    return 0 if piece.chunk.mass is None else piece.chunk.start + piece.length
+
+
+def _columns(pieces: Sequence[Piece]) -> IntArray:
+    return np.array([_num_columns(piece) for piece in pieces], np.int32)
+
+
+def _hand_out_mass(pieces: Sequence[Piece], sums: MassArray) -> None:
+    """To those who asked: what came of this pass is added to what came of those before."""
+    first = 0
+    for piece in pieces:
+        if piece.chunk.mass is not None:
+            end = first + _num_columns(piece)
+            piece.chunk.mass[:, :, : end - first] += sums[:, :, first:end]
+            first = end

@@ -39,7 +39,7 @@ class Piece:
 
     @property
     def is_decode(self) -> bool:
-        return self.length == 1 and self.mask is None
+        return self.length == 1 and self.mask is None and self.chunk.mass is None
 
 
 class Pass:

@@ -49,6 +49,7 @@ class DiskJobs:
         self._limiter = trio.CapacityLimiter(MAX_JOBS)
         self._nursery: trio.Nursery | None = None
         self._under_way: set[Job[Any]] = set()
+        self._is_ending = False
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """For ever. Cancelled, it waits for no thread."""
@@ -58,12 +59,19 @@ class DiskJobs:
             try:
                 await trio.sleep_forever()
             finally:
-                self._nursery = None
+                self._is_ending = True
 
-    @property
-    def is_running(self) -> bool:
-        """Whether jobs may be started."""
-        return self._nursery is not None
+    def soon(self, function: Callable[[], None]) -> None:
+        """Call it on the trio thread, when whoever asks is not in the middle of something any more; not if the daemon
+        ends meanwhile, for then no job can be started.
+        """
+
+        async def call() -> None:
+            function()
+
+        assert self._nursery is not None, "the storage is not running"
+        if not self._is_ending:
+            self._nursery.start_soon(call)
 
     def start(self, function: Callable[[], T], then: Callable[[Job[T]], None] = lambda _job: None) -> Job[T]:
         """Begin a job; `then` is called when it has ended, on the trio thread."""

@@ -16,7 +16,6 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import trio
 
 from kvfs.durable.disk_jobs import DiskJobs, Job
 from kvfs.durable.pages_in import as_ours
@@ -109,13 +108,10 @@ class PagesOut:
     def write_out(self, pages: IntArray, then: Callable[[SymError | None], None]) -> None:
         """Have pages in slots as far as they are computed. `then` is told on the trio thread, when it is over."""
         out = _Out(pages, self._pool.on_disk.generations(pages), then)
-        # Whoever asks is in the middle of something.
-        trio.lowlevel.current_trio_token().run_sync_soon(self._write_next, out)
+        self._jobs.soon(partial(self._write_next, out))  # whoever asks is in the middle of something
 
     def _write_next(self, out: _Out) -> None:
         """Begin as many jobs as may be. A page is written by one at a time: what others write just now comes last."""
-        if not self._jobs.is_running:
-            return  # the daemon has ended, and nobody waits
         while out.error is None and out.num_running < JOBS_A_FILE:
             group = self._next_group(out)
             if not group.size:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 import numpy as np
 
 from kvfs.images.format import ImageFormat
-from kvfs.pages.digest import digest
+from kvfs.pages.digest import NUM_LANES, digest, digests
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.looking import Bytes, copies, look
@@ -81,6 +81,22 @@ class Snapshot:
         pages = self._pages[first : min(stop, self._num_full)]
         is_cold = self.pool.store.of[pages] == NOWHERE
         return (np.flatnonzero(is_cold) + first).tolist(), pages[is_cold]
+
+    def unhashed(self) -> list[int]:
+        """Full pages, by their number in the file, that are on disk alone and have no digest."""
+        numbers, pages = self.cold_pages(0, self._num_full)
+        return [number for number, has in zip(numbers, self.pool.has_digest[pages].tolist(), strict=True) if not has]
+
+    def hash(self, pages: Mapping[int, Bytes], checkpoint: Callable[[], None] = lambda: None) -> None:
+        """Note the digests of pages that somebody has read. For a worker thread."""
+        numbers = list(pages)
+        for first in range(0, len(numbers), NUM_LANES):
+            checkpoint()
+            group = numbers[first : first + NUM_LANES]
+            values = digests([pages[number] for number in group])
+            self.pool.keep_digests(
+                self._pages[group], np.frombuffer(b"".join(values), np.uint8).reshape(len(group), -1)
+            )
 
     def prepare(self, checkpoint: Callable[[], None] = lambda: None) -> None:
         """Compute the digests and the header once: at about 1 GB/s for pages that nobody has hashed before.

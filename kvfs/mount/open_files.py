@@ -24,7 +24,7 @@ from kvfs.mount.disk_work import DiskWork
 from kvfs.mount.eager import Eager, Mutex
 from kvfs.mount.incoming import Refusal, take_in
 from kvfs.mount.nodes import Nodes
-from kvfs.mount.stretches import Rooms
+from kvfs.mount.spans import Rooms
 from kvfs.mount.turns import Turns, at_once
 from kvfs.mount.views import Reader, Version, View, version_of
 from kvfs.names.content import KvFile

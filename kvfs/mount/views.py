@@ -6,7 +6,7 @@ meanwhile. An open that may write gets a snapshot of its own, read past the cach
 refused).
 
 What is in memory is answered as it lies in the arena; the reply is written before anybody else has the thread, so no
-frame can be taken away under it. What is on disk alone is read to rooms outside of the arena (`kvfs.mount.stretches`).
+frame can be taken away under it. What is on disk alone is read to rooms outside of the arena (`kvfs.mount.spans`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from kvfs.mount.eager import Eager, Mutex
-from kvfs.mount.stretches import Rooms, Stretches
+from kvfs.mount.spans import Rooms, Spans
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import Inode
 from kvfs.pages.looking import Bytes
@@ -42,7 +42,7 @@ class Reader:
         "_prepared",
         "_preparing",
         "_snapshot",
-        "_stretches",
+        "_spans",
         "_volume",
         "version",
     )
@@ -53,7 +53,7 @@ class Reader:
         self.version: Version = (kv, kv.changes)
         self._volume = volume
         self._snapshot = volume.open_snapshot(kv)
-        self._stretches = Stretches(self._snapshot, volume.storage, rooms, eager)
+        self._spans = Spans(self._snapshot, volume.storage, rooms, eager)
         self._prepared = False
         self._preparing = Mutex(eager)
         self._num_reading = 0
@@ -72,7 +72,7 @@ class Reader:
             lent: dict[int, Bytes] = {}
             while missing := self._snapshot.missing(offset, size, lent):
                 lent = {number: bytes(data) for number, data in lent.items()}  # a view is good until the next await
-                lent |= await self._stretches.read(missing)
+                lent |= await self._spans.read(missing)
             return self._snapshot.read(offset, size, lent)
         finally:
             self._num_reading -= 1
@@ -80,9 +80,15 @@ class Reader:
                 self._end()
 
     async def _prepare(self) -> None:
-        """Hash what was never hashed, at about 1 GB/s. Interrupted, it leaves what is done to the next reader."""
+        """Hash what was never hashed, at about 1 GB/s. Interrupted, it leaves what is done to the next reader.
+
+        What is on disk alone comes in spans, as for a reader: one is hashed while the next is read.
+        """
         async with self._preparing:
             if not self._prepared:
+                while missing := self._snapshot.unhashed():
+                    async with self._spans.lent(missing) as pages:
+                        await self._eager.long_job(self._snapshot.hash, pages)
                 await self._eager.long_job(self._snapshot.prepare)
                 self._prepared = True
 
@@ -101,7 +107,7 @@ class Reader:
             self._end()
 
     def _end(self) -> None:
-        self._stretches.close()
+        self._spans.close()
         self._volume.close_snapshot(self._snapshot)
 
 

@@ -56,8 +56,8 @@ class Departures:
         self._told_at_s = self._idled_at_s = -1e9
         self._full_until_s = 0.0
 
-    def victims(self, keep: IntArray) -> IntArray:
-        """Pages that may go, the first to go first; `keep`: not these."""
+    def victims(self, keep: IntArray, num_wanted: int | None = None) -> IntArray:
+        """Pages that may go, the first to go first, no more than are wanted; `keep`: not these."""
         pool, now_s = self._pool, self._clock()
         if now_s - self._idled_at_s > TELLS_EACH_S:
             self._idled_at_s = now_s
@@ -67,8 +67,17 @@ class Departures:
             found = found[~np.isin(found, keep)]
         if self._moves.recent_error() is not None:
             found = found[pool.on_disk.is_kept(found, pool.computed(found))]  # the disk takes nothing else
-        bring_s = self._moves.bring_s
-        return in_order(pool, self._residents, found, self.rank, now_s, bring_s, self.compute_s, self.max_kept)
+        return in_order(
+            pool,
+            self._residents,
+            found,
+            self.rank,
+            now_s,
+            self._moves.bring_s,
+            self.compute_s,
+            self.max_kept,
+            num_wanted,
+        )
 
     @property
     def max_kept(self) -> int:
@@ -111,7 +120,7 @@ class Departures:
         pool, now_s = self._pool, self._clock()
         short = pool.low_water - pool.store.num_free - len(self.going)
         if short > 0 and now_s >= self._full_until_s:
-            taken = self.victims(_NONE)[: short + pool.low_water]
+            taken = self.victims(_NONE, short + pool.low_water)
             if not taken.size:
                 self._full_until_s = now_s + FULL_FOR_S
             elif not self.is_grace(taken):
@@ -122,7 +131,7 @@ class Departures:
         pool = self._pool
         if self._cleaning or self._moves.num_jobs or pool.store.num_free * CLEAN_SHARE > pool.num_frames:
             return
-        found = self.victims(_NONE)[: pool.num_frames // CLEAN_SHARE]
+        found = self.victims(_NONE, pool.num_frames // CLEAN_SHARE)
         dirty = found[~pool.on_disk.is_kept(found, pool.computed(found))][:CLEANED_AT_ONCE]
         if dirty.size:
             self._cleaning.update(dirty.tolist())

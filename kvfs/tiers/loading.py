@@ -25,11 +25,6 @@ LIMIT_S = 0.25
 """That one decision of an operator's policy may take: 10,000 files take ours some milliseconds, on a busy machine."""
 
 
-def is_ours(name_or_path: str) -> bool:
-    """Else it is a file, which is to be guarded."""
-    return name_or_path in NAMES
-
-
 def load(name_or_path: str) -> Rank:
     """Invalid says what is wrong with it, and where. A file's function raises Invalid, too, whatever it does wrong."""
     if name_or_path in NAMES:
@@ -55,12 +50,6 @@ def load(name_or_path: str) -> Rank:
     if trial.failure is not None:
         raise Invalid(trial.failure)
     return lambda files, gaps: _checked(rank, files, gaps, name_or_path)
-
-
-def policy_of(name_or_path: str, log: logging.Logger) -> Rank:
-    """What a daemon decides by: one of ours as it is, a file guarded by the default. As `load` raises."""
-    rank = load(name_or_path)
-    return rank if is_ours(name_or_path) else Guarded(rank, NAMES[DEFAULT], LIMIT_S, log, name_or_path)
 
 
 def _checked(rank: Callable[[Files, Gaps], object], files: Files, gaps: Gaps, name: str) -> FloatArray:

@@ -90,6 +90,13 @@ class Pager:
         table.row = self.residents.add(table)
         self.residents.priority[table.row] = priority
 
+    def filled(self, table: PageTable) -> None:
+        """A new file got its pages without a call: by an import, or from others' entries. That was a use of them."""
+        pages = table.pages
+        own = pages[self._pool.row_of[pages] == NO_ROW]
+        self._pool.row_of[own] = table.row
+        self._pool.last_use[own] = self.clock()
+
     def remove(self, table: PageTable) -> None:
         """Nobody has the file any more; it still has its pages. What it shares is its source's again."""
         pages, source = table.pages, table.source
@@ -116,6 +123,12 @@ class Pager:
     def use(self, rank: Rank) -> None:
         """Another policy from now on."""
         self.departures.rank = rank
+
+    def forked(self, table: PageTable) -> None:
+        """Somebody goes on from it, in a fork: that is a use of what they share."""
+        if table.row != NO_ROW:
+            self.residents.begin_use(table.row)
+            self.residents.end_use(table.row)
 
     def num_in_memory(self, table: PageTable) -> int:
         """Of its pages."""
@@ -266,8 +279,8 @@ class Pager:
         self._hints.forget(table)
         self.residents.is_cold[table.row] = True
         self.residents.wanted_s[table.row] = 0
-        pages = table.pages
-        self.departures.send(self.departures.may_go(pages[self._pool.row_of[pages] == table.row]))
+        pages, rows = table.pages, self._pool.row_of[table.pages]
+        self.departures.send(self.departures.may_go(pages[(rows == table.row) | (rows == NO_ROW)]))
 
     async def put_on_disk(self, table: PageTable) -> None:
         """Return when no page of it is in memory. Busy: it is being computed with; NoSpace, EIO: the disk says so."""
@@ -453,7 +466,7 @@ class Pager:
         wanted = num_frames - len(departures.going)
         if wanted <= 0:
             return
-        taken = departures.victims(ticket.old_pages)[: wanted + self._pool.low_water]
+        taken = departures.victims(ticket.old_pages, wanted + self._pool.low_water)
         if departures.is_grace(taken):
             return
         num_frames -= departures.send(taken) + len(departures.going)

@@ -15,6 +15,7 @@ from typing import Any, Self
 from libsym._channel import ffi, lib
 from libsym.arguments import int64, real, shown
 from libsym.errors import Invalid
+from libsym.rows.attention import Attention, asked
 from libsym.rows.native import Allowed, check_limits, checked, pointer, uniform
 
 __all__ = ["Dist", "uniform"]
@@ -37,10 +38,13 @@ class Dist:
     (1, 2)
     """
 
-    __slots__ = ("_num_rows", "_row", "_row_bytes", "_rows", "_vocab_size")
+    __slots__ = ("_attention", "_num_rows", "_row", "_row_bytes", "_rows", "_vocab_size")
 
-    def __init__(self, rows: memoryview, num_rows: int, row_bytes: int, vocab_size: int) -> None:
+    def __init__(
+        self, rows: memoryview, num_rows: int, row_bytes: int, vocab_size: int, attention: Attention | None = None
+    ) -> None:
         """`rows`: bytes of `num_rows` rows that lie `row_bytes` apart; the view owns the slots."""
+        self._attention = attention
         self._rows: memoryview | None = rows
         self._num_rows = num_rows
         self._row_bytes = row_bytes
@@ -87,6 +91,15 @@ class Dist:
         2
         """
         return self._vocab_size
+
+    @property
+    def attention(self) -> Attention:
+        """How much each entry was attended to, if `pred` was asked for it.
+
+        >>> sym.pred(sym.kv_create(), [65, 66], attention="entries").attention
+        <Attention to 2 entries>
+        """
+        return asked(self._attention)
 
     def __len__(self) -> int:
         return self._num_rows

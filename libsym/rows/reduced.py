@@ -14,6 +14,7 @@ from libsym.abi import REDUCED_STRUCT, REDUCTION_STRUCT, SCORED_STRUCT
 from libsym.arguments import int64
 from libsym.channel.hot import address
 from libsym.errors import Invalid, ProtocolError
+from libsym.rows.attention import Attention, asked
 from libsym.rows.native import checked
 from libsym.rows.sampler import RowSampler
 
@@ -112,6 +113,7 @@ class ReducedDist:
     """
 
     __slots__ = (
+        "_attention",
         "_entropy",
         "_logprobs",
         "_logsumexp",
@@ -124,9 +126,15 @@ class ReducedDist:
     )
 
     def __init__(
-        self, payload: bytes | memoryview, num_rows: int, top_k: int | None = None, named: Sequence[int] = ()
+        self,
+        payload: bytes | memoryview,
+        num_rows: int,
+        top_k: int | None = None,
+        named: Sequence[int] = (),
+        attention: Attention | None = None,
     ) -> None:
         """`payload`: `num_rows` reduced rows, as they were asked for with `top_k` and `named`."""
+        self._attention = attention
         self._top_k = top_k or 0
         self._named = tuple(named)
         self._payload = memoryview(payload)
@@ -168,6 +176,15 @@ class ReducedDist:
 
     def __array__(self, *_options: Any, **_more: Any) -> Any:
         raise Invalid(f"{self!r} has no row of logits: ask pred() without top_k, logprobs and sampler")
+
+    @property
+    def attention(self) -> Attention:
+        """How much each entry was attended to, if `pred` was asked for it.
+
+        >>> sym.pred(sym.kv_create(), [65], top_k=1, attention="pages").attention
+        <Attention to 1 entries>
+        """
+        return asked(self._attention)
 
     @property
     def token(self) -> int:

@@ -26,6 +26,7 @@ from libsym.channel.server import ServerChannel
 from libsym.errors import Invalid, SymError, TimedOut
 from libsym.rows.sampler import RowSampler
 from libsym.rows.stops import StopTexts
+from scheduler.batch.attention import AttentionMass
 from scheduler.batch.reduction import Reduction
 from scheduler.programs.program import Program
 from scheduler.programs.used import Used
@@ -118,6 +119,8 @@ class FileCall(ABC):
         self.positions = positions
         """None: they go on after the last entry's."""
         self.mask: EntryMask | None = None
+        self.attention: AttentionMass | None = None
+        """What its tokens attend to, if it asks."""
         self.rows: tuple[memoryview[float], ...] = ()
         """Where the rows go that are wanted; none: into memory of the run, or of ours if `is_digested`."""
         self.reservation: Reservation | None = None
@@ -189,6 +192,8 @@ class FileCall(ABC):
         self.reservation = reservation
         if self.mask is not None:
             self.mask.check(reservation.start, len(self.tokens))
+        if self.attention is not None:
+            self.attention.begin(reservation.start + len(self.tokens))
 
     def promise(self, num_tokens: int) -> None:
         """So many are to be computed from now on, and no other call of its program may have them."""
@@ -227,6 +232,8 @@ class FileCall(ABC):
         """It is over, and so is its use of pages and of the program's memory, whoever still refers to it."""
         self.reservation = None
         self.promise(0)
+        if self.attention is not None:
+            self.attention.let_go()
 
 
 class PredCall(FileCall):
@@ -246,6 +253,7 @@ class PredCall(FileCall):
         deadline_s: float | None = None,
         mask: EntryMask | None = None,
         reduction: Reduction | None = None,
+        attention: AttentionMass | None = None,
         hot: HotPred | None = None,
         kind: CallKind = CallKind.PREDICTION,
     ) -> None:
@@ -260,6 +268,7 @@ class PredCall(FileCall):
         self.rows = rows
         self._num_rows = len(rows) if num_rows is None else num_rows
         self.mask = mask
+        self.attention = attention
         self._finished = finished
         self._reduction = reduction
         self._hot = hot

@@ -8,6 +8,7 @@ until the step returns.
 from __future__ import annotations
 
 import errno
+import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from decoder.batch import BoolArray, Chunk, IntArray, NativeStep, StepBatch
+from decoder.batch import BoolArray, Chunk, IntArray, MassArray, NativeStep, StepBatch
 from libsym.abi import PAGE_ENTRIES
 from scheduler._loop import ffi, lib
 
@@ -80,7 +81,8 @@ def _batch_of(batch: Any, vocab_size: int) -> StepBatch:
         own = tuple(rows[num_before : num_before + wanted[index]])
         num_before += len(own)
         mask = _mask(batch.masks[index], end - first, len(table), start[index])
-        chunks.append(Chunk(tokens[first:end], positions[first:end], table, start[index], own, mask))
+        mass = None if batch.masses == ffi.NULL else _mass(batch.masses[index])
+        chunks.append(Chunk(tokens[first:end], positions[first:end], table, start[index], own, mask, mass))
     copies = _ints(batch.copies, 2 * batch.num_copies).reshape(-1, 2).tolist()
     return StepBatch(tuple(chunks), tuple((source, target) for source, target in copies))
 
@@ -96,6 +98,14 @@ def _mask(words: Any, num_rows: int, num_pages: int, start: int) -> BoolArray | 
     packed = np.frombuffer(ffi.buffer(words, 4 * num_rows * num_pages), np.uint8)
     bits = np.unpackbits(packed.reshape(num_rows, num_pages * PAGE_ENTRIES // 8), axis=1, bitorder="little")
     return bits[:, : start + num_rows].view(np.bool_)
+
+
+def _mass(mass: Any) -> MassArray | None:
+    """The run's own array, to be added to."""
+    if mass.sums == ffi.NULL:
+        return None
+    shape = (mass.layers, mass.kv_heads, mass.columns)
+    return np.frombuffer(ffi.buffer(mass.sums, 4 * math.prod(shape)), np.float32).reshape(shape)
 
 
 def _ints(pointer: Any, count: int) -> IntArray:

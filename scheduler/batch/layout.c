@@ -174,13 +174,14 @@ static int make_arrays(sym_loop *loop, const struct sizes *sizes) {
         return -1;
     layout->room_rows = rows[0];
     const int32_t num_bounds = sizes->chunks + 1, old = layout->room_chunks;
-    int32_t chunks[6] = {old, old, old, old, old, old};
+    int32_t chunks[7] = {old, old, old, old, old, old, old};
     if (sym_make_room(&layout->first_row, &chunks[0], num_bounds, sizeof(int32_t)) != 0 ||
         sym_make_room(&layout->start, &chunks[1], num_bounds, sizeof(int32_t)) != 0 ||
         sym_make_room(&layout->first_page, &chunks[2], num_bounds, sizeof(int32_t)) != 0 ||
         sym_make_room(&layout->wanted, &chunks[3], num_bounds, sizeof(int32_t)) != 0 ||
         sym_make_room(&layout->masks, &chunks[4], num_bounds, sizeof *layout->masks) != 0 ||
-        sym_make_room(&layout->mask_at, &chunks[5], num_bounds, sizeof *layout->mask_at) != 0)
+        sym_make_room(&layout->mask_at, &chunks[5], num_bounds, sizeof *layout->mask_at) != 0 ||
+        sym_make_room(&layout->masses, &chunks[6], num_bounds, sizeof *layout->masses) != 0)
         return -1;
     layout->room_chunks = chunks[0];
     if (sym_make_room(&layout->pages, &layout->room_pages, sizes->pages, sizeof(int32_t)) != 0 ||
@@ -227,14 +228,16 @@ static void lay_mask(struct layout *layout, const struct seat *seat, int32_t chu
     *num_words += (size_t)num_pages * (size_t)seat->num_now;
 }
 
-/* Distinct pages that decodes read; what prefills see. */
+/* Distinct pages that decodes read; what prefills see. Whoever asks for attention has all of it computed once more. */
 static void weigh(sym_loop *loop, const struct seat *seat, int32_t start, int32_t num_pages) {
+    const int64_t times = seat->member->mass.sums == NULL ? 1 : 2;
     if (left(seat->member) > 1) {
-        loop->work.num_pairs += (int64_t)seat->num_now * start + (int64_t)seat->num_now * (seat->num_now + 1) / 2;
+        loop->work.num_pairs +=
+            times * ((int64_t)seat->num_now * start + (int64_t)seat->num_now * (seat->num_now + 1) / 2);
         loop->num_prefill_rows += seat->is_decode ? 0 : seat->num_now;
         return;
     }
-    loop->work.num_seen += start + 1;
+    loop->work.num_seen += times * (start + 1);
     for (int32_t p = 0; p < num_pages; p++)
         if (!was_read(&loop->layout, seat->member->pages[p]))
             loop->work.num_entries += p + 1 < num_pages ? SYM_PAGE_ENTRIES : start + 1 - p * SYM_PAGE_ENTRIES;
@@ -245,6 +248,7 @@ static void lay_chunks(sym_loop *loop) {
     sym_batch *batch = &loop->batch;
     int32_t num_rows = 0, num_pages = 0, num_out = 0, num_scratch = 0, num_copies = 0;
     size_t num_words = 0;
+    int has_mass = 0;
     loop->work = (sym_work){0};
     loop->num_prefill_rows = 0;
     begin_reading(loop);
@@ -272,6 +276,8 @@ static void lay_chunks(sym_loop *loop) {
         if (seat->num_wanted > 0)
             member->row = layout->out[num_out - 1];
         lay_mask(layout, seat, c, &num_words);
+        layout->masses[c] = member->mass;
+        has_mass |= member->mass.sums != NULL;
         if (member->num_copies > 0)
             memcpy(layout->copies + 2 * num_copies, member->copies, 2 * (size_t)member->num_copies * sizeof(int32_t));
         num_copies += member->num_copies;
@@ -297,6 +303,7 @@ static void lay_chunks(sym_loop *loop) {
         .masks = layout->masks,
         .out = layout->out,
         .copies = layout->copies,
+        .masses = has_mass ? layout->masses : NULL,
     };
 }
 

@@ -46,12 +46,11 @@ void sym_loop_free(sym_loop *loop) {
     sym_scratch_free(loop->scratch);
     for (int32_t i = 0; i < layout->num_scratch; i++)
         free(layout->scratch[i]);
-    void *const arrays[] = {layout->tokens,     layout->positions, layout->first_row,  layout->start,
-                            layout->first_page, layout->wanted,    layout->masks,      layout->mask_at,
-                            layout->pages,      layout->out,       layout->copies,     layout->mask_words,
-                            layout->scratch,    layout->stamps,    loop->candidates,   loop->candidate_of,
-                            loop->num_now,      loop->seats,       loop->record_seats, loop->servers,
-                            loop->shares,       loop->free_shares, loop->news,         loop->free_places};
+    void *const arrays[] = {layout->tokens,   layout->positions,  layout->first_row, layout->start,  layout->first_page,
+                            layout->wanted,   layout->masks,      layout->mask_at,   layout->pages,  layout->out,
+                            layout->copies,   layout->mask_words, layout->scratch,   layout->stamps, layout->masses,
+                            loop->candidates, loop->candidate_of, loop->num_now,     loop->seats,    loop->record_seats,
+                            loop->servers,    loop->shares,       loop->free_shares, loop->news,     loop->free_places};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
     for (int32_t i = 0; i < loop->num_places; i++)

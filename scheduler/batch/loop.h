@@ -70,6 +70,9 @@ typedef struct sym_member {
     sym_reducer *reducer;
     char *answer; /* of the reducer */
     int32_t answer_row_bytes;
+    sym_mass mass; /* of a call: what its rows attend to is added up here; without `sums` nobody asks */
+    float *folded; /* or null: zeros; in the end [1, or for each layer and KV head][columns or pages] of it */
+    int32_t is_mass_summed, is_mass_by_page;
     int32_t is_guided; /* each draw waits for what is decided: see sym_loop_decide */
     sym_sampler *sampler;
     sym_stops *stops;

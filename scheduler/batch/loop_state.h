@@ -18,6 +18,7 @@ struct seat {
     int32_t first_out; /* its rows in `out` */
     int32_t is_decode;
     int32_t is_drawn, is_reduced; /* a token is to be drawn from the last of them; they are answered by numbers */
+    int32_t is_folded;            /* all that its call attends to is known */
 };
 
 /* A program's channel, whose ring is looked at between steps. */
@@ -33,6 +34,7 @@ struct layout {
     int32_t *first_row, *start, *first_page, *wanted, room_chunks;
     const uint32_t **masks;
     size_t *mask_at;
+    sym_mass *masses;
     int32_t *pages, room_pages;
     float **out;
     int32_t room_out;

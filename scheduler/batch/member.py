@@ -10,6 +10,7 @@ import numpy as np
 from decoder.batch import IntArray
 from libsym.channel.hot import address
 from scheduler._loop import ffi, lib
+from scheduler.batch.attention import AttentionMass
 from scheduler.batch.call import FileCall, HotGeneration, HotPred
 from scheduler.batch.scratch import Scratch
 
@@ -119,6 +120,16 @@ class Member:
             self._add_own_rows(member, call.num_rows)
         elif call.rows:
             self._add_rows(member, call.rows)
+        if call.attention is not None:
+            self._add_attention(member, call.attention)
+
+    def _add_attention(self, member: Any, attention: AttentionMass) -> None:
+        self._keep.append(attention)
+        member.mass.sums = ffi.cast("float *", attention.sums.ctypes.data)
+        member.mass.layers, member.mass.kv_heads, member.mass.columns = attention.sums.shape
+        member.is_mass_summed, member.is_mass_by_page = attention.is_summed, attention.is_by_page
+        if attention.folded is not None:
+            member.folded = ffi.cast("float *", attention.folded.ctypes.data)
 
     def _add_program(self, member: Any, hot: HotPred) -> None:
         hot.entered()

@@ -205,6 +205,28 @@ static void take_drawn(sym_loop *loop, int32_t index, int64_t now_ns) {
 
 /* ---- all that takes long, on all threads */
 
+/* One row of a mass, by its entries or by its pages, added to what there is. */
+static void fold_row(const float *sums, int32_t columns, int is_by_page, float *to) {
+    for (int32_t c = 0; c < columns && !is_by_page; c++)
+        to[c] += sums[c];
+    for (int32_t first = 0; first < columns && is_by_page; first += SYM_PAGE_ENTRIES) {
+        const int32_t count = columns - first < SYM_PAGE_ENTRIES ? columns - first : SYM_PAGE_ENTRIES;
+        float lanes[8] = {0};
+        for (int32_t i = 0; i < count; i++)
+            lanes[i % 8] += sums[first + i];
+        to[first / SYM_PAGE_ENTRIES] +=
+            ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
+    }
+}
+
+/* What is answered of all that a call's rows attend to. */
+static void fold(const sym_member *member) {
+    const int32_t columns = member->mass.columns, width = member->is_mass_by_page ? pages_for(columns) : columns;
+    for (int32_t row = 0; row < member->mass.layers * member->mass.kv_heads; row++)
+        fold_row(member->mass.sums + (size_t)row * (size_t)columns, columns, member->is_mass_by_page,
+                 member->folded + (member->is_mass_summed ? 0 : (size_t)row * (size_t)width));
+}
+
 static void digest(void *context, int32_t n) {
     sym_loop *loop = context;
     const struct seat *seat = &loop->seats[n];
@@ -214,6 +236,8 @@ static void digest(void *context, int32_t n) {
                                              member->draw_index);
         return;
     }
+    if (seat->is_folded)
+        fold(member);
     if (!seat->is_reduced || member->error != 0)
         return;
     const int32_t first = member->num_rows == 1 ? 0 : member->num_computed - seat->num_now;
@@ -291,13 +315,14 @@ void sym_take_results(sym_loop *loop, int64_t step_ns, int error) {
             count_times(loop, member, now_ns);
         seat->is_drawn = 0;
         seat->is_reduced = member->reducer != NULL && seat->num_wanted > 0;
+        seat->is_folded = member->folded != NULL && is_complete(member);
         if (member->kind == SYM_PROGRAM && is_complete(member)) {
             member->in_step = 0;
             answer(loop, seat->index, now_ns);
         } else if (member->kind == SYM_GENERATION && is_complete(member)) {
             seat->is_drawn = complete_generation(loop, seat->index, now_ns);
         }
-        num_digests += seat->is_drawn || seat->is_reduced;
+        num_digests += seat->is_drawn || seat->is_reduced || seat->is_folded;
     }
     pthread_mutex_unlock(&loop->lock);
     if (num_digests > 0)

@@ -23,6 +23,8 @@ import numpy as np
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from libsym.abi import (
+    ATTENTION,
+    ATTENTION_STRUCT,
     FRAME_ALIGN,
     HEADER_BYTES,
     MASK_STRUCT,
@@ -38,6 +40,7 @@ from libsym.abi import (
 )
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NoAccess, SymError, TooLarge
+from scheduler.batch.attention import AnswerRoom, AttentionMass, AttentionMemory
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import EntryMask, PredCall
 from scheduler.batch.reduction import Reduction
@@ -116,12 +119,17 @@ class Wanted:
     num_rows: int
     mask: EntryMask | None
     reduction: Reduction | None
+    attention: AttentionMass | None
     priority: int
     deadline_s: float | None
 
     @property
     def num_slots(self) -> int:
         return 0 if self.reduction is not None else self.num_rows
+
+    @property
+    def num_reduced_bytes(self) -> int:
+        return 0 if self.reduction is None else self.reduction.num_bytes
 
 
 class Predicting:
@@ -130,6 +138,7 @@ class Predicting:
     def __init__(self, batches: BatchScheduler, limited: Limited) -> None:
         self._batches = batches
         self._limited = limited
+        self._memory = AttentionMemory()
 
     def table(self) -> Table:
         return {Op.PRED: Operation(self.pred), Op.PRED_BATCH: Operation(self.pred_batch)}
@@ -138,7 +147,10 @@ class Predicting:
         """One token and its row may go on by itself, in the run: that is the short way."""
         if call.request.flags == ROWS_LAST and call.request.args in _ONE_TOKEN and self._decode(call):
             return
-        self._begin(call, [_Appending(call.lip, self._parse(call.lip, call.request), call.answer)])
+        wanted = self._parse(call.lip, call.request)
+        if wanted.attention is not None:
+            wanted.attention.room = AnswerRoom(PAYLOAD_BYTES - wanted.num_reduced_bytes)
+        self._begin(call, [_Appending(call.lip, wanted, call.answer)])
 
     def _decode(self, call: SystemCall) -> bool:
         """False: it has to wait for its slot."""
@@ -217,12 +229,20 @@ class Predicting:
         tokens, positions = self._limited.entries(fields, num_tokens, num_positions)
         num_rows = _num_rows(request.flags, num_tokens)
         mask = _mask(fields, num_tokens) if request.flags & MASKED else None
+        attention = self._attention(lip, fields) if request.flags & ATTENTION else None
         reduction = None
         if request.flags & REDUCED:
             reduction = Reduction(fields.rest(), self._limited.vocab_size, num_rows)
         fields.end()
         priority, deadline_s = check_priority(priority), deadline_of(deadline_us)
-        return Wanted(request.handle, file, tokens, positions, num_rows, mask, reduction, priority, deadline_s)
+        return Wanted(
+            request.handle, file, tokens, positions, num_rows, mask, reduction, attention, priority, deadline_s
+        )
+
+    def _attention(self, lip: Lip, fields: Fields) -> AttentionMass:
+        layers, _, heads, _ = self._batches.fs.volume.model.page_shape
+        block = fields.take(ATTENTION_STRUCT.size, "what attention is wanted")
+        return AttentionMass(block, layers, heads, self._memory, lip.uid)
 
 
 class _Appending:
@@ -256,6 +276,7 @@ class _Appending:
             mask=wanted.mask,
             num_rows=wanted.num_rows,
             reduction=wanted.reduction,
+            attention=wanted.attention,
         )
 
     def take(self, first_row: int) -> tuple[memoryview[float], ...]:
@@ -278,6 +299,8 @@ class _Appending:
             self._answer(wanted.reduction.error)
             return
         payload = b"" if wanted.reduction is None else bytes(wanted.reduction.answer)
+        if wanted.attention is not None:
+            payload += wanted.attention.answer()
         first_row = self._first_row if wanted.num_slots else _NO_SLOTS
         self._answer(Reply((first_row, wanted.num_rows, wanted.file.table.length), payload, wanted.num_slots))
 
@@ -289,6 +312,10 @@ class _Batch:
         num_bytes = sum(_part_bytes(part) for part in parts)
         if num_bytes > PAYLOAD_BYTES:
             raise TooLarge(f"the answer to this batch has {num_bytes} bytes, a message {PAYLOAD_BYTES}: use several")
+        room = AnswerRoom(PAYLOAD_BYTES - num_bytes)
+        for part in parts:
+            if isinstance(part, Wanted) and part.attention is not None:
+                part.attention.room = room
         self._call = call
         self._outcomes: list[Reply | SymError | None] = [None if isinstance(part, Wanted) else part for part in parts]
         self._num_left = self._outcomes.count(None)
@@ -363,7 +390,7 @@ def _frames(batch: Request) -> list[Request]:
 
 def _part_bytes(part: Wanted | SymError) -> int:
     """The room that the answer to one call may take."""
-    reduced = part.reduction.num_bytes if isinstance(part, Wanted) and part.reduction is not None else 0
+    reduced = part.num_reduced_bytes if isinstance(part, Wanted) else 0
     return HEADER_BYTES + -(-max(reduced, MAX_ERROR_BYTES) // FRAME_ALIGN) * FRAME_ALIGN
 
 

@@ -84,7 +84,7 @@ class Recorder:
         self._arrivals: list[tuple[int, ...]] = []
         self._accounts: list[int] = []
         self._answers: list[tuple[int, int, int, int]] = []
-        self._files: list[tuple[int, int, int, int, tuple[int, int, int]]] = []
+        self._files: list[tuple[int, int, int, int]] = []
         self._told: dict[int, bool] = {}
         """Files that all recordings were told of, and whether they had a name then."""
         self._steps: list[tuple[Records, Records]] = []
@@ -143,7 +143,7 @@ class Recorder:
         if self._told.get(inode) is is_named:
             return
         self._told[inode] = is_named
-        self._files.append((inode, *(source or (0, 0)), is_named, (0, 0, 0)))
+        self._files.append((inode, *(source or (0, 0)), is_named))
         if len(self._files) >= MAX_NOTED:
             self.flush()
 

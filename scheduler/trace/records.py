@@ -103,8 +103,7 @@ FILE = np.dtype(
         ("file", "<i8"),  # the number of the inode
         ("source", "<i8"),  # it is a fork of this one; 0: it is none
         ("num_shared", "<i4"),  # entries that it had from there
-        ("is_named", "<i1"),  # it has a name, so it outlives the program
-        ("reserved", "<i1", (3,)),
+        ("is_named", "<i4"),  # it has a name, so it outlives the program
     ]
 )
 

@@ -6,8 +6,8 @@
 "rank" is the policy alone: arrays over files to the worth of each. "decision" is all that the daemon does: pages in
 memory that may go, grouped by file, the policy, and the order in which they go. Each program has a file of 10 pages in
 memory; a twentieth of them compute, so their pages are pinned. "guarded" is a policy in a thread of its own, as an
-operator's file is. Steps are those of the modelled GPU and of the CPU (symphony/policy/machine.py): 256 decodes, and as
-many as programs compute, each over 4,000 entries.
+operator's file is. Steps are those of the modelled GPU and of the CPU (symphony/policy/machine.py): 256 decodes, each
+over 4,000 entries.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def measure(name: str, rank: Rank, count: int) -> dict[str, Any]:
     guarded = Guarded(rank, rank, 10.0)
 
     def decide() -> None:
-        in_order(pool, residents, candidates(pool), rank, 1e4, 1e-3, lambda pages: pages * 1e-2)
+        in_order(pool, residents, candidates(pool), rank, 1e4, 1e-3, lambda pages: pages * 1e-2, max_kept=0)
 
     found = {
         "policy": name,

@@ -181,11 +181,14 @@ def main() -> int:
     parser.add_argument("--size", type=float, default=1.0, help="of the contexts")
     parser.add_argument("--tie", type=float, default=0.05)
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="where live.trace and costs.json stay")
     options = parser.parse_args()
     names = options.policies.split(",")
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="ranking") as directory:
-        trace, costs = Path(directory) / "live.trace", Path(directory) / "costs.json"
+        kept = options.keep or Path(directory)
+        trace, costs = kept / "live.trace", kept / "costs.json"
+        costs.unlink(missing_ok=True)
         for number in range(options.rounds):
             for name in names if number % 2 == 0 else reversed(names):
                 records = not costs.exists() and name == names[-1]

@@ -35,7 +35,8 @@ from kvfs.sizes import parse_bytes  # noqa: E402
 
 HISTORY_TOKENS = 7_000
 STREAMS = 8, 64
-SWAPPED_TOKENS = 8_001
+PIECE_TOKENS = 256
+SWAPPED_TOKENS = 8_192
 
 SWAPPER = """
 import sys, time
@@ -72,10 +73,10 @@ def copies(bench: Bench, size: int) -> None:
 
 def image(bench: Bench, size: int) -> None:
     """Reading the image of a file that is on disk, through the mount."""
-    num_tokens = 2_000 if bench.is_quick else 20_000
+    num_tokens = 2_048 if bench.is_quick else 20_480
     ways = {"first": [], "again": [], "dd": []}  # type: dict[str, list[float]]
     with bench.daemon("an image of a cold file", "image", memory=f"{size // 2**20}M"):
-        hot = _long_file("hot.kv", 500)
+        hot = _long_file("hot.kv", 512)
         hot_before = sym.daemon_stat()["tiers"]
         for number in range(bench.rounds):
             kv = _long_file(f"cold{number}.kv", num_tokens)
@@ -100,18 +101,10 @@ def image(bench: Bench, size: int) -> None:
 
 
 def _long_file(name: str, num_tokens: int) -> sym.KV:
-    """Of entries that were computed before: extracts of extracts, each twice as long."""
-    kv = sym.kv_create()
-    sym.kv_write(kv, [11 + index % 89 for index in range(min(num_tokens, 257))])
-    length = min(num_tokens, 257)
-    while length < num_tokens:
-        more = min(length, num_tokens - length)
-        longer = sym.kv_extract(kv, [(1, None), (0, more + 1)], rebase=False)
-        kv.close()
-        kv, length = longer, length + more
-    named = sym.kv_extract(kv, [(1, None)], name, rebase=False)
-    kv.close()
-    return named
+    """Of copies of a few entries: computing so many would take minutes."""
+    with sym.kv_create() as source:
+        sym.kv_write(source, [11 + index % 89 for index in range(PIECE_TOKENS + 1)])
+        return sym.kv_extract(source, [(1, None)] * (num_tokens // PIECE_TOKENS), name, rebase=False)
 
 
 def _put_on_disk(path: Path) -> None:
@@ -140,7 +133,7 @@ def decoding(bench: Bench, _size: int) -> None:
         moved: list[float] = []
         with bench.daemon(f"{num_streams} streams beside swaps", f"decoding{num_streams}", memory="1G"):
             for name in ("one.kv", "two.kv"):
-                with _long_file(name, 801 if bench.is_quick else SWAPPED_TOKENS) as kv:
+                with _long_file(name, 768 if bench.is_quick else SWAPPED_TOKENS) as kv:
                     sym.kv_sync(kv)
             with bench.beside(DECODERS, num_streams):
                 time.sleep(2)

@@ -43,6 +43,7 @@ from libsym import abi  # noqa: E402
 from libsym.abi import RING_BYTES, Op  # noqa: E402
 from libsym.channel.handshake import dial  # noqa: E402
 from libsym.errors import SymError  # noqa: E402
+from libsym.rows.attention import attention_block  # noqa: E402
 
 NOBODY = 65534
 SECRET_TEXT = "7c1f-the-honest-program-alone-knows-this-9e42"
@@ -137,6 +138,8 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.PRED, abi.ROWS_ALL, 1, (3, 1), tokens + i32(9), rare),
         (Op.PRED, abi.ROWS_NONE, 2, (3, 3), tokens + i32(1, 2, 3), rare),
         (Op.PRED, abi.ROWS_LAST | abi.REDUCED, 1, (3, 0), tokens + reduction, rare),
+        (Op.PRED, abi.ROWS_LAST | abi.ATTENTION, 1, (3, 0), tokens + attention_block("entries", "layer"), rare),
+        (Op.PRED, abi.ROWS_NONE | abi.ATTENTION, 1, (3, 0), tokens + attention_block("pages", "sum"), rare),
         (Op.PRED, abi.ROWS_LAST | abi.MASKED, 1, (3, 0), tokens + np.array([1, 3, 7], np.uint32).tobytes(), rare),
         (Op.PRED, abi.ROWS_LAST, 77, (3, 0), tokens, often),
         (Op.TOKENIZE, 1, 0, (), "what is asked 世界".encode(), often),

@@ -67,7 +67,7 @@ class Maker:
         self._random = random.Random(seed)
         self._index = index
         self.calls: list[Call] = []
-        self.files: list[tuple[int, int, int, int, tuple[int, int, int]]] = []
+        self.files: list[tuple[int, int, int, int]] = []
         self._num_files = self._num_programs = 0
 
     # Draws
@@ -96,7 +96,7 @@ class Maker:
 
     def file(self, source: int = 0, num_shared: int = 0, *, is_named: bool = False) -> int:
         self._num_files += 1
-        self.files.append((self._num_files, source, num_shared, int(is_named), (0, 0, 0)))
+        self.files.append((self._num_files, source, num_shared, int(is_named)))
         return self._num_files
 
     def _program(self, begins_within_s: float) -> tuple[int, float]:

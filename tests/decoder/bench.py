@@ -36,6 +36,7 @@ class Call:
     rows: str = "all"
     positions: Sequence[int] | None = None
     mask: npt.NDArray[np.bool_] | None = None
+    mass: Floats | None = None
     out: Floats = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
 
@@ -65,11 +66,16 @@ class Bench:
                     start=start,
                     rows=tuple(memoryview(row) for row in call.out),
                     mask=call.mask,
+                    mass=call.mass,
                 )
             )
             call.file.length += n
         self.decoder.step(StepBatch(tuple(chunks), tuple(copies)))
         return [call.out for call in calls]
+
+    def no_mass(self, num_entries: int) -> Floats:
+        """Nothing is attended to yet."""
+        return np.zeros((self.config.num_layers, self.config.num_kv_heads, num_entries), np.float32)
 
     def prefill(self, tokens: Sequence[int], piece: int | None = None, *, reserve: int = 0) -> tuple[File, Floats]:
         """A new file of these tokens, a step for each piece; every row's logits."""

@@ -104,6 +104,8 @@ class ReferenceDecoder:
         k, v = k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
         scores = _capped(q @ k.transpose(1, 2) * config.score_scale, config.attn_softcap)
         weights = scores.masked_fill(~self._seen(chunk, layer), -torch.inf).softmax(dim=-1)
+        if chunk.mass is not None:
+            chunk.mass[layer, :, :end] += weights.sum(dim=1).view(-1, group, end).sum(dim=1).numpy()
         attended: Tensor = (weights @ v).transpose(0, 1).flatten(1)
         return attended
 

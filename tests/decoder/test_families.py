@@ -214,6 +214,22 @@ def test_a_family_gives_the_logits_of_transformers(saved, logits_of, case):
         assert_close(logits_of(model, TOKENS, pieces), checkpoint.logits)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_familys_mass_of_attention_is_the_sum_of_transformers_attentions(saved, case):
+    model = load_model(str(saved(case).directory))
+    config = model.config
+    with torch.inference_mode():
+        attentions = small_model(*CASES[case])(torch.tensor([TOKENS]), output_attentions=True).attentions
+    theirs = torch.cat(attentions).view(config.num_layers, config.num_kv_heads, -1, len(TOKENS), len(TOKENS)).numpy()
+    decoder = CpuDecoder(config, model.weights, Arena(config, 3), 2)
+    for start, end in pairwise((0, 1, 17, 57, 89, 90)):
+        mass = np.zeros((config.num_layers, config.num_kv_heads, end), np.float32)
+        ids, places = np.array(TOKENS[start:end], np.int32), np.arange(start, end, dtype=np.int32)
+        decoder.step(StepBatch((Chunk(ids, places, np.arange(3, dtype=np.int32), start, (), mass=mass),)))
+        assert np.abs(mass - theirs[:, :, :, start:end, :end].sum(axis=(2, 3))).max() < 1e-4
+    decoder.close()
+
+
 @pytest.mark.parametrize("case", OLD_NAMES)
 def test_a_configuration_older_than_transformers_5_says_the_same(saved, tmp_path, case):
     directory = saved(case).directory

@@ -237,3 +237,23 @@ def test_a_prompt_alone_in_pieces_gives_the_bits_that_it_got_in_the_batch(model,
         rows = session.pred({0: text[first:last]})[0]
         assert np.array_equal(rows, answer.logits[first:last])
     session.decoder.close()
+
+
+def test_the_mass_of_attention_is_the_sum_of_transformers_attentions(model, theirs, prompts):
+    text = [token for prompt in prompts[:8] for token in prompt]
+    config, before = model.config, theirs.config._attn_implementation
+    theirs.set_attn_implementation("eager")  # no other gives attentions
+    with torch.inference_mode():
+        attentions = theirs(torch.tensor([text]), output_attentions=True).attentions
+    theirs.set_attn_implementation(before)
+    weights = torch.cat(attentions).view(config.num_layers, config.num_kv_heads, -1, len(text), len(text)).numpy()
+    session = Session(model, 1, len(text))
+    pages = np.arange(-(-len(text) // 32), dtype=np.int32)
+    for first, end in pairwise((0, 100, 101, len(text))):
+        mass = np.zeros((config.num_layers, config.num_kv_heads, end), np.float32)
+        places = np.arange(first, end, dtype=np.int32)
+        chunk = Chunk(np.array(text[first:end], np.int32), places, pages, first, (), mass=mass)
+        session.decoder.step(StepBatch((chunk,)))
+        expected = weights[:, :, :, first:end, :end].sum(axis=(2, 3))
+        assert np.abs(mass - expected).max() < 1e-3 * expected.max()
+    session.decoder.close()

@@ -128,20 +128,6 @@ def test_an_operators_file_is_a_policy(tmp_path):
     path.write_text("import numpy as np\n\ndef rank(files, gaps):\n    return -files.num_pages\n")
     rank = loading.load(str(path))
     assert first_to_go(rank, files([1, 1.0], num_pages=[3, 4]), Gaps()) == 1
-    assert not loading.is_ours(str(path))
-
-
-def test_a_daemon_has_ours_as_they_are_and_an_operators_file_guarded_by_the_default(tmp_path, caplog):
-    log = logging.getLogger("tiers")
-    assert loading.policy_of("ttl", log) is ttl.rank
-    path = tmp_path / "mine.py"
-    path.write_text("def rank(files, gaps):\n    return files.idle_s if len(files) == 2 else 1 / 0\n")
-    rank = loading.policy_of(str(path), log)
-    assert rank(files([1, 2.0]), Gaps()).tolist() == [1, 2]
-    assert not caplog.records
-    three = files([1, 2, 3.0])
-    assert rank(three, Gaps()).tolist() == cost_based.rank(three, Gaps()).tolist()
-    assert f"policy {path}:2: ZeroDivisionError: division by zero: the default decides" in caplog.text
 
 
 @pytest.mark.parametrize(

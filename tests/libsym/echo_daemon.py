@@ -15,7 +15,7 @@ import struct
 import sys
 from array import array
 
-from libsym.abi import LOCK_NOWAIT, RANGE_END, ROWS_ALL, ROWS_LAST, Op
+from libsym.abi import ATTENTION, LOCK_NOWAIT, RANGE_END, REDUCED, ROWS_ALL, ROWS_LAST, Op
 from libsym.channel.handshake import GREETING_BYTES, check_greeting, refusal, welcome
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import BadHandle, ProtocolError, SymError, WouldBlock
@@ -240,6 +240,11 @@ class EchoDaemon:
 
     def pred(self, lip: Lip, request: Request) -> tuple[int, ...]:
         tokens = array("i", request.payload[: 4 * request.args[0]]).tolist()
+        if request.flags & ATTENTION:  # as a daemon that does not know it
+            rest = request.payload[4 * request.args[0] :]
+            unknown = f"a reduction of {len(rest)} bytes is malformed"
+            unannounced = f"the message goes on for {len(rest)} bytes that nothing announced"
+            raise SymError(unknown if request.flags & REDUCED else unannounced, errno.EINVAL)
         file = self.file(lip, request)
         num_rows = len(tokens) if request.flags & ROWS_ALL else 1 if request.flags & ROWS_LAST else 0
         first = lip.channel.take_rows(num_rows) if num_rows else 0

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 
@@ -39,6 +40,24 @@ def test_the_papers_plain_loop_runs_as_written(capsys: pytest.CaptureFixture[str
     sym.kv_remove(kv)
     assert capsys.readouterr().out == "kkk"
     assert sym.daemon_stat()["open"] == []
+
+
+def test_a_daemon_that_knows_no_attention_is_said_to_be_older() -> None:
+    kv = sym.kv_create()
+
+    async def in_a_loop() -> None:
+        await sym.aio.pred(kv, [1], attention="entries")
+
+    with pytest.raises(sym.Invalid, match="older than the library"):
+        sym.pred(kv, [1], attention="entries")
+    with pytest.raises(sym.Invalid, match="older than the library"):
+        sym.pred(kv, [1], attention="pages", top_k=3)
+    with pytest.raises(sym.Invalid, match="older than the library"):
+        anyio.run(in_a_loop)
+    with pytest.raises(sym.BatchFailed, match="older than the library") as failed:
+        sym.pred_batch([sym.Pred(kv, [1]), sym.Pred(kv, [2], attention="pages")])
+    assert isinstance(failed.value.results[1], sym.Invalid)
+    assert len(kv) == 1
 
 
 def test_the_papers_prefix_program_runs_as_written() -> None:

@@ -48,6 +48,9 @@ def model(kv: sym.KV) -> None:
     assert_type(dist.probs(), memoryview[float])
     assert_type(dist[0], sym.Dist)
     assert_type(sym.pred_batch([sym.Pred(kv, [1], rows="last")]), list[sym.Dist | sym.ReducedDist])
+    asking = assert_type(sym.pred(kv, [1], attention="entries", by="layer"), sym.Dist)
+    assert_type(asking.attention, sym.Attention)
+    assert_type(asking.attention.mass(0, head=1), memoryview[float])
     try:
         sym.pred_batch([sym.Pred(kv, [-1])])
     except sym.BatchFailed as error:

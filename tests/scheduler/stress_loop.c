@@ -21,6 +21,7 @@
 
 enum { VOCAB = 64, FILE_PAGES = 8, MOST = FILE_PAGES * SYM_PAGE_ENTRIES };
 enum { NUM_SERVERS = 2, NUM_PROGRAMS = 4, NUM_FILES = 12, NUM_SHARES = 4 };
+enum { MASS_ROWS = 3 };
 enum { MAX_CALLS = 6, MAX_TOKENS = 24, MAX_DIGESTED = 8, MOST_GIVEN = 60, MOST_GENERATED = 60, MOST_FORCED = 3 };
 enum { NO_FINISH, DONE, STOPPED, TEXT, LENGTH, GRAMMAR, FAILED, CANCELLED };
 #ifdef SHORT_RUN
@@ -102,6 +103,21 @@ static uint64_t hash_of_row(const sym_batch *batch, int32_t chunk, int32_t k) {
     return hash;
 }
 
+/* Each row gives every entry that it sees 1 in the first row of the mass, 2 in the second, ... */
+static void add_mass(const sym_batch *batch, int32_t chunk) {
+    const sym_mass *mass = &batch->masses[chunk];
+    const int32_t num_pages = batch->first_page[chunk + 1] - batch->first_page[chunk];
+    const int32_t num_rows = batch->first_row[chunk + 1] - batch->first_row[chunk];
+    CHECK(batch->start[chunk] + num_rows <= mass->columns);
+    for (int32_t k = 0; k < num_rows; k++)
+        for (int32_t e = 0; e <= batch->start[chunk] + k; e++) {
+            const uint32_t *mask = batch->masks[chunk];
+            if (mask == NULL || mask[k * num_pages + e / 32] >> e % 32 & 1)
+                for (int32_t row = 0; row < MASS_ROWS; row++)
+                    mass->sums[row * mass->columns + e] += (float)(row + 1);
+        }
+}
+
 static int step(sym_decoder *d, const sym_batch *batch) {
     if (!__atomic_load_n(&d->is_careful, __ATOMIC_RELAXED) && below(&d->random, 100) == 0) {
         d->num_failed++;
@@ -125,6 +141,8 @@ static int step(sym_decoder *d, const sym_batch *batch) {
             d->pages[pages[e / SYM_PAGE_ENTRIES]][e % SYM_PAGE_ENTRIES] =
                 (struct entry){batch->tokens[row], batch->positions[row]};
         }
+        if (batch->masses != NULL && batch->masses[c].sums != NULL)
+            add_mass(batch, c);
         for (int32_t k = num_rows - batch->wanted[c]; k < num_rows; k++)
             write_row(batch->out[out++], hash_of_row(batch, c, k));
     }
@@ -804,6 +822,14 @@ static int sees(const sym_member *asked, int32_t row, int32_t entry) {
     return asked->mask[mask_row * asked->mask_row_bytes + entry / 8] >> entry % 8 & 1;
 }
 
+static void ask_for_mass(struct file *file, sym_member *member, int32_t columns) {
+    member->mass = (sym_mass){keep(file, room((size_t)(MASS_ROWS * columns) * sizeof(float))), MASS_ROWS, 1, columns};
+    member->is_mass_summed = below(&chance, 2);
+    member->is_mass_by_page = below(&chance, 2);
+    if (below(&chance, 4) > 0)
+        member->folded = keep(file, room((size_t)(MASS_ROWS * columns) * sizeof(float)));
+}
+
 static void begin_call(struct file *file) {
     sym_member member = {.kind = SYM_CALL};
     int32_t n = below(&chance, 4) == 0 ? 1 : 1 + below(&chance, MOST_GIVEN);
@@ -843,6 +869,8 @@ static void begin_call(struct file *file) {
         member.answer = (char *)file->answers;
         member.answer_row_bytes = sizeof *file->answers;
     }
+    if (below(&chance, 3) == 0)
+        ask_for_mass(file, &member, file->length + n);
     if (below(&chance, 10) == 0)
         member.deadline_ns = now_ns() + below(&chance, 1000000);
     join(file, &member, file->given, n, 0);
@@ -866,6 +894,24 @@ static void check_rows(const struct file *file) {
     }
 }
 
+/* How many rows saw each entry, or all of a page: a whole number, exactly. */
+static void check_mass(const struct file *file) {
+    const sym_member *asked = &file->asked;
+    const int32_t columns = asked->mass.columns, per_column = asked->is_mass_by_page ? SYM_PAGE_ENTRIES : 1;
+    const int32_t width = (columns + per_column - 1) / per_column;
+    int32_t seen[MOST] = {0}, wide[MOST] = {0};
+    for (int32_t e = 0; e < columns; e++)
+        for (int32_t k = e < file->length ? 0 : e - file->length; k < asked->num_tokens; k++)
+            seen[e] += e == file->length + k || sees(asked, k, e);
+    for (int32_t e = 0; e < columns; e++)
+        wide[e / per_column] += seen[e];
+    for (int32_t i = 0; i < MASS_ROWS * columns; i++)
+        CHECK(asked->mass.sums[i] == (float)((i / columns + 1) * seen[i % columns]));
+    for (int32_t i = 0; asked->folded != NULL && i < (asked->is_mass_summed ? 1 : MASS_ROWS) * width; i++)
+        CHECK(asked->folded[i] ==
+              (float)((asked->is_mass_summed ? MASS_ROWS * (MASS_ROWS + 1) / 2 : i / width + 1) * wide[i % width]));
+}
+
 static void settle_call(struct file *file, const sym_member *ended) {
     CHECK(ended->num_done == 0);
     if (ended->end == SYM_END_DONE) {
@@ -874,6 +920,8 @@ static void settle_call(struct file *file, const sym_member *ended) {
             CHECK(ended->error == EINVAL && file->asked.reducer != NULL);
         else
             check_rows(file);
+        if (file->asked.mass.sums != NULL)
+            check_mass(file);
         const int32_t num_kept = below(&chance, 2) == 0 ? ended->num_tokens : below(&chance, ended->num_tokens + 1);
         for (int32_t i = 0; i < num_kept; i++)
             append(file, file->given[i], file->given_positions[i]);

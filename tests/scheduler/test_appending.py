@@ -17,10 +17,12 @@ import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from libsym.abi import MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Finish, Op
+from libsym.abi import ATTENTION, MASKED, REDUCED, ROWS_ALL, ROWS_LAST, ROWS_NONE, Finish, Op
 from libsym.channel.server import Request
+from libsym.rows.attention import attention_block
 from libsym.rows.reduced import reduction_block
 from libsym.rows.sampler import Sampler
+from scheduler.batch.attention import AttentionMass
 from scheduler.batch.call import PredCall
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.policy import Limits
@@ -95,9 +97,15 @@ def the_error(answers, number=1):
 
 
 MASK = struct.pack("=II", 1, 0)
+ASKS = ROWS_LAST | ATTENTION
 WRONG_PREDS = {
     "more tokens than the context has places": pred(int32(*[1] * 5000), args=(5000, 0, 0, 0)),
     "no tokens": pred(b"", args=(0, 0, 0, 0)),
+    "attention of a kind that there is not": pred(int32(1) + struct.pack("=IIII", 3, 1, 0, 0), flags=ASKS),
+    "attention by what there is not": pred(int32(1) + struct.pack("=IIII", 1, 0, 0, 0), flags=ASKS),
+    "attention with more than it takes": pred(int32(1) + struct.pack("=IIII", 1, 1, 0, 1), flags=ASKS),
+    "half of what attention is wanted": pred(int32(1) + struct.pack("=II", 1, 1), flags=ASKS),
+    "attention that was not announced": pred(int32(1) + attention_block("pages", "sum")),
     "a negative number of tokens": pred(int32(1), args=(-1, 0, 0, 0)),
     "more tokens than were sent": pred(int32(1), args=(2, 0, 0, 0)),
     "as many tokens as there are numbers": pred(int32(1), args=(1 << 62, 0, 0, 0)),
@@ -387,6 +395,18 @@ def test_a_cancelled_pred_appends_nothing_and_gives_its_slots_back(bench):
     assert len(answers.free) == NUM_SLOTS
 
 
+def test_a_call_that_ends_early_leaves_nothing_of_its_attention(bench):
+    tokens = int32(*[1] * 2000) + attention_block("entries", "layer")
+    asking = pred(tokens, flags=ASKS, args=(2000, 0, 0, 0), number=5)
+    answers = bench.send(asking, Request(Op.CANCEL, 0, 6, 0, (5, 0, 0, 0), b""))
+    assert the_error(answers, 5).errno == errno.ECANCELED
+    late = asking._replace(args=(2000, 0, 1, 0))
+    assert the_error(bench.send(late), 5).errno == errno.ETIMEDOUT
+    assert bench.length == 0
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is AttentionMass]
+
+
 def test_a_cancelled_batch_is_told_call_by_call(bench):
     parts = frame(pred(int32(1, 2), args=(2, 0, 0, 0))) * 3
     answers = bench.send(batch(3, parts, number=5), Request(Op.CANCEL, 0, 6, 0, (5, 0, 0, 0), b""))
@@ -399,12 +419,15 @@ def test_a_cancelled_batch_is_told_call_by_call(bench):
 
 def kept_of_calls():
     """What calls leave behind that holds what a program sent; not what only the collector takes, which may be late."""
-    kinds = (PredCall, GenerateCall, Wanted, SystemCall)
+    kinds = (PredCall, GenerateCall, Wanted, SystemCall, AttentionMass)
     return [each for each in gc.get_objects() if issubclass(type(each), kinds)]  # others' __class__ may warn
 
 
 LARGE = {
     "pred": pred(int32(*[1] * 100), args=(100, 0, 0, 0)),
+    "attention": pred(
+        int32(*[1] * 100) + attention_block("entries", "layer"), flags=ROWS_LAST | ATTENTION, args=(100, 0, 0, 0)
+    ),
     "batch": batch(2, 2 * frame(pred(int32(*[1] * 100), args=(100, 0, 0, 0)))),
     "generation": generate(int32(*[1] * 100) + GREEDY, args=(100, 0, 4, 0)),
 }

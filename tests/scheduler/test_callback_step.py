@@ -50,22 +50,24 @@ def mixed_calls(bench):
     own[np.arange(2), 33 + np.arange(2)] = True
     silent, fresh = bench.file(3), bench.file(40)
     return [
-        Call(files[0], tokens_of(6), mask=over_old),
+        Call(files[0], tokens_of(6), mask=over_old, mass=bench.no_mass(46)),
         Call(silent, [1, 2, 3], "none"),
         Call(files[1], [9], positions=[77]),
         Call(files[2], [8, 9], "last", mask=own),
         Call(fresh, tokens_of(37), "last"),
-        Call(files[3], [4]),
+        Call(files[3], [4], mass=bench.no_mass(70)),
     ]
 
 
 def test_every_kind_of_chunk_gives_the_bits_of_the_step_itself(decoders, through_c):
     benches = [Bench(CONFIG, decoder, decoder.arena) for decoder in decoders]
-    outs = []
+    outs, masses = [], []
     for bench, decoder in zip(benches, (decoders[0], through_c(decoders[1].step)), strict=True):
         calls = mixed_calls(bench)
         bench.decoder = decoder
         outs.append(bench.step(*calls, copies=[(int(calls[0].file.pages[0]), 3), (int(calls[2].file.pages[0]), 4)]))
+        masses.append([call.mass for call in calls if call.mass is not None])
+    assert all(mass.any() and np.array_equal(mass, called) for mass, called in zip(*masses, strict=True))
     assert [out.shape for out in outs[0]] == [out.shape for out in outs[1]]
     for direct, called in zip(*outs, strict=True):
         assert np.isfinite(direct).all()

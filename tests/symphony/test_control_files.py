@@ -144,7 +144,7 @@ def test_what_is_no_text_fails_and_leaves_nothing(connected, kv, text, tmp_path)
 
 @pytest.mark.slow
 def test_a_full_pool_fails_the_close(start_daemon):
-    daemon = start_daemon("--model", "tiny:positions=20000", "--kv-memory", "1M")
+    daemon = start_daemon("--model", "tiny:positions=20000", "--kv-memory", "1M", "--policy", "none")
     daemon.shell(f"head -c 2000 /dev/zero | tr '\\0' x > {daemon.mount}/plain")
     text = daemon.mount / ".symphony" / "text"
     daemon.shell(f"cat {daemon.mount}/plain > {text}/a.kv")

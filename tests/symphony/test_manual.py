@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler.trace.records import ANSWER, ARRIVAL, LOST, SEAT, STEP, VERSION, BlockKind
+from scheduler.trace.records import ANSWER, ARRIVAL, FILE, LOST, SEAT, STEP, VERSION, BlockKind
 from symphony import __version__
 from symphony.cli import build_parser
 from symphony.manual import Page, find_pages
@@ -144,7 +144,7 @@ def test_the_layout_of_a_trace_is_what_its_manual_says():
     described = re.findall(r"^(?:offset| {6}) +(\d+) +(u?int\d+|double) +(\w+)", text, re.MULTILINE)
     kinds = {"int8": "i1", "int16": "i2", "int32": "<i4", "uint32": "<u4", "int64": "<i8", "double": "<f8"}
     expected = []
-    for dtype in (ARRIVAL, ANSWER, STEP, SEAT, LOST):
+    for dtype in (ARRIVAL, ANSWER, STEP, SEAT, LOST, FILE):
         expected += [(dtype.fields[name][1], dtype[name], name) for name in dtype.names]
     found = [(int(at), np.dtype(kinds[kind]), "reserved" if name == "0" else name) for at, kind, name in described]
     assert found == expected

@@ -32,7 +32,7 @@ class Making:
         self.calls.append((began_s, ended_s, file, before, appended, generated, pid, priority))
 
     def file(self, number, source=0, num_shared=0, *, is_named=False):
-        self.files.append((number, source, num_shared, is_named, (0, 0, 0)))
+        self.files.append((number, source, num_shared, is_named))
 
     def write(self, path):
         arrivals, answers = np.zeros(len(self.calls), ARRIVAL), np.zeros(len(self.calls), ANSWER)

@@ -96,6 +96,47 @@ def test_decodes_prefills_masks_and_silent_calls_in_one_batch_give_the_cpus_logi
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", [{}, FAMILIES["gemma 2"]], ids=["llama", "windows and caps"])
+def test_the_mass_of_attention_is_the_cpus_and_logits_keep_their_bits(cuda_bench, cpu_bench, mended, shape):
+    mask = np.tri(6, 6 + 40, 40, dtype=np.bool_)
+    mask[:, 3:37] = False
+
+    def calls(bench, *, asks):
+        files = [bench.prefill(tokens_of(length, length), reserve=8)[0] for length in (40, 5, 70)]
+        silent, fresh = bench.file(3), bench.file(9)
+        masses = [bench.no_mass(columns) if asks else None for columns in (46, 3, 71)]
+        return [
+            Call(files[0], tokens_of(6), mask=mask, mass=masses[0]),
+            Call(silent, [1, 2, 3], "none", mass=masses[1]),
+            Call(files[1], [9]),
+            Call(files[2], [9], mass=masses[2]),  # a decode
+            Call(fresh, tokens_of(5), "last"),
+        ]
+
+    cuda, plain, cpu = cuda_bench(**shape), cuda_bench(**shape), cpu_bench(**shape)
+    asked, expected = calls(cuda, asks=True), calls(cpu, asks=True)
+    outs = cuda.step(*asked)
+    cpu.step(*expected)
+    for out, without in zip(outs, plain.step(*calls(plain, asks=False)), strict=True):
+        assert np.array_equal(out, without)
+    for call, other in zip(asked, expected, strict=True):
+        if call.mass is not None:
+            assert_close(call.mass, other.mass)
+
+
+@pytest.mark.slow
+def test_passes_and_chunks_of_a_call_add_up_their_mass(cuda_bench, cpu_bench, monkeypatch):
+    monkeypatch.setattr(passes, "MAX_ROWS", 16)
+    masses = []
+    for bench in (cuda_bench(**ONE_LAYER), cpu_bench(**ONE_LAYER)):
+        file, mass = bench.file(45), bench.no_mass(45)
+        for piece in (tokens_of(40), tokens_of(4), [7]):
+            bench.step(Call(file, piece, "none", mass=mass))
+        masses.append(mass)
+    assert_close(*masses)
+
+
+@pytest.mark.slow
 def test_without_the_fixed_order_of_sums_the_logits_are_as_close(cuda_bench, cpu_bench):
     outs = []
     for bench in (cuda_bench(invariant=False, **ONE_LAYER), cpu_bench(**ONE_LAYER)):

@@ -156,12 +156,16 @@ class Storm:
         """All jobs have ended, and nobody keeps anything in memory."""
         house = self.house
         house.keeper.limit(None, 30.0)
-        with trio.fail_after(STUCK_S):
-            while house.keeper.jobs.num_under_way or house.volume.pager.held():  # noqa: ASYNC110 - or nothing tells
+        with trio.move_on_after(STUCK_S):
+            while house.keeper.jobs.num_under_way or self._is_anything_needed():  # noqa: ASYNC110 - nothing tells of it
                 await trio.sleep(0.002)
-        pool, figures = house.fs.pool, house.volume.pager.statistics()
-        if figures.num_waiting or figures.num_computing or pool.num_coming or (pool.pins != 0).any():
+        if self._is_anything_needed():
+            figures, pool = house.volume.pager.statistics(), house.fs.pool
             raise Lost(f"nobody computes, and pages are needed: {figures}, {np.flatnonzero(pool.pins)}")
+
+    def _is_anything_needed(self) -> bool:
+        pool, pager = self.house.fs.pool, self.house.volume.pager
+        return bool(pager.statistics().num_waiting or pager.held() or pool.num_coming or pool.pins.any())
 
     # A disk that fails
 
@@ -385,6 +389,35 @@ class Storm:
         self.house.fs.kv_truncate(mine.handle, length)
         mine.truncate(length, self.num_done)
 
+    async def _assemble(self) -> None:
+        """Extract some ranges of a file, or merge several; others wait for pages meanwhile."""
+        sources = [mine for mine in (self._one(is_idle=False, has_handle=True) for _ in range(3)) if mine is not None]
+        rebase, path = self.rng.random() < 0.5, self._new_name() if self.rng.random() < 0.7 else None
+        if not sources or len(self.files) >= MAX_FILES:
+            return
+        fs, handles = self.house.fs, [mine.handle for mine in sources if mine.handle is not None]
+        if self.rng.random() < 0.5:
+            length = len(sources[0].entries)
+            ranges = sorted(self.rng.randrange(length + 1) for _ in range(4))
+            entries = [each for first in (0, 2) for each in sources[0].entries[ranges[first] : ranges[first + 1]]]
+            assembly = fs.begin_extract(ROOT, handles[0], np.array(ranges).reshape(2, 2), path, 0o600, rebase=rebase)
+        else:
+            entries = [each for mine in sources for each in mine.entries]
+            assembly = fs.begin_merge(ROOT, handles, path, 0o600, rebase=rebase)
+        try:
+            await trio.to_thread.run_sync(assembly.plan)
+            num_new, pages = assembly.num_new_pages, assembly.pages_to_read()
+            async with self.house.volume.pager.hold_pages(pages, num_new, assembly.owner) as frames:
+                assembly.reserve(frames)
+                await trio.to_thread.run_sync(assembly.fill)
+        except BaseException:
+            self.house.volume.abandon_assembly(assembly)
+            raise
+        handle = fs.finish_assembly(ROOT, assembly, path, 0o600)
+        if rebase:
+            entries = [(token, at, value, by + at - was) for at, (token, was, value, by) in enumerate(entries)]
+        self.files.append(Mine(handle.inode, path, handle, entries))
+
     # Readers
 
     async def _look(self) -> None:
@@ -427,7 +460,8 @@ class Storm:
         sync = mine.begin_sync(self.num_done)
         try:
             await self.house.keeper.sync(mine.inode)
-            mine.synced(sync)
+            if mine.path is not None:  # nothing is promised of what has lost its name meanwhile
+                mine.synced(sync)
         finally:
             mine.syncs.remove(sync)
 
@@ -436,7 +470,8 @@ class Storm:
         try:
             await self.house.keeper.sync_all()
             for mine, sync in begun:
-                mine.synced(sync)
+                if mine.path is not None:
+                    mine.synced(sync)
         finally:
             for mine, sync in begun:
                 mine.syncs.remove(sync)
@@ -515,11 +550,11 @@ def _pages_of(snapshot: Snapshot) -> list[bytes]:
     """The pages of an image, for a worker."""
     layout, page_bytes = snapshot.layout, snapshot.image_format.page_bytes
     num_pages = -(-layout.num_entries // PAGE_ENTRIES)
-    return [bytes(snapshot.read(layout.pages + number * page_bytes, page_bytes)) for number in range(num_pages)]
+    return [bytes(snapshot.copy(layout.pages + number * page_bytes, page_bytes)) for number in range(num_pages)]
 
 
 WEIGHTS = {
-    "append": 50, "create": 4, "fork": 8, "close": 6, "open": 6, "remove": 2, "rename": 2, "truncate": 5,
+    "append": 50, "create": 4, "fork": 8, "close": 6, "open": 6, "remove": 2, "rename": 2, "truncate": 5, "assemble": 2,
     "look": 6, "read_image": 2, "sync": 1, "sync_all": 0.1, "limit": 0.2,
     "put_on_disk": 2, "put_in_memory": 2, "will_need": 4, "demote": 2, "pin": 2, "unpin": 1, "policy": 0.3,
 }  # fmt: skip

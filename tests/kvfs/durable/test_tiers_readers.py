@@ -11,9 +11,9 @@ import trio
 
 from kvfs.fs import OpenKv
 from kvfs.images.header import parse_header
-from kvfs.mount import stretches
+from kvfs.mount import spans
 from kvfs.mount.eager import Eager
-from kvfs.mount.stretches import Rooms
+from kvfs.mount.spans import Rooms
 from kvfs.mount.views import Reader
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
@@ -95,7 +95,7 @@ async def read_all(reader: Reader, piece: int = 9000) -> bytes:
 
 
 def test_a_cold_file_is_copied_out_while_the_hot_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "STRETCH_BYTES", 3 * 4096)
+    monkeypatch.setattr(spans, "SPAN_BYTES", 3 * 4096)
 
     async def work(house: House) -> None:
         cold = await a_file(house, "cold.kv", 20)
@@ -115,7 +115,7 @@ def test_a_cold_file_is_copied_out_while_the_hot_ones_stay(tmp_path: Path, monke
 
 
 def test_images_are_right_while_their_pages_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "STRETCH_BYTES", 3 * 4096)
+    monkeypatch.setattr(spans, "SPAN_BYTES", 3 * 4096)
 
     async def work(house: House) -> None:
         files = [await a_file(house, f"{number}.kv", 11, 100 * number) for number in range(4)]
@@ -294,3 +294,39 @@ def test_a_file_that_is_synced_while_it_goes_down_is_written_once(tmp_path: Path
             await pager.put_on_disk(file.table)
 
     live(work, tmp_path, num_pages=220, num_beyond=2000)
+
+
+def test_a_file_that_no_call_has_used_goes_down_by_advice_and_not_before_those_that_rest(tmp_path: Path) -> None:
+    """What was imported, or put together, was used just then."""
+
+    async def work(house: House) -> None:
+        gone = await a_file(house, "gone.kv", 4, 500)
+        inode = plain(house, b"imported.kv", await image(house, gone.content))
+        house.fs.kv_remove(ROOT, "gone.kv")
+        house.fs.kv_close(gone)
+        source = await a_file(house, "source.kv", 4)
+        await imported(house, inode)
+        made = await assembled(house, extract(house, source, [(1, 4 * PAGE)], "made.kv"), "made.kv")
+        copy = house.fs.kv_open(ROOT, "imported.kv", write=False)
+        await a_file(house, "other.kv", 5)
+        assert not all(places(house, source))
+        assert places(house, copy, made) == [True] * 8
+        for file in (copy, made):
+            house.volume.pager.demote(file.table)
+        await house.keeper.sync_all()
+        for file in (copy, made):
+            await house.volume.pager.put_on_disk(file.table)
+            house.fs.kv_close(file)
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_advice_takes_a_file_out_of_memory_that_was_brought_and_not_used(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        source = await a_file(house, "source.kv", 4)
+        made = await assembled(house, extract(house, source, [(1, 4 * PAGE)], "made.kv"), "made.kv")
+        await house.sync("made.kv")
+        house.volume.pager.demote(made.table)
+        assert places(house, made) == [False] * 4
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)

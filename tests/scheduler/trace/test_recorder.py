@@ -134,7 +134,7 @@ def test_a_file_is_told_of_once_and_again_when_it_has_got_a_name():
     recorder.flush()
     (block,) = all_of(recording)
     assert block.kind is BlockKind.FILES
-    assert [record[:4] for record in block.records.tolist()] == [(30, 7, 64, 0), (30, 7, 64, 1), (31, 0, 0, 1)]
+    assert block.records.tolist() == [(30, 7, 64, 0), (30, 7, 64, 1), (31, 0, 0, 1)]
 
 
 def test_a_recording_that_begins_later_is_told_of_all_files_too():

@@ -1,10 +1,10 @@
-"""Reads images of files that are on disk: a stretch of pages at a time, the next one ahead, into no frame.
+"""Reads images of files that are on disk: a span of pages at a time, the next one ahead, into no frame.
 
 A program reads an image by pieces of 1 MiB at most, and a page may have 10 MiB or 100 KiB. To read its slot for each
 piece would read it many times. To bring the file into memory would put others out that are used. So a reader has some
-stretches in rooms of their own, outside of the arena, for as long as they are near to where it reads.
+spans in rooms of their own, outside of the arena, for as long as they are near to where it reads.
 
-There are few rooms for all readers together. One that finds none takes that of the stretch that was read from the
+There are few rooms for all readers together. One that finds none takes that of the span that was read from the
 longest ago, and waits only if somebody waits for each of them. A read-ahead takes no room from anybody.
 
 All on the trio thread, but for the jobs of the disk that fill rooms.
@@ -13,8 +13,8 @@ All on the trio thread, but for the jobs of the disk that fill rooms.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import trio
@@ -25,7 +25,7 @@ from kvfs.pages.free_list import IntArray
 from kvfs.storage import Reading, Storage
 from libsym.errors import SymError
 
-STRETCH_BYTES = 8 << 20
+SPAN_BYTES = 8 << 20
 """A read of this size has the disk's full rate; two of them are under way while one is given out."""
 MAX_ROOMS = 12
 """96 MiB, or as many pages where a page is larger."""
@@ -34,10 +34,10 @@ ROOMS_KEPT = 3
 
 
 @dataclass(slots=True, eq=False)
-class Stretch:
+class Span:
     """Pages of one file in a room."""
 
-    owner: Stretches
+    owner: Spans
     number: int
     room: memoryview
     pages: dict[int, memoryview]
@@ -53,34 +53,34 @@ class Stretch:
 
 
 class Rooms:
-    """The memory of all stretches of one mount."""
+    """The memory of all spans of one mount."""
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
-        self._stretches: dict[Stretch, None] = {}  # which have a room: that which was read from last is the last
+        self._spans: dict[Span, None] = {}  # which have a room: that which was read from last is the last
         self._waiting = trio.lowlevel.ParkingLot()
 
     def take(self, num_bytes: int, *, is_ahead: bool) -> memoryview | None:
         """A room, or None: not now."""
-        if not self._free and len(self._stretches) >= MAX_ROOMS:
-            oldest = None if is_ahead else next((each for each in self._stretches if each.is_free), None)
+        if not self._free and len(self._spans) >= MAX_ROOMS:
+            oldest = None if is_ahead else next((each for each in self._spans if each.is_free), None)
             if oldest is None:
                 return None
             oldest.owner.forget(oldest)
         room = self._free.pop() if self._free else memoryview(b"")
         return room if len(room) >= num_bytes else _new_room(num_bytes)
 
-    def used(self, stretch: Stretch) -> None:
+    def used(self, span: Span) -> None:
         """It has its room, or was read from just now."""
-        self._stretches.pop(stretch, None)
-        self._stretches[stretch] = None
+        self._spans.pop(span, None)
+        self._spans[span] = None
         self.wake()
 
-    def give(self, stretch: Stretch) -> None:
+    def give(self, span: Span) -> None:
         """It needs its room no more. One that is still being written to is nobody's any more."""
-        del self._stretches[stretch]
-        if stretch.is_free and len(self._free) < ROOMS_KEPT:
-            self._free.append(stretch.room)
+        del self._spans[span]
+        if span.is_free and len(self._free) < ROOMS_KEPT:
+            self._free.append(span.room)
         self.wake()
 
     async def wait(self) -> None:
@@ -92,7 +92,7 @@ class Rooms:
         self._waiting.unpark_all()
 
 
-class Stretches:
+class Spans:
     """Those of one reader."""
 
     __slots__ = (
@@ -102,9 +102,9 @@ class Stretches:
         "_page_bytes",
         "_rooms",
         "_snapshot",
+        "_spans",
         "_step",
         "_storage",
-        "_stretches",
     )
 
     def __init__(self, snapshot: Snapshot, storage: Storage, rooms: Rooms, eager: Eager) -> None:
@@ -113,80 +113,86 @@ class Stretches:
         self._rooms = rooms
         self._eager = eager
         self._page_bytes = snapshot.image_format.page_bytes
-        self._num_pages = max(1, STRETCH_BYTES // self._page_bytes)
-        """Of a stretch."""
+        self._num_pages = max(1, SPAN_BYTES // self._page_bytes)
+        """Of a span."""
         self._step = -(-self._page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # from page to page: the disk wants it so
-        self._stretches: dict[int, Stretch] = {}
+        self._spans: dict[int, Span] = {}
         self._last = -1
-        """The stretch that was read from last."""
+        """The span that was read from last."""
 
     async def read(self, missing: Sequence[int]) -> dict[int, memoryview]:
         """Some of these pages of the file, the first one among them: good until the next await."""
-        stretch = await self._have(missing[0])
-        self._read_ahead(stretch.number)
-        stretch.num_waiting += 1
+        async with self.lent(missing) as pages:
+            return pages
+
+    @asynccontextmanager
+    async def lent(self, missing: Sequence[int]) -> AsyncIterator[dict[int, memoryview]]:
+        """The same: good inside the `with`, whatever is awaited there."""
+        span = await self._have(missing[0])
+        self._read_ahead(span.number)
+        span.num_waiting += 1
         try:
-            if not stretch.reading.is_over:
+            if not span.reading.is_over:
                 await self._eager.leave()
-            await stretch.reading.wait()
+            await span.reading.wait()
+            yield {number: span.pages[number] for number in missing if number in span.pages}
         except SymError:
-            self.forget(stretch)
+            self.forget(span)
             raise
         finally:
-            stretch.num_waiting -= 1
+            span.num_waiting -= 1
             self._rooms.wake()
-        return {number: stretch.pages[number] for number in missing if number in stretch.pages}
 
-    def forget(self, stretch: Stretch) -> None:
+    def forget(self, span: Span) -> None:
         """It is not to be read from again; those who wait for it get what they wanted."""
-        if self._stretches.get(stretch.number) is stretch:
-            del self._stretches[stretch.number]
-            self._rooms.give(stretch)
+        if self._spans.get(span.number) is span:
+            del self._spans[span.number]
+            self._rooms.give(span)
 
     def close(self) -> None:
         """Nobody reads any more."""
-        for stretch in tuple(self._stretches.values()):
-            self.forget(stretch)
+        for span in tuple(self._spans.values()):
+            self.forget(span)
 
-    async def _have(self, page: int) -> Stretch:
-        """The stretch with this page, begun."""
+    async def _have(self, page: int) -> Span:
+        """The span with this page, begun."""
         number = page // self._num_pages
         while True:
-            stretch = self._stretches.get(number)
-            if stretch is not None and page in stretch.pages:
-                self._rooms.used(stretch)
-                return stretch
+            span = self._spans.get(number)
+            if span is not None and page in span.pages:
+                self._rooms.used(span)
+                return span
             room = self._rooms.take(self._num_pages * self._step, is_ahead=False)
             if room is not None:
                 break
             await self._eager.leave()
             await self._rooms.wait()
-        if stretch is not None:  # the page was in memory when that was begun
-            self.forget(stretch)
+        if span is not None:  # the page was in memory when that was begun
+            self.forget(span)
         return self._begin(number, room)
 
-    def _begin(self, number: int, room: memoryview) -> Stretch:
+    def _begin(self, number: int, room: memoryview) -> Span:
         numbers, pages = self._cold(number)
         step, size = self._step, self._page_bytes
         rooms = {each: room[place * step : place * step + size] for place, each in enumerate(numbers)}
         reading = self._storage.read_cold(pages, list(rooms.values()), self._rooms.wake)
-        stretch = self._stretches[number] = Stretch(self, number, room, rooms, reading)
-        self._rooms.used(stretch)
-        return stretch
+        span = self._spans[number] = Span(self, number, room, rooms, reading)
+        self._rooms.used(span)
+        return span
 
     def _cold(self, number: int) -> tuple[list[int], IntArray]:
         return self._snapshot.cold_pages(number * self._num_pages, (number + 1) * self._num_pages)
 
     def _read_ahead(self, number: int) -> None:
-        """Who reads one stretch after the other finds the next one there. The one before stays: the kernel reads ahead,
+        """Who reads one span after the other finds the next one there. The one before stays: the kernel reads ahead,
         too, in any order.
         """
         is_in_order = 0 <= number - self._last <= 1
         self._last = number
-        for each in tuple(self._stretches.values()):
+        for each in tuple(self._spans.values()):
             if abs(each.number - number) > 1 and not each.num_waiting:
                 self.forget(each)
-        if is_in_order and number + 1 not in self._stretches and self._cold(number + 1)[0]:
+        if is_in_order and number + 1 not in self._spans and self._cold(number + 1)[0]:
             room = self._rooms.take(self._num_pages * self._step, is_ahead=True)
             if room is not None:
                 self._begin(number + 1, room)

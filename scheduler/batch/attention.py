@@ -1,0 +1,125 @@
+"""How much a call's new tokens attend to each entry: what was asked for, memory that steps add it up in, the answer.
+
+Steps add up a number for each layer, KV head and entry, whatever was asked for. So a column's bits depend neither on
+how the call was cut into chunks nor on what else was in a step. That is a hundredth of the KV that it is about, or
+less. When the last step is over, the run folds it to what was asked for (`results.c`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from libsym.abi import ATTENDED_STRUCT, ATTENTION_STRUCT, FRAME_ALIGN, PAGE_ENTRIES, AttentionBy, AttentionTo
+from libsym.channel.server import PAYLOAD_BYTES
+from libsym.errors import Invalid, NoBuffers, TooLarge
+
+FloatArray = npt.NDArray[np.float32]
+MAX_USER_BYTES = 256 << 20
+"""Of memory for one user's calls at a time. A call alone gets what it needs."""
+
+
+class AnswerRoom:
+    """Bytes of one reply, for the calls that it answers."""
+
+    __slots__ = ("_num_left",)
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_left = num_bytes
+
+    def take(self, num_bytes: int) -> bool:
+        num_bytes = -(-num_bytes // FRAME_ALIGN) * FRAME_ALIGN
+        if num_bytes > self._num_left:
+            return False
+        self._num_left -= num_bytes
+        return True
+
+
+class AttentionMemory:
+    """What calls under way use, by user."""
+
+    __slots__ = ("_used",)
+
+    def __init__(self) -> None:
+        self._used: dict[int, int] = {}
+
+    def take(self, uid: int, num_bytes: int) -> None:
+        """NoBuffers: others of this user have it."""
+        used = self._used.get(uid, 0)
+        if used and used + num_bytes > MAX_USER_BYTES:
+            raise NoBuffers(
+                f"attention to this file takes {num_bytes >> 10} KiB, and your calls under way have {used >> 10} of "
+                f"{MAX_USER_BYTES >> 10}: ask for fewer at once"
+            )
+        self._used[uid] = used + num_bytes
+
+    def give_back(self, uid: int, num_bytes: int) -> None:
+        self._used[uid] -= num_bytes
+        if not self._used[uid]:
+            del self._used[uid]
+
+
+class AttentionMass:
+    """What one call wants of it."""
+
+    __slots__ = (
+        "_heads",
+        "_layers",
+        "_memory",
+        "_num_taken",
+        "_uid",
+        "folded",
+        "is_by_page",
+        "is_summed",
+        "room",
+        "sums",
+    )
+
+    def __init__(self, wanted: bytes, layers: int, heads: int, memory: AttentionMemory, uid: int) -> None:
+        """`wanted`: struct sym_attention; `heads`: KV heads of each layer."""
+        to, by, *reserved = ATTENTION_STRUCT.unpack(wanted)
+        if to not in set(AttentionTo) or by not in set(AttentionBy) or any(reserved):
+            raise Invalid(f"attention to {to} by {by}: to entries (1) or pages (2), by sum (1) or layer (2)")
+        self.is_by_page, self.is_summed = to == AttentionTo.PAGES, by == AttentionBy.SUM
+        self.room = AnswerRoom(PAYLOAD_BYTES)
+        """Of the reply that it will be in."""
+        self.sums: FloatArray = np.empty((0, 0, 0), np.float32)
+        """[layers, KV heads, entries]: what steps add to."""
+        self.folded: FloatArray | None = None
+        """[rows, columns]: what is answered; None: `sums` is."""
+        self._layers, self._heads = layers, heads
+        self._memory, self._uid, self._num_taken = memory, uid, 0
+
+    def begin(self, num_entries: int) -> None:
+        """So many has the file with the call's. TooLarge: the answer fits no reply."""
+        num_rows = self._layers * self._heads
+        columns = -(-num_entries // PAGE_ENTRIES) if self.is_by_page else num_entries
+        answer = (1 if self.is_summed else num_rows, columns)
+        num_bytes = ATTENDED_STRUCT.size + 4 * answer[0] * columns
+        if not self.room.take(num_bytes):
+            raise TooLarge(
+                f"attention to {num_entries} entries has {num_bytes} bytes, and fits no message: {self._remedy}"
+            )
+        self._memory.take(self._uid, num_taken := 4 * num_rows * num_entries)
+        self._num_taken = num_taken
+        self.sums = np.zeros((self._layers, self._heads, num_entries), np.float32)
+        if self.is_by_page or self.is_summed:
+            self.folded = np.zeros(answer, np.float32)
+
+    @property
+    def _remedy(self) -> str:
+        if not self.is_summed:
+            return "ask for its sum" if self.is_by_page else "ask for pages, or for the sum"
+        return "ask for fewer calls in a batch" if self.is_by_page else "ask for pages"
+
+    def answer(self) -> bytes:
+        """What the reply has of it: struct sym_attended and its numbers."""
+        layers, heads = (0, 0) if self.is_summed else (self._layers, self._heads)
+        numbers = self.sums if self.folded is None else self.folded
+        return ATTENDED_STRUCT.pack(layers, heads, numbers.shape[-1], self.sums.shape[-1]) + numbers.tobytes()
+
+    def let_go(self) -> None:
+        """No step adds to it any more."""
+        if self._num_taken:
+            self._memory.give_back(self._uid, self._num_taken)
+            self._num_taken = 0
