@@ -275,6 +275,7 @@ class Keeper:
         """Other limits from now on. What is on disk beyond a smaller one stays there."""
         self._disk_limit_bytes = disk_limit_bytes
         self.jobs.deadline_s = deadline_s
+        self._volume.pager.try_again()
 
     # The service
 

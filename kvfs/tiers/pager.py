@@ -122,6 +122,11 @@ class Pager:
         """One less has."""
         self.residents.num_users[table.row] -= 1
 
+    def try_again(self) -> None:
+        """The disk may take again what it refused just now."""
+        self._moves.forget_error()
+        self._wake()
+
     def use(self, rank: Rank) -> None:
         """Another policy from now on."""
         self.departures.rank = rank
