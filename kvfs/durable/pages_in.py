@@ -89,14 +89,22 @@ class PagesIn:
         if first >= bringing.pages.size or bringing.error is not None:
             return
         bringing.num_begun += SLOTS_A_JOB
+        self._read_group(bringing, bringing.pages[first:][:SLOTS_A_JOB], bringing.frames[first:][:SLOTS_A_JOB])
+
+    def _read_group(self, bringing: _Bringing, pages: IntArray, frames: IntArray) -> None:
+        """Those of them that are there still: who wanted them may be gone, and then they may be given back."""
+        on_disk = self._pool.on_disk
+        is_there = on_disk.slot[pages] != NO_SLOT
+        pages, frames = pages[is_there], frames[is_there]
+        slots, checks = on_disk.slot[pages], on_disk.check[pages]
         bringing.num_running += 1
-        group = slice(first, first + SLOTS_A_JOB)
-        on_disk, pages = self._pool.on_disk, bringing.pages[group]
-        read = partial(self._read, on_disk.slot[pages], on_disk.check[pages], bringing.frames[group].tolist())
 
         def ended(job: Job[None]) -> None:
             bringing.num_running -= 1
             self.progressed()
+            if isinstance(job.error, Damaged) and (on_disk.slot[pages] != slots).any():
+                self._read_group(bringing, pages, frames)  # written anew meanwhile: the old slots may be anybody's
+                return
             if job.error is not None:
                 bringing.error = bringing.error or self._told(job.error, pages)
             else:
@@ -105,10 +113,12 @@ class PagesIn:
             if not bringing.num_running:
                 bringing.then(None if bringing.error is None else as_ours(bringing.error))
 
-        self._jobs.start(read, ended)
+        self._jobs.start(partial(self._read, slots, checks, frames.tolist()), ended)
 
     def _read(self, slots: IntArray, checks: npt.NDArray[np.uint64], frames: list[int]) -> None:
         """For a worker: into frames that nobody knows yet."""
+        if not frames:
+            return
         store = self._pool.store.store
         try:
             self._own.read_into(slots.tolist(), checks.tolist(), [store.writable(frame) for frame in frames])

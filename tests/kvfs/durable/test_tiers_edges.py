@@ -114,6 +114,43 @@ def test_a_number_that_is_given_out_again_while_it_is_read_is_read_again(
         may_read.set()
 
 
+def test_a_page_that_is_written_anew_while_it_is_read_is_not_said_to_be_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its old slot is another page's by then."""
+    may_read = threading.Event()
+
+    async def work(house: House) -> None:
+        pager, on_disk = house.volume.pager, house.fs.pool.on_disk
+        (file,) = await files(house, 1)
+        await pager.put_on_disk(file.table)
+        before = set(on_disk.slot[file.table.pages].tolist())
+        on_disk.spoil(file.table.pages.copy(), np.zeros(4, np.bool_))  # as after a sync that failed
+        read = house.keeper.pages_in._read
+
+        def slow(*args: Any) -> None:
+            assert may_read.wait(20)
+            read(*args)
+
+        monkeypatch.setattr(house.keeper.pages_in, "_read", slow)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(house.compute, file, [1])
+            await trio.testing.wait_all_tasks_blocked()
+            await house.keeper.pages_out.write(file.content, 4 * PAGE)
+            other = house.create("other.kv")
+            await house.compute(other, range(500, 500 + 4 * PAGE))
+            await house.keeper.pages_out.write(other.content, 4 * PAGE)
+            assert before & set(on_disk.slot[other.table.pages].tolist())
+            may_read.set()
+        assert house.is_right(file)
+
+    try:
+        live(work, tmp_path, num_pages=16, num_beyond=200)
+    finally:
+        may_read.set()
+    assert not caplog.records
+
+
 def test_a_file_that_has_not_come_when_it_usually_does_is_not_brought_back_for_nothing(tmp_path: Path) -> None:
     async def work(house: House) -> None:
         pager, residents = house.volume.pager, house.volume.pager.residents
