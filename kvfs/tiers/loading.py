@@ -21,6 +21,8 @@ from libsym.errors import Invalid
 
 NAMES: dict[str, Rank] = {"cost": cost_based.rank, "lru": lru.rank, "ttl": ttl.rank, "idle": idleness.rank}
 DEFAULT = "cost"
+LOAD_LIMIT_S = 5.0
+"""That the file may take to define it, with what it imports."""
 LIMIT_S = 0.25
 """That one decision of an operator's policy may take: 10,000 files take ours some milliseconds, on a busy machine."""
 
@@ -35,12 +37,7 @@ def load(name_or_path: str) -> Rank:
         source = Path(name_or_path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Invalid(f"policy {name_or_path}: {getattr(error, 'strerror', None) or error}") from None
-    names: dict[str, object] = {"__name__": "policy", "__file__": name_or_path}
-    try:
-        exec(compile(source, name_or_path, "exec"), names)  # noqa: S102 - the operator's own file
-    except Exception as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
-        raise Invalid(f"policy {name_or_path}{_line(error, name_or_path)}: {_text(error)}") from None
-    rank = names.get("rank")
+    rank = _run(source, name_or_path).get("rank")
     if not callable(rank):
         raise Invalid(f"policy {name_or_path} has no function rank(files, gaps)")
     trial = Guarded(rank, lru.rank, name=name_or_path)
@@ -50,6 +47,30 @@ def load(name_or_path: str) -> Rank:
     if trial.failure is not None:
         raise Invalid(trial.failure)
     return lambda files, gaps: _checked(rank, files, gaps, name_or_path)
+
+
+def _run(source: str, name: str) -> dict[str, object]:
+    """What a file defines. A daemon that reads one again waits for it: so it has a thread of its own, and not for ever,
+    and what ends a program ends that thread.
+    """
+    names: dict[str, object] = {"__name__": "policy", "__file__": name}
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            exec(compile(source, name, "exec"), names)  # noqa: S102 - the operator's own file
+        except BaseException as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="symphony-policy", daemon=True)
+    thread.start()
+    thread.join(LOAD_LIMIT_S)
+    if thread.is_alive():
+        _end(thread)
+        raise Invalid(f"policy {name}: to run it took longer than {LOAD_LIMIT_S:g} s, and rank was not called yet")
+    for error in failures:
+        raise Invalid(f"policy {name}{_line(error, name)}: {_text(error)}") from None
+    return names
 
 
 def _checked(rank: Callable[[Files, Gaps], object], files: Files, gaps: Gaps, name: str) -> FloatArray:
@@ -147,8 +168,13 @@ class Guarded:
 
     def _end_thread(self) -> None:
         self.close()
-        if self._thread is not None and self._thread.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_Overrun))
+        if self._thread is not None:
+            _end(self._thread)
+
+
+def _end(thread: threading.Thread) -> None:
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_Overrun))
 
 
 def _copy(files: Files) -> Files:

@@ -143,6 +143,7 @@ def test_an_operators_file_is_a_policy(tmp_path):
         ("def rank(files, gaps):\n    return 1\n", "rank gave an array of shape () for 2 files"),
         ("def rank(files, gaps):\n    return files.num_pages * float('nan')\n", "not a number for 2 files"),
         ("def rank(files, gaps):\n    return ['a', 'b']\n", "ValueError: could not convert string to float"),
+        ("x = 1\nraise SystemExit(3)\n", ":2: SystemExit: 3"),
     ],
 )
 def test_what_is_wrong_with_an_operators_file_is_told_with_its_line(tmp_path, text, told):
@@ -152,6 +153,15 @@ def test_what_is_wrong_with_an_operators_file_is_told_with_its_line(tmp_path, te
         loading.load(str(path))
     assert str(path) in str(failed.value)
     assert told in str(failed.value)
+
+
+def test_a_file_that_never_comes_to_its_end_is_told_so(tmp_path, monkeypatch):
+    """A daemon reads one again while it serves."""
+    monkeypatch.setattr(loading, "LOAD_LIMIT_S", 0.1)
+    path = tmp_path / "mine.py"
+    path.write_text("while True:\n    pass\n")
+    with pytest.raises(Invalid, match=r"took longer than 0\.1 s"):
+        loading.load(str(path))
 
 
 def test_a_name_that_is_none_is_told_with_those_that_are(tmp_path):
