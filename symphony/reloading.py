@@ -92,14 +92,20 @@ class Reloading:
             for apply in {self._apply[key]: None for key in changed}:  # once, where keys share one
                 apply(self.config)
         except SymError as error:
-            self.config = before
+            self.config, said = before, str(error)
             for apply in {self._apply[key]: None for key in changed}:
-                apply(before)
-            self._say((), (), str(error))
+                try:
+                    apply(before)
+                except SymError as again:  # a file that it names is not what it was
+                    said = f"{said}; and {again}"
+            self._say((), (), said)
         else:
             self._say(changed, tuple(key for key in other if key not in self._apply), None)
 
     def _differs(self, wanted: Config, key: str) -> bool:
+        """A policy's file is read again: what is in it may be something else."""
+        if key == "policy" and wanted.policy.endswith(".py"):
+            return True
         return bool(getattr(wanted, key) != getattr(self.config, key))
 
     def _say(self, changed: tuple[str, ...], needs_restart: tuple[str, ...], error: str | None) -> None:
