@@ -157,9 +157,9 @@ def test_a_file_that_has_not_come_when_it_usually_does_is_not_brought_back_for_n
         found = await files(house, 2)
         for file in found:
             await house.keeper.sync(file.inode)
-        for file, idle_s in zip(found, (100.0, 0.9), strict=True):
+        for file, idle_s in zip(found, (100.0, 0.5), strict=True):
             row = file.table.row
-            residents.num_uses[row], residents.gap_s[row], residents.gap_spread_s[row] = 10, 1.0, 0.01
+            residents.num_uses[row], residents.latest_gaps_s[row] = 10, 1.0
             residents.last_use_s[row] = pager.clock() - idle_s
             pager.departures.send(pager.departures.may_go(file.table.pages))
             assert pager.tier_of(file.table) == "disk"
