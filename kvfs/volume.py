@@ -38,7 +38,7 @@ from kvfs.names.tree import Tree, domain_below
 from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece
 from kvfs.pages.free_list import IntArray
-from kvfs.pages.pool import NO_ROW, PagePool
+from kvfs.pages.pool import NO_ROW, PagePool, pages_for
 from kvfs.pages.table import PageTable
 from kvfs.pins import Pins
 from kvfs.storage import InMemory, Storage
@@ -225,7 +225,9 @@ class Volume:
         if kv.table.reservation is not None:
             raise Busy(f"{what}: a step is appending to it; try again when it is over")
         if num_entries != kv.table.length:
+            gone = kv.table.pages[pages_for(num_entries) :].copy()
             kv.cut(num_entries)
+            self.pager.was_cut(kv.table, gone)
 
     def empty_kv(self, inode: Inode) -> None:
         """Give a KV file a new, empty version; whoever has the old one open keeps it."""

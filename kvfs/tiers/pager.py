@@ -342,15 +342,24 @@ class Pager:
 
     def unpin_file(self, table: PageTable) -> None:
         """It may go down again."""
+        self.residents.pinned_until_s[table.row] = self.residents.wanted_until_s[table.row] = 0
+        self._keep_anew(table.pages)
+        self._wake()
+
+    def was_cut(self, table: PageTable, gone: IntArray) -> None:
+        """A file does not have these pages any more; others may."""
+        if table.row != NO_ROW and self.residents.pinned_until_s[table.row]:
+            self._keep_anew(gone)
+
+    def _keep_anew(self, pages: IntArray) -> None:
+        """These are kept as long as files are pinned that have them."""
         residents = self.residents
-        residents.pinned_until_s[table.row] = residents.wanted_until_s[table.row] = 0
-        self._pool.keep_until[table.pages] = 0
+        self._pool.keep_until[pages] = 0
         for row in np.flatnonzero(residents.pinned_until_s[: residents.num_rows] > self.clock()).tolist():
             other = residents.tables[row]
             if other is not None:
                 keep_until = self._pool.keep_until
                 keep_until[other.pages] = np.maximum(keep_until[other.pages], residents.pinned_until_s[row])
-        self._wake()
 
     def num_kept(self, tables: Iterable[PageTable]) -> int:
         """Pages of these that advice keeps in memory."""

@@ -13,7 +13,7 @@ import trio.testing
 
 from kvfs.durable.slot_file import SlotFile
 from kvfs.pages.pool import NO_ROW
-from libsym.abi import PAGE_ENTRIES
+from libsym.abi import PAGE_ENTRIES, Advice
 from libsym.errors import SymError
 from tests.kvfs.durable.house import ROOT, House
 from tests.kvfs.durable.test_tiers import files, live
@@ -186,5 +186,26 @@ def test_pages_that_a_file_does_not_have_any_more_are_not_taken_for_its(tmp_path
         house.fs.kv_close(fork)
         assert row not in house.fs.pool.row_of[base.table.pages].tolist()
         assert NO_ROW not in house.fs.pool.row_of[base.table.pages[:1]].tolist()
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_what_a_pinned_file_was_cut_by_is_not_pinned_any_more(tmp_path: Path) -> None:
+    """Another file has it still; and one that is pinned keeps what both had."""
+
+    async def work(house: House) -> None:
+        pager, pool = house.volume.pager, house.fs.pool
+        (base,) = await files(house, 1, 6)
+        fork = house.fs.kv_fork(ROOT, base, "fork.kv")
+        half = house.fs.kv_fork(ROOT, base, "half.kv")
+        house.fs.kv_truncate(half, 3 * PAGE)
+        house.fs.kv_advise_open(ROOT, half, [(Advice.PIN, 0)])
+        house.fs.kv_advise_open(ROOT, base, [(Advice.PIN, 0)])
+        assert pager.num_kept([fork.table]) == 6
+        house.fs.kv_truncate(base, PAGE)
+        assert pager.num_kept([fork.table]) == 3
+        house.fs.kv_advise_open(ROOT, half, [(Advice.UNPIN, 0)])
+        assert pager.num_kept([fork.table]) == 1
+        assert not pool.keep_until[fork.table.pages[1:]].any()
 
     live(work, tmp_path, num_pages=16, num_beyond=200)
