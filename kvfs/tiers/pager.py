@@ -306,6 +306,8 @@ class Pager:
             self.departures.send(self.departures.may_go(table.pages))
             if (error := self._moves.recent_error()) is not None and not self.departures.going:
                 raise copy(error)
+            if self._moves.is_late():
+                raise self._moves.mover.late()
             if self.clock() > ends_s:
                 raise Busy("the file is being computed with: try again when it is not")
             if self.num_in_memory(table):

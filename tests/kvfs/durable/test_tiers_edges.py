@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,25 @@ def test_what_a_pinned_file_was_cut_by_is_not_pinned_any_more(tmp_path: Path) ->
         assert not pool.keep_until[fork.table.pages[1:]].any()
 
     live(work, tmp_path, num_pages=16, num_beyond=200)
+
+
+def test_who_sends_a_file_to_a_disk_that_hangs_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write = threading.Event()
+    write = SlotFile.write
+
+    def slow(*args: Any) -> Any:
+        assert may_write.wait(20)
+        return write(*args)
+
+    async def work(house: House) -> None:
+        (file,) = await files(house, 1)
+        monkeypatch.setattr(SlotFile, "write", slow)
+        with trio.fail_after(10), pytest.raises(SymError) as failed:
+            await house.volume.pager.put_on_disk(file.table)
+        assert failed.value.errno == errno.ETIMEDOUT
+        may_write.set()
+
+    try:
+        live(work, tmp_path, num_pages=16, num_beyond=200, deadline_s=0.2)
+    finally:
+        may_write.set()
