@@ -83,7 +83,7 @@ def kv_advise(kv: KV | Path, *advice: Advised) -> Script[None]:
     nobody on the mount) has had it open for so long, and it is not pinned. The pages of a pinned file stay in memory,
     and come there as soon as there is room. PIN(seconds) is a lease: it ends by itself, and with the daemon.
     So many pages may be pinned at once as `pin_share` of the daemon says, half of memory, and by each user half of
-    that: more is NoSpace or OverQuota. Of files and calls with a lower PRIORITY the pages go to disk first.
+    that: more is NoSpace or OverQuota. Of a user's files those with a lower PRIORITY go to disk first.
 
     This advice is kept with the file, not with a handle; forks begin without any. Only the owner gives it, and may
     change it at any time; `kv_stat` and `getfattr -d` show it, `setfattr -n user.kv.ttl -v 3600` sets it from a shell.

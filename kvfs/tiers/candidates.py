@@ -1,7 +1,8 @@
 """Which pages go down: those of the files that are worth least in memory, as a policy says.
 
-Files that are cold by advice go before all others, and those that are about to be needed go last. Among the rest a
-lower priority goes first, and only then is it the policy's choice.
+Files that are cold by advice go before all others, and those that are about to be needed go last. Among the rest it is
+the policy's choice. Where that is one of a user's files, it is the one with the lowest priority that goes in its place:
+so nobody gains by it but from himself.
 
 A page is its file's that used it last: what forks share is worth what the fork is that was there just now. A page whose
 last user is gone, and whose file nobody can tell, stands for itself.
@@ -91,7 +92,12 @@ def in_order(
     is_cold = column(residents.is_cold, 0) > 0
     priority = column(residents.priority, 0)
     is_wanted = column(residents.wanted_until_s, 0) > now_s
-    order = found[np.lexsort((worth, priority, is_wanted, ~is_cold))]
+    places = np.lexsort((worth, is_wanted, ~is_cold))
+    if priority.any():
+        owners = np.full(found.size, -1, np.int64)
+        owners[of_file] = _users(pool, residents, file_rows)
+        places = _by_priority(places, owners, priority, is_wanted, is_cold)
+    order = found[places]
     if num_wanted is not None:  # a sort of the pages of those files alone
         order = order[: np.searchsorted(np.cumsum(counts[order]), num_wanted) + 1]
         goes = np.zeros(counts.size, np.bool_)
@@ -102,3 +108,28 @@ def in_order(
     place[order] = np.arange(order.size)
     ordered: IntArray = pages[np.argsort(place[group], kind="stable")]
     return ordered[:num_wanted]
+
+
+def _users(pool: PagePool, residents: Residents, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+    """Who pays for each file; -1: nobody any more."""
+    tables = (residents.tables[row] for row in rows.tolist())
+    owners = np.array([-1 if table is None else table.owner for table in tables], np.int64)
+    known, which = np.unique(owners, return_inverse=True)
+    users = [-1 if owner < 0 else pool.accounts.of(owner).numbers[0] for owner in known.tolist()]
+    return np.array(users, np.int64)[which]
+
+
+def _by_priority(
+    places: npt.NDArray[np.intp],
+    owners: npt.NDArray[np.int64],
+    priority: FloatArray,
+    is_wanted: npt.NDArray[np.bool_],
+    is_cold: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.intp]:
+    """Files in their order, in which those of each user have changed places among themselves."""
+    number, owner = np.arange(places.size), owners[places]
+    as_it_is = np.lexsort((number, owner))
+    wanted = np.lexsort((number, priority[places], is_wanted[places], ~is_cold[places], owner))
+    found = np.empty_like(places)
+    found[as_it_is] = places[wanted]
+    return found

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from kvfs.durable.slot_file import SlotFile
+from kvfs.names.inode import Credentials
 from kvfs.pages.pool import NO_ROW
 from libsym.abi import PAGE_ENTRIES, Advice
 from libsym.errors import SymError
@@ -232,3 +233,23 @@ def test_who_sends_a_file_to_a_disk_that_hangs_is_told_so(tmp_path: Path, monkey
         live(work, tmp_path, num_pages=16, num_beyond=200, deadline_s=0.2)
     finally:
         may_write.set()
+
+
+def test_a_priority_puts_a_file_before_others_of_its_user_and_not_before_those_of_another(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        pager, other = house.volume.pager, Credentials(7, 7)
+        idle = []
+        for priority in (100, 1, 100):
+            idle.append(house.fs.kv_create(other, None, 0o600))
+            await house.compute(idle[-1], range(4 * PAGE))
+            house.fs.kv_advise_open(other, idle[-1], [(Advice.PRIORITY, priority)])
+        used = await files(house, 1, 5)
+        assert [pager.tier_of(file.table) == "memory" for file in idle] == [True, False, True]
+        used += await files(house, 2, 2, prefix="more")
+        for number in range(10):
+            for file in used:
+                await house.compute(file, [number])
+        assert all(pager.tier_of(file.table) == "memory" for file in used)
+        assert not any(pager.tier_of(file.table) == "memory" for file in idle)
+
+    live(work, tmp_path, num_pages=16, num_beyond=200)
