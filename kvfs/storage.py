@@ -60,6 +60,10 @@ class Storage(Protocol):
         """NoSpace: plain files may not grow by so much."""
         ...
 
+    def num_free_slots(self) -> int | None:
+        """Pages that there is room for on disk; None: as many as there may be at all."""
+        ...
+
     def needs_backing(self, name: str) -> bool:
         """Whether a crash would bring back a file that has this backing file: `Volume.forget_backing` says when not."""
         ...
@@ -81,6 +85,9 @@ class InMemory:
 
     def require_room(self, num_bytes: int) -> None:
         """The file system below will say."""
+
+    def num_free_slots(self) -> int | None:
+        return None
 
     def needs_backing(self, name: str) -> bool:
         return not name

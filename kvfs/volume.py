@@ -515,9 +515,16 @@ class Volume:
         return VolumeStatistics(
             page_bytes=self.pool.page_bytes,
             num_pages=self.pool.num_pages,
-            num_free_pages=self.pool.num_free,
+            num_free_pages=self._num_free_pages(),
             num_files=len(self.tree),
             num_names=self.tree.num_names,
+        )
+
+    def _num_free_pages(self) -> int:
+        """What there is room for: plain files, and what is kept of other models, have their part of the disk."""
+        num_slots = self.storage.num_free_slots()
+        return (
+            self.pool.num_free if num_slots is None else min(self.pool.num_free, self.pool.store.num_free + num_slots)
         )
 
     def space_around(self, inode: Inode) -> Space:

@@ -119,12 +119,12 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     kept = state.load()
     restored = kept.num_slots(state.identity_of(facts, kept))
     limits = Limits(config.quota, config.quota_files)
-    beyond = _num_beyond(config, arena)
-    num_pages = num_pages_of(arena.num_pages, restored[0], beyond) + restored[1]
+    num_on_disk = _num_on_disk(config, arena)
+    num_pages = num_pages_of(arena.num_pages, restored[0], num_on_disk) + restored[1]
     accounts = Accounts(num_pages, arena.page_bytes, limits, exempt=exempt, weights=config.weight)
     journal = Journal()
     fs = FileSystem(
-        PagePool(arena, accounts, *restored, beyond),
+        PagePool(arena, accounts, *restored, num_on_disk),
         facts,
         backing_dir=state.files,
         uid=os.geteuid(),
@@ -188,8 +188,8 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     return house
 
 
-def _num_beyond(config: Config, arena: PageStore) -> int:
-    """How many pages more than fit into memory there may be, on disk."""
+def _num_on_disk(config: Config, arena: PageStore) -> int:
+    """How many pages may be on disk."""
     if config.policy == NO_POLICY:
         return 0
     room = config.disk

@@ -74,11 +74,12 @@ class DiskJobs:
             self._nursery.start_soon(call)
 
     def start(self, function: Callable[[], T], then: Callable[[Job[T]], None] = lambda _job: None) -> Job[T]:
-        """Begin a job; `then` is called when it has ended, on the trio thread."""
+        """Begin a job; `then` is called when it has ended, on the trio thread. The daemon ends: it never begins."""
         assert self._nursery is not None, "the storage is not running"
         job: Job[T] = Job()
         self._under_way.add(job)
-        self._nursery.start_soon(self._run, job, function, then)
+        if not self._is_ending:
+            self._nursery.start_soon(self._run, job, function, then)
         return job
 
     async def wait(self, job: Job[T]) -> T:

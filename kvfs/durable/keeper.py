@@ -268,6 +268,10 @@ class Keeper:
                 f"{max(room, 0)} are left; remove files, or start the daemon with more --disk"
             )
 
+    def num_free_slots(self) -> int | None:
+        room = self._room_bytes()
+        return None if room is None else max(0, room) // self._files[self._own].slot_bytes
+
     def needs_backing(self, name: str) -> bool:
         return name in self._backing
 

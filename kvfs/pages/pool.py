@@ -50,9 +50,12 @@ NO_ROW = -1
 """In place of a row: no file that there still is."""
 
 
-def num_pages_of(num_frames: int, num_restored: int, num_beyond: int) -> int:
-    """How many pages there may be, of the running model: see `PagePool`."""
-    return num_frames + max(num_restored, num_beyond)
+def num_pages_of(num_frames: int, num_restored: int, num_on_disk: int) -> int:
+    """How many pages there may be, of the running model: see `PagePool`.
+
+    With room on disk each of them could be there, so whatever is in memory can go. Or all of them fit into memory.
+    """
+    return max(num_frames, num_restored, num_on_disk) if num_on_disk else num_frames + num_restored
 
 
 def pages_for(num_entries: int) -> int:
@@ -97,15 +100,15 @@ class PagePool:
         accounts: Accounts | None = None,
         num_restored: int = 0,
         num_foreign: int = 0,
-        num_beyond: int = 0,
+        num_on_disk: int = 0,
     ) -> None:
         """`accounts`: whose limits hold; without them nobody has a limit.
 
         `num_restored`: so many pages are on disk from the beginning, beside those that fit into the store.
-        `num_foreign`: and so many of other models, which never come into memory. `num_beyond`: so many more pages than
-        fit into the store may there be, for they go to disk.
+        `num_foreign`: and so many of other models, which never come into memory. `num_on_disk`: so many pages may be
+        on disk, those that are restored included; 0: none goes there.
         """
-        self.num_pages = num_pages = num_pages_of(store.num_pages, num_restored, num_beyond)
+        self.num_pages = num_pages = num_pages_of(store.num_pages, num_restored, num_on_disk)
         """How many pages there may be, wherever they are; those of other models apart."""
         self._first_foreign = self._next_foreign = num_pages  # from there on numbers are used once
         self.num_numbers = num_numbers = self._first_foreign + num_foreign

@@ -1,13 +1,14 @@
 """Who has pages in memory: calls wait for theirs in order, and what is worth least makes room.
 
 A *ticket* is somebody who needs pages: all of them at once, or none. While it waits it holds nothing, so tickets can't
-wait for each other. The first in order gets every frame that becomes free, until it has as many as it needs. Then its
-pages are pinned, new ones get frames, what is on disk is read, and the next in order has its turn. A ticket that has
-its frames waits for the disk alone. Frames become free in four ways, tried in this order:
+wait for each other. Users take turns; among a user's tickets priority goes first. The first in order gets every frame
+that becomes free, until it has as many as it needs. Then its pages are pinned, new ones get frames, what is on disk is
+read, and the next in order has its turn. A ticket that has its frames waits for the disk alone. Frames become free in
+four ways, tried in this order:
 
 - pages that are on disk as they are lose their frame at once, and others when they are written, in the policy's order;
 - programs in the run that think are asked to leave it;
-- calls of a lower priority are, and then those that have been there for long (`Preempt`);
+- calls of the same user of a lower priority are, and then those that have been there for long (`Preempt`);
 - files are removed, and calls end, by themselves.
 
 Where nothing of that is to be expected the first ticket fails: NoSpace, or what the disk said.
@@ -20,7 +21,6 @@ All of it on the trio thread; nothing here waits but `run`, and those who say so
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -42,6 +42,7 @@ from kvfs.tiers.policy import Rank
 from kvfs.tiers.residents import Residents
 from kvfs.tiers.statistics import TierStatistics
 from kvfs.tiers.tickets import Mover, Preempt, Then, Ticket
+from kvfs.tiers.waiting import Waiting
 from libsym.errors import Busy, NoSpace, SymError
 
 LOW_WATER_SHARE = 64
@@ -71,7 +72,7 @@ class Pager:
         self.num_preempted = 0
         """Calls that left the run for the sake of others' pages."""
         self._numbers = count()
-        self._waiting: list[tuple[tuple[int, int], Ticket]] = []  # a heap
+        self._waiting = Waiting()
         self._due: list[Callable[[], None]] = []
         self._changed = trio.Event()
         self._is_advancing = False
@@ -155,7 +156,7 @@ class Pager:
         frames = pool.store.of[pages]
         if row != NO_ROW:
             self._note_use(row, is_hidden=not num_old or int(frames[:num_old].min()) != NOWHERE)
-        if int(frames.min()) != NOWHERE and not self._is_anybody_before(priority):
+        if int(frames.min()) != NOWHERE and not self._is_anybody_before(table, priority):
             reservation.ready(pages, row)
             return None
         reservation.forget_frames()
@@ -169,15 +170,18 @@ class Pager:
         self._ask(ticket)
         return ticket
 
-    def _is_anybody_before(self, priority: int) -> bool:
+    def _is_anybody_before(self, table: PageTable, priority: int) -> bool:
         """Whether a call that has all its pages has to wait: who makes room does not take it back at once."""
-        while self._waiting and self._waiting[0][1].is_over:
-            heapq.heappop(self._waiting)
-        if not self._waiting:
+        first = self._waiting.first()
+        if first is None:
             return False
-        first = self._waiting[0][1]
         has_waited = self.clock() - first.since_s > TURN_S
+        if first.user != self._user_of(table.owner):
+            return has_waited
         return first.priority > priority or (first.priority == priority and has_waited)
+
+    def _user_of(self, owner: int) -> int:
+        return self._pool.accounts.of(owner).numbers[0]
 
     def cancel(self, ticket: Ticket) -> None:
         """Nobody waits for it any more; what is pinned for it is let go."""
@@ -380,10 +384,11 @@ class Pager:
         unpin: Callable[[], None],
         over: Then,
     ) -> Ticket:
-        return Ticket(next(self._numbers), priority, owner, old_pages, num_new, admitted, unpin, over, self.clock())
+        number, user, now_s = next(self._numbers), self._user_of(owner), self.clock()
+        return Ticket(number, priority, user, owner, old_pages, num_new, admitted, unpin, over, now_s)
 
     def _ask(self, ticket: Ticket) -> None:
-        heapq.heappush(self._waiting, (ticket.order, ticket))
+        self._waiting.add(ticket)
         self._wake()
         self._advance()
 
@@ -420,7 +425,7 @@ class Pager:
     @property
     def num_waiting(self) -> int:
         """Those who have no frames yet."""
-        return sum(not ticket.is_over for _, ticket in self._waiting)
+        return len(self._waiting)
 
     def _wake(self) -> None:
         self._changed.set()
@@ -457,9 +462,9 @@ class Pager:
             return
         self._is_advancing = True
         try:
-            while self._waiting and (self._waiting[0][1].is_over or self._try(self._waiting[0][1])):
-                heapq.heappop(self._waiting)
-            if not self._waiting:
+            while (ticket := self._waiting.first()) is not None and self._try(ticket):
+                pass
+            if ticket is None:
                 self._pool.num_promised = 0
                 self._hints.advance()
                 self.departures.keep_some_free()
@@ -467,7 +472,7 @@ class Pager:
             self._is_advancing = False
 
     def _try(self, ticket: Ticket) -> bool:
-        """The first in order. False: it has to wait."""
+        """The first in order has its frames, or fails. False: it has to wait."""
         pool, num_pages = self._pool, ticket.old_pages.size + ticket.num_new
         pool.num_promised = 0
         if num_pages > pool.num_frames:
@@ -482,6 +487,7 @@ class Pager:
             if self._arrivals.num_frames_for(ticket) > pool.store.num_free:
                 pool.num_promised = pool.store.num_free
                 return False
+        self._waiting.served(ticket)
         self._arrivals.admit(ticket)
         return True
 
@@ -497,7 +503,7 @@ class Pager:
         num_frames -= departures.send(taken) + len(departures.going)
         if num_frames <= 0:
             return
-        somebody_leaves = self.preempt(num_frames, ticket.priority, self.clock() - ticket.since_s)
+        somebody_leaves = self.preempt(num_frames, ticket.user, ticket.priority, self.clock() - ticket.since_s)
         if somebody_leaves or departures.going or self._arrivals or self._is_anything_pinned():
             return
         self._ended(ticket, self._moves.recent_error() or self._no_room(num_frames))
@@ -523,8 +529,8 @@ class Pager:
         assert self._moves.mover is not None
         error = self._moves.mover.late()
         waiting = self._arrivals.waiting()
-        if self.departures.going and self._waiting:
-            waiting.add(self._waiting[0][1])
+        if self.departures.going and (first := self._waiting.first()) is not None:
+            waiting.add(first)
         for ticket in waiting:
             if not ticket.is_over:
                 self._ended(ticket, error)
@@ -559,8 +565,8 @@ class Pager:
         )
 
 
-def _nobody(num_frames: int, priority: int, waited_s: float) -> bool:
-    del num_frames, priority, waited_s
+def _nobody(num_frames: int, user: int, priority: int, waited_s: float) -> bool:
+    del num_frames, user, priority, waited_s
     return False
 
 

@@ -38,8 +38,8 @@ class Mover(Protocol):
 class Preempt(Protocol):
     """Who computes."""
 
-    def __call__(self, num_frames: int, priority: int, waited_s: float) -> bool:
-        """Somebody who waits for so long needs so many: have some leave. False: there is nobody who may have to."""
+    def __call__(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
+        """A user who waits for so long needs so many: have some leave. False: there is nobody who may have to."""
         ...
 
 
@@ -57,6 +57,8 @@ class Ticket:
 
     number: int
     priority: int
+    user: int
+    """Who waits: the uid, whatever the domain."""
     owner: int
     """The account whose pages they are."""
     old_pages: IntArray

@@ -353,13 +353,13 @@ class CallsInFlight:
 
     # ---- room in memory
 
-    def _preempt(self, num_frames: int, priority: int, waited_s: float) -> bool:
+    def _preempt(self, num_frames: int, user: int, priority: int, waited_s: float) -> bool:
         """Satisfies `Preempt`: first those leave whose programs think, then what is of lower priority, and what has
         been here for longer than it is worth.
         """
         self._leaving &= set(self._run.members)
         num_frames -= sum(self._num_frames_of(member) for member in self._leaving)
-        for member in self._who_may_leave(priority, waited_s):
+        for member in self._who_may_leave(user, priority, waited_s):
             if num_frames <= 0:
                 break
             num_frames -= self._num_frames_of(member)
@@ -367,7 +367,8 @@ class CallsInFlight:
             self._leave_soon(member)
         return bool(self._leaving)
 
-    def _who_may_leave(self, priority: int, waited_s: float) -> list[Member]:
+    def _who_may_leave(self, user: int, priority: int, waited_s: float) -> list[Member]:
+        """A priority is one among the calls of one user: to others it says nothing."""
         now_ns = time.monotonic_ns()
         thinking, lower, others = list[tuple[int, Member]](), list[tuple[int, Member]](), list[tuple[float, Member]]()
         for member in self._run.members:
@@ -376,9 +377,12 @@ class CallsInFlight:
             thinks_ns = self._run.thinks_ns(member, now_ns)
             if thinks_ns is not None:
                 thinking.append((-thinks_ns, member))
-            elif _priority_of(member.call) < priority:
-                lower.append((_priority_of(member.call), member))
-            elif _priority_of(member.call) == priority and waited_s > QUANTUM_S:
+                continue
+            is_own = _user_of(member.call.file.table) == user
+            its_priority = _priority_of(member.call)
+            if is_own and its_priority < priority:
+                lower.append((its_priority, member))
+            elif waited_s > QUANTUM_S and (not is_own or its_priority == priority):
                 here_s = now_ns * 1e-9 - member.entered_s
                 if here_s > QUANTUM_S:
                     others.append((-here_s, member))

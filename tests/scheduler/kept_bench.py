@@ -18,7 +18,7 @@ from kvfs.pages.pool import PagePool
 from scheduler.batch.policy import Limits
 from tests.scheduler.bench import LIMITS, Bench
 
-NUM_BEYOND = 1000
+NUM_ON_DISK = 1000
 
 
 class KeptBench(Bench):
@@ -30,7 +30,7 @@ class KeptBench(Bench):
         facts, journal = Facts(self.model, self.arena, "float32"), Journal()
         self.state = State(directory / "state")
         kept = self.state.load()
-        pool = PagePool(self.arena, num_beyond=NUM_BEYOND)
+        pool = PagePool(self.arena, num_on_disk=NUM_ON_DISK)
         self.fs = FileSystem(pool, facts, self.state.files, 0, 0, changes=journal, bits="bench")
         self.tree = self.fs.volume.tree
         self.pager = self.fs.volume.pager

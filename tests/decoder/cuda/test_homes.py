@@ -28,7 +28,7 @@ class House:
 
     def __init__(self, device: Device) -> None:
         self.arena = CudaArena(CONFIG, NUM_HOMES, NUM_FRAMES, device, "F32")
-        self.pool = PagePool(self.arena, num_beyond=NUM_PAGES - NUM_HOMES)
+        self.pool = PagePool(self.arena, num_on_disk=NUM_PAGES)
         self.pool.cold = self
         self.disk: dict[int, bytes] = {}
         self.model: dict[int, Numbers] = {}

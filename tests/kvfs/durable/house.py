@@ -37,7 +37,7 @@ class House:
         deadline_s: float = 30.0,
         same_bits: bool = False,
         disk: Disk | None = None,
-        num_beyond: int = 0,
+        num_on_disk: int = 0,
         disk_limit: int | None = None,
     ) -> None:
         facts = facts or FakeFacts()
@@ -46,9 +46,9 @@ class House:
         num_own, num_others = kept.num_slots(self.state.identity_of(facts, kept))
         self.store = FakeStore(facts, num_pages)
         self.decoder = FakeDecoder(self.store)
-        num_numbers = num_pages_of(num_pages, num_own, num_beyond) + num_others
+        num_numbers = num_pages_of(num_pages, num_own, num_on_disk) + num_others
         accounts = Accounts(num_numbers, self.store.page_bytes, limits)
-        pool = PagePool(self.store, accounts, num_own, num_others, num_beyond)
+        pool = PagePool(self.store, accounts, num_own, num_others, num_on_disk)
         journal = Journal()
         self.fs = FileSystem(pool, facts, self.state.files, 0, 0, disk, changes=journal, bits=bits, same_bits=same_bits)
         self.volume, self.tree = self.fs.volume, self.fs.volume.tree

@@ -30,7 +30,7 @@ from tests.kvfs.durable.storm_files import Lost, Mine, bytes_of, check_after_cut
 from tests.kvfs.fakes import commit_all
 
 NUM_FRAMES = 32
-NUM_BEYOND = 600
+NUM_ON_DISK = 600
 PAGE_BYTES = 4096
 MAX_FILES = 80
 MAX_ENTRIES = 7 * PAGE_ENTRIES
@@ -79,7 +79,7 @@ class Storm:
     async def life(self, num_operations: int, *, ends_hard: bool) -> None:
         """So many operations of one daemon. It is cut off in the middle of them, or drained."""
         self._house = House(
-            self._directory, num_pages=NUM_FRAMES, num_beyond=NUM_BEYOND, deadline_s=0.5 if self._disk else 30.0
+            self._directory, num_pages=NUM_FRAMES, num_on_disk=NUM_ON_DISK, deadline_s=0.5 if self._disk else 30.0
         )
         self.files = check_after_cut(self.house, self.files)
         async with running(self.house):
@@ -104,7 +104,7 @@ class Storm:
 
     async def remove_all(self) -> None:
         """One more life, in which all is removed: nothing is left of it in memory or on disk."""
-        house = self._house = House(self._directory, num_pages=NUM_FRAMES, num_beyond=NUM_BEYOND)
+        house = self._house = House(self._directory, num_pages=NUM_FRAMES, num_on_disk=NUM_ON_DISK)
         self.files = check_after_cut(house, self.files)
         async with running(house, drain=True):
             await check_all(house, self.files)

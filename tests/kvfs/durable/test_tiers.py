@@ -55,7 +55,7 @@ def test_ten_times_more_than_memory_is_computed_and_each_file_is_as_it_was(tmp_p
             assert house.is_right(file)
         assert house.volume.pager.statistics().num_in >= 36 * 4
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_files_go_on_where_they_were_cut_off_by_the_disk(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_files_go_on_where_they_were_cut_off_by_the_disk(tmp_path: Path) -> None
             await house.volume.pager.put_in_memory(file.table)
             assert house.is_right(file)
 
-    live(work, tmp_path, num_pages=12, num_beyond=400)
+    live(work, tmp_path, num_pages=12, num_on_disk=400)
 
 
 def test_many_wait_at_once_and_all_get_their_turn(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_many_wait_at_once_and_all_get_their_turn(tmp_path: Path) -> None:
             await house.volume.pager.put_in_memory(file.table)
             assert house.is_right(file)
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_what_needs_more_than_all_of_memory_is_told_so_and_others_go_on(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_what_needs_more_than_all_of_memory_is_told_so_and_others_go_on(tmp_path
         (other,) = await files(house, 1)
         assert house.is_right(other)
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_a_full_disk_refuses_who_asks_for_more_and_loses_nothing(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_full_disk_refuses_who_asks_for_more_and_loses_nothing(tmp_path: Path)
             await house.volume.pager.put_in_memory(file.table)
             assert house.is_right(file)
 
-    live(work, tmp_path, num_pages=16, num_beyond=200, disk_limit=20 * 4096)
+    live(work, tmp_path, num_pages=16, num_on_disk=200, disk_limit=20 * 4096)
 
 
 def test_a_file_goes_to_disk_and_comes_back_when_it_is_asked_to(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_file_goes_to_disk_and_comes_back_when_it_is_asked_to(tmp_path: Path) 
         assert pager.tier_of(one.table) == "memory"
         assert house.is_right(one)
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_a_hint_brings_a_file_in_behind_its_back(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_hint_brings_a_file_in_behind_its_back(tmp_path: Path) -> None:
         await trio.sleep(0.01)
         house.fs.check()
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_pinned_files_stay_until_their_lease_is_over(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_pinned_files_stay_until_their_lease_is_over(tmp_path: Path) -> None:
         await files(house, 10, prefix="g")
         assert pager.tier_of(one.table) == "disk"
 
-    live(work, tmp_path, num_pages=16, num_beyond=400)
+    live(work, tmp_path, num_pages=16, num_on_disk=400)
 
 
 def test_a_shared_prefix_stays_as_long_as_its_forks_are_used(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_shared_prefix_stays_as_long_as_its_forks_are_used(tmp_path: Path) -> 
         assert house.volume.pager.tier_of(base.table) == "memory"
         assert house.volume.pager.statistics().num_in == 0
 
-    live(work, tmp_path, num_pages=16, num_beyond=400)
+    live(work, tmp_path, num_pages=16, num_on_disk=400)
 
 
 async def reserve_all(house: House, file: OpenKv, num_entries: int) -> Reservation:
@@ -250,7 +250,7 @@ def test_a_file_that_is_cut_while_it_waits_to_be_in_memory_harms_nobody(
         assert house.tokens(file) == [*range(PAGE)]
         assert house.is_right(file)
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
     assert not caplog.records
 
 
@@ -267,7 +267,7 @@ def test_a_file_that_is_removed_on_its_way_down_is_no_error_of_the_disk(
         assert not house.volume.pager.statistics().error
         await files(house, 10, prefix="g")
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
     assert not caplog.records
 
 
@@ -283,7 +283,7 @@ def test_a_file_goes_down_while_it_is_synced(tmp_path: Path, caplog: pytest.LogC
             assert house.is_right(file)
         assert not house.volume.pager.statistics().num_computing
 
-    live(work, tmp_path, num_pages=16, num_beyond=400)
+    live(work, tmp_path, num_pages=16, num_on_disk=400)
     assert not caplog.records
 
 
@@ -319,4 +319,4 @@ def test_a_damaged_page_fails_those_who_need_it_and_not_those_who_wait_for_the_s
         assert house.is_right(base)
         assert house.tokens(broken)[-1] == PAGE - 1
 
-    live(work, tmp_path, num_pages=16, num_beyond=400)
+    live(work, tmp_path, num_pages=16, num_on_disk=400)

@@ -47,7 +47,7 @@ def test_a_shared_tail_is_whole_after_a_sync_failed_and_another_wrote_its_part(
         await house.volume.pager.put_in_memory(long.table)
         assert house.is_right(long)
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_a_copy_of_a_tail_that_is_on_disk_is_not_taken_for_its_owner_s_alone(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_copy_of_a_tail_that_is_on_disk_is_not_taken_for_its_owner_s_alone(tmp
         assert pool.owners_of(np.array([copy], np.int32))[0] != base.table.owner
         theirs.close()
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_a_number_that_is_given_out_again_while_it_is_read_is_read_again(
@@ -111,7 +111,7 @@ def test_a_number_that_is_given_out_again_while_it_is_read_is_read_again(
         assert house.is_right(new)
 
     try:
-        live(work, tmp_path, num_pages=16, num_beyond=200)
+        live(work, tmp_path, num_pages=16, num_on_disk=200)
     finally:
         may_read.set()
 
@@ -147,7 +147,7 @@ def test_a_page_that_is_written_anew_while_it_is_read_is_not_said_to_be_damaged(
         assert house.is_right(file)
 
     try:
-        live(work, tmp_path, num_pages=16, num_beyond=200)
+        live(work, tmp_path, num_pages=16, num_on_disk=200)
     finally:
         may_read.set()
     assert not caplog.records
@@ -171,7 +171,7 @@ def test_a_file_that_has_not_come_when_it_usually_does_is_not_brought_back_for_n
                 await trio.sleep(0.01)
         assert pager.tier_of(found[0].table) == "disk"
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_pages_that_a_file_does_not_have_any_more_are_not_taken_for_its(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_pages_that_a_file_does_not_have_any_more_are_not_taken_for_its(tmp_path
         assert row not in house.fs.pool.row_of[base.table.pages].tolist()
         assert NO_ROW not in house.fs.pool.row_of[base.table.pages[:1]].tolist()
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_what_a_pinned_file_was_cut_by_is_not_pinned_any_more(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_what_a_pinned_file_was_cut_by_is_not_pinned_any_more(tmp_path: Path) ->
         assert pager.num_kept([fork.table]) == 1
         assert not pool.keep_until[fork.table.pages[1:]].any()
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_who_sends_a_file_to_a_disk_that_hangs_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_who_sends_a_file_to_a_disk_that_hangs_is_told_so(tmp_path: Path, monkey
         may_write.set()
 
     try:
-        live(work, tmp_path, num_pages=16, num_beyond=200, deadline_s=0.2)
+        live(work, tmp_path, num_pages=16, num_on_disk=200, deadline_s=0.2)
     finally:
         may_write.set()
 
@@ -252,4 +252,4 @@ def test_a_priority_puts_a_file_before_others_of_its_user_and_not_before_those_o
         assert all(pager.tier_of(file.table) == "memory" for file in used)
         assert not any(pager.tier_of(file.table) == "memory" for file in idle)
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)

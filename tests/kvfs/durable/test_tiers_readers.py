@@ -111,7 +111,7 @@ def test_a_cold_file_is_copied_out_while_the_hot_ones_stay(tmp_path: Path, monke
         assert (after.num_in, after.num_dropped, after.num_out) == (before.num_in, before.num_dropped, before.num_out)
         assert places(house, cold, *hot) == [False] * 20 + [True] * 27
 
-    live(work, tmp_path, num_pages=32, num_beyond=200)
+    live(work, tmp_path, num_pages=32, num_on_disk=200)
 
 
 def test_images_are_right_while_their_pages_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_images_are_right_while_their_pages_come_and_go(tmp_path: Path, monkeypa
         assert statistics.num_in > 100
         assert statistics.num_dropped > 100
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_an_import_waits_until_others_have_made_room(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_an_import_waits_until_others_have_made_room(tmp_path: Path) -> None:
         assert house.tokens(copy) == [each % 900 for each in range(10 * PAGE)]
         assert house.is_right(copy)
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_an_import_larger_than_memory_is_refused_and_takes_nothing(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_an_import_larger_than_memory_is_refused_and_takes_nothing(tmp_path: Pat
         assert places(house, other) == [True] * 10
 
     live(before, tmp_path / "large", num_pages=32)
-    live(work, tmp_path / "small", num_pages=16, num_beyond=200)
+    live(work, tmp_path / "small", num_pages=16, num_on_disk=200)
 
 
 def test_an_import_takes_the_place_of_its_own_bytes_in_a_quota(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_an_import_takes_the_place_of_its_own_bytes_in_a_quota(tmp_path: Path) -
         await imported(house, inode)
         assert house.is_right(await house.open("copy.kv"))
 
-    live(work, tmp_path, num_pages=16, num_beyond=200, limits=Limits(num_bytes=10 * 4096 + 8192))
+    live(work, tmp_path, num_pages=16, num_on_disk=200, limits=Limits(num_bytes=10 * 4096 + 8192))
 
 
 def test_an_import_that_is_given_up_while_it_waits_leaves_nothing(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_an_import_that_is_given_up_while_it_waits_leaves_nothing(tmp_path: Path
         await imported(house, inode)
         assert house.is_right(await house.open("copy.kv"))
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_an_extract_brings_what_it_reads_and_nothing_else(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_an_extract_brings_what_it_reads_and_nothing_else(tmp_path: Path) -> Non
         assert values.tolist() == [*whole[: 3 * PAGE], *whole[7 * PAGE + 5 : 8 * PAGE]]
         assert moved.tolist() == [0] * 3 * PAGE + [3 * PAGE - 7 * PAGE - 5] * (PAGE - 5)
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_extracts_that_need_more_than_memory_together_all_finish(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_extracts_that_need_more_than_memory_together_all_finish(tmp_path: Path)
             await house.volume.pager.put_in_memory(source.table)
             assert house.is_right(source)
 
-    live(work, tmp_path, num_pages=16, num_beyond=400)
+    live(work, tmp_path, num_pages=16, num_on_disk=400)
 
 
 def test_what_is_being_put_together_stays_in_memory(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_what_is_being_put_together_stays_in_memory(tmp_path: Path) -> None:
         assert places(house, made) == [True] * 4
         assert not all(places(house, *others))
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_a_file_that_is_synced_while_it_goes_down_is_written_once(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_file_that_is_synced_while_it_goes_down_is_written_once(tmp_path: Path
             assert house.is_right(file)
             await pager.put_on_disk(file.table)
 
-    live(work, tmp_path, num_pages=220, num_beyond=2000)
+    live(work, tmp_path, num_pages=220, num_on_disk=2000)
 
 
 def test_a_file_that_no_call_has_used_goes_down_by_advice_and_not_before_those_that_rest(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_a_file_that_no_call_has_used_goes_down_by_advice_and_not_before_those_t
             await house.volume.pager.put_on_disk(file.table)
             house.fs.kv_close(file)
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
 
 
 def test_advice_takes_a_file_out_of_memory_that_was_brought_and_not_used(tmp_path: Path) -> None:
@@ -329,4 +329,4 @@ def test_advice_takes_a_file_out_of_memory_that_was_brought_and_not_used(tmp_pat
         house.volume.pager.demote(made.table)
         assert places(house, made) == [False] * 4
 
-    live(work, tmp_path, num_pages=16, num_beyond=200)
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
