@@ -30,7 +30,7 @@ def load(name_or_path: str) -> Rank:
     if name_or_path in NAMES:
         return NAMES[name_or_path]
     if not name_or_path.endswith(".py"):
-        raise Invalid(f"{name_or_path!r} is no policy: give one of {', '.join(NAMES)}, or a file that ends in .py")
+        raise Invalid(f"{name_or_path!r} is no policy: give one of {', '.join(NAMES)}, none, or a file that ends in .py")
     try:
         source = Path(name_or_path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -38,7 +38,7 @@ def load(name_or_path: str) -> Rank:
     names: dict[str, object] = {"__name__": "policy", "__file__": name_or_path}
     try:
         exec(compile(source, name_or_path, "exec"), names)  # noqa: S102 - the operator's own file
-    except Exception as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
         raise Invalid(f"policy {name_or_path}{_line(error, name_or_path)}: {_text(error)}") from None
     rank = names.get("rank")
     if not callable(rank):
@@ -58,7 +58,7 @@ def _checked(rank: Callable[[Files, Gaps], object], files: Files, gaps: Gaps, na
         worth = np.asarray(rank(files, gaps), np.float64)
     except Invalid:
         raise  # it has been checked
-    except Exception as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
         raise Invalid(f"policy {name}{_line(error, name)}: {_text(error)}") from None
     if worth.shape != (len(files),):
         raise Invalid(f"policy {name}: rank gave an array of shape {worth.shape} for {len(files)} files")

@@ -452,6 +452,32 @@ def test_the_policy_is_a_file_of_the_operators_and_changes_with_the_configuratio
     assert daemon.stat()["tiers"]["policy"] == "lru"
 
 
+def test_a_reload_reads_the_file_of_a_policy_again(start_small, tmp_path):
+    mine, config = tmp_path / "mine.py", tmp_path / "symphony.toml"
+    mine.write_text("def rank(files, gaps):\n    return files.num_pages\n")
+    config.write_text(f'policy = "{mine}"\n')
+    daemon = start_small("--config", str(config))
+    assert daemon.symphony("reload").stdout == "changed: nothing\n"
+    mine.write_text("raise SystemExit('not today')\n")
+    config.write_text(f'policy = "{mine}"\ngrace_ms = 7\n')
+    refused = daemon.symphony("reload", check=False).stderr
+    assert "nothing is changed: policy" in refused
+    assert ":1: SystemExit: not today" in refused
+    mine.write_text("def rank(files, gaps):\n    return files.num_uses\n")
+    assert daemon.symphony("reload").stdout == "changed: policy, grace_ms\n"
+
+
+def test_a_reload_to_a_policy_that_is_not_there_leaves_the_one_whose_file_has_gone(start_small, tmp_path):
+    mine, config = tmp_path / "mine.py", tmp_path / "symphony.toml"
+    mine.write_text("def rank(files, gaps):\n    return files.num_pages\n")
+    config.write_text(f'policy = "{mine}"\n')
+    daemon = start_small("--config", str(config))
+    mine.unlink()
+    config.write_text(f'policy = "{tmp_path}/none.py"\n')
+    assert "No such file" in daemon.symphony("reload", check=False).stderr
+    assert daemon.stat()["tiers"]["policy"] == str(mine)
+
+
 def test_a_policy_that_fails_is_replaced_and_told_of(start_small, tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text("def rank(files, gaps):\n    return files.num_pages if len(files) < 3 else 1 / 0\n")
