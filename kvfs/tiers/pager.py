@@ -320,7 +320,7 @@ class Pager:
         if num_others + num_more > may_be:
             raise NoSpace(
                 f"{num_others} of {pool.num_frames} pages of memory are pinned, {num_more} more are wanted, and at "
-                f"most {may_be} may be: unpin others, or start the daemon with more KV memory"
+                f"most {may_be} may be: unpin others, or have pin_share raised"
             )
         self.residents.pinned_until_s[table.row] = until_s
         pool.keep_until[pages] = np.maximum(pool.keep_until[pages], until_s)
