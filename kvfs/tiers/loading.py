@@ -30,7 +30,9 @@ def load(name_or_path: str) -> Rank:
     if name_or_path in NAMES:
         return NAMES[name_or_path]
     if not name_or_path.endswith(".py"):
-        raise Invalid(f"{name_or_path!r} is no policy: give one of {', '.join(NAMES)}, none, or a file that ends in .py")
+        raise Invalid(
+            f"{name_or_path!r} is no policy: give one of {', '.join(NAMES)}, none, or a file that ends in .py"
+        )
     try:
         source = Path(name_or_path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
