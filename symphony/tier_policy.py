@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from kvfs.tiers import loading
@@ -58,7 +58,7 @@ class TierPolicy:
 def _stamp_of(path: str) -> Stamp | None:
     """None: there is no such file."""
     try:
-        status = os.stat(path)
+        status = Path(path).stat()
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size

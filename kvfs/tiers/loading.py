@@ -30,19 +30,18 @@ def load(name_or_path: str) -> Rank:
     if name_or_path in NAMES:
         return NAMES[name_or_path]
     if not name_or_path.endswith(".py"):
-        raise Invalid(
-            f"{name_or_path!r} is no policy: give one of {', '.join(NAMES)}, none, or a file that ends in .py"
-        )
+        names = ", ".join((*NAMES, "none"))
+        raise Invalid(f"{name_or_path!r} is no policy: give one of {names}, or a file that ends in .py")
     try:
         source = Path(name_or_path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Invalid(f"policy {name_or_path}: {getattr(error, 'strerror', None) or error}") from None
-    names: dict[str, object] = {"__name__": "policy", "__file__": name_or_path}
+    globals_: dict[str, object] = {"__name__": "policy", "__file__": name_or_path}
     try:
-        exec(compile(source, name_or_path, "exec"), names)  # noqa: S102 - the operator's own file
+        exec(compile(source, name_or_path, "exec"), globals_)  # noqa: S102 - the operator's own file
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
         raise Invalid(f"policy {name_or_path}{_line(error, name_or_path)}: {_text(error)}") from None
-    rank = names.get("rank")
+    rank = globals_.get("rank")
     if not callable(rank):
         raise Invalid(f"policy {name_or_path} has no function rank(files, gaps)")
     trial = Guarded(rank, lru.rank, name=name_or_path)

@@ -285,7 +285,7 @@ class Pager:
     async def put_on_disk(self, table: PageTable) -> None:
         """Return when no page of it is in memory. Busy: it is being computed with; NoSpace, EIO: the disk says so."""
         if self._moves.mover is None:
-            raise NoSpace("nothing goes to disk here: the daemon was started with --policy none, or keeps no state")
+            raise NoSpace("nothing goes to disk here: the daemon keeps no state")
         self.demote(table)
         ends_s = self.clock() + BUSY_AFTER_S
         while self.num_in_memory(table):
