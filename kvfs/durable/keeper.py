@@ -215,7 +215,11 @@ class Keeper:
     # What `Storage` asks for
 
     def read_cold(self, pages: IntArray, rooms: Sequence[memoryview], then: Callable[[], None]) -> Reading:
-        return _Reading(self.jobs, partial(self.pages_in.read_into, pages, rooms), then)
+        def ended() -> None:
+            self.pages_in.num_bytes += sum(map(len, rooms))
+            then()
+
+        return _Reading(self.jobs, partial(self.pages_in.read_into, pages, rooms), ended)
 
     async def sync(self, inode: Inode) -> None:
         """Nothing is promised for what has no name; its bytes, if it is a plain file, are on disk all the same."""
@@ -271,6 +275,7 @@ class Keeper:
         """Other limits from now on. What is on disk beyond a smaller one stays there."""
         self._disk_limit_bytes = disk_limit_bytes
         self.jobs.deadline_s = deadline_s
+        self._volume.pager.try_again()
 
     # The service
 

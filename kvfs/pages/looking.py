@@ -11,11 +11,17 @@ Nothing comes into memory by this: a page that is on disk alone is used where it
 
 from __future__ import annotations
 
+import errno
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
 from kvfs.pages.frames import NOWHERE, Frames
 from kvfs.pages.free_list import IntArray
+from libsym.errors import SymError
+
+MOST_IN_VAIN, IN_VAIN_S = 1000, 1e-3
+"""A page is on its way for a moment; what is neither here nor there for longer was given back."""
 
 T = TypeVar("T")
 Bytes: TypeAlias = bytes | memoryview
@@ -53,7 +59,7 @@ class NoColdPages:
 def look(store: Frames, cold: ColdPages, pages: IntArray, what: Callable[[list[Bytes]], Sequence[T]]) -> list[T]:
     """What is made of these pages' bytes, one result for each. `what` may be called with some of them, and again."""
     found: dict[int, T] = {}
-    left = list(range(len(pages)))
+    left, num_in_vain = list(range(len(pages))), 0
     while left:
         # In this order: a frame whose page went between the two has its new generation, and the page is not there.
         frames = store.of[pages[left]]
@@ -68,7 +74,13 @@ def look(store: Frames, cold: ColdPages, pages: IntArray, what: Callable[[list[B
         if away:
             from_disk = zip(away, cold.use(pages[left][away], what), strict=True)
             found |= {left[number]: each for number, each in from_disk if each is not None}
-        left = [number for number in left if number not in found]
+        still_left = [number for number in left if number not in found]
+        num_in_vain = num_in_vain + 1 if len(still_left) == len(left) else 0
+        if num_in_vain > MOST_IN_VAIN:
+            raise SymError("pages were given back while they were read", errno.EIO)
+        if num_in_vain:
+            time.sleep(IN_VAIN_S)
+        left = still_left
     return [found[number] for number in range(len(pages))]
 
 

@@ -76,6 +76,10 @@ class Moves:
             return False
         return self._clock() - self._progress_s >= self.mover.deadline_s
 
+    def forget_error(self) -> None:
+        """Something has changed since."""
+        self.error = None
+
     def recent_error(self) -> SymError | None:
         """What the disk said just now: no need to ask again."""
         return self.error if self._clock() - self._error_at_s < ERROR_LIVES_S else None

@@ -47,6 +47,8 @@ from libsym.errors import Busy, NoSpace, SymError
 LOW_WATER_SHARE = 64
 """This part of all frames is kept free, as long as something may go down."""
 LOOKS_EACH_S = 0.25
+TURN_S = 2.0
+"""Who waits for so long comes before equals that have their pages."""
 BUSY_AFTER_S = 30.0
 """So long a file is waited for that is to go to disk and is computed with."""
 
@@ -120,6 +122,11 @@ class Pager:
         """One less has."""
         self.residents.num_users[table.row] -= 1
 
+    def try_again(self) -> None:
+        """The disk may take again what it refused just now."""
+        self._moves.forget_error()
+        self._wake()
+
     def use(self, rank: Rank) -> None:
         """Another policy from now on."""
         self.departures.rank = rank
@@ -151,7 +158,7 @@ class Pager:
         frames = pool.store.of[pages]
         if row != NO_ROW:
             self._note_use(row, is_hidden=not num_old or int(frames[:num_old].min()) != NOWHERE)
-        if int(frames.min()) != NOWHERE:
+        if int(frames.min()) != NOWHERE and not self._is_anybody_before(priority):
             reservation.ready(pages, row)
             return None
         reservation.forget_frames()
@@ -164,6 +171,16 @@ class Pager:
         self._num_waits += 1
         self._ask(ticket)
         return ticket
+
+    def _is_anybody_before(self, priority: int) -> bool:
+        """Whether a call that has all its pages has to wait: who makes room does not take it back at once."""
+        while self._waiting and self._waiting[0][1].is_over:
+            heapq.heappop(self._waiting)
+        if not self._waiting:
+            return False
+        first = self._waiting[0][1]
+        has_waited = self.clock() - first.since_s > TURN_S
+        return first.priority > priority or (first.priority == priority and has_waited)
 
     def cancel(self, ticket: Ticket) -> None:
         """Nobody waits for it any more; what is pinned for it is let go."""

@@ -88,6 +88,7 @@ class Bench:
         program: Any = None,
         positions: Sequence[int] | None = None,
         rows: str = "last",
+        priority: int = 0,
         deadline_s: float | None = None,
     ) -> Result:
         """Submit a call; the result is filled in when it ends."""
@@ -98,7 +99,9 @@ class Bench:
         places = None if positions is None else np.asarray(positions, np.int32)
         views = tuple(memoryview(buffer) for buffer in buffers)
         caller = program or Program()
-        result.call = PredCall(caller, file, numbers, places, views, result.finish, deadline_s=deadline_s)
+        result.call = PredCall(
+            caller, file, numbers, places, views, result.finish, priority=priority, deadline_s=deadline_s
+        )
         self.batches.submit(result.call)
         return result
 

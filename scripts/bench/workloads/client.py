@@ -12,8 +12,11 @@ import sys
 from typing import Any
 
 import branches
+import editor
 import plain
+import rag
 import react
+import sessions
 import shared
 import structured
 from kinds import Client
@@ -25,6 +28,9 @@ CLIENTS: dict[str, Client] = {
     "branches": branches.client,
     "react": react.client,
     "structured": structured.client,
+    "rag": rag.client,
+    "sessions": sessions.client,
+    "editor": editor.client,
 }
 
 

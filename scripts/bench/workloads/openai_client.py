@@ -61,11 +61,11 @@ class Server:
 
     async def prepare(self) -> None:
         """Learn the model's name, and whether the server tells which tokens it generated."""
-        self.model = (await self._get("/v1/models"))["data"][0]["id"]
+        self.model = (await self.get("/v1/models"))["data"][0]["id"]
         answer = await self.complete([1000, 1001, 1002], 4)
         self.tells_tokens = -1 not in answer["tokens"]
 
-    async def _get(self, path: str) -> dict[str, Any]:
+    async def get(self, path: str) -> dict[str, Any]:
         connection = await asyncio.open_connection(self._host, self._port)
         try:
             response = await self._ask(connection, "GET", path, b"")
@@ -73,6 +73,13 @@ class Server:
             return found
         finally:
             connection[1].close()
+
+    async def post(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
+        """What is no completion: a server's own."""
+        connection, response = await self._post(path, json.dumps(request).encode())
+        found: dict[str, Any] = json.loads(b"".join([piece async for piece in response.pieces()]))
+        connection[1].close()
+        return found
 
     async def _post(self, path: str, body: bytes) -> tuple[Connection, Response]:
         """On a connection that was kept, if there is one that the server has not closed since."""
@@ -135,12 +142,14 @@ class Server:
         came_s: list[float] = []
         texts: list[str] = []
         num_generated = 0
+        computed: int | None = None
         connection, response = await self._post("/v1/completions", body)
         async for event in response.events():
             if "error" in event:
                 raise RuntimeError(f"the server says: {event['error']}")
             if event.get("usage"):
                 num_generated = event["usage"]["completion_tokens"]
+                computed = _computed(event)
             for choice in event.get("choices", ()):
                 ids = choice.get("token_ids") or ([-1] if choice.get("text") else [])
                 tokens += ids
@@ -156,7 +165,8 @@ class Server:
             missing = num_generated - len(tokens)
             tokens += [-1] * missing
             came_s += [came_s[-1] if came_s else time.monotonic()] * missing
-        return Answer(tokens=tokens, asked_s=asked_s, came_s=came_s, text="".join(texts))
+        found = Answer(tokens=tokens, asked_s=asked_s, came_s=came_s, text="".join(texts))
+        return found if computed is None else found | {"computed": computed}
 
     async def complete_all(self, prefix: list[int], ends: list[list[int]], num_tokens: int) -> list[Answer]:
         """Prompts with one beginning. One goes ahead up to its first token, so that the others find it in the cache."""
@@ -179,3 +189,11 @@ class Server:
         for _, writer in self._free:
             writer.close()
         self._free.clear()
+
+
+def _computed(event: dict[str, Any]) -> int | None:
+    """Tokens of the prompt that were not in the cache, if the server says it."""
+    if "timings" in event:  # llama.cpp's
+        return int(event["timings"]["prompt_n"])
+    details = event["usage"].get("prompt_tokens_details")  # vLLM's
+    return event["usage"]["prompt_tokens"] - (details.get("cached_tokens") or 0) if details else None

@@ -6,7 +6,7 @@ import statistics
 from html import escape
 
 BAR, GAP, GROUP_GAP, HEIGHT, LEFT, TOP = 26, 4, 34, 220, 60, 64
-COLORS = ("#2563eb", "#0f9f8f", "#d97706", "#9333ea", "#dc2626", "#64748b")
+COLORS = ("#2563eb", "#0f9f8f", "#d97706", "#9333ea", "#dc2626", "#64748b", "#65a30d", "#db2777", "#0891b2")
 STYLE = (
     "text{font:12px sans-serif;fill:#1f2937}.small{font-size:10px}line{stroke:#9ca3af}.spread{stroke:#111827}"
     "@media(prefers-color-scheme:dark){text{fill:#e5e7eb}.spread{stroke:#f9fafb}}"

@@ -41,8 +41,9 @@ class Side(Protocol):
 class Symphony:
     """A daemon, and for each job a process that is ready before the clock starts."""
 
-    def __init__(self, name: str, daemon: Attacked) -> None:
+    def __init__(self, name: str, daemon: Attacked, *, keeps_files: bool = False) -> None:
         self.name = name
+        self._keeps_files = keeps_files
         self._daemon = daemon
         self._environment = daemon.environment
 
@@ -70,8 +71,9 @@ class Symphony:
                         f"{self.name}: a program failed; the daemon's log:\n{self._daemon.log.read_text()[-2000:]}"
                     )
                 answers += json.loads(line)
-        for name in self._daemon.mount.glob("*.kv"):  # what programs shared has served its run
-            name.unlink()
+        if not self._keeps_files:
+            for name in self._daemon.mount.glob("*.kv"):  # what programs shared has served its run
+                name.unlink()
         return began_s, answers
 
     @contextmanager
@@ -116,13 +118,19 @@ class Served:
 
     def run(self, jobs: Sequence[Job]) -> tuple[float, list[Answer]]:
         line = json.dumps([{"kind": job.kind, "work": job.work} for job in jobs])
-        self._signal(signal.SIGCONT)
-        try:
+        with self.awake():
             began_s = time.monotonic()
             assert self._client.stdin is not None
             self._client.stdin.write(line + "\n")
             self._client.stdin.flush()
             return began_s, json.loads(self._read())
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """The server runs meanwhile."""
+        self._signal(signal.SIGCONT)
+        try:
+            yield
         finally:
             self._signal(signal.SIGSTOP)
 

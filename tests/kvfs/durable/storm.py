@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -47,8 +47,8 @@ COUNTS = (1, 1, 1, 1, 2, 5, 31, 32, 33, 70)
 class Storm:
     """One state directory, and the files that have to be in it."""
 
-    def __init__(self, directory: Path, seed: int, disk: Disk | None = None) -> None:
-        """`disk`: what the directory lies on, if that is to fail and hang now and then."""
+    def __init__(self, directory: Path, seed: int, disk: Disk | None = None, *, without: Collection[str] = ()) -> None:
+        """`disk`: what the directory lies on, if that is to fail and hang now and then; `without` these operations."""
         self.rng = random.Random(seed)
         self.files: list[Mine] = []
         self.counts: Counter[str] = Counter()
@@ -60,7 +60,7 @@ class Storm:
         """Files without a name and without a handle, which a crash may bring back."""
         self._left = 0
         self._house: House | None = None
-        self._table = [(weight, getattr(self, f"_{name}")) for name, weight in WEIGHTS.items()]
+        self._table = [(weight, getattr(self, f"_{name}")) for name, weight in WEIGHTS.items() if name not in without]
         self._progress_s = 0.0
 
     @property
@@ -171,7 +171,7 @@ class Storm:
 
     async def _trouble(self, disk: Disk) -> None:
         while True:
-            await trio.sleep(self.rng.uniform(0.05, 0.3))
+            await trio.sleep(self.rng.uniform(0.01, 0.1))
             kind = self.rng.choice(("write", "fsync", "read", "hang", "full"))
             if kind == "hang":
                 disk.hang(self.rng.choice(("write", "read", "fsync")), "*.slots", times=self.rng.randrange(1, 4))
@@ -180,7 +180,7 @@ class Storm:
             else:
                 disk.fail(kind, self.rng.choice(("*.slots", "*")), times=self.rng.randrange(1, 20))
             self.counts[f"trouble: {kind}"] += 1
-            await trio.sleep(self.rng.uniform(0.02, 1.0))
+            await trio.sleep(self.rng.uniform(0.01, 0.7))
             await self._heal(disk)
 
     async def _heal(self, disk: Disk) -> None:

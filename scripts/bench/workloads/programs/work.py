@@ -21,6 +21,12 @@ class Answer(TypedDict):
     came_s: list[float]
     text: NotRequired[str]
     """Where a server gives text alone."""
+    label: NotRequired[str]
+    """Which of a workload's answers it is, where they are not alike."""
+    computed: NotRequired[int]
+    """Tokens before the first one that came that were computed for it, where that is known."""
+    held: NotRequired[int]
+    """Tokens whose KV was held when it had come."""
 
 
 def take() -> dict[str, Any]:

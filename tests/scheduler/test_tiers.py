@@ -1,0 +1,401 @@
+"""Calls that wait for pages: with memory for a tenth of the files every row has the same bits as with enough of it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from kvfs.fs import OpenKv
+from libsym.abi import PAGE_ENTRIES, Op
+from libsym.channel.server import Request
+from libsym.errors import NoSpace, SymError
+from libsym.rows.sampler import RowSampler, Sampler
+from scheduler.batch import in_flight
+from scheduler.batch.call import CallState
+from scheduler.batch.generation import GenerateCall
+from scheduler.connection.lip import Lip
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.generate import TokenReplies
+from tests.kvfs.durable.damage import slot_at
+from tests.scheduler.bench import ME, VOCAB_SIZE, Answers, Bench, Program, Result
+from tests.scheduler.kept_bench import KeptBench
+
+PAGE = PAGE_ENTRIES
+NUM_FRAMES = 16
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> KeptBench:
+    return KeptBench(tmp_path, num_pages=NUM_FRAMES)
+
+
+def prompt(number: int, count: int = 3 * PAGE + 5) -> list[int]:
+    return [(number * 7 + each * 3) % 250 for each in range(count)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Something that tells nobody of itself has become true."""
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.002)
+
+
+async def computed(bench: KeptBench, number: int, count: int = 3 * PAGE + 5) -> OpenKv:
+    """A file that was, and may be on disk by now."""
+    file = bench.file()
+    await bench.submit(file, prompt(number, count)).wait()
+    return file
+
+
+async def on_disk(bench: KeptBench, number: int, count: int = 3 * PAGE + 5) -> OpenKv:
+    file = await computed(bench, number, count)
+    await bench.pager.put_on_disk(file.table)
+    return file
+
+
+async def holding_memory(bench: KeptBench, count: int = 14 * PAGE, *, priority: int = 0) -> Result:
+    """A call that is being computed, and has most of memory; its step is held."""
+    bench.steps.hold()
+    result = bench.submit(bench.file(), prompt(99, count), priority=priority)
+    await bench.steps.wait_entered()
+    return result
+
+
+def waits(bench: KeptBench, *results: Result) -> bool:
+    return all(bench.batches._calls.state_of(result.call) is CallState.WAITS_FOR_PAGES for result in results)
+
+
+async def loops(bench: Bench, num_files: int, num_tokens: int) -> dict[int, list[np.ndarray]]:
+    """So many programs, each a loop over pred() with a fork in the middle, all at once; every row of each."""
+    rows: dict[int, list[np.ndarray]] = {}
+
+    async def loop(number: int) -> None:
+        program, file = Program(number + 1), bench.file()
+        found = rows[number] = []
+        tokens: Sequence[int] = prompt(number)
+        for step in range(num_tokens):
+            (row,) = await bench.submit(file, tokens, program=program).wait()
+            found.append(row.copy())
+            tokens = [int(np.argmax(row))]
+            if step == num_tokens // 2:
+                fork = bench.fs.kv_fork(ME, file, None)
+                every = await bench.submit(fork, prompt(number + 1, 5), program=program, rows="all").wait()
+                found += [each.copy() for each in every]
+                bench.fs.kv_close(fork)
+                bench.fs.kv_truncate(file, file.table.length - 3)
+            await trio.sleep(0.002)  # it thinks
+
+    async with trio.open_nursery() as nursery:
+        for number in range(num_files):
+            nursery.start_soon(loop, number)
+    return rows
+
+
+def test_loops_over_ten_times_the_memory_have_the_same_bits_as_with_enough(tmp_path: Path, bench: KeptBench) -> None:
+    found: list[dict[int, list[np.ndarray]]] = []
+
+    async def scenario(of: Bench) -> None:
+        found.append(await loops(of, 40, 6))
+
+    enough = Bench(tmp_path / "enough", num_pages=400)
+    enough.run(lambda: scenario(enough))
+    bench.run(lambda: scenario(bench))
+    assert bench.pager.statistics().num_in > 100
+    for number, rows in found[0].items():
+        assert len(rows) == 11
+        assert all(np.array_equal(row, other) for row, other in zip(rows, found[1][number], strict=True))
+
+
+def test_a_call_that_waits_for_pages_says_so(bench: KeptBench) -> None:
+    async def scenario() -> None:
+        file = await on_disk(bench, 1)
+        first = await holding_memory(bench)
+        second = bench.submit(file, [5])
+        assert waits(bench, second)
+        bench.steps.gate.set()
+        await first.wait()
+        await second.wait()
+
+    bench.run(scenario)
+
+
+def test_a_call_that_is_cancelled_while_it_waits_for_pages_leaves_nothing_and_the_next_goes_on(
+    bench: KeptBench,
+) -> None:
+    async def scenario() -> None:
+        file = await on_disk(bench, 1)
+        before = bench.fs.pool.num_free
+        first = await holding_memory(bench)
+        second, third = bench.submit(file, prompt(2)), bench.submit(file, [5])
+        assert waits(bench, second)
+        bench.batches.cancel(second.call)
+        assert second.is_over
+        assert waits(bench, third)
+        bench.steps.gate.set()
+        await first.wait()
+        await third.wait()
+        assert file.table.length == 3 * PAGE + 6
+        bench.fs.kv_close(first.call.file)
+        assert bench.fs.pool.num_free == before
+
+    bench.run(scenario)
+
+
+def test_a_deadline_passes_while_a_call_waits_for_pages(bench: KeptBench) -> None:
+    async def scenario() -> None:
+        file = await on_disk(bench, 1)
+        first = await holding_memory(bench)
+        second = bench.submit(file, [5], deadline_s=time.monotonic() + 0.02)
+        with pytest.raises(SymError) as caught:
+            await second.wait()
+        assert caught.value.errno == errno.ETIMEDOUT
+        bench.steps.gate.set()
+        await first.wait()
+        await bench.submit(file, [5]).wait()
+        assert file.table.length == 3 * PAGE + 6
+
+    bench.run(scenario)
+
+
+def test_a_caller_goes_while_its_pages_come(bench: KeptBench) -> None:
+    async def scenario() -> None:
+        file = await on_disk(bench, 1)
+        first = await holding_memory(bench)
+        program = Program(7)
+        second = bench.submit(file, [5], program=program)
+        bench.batches.drop(program)
+        bench.steps.gate.set()
+        await first.wait()
+        third = bench.submit(file, [6], program=program)  # while the disk is read
+        bench.batches.drop(program)
+        await bench.submit(file, [7]).wait()
+        assert file.table.read()[0].tolist() == [*prompt(1), 7]
+        assert not second.is_over
+        assert not third.is_over
+        await until(lambda: not bench.fs.pool.pins.any())
+
+    bench.run(scenario)
+
+
+def test_what_can_never_be_in_memory_at_once_is_told_so_and_others_go_on(bench: KeptBench) -> None:
+    async def scenario() -> None:
+        first = await holding_memory(bench)
+        large, small = bench.submit(bench.file(), prompt(1, 17 * PAGE)), bench.submit(bench.file(), prompt(2))
+        with pytest.raises(NoSpace, match="17 pages are needed in memory at once, and there is room for 16"):
+            await large.wait()
+        assert large.call.file.table.length == 0
+        bench.steps.gate.set()
+        await first.wait()
+        await small.wait()
+
+    bench.run(scenario)
+
+
+def test_equal_ones_that_need_all_of_memory_take_turns(bench: KeptBench) -> None:
+    """Twelve pages each of sixteen: only one is there at a time."""
+
+    async def scenario() -> None:
+        files = [await computed(bench, number, 11 * PAGE) for number in range(3)]
+        order: list[int] = []
+
+        async def go_on(place: int) -> None:
+            for each in range(4):
+                await bench.submit(files[place], [each], program=Program(place + 1)).wait()
+                order.append(place)
+
+        async with trio.open_nursery() as nursery:
+            for place in range(3):
+                nursery.start_soon(go_on, place)
+        assert sorted(order) == [0] * 4 + [1] * 4 + [2] * 4
+
+    bench.run(scenario)
+
+
+def generated(answers: Answers, number: int) -> list[int]:
+    """The tokens that a program has got."""
+    payloads = b"".join(payload for _, payload, _ in answers.replies[number])
+    return [*memoryview(payloads).cast("i")]
+
+
+async def both(bench: Bench) -> tuple[list[int], list[int], bool]:
+    """What a long generation of low priority makes, and a shorter one of high: and whether the first waited for it."""
+    lip = bench.lip()
+    answers: Answers = lip.channel
+    low, high = bench.file(), bench.file()
+    begin(bench, lip, low, prompt(1, 7 * PAGE), 1, max_tokens=64, priority=-10)
+    await until(lambda: low.table.length > 7 * PAGE)
+    begin(bench, lip, high, prompt(2, 9 * PAGE), 2, max_tokens=32, priority=10)
+    await until(lambda: 2 in answers.over)
+    was_over = 1 in answers.over
+    await until(lambda: 1 in answers.over)
+    assert set(answers.errors.values()) == {0}
+    return generated(answers, 1), generated(answers, 2), was_over
+
+
+def begin(
+    bench: Bench, lip: Lip, file: OpenKv, tokens: Sequence[int], number: int, *, max_tokens: int, priority: int
+) -> None:
+    request = Request(Op.GENERATE, 0, number, lip.add(file), (len(tokens), 0, max_tokens, priority), b"")
+    bench.batches.submit(
+        GenerateCall(
+            lip,
+            file,
+            np.array(tokens, np.int32),
+            None,
+            max_tokens=max_tokens,
+            sampler=RowSampler(Sampler.greedy().block(), VOCAB_SIZE),
+            stop_tokens=frozenset(),
+            stops=None,
+            draft=None,
+            output=TokenReplies(SystemCall(lip, request)),
+            priority=priority,
+        )
+    )
+
+
+def test_a_low_priority_leaves_memory_for_a_high_one_and_comes_back_by_itself(tmp_path: Path, bench: KeptBench) -> None:
+    found: list[tuple[list[int], list[int], bool]] = []
+
+    async def scenario(of: Bench) -> None:
+        found.append(await both(of))
+
+    enough = Bench(tmp_path / "enough", num_pages=400)
+    enough.run(lambda: scenario(enough))
+    bench.run(lambda: scenario(bench))
+    assert found[0][:2] == found[1][:2]
+    assert not found[1][2], "the low one went on, and the high one waited"
+    assert bench.pager.statistics().num_preempted == 1
+
+
+def test_equal_ones_wait_their_turn_until_one_has_had_its_time(
+    bench: KeptBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decode steps of a file that holds most of memory end for a while when its time is over."""
+    monkeypatch.setattr(in_flight, "QUANTUM_S", 0.05)
+
+    async def scenario() -> None:
+        first = await computed(bench, 1, 10 * PAGE)
+        second = await on_disk(bench, 2, 8 * PAGE)
+        num_done = [0, 0]
+
+        async def go_on(place: int, file: OpenKv) -> None:
+            while min(num_done) < 5:
+                await bench.submit(file, [1], program=Program(place + 1)).wait()
+                num_done[place] += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(go_on, 0, first)
+            nursery.start_soon(go_on, 1, second)
+
+    bench.run(scenario)
+
+
+def test_what_is_done_to_a_file_waits_behind_a_call_that_waits_for_pages(bench: KeptBench) -> None:
+    async def scenario() -> None:
+        file = await on_disk(bench, 1)
+        first = await holding_memory(bench)
+        second = bench.submit(file, [5])
+        done: list[int] = []
+
+        def cut() -> None:
+            bench.fs.kv_truncate(file, 2)
+            done.append(file.table.length)
+
+        bench.batches.when_unused(file, cut)
+        assert waits(bench, second)
+        assert done == []
+        bench.steps.gate.set()
+        await first.wait()
+        await second.wait()
+        await until(lambda: done == [2])
+        assert file.table.read()[0].tolist() == prompt(1)[:2]
+
+    bench.run(scenario)
+
+
+def test_a_file_loses_its_name_while_a_call_waits_for_its_pages(bench: KeptBench) -> None:
+    async def scenario() -> None:
+        file = bench.fs.kv_create(ME, "named.kv")
+        await bench.submit(file, prompt(1)).wait()
+        await bench.pager.put_on_disk(file.table)
+        first = await holding_memory(bench)
+        second = bench.submit(file, [5])
+        bench.fs.kv_remove(ME, "named.kv")
+        bench.steps.gate.set()
+        await first.wait()
+        await second.wait()
+        assert file.table.read()[0].tolist() == [*prompt(1), 5]
+
+    bench.run(scenario)
+
+
+def test_a_damaged_slot_fails_that_call_alone_and_the_log_names_the_file(
+    bench: KeptBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        broken = bench.fs.kv_create(ME, "broken.kv")
+        await bench.submit(broken, prompt(1)).wait()
+        await bench.pager.put_on_disk(broken.table)
+        sound = await on_disk(bench, 2)
+        slot = int(bench.fs.pool.on_disk.slot[broken.table.pages[1]])
+        file = bench.keeper.pages_out.file
+        with file.path.open("r+b") as slots:
+            slots.seek(slot_at(0) + slot * file.slot_bytes)
+            slots.write(b"damaged")
+        one, two = bench.submit(broken, [5]), bench.submit(sound, [5])
+        with pytest.raises(SymError, match=r"damaged on disk: /broken\.kv from entry 32 on") as caught:
+            await one.wait()
+        assert caught.value.errno == errno.EIO
+        await two.wait()
+        assert broken.table.length == 3 * PAGE + 5
+        assert sound.table.length == 3 * PAGE + 6
+
+    with caplog.at_level(logging.ERROR):
+        bench.run(scenario)
+    assert any("/broken.kv" in record.getMessage() for record in caplog.records)
+
+
+def test_more_files_than_memory_and_callers_who_come_and_go(bench: KeptBench) -> None:
+    """Cancelled, late, dropped and closed in every order: nothing stays pinned, and the books are right."""
+
+    async def scenario() -> None:
+        rng = np.random.default_rng(5)
+        files = [await computed(bench, number) for number in range(12)]
+        programs: list[Program] = []
+
+        async def work(place: int) -> None:
+            for _ in range(8):
+                program, how = Program(place + 1), int(rng.integers(5))
+                programs.append(program)
+                deadline_s = time.monotonic() + float(rng.uniform(0, 0.01)) if how == 0 else None
+                result = bench.submit(
+                    files[place], [1] * int(rng.integers(1, 40)), program=program, deadline_s=deadline_s
+                )
+                await trio.sleep(float(rng.uniform(0, 0.01)))
+                if how == 1:
+                    bench.batches.cancel(result.call)
+                elif how == 2:
+                    bench.batches.drop(program)
+                    continue
+                await ended(result)
+
+        async with trio.open_nursery() as nursery:
+            for place in range(12):
+                nursery.start_soon(work, place)
+        await until(lambda: not bench.batches._calls and not bench.fs.pool.pins.any())
+        assert {program.program.num_promised for program in programs} == {0}
+
+    bench.run(scenario)
+
+
+async def ended(result: Result) -> Any:
+    """However it did."""
+    await result._over.wait()

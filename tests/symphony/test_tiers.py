@@ -1,0 +1,78 @@
+"""A daemon whose memory holds a part of what its programs have: they finish, and compute what they would with enough.
+
+`scripts/soak/tier_programs.py` is the long form.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.symphony.tier_programs import Crowd, check_what_was_synced
+
+NUM_PROGRAMS = 6
+LITTLE = ("--model", "tiny", "--kv-memory", "128K", "--threads", "1")
+ENOUGH = ("--model", "tiny", "--kv-memory", "64M", "--threads", "1")
+
+
+def test_a_program_that_thinks_makes_room_for_others_and_goes_on(start_daemon):
+    """It is in the run, with half of memory; another file needs three quarters, and then the first is used again."""
+    daemon = start_daemon(*LITTLE)
+    daemon.run(
+        """
+        import numpy as np
+        def prompt(count): return [each * 7 % 250 for each in range(count)]
+        one, two = sym.kv_create(), sym.kv_create()
+        rows = [sym.pred(one, prompt(8 * 32 - 10))]
+        for token in range(5): rows.append(sym.pred(one, [token]))
+        began_s = time.monotonic()
+        sym.pred(two, prompt(12 * 32))
+        for token in range(5): sym.pred(two, [token])
+        took_s = time.monotonic() - began_s
+        for token in range(5, 10): rows.append(sym.pred(one, [token]))
+        assert took_s < 5, took_s
+        rows = [np.array(row.logits) for row in rows]
+        sym.kv_close(two)
+        sym.kv_close(one)
+        again = sym.kv_create()
+        assert (np.array(sym.pred(again, [*prompt(8 * 32 - 10), *range(10)]).logits) == rows[-1]).all()
+        tiers = sym.daemon_stat()["tiers"]
+        assert tiers["num_frames"] == 16 and tiers["num_out"] > 0, tiers
+        sym.daemon_check()
+        """
+    )
+    assert daemon.stop() == 0
+
+
+@pytest.mark.slow
+def test_programs_with_too_little_memory_compute_the_same_and_survive_what_comes(start_daemon, tmp_path_factory):
+    daemon = start_daemon(*ENOUGH)
+    wanted = Crowd(daemon, NUM_PROGRAMS, 2, 0.0).wait(60)
+    assert all(said.result for said in wanted)
+    daemon.shell(f"rm {daemon.mount}/*.kv")
+    assert daemon.stop() == 0
+
+    daemon = start_daemon(*LITTLE)
+    crowd = Crowd(daemon, NUM_PROGRAMS, 2, 0.2)
+    crowd.end(3)
+    found = crowd.wait(60)
+    assert [said.result for said in found if said.result] == [said.result for n, said in enumerate(wanted) if n != 3]
+    daemon.symphony("doctor")
+    tiers = daemon.stat()["tiers"]
+    assert tiers["num_in"] > 0
+    assert (tiers["num_waiting"], tiers["num_computing"]) == (0, 0)
+    daemon.shell(f"rm {daemon.mount}/*.kv")
+
+    # Killed in the middle: what was synced is there. Ended in order: all is.
+    crowd = Crowd(daemon, NUM_PROGRAMS, 20, 0.2)
+    crowd.until_each_has_synced(2)
+    daemon.stop(signal.SIGKILL)
+    said = crowd.wait(60, may_fail=True)
+    daemon = start_daemon(*LITTLE)
+    assert check_what_was_synced(daemon, said) == NUM_PROGRAMS
+    daemon.symphony("doctor")
+    assert daemon.stop() == 0, "it drains"
+    daemon = start_daemon(*LITTLE)
+    assert check_what_was_synced(daemon, said) == NUM_PROGRAMS
+    assert "Traceback" not in daemon.log.read_text()
