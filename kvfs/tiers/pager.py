@@ -71,7 +71,7 @@ class Pager:
         self.num_preempted = 0
         """Calls that left the run for the sake of others' pages."""
         self._numbers = count()
-        self._waiting: list[tuple[tuple[int, int], Ticket]] = []  # a heap
+        self._waiting: list[tuple[tuple[bool, int, int], Ticket]] = []  # a heap
         self._due: list[Callable[[], None]] = []
         self._changed = trio.Event()
         self._is_advancing = False
@@ -260,6 +260,8 @@ class Pager:
             is_over.set()
 
         ticket = self._ticket(priority, owner, pages, num_new, admitted, lambda: self._unpin(pages), over)
+        # What makes a file of others goes first then: behind who asks for the room, the grace would be over.
+        ticket.is_answer = bool(pages.size and num_new) and self.departures.has_grace(owner)
         self._ask(ticket)
         try:
             await is_over.wait()
@@ -484,7 +486,7 @@ class Pager:
         if wanted <= 0:
             return
         taken = departures.victims(ticket.old_pages, wanted + self._pool.low_water)
-        if departures.is_grace(taken):
+        if not ticket.is_answer and departures.is_grace(taken):
             return
         num_frames -= departures.send(taken) + len(departures.going)
         if num_frames <= 0:

@@ -340,6 +340,30 @@ def test_a_program_hears_what_is_about_to_go_and_what_it_removes_is_enough(start
     sym.daemon_check()
 
 
+def test_a_file_can_be_shrunk_within_the_grace_although_memory_is_full(start_small):
+    daemon = start_small("--grace-ms", "20000")
+    make("large.kv", 2 * LARGE)
+    make("other.kv")
+    shrunk = []
+
+    def shrink():
+        assert sym.kv_pressure(timeout=WITHIN_S).kind == "memory"
+        with sym.kv_open("large.kv") as kv, sym.kv_extract(kv, [(0, 32), (40, 2 * LARGE - 100)]) as part:
+            shrunk.append(len(part))  # 60 pages, and fewer are free
+        sym.kv_remove("large.kv")
+
+    thread = threading.Thread(target=shrink)
+    thread.start()
+    until(lambda: "waiting for pressure" in daemon.symphony("ps").stdout)
+    began_s = time.monotonic()
+    make("more.kv", 1500)
+    took_s = time.monotonic() - began_s
+    thread.join()
+    assert shrunk == [2 * LARGE - 108]
+    assert took_s < 15, "an extract that waits behind who needs the room ends with the grace"
+    sym.daemon_check()
+
+
 def test_who_does_not_react_costs_others_one_grace(start_small):
     daemon = start_small("--grace-ms", "1000")
     for number in range(3):
