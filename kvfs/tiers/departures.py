@@ -96,9 +96,11 @@ class Departures:
         rows = dict.fromkeys(self._pool.row_of[pages].tolist())  # what goes first comes first
         tables = [self._residents.tables[row] for row in rows if row != NO_ROW]
         grace_s = self.pressure.tell([table for table in tables if table is not None], int(pages.size))
-        self.grace_until_s = self._told_at_s = now_s + grace_s
+        if not grace_s:
+            return False
+        self.grace_until_s = self._told_at_s = now_s + grace_s  # and then some pages go, whatever programs do
         self._told = frozenset(table.owner for table in tables if table is not None)
-        return grace_s > 0
+        return True
 
     def has_grace(self, owner: int) -> bool:
         """Whether files of an account were named, and are not taken yet."""
