@@ -1,5 +1,8 @@
 """Which pages go down: those of the files that are worth least in memory, as a policy says.
 
+Files that are cold by advice go before all others, and those that are about to be needed go last. Among the rest a
+lower priority goes first, and only then is it the policy's choice.
+
 A page is its file's that used it last: what forks share is worth what the fork is that was there just now. A page whose
 last user is gone, and whose file nobody can tell, stands for itself.
 
@@ -73,7 +76,7 @@ def in_order(
         return whole
 
     used_s = np.empty(found.size)
-    used_s[of_file], used_s[~of_file] = residents.used_s(file_rows), pool.last_use[pages[~has_row]]
+    used_s[of_file], used_s[~of_file] = residents.last_use_s[file_rows], pool.last_use[pages[~has_row]]
     files = Files(
         num_pages=num_pages,
         idle_s=np.maximum(now_s - used_s, 0),
@@ -87,7 +90,8 @@ def in_order(
     worth = rank(files, residents.gaps)
     is_cold = column(residents.is_cold, 0) > 0
     priority = column(residents.priority, 0)
-    order = found[np.lexsort((worth, priority, ~is_cold))]
+    is_wanted = column(residents.wanted_until_s, 0) > now_s
+    order = found[np.lexsort((worth, priority, is_wanted, ~is_cold))]
     if num_wanted is not None:  # a sort of the pages of those files alone
         order = order[: np.searchsorted(np.cumsum(counts[order]), num_wanted) + 1]
         goes = np.zeros(counts.size, np.bool_)

@@ -10,8 +10,10 @@ import heapq
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from kvfs.pages.frames import NOWHERE
+from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import NO_ROW, PagePool
 from kvfs.pages.table import PageTable
 from kvfs.tiers.departures import Departures
@@ -19,10 +21,14 @@ from kvfs.tiers.moves import Moves
 from kvfs.tiers.residents import Residents
 from libsym.errors import SymError
 
-LIVES_S = 10.0
-"""What found no room for so long is forgotten."""
+WANTED_S = 10.0
+"""Whoever says so is believed for so long."""
+LEAD_S = 0.05
+"""So much earlier than it takes to read them, files are read: the disk has others, too."""
 UNUSED_S = 1.0
-"""What was not used for so long may go down for a hint."""
+"""What was not used for so long may go down for a hint; and what comes back later than that is needed."""
+MAX_ASKED = 256
+"""So many files are asked when they come back: some microseconds each."""
 MAX_HINTS = 1024
 
 Ask = Callable[[PageTable, Callable[[SymError | None], None]], None]
@@ -47,20 +53,21 @@ class Hints:
         self._moves = moves
         self._clock = clock
         self._ask = ask
-        self._wanted: dict[PageTable, float] = {}  # and since when
+        self._wanted: dict[PageTable, float] = {}  # and until when
         self._reading: dict[PageTable, PageTable] = {}  # and what holds its pages meanwhile
-        self._returns: list[tuple[float, int, int]] = []  # a heap: when, the row, its uses until then
+        self._returns: list[tuple[float, int, int, float]] = []
+        """A heap: from when, the row, its uses until then, until when."""
         self.num_begun = 0
 
     def __len__(self) -> int:
         return len(self._wanted)
 
-    def add(self, table: PageTable) -> None:
-        """It is worth having in memory."""
-        self._residents.wanted_s[table.row] = self._clock()
+    def add(self, table: PageTable, until_s: float) -> None:
+        """It is worth having in memory, until it is used, or until then: others go before it."""
+        self._residents.wanted_until_s[table.row] = until_s
         self._residents.is_cold[table.row] = False
         if self._num_missing(table) and len(self._wanted) < MAX_HINTS:
-            self._wanted[table] = self._clock()
+            self._wanted[table] = until_s
 
     def forget(self, table: PageTable) -> None:
         """It is not, any more."""
@@ -71,8 +78,9 @@ class Hints:
         residents = self._residents
         table, expected_s = residents.tables[row], residents.expected_s(row)
         if table is not None and expected_s is not None:
-            lead_s = 2 * self._moves.bring_s * len(table.pages)
-            heapq.heappush(self._returns, (expected_s - lead_s, row, int(residents.num_uses[row])))
+            first_s, last_s = expected_s
+            lead_s = LEAD_S + 2 * self._moves.bring_s * len(table.pages)
+            heapq.heappush(self._returns, (first_s - lead_s, row, int(residents.num_uses[row]), last_s + lead_s))
 
     @property
     def next_s(self) -> float:
@@ -83,23 +91,23 @@ class Hints:
         """Files whose time has come."""
         now_s, residents = self._clock(), self._residents
         while self._returns and self._returns[0][0] <= now_s:
-            _, row, num_uses = heapq.heappop(self._returns)
+            _, row, num_uses, until_s = heapq.heappop(self._returns)
             table = residents.tables[row]
             if table is not None and residents.num_uses[row] == num_uses and not residents.is_cold[row]:
-                self.add(table)
+                self.add(table, until_s)
 
     def advance(self) -> None:
         """Nobody waits: what there is room for is read."""
         now_s = self._clock()
-        for table, since_s in list(self._wanted.items()):
-            if table.closed or table.row == NO_ROW or now_s - since_s > LIVES_S:
+        for table, until_s in list(self._wanted.items()):
+            if table.closed or table.row == NO_ROW or now_s > until_s:
                 del self._wanted[table]
-            elif table not in self._reading and not self._begin(table):
+            elif table not in self._reading and not self._begin(table, until_s):
                 break
 
-    def _begin(self, table: PageTable) -> bool:
+    def _begin(self, table: PageTable, until_s: float) -> bool:
         """False: there is no room for it now."""
-        if not self._make_room(table):
+        if not self._make_room(table, until_s):
             return False
         del self._wanted[table]
         fork = self._reading[table] = table.fork()  # nobody frees the pages meanwhile
@@ -107,19 +115,32 @@ class Hints:
         self._ask(fork, lambda _error: self._reading.pop(table).close())
         return True
 
-    def _make_room(self, table: PageTable) -> bool:
+    def _make_room(self, table: PageTable, until_s: float) -> bool:
+        """Of files that are not about to be used, and less so than this one."""
         pool, departures = self._pool, self._departures
         short = self._num_missing(table) - pool.store.num_free + pool.low_water
         if short <= 0:
             return True
         found = departures.victims(table.pages)
-        rows = pool.row_of[found]
-        used_s = np.where(rows == NO_ROW, pool.last_use[found], self._residents.used_s(rows))
-        found = found[self._clock() - used_s > UNUSED_S]
-        if found.size < short or departures.is_grace(found[:short]):
+        found = found[self._may_give_way(found, until_s)][:short]
+        if found.size < short or departures.is_grace(found):
             return False
-        departures.send(found[:short])
+        departures.send(found)
         return self._num_missing(table) <= pool.store.num_free
+
+    def _may_give_way(self, pages: IntArray, until_s: float) -> npt.NDArray[np.bool_]:
+        """Which were not used for a while, or are not expected back before then."""
+        pool, residents, now_s = self._pool, self._residents, self._clock()
+        rows = pool.row_of[pages]
+        has_row = rows != NO_ROW
+        is_idle = now_s - pool.last_use[pages] > UNUSED_S
+        is_idle[has_row] = now_s - residents.last_use_s[rows[has_row]] > UNUSED_S
+        for row in np.unique(rows[has_row & ~is_idle])[:MAX_ASKED].tolist():
+            expected_s = residents.expected_s(row)
+            if expected_s is not None and expected_s[0] > until_s:
+                is_idle[rows == row] = True
+        is_idle[has_row] &= residents.wanted_until_s[rows[has_row]] <= now_s
+        return is_idle
 
     def _num_missing(self, table: PageTable) -> int:
         return int(np.count_nonzero(self._pool.store.of[table.pages] == NOWHERE))

@@ -36,7 +36,7 @@ from kvfs.pages.pool import NO_ROW, PagePool
 from kvfs.pages.table import PageTable, Reservation
 from kvfs.tiers.arrivals import Arrivals
 from kvfs.tiers.departures import Departures
-from kvfs.tiers.hints import Hints
+from kvfs.tiers.hints import WANTED_S, Hints
 from kvfs.tiers.moves import Moves
 from kvfs.tiers.policy import Rank
 from kvfs.tiers.residents import Residents
@@ -288,7 +288,7 @@ class Pager:
     def will_need(self, table: PageTable) -> None:
         """It is worth having in memory soon."""
         if self._moves.mover is not None and table.row != NO_ROW:
-            self._hints.add(table)
+            self._hints.add(table, self.clock() + WANTED_S)
             self._wake()
 
     def demote(self, table: PageTable) -> None:
@@ -297,7 +297,7 @@ class Pager:
             return
         self._hints.forget(table)
         self.residents.is_cold[table.row] = True
-        self.residents.wanted_s[table.row] = 0
+        self.residents.wanted_until_s[table.row] = 0
         pages, rows = table.pages, self._pool.row_of[table.pages]
         self.departures.send(self.departures.may_go(pages[(rows == table.row) | (rows == NO_ROW)]))
 
@@ -323,7 +323,7 @@ class Pager:
         try:
             async with self.hold([fork]):
                 if table.row != NO_ROW:
-                    self.residents.wanted_s[table.row] = self.clock()
+                    self.residents.wanted_until_s[table.row] = self.clock() + WANTED_S
                     self.residents.is_cold[table.row] = False
         finally:
             self._bringing.remove(fork)
@@ -348,7 +348,7 @@ class Pager:
     def unpin_file(self, table: PageTable) -> None:
         """It may go down again."""
         residents = self.residents
-        residents.pinned_until_s[table.row] = 0
+        residents.pinned_until_s[table.row] = residents.wanted_until_s[table.row] = 0
         self._pool.keep_until[table.pages] = 0
         for row in np.flatnonzero(residents.pinned_until_s[: residents.num_rows] > self.clock()).tolist():
             other = residents.tables[row]

@@ -13,21 +13,20 @@ from collections.abc import Callable
 from math import isnan
 
 import numpy as np
-import numpy.typing as npt
 
 from kvfs.pages.table import PageTable
-from kvfs.tiers.policy import FloatArray, Gaps
+from kvfs.tiers.policy import Gaps
 
 LEAST_GAP_S = 0.02
 """What is shorter is the same use: a program in Python thinks for a millisecond or two between two tokens."""
 _NEWS_SHARE = 0.25
 """Of the last gap in the mean of a file's gaps."""
 _FADES_AT = 4096
-_SPREADS = 2.0
-"""So many mean deviations before the mean hardly any gap has ended: 6 of 100 that are normal, none that are even."""
-_REGULAR = 0.75
-"""Gaps of which the shortest are no less than a quarter of the usual one can be foreseen."""
-_ENOUGH_USES, _ENOUGH_GAPS = 4, 16
+_REGULAR = 3.0
+"""Gaps of which the longest is no longer than so many of the shortest can be foreseen."""
+NUM_LATEST = 8
+"""Of a file's gaps, these tell of the next. One of four may be unlike the others."""
+_ENOUGH_OWN, _ENOUGH_GAPS = 3, 16
 """Before it had so many a file is taken to be like others; before there were so many nothing is."""
 _FIRST_ROOM = 256
 _UNKNOWN = np.nan
@@ -45,13 +44,14 @@ class Residents:
         "gaps",
         "is_cold",
         "last_use_s",
+        "latest_gaps_s",
         "num_rows",
         "num_users",
         "num_uses",
         "pinned_until_s",
         "priority",
         "tables",
-        "wanted_s",
+        "wanted_until_s",
         "went_down",
     )
 
@@ -70,6 +70,8 @@ class Residents:
         self.num_uses = np.zeros(_FIRST_ROOM)
         self.gap_s = np.full(_FIRST_ROOM, _UNKNOWN)
         self.gap_spread_s = np.full(_FIRST_ROOM, _UNKNOWN)
+        self.latest_gaps_s = np.full((_FIRST_ROOM, NUM_LATEST), _UNKNOWN)
+        """In no order."""
         self.num_users = np.zeros(_FIRST_ROOM, np.int32)
         """Programs' handles on it."""
         self.priority = np.zeros(_FIRST_ROOM, np.int32)
@@ -77,8 +79,8 @@ class Residents:
         """It goes before others, by advice, until it is used again."""
         self.pinned_until_s = np.zeros(_FIRST_ROOM)
         """It does not go before."""
-        self.wanted_s = np.zeros(_FIRST_ROOM)
-        """When somebody said that it will be needed."""
+        self.wanted_until_s = np.zeros(_FIRST_ROOM)
+        """Until then it is likely to be needed: others go before it."""
         self.went_down = np.zeros(_FIRST_ROOM, np.int32)
         """Pages that left memory since its last use."""
 
@@ -94,10 +96,10 @@ class Residents:
         self.tables[row] = table
         self.last_use_s[row] = self._clock()
         self.num_uses[row] = 1
-        self.gap_s[row] = self.gap_spread_s[row] = _UNKNOWN
+        self.gap_s[row] = self.gap_spread_s[row] = self.latest_gaps_s[row] = _UNKNOWN
         self.num_users[row] = self.priority[row] = self.went_down[row] = 0
         self.is_cold[row] = False
-        self.pinned_until_s[row] = self.wanted_s[row] = 0
+        self.pinned_until_s[row] = self.wanted_until_s[row] = 0
         return row
 
     def remove(self, row: int) -> None:
@@ -110,7 +112,7 @@ class Residents:
         """A call is about to compute with it: how long it was not used, 0 if that is not worth counting."""
         gap_s = self._clock() - float(self.last_use_s[row])
         self.is_cold[row] = False
-        self.wanted_s[row] = 0
+        self.wanted_until_s[row] = 0
         self.went_down[row] = 0
         if gap_s < LEAST_GAP_S:
             return 0.0
@@ -119,6 +121,7 @@ class Residents:
         self._num_gaps += 1
         if self._num_gaps % _FADES_AT == 0:
             self.gaps.fade(0.5)
+        self.latest_gaps_s[row, int(self.num_uses[row]) % NUM_LATEST] = gap_s
         mean_s = float(self.gap_s[row])
         if isnan(mean_s):
             self.gap_s[row], self.gap_spread_s[row] = gap_s, _UNKNOWN
@@ -132,31 +135,36 @@ class Residents:
         """Nothing computes with it any more."""
         self.last_use_s[row] = self._clock()
 
-    def expected_s(self, row: int) -> float | None:
-        """When its next use may begin, as a rule not before; None: nobody can tell."""
-        gap_s, spread_s = float(self.gap_s[row]), float(self.gap_spread_s[row])
-        if self.num_uses[row] < _ENOUGH_USES or isnan(spread_s):
-            gap_s, spread_s = self._usual_gap()
-        if isnan(spread_s) or _SPREADS * spread_s > _REGULAR * gap_s:
+    def expected_s(self, row: int) -> tuple[float, float] | None:
+        """When its next use begins, as a rule: not before, and not after. None: nobody can tell."""
+        window = _window(sorted(gap_s for gap_s in self.latest_gaps_s[row].tolist() if gap_s == gap_s)) or self._usual()  # noqa: PLR0124
+        if window is None:
             return None
-        return float(self.last_use_s[row]) + gap_s - _SPREADS * spread_s
+        last_use_s = float(self.last_use_s[row])
+        return last_use_s + window[0], last_use_s + window[1]
 
-    def _usual_gap(self) -> tuple[float, float]:
-        """Of all files; not a number: they have too little in common, or there were too few."""
+    def _usual(self) -> tuple[float, float] | None:
+        """Of all files. None: they have too little in common, or there were too few."""
         if self._num_gaps < _ENOUGH_GAPS:
-            return _UNKNOWN, _UNKNOWN
-        low_s, middle_s, high_s = (self.gaps.quantile_s(share) for share in (0.05, 0.5, 0.95))
-        return middle_s, (high_s - low_s) / (2 * _SPREADS)
-
-    def used_s(self, rows: npt.NDArray[np.integer]) -> FloatArray:
-        """When these were used last, or somebody said that they would be."""
-        used_s: FloatArray = np.maximum(self.last_use_s[rows], self.wanted_s[rows])
-        return used_s
+            return None
+        low_s, high_s = self.gaps.quantile_s(0.05), self.gaps.quantile_s(0.95)
+        return (low_s, high_s) if low_s * _REGULAR >= high_s else None
 
     def _grow(self) -> None:
         for name in (
-            "last_use_s", "num_uses", "gap_s", "gap_spread_s", "num_users", "priority", "is_cold", "pinned_until_s",
-            "wanted_s", "went_down",
+            "last_use_s", "num_uses", "gap_s", "gap_spread_s", "num_users", "priority", "is_cold", "latest_gaps_s",
+            "pinned_until_s", "wanted_until_s", "went_down",
         ):  # fmt: skip
             old = getattr(self, name)
             setattr(self, name, np.concatenate((old, np.zeros_like(old))))
+
+
+def _window(gaps_s: list[float]) -> tuple[float, float] | None:
+    """What gaps that are alike lie between; None: they are not, or too few."""
+    if len(gaps_s) < _ENOUGH_OWN:
+        return None
+    middle_s = gaps_s[len(gaps_s) // 2]
+    alike = [gap_s for gap_s in gaps_s if middle_s <= gap_s * 2 <= middle_s * 4]
+    if 4 * len(alike) < 3 * len(gaps_s) or alike[-1] > _REGULAR * alike[0]:
+        return None
+    return alike[0], alike[-1]

@@ -1,0 +1,98 @@
+"""What is known of files for deciding who stays: when they come back, and who goes before whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvfs.pages.pool import PagePool
+from kvfs.pages.table import PageTable
+from kvfs.tiers.candidates import candidates, in_order
+from kvfs.tiers.departures import least_recent
+from kvfs.tiers.residents import Residents
+from tests.kvfs.fakes import FakeFacts, FakeStore
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def used(residents: Residents, clock: Clock, row: int, gaps_s: Sequence[float]) -> None:
+    """A file is used with these gaps between, and then not any more."""
+    for gap_s in gaps_s:
+        clock.now_s += gap_s
+        residents.begin_use(row)
+        residents.end_use(row)
+
+
+def new() -> tuple[Residents, Clock, int]:
+    clock = Clock()
+    residents = Residents(clock)
+    return residents, clock, residents.add(PageTable(PagePool(FakeStore(FakeFacts(), 4)), 0))
+
+
+def test_regular_gaps_foretell_the_next_use() -> None:
+    residents, clock, row = new()
+    used(residents, clock, row, [2.0, 2.5, 2.2, 2.4])
+    assert residents.expected_s(row) == (clock.now_s + 2.0, clock.now_s + 2.5)
+
+
+def test_one_gap_that_is_unlike_the_others_changes_nothing() -> None:
+    residents, clock, row = new()
+    used(residents, clock, row, [0.1, 2.0, 2.5, 2.2, 2.4])
+    expected = residents.expected_s(row)
+    assert expected is not None
+    np.testing.assert_allclose(expected, (clock.now_s + 2.0, clock.now_s + 2.5))
+
+
+def test_people_are_not_foretold() -> None:
+    residents, clock, row = new()
+    used(residents, clock, row, [5.0, 90.0, 20.0, 700.0, 45.0])
+    assert residents.expected_s(row) is None
+
+
+def test_a_file_with_few_gaps_is_taken_to_be_like_all_others_if_those_are_alike() -> None:
+    residents, clock, row = new()
+    other = residents.add(PageTable(PagePool(FakeStore(FakeFacts(), 4)), 0))
+    assert residents.expected_s(row) is None
+    used(residents, clock, other, [1.0, 1.1] * 10)
+    residents.end_use(row)
+    expected = residents.expected_s(row)
+    assert expected is not None
+    assert 0.7 < expected[0] - clock.now_s <= expected[1] - clock.now_s < 1.5
+    used(residents, clock, other, [30.0] * 10)
+    residents.end_use(row)
+    assert residents.expected_s(row) is None
+
+
+def test_what_is_about_to_be_needed_goes_last_and_what_is_cold_first() -> None:
+    clock = Clock()
+    pool, residents = PagePool(FakeStore(FakeFacts(), 8)), Residents(clock)
+    tables = []
+    for _ in range(4):
+        table = PageTable(pool, 0)
+        table.row = residents.add(table)
+        reservation = table.reserve(range(32), range(32))
+        reservation.ready(reservation.needed(), table.row)
+        reservation.commit_first(reservation.tokens)
+        tables.append(table)
+        clock.now_s += 1
+    wanted, plain, low, cold = tables
+    residents.wanted_until_s[wanted.row] = clock.now_s + 5
+    residents.priority[low.row] = -1
+    residents.is_cold[cold.row] = True
+
+    def order(num_wanted: int | None = None) -> list[int]:
+        found = in_order(
+            pool, residents, candidates(pool), least_recent, clock.now_s, 1e-3, lambda pages: pages, 0, num_wanted
+        )
+        return [int(page) for page in found]
+
+    assert order() == [int(table.pages[0]) for table in (cold, low, plain, wanted)]
+    assert order(2) == [int(table.pages[0]) for table in (cold, low)]
+    clock.now_s += 10
+    assert order() == [int(table.pages[0]) for table in (cold, low, wanted, plain)], "for so long only"
