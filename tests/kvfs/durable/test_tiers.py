@@ -41,10 +41,6 @@ async def files(house: House, count: int, num_pages: int = 4, prefix: str = "f")
     return found
 
 
-def is_in_order(house: House, table: object) -> bool:
-    return house.volume.pager.tier_of(table) == "memory"  # type: ignore[arg-type]
-
-
 def test_ten_times_more_than_memory_is_computed_and_each_file_is_as_it_was(tmp_path: Path) -> None:
     async def work(house: House) -> None:
         found = await files(house, 40)
@@ -338,7 +334,7 @@ class Listening:
 def test_who_begins_to_listen_is_told_although_pages_have_just_gone_and_then_they_go(tmp_path: Path) -> None:
     async def work(house: House) -> None:
         house.volume.pager.departures.pressure = listening = Listening()
-        await files(house, 5)
+        await files(house, 8)
         assert listening.graces_s[:2] == [0.0, 0.05]
 
     live(work, tmp_path, num_pages=16, num_beyond=200)
