@@ -291,7 +291,18 @@ def attention_mass(
     common = {"POSITIONS": shape.tile_tokens, "MASKS": masks is not None, **constants}
     if tiles.shape[0]:
         _measure_kernel[(num_kv_heads, tiles.shape[0])](
-            query, key_pages, page_tables, starts, first_rows, tiles, *mask_lists, levels, *scalars, num_heads, **common
+            query,
+            key_pages,
+            page_tables,
+            starts,
+            first_rows,
+            tiles,
+            *mask_lists,
+            levels,
+            *scalars,
+            num_heads,
+            enable_fp_fusion=True,
+            **common,
         )
         _spread_kernel[(num_kv_heads, steps.shape[0])](
             query,
@@ -307,6 +318,7 @@ def attention_mass(
             out.shape[1],
             *scalars,
             num_heads,
+            enable_fp_fusion=True,
             **common,
         )
     return out

@@ -129,7 +129,7 @@ def test_a_loop_can_fork_cut_and_position_its_file_in_the_middle(daemon):
 
 @pytest.mark.slow
 def test_a_full_pool_is_told_at_the_same_entry_and_takes_nothing(start_daemon):
-    daemon = start_daemon("--model", "tiny", "--kv-memory", "128K")
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "128K", "--policy", "none")
     out = daemon.run(
         """
         lengths = []
