@@ -32,7 +32,7 @@ class Config:
     more as its own pages take)."""
     policy: str = "cost"
     """Which files' pages go to disk first where memory is short: cost, lru, ttl, idle, or a file of Python; none:
-    nothing does, and what does not fit into memory is refused."""
+    new pages that memory has no room for are refused."""
     grace_ms: float = 100.0
     """Milliseconds that programs that listen have to make room by themselves, before pages of theirs go; 0: none."""
     pin_share: float = 0.5

@@ -183,7 +183,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         held=held,
         helper=helper,
         policy=policy,
-        reloading=Reloading(config, source, changes, notifier),
+        reloading=Reloading(config, source, changes, notifier, {"policy": policy.is_stale}),
     )
     return house
 

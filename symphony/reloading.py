@@ -26,6 +26,8 @@ _OF_TIERS = "grace_ms", "pin_share", "policy"
 _AT_ONCE = "disk", "disk_timeout", "drain", "log", "programs", "quota", "quota_files", "starts", "step_ms", "verbose"
 CHANGEABLE = frozenset((*_OF_TIERS, *_AT_ONCE, "watchdog", "weight"))
 """Keys that can change while the daemon runs."""
+_MAY_REFUSE = ("policy",)
+"""Keys whose new value may be refused when it is applied, and nothing has changed then: a file is read for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +64,23 @@ class Outcome:
 class Reloading:
     """The configuration of one daemon as time goes by."""
 
-    def __init__(self, config: Config, source: Source, apply: Mapping[str, Apply], notifier: Notifier) -> None:
-        """`apply`: what makes a key's new value true, for each key that can change."""
+    def __init__(
+        self,
+        config: Config,
+        source: Source,
+        apply: Mapping[str, Apply],
+        notifier: Notifier,
+        is_stale: Mapping[str, Callable[[], bool]] | None = None,
+    ) -> None:
+        """`apply`: what makes a key's new value true, for each key that can change. `is_stale`: whether what a key
+        names is to be read again although the name is the same.
+        """
         assert apply.keys() == CHANGEABLE
         self.config = config
         """As it is now."""
         self._source = source
         self._apply = apply
+        self._is_stale = is_stale or {}
         self._notifier = notifier
         self.outcome = Outcome(None if source.path is None else str(source.path))
 
@@ -88,25 +100,24 @@ class Reloading:
         other = [field.name for field in fields(Config) if self._differs(wanted, field.name)]
         changed = tuple(key for key in other if key in self._apply)
         before, self.config = self.config, _with(self.config, wanted, changed)
+        done: list[Apply] = []
         try:
-            for apply in {self._apply[key]: None for key in changed}:  # once, where keys share one
+            in_order = sorted(changed, key=_MAY_REFUSE.__contains__)  # what may refuse is never put back
+            for apply in {self._apply[key]: None for key in in_order}:  # once, where keys share one
                 apply(self.config)
+                done.append(apply)
         except SymError as error:
-            self.config, said = before, str(error)
-            for apply in {self._apply[key]: None for key in changed}:
-                try:
-                    apply(before)
-                except SymError as again:  # a file that it names is not what it was
-                    said = f"{said}; and {again}"
-            self._say((), (), said)
+            self.config = before
+            for apply in done:
+                apply(before)
+            self._say((), (), str(error))
         else:
             self._say(changed, tuple(key for key in other if key not in self._apply), None)
 
     def _differs(self, wanted: Config, key: str) -> bool:
-        """A policy's file is read again: what is in it may be something else."""
-        if key == "policy" and wanted.policy.endswith(".py"):
+        if getattr(wanted, key) != getattr(self.config, key):
             return True
-        return bool(getattr(wanted, key) != getattr(self.config, key))
+        return key in self._is_stale and self._is_stale[key]()
 
     def _say(self, changed: tuple[str, ...], needs_restart: tuple[str, ...], error: str | None) -> None:
         number = self.outcome.reloads + 1

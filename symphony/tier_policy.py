@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from kvfs.tiers import loading
 from kvfs.tiers.pager import Pager
@@ -11,6 +12,8 @@ from libsym.errors import Invalid
 from symphony.config import NO_POLICY
 
 log = logging.getLogger(__name__)
+
+Stamp: TypeAlias = tuple[int, int, int]
 
 
 class TierPolicy:
@@ -20,6 +23,8 @@ class TierPolicy:
         """Invalid: a file of the operator's is no policy."""
         self._pager = pager
         self._guarded: loading.Guarded | None = None
+        self._stamp: Stamp | None = None
+        """Of the file that was read."""
         self.name = name
         self._use(name)
 
@@ -30,9 +35,14 @@ class TierPolicy:
         self._use(name)
         self.name = name
 
+    def is_stale(self) -> bool:
+        """Its file is another by now, or the default decides in its place: a reload tries what the file says."""
+        return self._guarded is not None and (self._guarded.failure is not None or _stamp_of(self.name) != self._stamp)
+
     def _use(self, name: str) -> None:
+        stamp = _stamp_of(name)  # before it is read: what is written meanwhile is read again
         rank = loading.load(loading.DEFAULT if name == NO_POLICY else name)
-        before, self._guarded = self._guarded, None
+        before, self._guarded, self._stamp = self._guarded, None, stamp
         if name not in loading.NAMES and name != NO_POLICY:
             default = loading.NAMES[loading.DEFAULT]
             rank = self._guarded = loading.Guarded(rank, default, log=log, name=name)
@@ -43,3 +53,12 @@ class TierPolicy:
     def info(self) -> dict[str, Any]:
         """For `symphony stat`."""
         return {"policy": self.name, "policy_error": "" if self._guarded is None else self._guarded.failure or ""}
+
+
+def _stamp_of(path: str) -> Stamp | None:
+    """None: there is no such file."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

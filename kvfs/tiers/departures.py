@@ -52,6 +52,8 @@ class Departures:
         self.num_dropped = 0
         self.grace_until_s = 0.0
         """Programs were told that files of theirs would go, and have until then."""
+        self._told: frozenset[int] = frozenset()
+        """Accounts of those files."""
         self._cleaning: set[int] = set()
         self._told_at_s = self._idled_at_s = -1e9
         self._full_until_s = 0.0
@@ -94,8 +96,15 @@ class Departures:
         rows = dict.fromkeys(self._pool.row_of[pages].tolist())  # what goes first comes first
         tables = [self._residents.tables[row] for row in rows if row != NO_ROW]
         grace_s = self.pressure.tell([table for table in tables if table is not None], int(pages.size))
-        self.grace_until_s = self._told_at_s = now_s + grace_s
-        return grace_s > 0
+        if not grace_s:
+            return False
+        self.grace_until_s = self._told_at_s = now_s + grace_s  # and then some pages go, whatever programs do
+        self._told = frozenset(table.owner for table in tables if table is not None)
+        return True
+
+    def has_grace(self, owner: int) -> bool:
+        """Whether files of an account were named, and are not taken yet."""
+        return owner in self._told and self._clock() < self.grace_until_s
 
     def may_go(self, pages: IntArray) -> IntArray:
         """Those that are in memory, and that nothing needs there."""

@@ -32,7 +32,8 @@ def load(name_or_path: str) -> Rank:
     if name_or_path in NAMES:
         return NAMES[name_or_path]
     if not name_or_path.endswith(".py"):
-        raise Invalid(f"{name_or_path!r} is no policy: give one of {', '.join(NAMES)}, or a file that ends in .py")
+        names = ", ".join((*NAMES, "none"))
+        raise Invalid(f"{name_or_path!r} is no policy: give one of {names}, or a file that ends in .py")
     try:
         source = Path(name_or_path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -79,7 +80,7 @@ def _checked(rank: Callable[[Files, Gaps], object], files: Files, gaps: Gaps, na
         worth = np.asarray(rank(files, gaps), np.float64)
     except Invalid:
         raise  # it has been checked
-    except Exception as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file does wrong is told of as such
         raise Invalid(f"policy {name}{_line(error, name)}: {_text(error)}") from None
     if worth.shape != (len(files),):
         raise Invalid(f"policy {name}: rank gave an array of shape {worth.shape} for {len(files)} files")

@@ -261,6 +261,8 @@ class Pager:
             is_over.set()
 
         ticket = self._ticket(priority, owner, pages, num_new, admitted, lambda: self._unpin(pages), over)
+        # What makes a file of others goes first then: behind who asks for the room, the grace would be over.
+        ticket.is_answer = bool(pages.size and num_new) and self.departures.has_grace(owner)
         self._ask(ticket)
         try:
             await is_over.wait()
@@ -303,7 +305,7 @@ class Pager:
     async def put_on_disk(self, table: PageTable) -> None:
         """Return when no page of it is in memory. Busy: it is being computed with; NoSpace, EIO: the disk says so."""
         if self._moves.mover is None:
-            raise NoSpace("nothing goes to disk here: the daemon was started with --policy none, or keeps no state")
+            raise NoSpace("nothing goes to disk here: the daemon keeps no state")
         self.demote(table)
         ends_s = self.clock() + BUSY_AFTER_S
         while self.num_in_memory(table):
@@ -340,7 +342,7 @@ class Pager:
         if num_others + num_more > may_be:
             raise NoSpace(
                 f"{num_others} of {pool.num_frames} pages of memory are pinned, {num_more} more are wanted, and at "
-                f"most {may_be} may be: unpin others, or start the daemon with more KV memory"
+                f"most {may_be} may be: unpin others, or have pin_share raised"
             )
         self.residents.pinned_until_s[table.row] = until_s
         pool.keep_until[pages] = np.maximum(pool.keep_until[pages], until_s)
@@ -498,7 +500,7 @@ class Pager:
         if wanted <= 0:
             return
         taken = departures.victims(ticket.old_pages, wanted + self._pool.low_water)
-        if departures.is_grace(taken):
+        if not ticket.is_answer and departures.is_grace(taken):
             return
         num_frames -= departures.send(taken) + len(departures.going)
         if num_frames <= 0:

@@ -76,11 +76,13 @@ class Ticket:
     is_admitted: bool = False
     is_over: bool = False
     is_cancelled: bool = False
+    is_answer: bool = False
+    """Of an account that was told of pressure: it shrinks a file, which takes room before it gives some back."""
     error: SymError | None = None
 
     @property
-    def order(self) -> tuple[int, int]:
-        return -self.priority, self.number
+    def order(self) -> tuple[bool, int, int]:
+        return not self.is_answer, -self.priority, self.number
 
     def end(self, error: SymError | None) -> None:
         """It gets nothing, or gives back what it has. `tell` is to follow."""

@@ -17,7 +17,7 @@ class Waiting:
     __slots__ = ("_users",)
 
     def __init__(self) -> None:
-        self._users: OrderedDict[int, list[tuple[tuple[int, int], Ticket]]] = OrderedDict()
+        self._users: OrderedDict[int, list[tuple[tuple[bool, int, int], Ticket]]] = OrderedDict()
         """By user, whose turn it is first: a heap each. Some tickets may be over."""
 
     def __bool__(self) -> bool:
@@ -28,6 +28,8 @@ class Waiting:
 
     def add(self, ticket: Ticket) -> None:
         heapq.heappush(self._users.setdefault(ticket.user, []), (ticket.order, ticket))
+        if ticket.is_answer:  # it is to make room for those who wait
+            self._users.move_to_end(ticket.user, last=False)
 
     def first(self) -> Ticket | None:
         """Whose turn it is; it is its turn until it is over, or one of the same user's goes before it."""

@@ -22,16 +22,16 @@ MAX_USER_BYTES = 256 << 20
 class AnswerRoom:
     """Bytes of one reply, for the calls that it answers."""
 
-    __slots__ = ("_num_left",)
+    __slots__ = ("num_left",)
 
     def __init__(self, num_bytes: int) -> None:
-        self._num_left = num_bytes
+        self.num_left = num_bytes
 
     def take(self, num_bytes: int) -> bool:
         num_bytes = -(-num_bytes // FRAME_ALIGN) * FRAME_ALIGN
-        if num_bytes > self._num_left:
+        if num_bytes > self.num_left:
             return False
-        self._num_left -= num_bytes
+        self.num_left -= num_bytes
         return True
 
 
@@ -97,9 +97,9 @@ class AttentionMass:
         answer = (1 if self.is_summed else num_rows, columns)
         num_bytes = ATTENDED_STRUCT.size + 4 * answer[0] * columns
         if not self.room.take(num_bytes):
-            raise TooLarge(
-                f"attention to {num_entries} entries has {num_bytes} bytes, and fits no message: {self._remedy}"
-            )
+            remedy = "ask for less at once" if num_bytes <= PAYLOAD_BYTES else self._remedy
+            what = f"attention to {num_entries} entries has {num_bytes} bytes"
+            raise TooLarge(f"{what}, and the reply has room for {self.room.num_left}: {remedy}")
         self._memory.take(self._uid, num_taken := 4 * num_rows * num_entries)
         self._num_taken = num_taken
         self.sums = np.zeros((self._layers, self._heads, num_entries), np.float32)
@@ -110,7 +110,7 @@ class AttentionMass:
     def _remedy(self) -> str:
         if not self.is_summed:
             return "ask for its sum" if self.is_by_page else "ask for pages, or for the sum"
-        return "ask for fewer calls in a batch" if self.is_by_page else "ask for pages"
+        return "make a shorter call" if self.is_by_page else "ask for pages"
 
     def answer(self) -> bytes:
         """What the reply has of it: struct sym_attended and its numbers."""

@@ -71,6 +71,8 @@ class Room:
         ahead = -num_entries % PAGE_ENTRIES
         if self.fs.pool.num_free_frames * AHEAD_POOL_SHARE > self.fs.pool.num_frames:
             ahead += AHEAD_ENTRIES
+        # All of it has to be in memory at once, and a tail that forks share is there twice.
+        ahead = min(ahead, (self.fs.pool.num_frames - 1) * PAGE_ENTRIES - num_entries)
         if self.max_entries is not None:
             ahead = min(ahead, self.max_entries - num_entries)
         return max(0, min(ahead, self.max_positions - next_position))

@@ -128,6 +128,11 @@ class Group:
     def listens(self, now_s: float) -> bool:
         return bool(self.waiters) or now_s - self.heard_s < LISTENS_S
 
+    def hears(self, now_s: float) -> bool:
+        """Whether there may be another event, or the grace of the last one runs."""
+        last = self.events.get(PressureKind.MEMORY)
+        return now_s >= self.next_s or (last is not None and last.left_s(now_s) > 0)
+
     def has(self, inode: Inode) -> bool:
         """Whether a file is one of its own."""
         if inode.uid != self.uid or inode.account is None:
@@ -195,7 +200,7 @@ class Pressing:
         for.
         """
         now_s = trio.current_time()
-        listening = [group for group in self._groups.values() if group.listens(now_s)]
+        listening = [group for group in self._groups.values() if group.listens(now_s) and group.hears(now_s)]
         if not listening:
             return 0.0
         found: dict[Group, list[tuple[Inode, KvFile]]] = defaultdict(list)

@@ -16,7 +16,7 @@ def add_policy(commands: Commands) -> None:
     parts = policy.add_subparsers(required=True, metavar="WHAT")
 
     replay = parts.add_parser("replay", help="replay a trace under several policies, and compare them")
-    replay.add_argument("trace", metavar="FILE", type=Path, help="of `symphony trace record`, or of scripts/traces")
+    replay.add_argument("trace", metavar="TRACE", type=Path, help="of `symphony trace record`, or of scripts/traces")
     replay.add_argument(
         "--policy",
         metavar="NAME|FILE",

@@ -41,7 +41,8 @@ def add_serve(commands: Commands) -> None:
     serve.add_argument(
         "--policy",
         metavar="P",
-        help="who goes to disk first: cost (default), lru, ttl, idle, a file.py with a function rank; none: nobody",
+        help="who goes to disk first: cost (default), lru, ttl, idle, a file.py with a function rank; "
+        "none: what does not fit is refused",
     )
     serve.add_argument(
         "--grace-ms",

@@ -59,3 +59,12 @@ def test_what_was_cancelled_takes_no_turn() -> None:
     gone.is_over = True
     assert len(waiting) == 2
     assert served(waiting) == [next_one, other]
+
+
+def test_who_shrinks_a_file_for_others_goes_before_them() -> None:
+    waiting = Waiting()
+    first, answer = ticket(1, 100), ticket(2, -100)
+    waiting.add(first)
+    answer.is_answer = True
+    waiting.add(answer)
+    assert served(waiting) == [answer, first]

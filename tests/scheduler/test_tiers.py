@@ -263,6 +263,21 @@ def begin(
     )
 
 
+def test_nobody_is_refused_for_room_that_he_would_only_use_later(bench: KeptBench) -> None:
+    """A fork whose pages fill memory, with the tail that it copies: entries reserved ahead have no room beside them."""
+
+    async def scenario() -> None:
+        source = await on_disk(bench, 1, 14 * PAGE + 5)
+        lip = bench.lip()
+        answers: Answers = lip.channel
+        begin(bench, lip, bench.fs.kv_fork(ME, source, None), [1], 1, max_tokens=8, priority=0)
+        await until(lambda: 1 in answers.over)
+        assert answers.errors == {1: 0}
+        assert len(generated(answers, 1)) == 8
+
+    bench.run(scenario)
+
+
 def test_a_low_priority_leaves_memory_for_a_high_one_and_comes_back_by_itself(tmp_path: Path, bench: KeptBench) -> None:
     found: list[tuple[list[int], list[int], bool]] = []
 

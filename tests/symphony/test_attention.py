@@ -217,6 +217,7 @@ def test_calls_of_a_batch_that_fit_no_message_together_fail_alone():
     outcomes = failed.value.results
     refused = [outcome for outcome in outcomes if isinstance(outcome, sym.TooLarge)]
     assert 0 < len(refused) < 10
+    assert all("ask for less at once" in str(outcome) for outcome in refused)
     assert all(outcome.attention.num_entries == 4001 for outcome in outcomes if outcome not in refused)
     assert [len(kv) for kv in kvs] == [4000 + (outcome not in refused) for outcome in outcomes]
 

@@ -221,10 +221,10 @@ def test_what_has_a_lower_priority_goes_first(small):
 
 def test_a_lease_ends_by_itself(small):
     make("a.kv", 40)
-    sym.kv_advise("a.kv", sym.TTL(0.1), sym.PIN(1.5))
+    sym.kv_advise("a.kv", sym.TTL(0.1), sym.PIN(2.5))
     stat = sym.kv_stat("a.kv")
     assert stat.pinned
-    assert 0 < stat.lease_s <= 1.5
+    assert 0 < stat.lease_s <= 2.5
     time.sleep(0.3)
     assert sym.kv_stat("a.kv").pinned
     until(lambda: not sym.kv_list())
@@ -309,7 +309,7 @@ def test_advice_that_is_kept_has_its_effect_after_a_restart(start_small):
 
 
 def test_a_program_hears_what_is_about_to_go_and_what_it_removes_is_enough(start_small):
-    daemon = start_small("--grace-ms", "3000")
+    daemon = start_small("--grace-ms", "20000")
     for name in ("old.kv", "new.kv", "newest.kv"):
         make(name)
     removed = []
@@ -328,7 +328,7 @@ def test_a_program_hears_what_is_about_to_go_and_what_it_removes_is_enough(start
     thread.join()
     (pressure,) = removed
     assert pressure.kind == "memory"
-    assert 0 < pressure.grace_s <= 3
+    assert 0 < pressure.grace_s <= 20
     assert pressure.wanted_bytes > 0
     first = pressure.candidates[0]
     assert (first.path, first.tokens, first.pinned, first.priority) == ("old.kv", LARGE, False, 0)
@@ -336,7 +336,31 @@ def test_a_program_hears_what_is_about_to_go_and_what_it_removes_is_enough(start
     assert first.bring_s > 0
     assert first.idle_s > 0
     assert tier(daemon, "old.kv") == "memory", "the program has made room in another way"
-    assert took_s < 3, "nobody waits for longer than it takes"
+    assert took_s < 15, "nobody waits for longer than it takes"
+    sym.daemon_check()
+
+
+def test_a_file_can_be_shrunk_within_the_grace_although_memory_is_full(start_small):
+    daemon = start_small("--grace-ms", "20000")
+    make("large.kv", 2 * LARGE)
+    make("other.kv")
+    shrunk = []
+
+    def shrink():
+        assert sym.kv_pressure(timeout=WITHIN_S).kind == "memory"
+        with sym.kv_open("large.kv") as kv, sym.kv_extract(kv, [(0, 32), (40, 2 * LARGE - 100)]) as part:
+            shrunk.append(len(part))  # 60 pages, and fewer are free
+        sym.kv_remove("large.kv")
+
+    thread = threading.Thread(target=shrink)
+    thread.start()
+    until(lambda: "waiting for pressure" in daemon.symphony("ps").stdout)
+    began_s = time.monotonic()
+    make("more.kv", 1500)
+    took_s = time.monotonic() - began_s
+    thread.join()
+    assert shrunk == [2 * LARGE - 108]
+    assert took_s < 15, "an extract that waits behind who needs the room ends with the grace"
     sym.daemon_check()
 
 
@@ -365,7 +389,7 @@ def test_who_does_not_react_costs_others_one_grace(start_small):
     sym.close()
     thread.join()
     assert first_s >= 0.9
-    assert others_s < 0.9
+    assert others_s < 2.5, "three graces would be three seconds"
     assert graces_s[0] > 0.9
     assert graces_s[1:]
     assert not any(graces_s[1:]), "it is told, and not waited for"
@@ -450,6 +474,32 @@ def test_the_policy_is_a_file_of_the_operators_and_changes_with_the_configuratio
     config.write_text('policy = "none"\n')
     assert "can't become none" in daemon.symphony("reload", check=False).stderr
     assert daemon.stat()["tiers"]["policy"] == "lru"
+
+
+def test_a_reload_reads_the_file_of_a_policy_again(start_small, tmp_path):
+    mine, config = tmp_path / "mine.py", tmp_path / "symphony.toml"
+    mine.write_text("def rank(files, gaps):\n    return files.num_pages\n")
+    config.write_text(f'policy = "{mine}"\n')
+    daemon = start_small("--config", str(config))
+    assert daemon.symphony("reload").stdout == "changed: nothing\n"
+    mine.write_text("raise SystemExit('not today')\n")
+    config.write_text(f'policy = "{mine}"\ngrace_ms = 7\n')
+    refused = daemon.symphony("reload", check=False).stderr
+    assert "nothing is changed: policy" in refused
+    assert ":1: SystemExit: not today" in refused
+    mine.write_text("def rank(files, gaps):\n    return files.num_uses\n")
+    assert daemon.symphony("reload").stdout == "changed: policy, grace_ms\n"
+
+
+def test_a_reload_to_a_policy_that_is_not_there_leaves_the_one_whose_file_has_gone(start_small, tmp_path):
+    mine, config = tmp_path / "mine.py", tmp_path / "symphony.toml"
+    mine.write_text("def rank(files, gaps):\n    return files.num_pages\n")
+    config.write_text(f'policy = "{mine}"\n')
+    daemon = start_small("--config", str(config))
+    mine.unlink()
+    config.write_text(f'policy = "{tmp_path}/none.py"\n')
+    assert "No such file" in daemon.symphony("reload", check=False).stderr
+    assert daemon.stat()["tiers"]["policy"] == str(mine)
 
 
 def test_a_policy_that_fails_is_replaced_and_told_of(start_small, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import trio.testing
 
 from kvfs.fs import OpenKv
 from kvfs.pages.frames import NOWHERE
-from kvfs.pages.table import Reservation
+from kvfs.pages.table import PageTable, Reservation
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import NoSpace, SymError
 from tests.kvfs.durable.damage import slot_at
@@ -39,10 +39,6 @@ async def files(house: House, count: int, num_pages: int = 4, prefix: str = "f")
         found.append(house.create(f"{prefix}{number}.kv"))
         await house.compute(found[-1], range(number, number + num_pages * PAGE))
     return found
-
-
-def is_in_order(house: House, table: object) -> bool:
-    return house.volume.pager.tier_of(table) == "memory"  # type: ignore[arg-type]
 
 
 def test_ten_times_more_than_memory_is_computed_and_each_file_is_as_it_was(tmp_path: Path) -> None:
@@ -320,3 +316,25 @@ def test_a_damaged_page_fails_those_who_need_it_and_not_those_who_wait_for_the_s
         assert house.tokens(broken)[-1] == PAGE - 1
 
     live(work, tmp_path, num_pages=16, num_on_disk=400)
+
+
+class Listening:
+    """Programs that begin to listen after they could have been told once, and do nothing."""
+
+    def __init__(self) -> None:
+        self.graces_s: list[float] = []
+
+    def tell(self, tables: Sequence[PageTable], num_pages: int) -> float:
+        assert len(tables) > 0
+        assert num_pages > 0
+        self.graces_s.append(0.05 if self.graces_s else 0.0)
+        return self.graces_s[-1]
+
+
+def test_who_begins_to_listen_is_told_although_pages_have_just_gone_and_then_they_go(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        house.volume.pager.departures.pressure = listening = Listening()
+        await files(house, 8)
+        assert listening.graces_s[:2] == [0.0, 0.05]
+
+    live(work, tmp_path, num_pages=16, num_on_disk=200)
