@@ -57,6 +57,8 @@ class Gaps:
     """How long the gaps between two uses of a file were, of all files lately: a histogram by powers of 2 ** 0.5."""
 
     __slots__ = ("counts",)
+    BUCKET_RATIO = 2.0 ** (1 / _BUCKETS_A_DOUBLING)
+    """Of the longest gap of a bucket to its shortest."""
 
     def __init__(self, counts: FloatArray | None = None) -> None:
         self.counts = np.zeros(NUM_BUCKETS) if counts is None else counts

@@ -26,7 +26,7 @@ _REGULAR = 3.0
 """Gaps of which the longest is no longer than so many of the shortest can be foreseen."""
 NUM_LATEST = 8
 """Of a file's gaps, these tell of the next. One of four may be unlike the others."""
-_ENOUGH_OWN, _ENOUGH_GAPS = 3, 16
+_ENOUGH_OWN, _ENOUGH_GAPS = 3, 8
 """Before it had so many a file is taken to be like others; before there were so many nothing is."""
 _FIRST_ROOM = 256
 _UNKNOWN = np.nan
@@ -147,7 +147,7 @@ class Residents:
         """Of all files. None: they have too little in common, or there were too few."""
         if self._num_gaps < _ENOUGH_GAPS:
             return None
-        low_s, high_s = self.gaps.quantile_s(0.05), self.gaps.quantile_s(0.95)
+        low_s, high_s = self.gaps.quantile_s(0.1) / Gaps.BUCKET_RATIO, self.gaps.quantile_s(0.9)  # of the whole buckets
         return (low_s, high_s) if low_s * _REGULAR >= high_s else None
 
     def _grow(self) -> None:
