@@ -14,7 +14,7 @@ four ways, tried in this order:
 Where nothing of that is to be expected the first ticket fails: NoSpace, or what the disk said.
 
 *Hints* want pages in memory that nobody needs yet. They come behind all tickets, and take nothing from files that are
-used.
+needed sooner.
 
 All of it on the trio thread; nothing here waits but `run`, and those who say so.
 """
