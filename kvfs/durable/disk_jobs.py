@@ -54,7 +54,7 @@ class DiskJobs:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """For ever. Cancelled, it waits for no thread."""
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+            self._nursery, self._is_ending = nursery, False
             task_status.started()
             try:
                 await trio.sleep_forever()
@@ -77,8 +77,8 @@ class DiskJobs:
         """Begin a job; `then` is called when it has ended, on the trio thread. The daemon ends: it never begins."""
         assert self._nursery is not None, "the storage is not running"
         job: Job[T] = Job()
-        self._under_way.add(job)
         if not self._is_ending:
+            self._under_way.add(job)
             self._nursery.start_soon(self._run, job, function, then)
         return job
 

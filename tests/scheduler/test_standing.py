@@ -841,7 +841,7 @@ def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench):
         cost = bench.batches.cost.coefficients
         cost.rows_ns = [2**knot * 1e6 for knot in range(len(cost.rows_ns))]
         bench.batches._run.set_cost(cost)
-        decodes = bench.generate(bench.file(), [5, 6], 1, max_tokens=500)
+        decodes = bench.generate(bench.file(), [5, 6], 1, max_tokens=1000)
         await bench.steps.wait_entered()
         await largest_chunk_within(0.06)  # those who decode have begun by now
         wide, narrow = await largest_chunk_within(0.06), await largest_chunk_within(0.02)
