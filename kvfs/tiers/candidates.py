@@ -13,6 +13,7 @@ Some passes over arrays, one place a frame: a millisecond for 100,000 of them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,15 @@ def in_order(
     `bring_s`: what reading one page takes. `max_kept`: what pinned files have grown by stays only while so many pages
     are enough for all that is pinned.
     """
+    pages = _not_pinned(pool, residents, pages, now_s, max_kept)
+    if not pages.size:
+        return pages
+    groups = _Groups.of(pool, residents, pages)
+    worth = rank(groups.files(pool, residents, now_s, bring_s, compute_s), residents.gaps)
+    return groups.pages_by(_order(pool, residents, groups, worth, now_s), num_wanted)
+
+
+def _not_pinned(pool: PagePool, residents: Residents, pages: IntArray, now_s: float, max_kept: int) -> IntArray:
     rows = pool.row_of[pages]
     stays = pool.keep_until[pages] > now_s
     has_row = rows != NO_ROW
@@ -59,55 +69,90 @@ def in_order(
     is_pinned[has_row] |= residents.pinned_until_s[rows[has_row]] > now_s
     if np.count_nonzero(is_pinned) <= max_kept:
         stays = is_pinned
-    pages, rows, has_row = pages[~stays], rows[~stays], has_row[~stays]
-    if not pages.size:
-        return pages
-    num_rows = residents.num_rows
-    group = np.where(has_row, rows, num_rows + np.cumsum(~has_row) - 1)  # what has no file has a group of its own
-    counts = np.bincount(group, minlength=num_rows)
-    found = np.flatnonzero(counts)
-    of_file = found < num_rows
-    file_rows = found[of_file]
-    num_pages = counts[found].astype(np.float64)
+    found: IntArray = pages[~stays]
+    return found
 
-    def column(values: npt.NDArray[Any], otherwise: float) -> FloatArray:
-        whole = np.empty(found.size)
-        whole[of_file] = values[file_rows]
-        whole[~of_file] = otherwise
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Pages by whose they are: a file's row, or a group of its own for what has no file."""
+
+    pages: IntArray
+    group: npt.NDArray[np.intp]
+    """Of each page."""
+    counts: npt.NDArray[np.intp]
+    """Pages, by group."""
+    found: npt.NDArray[np.intp]
+    """The groups that have some."""
+    of_file: npt.NDArray[np.bool_]
+    """Which of those are files."""
+
+    @classmethod
+    def of(cls, pool: PagePool, residents: Residents, pages: IntArray) -> _Groups:
+        rows, num_rows = pool.row_of[pages], residents.num_rows
+        has_row = rows != NO_ROW
+        group = np.where(has_row, rows, num_rows + np.cumsum(~has_row) - 1)
+        counts = np.bincount(group, minlength=num_rows)
+        found = np.flatnonzero(counts)
+        return cls(pages, group, counts, found, found < num_rows)
+
+    @property
+    def rows(self) -> npt.NDArray[np.intp]:
+        """Of the files."""
+        return self.found[self.of_file]
+
+    def column(self, values: npt.NDArray[Any], otherwise: float) -> FloatArray:
+        """A number for each group: a file's, or what stands for it."""
+        whole = np.empty(self.found.size)
+        whole[self.of_file] = values[self.rows]
+        whole[~self.of_file] = otherwise
         return whole
 
-    used_s = np.empty(found.size)
-    used_s[of_file], used_s[~of_file] = residents.last_use_s[file_rows], pool.last_use[pages[~has_row]]
-    files = Files(
-        num_pages=num_pages,
-        idle_s=np.maximum(now_s - used_s, 0),
-        num_uses=column(residents.num_uses, 1),
-        gap_s=column(residents.gap_s, np.nan),
-        gap_spread_s=column(residents.gap_spread_s, np.nan),
-        bring_s=num_pages * bring_s,
-        compute_s=compute_s(num_pages),
-        is_open=column(residents.num_users, 0) > 0,
-    )
-    worth = rank(files, residents.gaps)
-    is_cold = column(residents.is_cold, 0) > 0
-    priority = column(residents.priority, 0)
-    is_wanted = column(residents.wanted_until_s, 0) > now_s
+    def files(self, pool: PagePool, residents: Residents, now_s: float, bring_s: float, compute_s: ComputeS) -> Files:
+        """As a policy sees them."""
+        num_pages = self.counts[self.found].astype(np.float64)
+        used_s = self.column(residents.last_use_s, 0)
+        used_s[~self.of_file] = pool.last_use[self.pages[self.group >= residents.num_rows]]
+        return Files(
+            num_pages=num_pages,
+            idle_s=np.maximum(now_s - used_s, 0),
+            num_uses=self.column(residents.num_uses, 1),
+            gap_s=self.column(residents.gap_s, np.nan),
+            gap_spread_s=self.column(residents.gap_spread_s, np.nan),
+            bring_s=num_pages * bring_s,
+            compute_s=compute_s(num_pages),
+            is_open=self.column(residents.num_users, 0) > 0,
+        )
+
+    def pages_by(self, order: npt.NDArray[np.intp], num_wanted: int | None) -> IntArray:
+        """The pages in the order of their groups, no more than are wanted: those of other groups are not sorted."""
+        pages, group = self.pages, self.group
+        if num_wanted is not None:
+            order = order[: np.searchsorted(np.cumsum(self.counts[order]), num_wanted) + 1]
+            goes = np.zeros(self.counts.size, np.bool_)
+            goes[order] = True
+            pages, group = pages[goes[group]], group[goes[group]]
+        # Numbers of 16 bits sort faster.
+        place = np.empty(self.counts.size, np.uint16 if order.size <= 1 << 16 else np.intp)
+        place[order] = np.arange(order.size)
+        ordered: IntArray = pages[np.argsort(place[group], kind="stable")]
+        return ordered[:num_wanted]
+
+
+def _order(
+    pool: PagePool, residents: Residents, groups: _Groups, worth: FloatArray, now_s: float
+) -> npt.NDArray[np.intp]:
+    """The groups, what goes first first."""
+    is_cold = groups.column(residents.is_cold, 0) > 0
+    priority = groups.column(residents.priority, 0)
+    is_wanted = groups.column(residents.wanted_until_s, 0) > now_s
     places = np.lexsort((worth, is_wanted, ~is_cold))
     if priority.any():
-        owners = np.full(found.size, -1, np.int64)
-        owners[of_file] = _users(pool, residents, file_rows)
+        owners = np.full(groups.found.size, -1, np.int64)
+        owners[groups.of_file] = _users(pool, residents, groups.rows)
         places = _by_priority(places, owners, priority, is_wanted, is_cold)
-    order = found[places]
-    if num_wanted is not None:  # a sort of the pages of those files alone
-        order = order[: np.searchsorted(np.cumsum(counts[order]), num_wanted) + 1]
-        goes = np.zeros(counts.size, np.bool_)
-        goes[order] = True
-        is_of_those = goes[group]
-        pages, group = pages[is_of_those], group[is_of_those]
-    place = np.empty(counts.size, np.uint16 if order.size <= 1 << 16 else np.intp)  # numbers of 16 bits sort faster
-    place[order] = np.arange(order.size)
-    ordered: IntArray = pages[np.argsort(place[group], kind="stable")]
-    return ordered[:num_wanted]
+    order: npt.NDArray[np.intp] = groups.found[places]
+    return order
 
 
 def _users(pool: PagePool, residents: Residents, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:

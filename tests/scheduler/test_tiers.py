@@ -311,6 +311,9 @@ def test_equal_ones_wait_their_turn_until_one_has_had_its_time(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(go_on, 0, first)
             nursery.start_soon(go_on, 1, second)
+        assert first.table.length == 10 * PAGE + num_done[0]
+        assert second.table.length == 8 * PAGE + num_done[1]
+        assert bench.pager.statistics().num_dropped >= 8, "they can't both be in memory"
 
     bench.run(scenario)
 
