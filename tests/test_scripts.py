@@ -43,6 +43,8 @@ def test_the_demonstration_forks_continues_and_removes_a_conversation(place, tmp
     assert done.stdout.endswith(f"symphony: stopped; {tmp_path}/kv is unmounted\n")
     assert not os.path.ismount(tmp_path / "kv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kv", "state"]
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert again.returncode == 0, "what the first time left was still there: " + again.stdout + again.stderr
 
 
 @pytest.mark.slow
