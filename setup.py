@@ -45,13 +45,18 @@ SERVER = [
     "xxhash>=3.4,<5",
 ]
 GPU = ["triton>=3.6,<4"]
+PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3"]
+"""What some programs of lips/ take beside libsym."""
 TEST = [
     "build>=1.2,<2",
     "clang-format==23.1.5",  # another version lays out a little otherwise
     "gguf>=0.17",
     "hypothesis>=6.100",
     "import-linter>=2.1,<3",
+    "ipykernel>=7,<8",
     "mypy>=1.14,<3",
+    "nbclient>=0.10,<1",
+    "nbformat>=5.10,<6",
     "prometheus-client>=0.21,<1",
     "pytest>=8.3,<10",
     "pytest-timeout>=2.3,<3",
@@ -130,6 +135,6 @@ setup(
         "symphony/launcher/sandbox/kernel_build.py:ffi",
     ],
     install_requires=["anyio>=4.7,<5", "cffi>=1.17,<3"],
-    extras_require={"server": SERVER, "gpu": GPU, "test": SERVER + GPU + TEST},
+    extras_require={"server": SERVER, "gpu": GPU, "programs": PROGRAMS, "test": SERVER + GPU + PROGRAMS + TEST},
     entry_points={"console_scripts": ["symphony = symphony.cli:main"]},
 )

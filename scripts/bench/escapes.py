@@ -25,7 +25,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from scripts.bench.programs import processor  # noqa: E402 - the path comes first
+from scripts.bench.launches import processor  # noqa: E402 - the path comes first
 from tests.symphony.escapes.bombs import BOMBS, explode, neighbour  # noqa: E402 - the path comes first
 from tests.symphony.escapes.house import NONE, STANDARD, House, opened_house, table  # noqa: E402
 

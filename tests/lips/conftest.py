@@ -1,0 +1,83 @@
+"""One daemon with a real model for all tests of programs, and programs as processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import libsym as sym
+from tests.symphony.daemons import Daemon
+
+LIPS = Path(__file__).resolve().parents[2] / "lips"
+
+
+class Lips:
+    """The programs that ship, beside a daemon to which this process is connected."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.mount = daemon.mount
+
+    def start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """The program as a process of its own, with pipes."""
+        return subprocess.Popen(
+            [sys.executable, str(LIPS / f"{name}.py"), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**self.daemon.environment, "PYTHONPATH": str(LIPS.parent), **environment},
+        )
+
+    def finish(self, name: str, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        """The program run to its end, with this text from its user; whatever its status."""
+        process = self.start(name, *arguments)
+        out, err = process.communicate(text, timeout=100)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def run(self, name: str, *arguments: str, text: str = "") -> str:
+        """What the program prints; it must end well."""
+        done = self.finish(name, *arguments, text=text)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def _lips_daemon(tmp_path_factory):
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("NO PROGRAM TESTED: /dev/fuse is missing or not open to this user")
+    daemon = Daemon(tmp_path_factory.mktemp("lips"), "--model", "smollm2", "--kv-memory", "512M")
+    try:
+        yield daemon
+        assert daemon.stop() == 0, daemon.log.read_text()
+        assert "Traceback" not in daemon.log.read_text()
+    finally:
+        daemon.clean_up()
+
+
+@pytest.fixture
+def lips(_lips_daemon, monkeypatch):
+    """The programs and their daemon; afterwards its books are right, and the mount is empty."""
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(_lips_daemon.socket))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(_lips_daemon.runtime))
+    sym.connect(str(_lips_daemon.socket))
+    yield Lips(_lips_daemon)
+    sym.daemon_check()
+    sym.close()
+    subprocess.run(["find", _lips_daemon.mount, "-mindepth", "1", "-delete"], check=True)
+
+
+@pytest.fixture
+def computed(lips):
+    """Calls a function, and says how many tokens the daemon computed for this process meanwhile."""
+
+    def count(call, *arguments, **how):
+        before = sym.getrusage().tokens
+        result = call(*arguments, **how)
+        return result, sym.getrusage().tokens - before
+
+    return count
