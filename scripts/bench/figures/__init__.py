@@ -1,4 +1,4 @@
-"""What the programs of lips/ claim, in numbers: one module for each family of methods, run by scripts/bench/programs.py.
+"""What the programs of lips/ claim, in numbers: a module for each family of methods, run by scripts/bench/programs.py.
 
 A module has `measure()`, which yields a Row for each figure. It calls the daemon that this process is connected to.
 """
