@@ -19,6 +19,8 @@ THE MODEL
     pred_batch      many of them, each a Pred, in one crossing: beams, trees
     generate        a plain loop over pred that the daemon runs: a Generation, an iterator of tokens or of text;
                     with a Grammar only what it allows, with drafts (Ngram) in fewer steps
+    decode          the loop over pred with a function of the program's own that draws: a Decoding
+    score           how likely a text is: the log-probability of each of its tokens
     model_info      which model it is: a ModelInfo
 
 DISTRIBUTIONS
@@ -43,12 +45,14 @@ KV FILES, which are KV objects when they are open; paths are relative to the roo
     kv_sync                                        as fsync(2): the file survives a power cut
 
 TEXT
+    Chat                                           a conversation in a KV file: ask, undo, fork
     chat_tokens                                    of a conversation, or its next turn; messages are text to it
     tokenize, detokenize, chat_template            by the model's own tokenizer
     Detokenizer                                    text that comes token by token
     vocabulary                                     the bytes of each token
 
 PROGRAMS
+    main                                           runs a program's main function, and ends as a command ends
     spawn, wait, kill                              start another, a Child; hear how it Ended; end it
     programs                                       those that there are, each a ProgramInfo
     getpid, getrusage                              who it is, and its Usage
@@ -90,8 +94,10 @@ from typing import TYPE_CHECKING
 
 from libsym.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, Pinning, kv_advise, kv_sync
 from libsym.channel.process import close, connect
+from libsym.chat import Chat
 from libsym.children import Child, Ended, ProgramInfo, kill, programs, spawn, wait
 from libsym.computed import kv_open_or_compute
+from libsym.decode import Decoding, decode
 from libsym.errors import (
     BadHandle,
     BatchFailed,
@@ -140,10 +146,12 @@ from libsym.messages import recv, send, subscribe, unsubscribe
 from libsym.names import kv_chmod, kv_du, kv_hot, kv_list, kv_mkdir, kv_rename
 from libsym.pred import Pred, kv_write, pred, pred_batch
 from libsym.pressure import Candidate, Pressure, kv_pressure
+from libsym.program import main
 from libsym.rows.attention import Attention
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Draws, Sampler
+from libsym.scoring import score
 from libsym.status import daemon_check, daemon_stat, model_info
 from libsym.text import Detokenizer, chat_template, chat_tokens, detokenize, tokenize
 from libsym.usage import Usage, getpid, getrusage
@@ -180,8 +188,10 @@ __all__ = [
     "BatchFailed",
     "Busy",
     "Candidate",
+    "Chat",
     "Child",
     "CrossDevice",
+    "Decoding",
     "Detokenizer",
     "Dist",
     "Draws",
@@ -228,6 +238,7 @@ __all__ = [
     "connect",
     "daemon_check",
     "daemon_stat",
+    "decode",
     "detokenize",
     "generate",
     "getpid",
@@ -256,12 +267,14 @@ __all__ = [
     "kv_truncate",
     "kv_unlock",
     "kv_write",
+    "main",
     "model_info",
     "pred",
     "pred_batch",
     "programs",
     "recv",
     "recv_from_user",
+    "score",
     "send",
     "send_to_user",
     "spawn",

@@ -26,14 +26,17 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 from anyio import sleep, to_thread, wait_readable
 from anyio.lowlevel import checkpoint
 
-from libsym import advice, children, computed, messages, names, pressure, status, text, usage, user
+from libsym import advice, children, computed, messages, names, pressure, scoring, status, text, usage, user
 from libsym import kv as files
 from libsym.arguments import Path, int32
+from libsym.async_chat import AsyncChat as Chat
+from libsym.async_decode import AsyncDecoding
 from libsym.async_generation import AsyncGeneration
 from libsym.channel import process as connection
 from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import run
 from libsym.channel.process import process
+from libsym.decode import Beside, Decoded
 from libsym.errors import NotConnected
 from libsym.faces import first_argument, script_of
 from libsym.generate import Grammar, Ngram, generate_call
@@ -63,7 +66,9 @@ Compute = Iterable[int] | Callable[[KV], object]
 """What a file is to have: its tokens, or a function that fills it, a coroutine function if need be."""
 
 __all__ = [
+    "AsyncDecoding",
     "AsyncGeneration",
+    "Chat",
     "Detokenizer",
     "chat_template",
     "chat_tokens",
@@ -71,6 +76,7 @@ __all__ = [
     "connect",
     "daemon_check",
     "daemon_stat",
+    "decode",
     "detokenize",
     "generate",
     "getpid",
@@ -105,6 +111,7 @@ __all__ = [
     "programs",
     "recv",
     "recv_from_user",
+    "score",
     "send",
     "send_to_user",
     "spawn",
@@ -161,6 +168,8 @@ kv_hot = coroutine(names.kv_hot)
 kv_advise = coroutine(advice.kv_advise)
 kv_sync = coroutine(advice.kv_sync)
 kv_pressure = coroutine(pressure.kv_pressure)
+
+score = coroutine(scoring.score)
 
 tokenize = coroutine(text.tokenize)
 detokenize = coroutine(text.detokenize)
@@ -301,6 +310,27 @@ async def generate(
     generation = AsyncGeneration(kv, call, state)
     await generation.fetch()
     return generation
+
+
+async def decode(
+    kv: KV,
+    tokens: Iterable[int],
+    draw: Callable[..., int | Awaitable[int]],
+    *,
+    beside: Beside = (),
+    stop: str | int | Iterable[str | int] = (),
+    stop_at_end: bool = True,
+    max_tokens: int | None = None,
+) -> AsyncDecoding:
+    """As `libsym.decode`; `draw` may be a coroutine function.
+
+    >>> decoding = await sym.aio.decode(await sym.aio.kv_create(), [65], sym.Dist.argmax, max_tokens=3)
+    >>> [token async for token in decoding]
+    [65, 65, 65]
+    """
+    state = Decoded(kv, tokens, beside, draw, max_tokens)
+    await run(state.channel, state.prepare(stop, stop_at_end=stop_at_end))
+    return AsyncDecoding(state)
 
 
 async def kv_write(kv: OpenFile, tokens: Iterable[int], positions: Positions = None) -> int:

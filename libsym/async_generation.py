@@ -59,6 +59,15 @@ class AsyncGeneration(Progress):
         if piece := pieces.end(self.finish):
             yield piece
 
+    async def full_text(self) -> str:
+        """As `Generation.full_text`.
+
+        >>> kv, grammar = await sym.aio.kv_create(), sym.Grammar.regex("abc")
+        >>> await (await sym.aio.generate(kv, [65], grammar=grammar)).full_text()
+        'abc'
+        """
+        return "".join([piece async for piece in self.text()])
+
     def cancel(self) -> Settling:
         """Ends it where it is, within a step, as `Generation.cancel`: at once, and what it gives may be awaited.
 

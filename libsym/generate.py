@@ -304,6 +304,14 @@ class Generation(Progress):
         if piece := pieces.end(self.finish):
             yield piece
 
+    def full_text(self) -> str:
+        """All of the text, when the last token has come.
+
+        >>> sym.generate(sym.kv_create(), [65], grammar=sym.Grammar.regex("abc")).full_text()
+        'abc'
+        """
+        return "".join(self.text())
+
     @property
     def channel(self) -> ClientChannel:
         return self._kv.channel
@@ -420,12 +428,11 @@ def generate_call(
     channel_of(kv, "generate")
     ids = int32(tokens, "token")
     places = places_of(positions, len(ids))
-    if max_tokens is not None and (not isinstance(max_tokens, Integral) or max_tokens < 1):
-        raise Invalid(f"max_tokens={max_tokens!r}: 1 or more, or None for as many as the context holds")
+    check_max_tokens(max_tokens)
     sampler = Sampler.greedy() if sampler is None else checked_sampler(sampler)
     seed = sampler.seed if seed is None else seed
     seed = random_seed() if seed is None else seed64(seed)
-    texts, stop_tokens = _stops(stop)
+    texts, stop_tokens = checked_stops(stop)
     options: dict[str, Any] = {"stop_at_end": bool(stop_at_end)}
     if stop_tokens:
         options["stop_tokens"] = stop_tokens
@@ -449,7 +456,12 @@ def generate_call(
     return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(seed, tuple(texts), ids)
 
 
-def _stops(stop: str | int | Iterable[str | int]) -> tuple[list[str], list[int]]:
+def check_max_tokens(max_tokens: int | None) -> None:
+    if max_tokens is not None and (not isinstance(max_tokens, Integral) or max_tokens < 1):
+        raise Invalid(f"max_tokens={max_tokens!r}: 1 or more, or None for as many as the context holds")
+
+
+def checked_stops(stop: str | int | Iterable[str | int]) -> tuple[list[str], list[int]]:
     """Stop texts and stop tokens, of one or a mixture of both."""
     each = [stop] if isinstance(stop, (str, int, Integral)) else stop
     if isinstance(each, (bytes, bytearray)) or not isinstance(each, Iterable):

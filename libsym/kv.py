@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from numbers import Integral
 from os import PathLike
 from typing import Literal, Self, TypeVar
 
@@ -13,7 +14,7 @@ from libsym.arguments import Path, int64, path_bytes, path_text, permissions, sh
 from libsym.channel.process import process
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
-from libsym.errors import BadHandle, Invalid, SymError
+from libsym.errors import BadHandle, Exists, Invalid, NotFound, SymError
 from libsym.faces import file_call, script_of, system_call
 from libsym.info import KvStat
 from libsym.open_file import OpenFile
@@ -22,8 +23,10 @@ from libsym.pred import pred as pred_call
 
 T = TypeVar("T")
 Flags = Literal["r", "rw"]
-Range = slice | range | Sequence[int | None]
-"""Entries: a slice, or (start, stop). None is the beginning or the end, negative numbers count from the end."""
+OpenFlags = Literal["r", "rw", "a"]
+Range = int | slice | range | Sequence[int | None]
+"""Entries: the number of one, a slice, or (start, stop). None is the beginning or the end, negative numbers count from
+the end."""
 
 
 class KV(OpenFile):
@@ -218,20 +221,34 @@ def kv_create(path: Path | None = None, mode: int = 0o600) -> Script[KV]:
 
 
 @system_call
-def kv_open(path: Path, flags: Flags = "r") -> Script[KV]:
+def kv_open(path: Path, flags: OpenFlags = "r") -> Script[KV]:
     """Opens a KV file. A relative path begins at the root of the mount, an absolute one must lie under it.
 
     "r": to read, stat and fork it; a fork is the caller's own and can be appended to, so a shared prefix needs no more.
     "rw": also to append (`pred`, `kv_write`) and to truncate; this takes write permission.
+    "a": as "rw", and a file that is not there is created, empty.
 
-    >>> sym.kv_create("a.kv").close()
+    >>> sym.kv_open("a.kv", "a").len()
+    0
     >>> sym.kv_open("a.kv").writable, sym.kv_open("a.kv", "rw").writable
     (False, True)
     """
+    if flags == "a":
+        return (yield from _open_or_create(path))
     write = checked_flags(flags)
     name = path_text(path)
     reply = yield Call(Op.KV_OPEN, flags=write, payload=path_bytes(name))
     return opened(reply, name, writable=bool(write))
+
+
+def _open_or_create(path: Path) -> Script[KV]:
+    """Another program may create it, or remove it, between the two calls: then the other one is tried again, once."""
+    for _ in range(2):
+        with suppress(NotFound):
+            return (yield from script_of(kv_open)(path, "rw"))
+        with suppress(Exists):
+            return (yield from script_of(kv_create)(path))
+    return (yield from script_of(kv_open)(path, "rw"))
 
 
 @file_call
@@ -283,8 +300,9 @@ def kv_extract(
 ) -> Script[KV]:
     """A new file of some entries of `kv`, open for writing; without a path it is anonymous.
 
-    `ranges`: (start, stop) pairs or slices, in any order; one may come again. None is the beginning or the end,
-    negative numbers count from the end. What lies outside of the file is Invalid: nothing is clamped.
+    `ranges`: (start, stop) pairs, slices or numbers of single entries, in any order; one may come again. None is the
+    beginning or the end, negative numbers count from the end. What lies outside of the file is Invalid: nothing is
+    clamped.
 
     `rebase`: the entries get positions from 0 on, their keys turned accordingly; False: they keep the positions they
     had. Either way an entry stays what it was computed as, after everything that was before it: what is left out has
@@ -292,17 +310,22 @@ def kv_extract(
 
     >>> kv = sym.kv_create()
     >>> length = sym.kv_write(kv, [10, 11, 12, 13])
-    >>> sym.kv_read(sym.kv_extract(kv, [(0, 1), (-1, None)]))
-    ([10, 13], [0, 1])
+    >>> sym.kv_read(sym.kv_extract(kv, [0, (2, None)]))
+    ([10, 12, 13], [0, 1, 2])
     """
     return (yield from _reading(kv, lambda file: _extract(file, ranges, path, rebase, mode)))
 
 
 def _extract(kv: KV, ranges: Iterable[Range], path: Path | None, rebase: bool, mode: int) -> Script[KV]:
     if not isinstance(ranges, Iterable):
-        raise Invalid(f"ranges={shown(ranges)}: give a list of (start, stop) pairs, or of slices")
+        raise Invalid(f"ranges={shown(ranges)}: give a list of (start, stop) pairs, of slices, or of entries")
     name = _name(path)
-    pairs = array("q", (end for each in ranges for end in _range_ends(each)))
+    pairs = array("q")
+    for start, stop in map(_range_ends, ranges):
+        if pairs and start > 0 and start == pairs[-1]:
+            pairs[-1] = stop  # entries that follow each other are one range: a list of numbers is a short message, too
+        else:
+            pairs.extend((start, stop))
     reply = yield Call(
         Op.KV_EXTRACT,
         flags=REBASE if rebase else 0,
@@ -515,6 +538,9 @@ def _name_bytes(name: str | None) -> bytes:
 
 def _range_ends(wanted: Range) -> tuple[int, int]:
     """Both ends of a range as they go over the wire; the daemon resolves what counts from the end."""
+    if isinstance(wanted, (int, Integral)):
+        entry = int64(wanted, "an entry")
+        return entry, RANGE_END if entry == -1 else entry + 1
     if isinstance(wanted, (slice, range)):
         if wanted.step not in (None, 1):
             raise Invalid(f"{wanted} skips entries: give a range for each piece")
@@ -523,7 +549,7 @@ def _range_ends(wanted: Range) -> tuple[int, int]:
         try:
             start, stop = wanted
         except (TypeError, ValueError):
-            raise Invalid(f"{shown(wanted)} is no range: give (start, stop) pairs, or slices") from None
+            raise Invalid(f"{shown(wanted)} is no range: give (start, stop) pairs, slices, or entries") from None
     return 0 if start is None else int64(start, "start"), RANGE_END if stop is None else int64(stop, "stop")
 
 

@@ -1,0 +1,102 @@
+"""A conversation for event loops: the twin of `Chat`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Literal, Self
+
+from libsym.arguments import Path
+from libsym.async_generation import AsyncGeneration
+from libsym.channel.event_loop import run
+from libsym.chat import Message, Turns
+from libsym.generate import Grammar, Ngram, generate_call
+from libsym.rows.sampler import Sampler
+
+
+class AsyncChat(Turns[AsyncGeneration]):
+    """As `libsym.Chat`, to be awaited: `sym.aio.Chat`.
+
+    >>> async with sym.aio.Chat(await sym.aio.kv_create()) as chat:
+    ...     answer = await chat.ask("Is it?", grammar=sym.Grammar.regex("yes|no"))
+    ...     await answer.full_text() in ("yes", "no")
+    True
+    """
+
+    async def ask(
+        self,
+        content: str | Sequence[Message],
+        *,
+        role: str = "user",
+        begin: str = "",
+        sampler: Sampler | None = None,
+        stop: str | int | Iterable[str | int] = (),
+        stop_at_end: bool = True,
+        max_tokens: int | None = None,
+        grammar: Grammar | None = None,
+        draft: Literal["ngram"] | Ngram | None = None,
+        seed: int | None = None,
+        priority: int | None = None,
+        deadline: float | None = None,
+    ) -> AsyncGeneration:
+        """As `Chat.ask`, and waits for the first token.
+
+        >>> chat = sym.aio.Chat(await sym.aio.kv_create())
+        >>> len([token async for token in await chat.ask("Who?", max_tokens=3)])
+        3
+        """
+        await self._settle()
+        tokens = await run(self.kv.channel, self._question(content, role, begin))
+        call, state = generate_call(
+            self.kv, tokens, None, sampler, stop, stop_at_end, max_tokens, grammar, draft, seed, priority, deadline
+        )
+        answer = self._answered_by(AsyncGeneration(self.kv, call, state))
+        await answer.fetch()
+        return answer
+
+    async def undo(self) -> None:
+        """As `Chat.undo`.
+
+        >>> chat = sym.aio.Chat(await sym.aio.kv_create())
+        >>> answer = await (await chat.ask("Who?", max_tokens=3)).full_text()
+        >>> await chat.undo()
+        >>> (await sym.aio.kv_stat(chat.kv)).tokens
+        0
+        """
+        await self._settle()
+        await run(self.kv.channel, self._undo())
+
+    async def fork(self, path: Path | None = None) -> AsyncChat:
+        """As `Chat.fork`.
+
+        >>> chat = sym.aio.Chat(await sym.aio.kv_create(), "You are brief.")
+        >>> (await chat.fork("other.kv")).kv.path
+        'other.kv'
+        """
+        await self._settle()
+        return await run(self.kv.channel, self._fork(path))
+
+    async def close(self) -> None:
+        """As `Chat.close`.
+
+        >>> chat = sym.aio.Chat(await sym.aio.kv_create())
+        >>> await chat.close()
+        >>> chat.kv.closed
+        True
+        """
+        await self._settle()
+        await run(self.kv.channel, self._close())
+
+    async def _settle(self) -> None:
+        if self._answer is not None and self._answer.finish is None and not self.kv.closed:
+            await self._answer.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        """A task that is being cancelled could not wait: it closes the file, and what was pending is lost."""
+        if kind is None:
+            await self.close()
+        else:
+            await self.kv.__aexit__()

@@ -1,0 +1,221 @@
+"""A conversation on a KV file: whose turn it is, what the file holds of it, and where its turns begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar
+
+from libsym.arguments import Path, shown
+from libsym.channel.scripts import Script
+from libsym.errors import Invalid
+from libsym.faces import script_of
+from libsym.generate import Generation, Grammar, Ngram, Progress, generate
+from libsym.kv import KV, kv_close, kv_fork, kv_read, kv_stat, kv_truncate
+from libsym.open_file import channel_of
+from libsym.pred import write_script
+from libsym.rows.sampler import Sampler
+from libsym.text import chat_tokens, tokenize
+
+Message = Mapping[str, Any]
+G = TypeVar("G", bound=Progress)
+_PROBES = ("a", "Z", "1", " ", "\n", "é")
+"""Questions that begin differently: what their turns have in common is the template's."""
+
+
+class Turns(Generic[G]):
+    """What the two faces of a conversation share: `Chat` waits with the thread, `AsyncChat` with the task."""
+
+    def __init__(self, kv: KV, messages: str | Sequence[Message] = (), tools: Sequence[Any] | None = None) -> None:
+        channel_of(kv, type(self).__name__)
+        self.kv = kv
+        """The file: it can be forked, read and advised as any other."""
+        self._top = [{"role": "system", "content": messages}] if isinstance(messages, str) else list(messages)
+        self._tools = tools
+        self._answer: G | None = None
+        self._pending: list[int] = []  # of answers before the last one
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} in {self.kv!r}>"
+
+    @property
+    def pending(self) -> list[int]:
+        """Tokens of the conversation that are not in the file yet: the next question brings them.
+
+        >>> chat = sym.Chat(sym.kv_create())
+        >>> len(chat.ask("Hello", max_tokens=3).full_text()), len(chat.pending)
+        (3, 1)
+        """
+        return [*self._pending, *(self._answer.pending if self._answer is not None else ())]
+
+    def _question(self, content: str | Sequence[Message], role: str, begin: str) -> Script[list[int]]:
+        """The tokens of a turn, behind those that are pending. No answer is under way."""
+        if not isinstance(content, str) and not isinstance(content, Sequence):
+            raise Invalid(f"ask({shown(content)}): a text, or a list of messages")
+        turn: list[Message] = [{"role": role, "content": content}] if isinstance(content, str) else list(content)
+        pending = self.pending
+        if pending or (yield from script_of(kv_stat)(self.kv)).tokens:
+            tokens = yield from script_of(chat_tokens)(turn, after_answer=True)
+        else:
+            tokens = yield from script_of(chat_tokens)([*self._top, *turn], self._tools)
+        if begin:
+            tokens += yield from script_of(tokenize)(begin, special=False)
+        return pending + tokens
+
+    def _answered_by(self, answer: G) -> G:
+        """From here on what is pending is the answer's affair."""
+        self._pending, self._answer = [], answer
+        return answer
+
+    def _undo(self) -> Script[None]:
+        """Cuts the file where the last turn of the user begins."""
+        in_file, _ = yield from script_of(kv_read)(self.kv)
+        tokens = in_file + self.pending
+        if not tokens:
+            raise Invalid(f"{self.kv.name}: there is no turn to undo")
+        turns = []
+        for probe in _PROBES:
+            turns.append((yield from self._turn_of(probe)))  # noqa: PERF401 - no generator yields in a comprehension
+        at = max(_last_place(_in_common(turns), tokens), 0)  # the first turn has nothing before it
+        self._answer, self._pending = None, tokens[len(in_file) : at]
+        if at < len(in_file):
+            yield from script_of(kv_truncate)(self.kv, at)
+
+    def _turn_of(self, question: str) -> Script[list[int]]:
+        return (yield from script_of(chat_tokens)([{"role": "user", "content": question}], after_answer=True))
+
+    def _fork(self, path: Path | None) -> Script[Self]:
+        kv = yield from script_of(kv_fork)(self.kv, path)
+        fork = type(self)(kv, self._top, self._tools)
+        fork._pending = self.pending  # noqa: SLF001 - of the same class
+        return fork
+
+    def _close(self) -> Script[None]:
+        if not self.kv.closed:
+            if self.pending and self.kv.path is not None:  # without a name nobody will read it
+                yield from write_script(self.kv, self.pending)
+                self._answer, self._pending = None, []
+            yield from script_of(kv_close)(self.kv)
+
+
+class Chat(Turns[Generation]):
+    r"""A conversation that a KV file holds: `ask` appends a question, and the model's answer streams.
+
+    >>> with sym.Chat(sym.kv_open("chat.kv", "a"), "You are brief.") as chat:
+    ...     first = chat.ask("Who are you?", max_tokens=4).full_text()
+    ...     second = chat.ask("And I?", max_tokens=4).full_text()
+    >>> text = sym.detokenize(sym.kv_read("chat.kv")[0])
+    >>> text.partition("\nuser: And I?\n")[0] == f"<bos>system: You are brief.\nuser: Who are you?\nassistant: {first}"
+    True
+
+    `kv`: open for writing. Where it is empty, the conversation begins with `messages` (a text is the system message)
+    and `tools`; where it holds one, perhaps of an earlier run, that goes on. Nothing is computed before the first
+    question. One thread at a time may use it.
+    """
+
+    def ask(
+        self,
+        content: str | Sequence[Message],
+        *,
+        role: str = "user",
+        begin: str = "",
+        sampler: Sampler | None = None,
+        stop: str | int | Iterable[str | int] = (),
+        stop_at_end: bool = True,
+        max_tokens: int | None = None,
+        grammar: Grammar | None = None,
+        draft: Literal["ngram"] | Ngram | None = None,
+        seed: int | None = None,
+        priority: int | None = None,
+        deadline: float | None = None,
+    ) -> Generation:
+        """Appends a message, or several, and gives the answer as it comes; what the answer takes is as in `generate`.
+
+        `begin`: the answer begins with this text, which is given, not generated: it is no part of `text()`.
+        An answer that is still under way is cancelled; it stays in the conversation as far as it came.
+
+        >>> chat = sym.Chat(sym.kv_create())
+        >>> answer = chat.ask("Is it?", begin="I say ", grammar=sym.Grammar.regex("yes|no"))
+        >>> answer.full_text() in ("yes", "no")
+        True
+        """
+        self._settle()
+        tokens = self.kv.channel.run(self._question(content, role, begin))
+        answer = generate(
+            self.kv,
+            tokens,
+            sampler=sampler,
+            stop=stop,
+            stop_at_end=stop_at_end,
+            max_tokens=max_tokens,
+            grammar=grammar,
+            draft=draft,
+            seed=seed,
+            priority=priority,
+            deadline=deadline,
+        )
+        return self._answered_by(answer)
+
+    def undo(self) -> None:
+        r"""Cuts off the last turn: the user's question and all that came after it. The file is as it was before.
+
+        It reads where the turn begins from the file, so it works on turns of an earlier run, too.
+
+        >>> chat = sym.Chat(sym.kv_create())
+        >>> first, second = (chat.ask(each, max_tokens=4).full_text() for each in ("Who?", "What?"))
+        >>> chat.undo()
+        >>> sym.detokenize(chat.kv.read()[0]) == f"<bos>user: Who?\nassistant: {first}"
+        True
+        """
+        self._settle()
+        self.kv.channel.run(self._undo())
+
+    def fork(self, path: Path | None = None) -> Chat:
+        """The same conversation in a fork of the file: both go on by themselves.
+
+        >>> chat = sym.Chat(sym.kv_create(), "You are brief.")
+        >>> answer = chat.ask("Who are you?", max_tokens=4).full_text()
+        >>> fork = chat.fork("other.kv")
+        >>> fork.ask("And I?", max_tokens=4).full_text() == chat.ask("And I?", max_tokens=4).full_text()
+        True
+        """
+        self._settle()
+        return self.kv.channel.run(self._fork(path))
+
+    def close(self) -> None:
+        """Ends an answer that is under way, writes what is pending, and closes the file; so does the end of `with`.
+
+        >>> chat = sym.Chat(sym.kv_create())
+        >>> chat.close()
+        >>> chat.kv.closed
+        True
+        """
+        self._settle()
+        self.kv.channel.run(self._close())
+
+    def _settle(self) -> None:
+        """What the last answer has appended is known, and it appends no more."""
+        if self._answer is not None and self._answer.finish is None and not self.kv.closed:
+            self._answer.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.kv.close()  # what was pending is lost with what went wrong
+
+
+def _in_common(turns: Sequence[list[int]]) -> list[int]:
+    """The tokens that all begin with."""
+    shortest = min(turns, key=len)
+    length = next((i for i, token in enumerate(shortest) if any(turn[i] != token for turn in turns)), len(shortest))
+    return shortest[:length]
+
+
+def _last_place(wanted: list[int], tokens: list[int]) -> int:
+    """Where `wanted` begins the last time; -1: nowhere."""
+    places = range(len(tokens) - len(wanted), -1, -1)
+    return next((at for at in places if tokens[at : at + len(wanted)] == wanted), -1)

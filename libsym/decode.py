@@ -1,0 +1,201 @@
+"""decode: the loop over `pred` that runs in the program, with a function of the program's own that draws each token.
+
+`generate` is this loop in the daemon, for draws that a Sampler describes. Here any function of a distribution draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, Self
+
+from libsym.arguments import int32, int64, shown
+from libsym.channel.scripts import Script
+from libsym.errors import Invalid
+from libsym.faces import script_of
+from libsym.generate import TextPieces, check_max_tokens, checked_stops
+from libsym.kv import KV, kv_read
+from libsym.open_file import channel_of
+from libsym.pred import Pred, batch_channel, batch_script, pred_script
+from libsym.rows.dist import Dist
+from libsym.rows.reduced import ReducedDist
+from libsym.rows.stops import StopTexts, TokenTexts
+from libsym.status import model_info
+from libsym.vocabulary import vocabulary_script
+
+Draw = Callable[..., Any]
+"""Is given the Dist of the file, then those of the contexts beside it; gives the token, or in an event loop what gives
+it when it is awaited."""
+Beside = Sequence[tuple[KV, Iterable[int]]]
+Ending = Literal["length", "stop_token", "stop_text"]
+
+
+def decode(
+    kv: KV,
+    tokens: Iterable[int],
+    draw: Callable[..., int],
+    *,
+    beside: Beside = (),
+    stop: str | int | Iterable[str | int] = (),
+    stop_at_end: bool = True,
+    max_tokens: int | None = None,
+) -> Decoding:
+    """Appends `tokens` and goes on with what `draw` says, token by token: `draw(dist)` gives the next one.
+
+    >>> kv = sym.kv_create()
+    >>> second = lambda dist: dist.topk(2)[1][0]    # the second likeliest
+    >>> decoding = sym.decode(kv, sym.tokenize("Once"), second, max_tokens=3)
+    >>> len(list(decoding)), decoding.finish, kv.len() + len(decoding.pending)
+    (3, 'length', 7)
+
+    `beside`: other files with tokens of their own, for instance the same question without its context. They are given
+    the tokens that are drawn, in the same steps, and `draw(dist, *others)` sees the distributions of all.
+    `stop`, `stop_at_end`, `max_tokens`: as in `generate`, which is this loop in the daemon. A token is drawn when it is
+    asked for, and not before. The last tokens are not in the files (`pending`).
+    """
+    state = Decoded(kv, tokens, beside, draw, max_tokens)
+    prepared = state.prepare(stop, stop_at_end=stop_at_end)
+    state.channel.run(prepared)
+    return Decoding(state)
+
+
+class Decoded:
+    """What the two faces of a loop share: `Decoding` waits with the thread, `AsyncDecoding` with the task."""
+
+    def __init__(self, kv: KV, tokens: Iterable[int], beside: Beside, draw: Draw, max_tokens: int | None) -> None:
+        self.channel = channel_of(kv, "decode")
+        check_max_tokens(max_tokens)
+        if not callable(draw):
+            raise Invalid(f"draw={shown(draw)}: a function that is given a Dist and gives a token")
+        self.draw = draw
+        self.max_tokens = max_tokens
+        self.files: list[KV] = [kv, *(file for file, _ in beside)]
+        self.next = [int32(given, "token").tolist() for given in (tokens, *(given for _, given in beside))]
+        if not all(self.next):
+            raise Invalid("decode() takes one token at least for each file: a distribution comes after a token")
+        self.tokens: list[int] = []
+        self.finish: Ending | None = None
+        self.stopped_by: str | int | None = None
+
+    def prepare(self, stop: str | int | Iterable[str | int], *, stop_at_end: bool) -> Script[None]:
+        """Asks the daemon for what the loop has to know: where it stops, and how much room there is."""
+        self.stop_texts, ids = checked_stops(stop)
+        info = yield from script_of(model_info)()
+        self.stop_tokens = frozenset(ids) | (info.eos_ids if stop_at_end else frozenset())
+        self.vocabulary = yield from vocabulary_script(self.channel)
+        self._stops = StopTexts(self.stop_texts, TokenTexts(self.vocabulary)) if self.stop_texts else None
+        room = info.max_positions
+        for kv, given in zip(self.files, self.next, strict=True):
+            _, last = yield from script_of(kv_read)(kv, -1)
+            room = min(room, info.max_positions - sum(last, start=1 if last else 0) - len(given) + 1)
+        if room < 1:
+            raise Invalid(f"{self.files[0].name}: the tokens do not fit the context of {info.max_positions} positions")
+        self.max_tokens = min(self.max_tokens or room, room)
+
+    def step(self) -> Script[Sequence[Dist | ReducedDist]]:
+        """The distributions of all files, behind what they are given."""
+        preds = [Pred(kv, given) for kv, given in zip(self.files, self.next, strict=True)]
+        if len(preds) == 1:
+            dists = [(yield from pred_script(preds[0]))]
+        else:
+            batch_channel(preds)
+            dists = yield from batch_script(preds)
+        self.next = [[] for _ in self.files]  # they are in the files now, whatever becomes of the draw
+        return dists
+
+    def take(self, drawn: int) -> bool:
+        """Takes a drawn token. False: it ends the loop, and is none of its tokens."""
+        token = int64(drawn, "the token that draw() gives")
+        if not 0 <= token < len(self.vocabulary):
+            raise Invalid(f"draw() gave token {token}, which is not in the vocabulary of {len(self.vocabulary)}")
+        if token in self.stop_tokens:
+            self.finish, self.stopped_by = "stop_token", token
+            return False
+        self.tokens.append(token)
+        self.next = [[token] for _ in self.files]
+        if self._stops is not None and self._stops.add(token):
+            assert self._stops.found is not None
+            self.finish, self.stopped_by = "stop_text", self.stop_texts[self._stops.found]
+        elif len(self.tokens) == self.max_tokens:
+            self.finish = "length"
+        return True
+
+
+class Loop:
+    """What can be asked of a loop without waiting."""
+
+    def __init__(self, state: Decoded) -> None:
+        self._state = state
+        self._num_given = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that were drawn so far."""
+        return self._state.tokens
+
+    @property
+    def pending(self) -> list[int]:
+        """The last tokens, which are not in the file: they go first into what is appended next."""
+        return list(self._state.next[0])
+
+    @property
+    def finish(self) -> Ending | None:
+        """Why it ended: "length", "stop_token" or "stop_text"; None: it has not."""
+        return self._state.finish
+
+    @property
+    def stopped_by(self) -> str | int | None:
+        """The stop text or the stop token that ended it."""
+        return self._state.stopped_by
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self.tokens)} tokens, {self.finish or 'under way'}>"
+
+    def _pieces(self) -> TextPieces:
+        return TextPieces(self._state.vocabulary, self._state.stop_texts)
+
+
+class Decoding(Loop):
+    """A loop of `decode`: an iterator of its tokens, each drawn when it is asked for. Of one thread at a time.
+
+    >>> decoding = sym.decode(sym.kv_create(), [65], sym.Dist.argmax, max_tokens=3)
+    >>> decoding.full_text(), decoding.tokens, decoding.pending
+    ('AAA', [65, 65, 65], [65])
+    """
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> int:
+        if self._num_given == len(self.tokens) and not self._advance():
+            raise StopIteration
+        self._num_given += 1
+        return self.tokens[self._num_given - 1]
+
+    def text(self) -> Iterator[str]:
+        """The text of all tokens from the first on, in pieces of whole characters; without the stop text.
+
+        >>> "".join(sym.decode(sym.kv_create(), [65], sym.Dist.argmax, max_tokens=3).text())
+        'AAA'
+        """
+        pieces, num_taken = self._pieces(), 0
+        while num_taken < len(self.tokens) or self._advance():
+            new, num_taken = self.tokens[num_taken:], len(self.tokens)
+            if piece := pieces.add(new):
+                yield piece
+        if piece := pieces.end(self.finish):
+            yield piece
+
+    def full_text(self) -> str:
+        """All of the text, when the last token was drawn.
+
+        >>> sym.decode(sym.kv_create(), [65], sym.Dist.argmax, max_tokens=3).full_text()
+        'AAA'
+        """
+        return "".join(self.text())
+
+    def _advance(self) -> bool:
+        """One more token. False: it is over."""
+        state = self._state
+        if state.finish is not None:
+            return False
+        return state.take(state.draw(*state.channel.run(state.step())))

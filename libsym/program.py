@@ -1,0 +1,66 @@
+"""How a program ends: what its user sees of an error, of Ctrl-C, and of a reader who has gone."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import PurePath
+from typing import NoReturn
+
+_INTERRUPTED = 130
+_PIPE_CLOSED = 141
+"""What a shell says of a program that a signal ended: 128 and the signal's number."""
+
+
+def main(program: Callable[[], object]) -> NoReturn:
+    """Runs a program's main function, or a coroutine function under anyio, and ends the process as a command ends.
+
+    An OSError, which every SymError is, is told in one line behind the program's name, and the status is 1. Ctrl-C ends
+    it with 130. Where nobody reads its output any more (`| head -1`), it ends quietly. Other exceptions are defects:
+    they show where they come from.
+
+    >>> try:
+    ...     sym.main(lambda: sym.kv_open("no.kv"))
+    ... except SystemExit as end:
+    ...     print(str(end).partition(": ")[2])
+    no.kv: no such file
+    """
+    try:
+        if inspect.iscoroutinefunction(program):
+            import anyio  # noqa: PLC0415 - most programs need no event loop
+
+            anyio.run(program)
+        else:
+            program()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
+        sys.exit(_PIPE_CLOSED)
+    except OSError as error:
+        sys.exit(_line_of(error))
+    except BaseExceptionGroup as group:  # of tasks: where all of it is one kind, it is told as one error would be
+        errors = _leaves(group)
+        if any(isinstance(error, KeyboardInterrupt) for error in errors):
+            sys.exit(_INTERRUPTED)
+        if not all(isinstance(error, OSError) for error in errors):
+            raise
+        sys.exit(_line_of(errors[0]))
+    sys.exit(0)
+
+
+def _line_of(error: BaseException) -> str:
+    name = PurePath(sys.argv[0]).stem or "program"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{name}: {error.filename}: {error.strerror}"
+    return f"{name}: {error}"
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found = list[BaseException]()
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

@@ -1,0 +1,275 @@
+"""A conversation on a file (`Chat`), the loop of a program's own (`decode`), how likely a text is (`score`)."""
+
+import math
+import sys
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+import libsym as sym
+
+
+def conversation(*turns):
+    """The text of questions and answers as the model's template has it."""
+    text = "<bos>"
+    for question, answer in turns:
+        text += f"user: {question}\nassistant: {answer}\n"
+    return text.removesuffix("\n")
+
+
+def text_of(kv, pending=()):
+    return sym.detokenize([*kv.read()[0], *pending])
+
+
+def test_each_question_goes_on_behind_the_last_answer(connected):
+    with sym.kv_create() as kv:
+        chat = sym.Chat(kv)
+        answers = [chat.ask(question, max_tokens=5).full_text() for question in ("One?", "Two?", "Three?")]
+        expected = conversation(*zip(("One?", "Two?", "Three?"), answers, strict=True))
+        assert text_of(kv, chat.pending) == expected
+
+
+def test_a_conversation_of_an_earlier_run_goes_on_as_if_it_had_never_ended(connected):
+    with sym.Chat(sym.kv_create()) as chat:
+        whole = [chat.ask(question, max_tokens=6).full_text() for question in ("One?", "Two?")]
+    with sym.Chat(sym.kv_open("chat.kv", "a")) as first:
+        parts = [first.ask("One?", max_tokens=6).full_text()]
+    with sym.Chat(sym.kv_open("chat.kv", "a")) as second:
+        parts.append(second.ask("Two?", max_tokens=6).full_text())
+    assert parts == whole
+    assert sym.detokenize(sym.kv_read("chat.kv")[0]) == conversation(("One?", whole[0]), ("Two?", whole[1]))
+
+
+def test_the_messages_at_the_top_are_given_once(connected):
+    chat = sym.Chat(sym.kv_create(), [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+    chat.ask([{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "One?"}], max_tokens=2).full_text()
+    chat.ask("Two?", max_tokens=2).full_text()
+    text = text_of(chat.kv)
+    assert text.startswith("<bos>system: Be brief.\nuser: Hi\nassistant: Hello\nuser: One?\nassistant: ")
+    assert text.count("system") == 1
+
+
+def test_an_undone_turn_leaves_the_file_as_it_was(connected):
+    with sym.Chat(sym.kv_create("undo.kv")) as chat:
+        chat.ask("One?", max_tokens=5).full_text()
+        before = chat.kv.read(), chat.pending
+        second = chat.ask("Two?", max_tokens=5).full_text()
+        chat.undo()
+        assert text_of(chat.kv, chat.pending) == sym.detokenize([*before[0][0], *before[1]])
+        assert chat.ask("Two?", max_tokens=5).full_text() == second
+    with sym.Chat(sym.kv_open("undo.kv", "rw")) as later:
+        later.undo()
+        later.undo()
+        assert later.kv.len() == 0
+        with pytest.raises(sym.Invalid, match="no turn to undo"):
+            later.undo()
+        assert later.ask("One?", max_tokens=5).full_text()
+
+
+def test_undo_goes_back_to_the_user_whatever_came_after_the_question(connected):
+    chat = sym.Chat(sym.kv_create())
+    chat.ask("One?", max_tokens=2).full_text()
+    before = text_of(chat.kv, chat.pending)
+    chat.ask("Two?", begin="Well, ", max_tokens=2).full_text()
+    chat.ask("42", role="tool", max_tokens=2).full_text()
+    chat.undo()
+    assert text_of(chat.kv, chat.pending) == before
+
+
+def test_a_fork_goes_on_by_itself(connected):
+    chat = sym.Chat(sym.kv_create())
+    chat.ask("One?", max_tokens=3).full_text()
+    before = text_of(chat.kv, chat.pending)
+    fork = chat.fork("fork.kv")
+    answer = fork.ask("Two?", max_tokens=3).full_text()
+    fork.close()
+    assert text_of(chat.kv, chat.pending) == before
+    assert sym.detokenize(sym.kv_read("fork.kv")[0]) == f"{before}\nuser: Two?\nassistant: {answer}"
+
+
+def test_an_answer_that_is_interrupted_stays_as_far_as_it_came(connected):
+    chat = sym.Chat(sym.kv_create())
+    answer = chat.ask("One?")
+    next(answer)
+    chat.ask("Two?", max_tokens=2).full_text()
+    assert answer.finish == "cancelled"
+    said = sym.detokenize(answer.tokens)
+    assert text_of(chat.kv).startswith(f"<bos>user: One?\nassistant: {said}\nuser: Two?\n")
+
+
+def test_the_user_ends_no_turn(connected):
+    chat = sym.Chat(sym.kv_create())
+    chat.ask("a<eos>", begin="<eos>", max_tokens=2).full_text()
+    assert 257 not in chat.kv.read()[0]
+
+
+def test_a_chat_needs_an_open_file(connected):
+    with pytest.raises(sym.Invalid, match="kv_open"):
+        sym.Chat("chat.kv")
+    sym.kv_create("read.kv").close()
+    with pytest.raises(sym.NoAccess):
+        sym.Chat(sym.kv_open("read.kv")).ask("One?").full_text()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_chat_in_an_event_loop_says_what_one_in_a_thread_says(connected, backend):
+    questions = ("One?", "Two?")
+    chat = sym.Chat(sym.kv_create())
+    expected = [chat.ask(question, max_tokens=4).full_text() for question in questions]
+
+    async def converse():
+        async with sym.aio.Chat(await sym.aio.kv_create()) as chat:
+            answers = [await (await chat.ask(question, max_tokens=4)).full_text() for question in questions]
+            await chat.undo()
+            fork = await chat.fork()
+            return answers, await (await fork.ask(questions[1], max_tokens=4)).full_text()
+
+    answers, again = anyio.run(converse, backend=backend)
+    assert (answers, again) == (expected, expected[1])
+
+
+def test_a_loop_that_takes_the_likeliest_is_generate(connected):
+    tokens = sym.tokenize("Once upon")
+    generation = sym.generate(sym.kv_create(), tokens, max_tokens=20)
+    kv = sym.kv_create()
+    decoding = sym.decode(kv, tokens, sym.Dist.argmax, max_tokens=20)
+    assert (list(decoding), decoding.finish) == (list(generation), generation.finish)
+    assert decoding.pending == generation.pending
+    assert kv.read()[0] == [*tokens, *decoding.tokens[:-1]]
+
+
+def test_a_loop_ends_where_generate_ends(connected):
+    def drawing(tokens):
+        left = iter(tokens)
+        return lambda dist: next(left)
+
+    kv = sym.kv_create()
+    decoding = sym.decode(kv, [65], drawing(b"one. User: two"), stop=["User:", "never"])
+    assert (decoding.full_text(), decoding.finish, decoding.stopped_by) == ("one. ", "stop_text", "User:")
+    assert decoding.pending == list(b":")
+    assert sym.detokenize(kv.read()[0]) == "Aone. User"
+    end = min(sym.model_info().eos_ids)
+    stopped = sym.decode(sym.kv_create(), [65], drawing([66, end, 67]))
+    assert (list(stopped), stopped.finish, stopped.stopped_by, stopped.pending) == ([66], "stop_token", end, [])
+    goes_on = sym.decode(sym.kv_create(), [65], drawing([66, end, 67]), stop_at_end=False, stop=67)
+    assert (list(goes_on), goes_on.stopped_by) == ([66, end], 67)
+
+
+def test_contexts_beside_the_file_get_the_same_tokens_in_the_same_steps(connected):
+    first, second, seen = sym.kv_create(), sym.kv_create(), []
+
+    def both(dist, other):
+        seen.append((np.array(dist), np.array(other)))
+        return 66
+
+    sym.decode(first, [65, 66], both, beside=[(second, [70])], max_tokens=3).full_text()
+    assert (first.read()[0], second.read()[0]) == ([65, 66, 66, 66], [70, 66, 66])
+    alone = sym.kv_create()
+    for given, (_, row) in zip(([70], [66], [66]), seen, strict=True):
+        assert (np.array(sym.pred(alone, given)) == row).all()
+
+
+def test_a_loop_ends_with_the_context(connected):
+    kv, most = sym.kv_create(), sym.model_info().max_positions
+    sym.kv_write(kv, [65], most - 3)
+    decoding = sym.decode(kv, [66], lambda dist: 67)
+    assert (list(decoding), decoding.finish) == ([67, 67], "length")
+    with pytest.raises(sym.Invalid, match="do not fit"):
+        sym.decode(kv, [66, 66, 66], lambda dist: 67)
+
+
+def test_a_draw_that_fails_leaves_what_was_appended(connected):
+    def fails(dist):
+        raise ZeroDivisionError
+
+    kv = sym.kv_create()
+    decoding = sym.decode(kv, [65, 66], fails)
+    with pytest.raises(ZeroDivisionError):
+        next(decoding)
+    assert (kv.len(), decoding.pending) == (2, [])
+    with pytest.raises(sym.Invalid, match="not in the vocabulary"):
+        next(sym.decode(sym.kv_create(), [65], lambda dist: 10**6))
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_loop_in_an_event_loop_may_await_its_draw(connected, backend):
+    async def draw(dist):
+        await anyio.lowlevel.checkpoint()
+        return dist.argmax()
+
+    async def loop():
+        decoding = await sym.aio.decode(await sym.aio.kv_create(), sym.tokenize("Once"), draw, max_tokens=8)
+        return await decoding.full_text()
+
+    expected = sym.generate(sym.kv_create(), sym.tokenize("Once"), max_tokens=8).full_text()
+    assert anyio.run(loop, backend=backend) == expected
+
+
+def test_a_score_is_what_pred_says_of_each_token(connected):
+    tokens = [65 + index % 7 for index in range(300)]
+    kv = sym.kv_create()
+    scores = sym.score(kv, tokens)
+    assert (len(scores), kv.len()) == (299, 300)
+    by_hand = sym.kv_create()
+    for given, wanted, score in zip(tokens, tokens[1:], scores, strict=False):
+        assert score == pytest.approx(sym.pred(by_hand, [given]).logprob(wanted), abs=1e-5)
+    assert sym.score(kv, [65]) == []
+    assert all(math.isfinite(each) for each in scores)
+
+
+def test_opening_to_append_creates_what_is_not_there(connected):
+    with sym.kv_open("log.kv", "a") as kv:
+        assert (kv.writable, sym.kv_write(kv, [1, 2])) == (True, 2)
+    assert sym.kv_open("log.kv", "a").len() == 2
+    with pytest.raises(sym.NotFound):
+        sym.kv_open("none/log.kv", "a")
+    connected.shell(f"ln -s nowhere.kv {connected.mount}/dangling.kv")
+    with pytest.raises((sym.Exists, sym.NotFound)):
+        sym.kv_open("dangling.kv", "a")
+    connected.shell(f"rm {connected.mount}/dangling.kv {connected.mount}/log.kv")
+
+
+def test_entries_are_extracted_by_their_numbers(connected):
+    with sym.kv_create() as kv:
+        sym.kv_write(kv, list(range(100, 200)))
+        kept = [0, 1, 2, 50, 51, 7, -1]
+        assert kv.extract(kept).read()[0] == [100, 101, 102, 150, 151, 107, 199]
+        assert kv.extract([0, (1, 3), 3, slice(4, 6), np.int64(9)], rebase=False).read() == (
+            [100, 101, 102, 103, 104, 105, 109],
+            [0, 1, 2, 3, 4, 5, 9],
+        )
+        with pytest.raises(sym.Invalid):
+            kv.extract([100])
+
+
+PROGRAMS = {
+    "an error of the daemon is one line": ('sym.kv_open("no.kv")', 1, "prog: no.kv: no such file\n"),
+    "an error of the system is one line": ('open("/nowhere")', 1, "prog: /nowhere: No such file or directory\n"),
+    "Ctrl-C": ("raise KeyboardInterrupt", 130, ""),
+    "a reader who has gone": ("raise BrokenPipeError", 141, ""),
+    "all is well": ("print('x')", 0, ""),
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("how", ["def", "async def"])
+def test_a_program_ends_as_a_command_ends(connected, tmp_path, kind, how):
+    body, status, said = PROGRAMS[kind]
+    (tmp_path / "prog.py").write_text(f"import libsym as sym\n{how} main():\n    {body}\nsym.main(main)\n")
+    process = connected.shell(f"{sys.executable} {tmp_path / 'prog.py'}", check=False)
+    assert (process.returncode, process.stderr) == (status, said)
+
+
+def test_errors_of_tasks_are_one_line_where_all_are_errors_of_calls(connected, tmp_path):
+    program = """
+import anyio, libsym as sym
+async def main():
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sym.aio.kv_open, "no.kv")
+sym.main(main)
+"""
+    (tmp_path / "prog.py").write_text(program)
+    process = connected.shell(f"{sys.executable} {tmp_path / 'prog.py'}", check=False)
+    assert (process.returncode, process.stderr) == (1, "prog: no.kv: no such file\n")
