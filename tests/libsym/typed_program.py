@@ -80,6 +80,18 @@ def generation(kv: sym.KV) -> str:
     return "".join(found.text())
 
 
+def loops(kv: sym.KV, other: sym.KV) -> None:
+    decoding = sym.decode(kv, [1], sym.Dist.argmax, beside=[(other, [2])], stop=["x", 3], max_tokens=4)
+    assert_type(decoding, sym.Decoding)
+    assert_type(decoding.full_text(), str)
+    assert_type([token for token in decoding], list[int])  # noqa: C416 - what an iteration gives
+    assert_type(sym.score(kv, [1, 2]), list[float])
+    with sym.Chat(sym.kv_open("chat.kv", "a"), "You are brief.") as chat:
+        assert_type(chat.ask("Who?", begin="I am ", grammar=sym.Grammar.regex("a|b")), sym.Generation)
+        assert_type(chat.fork("fork.kv"), sym.Chat)
+        chat.undo()
+
+
 def files(kv: sym.KV) -> None:
     sym.kv_close(sym.kv_create("a.kv", 0o640))
     with sym.kv_open("a.kv", "rw") as other, sym.kv_lock(other, shared=True):
@@ -132,6 +144,10 @@ def others() -> None:
     sym.close()
 
 
+def program() -> None:
+    sym.main(program)
+
+
 def programs() -> None:
     child = sym.spawn("summary.py", ["--words", "100"], env={"A": "1"}, limits={"tokens": 1000}, restart="on-failure")
     assert_type(child, sym.Child)
@@ -149,6 +165,9 @@ async def coroutines() -> None:
         assert_type(await sym.aio.kv_chmod("a.kv", mode=0o600), None)
         assert_type(await sym.aio.kv_read(kv, 1), tuple[list[int], list[int]])
         assert_type(await sym.aio.kv_fork("a.kv", mode=0o640), sym.KV)
+        answer = await sym.aio.Chat(kv).ask("Who?")
+        assert_type(await answer.full_text(), str)
+        assert_type(await sym.aio.score(kv, [1, 2]), list[float])
         generation = await sym.aio.generate(kv, [1], max_tokens=3, deadline=60.0)
         async for token in generation:
             assert_type(token, int)
