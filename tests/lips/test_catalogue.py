@@ -1,0 +1,90 @@
+"""What holds of every program that ships: its length, its words, its place in the README and in lips(7)."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from symphony.launcher.finding import shipped
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = shipped()
+MANUAL = (ROOT / "man" / "lips.7").read_text(encoding="utf-8").replace("\\-", "-")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def docstring(name):
+    return ast.get_docstring(ast.parse(PROGRAMS[name].read_text(encoding="utf-8"))) or ""
+
+
+class Parsed(Exception):
+    """The arguments were taken."""
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """Runs a program as far as to its arguments: raises Parsed, or SystemExit where it refuses them."""
+    plain = argparse.ArgumentParser.parse_args
+
+    def parse_args(parser, *arguments):
+        plain(parser, *arguments)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+
+    def run(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [str(PROGRAMS[name]), *arguments])
+        runpy.run_path(str(PROGRAMS[name]), run_name="__main__")
+
+    return run
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_is_short_and_says_what_it_is_for(name):
+    num_lines = len(PROGRAMS[name].read_text(encoding="utf-8").splitlines())
+    assert 20 <= num_lines <= 120
+    first, _, rest = docstring(name).partition("\n")
+    assert first.endswith(".")
+    assert len(first) <= 100, "`symphony run --list` has one line for it"
+    assert f"symphony run {name}" in rest
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_is_in_the_readme_and_in_the_manual(name):
+    assert re.search(rf"^\| [^|]*`{name}`", README, re.MULTILINE)
+    assert re.search(rf"^\.B[RI]? {name}\b", MANUAL, re.MULTILINE)
+
+
+def test_the_readme_and_the_manual_name_no_program_that_there_is_not():
+    table = README.partition("\n## The programs that ship\n")[2].partition("\n## ")[0]
+    named = {name for row in re.findall(r"^\| ([^|]*)\|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert named == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_examples_that_it_shows_are_taken(name, parse):
+    examples = re.findall(r"^ *symphony run (?:-\S+ \S+ )*(\w+)( .*)?$", docstring(name), re.MULTILINE)
+    assert examples
+    for program, words in examples:
+        assert program == name
+        with pytest.raises(Parsed):
+            parse(name, *shlex.split(words.partition("  #")[0]))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_explains_its_arguments_and_refuses_others(name, parse, capsys):
+    with pytest.raises(SystemExit) as helped:
+        parse(name, "--help")
+    assert helped.value.code == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) >= 3
+    with pytest.raises(SystemExit) as refused:
+        parse(name, "--no-such-option")
+    assert refused.value.code == 2
