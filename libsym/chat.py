@@ -16,11 +16,14 @@ from libsym.open_file import channel_of
 from libsym.pred import write_script
 from libsym.rows.sampler import Sampler
 from libsym.text import chat_tokens, tokenize
+from libsym.vocabulary import vocabulary_script
 
 Message = Mapping[str, Any]
 G = TypeVar("G", bound=Progress)
-_PROBES = ("a", "Z", "1", " ", "\n", "é")
+PROBES = ("a", "Z", "1", " ", "\n", "é")
 """Questions that begin differently: what their turns have in common is the template's."""
+_JOINED_TOKENS = 8
+"""So many tokens hold the text of one, in whatever way that was joined with others."""
 
 
 class Turns(Generic[G]):
@@ -73,16 +76,18 @@ class Turns(Generic[G]):
         tokens = in_file + self.pending
         if not tokens:
             raise Invalid(f"{self.kv.name}: there is no turn to undo")
-        turns = []
-        for probe in _PROBES:
-            turns.append((yield from self._turn_of(probe)))  # noqa: PERF401 - no generator yields in a comprehension
-        at = max(_last_place(_in_common(turns), tokens), 0)  # the first turn has nothing before it
+        turns, beginnings = [], []
+        for probe in PROBES:
+            question = {"role": "user", "content": probe}
+            turns.append((yield from script_of(chat_tokens)([question], after_answer=True)))
+            beginnings.append((yield from script_of(chat_tokens)([*self._top, question], self._tools)))
+        vocabulary = yield from vocabulary_script(self.kv.channel)
+        at = last_turn(tokens, turns, vocabulary) or 0
+        if _in_common([*beginnings, tokens[:at]]) == tokens[:at]:
+            at = 0  # it was the first: nothing but the top of the conversation is before it
         self._answer, self._pending = None, tokens[len(in_file) : at]
         if at < len(in_file):
             yield from script_of(kv_truncate)(self.kv, at)
-
-    def _turn_of(self, question: str) -> Script[list[int]]:
-        return (yield from script_of(chat_tokens)([{"role": "user", "content": question}], after_answer=True))
 
     def _fork(self, path: Path | None) -> Script[Self]:
         kv = yield from script_of(kv_fork)(self.kv, path)
@@ -208,14 +213,28 @@ class Chat(Turns[Generation]):
             self.kv.close()  # what was pending is lost with what went wrong
 
 
+def last_turn(tokens: list[int], turns: Sequence[list[int]], vocabulary: Sequence[bytes]) -> int | None:
+    """Where the last turn begins that begins as all of `turns` do; None: nowhere.
+
+    The last token of what these have in common may be joined with a question in the file (two ends of lines are one
+    token, often): the tokens before it are looked for, and then the text is compared.
+    """
+    head = _in_common(turns)
+    mark, text = head[:-1] or head, _text(head, vocabulary)
+    for at in range(len(tokens) - len(mark), -1, -1):
+        if tokens[at : at + len(mark)] == mark:
+            behind = tokens[at : at + len(head) + _JOINED_TOKENS]
+            if _text(behind, vocabulary).startswith(text):
+                return at
+    return None
+
+
+def _text(tokens: list[int], vocabulary: Sequence[bytes]) -> bytes:
+    return b"".join(vocabulary[token] for token in tokens)
+
+
 def _in_common(turns: Sequence[list[int]]) -> list[int]:
     """The tokens that all begin with."""
     shortest = min(turns, key=len)
     length = next((i for i, token in enumerate(shortest) if any(turn[i] != token for turn in turns)), len(shortest))
     return shortest[:length]
-
-
-def _last_place(wanted: list[int], tokens: list[int]) -> int:
-    """Where `wanted` begins the last time; -1: nowhere."""
-    places = range(len(tokens) - len(wanted), -1, -1)
-    return next((at for at in places if tokens[at : at + len(wanted)] == wanted), -1)

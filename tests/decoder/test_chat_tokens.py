@@ -20,6 +20,7 @@ from decoder.checkpoints.gguf import GgufFile
 from decoder.text.marks import Marks
 from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer, huggingface_tokenizer
 from decoder.text.tokenizer import Tokenizer
+from libsym.chat import PROBES, last_turn
 from libsym.errors import Invalid
 from tests.decoder.checkpoints import SPECIALS, TEMPLATE, VOCAB_SIZE, gguf_metadata, small_library, small_vocabulary
 from tests.decoder.vocabularies import (
@@ -198,6 +199,19 @@ def test_a_file_and_the_next_turn_are_the_tokens_of_the_whole_conversation(famil
         tokenizer.chat_tokens(asked(second), after_answer=True, add_generation_prompt=False)
         == (tokenizer.chat_tokens(asked(first, answer, second), add_generation_prompt=False)[len(in_file) :])
     )
+
+
+@pytest.mark.parametrize("question", ["hi you", "\n\nhi", " you", "1", "</s>"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_conversation_finds_where_its_last_turn_begins(family, name, question):
+    tokenizer = family(name)
+    vocabulary = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+    probes = [tokenizer.chat_tokens(asked(probe), after_answer=True) for probe in PROBES]
+    first = tokenizer.chat_tokens(asked("hi"))
+    second = [*first, *tokenizer.encode("hello hi", special=False)]
+    third = [*second, *tokenizer.chat_tokens(asked(question), after_answer=True)]
+    whole = [*third, *tokenizer.encode("you", special=False)]
+    assert last_turn(third, probes, vocabulary) == last_turn(whole, probes, vocabulary) == len(second)
 
 
 def test_the_next_turn_may_be_no_more_than_the_end_of_the_answer():

@@ -68,6 +68,19 @@ def test_an_undone_turn_leaves_the_file_as_it_was(connected):
         assert later.ask("One?", max_tokens=5).full_text()
 
 
+@pytest.mark.parametrize(
+    "messages", ["Be brief.", [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]]
+)
+def test_undoing_the_first_turn_undoes_the_top_of_the_conversation_with_it(connected, messages):
+    chat = sym.Chat(sym.kv_create(), messages)
+    first = chat.ask("One?", max_tokens=4).full_text()
+    chat.ask("Two?", max_tokens=4).full_text()
+    chat.undo()
+    chat.undo()
+    assert chat.kv.len() == 0
+    assert chat.ask("One?", max_tokens=4).full_text() == first
+
+
 def test_undo_goes_back_to_the_user_whatever_came_after_the_question(connected):
     chat = sym.Chat(sym.kv_create())
     chat.ask("One?", max_tokens=2).full_text()
