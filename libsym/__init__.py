@@ -41,8 +41,11 @@ KV FILES, which are KV objects when they are open; paths are relative to the roo
     kv_mkdir                                       directories
     kv_lock, kv_unlock                             as flock(2)
     kv_advise                                      Advised: PIN, UNPIN, TTL, PRIORITY, COLD, WILLNEED; Pinning is PIN's
+    Tree                                           a tree of forks, as a search makes one
     kv_pressure                                    room runs short: a Pressure, which names each Candidate to go
     kv_sync                                        as fsync(2): the file survives a power cut
+
+    TokenSet        a set of tokens, as allowed= takes it; token_set makes one by numbers or by text
 
 TEXT
     Chat                                           a conversation in a KV file: ask, undo, fork
@@ -54,6 +57,8 @@ TEXT
 PROGRAMS
     main                                           runs a program's main function, and ends as a command ends
     spawn, wait, kill                              start another, a Child; hear how it Ended; end it
+    Interpreter                                    runs a model's Python code, confined by the kernel
+    Budget                                         what a search may still spend
     programs                                       those that there are, each a ProgramInfo
     getpid, getrusage                              who it is, and its Usage
 
@@ -93,6 +98,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from libsym.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, Pinning, kv_advise, kv_sync
+from libsym.budget import Budget
 from libsym.channel.process import close, connect
 from libsym.chat import Chat
 from libsym.children import Child, Ended, ProgramInfo, kill, programs, spawn, wait
@@ -127,6 +133,7 @@ from libsym.errors import (
 )
 from libsym.generate import Generation, Grammar, Ngram, generate
 from libsym.info import HotFile, KvEntry, KvStat, ModelInfo
+from libsym.interpreter import Interpreter
 from libsym.kv import (
     KV,
     kv_close,
@@ -151,12 +158,14 @@ from libsym.rows.attention import Attention
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Draws, Sampler
+from libsym.rows.token_set import TokenSet
 from libsym.scoring import score
 from libsym.status import daemon_check, daemon_stat, model_info
 from libsym.text import Detokenizer, chat_template, chat_tokens, detokenize, tokenize
+from libsym.tree import Tree
 from libsym.usage import Usage, getpid, getrusage
 from libsym.user import recv_from_user, send_to_user
-from libsym.vocabulary import vocabulary
+from libsym.vocabulary import token_set, vocabulary
 
 if TYPE_CHECKING:
     from libsym import aio as aio
@@ -186,6 +195,7 @@ __all__ = [
     "Attention",
     "BadHandle",
     "BatchFailed",
+    "Budget",
     "Busy",
     "Candidate",
     "Chat",
@@ -200,6 +210,7 @@ __all__ = [
     "Generation",
     "Grammar",
     "HotFile",
+    "Interpreter",
     "Invalid",
     "IsDirectory",
     "KvEntry",
@@ -227,8 +238,10 @@ __all__ = [
     "StepFailed",
     "SymError",
     "TimedOut",
+    "TokenSet",
     "TooLarge",
     "TooManyLinks",
+    "Tree",
     "Usage",
     "WouldBlock",
     "aio",
@@ -279,6 +292,7 @@ __all__ = [
     "send_to_user",
     "spawn",
     "subscribe",
+    "token_set",
     "tokenize",
     "unsubscribe",
     "vocabulary",

@@ -32,6 +32,7 @@ from libsym.arguments import Path, int32
 from libsym.async_chat import AsyncChat as Chat
 from libsym.async_decode import AsyncDecoding
 from libsym.async_generation import AsyncGeneration
+from libsym.async_tree import AsyncTree as Tree
 from libsym.channel import process as connection
 from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import run
@@ -57,8 +58,9 @@ from libsym.rows.attention import AttentionColumns, AttentionRows
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Sampler
+from libsym.rows.token_set import TokenSet
 from libsym.text import TextWindow
-from libsym.vocabulary import vocabulary_script
+from libsym.vocabulary import token_set_script, vocabulary_script
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,6 +72,7 @@ __all__ = [
     "AsyncGeneration",
     "Chat",
     "Detokenizer",
+    "Tree",
     "chat_template",
     "chat_tokens",
     "close",
@@ -116,6 +119,7 @@ __all__ = [
     "send_to_user",
     "spawn",
     "subscribe",
+    "token_set",
     "tokenize",
     "unsubscribe",
     "vocabulary",
@@ -377,6 +381,16 @@ async def vocabulary() -> list[bytes]:
     """
     channel = await connected()
     return list(await run(channel, vocabulary_script(channel)))
+
+
+async def token_set(wanted: Iterable[int] | Callable[[bytes], bool]) -> TokenSet:
+    """As `libsym.token_set`.
+
+    >>> len(await sym.aio.token_set(bytes.isdigit))
+    10
+    """
+    channel = await connected()
+    return await run(channel, token_set_script(channel, wanted))
 
 
 async def send_to_user(x: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 
 from libsym.abi import Op
@@ -10,6 +11,7 @@ from libsym.channel.client import ClientChannel
 from libsym.channel.process import process
 from libsym.channel.scripts import Call, Script
 from libsym.errors import ProtocolError
+from libsym.rows.token_set import TokenSet
 
 
 def vocabulary() -> list[bytes]:
@@ -22,6 +24,23 @@ def vocabulary() -> list[bytes]:
     """
     channel = process.channel()
     return list(channel.run(vocabulary_script(channel)))
+
+
+def token_set(wanted: Iterable[int] | Callable[[bytes], bool]) -> TokenSet:
+    """Tokens of the model, as a set: those of these numbers, or those whose bytes a function says yes to.
+
+    >>> digits, letter = sym.token_set(bytes.isdigit), sym.token_set([65])
+    >>> len(digits), 65 in digits | letter, len(~digits)
+    (10, True, 249)
+    """
+    channel = process.channel()
+    return channel.run(token_set_script(channel, wanted))
+
+
+def token_set_script(channel: ClientChannel, wanted: Iterable[int] | Callable[[bytes], bool]) -> Script[TokenSet]:
+    texts = yield from vocabulary_script(channel)
+    tokens = (token for token, text in enumerate(texts) if wanted(text)) if callable(wanted) else wanted
+    return TokenSet(tokens, len(texts))
 
 
 def vocabulary_script(channel: ClientChannel) -> Script[list[bytes]]:

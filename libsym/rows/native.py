@@ -10,10 +10,11 @@ from typing import Any
 from libsym._channel import ffi, lib
 from libsym.arguments import int32, real, seed64
 from libsym.errors import Invalid
+from libsym.rows.token_set import TokenSet
 
-Allowed = bytes | bytearray | memoryview | Iterable[int]
-"""Which tokens may be chosen: a bitmask over the vocabulary (bytes, bytearray or memoryview), token ids, or a bool for
-each token of the vocabulary."""
+Allowed = TokenSet | bytes | bytearray | memoryview | Iterable[int]
+"""Which tokens may be chosen: a TokenSet, a bitmask over the vocabulary (bytes, bytearray or memoryview), token ids, or
+a bool for each token of the vocabulary."""
 _DIGITS = bytes([ord("0"), ord("1")]) + bytes(254)
 _BOOLS = ("bool", "bool_")
 """Names of the types, Python's and numpy's."""
@@ -42,6 +43,10 @@ def bits_of(flags: bytes) -> bytes:
 def bitmask(allowed: Allowed, vocab_size: int) -> bytes | bytearray | memoryview:
     """The bitmask that `allowed` is or stands for."""
     size = bitmask_bytes(vocab_size)
+    if isinstance(allowed, TokenSet):
+        if allowed.vocab_size != vocab_size:
+            raise Invalid(f"allowed: {allowed!r}; this row has {vocab_size}")
+        return allowed.mask()
     if isinstance(allowed, bytes | bytearray | memoryview):
         num_bytes = allowed.nbytes if isinstance(allowed, memoryview) else len(allowed)
         if num_bytes != size:

@@ -1,0 +1,191 @@
+"""Code that a model has written, run where it can do no harm: a process that the kernel has shut in.
+
+The child (`libsym/confined.py`) shuts itself in before it runs anything. This half starts it, sends it code, answers
+the calls of functions that the program lends it, and ends it when its time is over. Whatever comes from it is data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from libsym.arguments import int64, real, shown
+from libsym.errors import Invalid, NotSupported
+
+_CHILD = Path(__file__).with_name("confined.py")
+_MAX_LINE_BYTES = 1 << 20
+_START_S = 30.0
+_LEAST_MEMORY_BYTES = 64 << 20
+
+
+class Interpreter:
+    r"""Runs Python code of a model's, confined by the kernel; its variables stay from one run to the next.
+
+    >>> def double(x):
+    ...     return 2 * x
+    >>> with sym.Interpreter({"double": double}) as python:
+    ...     python.run("x = double(21)")
+    ...     python.run("print('x is', x)")
+    ...     python.run("open('/etc/passwd')").splitlines()[-1]
+    ''
+    'x is 42\n'
+    "PermissionError: [Errno 13] Permission denied: '/etc/passwd'"
+
+    `functions`: of the program, which the code may call; what they take and give goes as JSON, and what they raise is a
+    RuntimeError there. `read`: files and directories that it may read beside the standard library. `seconds`: of the
+    code's own, for one run; `memory`: bytes, in all.
+
+    The code has no sockets, so neither a network nor the daemon, writes no file, starts no process and no thread, and
+    reaches no other process. Landlock and seccomp hold that; where the kernel lacks them it is NotSupported. One thread
+    at a time may use it; an event loop does so by `anyio.to_thread.run_sync(python.run, code)`.
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        *,
+        read: Iterable[str | os.PathLike[str]] = (),
+        seconds: float = 5.0,
+        memory: int = 256 << 20,
+    ) -> None:
+        self._functions = dict(functions or {})
+        self._seconds = real(seconds, "seconds")
+        memory = int64(memory, "memory")
+        if not self._seconds > 0 or memory < _LEAST_MEMORY_BYTES:
+            raise Invalid(f"Interpreter: seconds={seconds} and memory={memory}: more than 0, and 64 MiB at least")
+        if not all(isinstance(name, str) and name.isidentifier() for name in self._functions):
+            raise Invalid(f"Interpreter: functions are named as in Python, not {shown(list(self._functions))}")
+        readable = [os.path.realpath(path) for path in read]
+        limits = {"functions": list(self._functions), "readable": readable, "memory_bytes": memory}
+        self._command = [sys.executable, "-I", "-S", str(_CHILD), json.dumps(limits)]
+        self._child: subprocess.Popen[bytes] | None = None
+        self._received = b""
+
+    def run(self, code: str) -> str:
+        r"""Runs code as a prompt would: what it printed, the value of a last expression, the traceback of an error.
+
+        Code that takes longer than `seconds`, or ends its process, is told so, and the next run begins without its
+        variables. More than 64 Ki characters of output are an error of the code.
+
+        >>> with sym.Interpreter(seconds=0.5) as python:
+        ...     python.run("1 + 1")
+        ...     python.run("while True: pass")
+        '2\n'
+        'the code was ended after 0.5 s: its variables are gone\n'
+        """
+        if not isinstance(code, str):
+            raise Invalid(f"run({shown(code)}): code is text")
+        if self._child is None:
+            self._start()
+        self._send({"code": code})
+        left_s = self._seconds
+        while True:
+            begin_s = time.monotonic()
+            message = self._receive(left_s)
+            left_s -= time.monotonic() - begin_s  # what the program's own functions take is not the code's
+            match message:
+                case str():
+                    self.close()
+                    return f"the code {message}: its variables are gone\n"
+                case {"output": str(text)}:
+                    return text
+                case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if name in self._functions:
+                    self._send(self._answer(self._functions[name], args, kwargs))
+                case _:
+                    self.close()
+                    return "the code broke what it was run by: its variables are gone\n"
+
+    def close(self) -> None:
+        """Ends the process; the next run starts another one.
+
+        >>> python = sym.Interpreter()
+        >>> python.run("x = 1")
+        ''
+        >>> python.close()
+        >>> python.run("x").splitlines()[-1]
+        "NameError: name 'x' is not defined"
+        """
+        child, self._child, self._received = self._child, None, b""
+        if child is not None:
+            child.kill()
+            child.wait()
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdout.close()
+            with suppress(BrokenPipeError):  # what it was sent last, it will never read
+                child.stdin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_child", None) is not None:
+            self.close()
+
+    def _start(self) -> None:
+        self._child = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, cwd="/"
+        )
+        match self._receive(_START_S):
+            case {"ready": True}:
+                return
+            case {"refused": str(reason)}:
+                self.close()
+                raise NotSupported(reason)
+            case message:
+                self.close()
+                raise NotSupported(f"the Interpreter's process did not start: it {shown(message)}")
+
+    @staticmethod
+    def _answer(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What a function of the program gives, as the code is told. Its errors are the code's to see."""
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the model is to read what went wrong
+            return {"error": f"{type(error).__name__}: {error}"}
+        try:
+            json.dumps(result)
+        except (TypeError, ValueError) as error:
+            return {"error": f"the function gave what JSON can't say: {error}"}
+        return {"result": result}
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._child is not None
+        assert self._child.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended: the next receive says so
+            self._child.stdin.write(json.dumps(message).encode() + b"\n")
+            self._child.stdin.flush()
+
+    def _receive(self, timeout_s: float) -> dict[str, Any] | str:
+        """The next message; or what became of the code, in words."""
+        assert self._child is not None
+        assert self._child.stdout is not None
+        end_s = time.monotonic() + timeout_s
+        while b"\n" not in self._received:
+            ready, _, _ = select.select([self._child.stdout], [], [], max(0.0, end_s - time.monotonic()))
+            if not ready:
+                return f"was ended after {self._seconds:g} s"
+            part = os.read(self._child.stdout.fileno(), 1 << 16)
+            if not part:
+                return "ended its process"
+            self._received += part
+            if len(self._received) > _MAX_LINE_BYTES:
+                return "sent too long a message"
+        line, _, self._received = self._received.partition(b"\n")
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            return "wrote into the pipe to its program"
+        return found if isinstance(found, dict) else "wrote into the pipe to its program"

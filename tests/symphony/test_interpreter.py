@@ -1,0 +1,222 @@
+"""An Interpreter: what the model's code can do, and all that it can't, as the kernel sees to it."""
+
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+import libsym as sym
+
+
+@pytest.fixture
+def python():
+    with sym.Interpreter(seconds=20) as python:
+        yield python
+
+
+def last_line(text):
+    return text.splitlines()[-1]
+
+
+def test_it_computes_prints_and_remembers(python):
+    assert python.run("import math\nx = [math.factorial(n) for n in range(5)]") == ""
+    assert python.run("print(sum(x))\nx[-1]") == "34\n24\n"
+    assert python.run("def f(n):\n    return n + 1\nf(1)") == "2\n"
+
+
+def test_errors_are_text_for_the_model(python):
+    said = python.run("print('before')\n1 / 0")
+    assert said.startswith("before\nTraceback")
+    assert last_line(said) == "ZeroDivisionError: division by zero"
+    assert "confined.py" not in said
+    assert "SyntaxError" in python.run("1 +")
+    assert last_line(python.run("raise SystemExit(3)")) == "SystemExit: 3"
+    assert python.run("2") == "2\n", "an error ends the code, not the interpreter"
+
+
+def test_functions_of_the_program_are_called_with_what_json_can_say():
+    seen = []
+
+    def look(name, *, times=1):
+        seen.append((name, times))
+        if name == "bad":
+            raise ValueError("no such thing")
+        return {"name": name} if name != "odd" else {1, 2}
+
+    with sym.Interpreter({"look": look}) as python:
+        assert python.run("look('a', times=2)['name']") == "'a'\n"
+        assert last_line(python.run("look('bad')")) == "RuntimeError: ValueError: no such thing"
+        assert "JSON" in last_line(python.run("look('odd')"))
+        assert python.run("try:\n    look('bad')\nexcept RuntimeError:\n    print('caught')") == "caught\n"
+        assert "TypeError" in last_line(python.run("look(object())"))
+    assert seen == [("a", 2), ("bad", 1), ("odd", 1), ("bad", 1)]
+
+
+ESCAPES = {
+    "a socket": "import socket\nsocket.socket()",
+    "a socket of the system": "import socket\nsocket.socket(socket.AF_UNIX)",
+    "a pair of sockets": "import socket\nsocket.socketpair()",
+    "a file to write": "open('/tmp/escaped', 'w')",
+    "a file to append": "open('{own}', 'a')",
+    "a file of the system": "open('/etc/passwd').read()",
+    "a file of the program's": "open('{own}').read()",
+    "what the program is": "open('/proc/{pid}/environ', 'rb').read()",
+    "its own memory file": "open('/proc/self/mem', 'r+b')",
+    "the mount": "open('{mount}/secret.txt').read()",
+    "a directory": "import os\nos.listdir('/root')",
+    "a process": "import os\nos.fork()",
+    "a program": "import subprocess\nsubprocess.run(['/bin/true'])",
+    "a program in its place": "import os\nos.execv('/bin/true', ['true'])",
+    "a thread": "import threading\nthreading.Thread(target=print).start()",
+    "a signal to the program": "import os\nos.kill({pid}, 9)",
+    "a signal to itself": "import os\nos.kill(os.getpid(), 9)",
+    "to remove a file": "import os\nos.unlink('{own}')",
+    "to rename a file": "import os\nos.rename('{own}', '{own}2')",
+    "to make a directory": "import os\nos.mkdir('/tmp/escaped')",
+    "another mode": "import os\nos.chmod('{own}', 0o777)",
+    "a link": "import os\nos.link('{own}', '/tmp/escaped')",
+    "shared memory": "from multiprocessing import shared_memory\nshared_memory.SharedMemory(create=True, size=10)",
+    "memory for a program": "import os\nos.memfd_create('x')",
+    "more memory": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+    "another user": "import os\nos.setuid(0)",
+    "a namespace": "import ctypes\nassert ctypes.CDLL(None, use_errno=True).unshare(0x10000000) == 0",
+    "ptrace": "import ctypes\nassert ctypes.CDLL(None).ptrace(16, {pid}, 0, 0) == 0",
+    "io_uring": "import ctypes\nassert ctypes.CDLL(None).syscall(425, 8, 0) >= 0",
+    "a message queue": "import ctypes\nassert ctypes.CDLL(None).syscall(240, b'x', 0o102, 0o600, 0) >= 0",
+    "a call of the other ABI": "import ctypes\nassert ctypes.CDLL(None).syscall(0x40000000 + 41, 1, 1, 0) >= 0",
+    "all of the memory": "x = bytearray(1 << 30)",
+    "the daemon": "import sys\nsys.path.insert(0, '{root}')\nimport libsym\nlibsym.connect('{socket}')",
+}
+
+
+@pytest.mark.parametrize("wish", ESCAPES)
+def test_the_kernel_lets_the_code_have_none_of(wish, connected, python, tmp_path, pytestconfig):
+    own = tmp_path / "own.txt"
+    own.write_text("private")
+    (connected.mount / "secret.txt").write_text("secret")
+    places = {"own": own, "pid": os.getpid(), "mount": connected.mount, "socket": connected.socket}
+    code = ESCAPES[wish].format(root=pytestconfig.rootpath, **places)
+    assert "Error" in last_line(python.run(code)), wish
+    assert python.run("1 + 1") == "2\n", "and goes on"
+    assert own.read_text() == "private"
+    assert not Path("/tmp/escaped").exists()
+    (connected.mount / "secret.txt").unlink()
+
+
+def test_it_reads_what_it_was_given_and_nothing_beside_that(tmp_path):
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "a.txt").write_text("a")
+    (tmp_path / "b.txt").write_text("b")
+    with sym.Interpreter(read=[tmp_path / "given"]) as python:
+        assert python.run(f"import os\nos.listdir('{tmp_path}/given'), open('{tmp_path}/given/a.txt').read()") == (
+            "(['a.txt'], 'a')\n"
+        )
+        assert "PermissionError" in python.run(f"open('{tmp_path}/b.txt')")
+        assert "PermissionError" in python.run(f"open('{tmp_path}/given/../b.txt')")
+        assert "Error" in python.run(f"open('{tmp_path}/given/a.txt', 'w')")
+        (tmp_path / "given" / "out").symlink_to(tmp_path / "b.txt")
+        assert "PermissionError" in python.run(f"open('{tmp_path}/given/out')")
+
+
+def test_a_directory_that_is_not_there_is_refused_with_its_name():
+    with sym.Interpreter(read=["/nowhere/at/all"]) as python, pytest.raises(sym.NotSupported, match="/nowhere/at/all"):
+        python.run("1")
+
+
+def test_descriptors_and_variables_of_the_program_are_not_there(monkeypatch):
+    monkeypatch.setenv("API_KEY", "secret")
+    listening = socket.socket()
+    os.set_inheritable(listening.fileno(), True)
+    with sym.Interpreter() as python:
+        assert python.run("import os\ndict(os.environ).get('API_KEY')") == ""
+        look = "[n for n in range(64) if not fails(n)]"
+        code = (
+            f"import os\ndef fails(n):\n    try:\n        os.fstat(n)\n    except OSError:\n        return True\n{look}"
+        )
+        assert python.run(code) == "[0, 1, 2]\n"
+    listening.close()
+
+
+def test_code_that_takes_too_long_is_ended_and_the_next_begins_anew():
+    with sym.Interpreter(seconds=0.3) as python:
+        python.run("x = 1")
+        assert python.run("while True:\n    pass") == "the code was ended after 0.3 s: its variables are gone\n"
+        assert "NameError" in python.run("x")
+
+
+def test_the_time_of_the_programs_own_functions_is_not_the_codes():
+    held, let_go = threading.Event(), threading.Event()
+
+    def slow():
+        held.set()
+        return let_go.wait(20)
+
+    with sym.Interpreter({"slow": slow}, seconds=0.5) as python:
+        timer = threading.Timer(1.0, let_go.set)
+        timer.start()
+        assert python.run("slow()") == "True\n"
+        timer.join()
+    assert held.is_set()
+
+
+def test_output_without_end_is_cut():
+    with sym.Interpreter() as python:
+        said = python.run("while True:\n    print('x' * 1000)")
+        assert last_line(said).startswith("MemoryError: more than 65536 characters")
+        assert len(said) < 80_000
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"x\n",
+        b"[]\n",
+        b'{"call": "exec", "args": [], "kwargs": {}}\n',
+        b'{"output": 3}\n',
+        b"[" * 100_000 + b"\n",
+        b"y" * 3_000_000,
+    ],
+)
+def test_what_the_code_writes_into_the_pipe_is_data(garbage):
+    with sym.Interpreter() as python:
+        code = f"import os\ndata = {garbage[:1]!r} * {len(garbage) - 1} + b'\\n'" if len(set(garbage)) <= 2 else ""
+        code = code or f"import os\ndata = {garbage!r}"
+        said = python.run(f"{code}\nos.write(1, data)\nwhile True:\n    os.write(1, data)")
+        assert said.startswith("the code ")
+        assert said.endswith("its variables are gone\n")
+        assert python.run("1") == "1\n"
+
+
+def test_a_process_that_ends_itself_is_told_of():
+    with sym.Interpreter() as python:
+        assert python.run("import os\nos._exit(0)") == "the code ended its process: its variables are gone\n"
+        assert "variables are gone" in python.run("import ctypes\nctypes.string_at(0)")
+        assert python.run("1") == "1\n"
+
+
+def test_wrong_arguments_are_named():
+    for wrong in ({"seconds": 0}, {"memory": 1}, {"functions": {"not a name": print}}):
+        with pytest.raises(sym.Invalid):
+            sym.Interpreter(**wrong)
+    with sym.Interpreter() as python, pytest.raises(sym.Invalid):
+        python.run(b"1")
+
+
+@pytest.mark.slow
+def test_in_the_sandbox_of_a_program_it_holds_as_well(connected, tmp_path):
+    escapes = {wish: code for wish, code in ESCAPES.items() if "{" not in code}
+    program = tmp_path / "prog.py"
+    program.write_text(f"""
+import json
+import libsym as sym
+with sym.Interpreter({{"double": lambda x: 2 * x}}) as python:
+    said = {{wish: python.run(code) for wish, code in {escapes!r}.items()}}
+    said["double"] = python.run("double(21)")
+print(json.dumps(said))
+""")
+    said = json.loads(connected.symphony("run", str(program)).stdout)
+    assert said.pop("double") == "42\n"
+    assert {wish: last_line(text) for wish, text in said.items() if "Error" not in last_line(text)} == {}
