@@ -3,9 +3,8 @@
 symphony run codeact "How many primes are below 100?"
 symphony run codeact "Which line of the log has the error?" --read log.txt
 
-The code runs in an `Interpreter`: a process that the kernel has shut in. It has no network, writes no file and starts
-no process. Its variables stay from turn to turn, as the conversation does in its KV file. The code says `answer(x)` when
-it knows.
+The code runs in an `Interpreter`: a process that the kernel has shut in, without network, processes or files to write.
+Its variables stay from turn to turn, as the conversation does in its KV file. When it knows, it says `answer(x)`.
 """
 
 from __future__ import annotations

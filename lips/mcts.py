@@ -24,14 +24,14 @@ class Node(sym.Tree):
 
     token: int
     text = ""
-    prior, visits, total = 1.0, 0, 0.0
+    prior, visits, best = 1.0, 0, 0.0
     moves: list[tuple[int, float]]
 
     def worth(self) -> float:
-        """Where to look next: what was found below it, and what the model expects while little is known."""
+        """Where to look next: the best that was found below it, and what the model expects while little is known."""
         assert self.parent is not None
         explored = self.prior * math.sqrt(self.parent.visits) / (1 + self.visits)
-        return self.total / max(1, self.visits) + 1.5 * explored
+        return self.best + 2 * explored
 
 
 class Search:
@@ -55,7 +55,7 @@ class Search:
             return [(each, math.exp(p)) for each, p in dist.topk(len(allowed), allowed=allowed)]
 
     def reward(self, text: str) -> float:
-        value = 1.0 / (1 + abs(int(eval(text)) - self.target))  # noqa: S307 - digits and signs, nothing else
+        value = 1 / (1 + abs(int(eval(text)) - self.target) / 10)  # noqa: S307 - digits and signs, nothing else
         self.best = max(self.best, (value, text))
         return value
 
@@ -84,7 +84,7 @@ class Search:
             node = max(node.children, key=Node.worth)
         value = self.rollout(node)
         for each in node.line():
-            each.visits, each.total = each.visits + 1, each.total + value
+            each.visits, each.best = each.visits + 1, max(each.best, value)
 
 
 def main() -> None:
