@@ -3,8 +3,8 @@
     symphony run completion "Once upon a time"
     symphony run completion --max-tokens 100 --temperature 0.8 --seed 7 "The sea was"
 
-A server of completions has this loop inside. Here it is the program's own: each line of it can be changed, and the other
-programs are what comes of that. (`sym.generate` is the same loop where nothing is to be changed.)
+A server of completions has this loop inside. Here it is the program's own: each line of it can be changed, and the
+other programs are what comes of that. (`sym.generate` is the same loop where nothing is to be changed.)
 """
 
 from __future__ import annotations

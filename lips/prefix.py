@@ -10,7 +10,6 @@ puts what the threads ask for at the same time into the same steps of the model.
 from __future__ import annotations
 
 import argparse
-import os.path
 import threading
 
 import libsym as sym
@@ -19,23 +18,21 @@ PREFIX = "sys_msg.kv"
 SYSTEM = "You answer in one short sentence."
 
 
-def conversation(query: str) -> list[int]:
-    return sym.chat_tokens([{"role": "system", "content": SYSTEM}, {"role": "user", "content": query}])
-
-
 def open_prefix() -> sym.KV:
     """What conversations with that system message begin with: from the mount, or computed once.
 
     However many runs begin at the same time, one computes it; and it has its name when it is whole.
     """
-    return sym.kv_open_or_compute(PREFIX, os.path.commonprefix([conversation("One?"), conversation("Two!")]))
+    system = [{"role": "system", "content": SYSTEM}]
+    return sym.kv_open_or_compute(PREFIX, sym.chat_tokens(system, add_generation_prompt=False))
 
 
 def answer(prefix: sym.KV, query: str, max_tokens: int) -> None:
     """Answer one query on a fork of the prefix."""
     end, words = sym.model_info().eos_ids, list[int]()
+    conversation = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": query}]
     with sym.kv_fork(prefix) as kv:
-        tokens = sym.kv_rewind(kv, conversation(query))  # what is not in the prefix
+        tokens = sym.kv_rewind(kv, sym.chat_tokens(conversation))  # what is not in the prefix
         while len(words) < max_tokens:
             tokens = [sym.pred(kv, tokens).argmax()]
             if tokens[0] in end:
