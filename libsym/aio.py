@@ -103,6 +103,7 @@ __all__ = [
     "kv_read",
     "kv_remove",
     "kv_rename",
+    "kv_rewind",
     "kv_stat",
     "kv_sync",
     "kv_truncate",
@@ -161,6 +162,7 @@ kv_lock = coroutine(files.kv_lock)
 kv_unlock = coroutine(files.kv_unlock)
 kv_remove = coroutine(files.kv_remove)
 kv_read = coroutine(files.kv_read)
+kv_rewind = coroutine(files.kv_rewind)
 kv_truncate = coroutine(files.kv_truncate)
 kv_stat = coroutine(files.kv_stat)
 kv_list = coroutine(names.kv_list)

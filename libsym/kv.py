@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Literal, Self, TypeVar
 
 from libsym.abi import LOCK_NOWAIT, LOCK_SHARED, OPEN_WRITE, RANGE_END, REBASE, Op
-from libsym.arguments import Path, int64, path_bytes, path_text, permissions, shown
+from libsym.arguments import Path, int32, int64, path_bytes, path_text, permissions, shown
 from libsym.channel.process import process
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
@@ -455,6 +455,29 @@ def kv_truncate(kv: KV, num_tokens: int) -> Script[None]:
         raise Invalid(f"cannot cut {kv.name} to {num_tokens} entries: 0 is the least")
     kv.num_cuts += 1
     yield Call(Op.KV_TRUNCATE, handle=kv.handle, args=(num_tokens, 0, 0, 0))
+
+
+@file_call
+def kv_rewind(kv: KV, tokens: Iterable[int]) -> Script[list[int]]:
+    """Cuts the file to what it has in common with the beginning of `tokens`; gives those that are still to be appended.
+
+    Those are one at least, the last, for a distribution comes after a token. So a fork of any file with a similar text
+    serves as a cache: `sym.pred(kv, sym.kv_rewind(kv, tokens))` computes what is new. Positions are not looked at.
+
+    >>> kv = sym.kv_create()
+    >>> length = sym.kv_write(kv, sym.tokenize("cat"))
+    >>> sym.detokenize(sym.kv_rewind(kv, sym.tokenize("cap"))), kv.len()
+    ('p', 2)
+    """
+    wanted = int32(tokens, "token").tolist()
+    if not wanted:
+        raise Invalid("kv_rewind() takes the tokens of a text, one at least")
+    held, _ = yield from _read(kv, 0, None)
+    pairs = zip(held, wanted[:-1], strict=False)
+    num_kept = next((at for at, (old, new) in enumerate(pairs) if old != new), min(len(held), len(wanted) - 1))
+    if num_kept < len(held):
+        yield from script_of(kv_truncate)(kv, num_kept)
+    return wanted[num_kept:]
 
 
 @system_call
