@@ -1,49 +1,51 @@
-"""Constrained decoding: an answer that is JSON of a schema, a match of a regex, or of a grammar.
+"""Constrained decoding: an answer that is JSON of a schema, matches a regex, or is a sentence of a grammar.
 
-symphony run constrained "What colour has the sky?" --schema '{"enum": ["red", "green", "blue"]}'
-symphony run constrained "When did the war begin?" --regex "In [0-9]{4}, on [A-Z][a-z]+ [0-9]{1,2}" --speculate
-symphony run constrained "Is it hot?" --lark 'start: ("yes" | "no") "."'
+symphony run constrained "Who was Ada Lovelace, born in 1815?" --schema "$(cat person.json)" --speculate
+symphony run constrained "When did the Second World War end?" --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+symphony run constrained "Is the sky blue?" --lark 'start: ("yes" | "no") ", because " /[a-z ]+/ "."'
 
-The daemon masks what the grammar does not allow before a token is drawn. Where only one continuation is possible, its
-tokens take no steps. With --speculate it also guesses from what came before, and checks the guesses in one step; the
-answer is the same.
+The daemon allows only tokens that the grammar can go on with; where one alone is left, it costs no step. A grammar and
+speculation help each other: with --speculate names and values that stand in the question, and the keys of a list's
+next element, come several tokens in one step. What comes out is the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 import libsym as sym
 
 
-def answer(kv: sym.KV, question: str, grammar: sym.Grammar, *, speculate: bool, max_tokens: int) -> tuple[str, int]:
-    """The model's likeliest answer of this form, and how many steps of the daemon it took."""
-    before = sym.getrusage().steps
-    draft = sym.Ngram(max_tokens=8, min_match=1) if speculate else None
-    text = sym.Chat(kv).ask(question, grammar=grammar, draft=draft, max_tokens=max_tokens).full_text()
-    return text, sym.getrusage().steps - before
+def constrained(question: str, grammar: sym.Grammar, max_tokens: int, *, speculate: bool) -> sym.Generation:
+    """The answer to a question, of which every beginning is the beginning of a sentence of the grammar."""
+    chat = sym.Chat(sym.kv_create())
+    return chat.ask(question, grammar=grammar, draft="ngram" if speculate else None, max_tokens=max_tokens)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("question")
+    parser = argparse.ArgumentParser(description="Answer a question in a form that is given.")
+    parser.add_argument("question", help="what is to be answered")
     form = parser.add_mutually_exclusive_group(required=True)
-    form.add_argument("--schema", help="a JSON schema")
-    form.add_argument("--regex", help="a regular expression, which the whole answer matches")
-    form.add_argument("--lark", help="a grammar in Lark's notation")
-    parser.add_argument("--speculate", action="store_true", help="guess from what came before")
-    parser.add_argument("--max-tokens", type=int, default=200, help="(default: %(default)s)")
+    form.add_argument("--schema", metavar="JSON", help="the answer is JSON that this schema describes")
+    form.add_argument("--regex", help="this matches the whole answer")
+    form.add_argument("--lark", metavar="GRAMMAR", help="the answer derives from start of this grammar, as Lark has it")
+    parser.add_argument("--speculate", action="store_true", help="try what followed where the last tokens came before")
+    parser.add_argument("--max-tokens", type=int, default=200, help="no more than these (default: %(default)s)")
     args = parser.parse_args()
     if args.schema is not None:
-        grammar = sym.Grammar.json(args.schema, compact=True)
+        grammar = sym.Grammar.json(args.schema, compact=True)  # a small model would write spaces for ever
     elif args.regex is not None:
         grammar = sym.Grammar.regex(args.regex)
     else:
         grammar = sym.Grammar.lark(args.lark)
-    with sym.kv_create() as kv:
-        text, num_steps = answer(kv, args.question, grammar, speculate=args.speculate, max_tokens=args.max_tokens)
-    print(text)
-    print(f"{num_steps} steps")
+    answer = constrained(args.question, grammar, args.max_tokens, speculate=args.speculate)
+    for piece in answer.text():
+        sym.send_to_user(piece)
+    sym.send_to_user("\n")
+    print(f"{len(answer.tokens)} tokens in {sym.getrusage().steps} steps", file=sys.stderr)
+    if answer.finish == "length":
+        sys.exit(f"constrained: the answer is not whole: it ended after {args.max_tokens} tokens")
 
 
 if __name__ == "__main__":

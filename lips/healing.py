@@ -1,11 +1,12 @@
-r"""Token healing: a prompt that ends in the middle of a token goes on as if it did not.
+"""Token healing: a text may end in the middle of a token, and goes on as if it had not.
 
-symphony run healing "The link is <a href=\"http:"
-symphony run healing "I love New Yor"
+symphony run healing "The capital of Fra"
+symphony run healing 'An example link is <a href="http:'
 
-In what a model was trained on, `http://` is one token after another than `http:` is: behind the second, `//` hardly
-ever comes. So the prompt's last token is taken back. The next ones are drawn among those that spell it again, and may
-go beyond it: a set of tokens, made of their bytes.
+Where a text is cut off, its last token is, too. Behind "http" and ":" a model hardly says "//": in all that it has read
+"://" is one token, and ":" alone says that something else follows. Healing takes the last token back and draws again,
+but only among tokens that agree with its text: those that begin with it, or that it begins with, until all of it is
+there (Lundberg, "The Art of Prompt Design: Prompt Boundaries and Token Healing", 2023). The rest is plain decoding.
 """
 
 from __future__ import annotations
@@ -15,41 +16,41 @@ import argparse
 import libsym as sym
 
 
-def spelling(left: bytes) -> sym.TokenSet:
-    """The tokens that begin with this, and those that this begins with."""
-    return sym.token_set(lambda text: bool(text) and (text.startswith(left) or left.startswith(text)))
+def agreeing(text: bytes) -> sym.TokenSet:
+    """The tokens that begin with a text, and those that it begins with."""
+    found = sym.token_set(lambda token: token != b"" and (token.startswith(text) or text.startswith(token)))
+    return found - sym.token_set(sym.model_info().special_ids)  # these only look like text
 
 
-def heal(kv: sym.KV, prompt: list[int]) -> list[int]:
-    """Appends the prompt but for its last token; gives the tokens that spell that one anew, and perhaps more.
+def heal(kv: sym.KV, tokens: list[int]) -> list[int]:
+    """Appends `tokens` without the last, and finds the likeliest ones whose text begins with that of the last.
 
-    The last of them is not in the file: give them to what goes on.
+    The last of what it gives is not in `kv` yet.
     """
-    texts = sym.vocabulary()
-    left = texts[prompt[-1]]
-    dist, tokens = sym.pred(kv, prompt[:-1]), list[int]()
-    while True:
-        tokens.append(dist.argmax(allowed=spelling(left)))
-        left = left[len(texts[tokens[-1]]) :]
-        if not left:
-            return tokens
-        dist = sym.pred(kv, tokens[-1:])
+    vocabulary, pending, healed = sym.vocabulary(), tokens[:-1], list[int]()
+    left = vocabulary[tokens[-1]]
+    while left:
+        token = sym.pred(kv, pending).argmax(allowed=agreeing(left))
+        left = left[len(vocabulary[token]) :]
+        healed.append(token)
+        pending = [token]
+    return healed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("prompt", help="the text to go on with, cut anywhere")
-    parser.add_argument("--max-tokens", type=int, default=16, help="(default: %(default)s)")
+    parser = argparse.ArgumentParser(description="Complete a text that ends anywhere, even in the middle of a token.")
+    parser.add_argument("text", help="what is to be gone on with: two tokens at least")
+    parser.add_argument("--max-tokens", type=int, default=20, help="tokens to generate (default: %(default)s)")
     args = parser.parse_args()
-    prompt = sym.tokenize(args.prompt)
-    if len(prompt) < 2:
-        parser.error("the prompt needs two tokens at least: the last one is taken back")
-    with sym.kv_create() as plain:
-        print("as it is:", args.prompt + sym.generate(plain, prompt, max_tokens=args.max_tokens).full_text())
-    with sym.kv_create() as kv:
-        healed = heal(kv, prompt)
-        tail = sym.generate(kv, healed[-1:], max_tokens=args.max_tokens)
-        print("healed:  ", sym.detokenize([*prompt[:-1], *healed, *tail]))
+    tokens = sym.tokenize(args.text)
+    if len(tokens) < 2:
+        parser.error("the text must have two tokens at least: the last one is taken back")
+    with sym.kv_create() as cut, sym.kv_create() as whole:
+        plain = sym.generate(cut, tokens, max_tokens=args.max_tokens)
+        sym.send_to_user(f"as it is: {args.text}{plain.full_text()}\n")
+        healed = heal(whole, tokens)
+        answer = sym.generate(whole, healed[-1:], max_tokens=args.max_tokens)
+        sym.send_to_user(f"healed:   {sym.detokenize([*tokens[:-1], *healed, *answer])}\n")
 
 
 if __name__ == "__main__":
