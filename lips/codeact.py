@@ -29,10 +29,11 @@ def act(
     read: Iterable[Path] = (),
     max_turns: int = 4,
     max_tokens: int = 200,
+    seconds: float = 5.0,
 ) -> Iterator[str]:
     """The model's code and what it printed, turn by turn, until it calls answer(); that comes last."""
     answers = list[object]()
-    with sym.Interpreter({**functions, "answer": answers.append}, read=read) as python:
+    with sym.Interpreter({**functions, "answer": answers.append}, read=read, seconds=seconds) as python:
         asked = question
         for _ in range(max_turns):
             code = chat.ask(asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", max_tokens=max_tokens).full_text()

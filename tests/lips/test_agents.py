@@ -98,11 +98,11 @@ def test_codeact_has_tools_and_lets_the_code_do_nothing_else(lips, tmp_path):
         "while True: pass",
     ]
     with sym.Chat(sym.kv_create()) as chat, scripted(said):
-        turns = list(codeact.act(chat, "?", {"double": lambda n: 2 * n}, [tmp_path / "log.txt"]))
+        turns = list(codeact.act(chat, "?", {"double": lambda n: 2 * n}, [tmp_path / "log.txt"], seconds=1))
     assert turns[1] == "['error two\\n'] 8\n"
     assert turns[3].endswith("PermissionError: [Errno 1] Operation not permitted\n")
     assert turns[5].endswith("PermissionError: [Errno 13] Permission denied: '/etc/passwd'\n")
-    assert turns[7].startswith("the code was ended after 5 s")
+    assert turns[7].startswith("the code was ended after 1 s")
     assert len(turns) == 8, "no answer came, and the turns are used up"
 
 
@@ -111,7 +111,7 @@ def test_a_recursive_model_explores_texts_and_asks_their_readers(lips, computed)
         text.write("The treasure lies in the city of Lima. " * 20)
     (lips.mount / "other.txt").write_text("secret")
     said = [
-        "text = open(paths['atlas.kv']).read()\nprint(len(text), 'Lima' in text)\nprint(ask('atlas.kv', 'Where?') != '')",
+        "text = open(paths['atlas.kv']).read()\nprint(len(text), ask('atlas.kv', 'Where?') != '')",
         f"open('{lips.mount}/other.txt')",
         "ask('none.kv', 'Where?')",
         "answer(text[4:12])",
@@ -119,7 +119,7 @@ def test_a_recursive_model_explores_texts_and_asks_their_readers(lips, computed)
     length = sym.kv_stat("atlas.kv").tokens
     with scripted(said):
         turns, num_tokens = computed(lambda: list(rlm.explore("Where is the treasure?", ["atlas.kv"])))
-    assert turns[1] == "780 True\nTrue\n"
+    assert turns[1] == "780 True\n"
     assert "Permission denied" in turns[3]
     assert "there is no context none.kv" in turns[5]
     assert turns[-1] == "answer: treasure"
@@ -134,11 +134,8 @@ def test_a_context_that_is_not_there_is_one_line(lips):
 
 
 def test_a_swarm_of_programs_drafts_and_votes(lips):
-    out = lips.daemon.symphony(
-        "run", "swarm", "What is a town?", "--agents", "poet", "banker", "--max-tokens", "8"
-    ).stdout
-    votes = dict(re.findall(r"^(\d) (\w+): .+$", out, re.MULTILINE))
-    assert sorted(votes.values()) == ["banker", "poet"] if len(votes) == 2 else re.findall(r"^1 ", out, re.MULTILINE)
+    words = ["What is a town?", "--agents", "poet", "banker", "--max-tokens", "8"]
+    out = lips.daemon.symphony("run", "swarm", *words).stdout
     found = re.findall(r"^(\d) (\w+): (.+)$", out, re.MULTILINE)
     assert sorted(name for _, name, _ in found) == ["banker", "poet"]
     assert [count for count, _, _ in found] == ["1", "1"], "each votes once, and not for itself"
@@ -217,7 +214,7 @@ def test_an_mcp_servers_tools_are_called_as_their_schemas_say(lips, computed):
     lines = anyio.run(converse)
     assert lines[0] == said[0]
     assert lines[1] == "3 days of rain in Rome"
-    assert "nobody knows the capital of Mars" in lines[3], "an error of a tool is what the model reads"
+    assert "Error executing tool capital" in lines[3], "an error of a tool is what the model reads"
     assert lines[4] == said[2]
 
 

@@ -2,7 +2,7 @@
 
 from mcp.server import MCPServer
 
-server = MCPServer("weather")
+server = MCPServer("weather", log_level="CRITICAL")
 
 
 @server.tool()
