@@ -37,6 +37,7 @@ KV FILES, which are KV objects when they are open; paths are relative to the roo
     kv_rewind                                      cuts to what a text has in common, and says what is missing
     kv_fork                                        a copy in constant time
     kv_extract, kv_merge                           new files of entries of others
+    kv_keep                                        some entries, in place: what a cache evicts
     kv_list, kv_stat, kv_du, kv_rename, kv_chmod   names: KvEntry, KvStat
     kv_hot                                         those that are used most, each a HotFile
     kv_mkdir                                       directories
@@ -141,6 +142,7 @@ from libsym.kv import (
     kv_create,
     kv_extract,
     kv_fork,
+    kv_keep,
     kv_lock,
     kv_merge,
     kv_open,
@@ -267,6 +269,7 @@ __all__ = [
     "kv_extract",
     "kv_fork",
     "kv_hot",
+    "kv_keep",
     "kv_list",
     "kv_lock",
     "kv_merge",

@@ -93,6 +93,7 @@ __all__ = [
     "kv_extract",
     "kv_fork",
     "kv_hot",
+    "kv_keep",
     "kv_list",
     "kv_lock",
     "kv_merge",
@@ -157,6 +158,7 @@ kv_open = coroutine(files.kv_open)
 kv_close = coroutine(files.kv_close)
 kv_fork = coroutine(files.kv_fork)
 kv_extract = coroutine(files.kv_extract)
+kv_keep = coroutine(files.kv_keep)
 kv_merge = coroutine(files.kv_merge)
 kv_lock = coroutine(files.kv_lock)
 kv_unlock = coroutine(files.kv_unlock)
@@ -235,6 +237,54 @@ async def pred(
     attention: AttentionColumns | None = None,
     by: AttentionRows = "sum",
 ) -> Dist: ...
+@overload
+async def pred(
+    kv: OpenFile,
+    tokens: Iterable[int],
+    positions: Positions = None,
+    *,
+    rows: Rows = "last",
+    top_k: int,
+    logprobs: Iterable[int] | None = None,
+    sampler: Sampler | None = None,
+    mask: Mask | None = None,
+    priority: int | None = None,
+    deadline: float | None = None,
+    attention: AttentionColumns | None = None,
+    by: AttentionRows = "sum",
+) -> ReducedDist: ...
+@overload
+async def pred(
+    kv: OpenFile,
+    tokens: Iterable[int],
+    positions: Positions = None,
+    *,
+    rows: Rows = "last",
+    top_k: int | None = None,
+    logprobs: Iterable[int],
+    sampler: Sampler | None = None,
+    mask: Mask | None = None,
+    priority: int | None = None,
+    deadline: float | None = None,
+    attention: AttentionColumns | None = None,
+    by: AttentionRows = "sum",
+) -> ReducedDist: ...
+@overload
+async def pred(
+    kv: OpenFile,
+    tokens: Iterable[int],
+    positions: Positions = None,
+    *,
+    rows: Rows = "last",
+    top_k: int | None = None,
+    logprobs: Iterable[int] | None = None,
+    sampler: Sampler,
+    mask: Mask | None = None,
+    priority: int | None = None,
+    deadline: float | None = None,
+    attention: AttentionColumns | None = None,
+    by: AttentionRows = "sum",
+) -> ReducedDist: ...
 @overload
 async def pred(
     kv: OpenFile,

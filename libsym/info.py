@@ -18,8 +18,8 @@ class ModelInfo:
     """The model that the daemon serves.
 
     >>> info = sym.model_info()
-    >>> info.name, info.vocab_size, info.max_positions
-    ('tiny', 259, 4096)
+    >>> info.name, info.vocab_size, info.max_positions, sorted(info.special_ids - info.eos_ids)
+    ('tiny', 259, 4096, [256, 258])
     """
 
     name: str
@@ -28,6 +28,8 @@ class ModelInfo:
     max_positions: int = 0
     eos_ids: frozenset[int] = frozenset()
     """Tokens that end a text or a turn."""
+    special_ids: frozenset[int] = frozenset()
+    """Tokens that stand for no text, though they are spelled out as some: marks of turns, the ends."""
     bos_id: int | None = None
     dtype: str = ""
     """Of the KV cache, as safetensors writes it."""
@@ -43,7 +45,8 @@ class ModelInfo:
     @classmethod
     def from_json(cls, text: bytes) -> Self:
         known, extra = split_known(cls, text)
-        known["eos_ids"] = frozenset(known.get("eos_ids", ()))
+        for name in ("eos_ids", "special_ids"):
+            known[name] = frozenset(known.get(name, ()))
         return cls(**known, extra=extra)
 
 

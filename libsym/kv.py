@@ -102,6 +102,17 @@ class KV(OpenFile):
         """
         return self._channel.run(_extract(self, ranges, path, rebase, mode))
 
+    def keep(self, ranges: Iterable[Range], rebase: bool = True) -> None:
+        """Keeps these entries of the file and drops the others, in place: see `libsym.kv_keep`.
+
+        >>> kv = sym.kv_create()
+        >>> length = sym.kv_write(kv, [10, 11, 12, 13])
+        >>> kv.keep([0, (-2, None)])
+        >>> kv.read()
+        ([10, 12, 13], [0, 1, 2])
+        """
+        kv_keep(self, ranges, rebase)
+
     def lock(self, *, shared: bool = False, blocking: bool = True) -> Locked:
         """Takes the file's lock, as flock(2): see `libsym.kv_lock`.
 
@@ -334,6 +345,27 @@ def _extract(kv: KV, ranges: Iterable[Range], path: Path | None, rebase: bool, m
         payload=pairs.tobytes() + _name_bytes(name),
     )
     return opened(reply, name, writable=True)
+
+
+@file_call
+def kv_keep(kv: KV, ranges: Iterable[Range], rebase: bool = True) -> Script[None]:
+    """Keeps these entries of an anonymous file and drops the others, in place: a cache that has a budget.
+
+    As `kv = kv_extract(kv, ranges, rebase=rebase)`, but whoever has this object goes on with it: a Chat, a loop. Forks
+    keep what they have. Generations that the file started are cancelled. A file with a name may be open elsewhere, with
+    all of its entries: that is Invalid, and a fork of it is anonymous.
+
+    >>> kv = sym.kv_create()
+    >>> length = sym.kv_write(kv, [10, 11, 12, 13])
+    >>> sym.kv_keep(kv, [0, (-2, None)], rebase=False)
+    >>> kv.read()
+    ([10, 12, 13], [0, 2, 3])
+    """
+    if kv.path is not None:
+        raise Invalid(f"{kv.path} has a name, and others may have it open: keep entries of a fork, or extract() them")
+    rest = yield from _extract(kv, ranges, None, rebase, 0o600)
+    kv.exchange(rest)
+    yield from script_of(kv_close)(rest)
 
 
 @system_call

@@ -82,6 +82,7 @@ class LoadedText:
             "num_layers": config.num_layers,
             "hidden_size": config.hidden_size,
             "eos_ids": sorted(tokenizer.eos_ids),
+            "special_ids": sorted(tokenizer.special_ids),
             "bos_id": tokenizer.bos_id,
             "dtype": self._arena.dtype,
             "page_entries": PAGE_ENTRIES,

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from array import array
+from collections.abc import Iterator
 from typing import Any, Self
 
 from libsym._channel import ffi, lib
@@ -103,6 +104,10 @@ class Dist:
 
     def __len__(self) -> int:
         return self._num_rows
+
+    def __iter__(self) -> Iterator[Dist]:
+        """The rows, one after the other."""
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Dist:
         if self._rows is None:

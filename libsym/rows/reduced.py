@@ -6,7 +6,7 @@ A program asks with `reduction_block()` and reads a `ReducedDist`; the daemon ma
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from libsym._channel import ffi, lib
@@ -158,6 +158,10 @@ class ReducedDist:
 
     def __len__(self) -> int:
         return len(self._payload) // self._row_bytes
+
+    def __iter__(self) -> Iterator[ReducedDist]:
+        """The rows, one after the other."""
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> ReducedDist:
         at = index + len(self) if index < 0 else index

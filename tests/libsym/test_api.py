@@ -344,6 +344,7 @@ def test_the_books_are_figures() -> None:
 def test_what_the_daemon_adds_does_not_disturb_old_programs() -> None:
     info = sym.model_info()
     assert (info.name, info.vocab_size, info.eos_ids, info.bos_id) == ("echo", VOCAB_SIZE, {0, 2}, 1)
+    assert info.special_ids == frozenset()  # of a daemon that does not say
     assert info.extra == {"colour": "red"}
 
 

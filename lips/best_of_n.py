@@ -1,0 +1,71 @@
+"""Best-of-n: several answers drawn side by side from one computed question; the best one is shown.
+
+symphony run best_of_n "Why is the sky blue?" -n 8 --temperature 0.8
+symphony run best_of_n "Why is the sky blue?" --judge --all
+
+The question is computed once. Each answer is a generation on a fork of it, all of them run at the same time in the
+daemon's steps, and each has a seed of its own. The best is the one whose tokens the model finds likeliest on average
+(`score`); or with --judge the one that the model itself, asked whether the answer is good, says Yes to most surely.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from statistics import fmean
+
+import libsym as sym
+
+JUDGE = "Question: {question}\nAnswer: {answer}\nIs this answer correct and complete? Say Yes or No."
+
+
+def draw(kv: sym.KV, tokens: list[int], n: int, sampler: sym.Sampler, max_tokens: int) -> list[list[int]]:
+    """Appends `tokens`, but for the last, and draws `n` continuations, each on a fork, with seeds from 0 on."""
+    kv.write(tokens[:-1])
+    begun = [
+        sym.generate(sym.kv_fork(kv), tokens[-1:], sampler=sampler, seed=seed, max_tokens=max_tokens)
+        for seed in range(n)
+    ]
+    return [list(generation) for generation in begun]
+
+
+def mean_logprob(kv: sym.KV, last: int, answer: list[int]) -> float:
+    """Of the answer's tokens behind `kv` and then the question's last token."""
+    with sym.kv_fork(kv) as fork:
+        return fmean(sym.score(fork, [last, *answer])) if answer else -math.inf
+
+
+def judged(question: str, answer: str) -> float:
+    """How much likelier than No the model says Yes, asked whether the answer is good: a difference of logarithms."""
+    [yes], [no] = sym.tokenize("Yes"), sym.tokenize("No")
+    prompt = sym.chat_tokens([{"role": "user", "content": JUDGE.format(question=question, answer=answer)}])
+    with sym.kv_create() as kv:
+        said = sym.pred(kv, prompt, logprobs=[yes, no])
+    return said.logprob(yes) - said.logprob(no)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw several answers to a question and show the best.")
+    parser.add_argument("question", help="what is to be answered")
+    parser.add_argument("-n", type=int, default=4, help="answers that are drawn (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="how they are drawn (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=100, help="length of each (default: %(default)s)")
+    parser.add_argument("--judge", action="store_true", help="rank by the model's own verdict, not by likelihood")
+    parser.add_argument("--all", action="store_true", help="show all answers with their scores, the best first")
+    args = parser.parse_args()
+    if args.n < 1:
+        parser.error("-n: 1 or more")
+    with sym.kv_create() as kv:
+        question = sym.chat_tokens([{"role": "user", "content": args.question}])
+        sampler = sym.Sampler(temperature=args.temperature)
+        ranked = []
+        for tokens in draw(kv, question, args.n, sampler, args.max_tokens):
+            text = sym.detokenize(tokens)
+            ranked.append((judged(args.question, text) if args.judge else mean_logprob(kv, question[-1], tokens), text))
+    ranked.sort(reverse=True)
+    for score, text in ranked if args.all else ranked[:1]:
+        sym.send_to_user(f"[{score:.3f}] {text}\n" if args.all else f"{text}\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

@@ -1,0 +1,47 @@
+"""Context-aware decoding: has the model believe what it has been given to read, not what it remembers.
+
+symphony run cad --context "In 2030 the capital of France moved to Lyon." "The capital of France is" --strength 1
+
+The question lies in two files, behind the context and alone. Tokens that the context makes likelier get likelier still,
+by `strength` times as much again: 0 is plain decoding. (Shi et al. 2023)
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import numpy as np
+
+import libsym as sym
+
+
+def aware(strength: float) -> Callable[[sym.Dist, sym.Dist], int]:
+    """Draws the likeliest token where what the context changes counts once more, `strength` times."""
+
+    def draw(reading: sym.Dist, remembering: sym.Dist) -> int:
+        read, remembered = np.log(reading.probs()), np.log(remembering.probs())
+        return int(np.argmax(read + strength * (read - remembered)))
+
+    return draw
+
+
+def answer(context: str, question: str, strength: float, max_tokens: int) -> sym.Decoding:
+    reading, remembering = sym.tokenize(f"{context}\n{question}"), sym.tokenize(question)
+    return sym.decode(
+        sym.kv_create(), reading, aware(strength), beside=[(sym.kv_create(), remembering)], max_tokens=max_tokens
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("question", help="the text to go on with")
+    parser.add_argument("--context", required=True, help="what to believe")
+    parser.add_argument("--strength", type=float, default=1.0, help="(default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=16, help="(default: %(default)s)")
+    args = parser.parse_args()
+    print(args.question + answer(args.context, args.question, args.strength, args.max_tokens).full_text())
+
+
+if __name__ == "__main__":
+    sym.main(main)

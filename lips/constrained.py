@@ -1,0 +1,52 @@
+"""Constrained decoding: an answer that is JSON of a schema, matches a regex, or is a sentence of a grammar.
+
+symphony run constrained "Who was Ada Lovelace, born in 1815?" --schema "$(cat person.json)" --speculate
+symphony run constrained "When did the Second World War end?" --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+symphony run constrained "Is the sky blue?" --lark 'start: ("yes" | "no") ", because " /[a-z ]+/ "."'
+
+The daemon allows only tokens that the grammar can go on with; where one alone is left, it costs no step. A grammar and
+speculation help each other: with --speculate names and values that stand in the question, and the keys of a list's
+next element, come several tokens in one step. What comes out is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import libsym as sym
+
+
+def constrained(question: str, grammar: sym.Grammar, max_tokens: int, *, speculate: bool) -> sym.Generation:
+    """The answer to a question, of which every beginning is the beginning of a sentence of the grammar."""
+    chat = sym.Chat(sym.kv_create())
+    return chat.ask(question, grammar=grammar, draft="ngram" if speculate else None, max_tokens=max_tokens)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Answer a question in a form that is given.")
+    parser.add_argument("question", help="what is to be answered")
+    form = parser.add_mutually_exclusive_group(required=True)
+    form.add_argument("--schema", metavar="JSON", help="the answer is JSON that this schema describes")
+    form.add_argument("--regex", help="this matches the whole answer")
+    form.add_argument("--lark", metavar="GRAMMAR", help="the answer derives from start of this grammar, as Lark has it")
+    parser.add_argument("--speculate", action="store_true", help="try what followed where the last tokens came before")
+    parser.add_argument("--max-tokens", type=int, default=200, help="no more than these (default: %(default)s)")
+    args = parser.parse_args()
+    if args.schema is not None:
+        grammar = sym.Grammar.json(args.schema, compact=True)  # a small model would write spaces for ever
+    elif args.regex is not None:
+        grammar = sym.Grammar.regex(args.regex)
+    else:
+        grammar = sym.Grammar.lark(args.lark)
+    answer = constrained(args.question, grammar, args.max_tokens, speculate=args.speculate)
+    for piece in answer.text():
+        sym.send_to_user(piece)
+    sym.send_to_user("\n")
+    print(f"{len(answer.tokens)} tokens in {sym.getrusage().steps} steps", file=sys.stderr)
+    if answer.finish == "length":
+        sys.exit(f"constrained: the answer is not whole: it ended after {args.max_tokens} tokens")
+
+
+if __name__ == "__main__":
+    sym.main(main)

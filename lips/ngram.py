@@ -1,0 +1,69 @@
+"""N-gram speculation by hand: drafts from the text so far, checked in one step, and cut where they were wrong.
+
+symphony run ngram "Count: one, two, three, one, two, three," --max-tokens 60
+symphony run ngram "Count: one, two, three, one, two, three," --builtin
+
+Text repeats itself. Where the last tokens came before, what followed them there is a guess at what follows now (Saxena,
+"Prompt Lookup Decoding", 2023). One `pred(rows="all")` gives what the model says behind each guess, so each guess that
+it agrees with saves a step. Guesses that were wrong are cut from the KV file. The tokens are those of greedy decoding,
+whatever was guessed. `generate(draft="ngram")` does the same inside the daemon: compare with --builtin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from itertools import islice, takewhile
+
+import libsym as sym
+
+
+def draft(text: list[int], match: int, length: int) -> list[int]:
+    """What followed where the last `match` tokens came before, the latest time that they did."""
+    for at in reversed(range(match, len(text))):
+        if text[at - match : at] == text[-match:]:
+            return text[at : at + length]
+    return []
+
+
+def speculate(kv: sym.KV, tokens: list[int], match: int = 2, length: int = 8) -> Iterator[list[int]]:
+    """Appends `tokens` and goes on for ever: what each step found, one token or more. The last is not in `kv` yet."""
+    text, pending = kv.read()[0] + tokens, tokens
+    while True:
+        guesses = draft(text, match, length)
+        rows = sym.pred(kv, [*pending, *guesses], rows="all", top_k=1)
+        said = [row.argmax() for row in rows][len(pending) - 1 :]  # behind `pending`, and behind each guess
+        num_right = next((i for i, guess in enumerate(guesses) if guess != said[i]), len(guesses))
+        kv.truncate(len(text) + num_right)
+        found = said[: num_right + 1]  # the guesses that were right, and what comes after them
+        yield found
+        text, pending = text + found, found[-1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Complete a text, in fewer steps where it repeats itself.")
+    parser.add_argument("text", help="what is to be gone on with")
+    parser.add_argument("--max-tokens", type=int, default=100, help="tokens to generate (default: %(default)s)")
+    parser.add_argument("--match", type=int, default=2, help="tokens that must have come before (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=8, help="tokens of a draft, at most (default: %(default)s)")
+    parser.add_argument("--builtin", action="store_true", help="have the daemon do it, in one call")
+    args = parser.parse_args()
+    if args.match < 1 or args.length < 1 or args.max_tokens < 1:
+        parser.error("--match, --length and --max-tokens: 1 or more")
+    end = sym.model_info().eos_ids
+    with sym.kv_create() as kv:
+        prompt = sym.tokenize(args.text)
+        if args.builtin:
+            how = sym.Ngram(max_tokens=args.length, min_match=args.match)
+            answer = list(sym.generate(kv, prompt, draft=how, max_tokens=args.max_tokens))
+        else:
+            found = (token for step in speculate(kv, prompt, args.match, args.length) for token in step)
+            answer = list(takewhile(lambda token: token not in end, islice(found, args.max_tokens)))
+    sym.send_to_user(f"{args.text}{sym.detokenize(answer)}\n")
+    used = sym.getrusage()
+    print(f"{len(answer)} tokens in {used.steps} steps, {used.calls} calls", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sym.main(main)

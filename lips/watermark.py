@@ -1,0 +1,66 @@
+"""A watermark of favoured tokens, and the test that finds it (Kirchenbauer et al. 2023).
+
+symphony run watermark "Once upon a time" --key 7 --max-tokens 100
+symphony run watermark --key 7 --detect "a text that may have been drawn so"
+
+The token before, with a key, chooses half of the vocabulary; these tokens get `delta` more before one is drawn. To find
+it takes the key and the text, and no model: chance has half of the tokens in their half, so the excess has a p-value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+import libsym as sym
+
+GREEN = 0.5
+
+
+def green(key: int, before: int, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """Which tokens are favoured behind the token `before`."""
+    return np.random.default_rng((key, before)).random(vocab_size) < GREEN
+
+
+def generate(kv: sym.KV, prompt: list[int], key: int, delta: float, max_tokens: int, seed: int) -> list[int]:
+    before, draws = prompt[-1], sym.Sampler(seed=seed).start()
+
+    def draw(dist: sym.Dist) -> int:
+        nonlocal before
+        before = draws.draw(sym.Dist.of(np.asarray(dist) + delta * green(key, before, dist.vocab_size)))
+        return before
+
+    return list(sym.decode(kv, prompt, draw, max_tokens=max_tokens))
+
+
+def p_value(tokens: list[int], key: int, vocab_size: int) -> float:
+    """How likely so many favoured tokens are in a text without the watermark. Pairs that come again tell nothing."""
+    pairs = set(pairwise(tokens))
+    num_green = sum(bool(green(key, before, vocab_size)[token]) for before, token in pairs)
+    z = (num_green - GREEN * len(pairs)) / math.sqrt(max(1, len(pairs)) * GREEN * (1 - GREEN))
+    return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("text", help="to go on with, or with --detect to look at")
+    parser.add_argument("--detect", action="store_true", help="say how likely such a text is without the watermark")
+    parser.add_argument("--key", type=int, default=1, help="who knows it finds the watermark (default: %(default)s)")
+    parser.add_argument("--delta", type=float, default=3.0, help="the favour, in logits (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=100, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+    args = parser.parse_args()
+    tokens = sym.tokenize(args.text)
+    if args.detect:
+        print(f"p = {p_value(tokens, args.key, sym.model_info().vocab_size):.3g}")
+    else:
+        with sym.kv_create() as kv:
+            print(sym.detokenize(generate(kv, tokens, args.key, args.delta, args.max_tokens, args.seed)))
+
+
+if __name__ == "__main__":
+    sym.main(main)
