@@ -60,7 +60,7 @@ def main() -> None:
     with sym.kv_create() as kv:
         for beam in beam_search(kv, sym.tokenize(args.text), args.width, args.max_tokens):
             tokens = beam.tokens[:-1] if beam.is_over else beam.tokens
-            sym.send_to_user(f"{beam.logprob:8.2f}  {args.text}{sym.detokenize(tokens)}\n")
+            sym.send_to_user(f"{beam.logprob:8.2f}  {args.text + sym.detokenize(tokens)!r}\n")
 
 
 if __name__ == "__main__":
