@@ -34,8 +34,10 @@ KV FILES, which are KV objects when they are open; paths are relative to the roo
     kv_create, kv_open, kv_close, kv_remove        as files are
     kv_open_or_compute                             one computes, the others wait; whole, or not there
     kv_write, kv_read, kv_truncate                 entries: append, read, cut
+    kv_rewind                                      cuts to what a text has in common, and says what is missing
     kv_fork                                        a copy in constant time
     kv_extract, kv_merge                           new files of entries of others
+    kv_keep                                        some entries, in place: what a cache evicts
     kv_list, kv_stat, kv_du, kv_rename, kv_chmod   names: KvEntry, KvStat
     kv_hot                                         those that are used most, each a HotFile
     kv_mkdir                                       directories
@@ -140,11 +142,13 @@ from libsym.kv import (
     kv_create,
     kv_extract,
     kv_fork,
+    kv_keep,
     kv_lock,
     kv_merge,
     kv_open,
     kv_read,
     kv_remove,
+    kv_rewind,
     kv_stat,
     kv_truncate,
     kv_unlock,
@@ -265,6 +269,7 @@ __all__ = [
     "kv_extract",
     "kv_fork",
     "kv_hot",
+    "kv_keep",
     "kv_list",
     "kv_lock",
     "kv_merge",
@@ -275,6 +280,7 @@ __all__ = [
     "kv_read",
     "kv_remove",
     "kv_rename",
+    "kv_rewind",
     "kv_stat",
     "kv_sync",
     "kv_truncate",

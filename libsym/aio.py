@@ -93,6 +93,7 @@ __all__ = [
     "kv_extract",
     "kv_fork",
     "kv_hot",
+    "kv_keep",
     "kv_list",
     "kv_lock",
     "kv_merge",
@@ -103,6 +104,7 @@ __all__ = [
     "kv_read",
     "kv_remove",
     "kv_rename",
+    "kv_rewind",
     "kv_stat",
     "kv_sync",
     "kv_truncate",
@@ -156,11 +158,13 @@ kv_open = coroutine(files.kv_open)
 kv_close = coroutine(files.kv_close)
 kv_fork = coroutine(files.kv_fork)
 kv_extract = coroutine(files.kv_extract)
+kv_keep = coroutine(files.kv_keep)
 kv_merge = coroutine(files.kv_merge)
 kv_lock = coroutine(files.kv_lock)
 kv_unlock = coroutine(files.kv_unlock)
 kv_remove = coroutine(files.kv_remove)
 kv_read = coroutine(files.kv_read)
+kv_rewind = coroutine(files.kv_rewind)
 kv_truncate = coroutine(files.kv_truncate)
 kv_stat = coroutine(files.kv_stat)
 kv_list = coroutine(names.kv_list)

@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Literal, Self, TypeVar
 
 from libsym.abi import LOCK_NOWAIT, LOCK_SHARED, OPEN_WRITE, RANGE_END, REBASE, Op
-from libsym.arguments import Path, int64, path_bytes, path_text, permissions, shown
+from libsym.arguments import Path, int32, int64, path_bytes, path_text, permissions, shown
 from libsym.channel.process import process
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
@@ -101,6 +101,17 @@ class KV(OpenFile):
         ([10, 12], [0, 1])
         """
         return self._channel.run(_extract(self, ranges, path, rebase, mode))
+
+    def keep(self, ranges: Iterable[Range], rebase: bool = True) -> None:
+        """Keeps these entries of the file and drops the others, in place: see `libsym.kv_keep`.
+
+        >>> kv = sym.kv_create()
+        >>> length = sym.kv_write(kv, [10, 11, 12, 13])
+        >>> kv.keep([0, (-2, None)])
+        >>> kv.read()
+        ([10, 12, 13], [0, 1, 2])
+        """
+        kv_keep(self, ranges, rebase)
 
     def lock(self, *, shared: bool = False, blocking: bool = True) -> Locked:
         """Takes the file's lock, as flock(2): see `libsym.kv_lock`.
@@ -336,6 +347,27 @@ def _extract(kv: KV, ranges: Iterable[Range], path: Path | None, rebase: bool, m
     return opened(reply, name, writable=True)
 
 
+@file_call
+def kv_keep(kv: KV, ranges: Iterable[Range], rebase: bool = True) -> Script[None]:
+    """Keeps these entries of an anonymous file and drops the others, in place: a cache that has a budget.
+
+    As `kv = kv_extract(kv, ranges, rebase=rebase)`, but whoever has this object goes on with it: a Chat, a loop. Forks
+    keep what they have. Generations that the file started are cancelled. A file with a name may be open elsewhere, with
+    all of its entries: that is Invalid, and a fork of it is anonymous.
+
+    >>> kv = sym.kv_create()
+    >>> length = sym.kv_write(kv, [10, 11, 12, 13])
+    >>> sym.kv_keep(kv, [0, (-2, None)], rebase=False)
+    >>> kv.read()
+    ([10, 12, 13], [0, 2, 3])
+    """
+    if kv.path is not None:
+        raise Invalid(f"{kv.path} has a name, and others may have it open: keep entries of a fork, or extract() them")
+    rest = yield from _extract(kv, ranges, None, rebase, 0o600)
+    kv.exchange(rest)
+    yield from script_of(kv_close)(rest)
+
+
 @system_call
 def kv_merge(
     kvs: Iterable[KV | Path], path: Path | None = None, rebase: bool = True, *, mode: int = 0o600
@@ -455,6 +487,29 @@ def kv_truncate(kv: KV, num_tokens: int) -> Script[None]:
         raise Invalid(f"cannot cut {kv.name} to {num_tokens} entries: 0 is the least")
     kv.num_cuts += 1
     yield Call(Op.KV_TRUNCATE, handle=kv.handle, args=(num_tokens, 0, 0, 0))
+
+
+@file_call
+def kv_rewind(kv: KV, tokens: Iterable[int]) -> Script[list[int]]:
+    """Cuts the file to what it has in common with the beginning of `tokens`; gives those that are still to be appended.
+
+    Those are one at least, the last, for a distribution comes after a token. So a fork of any file with a similar text
+    serves as a cache: `sym.pred(kv, sym.kv_rewind(kv, tokens))` computes what is new. Positions are not looked at.
+
+    >>> kv = sym.kv_create()
+    >>> length = sym.kv_write(kv, sym.tokenize("cat"))
+    >>> sym.detokenize(sym.kv_rewind(kv, sym.tokenize("cap"))), kv.len()
+    ('p', 2)
+    """
+    wanted = int32(tokens, "token").tolist()
+    if not wanted:
+        raise Invalid("kv_rewind() takes the tokens of a text, one at least")
+    held, _ = yield from _read(kv, 0, None)
+    pairs = zip(held, wanted[:-1], strict=False)
+    num_kept = next((at for at, (old, new) in enumerate(pairs) if old != new), min(len(held), len(wanted) - 1))
+    if num_kept < len(held):
+        yield from script_of(kv_truncate)(kv, num_kept)
+    return wanted[num_kept:]
 
 
 @system_call

@@ -45,6 +45,12 @@ class OpenFile:
         if self._place == (inode, left) and self.path is not None and _last(self.path) == _last(old):
             self.path, self._place = new, (inode, entered)
 
+    def exchange(self, other: OpenFile) -> None:
+        """Each of two anonymous files of one connection becomes the other."""
+        self._handle, other._handle = other._handle, self._handle
+        self._place, other._place = other._place, self._place
+        self.num_cuts += 1
+
     @property
     def handle(self) -> int:
         """The number that the daemon knows the file by, on this connection."""

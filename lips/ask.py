@@ -1,8 +1,10 @@
 """Answers a question in streamed text; with --kv the conversation stays on the mount and can go on.
 
-symphony run lips/ask.py "What is the capital of France?"
-symphony run lips/ask.py --kv chat.kv "My name is Ada. Who are you?"
-symphony run lips/ask.py --kv chat.kv --resume "What is my name?"
+symphony run ask "What is the capital of France?"
+symphony run ask --kv ada.kv "My name is Ada. Who are you?"
+symphony run ask --kv ada.kv --resume "What is my name?"
+
+A question, an answer and a file are all there is to a conversation: `chat` is the same with a user who stays.
 """
 
 from __future__ import annotations
@@ -11,40 +13,22 @@ import argparse
 
 import libsym as sym
 
-MAX_TOKENS = 256
-
-
-def answer(kv: sym.KV, tokens: list[int]) -> None:
-    """Stream the model's answer; the end token itself is not put into the file."""
-    end = sym.model_info().eos_ids
-    text = sym.Detokenizer()
-    for _ in range(MAX_TOKENS):
-        token = sym.pred(kv, tokens).argmax()
-        if token in end:
-            break
-        sym.send_to_user(text.add(token))
-        tokens = [token]
-    else:
-        sym.kv_write(kv, tokens)  # the last one was shown: --resume goes on behind it
-    sym.send_to_user(text.flush() + "\n")
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Answer a question with the model that runs beside this program.")
     parser.add_argument("question")
     parser.add_argument("--kv", metavar="PATH", help="keep the conversation in this KV file")
     parser.add_argument("--resume", action="store_true", help="go on with the conversation in --kv")
+    parser.add_argument("--max-tokens", type=int, default=256, help="of the answer (default: %(default)s)")
     args = parser.parse_args()
     if args.resume and not args.kv:
         parser.error("--resume needs --kv")
-    try:
-        kv = sym.kv_open(args.kv, "rw") if args.resume else sym.kv_create(args.kv)
-        with kv:
-            question = [{"role": "user", "content": args.question}]
-            answer(kv, sym.chat_tokens(question, after_answer=args.resume))
-    except sym.SymError as error:
-        parser.exit(1, f"ask: {error}\n")
+    kv = sym.kv_open(args.kv, "rw") if args.resume else sym.kv_create(args.kv)
+    with sym.Chat(kv) as chat:
+        for piece in chat.ask(args.question, max_tokens=args.max_tokens).text():
+            sym.send_to_user(piece)
+        sym.send_to_user("\n")
 
 
 if __name__ == "__main__":
-    main()
+    sym.main(main)

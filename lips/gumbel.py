@@ -4,8 +4,8 @@ symphony run gumbel "Once upon a time" --key 7 --max-tokens 100
 symphony run gumbel --key 7 --detect "a text that may have been drawn so"
 
 A key and the last tokens give each token of the vocabulary a number r of [0, 1). The token with the greatest r^(1/p) is
-taken: over all keys that is a fair draw (the Gumbel trick), so the text is as good as any. But the owner of the key sees
-that tokens were taken whose r is near 1. By chance -log(1 - r), summed over n tokens, has a gamma distribution.
+taken: over all keys that is a fair draw (the Gumbel trick), so the text is as good as any. But the key tells that the
+tokens have an r near 1. By chance -log(1 - r), summed over n tokens, has a gamma distribution: that gives a p-value.
 """
 
 from __future__ import annotations

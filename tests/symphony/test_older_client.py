@@ -130,9 +130,12 @@ def test_every_call_gives_an_older_program_what_it_gives_a_new_one(daemon, older
     assert len(said[ROOT].splitlines()) > 15
 
 
-@pytest.mark.parametrize(("lip", "words"), [("plain", ["Once"]), ("ask", ["Who are you?"]), ("prefix", ["one", "two"])])
-def test_the_programs_of_the_older_release_say_what_those_of_the_new_one_do(daemon, older, lip, words):
-    said = [run(each, daemon, each / f"lips/{lip}.py", *words) for each in (older, ROOT)]
+@pytest.mark.parametrize(
+    ("was", "now", "words"),
+    [("plain", "completion", ["Once"]), ("ask", "ask", ["Who are you?"]), ("prefix", "prefix", ["one", "two"])],
+)
+def test_the_programs_of_the_older_release_say_what_those_of_the_new_one_do(daemon, older, was, now, words):
+    said = [run(tree, daemon, tree / f"lips/{lip}.py", *words) for tree, lip in ((older, was), (ROOT, now))]
     assert sorted(said[0].splitlines()) == sorted(said[1].splitlines())
     assert said[0] not in ("", "\n")
 

@@ -1,0 +1,81 @@
+"""Asynchronous tools: the model goes on writing while a tool runs, and reads the result when it is there.
+
+symphony run async_tools "Tell me about the sea." --files docs
+
+First the model chooses what to look for, held to a form by a grammar. The search begins, and the model writes on. When
+the result comes, the generation is cancelled where it is, within a step, the result is appended, and a new one goes on
+behind it: the file is there, so an interruption costs the tokens of the result and no others.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+
+import libsym as sym
+
+Tool = Callable[[str], Awaitable[str]]
+Show = Callable[[str], object]
+
+
+async def write(kv: sym.KV, question: str, tool: Tool, show: Show, max_tokens: int) -> None:
+    """Shows the call of the tool, what the model writes meanwhile, the result, and what it writes then."""
+    tokens = await sym.aio.chat_tokens([{"role": "user", "content": question}])
+    call = await sym.aio.generate(kv, tokens, grammar=sym.Grammar.regex(r"<<search: [a-z]{2,20}>>\n"), max_tokens=32)
+    words = await call.full_text()
+    show(words)
+    pending = call.pending
+    results = list[str]()
+    generation = await sym.aio.generate(kv, pending, max_tokens=max_tokens)
+
+    async def run() -> None:
+        results.append(await tool(words[10:-3]))
+        generation.cancel()  # it stops within a step; what it wrote stays
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        async for piece in generation.text():
+            show(piece)
+    result = f"\n<<result: {results[0]}>>\n"
+    show(result)
+    tokens = generation.pending + await sym.aio.tokenize(result, special=False)
+    async for piece in (await sym.aio.generate(kv, tokens, max_tokens=max_tokens)).text():
+        show(piece)
+
+
+def search(directory: Path) -> Tool:
+    def lines(word: str) -> str:
+        found = (
+            line.strip()
+            for path in sorted(directory.rglob("*.txt")) + sorted(directory.rglob("*.md"))
+            for line in path.read_text(errors="replace").splitlines()
+            if word in line.casefold()
+        )
+        return next(found, "nothing found")
+
+    async def found(word: str) -> str:
+        return await anyio.to_thread.run_sync(lines, word)
+
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("question")
+    parser.add_argument("--files", type=Path, default=Path(), metavar="DIR", help="texts to search (default: here)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="before and after the result (default: %(default)s)")
+    args = parser.parse_args()
+
+    async def program() -> None:
+        async with await sym.aio.kv_create() as kv:
+            await write(kv, args.question, search(args.files), sym.send_to_user, args.max_tokens)
+        sym.send_to_user("\n")
+
+    anyio.run(program)
+
+
+if __name__ == "__main__":
+    sym.main(main)

@@ -1,0 +1,65 @@
+"""Talks with you, and keeps the conversation in a KV file: leave, restart the daemon, and go on.
+
+    symphony run chat
+    symphony run chat --system "You are a pirate." pirate.kv
+
+Lines are questions; `/undo` forgets the last question and its answer, `/fork NAME` keeps the conversation so far in
+another file, `/quit` leaves.
+
+What a chat service keeps as text, and computes again when its cache has forgotten it, is a file here. So `/undo` is
+`kv_truncate` and computes nothing, and `/fork` is what `cp chat.kv other.kv` in a shell does.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import libsym as sym
+
+
+def obey(chat: sym.Chat, command: str, name: str) -> str:
+    """Does what a line that begins with `/` says; gives what the user is told."""
+    try:
+        if command == "/undo":
+            chat.undo()
+            return "forgotten"
+        if command == "/fork" and name:
+            chat.fork(name).close()
+            return f"kept as {name}"
+    except (sym.Invalid, sym.Exists, sym.NotFound, sym.NoAccess, sym.NotDirectory) as error:
+        return str(error)  # a name that is taken, say: the conversation goes on
+    return "/undo, /fork NAME, /quit"
+
+
+def talk(chat: sym.Chat, sampler: sym.Sampler, max_tokens: int) -> None:
+    """Answers line after line until the user leaves."""
+    while True:
+        sym.send_to_user("> ")
+        try:
+            line = sym.recv_from_user().strip()
+        except EOFError:
+            return
+        command, _, rest = line.partition(" ")
+        if command == "/quit":
+            return
+        if command.startswith("/"):
+            sym.send_to_user(f"({obey(chat, command, rest.strip())})\n")
+        elif line:
+            for piece in chat.ask(line, sampler=sampler, max_tokens=max_tokens).text():
+                sym.send_to_user(piece)
+            sym.send_to_user("\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Talk with the model; the conversation stays on the mount.")
+    parser.add_argument("file", nargs="?", default="chat.kv", help="the conversation (default: %(default)s)")
+    parser.add_argument("--system", default="You are a helpful assistant.", help="how a new conversation begins")
+    parser.add_argument("--max-tokens", type=int, default=256, help="of an answer (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default)")
+    args = parser.parse_args()
+    with sym.Chat(sym.kv_open(args.file, "a"), args.system) as chat:
+        talk(chat, sym.Sampler(temperature=args.temperature), args.max_tokens)
+
+
+if __name__ == "__main__":
+    sym.main(main)

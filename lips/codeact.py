@@ -1,0 +1,60 @@
+"""CodeAct: the model acts by writing Python, which runs confined, and reads what it printed (Wang et al. 2024).
+
+symphony run codeact "How many primes are below 100?"
+symphony run codeact "Which line of the log has the error?" --read log.txt
+
+The code runs in an `Interpreter`: a process that the kernel has shut in, without network, processes or files to write.
+Its variables stay from turn to turn, as the conversation does in its KV file. When it knows, it says `answer(x)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import libsym as sym
+
+FENCE = "```"
+SYSTEM = (
+    f"You answer by writing Python in {FENCE}python blocks. Print what you want to see. Call answer(x) when you know."
+)
+
+
+def act(
+    chat: sym.Chat,
+    question: str,
+    functions: dict[str, Callable[..., Any]],
+    read: Iterable[Path] = (),
+    max_turns: int = 4,
+    max_tokens: int = 200,
+) -> Iterator[str]:
+    """The model's code and what it printed, turn by turn, until it calls answer(); that comes last."""
+    answers = list[object]()
+    with sym.Interpreter({**functions, "answer": answers.append}, read=read) as python:
+        asked = question
+        for _ in range(max_turns):
+            code = chat.ask(asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", max_tokens=max_tokens).full_text()
+            yield code
+            yield (printed := python.run(code))
+            if answers:
+                yield f"answer: {answers[0]}"
+                return
+            asked = f"Output:\n{printed[-1000:]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("question")
+    parser.add_argument("--read", type=Path, action="append", default=[], metavar="PATH", help="what the code may read")
+    parser.add_argument("--max-turns", type=int, default=4, help="(default: %(default)s)")
+    args = parser.parse_args()
+    files = f" You may open: {', '.join(str(path.resolve()) for path in args.read)}." if args.read else ""
+    with sym.Chat(sym.kv_create(), SYSTEM + files) as chat:
+        for text in act(chat, args.question, {}, args.read, args.max_turns):
+            print(text.rstrip(), end="\n\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

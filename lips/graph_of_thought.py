@@ -1,0 +1,70 @@
+"""Graph of thoughts: splits a task, solves the parts in several ways, and merges the best.
+
+symphony run graph_of_thought 5 3 9 1 7 2 8 4
+symphony run graph_of_thought 5 3 9 1 7 2 8 4 --ways 6
+
+The task is to sort digits. A list is split until a part has four. Each part is sorted in `--ways` ways, on forks of one
+file of examples and side by side, and so is each merger of two parts. What is wrong with an attempt (digits out of
+order, missing, or too many) is counted here, and the best goes on. A merger has two parents: the thoughts are a graph.
+(Besta et al. 2024)
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from itertools import pairwise
+
+import libsym as sym
+
+SORT = "Sort: 3, 1, 2, 1\nSorted: 1, 1, 2, 3\n\nSort: 9, 4, 8, 6\nSorted: 4, 6, 8, 9\n\nSort: {}\nSorted:"
+SMALL = 4
+
+
+def faults(attempt: list[int], wanted: list[int]) -> int:
+    """How many neighbours are out of order, and how many digits are missing or too many."""
+    missing, more = Counter(wanted) - Counter(attempt), Counter(attempt) - Counter(wanted)
+    return sum(a > b for a, b in pairwise(attempt)) + missing.total() + more.total()
+
+
+def attempts(examples: sym.KV, tasks: list[list[int]], ways: int) -> list[list[int]]:
+    """The best of several attempts at each task, all drawn side by side."""
+    drawn = []
+    for task in tasks:
+        form = sym.Grammar.regex(rf" [0-9](, [0-9]){{{len(task) - 1}}}")
+        question = sym.tokenize(SORT.format(", ".join(map(str, task))).removeprefix(SORT.partition("{")[0]))
+        for seed in range(ways):
+            sampler = sym.Sampler(temperature=0.5 if seed else 0)  # the first is the likeliest
+            drawn.append((task, sym.generate(examples.fork(), question, sampler=sampler, seed=seed, grammar=form)))
+    best = dict[int, list[int]]()
+    for number, (task, generation) in enumerate(drawn):
+        digits = [int(digit) for digit in generation.full_text().split(",")]
+        index = number // ways
+        best[index] = min(best.get(index, digits), digits, key=lambda each: faults(each, task))
+    return [best[index] for index in range(len(tasks))]
+
+
+def sort(examples: sym.KV, digits: list[int], ways: int) -> list[int]:
+    """The digits in order, as far as the model can."""
+    parts = [digits[at : at + SMALL] for at in range(0, len(digits), SMALL)]
+    done = attempts(examples, parts, ways)
+    while len(done) > 1:
+        pairs = [a + b for a, b in zip(done[::2], done[1::2], strict=False)]
+        done = attempts(examples, pairs, ways) + done[len(pairs) * 2 :]
+    return done[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("digits", nargs="+", type=int, choices=range(10), metavar="DIGIT", help="to be sorted")
+    parser.add_argument("--ways", type=int, default=4, help="attempts at each part (default: %(default)s)")
+    args = parser.parse_args()
+    with sym.kv_create() as examples:
+        examples.write(sym.tokenize(SORT.partition("{")[0]))
+        found = sort(examples, args.digits, args.ways)
+    print(*found)
+    print(f"{faults(found, args.digits)} faults")
+
+
+if __name__ == "__main__":
+    sym.main(main)

@@ -1,0 +1,71 @@
+"""An MCP client: the model calls tools of a server of the Model Context Protocol, which runs beside it.
+
+symphony run mcp_client "What is the weather in Rome?" -- python3 weather_server.py
+
+The server is a process that speaks MCP on its standard input and output, as any client starts it. Its tools have JSON
+schemas, and of these a grammar is made: the model can name no tool that there is not, nor give it arguments of another
+form. What a tool gives is appended to the conversation. This takes the package mcp (`symphony-os[programs]`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import anyio
+from mcp import Client, StdioServerParameters
+from mcp.types import TextContent, Tool
+
+import libsym as sym
+
+
+def form(tools: Sequence[Tool]) -> sym.Grammar:
+    """JSON that calls one of the tools with what it takes, or answers."""
+    calls: list[dict[str, Any]] = [
+        {"tool": {"const": tool.name}, "arguments": {"additionalProperties": False, **tool.input_schema}}
+        for tool in tools
+    ]
+    either = [*calls, {"answer": {"type": "string", "maxLength": 200}}]
+    objects = [
+        {"type": "object", "properties": each, "required": [*each], "additionalProperties": False} for each in either
+    ]
+    return sym.Grammar.json({"anyOf": objects}, compact=True)
+
+
+async def converse(client: Client, question: str, max_calls: int) -> AsyncIterator[str]:
+    """The model's calls, what the tools give, and at last its answer."""
+    tools = (await client.list_tools()).tools
+    known = "\n".join(f"{tool.name}: {tool.description} {json.dumps(tool.input_schema)}" for tool in tools)
+    system = f'Answer with {{"tool": ..., "arguments": ...}} or {{"answer": ...}}. The tools:\n{known}'
+    async with sym.aio.Chat(await sym.aio.kv_create(), system) as chat:
+        asked, role = question, "user"
+        for _ in range(max_calls + 1):
+            text = await (await chat.ask(asked, role=role, grammar=form(tools), max_tokens=256)).full_text()
+            yield text
+            said = json.loads(text)
+            if "tool" not in said:
+                return
+            result = await client.call_tool(said["tool"], said["arguments"])
+            asked, role = " ".join(part.text for part in result.content if isinstance(part, TextContent)), "tool"
+            yield asked
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("question")
+    parser.add_argument("server", nargs="+", help="the command of the MCP server, behind --")
+    parser.add_argument("--max-calls", type=int, default=3, help="of tools (default: %(default)s)")
+    args = parser.parse_args()
+
+    async def program() -> None:
+        async with Client(StdioServerParameters(command=args.server[0], args=args.server[1:])) as client:
+            async for line in converse(client, args.question, args.max_calls):
+                print(line)
+
+    anyio.run(program)
+
+
+if __name__ == "__main__":
+    sym.main(main)

@@ -1,0 +1,103 @@
+"""Monte Carlo tree search: the model proposes, a reward that can be computed decides where to look further.
+
+symphony run mcts 24 --tokens 600
+
+The task is to write a sum of digits, like 4*5+1+3, with a given value. A node of the tree is a KV file that holds an
+expression as far as it goes, forked from its parent's. The model's distribution, narrowed to the tokens that may come,
+is the prior of its moves (PUCT). A rollout draws the rest, and is worth more the nearer its value is to the target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+
+import libsym as sym
+
+PROMPT = "Expressions with the value 10:\n4+6+0+0\n2*3+4+0\n9-2*1+3\nExpressions with the value {}:\n"
+LENGTH = 7
+
+
+class Node(sym.Tree):
+    """An expression as far as it goes; `dist` is what the model would write next."""
+
+    token: int
+    text = ""
+    prior, visits, best = 1.0, 0, 0.0
+    moves: list[tuple[int, float]]
+
+    def worth(self) -> float:
+        """Where to look next: the best that was found below it, and what the model expects while little is known."""
+        assert self.parent is not None
+        explored = self.prior * math.sqrt(self.parent.visits) / (1 + self.visits)
+        return self.best + 2 * explored
+
+
+class Search:
+    """A search for an expression with a value."""
+
+    def __init__(self, target: int, seed: int = 0) -> None:
+        self.target, self.random = target, random.Random(seed)  # noqa: S311 - a game
+        self.texts = sym.vocabulary()
+        self.digits = sym.token_set(lambda text: text.isdigit() and len(text) == 1)
+        self.signs = sym.token_set(lambda text: text in {b"+", b"-", b"*"})
+        prompt = sym.tokenize(PROMPT.format(target))
+        self.root = Node(sym.kv_create())
+        self.root.kv.write(prompt[:-1])
+        self.root.token = prompt[-1]
+        self.best = (-math.inf, "")
+
+    def moves(self, kv: sym.KV, token: int, length: int) -> list[tuple[int, float]]:
+        """The tokens that may come after this one, with their probabilities."""
+        allowed = self.signs if length % 2 else self.digits
+        with sym.pred(kv, [token]) as dist:
+            return [(each, math.exp(p)) for each, p in dist.topk(len(allowed), allowed=allowed)]
+
+    def reward(self, text: str) -> float:
+        value = 1 / (1 + abs(int(eval(text)) - self.target) / 10)  # noqa: S307 - digits and signs, nothing else
+        self.best = max(self.best, (value, text))
+        return value
+
+    def expand(self, node: Node) -> None:
+        for token, prior in self.moves(node.kv, node.token, len(node.text)):
+            child = node.fork()
+            child.token, child.prior, child.text = token, prior, node.text + self.texts[token].decode()
+
+    def rollout(self, node: Node) -> float:
+        """Draws the rest of the expression, on a fork."""
+        text, token = node.text, node.token
+        with node.kv.fork() as kv:
+            while len(text) < LENGTH:
+                moves = self.moves(kv, token, len(text))
+                token = self.random.choices([each for each, _ in moves], [p for _, p in moves])[0]
+                text += self.texts[token].decode()
+        return self.reward(text)
+
+    def step(self) -> None:
+        """Select, expand, roll out, and tell all nodes on the way."""
+        node = self.root
+        while node.children:
+            node = max(node.children, key=Node.worth)
+        if node.visits and len(node.text) < LENGTH:
+            self.expand(node)
+            node = max(node.children, key=Node.worth)
+        value = self.rollout(node)
+        for each in node.line():
+            each.visits, each.best = each.visits + 1, max(each.best, value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("target", type=int, help="the value that the expression is to have")
+    parser.add_argument("--tokens", type=int, default=600, help="what the search may compute (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the rollouts (default: %(default)s)")
+    args = parser.parse_args()
+    search, budget = Search(args.target, args.seed), sym.Budget(tokens=args.tokens)
+    while budget and search.best[0] < 1:
+        search.step()
+    print(f"{search.best[1]} = {eval(search.best[1])}, {search.root.visits} rollouts")  # noqa: S307
+
+
+if __name__ == "__main__":
+    sym.main(main)

@@ -1,0 +1,107 @@
+"""ReAct: the model thinks, calls a tool, reads what it gave, and goes on (Yao et al. 2022).
+
+symphony run react "What is 17 * 23?"
+symphony run react "Who wrote the report?" --files . --database people.db
+
+The tools run here, beside the model: a calculator, a search in files, SQL on a database. What they give is appended to
+the conversation, whose KV file has stayed where it is. So a call of a tool costs the tokens of its result; nothing is
+sent and prefilled again. A grammar holds a small model to the form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import operator
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import libsym as sym
+
+Tool = Callable[[str], str]
+OPERATORS: dict[type, Callable[..., float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.Mod: operator.mod, ast.USub: operator.neg,
+}  # fmt: skip
+
+
+def calculate(expression: str) -> str:
+    """The value of an expression, like calculate[17 * (2 + 3)]."""
+
+    def value(node: ast.expr) -> float:
+        match node:
+            case ast.Constant(int() | float() as number):
+                return number
+            case ast.BinOp(left, operation, right) if type(operation) in OPERATORS:
+                return OPERATORS[type(operation)](value(left), value(right))
+            case ast.UnaryOp(operation, operand) if type(operation) in OPERATORS:
+                return OPERATORS[type(operation)](value(operand))
+        raise ValueError(f"{ast.unparse(node)} is no arithmetic")
+
+    return f"{value(ast.parse(expression, mode='eval').body):.12g}"
+
+
+def search(directory: Path) -> Tool:
+    def found(words: str) -> str:
+        """Lines of files that have all of these words, like search[red car]."""
+        lines = [
+            f"{path.name}: {line.strip()}"
+            for path in sorted(directory.rglob("*.txt")) + sorted(directory.rglob("*.md"))
+            for line in path.read_text(errors="replace").splitlines()
+            if all(word in line.casefold() for word in words.casefold().split())
+        ]
+        return "; ".join(lines[:3]) or "nothing found"
+
+    return found
+
+
+def query(database: Path) -> Tool:
+    def rows(statement: str) -> str:
+        """The rows that SQL selects, like query[SELECT name FROM sqlite_master]."""
+        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+            return str(connection.execute(statement).fetchmany(5))
+
+    return rows
+
+
+def prompt(tools: Mapping[str, Tool]) -> str:
+    known = "\n".join(f"{name}: {tool.__doc__}" for name, tool in tools.items())
+    return f"Answer the question. Write a Thought, then an Action, or the Answer. The actions:\n{known}"
+
+
+def react(chat: sym.Chat, question: str, tools: Mapping[str, Tool], max_calls: int) -> Iterator[str]:
+    """What the model says and the tools give, turn by turn, up to the answer."""
+    form = rf"Thought: [^\n]{{1,160}}\n(Action: ({'|'.join(tools)})\[[^\n\[\]]{{1,80}}\]|Answer: [^\n]{{1,160}})"
+    asked = question
+    for _ in range(max_calls + 1):
+        yield (said := chat.ask(asked, grammar=sym.Grammar.regex(form), max_tokens=200).full_text())
+        name, _, argument = said.rpartition("\nAction: ")[2].partition("[")
+        if name not in tools:
+            return
+        try:
+            result = tools[name](argument.removesuffix("]"))
+        except (ValueError, SyntaxError, ArithmeticError, sqlite3.Error) as error:
+            result = f"{type(error).__name__}: {error}"  # the model may do better
+        yield (asked := f"Observation: {result}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("question")
+    parser.add_argument("--files", type=Path, metavar="DIR", help="texts that may be searched")
+    parser.add_argument("--database", type=Path, metavar="FILE", help="an SQLite database that may be read")
+    parser.add_argument("--max-calls", type=int, default=4, help="of tools (default: %(default)s)")
+    args = parser.parse_args()
+    tools: dict[str, Tool] = {"calculate": calculate}
+    if args.files is not None:
+        tools["search"] = search(args.files)
+    if args.database is not None:
+        tools["query"] = query(args.database)
+    with sym.Chat(sym.kv_create(), prompt(tools)) as chat:
+        for line in react(chat, args.question, tools, args.max_calls):
+            print(line)
+
+
+if __name__ == "__main__":
+    sym.main(main)

@@ -1,0 +1,50 @@
+"""Recursion of thought: a problem that is too long for one context is divided into problems with contexts of their own.
+
+symphony run recursion_of_thought 3 4 2 1 5 2
+
+The problem is a sum. The model adds two numbers; a longer sum is divided, each part is solved in a context of its own,
+and their results are a new, small problem. No context ever holds more than the examples and one small problem, however
+long the sum is. The examples are computed once, and each context is a fork of them. Problems of one level are solved
+side by side. (Lee and Kim 2023)
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import libsym as sym
+
+EXAMPLES = "2 + 3 = 5\n1 + 8 = 9\n7 + 6 = 13\n12 + 5 = 17\n9 + 9 = 18\n14 + 11 = 25\n"
+
+
+def add(examples: sym.KV, pairs: list[tuple[int, int]]) -> list[int]:
+    """What the model says that the sums are, each in a context of its own."""
+    number = sym.Grammar.regex(" [0-9]{1,4}\n")
+    asked = [
+        sym.generate(examples.fork(), sym.tokenize(f"{a} + {b} ="), grammar=number, max_tokens=8) for a, b in pairs
+    ]
+    return [int(generation.full_text()) for generation in asked]
+
+
+def solve(examples: sym.KV, problem: list[int]) -> tuple[int, int]:
+    """The sum, and how deep it went: all problems of a level at once, the smallest first."""
+    depth = 0
+    while len(problem) > 1:
+        pairs = list(zip(problem[::2], problem[1::2], strict=False))
+        problem = add(examples, pairs) + problem[len(pairs) * 2 :]
+        depth += 1
+    return problem[0], depth
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("numbers", nargs="+", type=int, metavar="NUMBER", help="to be added")
+    args = parser.parse_args()
+    with sym.kv_create() as examples:
+        examples.write(sym.tokenize(EXAMPLES))
+        found, depth = solve(examples, args.numbers)
+    print(f"{found} (it is {sum(args.numbers)}), {depth} levels")
+
+
+if __name__ == "__main__":
+    sym.main(main)

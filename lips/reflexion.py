@@ -1,0 +1,51 @@
+"""Reflexion: tries, has the attempt tested, says in words what was wrong, and tries again (Shinn et al. 2023).
+
+symphony run reflexion "a function double(x) that gives twice x" --test "assert double(4) == 8"
+
+The test is Python that runs, confined, behind the model's code: no opinion, a result. What went wrong and what the
+model makes of it stay in the conversation, which is one KV file: a new attempt costs its own tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import libsym as sym
+
+FENCE = "```"
+
+
+def attempts(chat: sym.Chat, task: str, test: str, most: int, max_tokens: int = 160) -> Iterator[tuple[str, str]]:
+    """Code, and what was wrong with it; the last one passed (nothing is wrong), or was the last that was allowed."""
+    asked = f"Write Python: {task}. Write the code alone."
+    for number in range(1, most + 1):
+        with sym.Interpreter() as python:  # a new one: what an earlier attempt defined does not help
+            code = chat.ask(asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", max_tokens=max_tokens).full_text()
+            python.run(code)
+            wrong = python.run(f"{test}\nprint('passed')")
+        if wrong.endswith("passed\n"):
+            yield code, ""
+            return
+        yield code, wrong.strip().rpartition("\n")[2]
+        if number < most:
+            chat.ask(f"The test failed: {wrong[-300:]} What was wrong, in one sentence?", max_tokens=48).full_text()
+            asked = "Write the code again, without that mistake."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("task", help="what the code is to be")
+    parser.add_argument("--test", required=True, help="Python that fails where the code is wrong")
+    parser.add_argument("--attempts", type=int, default=3, help="at most so many (default: %(default)s)")
+    args = parser.parse_args()
+    wrong = ""
+    with sym.Chat(sym.kv_create(), "You are a careful programmer.") as chat:
+        for code, wrong in attempts(chat, args.task, args.test, args.attempts):
+            print(code, f"# {wrong or 'passed'}", sep="\n", end="\n\n")
+    if wrong:
+        parser.exit(1, f"reflexion: no attempt of {args.attempts} has passed\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

@@ -1,0 +1,68 @@
+"""Recursive language model: a context that the model does not read, but explores with code of its own.
+
+symphony run rlm "Which city is the treasure in?" atlas.kv diary.kv
+
+The contexts are KV files, computed once (`cat atlas.txt > /kv/.symphony/text/atlas.kv`), as long and as many as you
+like. The model sees their names alone. Its code reads them on the text view of the mount, cuts and searches, and asks
+the model about one of them with `ask(name, question)`: a fork of that file, so nothing is computed again but the
+question. It runs in an `Interpreter`, which may read these texts and nothing else. (Zhang and Khattab 2025)
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import libsym as sym
+
+FENCE = "```"
+
+
+def explore(question: str, names: Sequence[str], max_turns: int = 4, max_tokens: int = 200) -> Iterator[str]:
+    """The code of each turn and what it printed, until it calls answer(); that comes last."""
+    view = Path(sym.model_info().mount, ".symphony", "text")
+    texts, answers = {name: str(view / name) for name in names}, list[object]()
+
+    def ask(name: str, question: str) -> str:
+        """What the model says who has read that context."""
+        if name not in names:
+            raise ValueError(f"there is no context {name}: there are {', '.join(names)}")
+        with sym.kv_fork(name) as kv:
+            tokens = sym.tokenize(f"\nQuestion: {question}\nAnswer:", special=False)
+            return sym.generate(kv, tokens, stop="\n", max_tokens=48).full_text().strip()
+
+    system = (
+        f"You answer by writing Python in {FENCE}python blocks. paths = {texts} has the texts: open them, search them. "
+        "ask(name, question) asks a reader of one text. Print what you want to see. Call answer(x) when you know."
+    )
+    with (
+        sym.Chat(sym.kv_create(), system) as chat,
+        sym.Interpreter({"ask": ask, "answer": answers.append}, read=texts.values()) as python,
+    ):
+        python.run(f"paths = {texts!r}")
+        asked = question
+        for _ in range(max_turns):
+            code = chat.ask(asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", max_tokens=max_tokens).full_text()
+            yield code
+            yield (printed := python.run(code))
+            if answers:
+                yield f"answer: {answers[0]}"
+                return
+            asked = f"Output:\n{printed[-1000:]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("question")
+    parser.add_argument("contexts", nargs="+", help="KV files, by their paths on the mount")
+    parser.add_argument("--max-turns", type=int, default=4, help="(default: %(default)s)")
+    args = parser.parse_args()
+    for name in args.contexts:
+        sym.kv_open(name).close()  # one that is not there, or not to be read, is told of now
+    for text in explore(args.question, args.contexts, args.max_turns):
+        print(text.rstrip(), end="\n\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

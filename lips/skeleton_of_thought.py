@@ -1,0 +1,45 @@
+"""Skeleton of thought: an outline first, and then all of its points side by side (Ning et al. 2023).
+
+symphony run skeleton_of_thought "How do I plant a tree?" --points 3
+
+A long answer is a chain of steps, one for each token. Here the chain is as long as the outline and the longest point.
+The points are written on forks of the file that holds question and outline, and share the steps of the daemon.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import libsym as sym
+
+
+def answer(kv: sym.KV, question: str, num_points: int, max_tokens: int) -> Iterator[tuple[str, str]]:
+    """The points of the outline, each with what is said about it."""
+    chat = sym.Chat(kv, "You answer briefly.")
+    form = "\n".join(rf"{number}\. [A-Z][^\n.]{{4,40}}" for number in range(1, num_points + 1))
+    asked = f"{question} Answer with an outline of {num_points} short points."
+    points = chat.ask(asked, grammar=sym.Grammar.regex(form)).full_text().splitlines()
+    forks = [chat.fork() for _ in points]
+    sentence = sym.Grammar.regex(r"[A-Z][^\n.!?]{20,200}\.")
+    texts = [
+        fork.ask(f"Explain in one sentence: {point[3:]}", grammar=sentence, max_tokens=max_tokens)
+        for fork, point in zip(forks, points, strict=True)
+    ]
+    for point, text in zip(points, texts, strict=True):
+        yield point, text.full_text().strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("question")
+    parser.add_argument("--points", type=int, default=3, help="of the outline (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=60, help="about each point (default: %(default)s)")
+    args = parser.parse_args()
+    with sym.kv_create() as kv:
+        for point, text in answer(kv, args.question, args.points, args.max_tokens):
+            print(f"{point}\n   {text}")
+
+
+if __name__ == "__main__":
+    sym.main(main)

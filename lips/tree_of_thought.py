@@ -1,0 +1,78 @@
+"""Tree of thoughts: proposes several next steps, has the model judge them, and goes on with the best (Yao et al. 2023).
+
+symphony run tree_of_thought "Plan a day in a city." --breadth 3 --keep 2 --depth 3
+symphony run tree_of_thought "Plan a day in a city." --tree plan     # and in a shell: ls /kv/plan
+
+A thought is a fork of the file of the thought before it, so what they share is computed once. All proposals of a level
+are drawn side by side, and all judgements are one batch: how likely is Yes. Thoughts that lose are removed, and their
+pages are free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import libsym as sym
+
+JUDGE = "\nIs that a good step? Answer Yes or No:"
+
+
+class Thought(sym.Tree):
+    """A step; its file holds all steps up to it, but for the tokens that are pending."""
+
+    text = ""
+    score = 0.0
+    pending: list[int]
+
+
+def judge(thoughts: list[Thought]) -> None:
+    """Gives each a score: the probability of Yes beside No."""
+    yes, no = (sym.tokenize(word)[0] for word in (" Yes", " No"))
+    question = sym.tokenize(JUDGE)
+    asked = [sym.Pred(thought.kv.fork(), thought.pending + question, logprobs=[yes, no]) for thought in thoughts]
+    for thought, row in zip(thoughts, sym.pred_batch(asked), strict=True):
+        thought.score = 1 / (1 + math.exp(row.logprob(no) - row.logprob(yes)))
+
+
+def think(root: Thought, breadth: int, keep: int, depth: int, seed: int = 0, max_tokens: int = 24) -> list[Thought]:
+    """The best thoughts of the last level, the best first."""
+    sampler, frontier = sym.Sampler(temperature=0.8), [root]
+    for level in range(1, depth + 1):
+        step = sym.tokenize(f"\nStep {level}:")
+        thoughts = [node.fork() for node in frontier for _ in range(breadth)]
+        drawn = []
+        for number, thought in enumerate(thoughts):
+            tokens = thought.line()[-2].pending + step
+            drawn.append(
+                sym.generate(thought.kv, tokens, sampler=sampler, seed=seed + number, stop="\n", max_tokens=max_tokens)
+            )
+        for thought, generation in zip(thoughts, drawn, strict=True):
+            thought.text = generation.full_text().strip()
+            thought.pending = generation.pending
+        judge(thoughts)
+        thoughts.sort(key=lambda thought: thought.score, reverse=True)
+        frontier = thoughts[:keep]
+        for loser in thoughts[keep:]:
+            loser.remove()
+    return frontier
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("task")
+    parser.add_argument("--breadth", type=int, default=3, help="steps proposed for each (default: %(default)s)")
+    parser.add_argument("--keep", type=int, default=2, help="of a level (default: %(default)s)")
+    parser.add_argument("--depth", type=int, default=3, help="levels (default: %(default)s)")
+    parser.add_argument("--tree", metavar="DIR", help="a directory of the mount in which the thoughts have names")
+    args = parser.parse_args()
+    root = Thought(sym.kv_create(), args.tree)
+    root.pending = sym.tokenize(f"Task: {args.task}\nA plan in {args.depth} steps, each in one line.")
+    root.kv.write(root.pending[:-1])
+    root.pending = root.pending[-1:]
+    for leaf in think(root, args.breadth, args.keep, args.depth):
+        print(f"{leaf.score:.2f}", *(f"  {thought.name}: {thought.text}" for thought in leaf.line()[1:]), sep="\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

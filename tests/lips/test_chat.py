@@ -1,0 +1,94 @@
+"""A conversation in a file: it outlives the daemon, a turn can be undone, and a copy can be talked to."""
+
+import io
+import subprocess
+
+import pytest
+
+import libsym as sym
+from lips.chat import talk
+from tests.lips.conftest import Lips
+from tests.symphony.daemons import Daemon
+
+pytestmark = pytest.mark.slow
+TURNS = ["My name is Ada.", "What is my name?"]
+
+
+def answers(output):
+    """What it said, line by line of its user's."""
+    return output.split("> ")[1:-1]
+
+
+def chat(lips, *lines, file="chat.kv"):
+    return answers(lips.run("chat", "--max-tokens", "10", file, text="".join(f"{line}\n" for line in lines)))
+
+
+@pytest.fixture
+def said(monkeypatch, capsys):
+    """Talks in this process: what the chat answers to lines."""
+
+    def say(conversation, *lines):
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        talk(conversation, sym.Sampler.greedy(), 10)
+        return answers(capsys.readouterr().out)
+
+    return say
+
+
+def test_a_conversation_goes_on_after_the_daemon_was_restarted_as_if_it_had_not_been(tmp_path):
+    """Of the model whose weights are random: what counts is that not one bit of the context is lost."""
+    daemon = Daemon(tmp_path, "--model", "tiny")
+    try:
+        whole = chat(Lips(daemon), *TURNS, file="whole.kv")
+        first = chat(Lips(daemon), TURNS[0])
+        assert daemon.stop() == 0, daemon.log.read_text()
+        daemon.clean_up()
+        daemon = Daemon(tmp_path, "--model", "tiny")
+        assert first + chat(Lips(daemon), TURNS[1]) == whole
+        assert (daemon.mount / "chat.kv").read_bytes() == (daemon.mount / "whole.kv").read_bytes()
+        assert daemon.stop() == 0, daemon.log.read_text()
+    finally:
+        daemon.clean_up()
+
+
+def test_undo_leaves_the_file_as_it_was_byte_for_byte_and_computes_nothing(lips, said, computed):
+    before = chat(lips, TURNS[0])
+    image = (lips.mount / "chat.kv").read_bytes()
+    first = chat(lips, TURNS[1])
+    assert (lips.mount / "chat.kv").read_bytes() != image
+    with sym.Chat(sym.kv_open("chat.kv", "rw")) as conversation:
+        told, num_computed = computed(said, conversation, "/undo")
+    assert (told, num_computed) == (["(forgotten)\n"], 0)
+    assert (lips.mount / "chat.kv").read_bytes() == image
+    assert chat(lips, TURNS[1]) == first
+    assert chat(lips, "/undo", "/undo", TURNS[0])[-1:] == before
+
+
+def test_a_copy_made_in_a_shell_or_by_fork_goes_on_by_itself(lips):
+    first = chat(lips, TURNS[0], "/fork fork.kv")
+    assert first[1] == "(kept as fork.kv)\n"
+    subprocess.run(["cp", lips.mount / "chat.kv", lips.mount / "copy.kv"], check=True)
+    image = (lips.mount / "chat.kv").read_bytes()
+    assert (lips.mount / "fork.kv").read_bytes() == image
+    second = chat(lips, TURNS[1], file="copy.kv")
+    assert (lips.mount / "chat.kv").read_bytes() == image
+    assert chat(lips, TURNS[1]) == chat(lips, TURNS[1], file="fork.kv") == second
+
+
+def test_a_new_question_computes_itself_and_not_the_conversation(lips, said, computed):
+    system = "You answer with one word. " * 20
+    with sym.Chat(sym.kv_create(), system) as conversation:
+        said(conversation, TURNS[0])
+        answer, num_computed = computed(said, conversation, TURNS[1])
+        question = sym.chat_tokens([{"role": "user", "content": TURNS[1]}], after_answer=True)
+        assert 0 < num_computed <= 1 + len(question) + 10 < conversation.kv.len() / 2
+        assert answer[0].strip()
+
+
+def test_what_cannot_be_done_is_told_and_the_conversation_goes_on(lips):
+    told = chat(lips, "/undo", "/fork", "/forget", TURNS[0], "/fork a.kv", "/fork a.kv", "/fork no/dir.kv", TURNS[1])
+    assert told[0] == "(chat.kv: there is no turn to undo)\n"
+    assert told[1] == told[2] == "(/undo, /fork NAME, /quit)\n"
+    assert told[5].startswith("(a.kv: ")
+    assert told[6].startswith("(no/dir.kv: ")
+    assert [told[3], told[7]] == chat(lips, *TURNS, "/quit", "never read", file="plain.kv")

@@ -1,0 +1,28 @@
+"""The plain loop: its tokens are those that the daemon's own loop draws."""
+
+import pytest
+
+import libsym as sym
+from lips.completion import complete
+
+pytestmark = pytest.mark.slow
+PROMPT = "Once upon a time"
+
+
+@pytest.mark.parametrize("sampler", [sym.Sampler(temperature=0), sym.Sampler(temperature=0.9, seed=7)])
+def test_its_text_is_that_of_the_same_loop_in_the_daemon(lips, sampler):
+    with sym.kv_create() as kv:
+        wanted = sym.generate(kv, sym.tokenize(PROMPT), sampler=sampler, max_tokens=12).full_text()
+    assert "".join(complete(PROMPT, sampler, 12)) == wanted
+
+
+def test_the_same_seed_draws_the_same_text_and_another_one_another(lips):
+    drawn = [lips.run("completion", "--max-tokens", "8", "--temperature", "1", "--seed", s, PROMPT) for s in "771"]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_wrong_temperature_is_told_in_one_line(lips):
+    done = lips.finish("completion", "--temperature", "-1", PROMPT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("completion: ")
+    assert done.stderr.count("\n") == 1

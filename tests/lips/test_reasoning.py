@@ -1,0 +1,257 @@
+"""Reasoning: shared thoughts are computed once, branches grow in the same steps, and what is searched for is found."""
+
+import random
+import re
+
+import pytest
+
+import libsym as sym
+from lips import (
+    graph_of_thought,
+    mcts,
+    recursion_of_thought,
+    reflexion,
+    self_consistency,
+    skeleton_of_thought,
+    tree_of_thought,
+)
+from tests.lips.scripted import NoAnswerLeft, scripted
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def steps(lips):
+    """Calls a function, and says how many steps the daemon took meanwhile; nobody else calls it."""
+
+    def count(call, *arguments, **how):
+        before = sym.daemon_stat()["num_steps"]
+        result = call(*arguments, **how)
+        return result, sym.daemon_stat()["num_steps"] - before
+
+    return count
+
+
+def root_of(task, path=None):
+    root = tree_of_thought.Thought(sym.kv_create(), path)
+    tokens = sym.tokenize(task)
+    root.kv.write(tokens[:-1])
+    root.pending = tokens[-1:]
+    return root
+
+
+def test_a_tree_of_thoughts_goes_on_with_those_that_the_model_finds_best(lips):
+    free = sym.daemon_stat()["num_free_pages"]
+    root = root_of("Task: Plan a day in a city.\nA plan in 2 steps.", "plan")
+    best = tree_of_thought.think(root, breadth=3, keep=2, depth=2, max_tokens=12)
+    assert [leaf.score for leaf in best] == sorted((leaf.score for leaf in best), reverse=True)
+    assert {leaf.depth for leaf in best} == {2}
+    assert len(root.leaves()) <= 2 + 2, "those that lost are gone, but for a parent without children"
+    assert sorted(path.name for path in (lips.mount / "plan").iterdir()) == sorted(
+        f"{node.name}.kv" for node in root if node.parent
+    )
+    text = sym.detokenize([*best[0].kv.read()[0], *best[0].pending])
+    assert all(thought.text in text for thought in best[0].line()[1:]), "a leaf's file holds all thoughts up to it"
+    root.remove()
+    root.kv.close()
+    assert sym.daemon_stat()["num_free_pages"] == free
+
+
+def test_a_thoughts_score_is_what_the_model_says_without_the_tree(lips):
+    root = root_of("Task: Boil an egg.")
+    [thought] = tree_of_thought.think(root, breadth=2, keep=1, depth=1, max_tokens=10)
+    tokens = [*thought.kv.read()[0], *thought.pending, *sym.tokenize(tree_of_thought.JUDGE)]
+    dist = sym.pred(sym.kv_create(), tokens)
+    yes, no = (sym.tokenize(word)[0] for word in (" Yes", " No"))
+    alone = dist.probs(allowed=[yes, no])[yes]
+    assert thought.score == pytest.approx(alone, abs=2e-2)
+
+
+def test_thoughts_cost_their_own_tokens_and_share_steps(lips, computed, steps):
+    root = root_of("Task: " + "Plan a long day in a large city with many museums. " * 8)
+    (_, num_tokens), num_steps = steps(computed, tree_of_thought.think, root, breadth=4, keep=1, depth=1, max_tokens=8)
+    judged = 4 * len(sym.tokenize(tree_of_thought.JUDGE))
+    drawn = 4 * (len(root.pending) + len(sym.tokenize("\nStep 1:")) + 8)
+    assert num_tokens <= drawn + judged + 4, "the task is not among them"
+    assert num_steps <= 4 * 8 / 2, "four thoughts grow in the same steps"
+
+
+def test_faults_are_what_is_out_of_order_missing_or_too_many():
+    assert graph_of_thought.faults([1, 2, 3], [3, 1, 2]) == 0
+    assert graph_of_thought.faults([2, 1, 3], [1, 2, 3]) == 1
+    assert graph_of_thought.faults([1, 2], [1, 2, 3]) == 1
+    assert graph_of_thought.faults([1, 2, 4], [1, 2, 3]) == 2
+
+
+def test_more_ways_never_sort_worse_and_the_parts_sort_what_the_whole_does_not(lips):
+    digits = [5, 3, 9, 1, 7, 2, 8, 4]
+    with sym.kv_create() as examples:
+        examples.write(sym.tokenize(graph_of_thought.SORT.partition("{")[0]))
+        length = examples.len()
+        parts = [digits[:4], digits[4:]]
+        one, many = (graph_of_thought.attempts(examples, parts, ways) for ways in (1, 6))
+        for part, first, best in zip(parts, one, many, strict=True):
+            assert len(best) == 4
+            assert graph_of_thought.faults(best, part) <= graph_of_thought.faults(first, part)
+        found = graph_of_thought.sort(examples, digits, 3)
+        assert examples.len() == length
+    assert len(found) == 8
+    assert graph_of_thought.faults(found, digits) <= 4
+
+
+def test_the_points_of_a_skeleton_are_written_in_the_same_steps(lips, computed, steps):
+    with sym.kv_create() as kv:
+        (points, num_tokens), num_steps = steps(
+            computed, lambda: list(skeleton_of_thought.answer(kv, "How do I plant a tree?", 3, 30))
+        )
+        outline = kv.len()
+    assert [point[:2] for point, _ in points] == ["1.", "2.", "3."]
+    lengths = [len(sym.tokenize(text)) for _, text in points]
+    assert num_steps < outline + sum(lengths), "one after the other they would take a step for each token"
+    questions = sum(len(sym.tokenize(f"Explain in one sentence: {point[3:]}")) + 20 for point, _ in points)
+    assert num_tokens < outline + questions + sum(lengths) + 30, "the outline is computed once, for three forks"
+
+
+def test_a_sum_of_any_length_is_solved_in_contexts_that_stay_short(lips, computed):
+    with sym.kv_create() as examples:
+        examples.write(sym.tokenize(recursion_of_thought.EXAMPLES))
+        (found, depth), num_tokens = computed(recursion_of_thought.solve, examples, [3, 4, 2, 1, 5, 2])
+        assert (found, depth) == (17, 3)
+        assert num_tokens <= 5 * 12, "five small problems; the examples are computed already"
+        _, depth = recursion_of_thought.solve(examples, [1] * 16)
+        assert depth == 4
+        assert recursion_of_thought.solve(examples, [7]) == (7, 0)
+
+
+def test_the_search_finds_the_value_and_the_reward_is_arithmetic(lips):
+    search = mcts.Search(12)
+    budget = sym.Budget(tokens=900)
+    while budget and search.best[0] < 1:
+        search.step()
+    value, text = search.best
+    assert value == 1
+    assert eval(text) == 12
+    assert re.fullmatch(r"\d([-+*]\d){3}", text)
+
+
+def test_a_search_finds_better_than_drawing_with_the_same_tokens():
+    """On a tree whose rewards are known: no model, the search alone."""
+
+    class Known(mcts.Search):
+        def __init__(self, target, seed):
+            self.target, self.random, self.best = target, random.Random(seed), (-1.0, "")
+            self.texts = {ord(char): char.encode() for char in "0123456789+-*"}
+            self.root = _Plain()
+
+        def moves(self, _kv, _token, length):
+            allowed = "+-*" if length % 2 else "0123456789"
+            return [(ord(char), 1 / len(allowed)) for char in allowed]
+
+    def found_by(search, num_rollouts):
+        for _ in range(num_rollouts):
+            search()
+
+    searched, drawn = 0, 0
+    for target in (61, 83, 97):
+        for seed in range(20):
+            search, chance = Known(target, seed), Known(target, seed)
+            found_by(search.step, 300)
+            found_by(lambda chance=chance: chance.rollout(chance.root), 300)
+            searched += search.best[0] == 1
+            drawn += chance.best[0] == 1
+    assert searched >= 1.5 * drawn > 0
+
+
+class _Plain(mcts.Node):
+    """A node without a file."""
+
+    def __init__(self, _kv=None, _path=None):
+        self.kv, self.parent, self.children, self.name, self.token = _NoFile(), None, [], "", 0
+
+    def fork(self):
+        child = _Plain()
+        child.parent = self
+        self.children.append(child)
+        return child
+
+
+class _NoFile:
+    def fork(self):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exc):
+        pass
+
+
+RIGHT, WRONG = "def double(x):\n    return x * 2", "def double(x):\n    return x + 2"
+
+
+def test_reflexion_tries_again_until_the_test_passes(lips):
+    """The attempts are scripted: a small model can't be told to fail first."""
+    test = "assert double(5) == 10, 'double(5) is ' + str(double(5))"
+    with sym.Chat(sym.kv_create()) as chat, scripted([WRONG, "It added two.", RIGHT, "never asked"]) as left:
+        tried = list(reflexion.attempts(chat, "double", test, most=3))
+        text = sym.detokenize([*chat.kv.read()[0], *chat.pending])
+    assert tried == [(WRONG, "AssertionError: double(5) is 7"), (RIGHT, "")]
+    assert left == ["never asked"]
+    assert text.index(WRONG) < text.index("double(5) is 7") < text.index("It added two.") < text.index(RIGHT)
+
+
+def test_reflexion_never_exceeds_its_attempts_and_reads_each_token_once(lips, computed):
+    with sym.Chat(sym.kv_create()) as chat, scripted([WRONG, "It added.", WRONG]):
+        tried, num_tokens = computed(lambda: list(reflexion.attempts(chat, "double", "assert double(5) == 10", most=2)))
+        with pytest.raises(NoAnswerLeft):
+            chat.ask("One more?")
+        assert [code for code, _ in tried] == [WRONG, WRONG]
+        # Of a forced answer the last token is computed, and cut: it is pending.
+        assert num_tokens == chat.kv.len() + 3, "no attempt is prefilled again"
+
+
+def test_the_vote_counts_the_last_numbers_of_the_same_draws(lips, computed):
+    question = sym.chat_tokens([{"role": "user", "content": "Tom has 3 apples and buys 2. How many has he?"}])
+    sampler = sym.Sampler(temperature=0.7)
+    with sym.kv_create() as kv:
+        kv.write(question[:-1])
+        votes, num_tokens = computed(self_consistency.votes, kv, question[-1:], 4, sampler, 24)
+    assert num_tokens <= 4 * 24, "the question is computed once"
+    alone = []
+    for seed in range(4):
+        with sym.kv_create() as kv:
+            alone.append(sym.generate(kv, question, sampler=sampler, seed=seed, max_tokens=24).full_text())
+    numbers = [re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)[-1:] for text in alone]
+    expected = [found[0].replace(",", "") for found in numbers if found]
+    assert sorted(votes.elements()) == sorted(expected)
+
+
+COMMANDS = {
+    "tree_of_thought": ["Plan a day.", "--breadth", "2", "--keep", "1", "--depth", "1"],
+    "graph_of_thought": ["3", "1", "2", "--ways", "2"],
+    "skeleton_of_thought": ["How do I plant a tree?", "--points", "2", "--max-tokens", "20"],
+    "recursion_of_thought": ["2", "3", "4"],
+    "mcts": ["10", "--tokens", "60"],
+    "reflexion": ["a function double(x) that gives twice x", "--test", "assert double(4) == 8"],
+    "self_consistency": ["What is 2 + 3?", "-n", "3", "--max-tokens", "16"],
+}
+SAYS = {
+    "tree_of_thought": r"0\.\d\d\n  \d: .+\n",
+    "graph_of_thought": r"(\d ?){3}\n\d faults\n",
+    "skeleton_of_thought": r"(\d\. .+\n   .+\n){2}",
+    "recursion_of_thought": r"\d+ \(it is 9\), 2 levels\n",
+    "mcts": r"\d([-+*]\d){3} = -?\d+, \d+ rollouts\n",
+    "reflexion": r"def double\(x\)(.|\n)*# passed\n\n",
+    "self_consistency": r"(\d of 3: -?[\d.]+\n)*",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_says_what_it_found(lips, name):
+    assert re.fullmatch(SAYS[name], lips.run(name, *COMMANDS[name]))
+
+
+def test_a_task_that_no_attempt_solves_fails(lips):
+    done = lips.finish("reflexion", "nothing", "--test", "assert False, 'no'", "--attempts", "1")
+    assert done.returncode == 1
+    assert done.stderr == "reflexion: no attempt of 1 has passed\n"
