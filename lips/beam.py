@@ -1,4 +1,4 @@
-"""Beam search: of all continuations that a few hypotheses side by side find, the likeliest.
+"""Beam search: a few hypotheses grow side by side, and the likeliest continuation is found among them.
 
 symphony run beam "The capital of France is" --width 4 --max-tokens 20
 
