@@ -1,4 +1,4 @@
-"""Jacobi decoding: several tokens guessed at once, all corrected in each step, until they stay as they are.
+"""Jacobi decoding: a window of guesses, all corrected in each step, until they stay as they are.
 
 symphony run jacobi "1, 2, 3, 4, 5, 6," --max-tokens 60
 

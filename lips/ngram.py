@@ -1,4 +1,4 @@
-"""N-gram speculation by hand: drafts from the text so far, checked in one step, and cut where they were wrong.
+"""N-gram speculation by hand: drafts from earlier text, checked in one step, wrong guesses cut off.
 
 symphony run ngram "Count: one, two, three, one, two, three," --max-tokens 60
 symphony run ngram "Count: one, two, three, one, two, three," --builtin
