@@ -1,6 +1,6 @@
 """Beam search: a few hypotheses grow side by side, and the likeliest continuation is found among them.
 
-symphony run beam "The capital of France is" --width 4 --max-tokens 20
+    symphony run beam "The capital of France is" --width 4 --max-tokens 20
 
 Each round computes the next token of all hypotheses in one step (`pred_batch`), and keeps the best of all their
 likeliest continuations. A hypothesis that goes on in two ways is forked, in constant time. Beams share the pages of

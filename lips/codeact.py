@@ -1,10 +1,11 @@
-"""CodeAct: the model acts by writing Python, which runs confined, and reads what it printed (Wang et al. 2024).
+"""CodeAct: the model acts by writing Python, which runs confined, and reads what it printed.
 
-symphony run codeact "How many primes are below 100?"
-symphony run codeact "Which line of the log has the error?" --read log.txt
+    symphony run codeact "How many primes are below 100?"
+    symphony run codeact "Which line of the log has the error?" --read log.txt
 
 The code runs in an `Interpreter`: a process that the kernel has shut in, without network, processes or files to write.
 Its variables stay from turn to turn, as the conversation does in its KV file. When it knows, it says `answer(x)`.
+(Wang et al. 2024)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Token healing: a text may end in the middle of a token, and goes on as if it had not.
 
-symphony run healing "The capital of Fra"
-symphony run healing 'An example link is <a href="http:'
+    symphony run healing "The capital of Fra"
+    symphony run healing 'An example link is <a href="http:'
 
 Where a text is cut off, its last token is, too. Behind "http" and ":" a model hardly says "//": in all that it has read
 "://" is one token, and ":" alone says that something else follows. Healing takes the last token back and draws one in

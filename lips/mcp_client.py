@@ -1,6 +1,6 @@
-"""An MCP client: the model calls tools of a server of the Model Context Protocol, which runs beside it.
+"""An MCP client: the model calls the tools of a server that speaks the Model Context Protocol.
 
-symphony run mcp_client "What is the weather in Rome?" -- python3 weather_server.py
+    symphony run mcp_client "What is the weather in Rome?" -- python3 weather_server.py
 
 The server is a process that speaks MCP on its standard input and output, as any client starts it. Its tools have JSON
 schemas, and of these a grammar is made: the model can name no tool that there is not, nor give it arguments of another
