@@ -15,10 +15,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import anyio
-from mcp import Client, StdioServerParameters
-from mcp.types import TextContent, Tool
 
 import libsym as sym
+
+try:
+    from mcp import Client, StdioServerParameters
+    from mcp.types import TextContent, Tool
+except ModuleNotFoundError:
+    raise SystemExit("mcp_client needs the package mcp: pip install 'symphony-os[programs]'") from None
 
 
 def form(tools: Sequence[Tool]) -> sym.Grammar:
