@@ -115,7 +115,7 @@ def of_rag() -> Iterator[Row]:
     num_hits = 0
     for name in asked:
         num_hits += computed(partial(open_and_tidy, shelf, documents, name)) == 0
-    what = f"of {NUM_QUESTIONS} questions on {len(documents)} documents, hits with room for {NUM_KEPT}"
+    what = f"of {NUM_QUESTIONS} questions on {len(documents)} documents, hits with room for {NUM_KEPT} long ones"
     yield Row("rag", f"{what}; without: LRU", num_hits / NUM_QUESTIONS, "share", lru_hits(asked, lengths, shelf.budget))
 
 
