@@ -1,6 +1,6 @@
 """Contrastive decoding: prefers what an expert says, and an amateur does not.
 
-symphony run contrastive "The history of the city begins" --window 16 --max-tokens 48
+    symphony run contrastive "The history of the city begins" --window 16 --max-tokens 48
 
 What a weak model is sure of, too, is mostly the dull and the repeated. So its log-probabilities are taken off those of
 a strong one, among the tokens that the strong one finds plausible (at least --alpha times as likely as its first). One

@@ -1,4 +1,4 @@
-"""Joins texts that were computed apart, in any combination, and says what that costs against computing them together.
+"""Modular cache: joins texts that were computed apart, and says what that costs in accuracy.
 
     symphony run modular "Which of them make honey?" bees.md ants.md
     symphony run modular --choose 2 "Which of them make honey?" bees.md ants.md wasps.md
