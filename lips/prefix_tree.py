@@ -57,7 +57,7 @@ def main() -> None:
     args = parser.parse_args()
     levels = [
         level("system", [(text, text) for text in args.system or ["You answer in one short sentence."]]),
-        level("user", [(path.name, path.read_text()) for path in args.document]),
+        level("user", [(path.name, path.read_text(errors="replace")) for path in args.document]),
         level("user", [(text, text) for text in args.question]),
     ]
     with sym.kv_open(f"{args.tree}.kv", "a") as root, root.lock():  # empty; one run at a time
