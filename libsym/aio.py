@@ -37,7 +37,7 @@ from libsym.channel import process as connection
 from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import run
 from libsym.channel.process import process
-from libsym.decode import Beside, Decoded
+from libsym.decode import Beside, Decoded, Draw
 from libsym.errors import NotConnected
 from libsym.faces import first_argument, script_of
 from libsym.generate import Grammar, Ngram, generate_call
@@ -371,7 +371,7 @@ async def generate(
 async def decode(
     kv: KV,
     tokens: Iterable[int],
-    draw: Callable[..., int | Awaitable[int]],
+    draw: Draw,
     *,
     beside: Beside = (),
     stop: str | int | Iterable[str | int] = (),

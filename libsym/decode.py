@@ -32,7 +32,7 @@ Ending = Literal["length", "stop_token", "stop_text"]
 def decode(
     kv: KV,
     tokens: Iterable[int],
-    draw: Callable[..., int],
+    draw: Draw,
     *,
     beside: Beside = (),
     stop: str | int | Iterable[str | int] = (),

@@ -1,4 +1,4 @@
-"""Completes what is edited in a directory: undo computes nothing, what is deleted is not kept.
+"""Completes what is edited in a directory; undo computes nothing, and what is deleted is dropped.
 
     symphony run editor src
     symphony run editor --undo-s 120 --idle-s 3600 src

@@ -1,4 +1,4 @@
-"""Asks every question about every document: a tree of forks; each shared part is computed once.
+"""Prefix tree: asks every question about every document, and computes each shared part once.
 
     symphony run prefix_tree --document bees.md --document ants.md "What do they eat?" "Where do they live?"
     symphony run prefix_tree --system "Be brief." --system "Be funny." --document bees.md "What do they eat?"
