@@ -37,6 +37,7 @@ from libsym.channel import process as connection
 from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import run
 from libsym.channel.process import process
+from libsym.channel.vocabulary import vocabulary_script
 from libsym.decode import Beside, Decoded, Draw
 from libsym.errors import NotConnected
 from libsym.faces import first_argument, script_of
@@ -60,7 +61,7 @@ from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Sampler
 from libsym.rows.token_set import TokenSet
 from libsym.text import TextWindow
-from libsym.vocabulary import token_set_script, vocabulary_script
+from libsym.vocabulary import token_set_script
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -20,7 +20,7 @@ def aware(strength: float) -> Callable[[sym.Dist, sym.Dist], int]:
     """Draws the likeliest token where what the context changes counts once more, `strength` times."""
 
     def draw(reading: sym.Dist, remembering: sym.Dist) -> int:
-        read, remembered = np.log(reading.probs()), np.log(remembering.probs())
+        read, remembered = np.asarray(reading), np.asarray(remembering)
         return int(np.argmax(read + strength * (read - remembered)))
 
     return draw

@@ -60,6 +60,8 @@ def main() -> None:
     parser.add_argument("--key", type=int, default=1, help="who knows it finds the watermark (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=100, help="(default: %(default)s)")
     args = parser.parse_args()
+    if args.key < 0:
+        parser.error("--key: 0 or more")
     tokens = sym.tokenize(args.text)
     if args.detect:
         print(f"p = {p_value(tokens, args.key, sym.model_info().vocab_size):.3g}")

@@ -107,6 +107,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
     args = parser.parse_args()
+    if args.seed < 0:
+        parser.error("--seed: 0 or more")
     with sym.kv_create() as kv:
         sampler = SAMPLERS.get(args.sampler) or mirostat()
         for piece in generate(kv, sym.tokenize(args.prompt), sampler, args.seed, args.max_tokens).text():
