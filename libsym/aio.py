@@ -38,7 +38,7 @@ from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import run
 from libsym.channel.process import process
 from libsym.channel.vocabulary import vocabulary_script
-from libsym.decode import Beside, Decoded
+from libsym.decode import Beside, Decoded, Draw
 from libsym.errors import NotConnected
 from libsym.faces import first_argument, script_of
 from libsym.generate import Grammar, Ngram, generate_call
@@ -372,7 +372,7 @@ async def generate(
 async def decode(
     kv: KV,
     tokens: Iterable[int],
-    draw: Callable[..., int | Awaitable[int]],
+    draw: Draw,
     *,
     beside: Beside = (),
     stop: str | int | Iterable[str | int] = (),

@@ -1,6 +1,6 @@
 """Context-aware decoding: has the model believe what it has been given to read, not what it remembers.
 
-symphony run cad --context "In 2030 the capital of France moved to Lyon." "The capital of France is" --strength 1
+    symphony run cad --context "In 2030 the capital of France moved to Lyon." "The capital of France is" --strength 1
 
 The question lies in two files, behind the context and alone. Tokens that the context makes likelier get likelier still,
 by `strength` times as much again: 0 is plain decoding. (Shi et al. 2023)
@@ -20,7 +20,7 @@ def aware(strength: float) -> Callable[[sym.Dist, sym.Dist], int]:
     """Draws the likeliest token where what the context changes counts once more, `strength` times."""
 
     def draw(reading: sym.Dist, remembering: sym.Dist) -> int:
-        read, remembered = np.log(reading.probs()), np.log(remembering.probs())
+        read, remembered = np.asarray(reading), np.asarray(remembering)
         return int(np.argmax(read + strength * (read - remembered)))
 
     return draw

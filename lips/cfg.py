@@ -1,6 +1,6 @@
 """Classifier-free guidance: makes the model follow its instructions more than it would by itself.
 
-symphony run cfg "Describe a cat." --system "You speak like a pirate." --scale 2
+    symphony run cfg "Describe a cat." --system "You speak like a pirate." --scale 3
 
 Two files hold the same question, one with the instructions and one without (or with the opposite: --negative). Both are
 given each token that is drawn. What the instructions change in the model's opinion is taken `scale` times: 1 is plain
@@ -21,7 +21,7 @@ def guided(scale: float) -> Callable[[sym.Dist, sym.Dist], int]:
     """Draws the likeliest token where the guidance is `scale` times as strong as it is."""
 
     def draw(with_: sym.Dist, without: sym.Dist) -> int:
-        follows, ignores = np.log(with_.probs()), np.log(without.probs())
+        follows, ignores = np.asarray(with_), np.asarray(without)
         return int(np.argmax(ignores + scale * (follows - ignores)))
 
     return draw

@@ -1,7 +1,7 @@
 """Samplers of a few lines each: min-p, typical, eta, top-a, XTC, mirostat, DRY, adaptive temperature.
 
-symphony run samplers "Once upon a time" --sampler min_p
-symphony run samplers "Once upon a time" --sampler mirostat --seed 3 --max-tokens 80
+    symphony run samplers "Once upon a time" --sampler min_p
+    symphony run samplers "Once upon a time" --sampler mirostat --seed 3 --max-tokens 80
 
 Each is a function of the probabilities, which gives those that are left; one is then drawn. A new idea of how to draw
 is three lines here, and no change to the daemon.
@@ -107,6 +107,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
     args = parser.parse_args()
+    if args.seed < 0:
+        parser.error("--seed: 0 or more")
     with sym.kv_create() as kv:
         sampler = SAMPLERS.get(args.sampler) or mirostat()
         for piece in generate(kv, sym.tokenize(args.prompt), sampler, args.seed, args.max_tokens).text():

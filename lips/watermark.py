@@ -1,10 +1,11 @@
-"""A watermark of favoured tokens, and the test that finds it (Kirchenbauer et al. 2023).
+"""A watermark of favoured tokens, and the test that finds it.
 
-symphony run watermark "Once upon a time" --key 7 --max-tokens 100
-symphony run watermark --key 7 --detect "a text that may have been drawn so"
+    symphony run watermark "Once upon a time" --key 7 --max-tokens 100
+    symphony run watermark --key 7 --detect "a text that may have been drawn so"
 
 The token before, with a key, chooses half of the vocabulary; these tokens get `delta` more before one is drawn. To find
 it takes the key and the text, and no model: chance has half of the tokens in their half, so the excess has a p-value.
+(Kirchenbauer et al. 2023)
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ def green(key: int, before: int, vocab_size: int) -> npt.NDArray[np.bool_]:
 
 
 def generate(kv: sym.KV, prompt: list[int], key: int, delta: float, max_tokens: int, seed: int) -> list[int]:
-    before, draws = prompt[-1], sym.Sampler(seed=seed).start()
+    context, draws = list(prompt), sym.Sampler(seed=seed).start()
 
     def draw(dist: sym.Dist) -> int:
-        nonlocal before
-        before = draws.draw(sym.Dist.of(np.asarray(dist) + delta * green(key, before, dist.vocab_size)))
-        return before
+        favour = delta * green(key, context[-1], dist.vocab_size)
+        context.append(draws.draw(sym.Dist.of(np.asarray(dist) + favour)))
+        return context[-1]
 
     return list(sym.decode(kv, prompt, draw, max_tokens=max_tokens))
 
@@ -54,6 +55,8 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=100, help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
     args = parser.parse_args()
+    if args.key < 0:
+        parser.error("--key: 0 or more")
     tokens = sym.tokenize(args.text)
     if args.detect:
         print(f"p = {p_value(tokens, args.key, sym.model_info().vocab_size):.3g}")

@@ -64,9 +64,13 @@ class Dist:
         """
         is_row = getattr(logits, "ndim", 1) == 1
         is_row = is_row and not isinstance(logits, (str, bytes, bytearray, set, frozenset, dict))
+        values = array("f")
         try:
-            values = array("f", logits if is_row else ())
-        except TypeError:
+            if is_row and hasattr(logits, "__array_interface__"):  # numpy's: number by number it takes 6 ms for 49 152
+                values.frombytes(logits.astype("f4").tobytes())
+            elif is_row:
+                values.extend(logits)
+        except (TypeError, ValueError):
             values = array("f")
         if not values:
             raise Invalid(f"Dist.of() takes one row of logits, a number for each token, not {shown(logits)}")

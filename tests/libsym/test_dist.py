@@ -237,6 +237,21 @@ def test_allowed_makes_all_others_impossible() -> None:
     assert logits.tolist() == dist.logits.tolist()
 
 
+def test_a_row_of_ones_own_may_be_whatever_holds_numbers() -> None:
+    logits = random_logits(1000, seed=7)
+    own = [logits.tolist(), array("f", logits.tolist()), memoryview(logits), logits, np.repeat(logits, 2)[::2]]
+    own += [logits.astype(np.float64), iter(logits.tolist()), dist_of(logits).logits]
+    assert all(Dist.of(row).logits.tolist() == logits.tolist() for row in own)
+    assert Dist.of(np.arange(5)[::-1]).logits.tolist() == [4.0, 3.0, 2.0, 1.0, 0.0]
+    row = logits.copy()
+    dist = Dist.of(row)
+    row[:] = 0
+    assert dist.logits.tolist() == logits.tolist(), "it is a copy"
+    for bad in (np.array(["a", "b"]), np.zeros((2, 3)), np.zeros(0), np.float32(1), ["a"], "12", {1.0}, None):
+        with pytest.raises(Invalid, match=r"Dist.of\(\) takes one row of logits"):
+            Dist.of(bad)
+
+
 def test_an_allowed_that_does_not_fit_the_vocabulary_is_named() -> None:
     dist = Dist.of([1.0] * 40)
     for bad in ([40], [-1], bytes(4), bytes(9), memoryview(bytes(12))):

@@ -1,0 +1,118 @@
+"""Completes what is edited in a directory; undo computes nothing, and what is deleted is dropped.
+
+    symphony run editor src
+    symphony run editor --undo-s 120 --idle-s 3600 src
+
+Save a file of the directory in any editor: a line is suggested at the place of the change. This is the paper's example
+of a program that knows what will be needed, where a server's cache can only guess:
+
+- a saved state is a fork of the one before, cut where they differ: an edit computes what comes after it;
+- the one before is kept for a moment (TTL), for Ctrl-Z may bring it back;
+- the KV of a deleted file is removed, and that of a file that nobody touches goes by itself (a longer TTL).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import sha256
+from os.path import commonprefix
+from pathlib import Path
+
+import libsym as sym
+
+POLL_S = 0.1
+
+
+def changes(directory: Path) -> Iterator[tuple[str, str | None]]:
+    """The name and the text of each file, then of each that is saved; None as the text of one that is deleted."""
+    known = dict[str, int]()
+    while True:
+        found = dict[str, int]()
+        for path in filter(Path.is_file, directory.glob("[!.]*")):
+            with suppress(FileNotFoundError):  # it was deleted just now
+                found[path.name] = path.stat().st_mtime_ns
+                if found[path.name] != known.get(path.name):
+                    yield path.name, path.read_text(errors="replace")
+        for name in known.keys() - found.keys():
+            yield name, None
+        known = found
+        time.sleep(POLL_S)
+
+
+class Document:
+    """A file that is edited. Each of its states is a KV file, which holds all tokens of the text but the last."""
+
+    def __init__(self, name: str, undo_s: float, idle_s: float) -> None:
+        self.name, self.undo_s, self.idle_s = name, undo_s, idle_s
+        self.text = ""
+        self.states = set[str]()
+
+    def state(self, text: str) -> str:
+        return f"editor/{self.name}-{sha256(text.encode()).hexdigest()[:16]}.kv"
+
+    def tokens(self, text: str) -> list[int]:
+        return sym.tokenize(f"File {self.name}:\n{text}", special=False)
+
+    def save(self, text: str, max_tokens: int) -> str:
+        """Takes a new text, and suggests how the line goes on where it was changed."""
+        before, now = self.state(self.text), self.state(text)
+        cursor, self.text = end_of_change(self.text, text), text
+        self.states |= {before, now}
+        with open_state(before, now) as kv:
+            if missing := sym.kv_rewind(kv, self.tokens(text))[:-1]:
+                kv.write(missing)
+            sym.kv_advise(before, sym.TTL(self.undo_s))
+            sym.kv_advise(now, sym.TTL(self.idle_s))
+            with sym.kv_fork(kv) as fork:  # what is suggested is not in the text yet
+                missing = sym.kv_rewind(fork, self.tokens(text[:cursor]))
+                return sym.generate(fork, missing, stop="\n", max_tokens=max_tokens).full_text()
+
+    def delete(self) -> None:
+        for state in self.states:
+            with suppress(sym.NotFound):  # its time was over
+                sym.kv_remove(state)
+
+
+def open_state(before: str, now: str) -> sym.KV:
+    """A state that is kept, for it was undone or done again; or a fork of the one before, empty if that has gone."""
+    with sym.kv_open(before, "a") as base:
+        with suppress(sym.NotFound):
+            return sym.kv_open(now, "rw")
+        return sym.kv_fork(base, now)
+
+
+def end_of_change(old: str, new: str) -> int:
+    """Where in the new text that ends which is not in the old one: the cursor is there."""
+    start = len(commonprefix([old, new]))  # noqa: RUF071 - of characters, not of paths
+    after = commonprefix([old[start:][::-1], new[start:][::-1]])  # noqa: RUF071
+    return len(new) - len(after)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Suggest how the text goes on where files of a directory are edited.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--undo-s", type=float, default=60, help="of what may be undone (default: %(default)s)")
+    parser.add_argument("--idle-s", type=float, default=1800, help="of an untouched file (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=24, help="of a suggestion (default: %(default)s)")
+    args = parser.parse_args()
+    sym.kv_mkdir("editor", parents=True)
+    documents = dict[str, Document]()
+    for name, text in changes(args.directory):
+        if text is None:
+            documents.pop(name).delete()
+            sym.send_to_user(f"{name}: forgotten\n")
+        else:
+            before = sym.getrusage().tokens
+            document = documents.setdefault(name, Document(name, args.undo_s, args.idle_s))
+            try:
+                line = repr(document.save(text, args.max_tokens))
+            except sym.Invalid as error:  # it is longer than the context; others are not
+                line = str(error)
+            sym.send_to_user(f"{name}: {line} ({sym.getrusage().tokens - before} tokens computed)\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

@@ -1,0 +1,104 @@
+"""Watermarks are found by who has the key, and by nobody else; a p-value says how surely."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import libsym as sym
+from lips import gumbel, watermark
+
+pytestmark = pytest.mark.slow
+PROMPT = "Once upon a time"
+KEY, NUM_TEXTS, MAX_TOKENS, NUM_OTHER_KEYS = 7, 6, 40, 25
+
+
+def watermarked(prompt, number):
+    with sym.kv_create() as kv:
+        return watermark.generate(kv, prompt, KEY, 3.0, MAX_TOKENS, seed=number)
+
+
+def gumbelled(prompt, number):
+    """Each text has a key of its own: the key alone decides what is drawn."""
+    with sym.kv_create() as kv:
+        return gumbel.generate(kv, prompt, KEY + number, MAX_TOKENS)
+
+
+def unmarked(prompt, number):
+    with sym.kv_create() as kv:
+        sampler = sym.Sampler(temperature=1, seed=number)
+        return list(sym.generate(kv, prompt, sampler=sampler, max_tokens=MAX_TOKENS))
+
+
+def texts(draw):
+    """Some texts that are drawn so, side by side: they share the daemon's steps."""
+    prompt = sym.tokenize(PROMPT)
+    with ThreadPoolExecutor(NUM_TEXTS) as threads:
+        return list(threads.map(draw, [prompt] * NUM_TEXTS, range(NUM_TEXTS)))
+
+
+def distance_from_uniform(p_values):
+    """The statistic of Kolmogorov and Smirnov: how far the part of them that is below x is from x, at most."""
+    ordered, steps = np.sort(p_values), np.arange(len(p_values) + 1) / len(p_values)
+    return max(np.max(steps[1:] - ordered), np.max(ordered - steps[:-1]))
+
+
+@pytest.mark.parametrize(("module", "draw", "key_step"), [(watermark, watermarked, 0), (gumbel, gumbelled, 1)])
+def test_only_the_key_finds_it_and_no_text_without_it_is_accused(lips, module, draw, key_step):
+    """Keys that were not used say of any text what chance says: p-values are uniform, so that p is what it is called.
+
+    Kirchenbauer's is of counts, about 40: a p-value then has steps of some percent.
+    """
+    size = sym.model_info().vocab_size
+    marked, plain = texts(draw), texts(unmarked)
+    before = sym.getrusage().tokens
+    found = [module.p_value(text, KEY + key_step * number, size) for number, text in enumerate(marked)]
+    innocent = [module.p_value(text, KEY + key_step * number, size) for number, text in enumerate(plain)]
+    others = [module.p_value(text, key, size) for text in marked + plain for key in range(1000, 1000 + NUM_OTHER_KEYS)]
+    assert sym.getrusage().tokens == before, "it takes the text and the key, and no model"
+    assert max(found) < 1e-4
+    assert min(innocent) > 20 * max(found), "an AUC of 1"
+    assert distance_from_uniform(others) < 0.12
+    assert np.mean(np.array(others) < 0.01) < 0.03
+
+
+@pytest.mark.parametrize("name", ["watermark", "gumbel"])
+def test_what_the_program_prints_is_known_to_the_program_with_the_key(lips, name):
+    text = lips.run(name, PROMPT, "--key", "7", "--max-tokens", str(MAX_TOKENS))
+    with_key, without = (
+        float(re.fullmatch(r"p = (\S+)\n", lips.run(name, "--key", key, "--detect", text))[1]) for key in ("7", "9")
+    )
+    assert with_key < 1e-4
+    assert without > 0.01
+
+
+def test_half_of_the_vocabulary_is_favoured_and_which_half_depends_on_the_key_and_the_token_before():
+    halves = [watermark.green(key, before, 10_000) for key, before in ((1, 5), (1, 5), (2, 5), (1, 6))]
+    assert all(abs(half.mean() - 0.5) < 0.02 for half in halves)
+    assert np.array_equal(halves[0], halves[1])
+    assert all(abs((halves[0] == other).mean() - 0.5) < 0.02 for other in halves[2:])
+
+
+def test_over_the_keys_gumbels_choice_is_a_fair_draw():
+    """Chi-squared with 4 degrees of freedom is beyond 18.5 in one of 1000 such samples."""
+    probs, num_keys = np.array([0.5, 0.3, 0.15, 0.04, 0.01, 0.0]), 20_000
+    chosen = [gumbel.choose(probs, gumbel.numbers(key, (3, 1, 2), len(probs))) for key in range(num_keys)]
+    counts = np.bincount(chosen, minlength=len(probs))
+    assert counts[5] == 0, "what is impossible is never drawn"
+    expected = num_keys * probs[:5]
+    assert np.sum((counts[:5] - expected) ** 2 / expected) < 18.5
+
+
+@pytest.mark.parametrize("module", [watermark, gumbel])
+def test_a_text_too_short_to_tell_is_not_accused_and_a_repetition_counts_once(module):
+    assert module.p_value([], KEY, 100) >= 0.5
+    assert module.p_value([5], KEY, 100) >= 0.5
+    text = [4, 8, 15, 16, 23, 42]
+    assert module.p_value(text * 9, KEY, 100) == module.p_value(text * 2, KEY, 100)
+
+
+@pytest.mark.parametrize("name", ["watermark", "gumbel"])
+def test_a_key_is_no_negative_number(lips, name):
+    refused = lips.finish(name, PROMPT, "--key", "-1")
+    assert (refused.returncode, refused.stderr.splitlines()[-1]) == (2, f"{name}.py: error: --key: 0 or more")
