@@ -69,6 +69,8 @@ class Decoded:
         self.draw = draw
         self.max_tokens = max_tokens
         self.files: list[KV] = [kv, *(file for file, _ in beside)]
+        if len({file.handle for file in self.files}) < len(self.files):
+            raise Invalid("decode() takes each file once: give a fork beside it")
         self.next = [int32(given, "token").tolist() for given in (tokens, *(given for _, given in beside))]
         if not all(self.next):
             raise Invalid("decode() takes one token at least for each file: a distribution comes after a token")
@@ -93,6 +95,8 @@ class Decoded:
 
     def step(self) -> Script[Sequence[Dist | ReducedDist]]:
         """The distributions of all files, behind what they are given."""
+        if not self.next[0]:
+            raise Invalid("the loop is over: draw() has failed, and the distribution that it was given is gone")
         preds = [Pred(kv, given) for kv, given in zip(self.files, self.next, strict=True)]
         if len(preds) == 1:
             dists = [(yield from pred_script(preds[0]))]
@@ -104,7 +108,7 @@ class Decoded:
 
     def take(self, drawn: int) -> bool:
         """Takes a drawn token. False: it ends the loop, and is none of its tokens."""
-        token = int64(drawn, "the token that draw() gives")
+        token = int64(drawn, "what draw() gives")
         if not 0 <= token < len(self.vocabulary):
             raise Invalid(f"draw() gave token {token}, which is not in the vocabulary of {len(self.vocabulary)}")
         if token in self.stop_tokens:

@@ -330,6 +330,8 @@ def kv_extract(
 def _extract(kv: KV, ranges: Iterable[Range], path: Path | None, rebase: bool, mode: int) -> Script[KV]:
     if not isinstance(ranges, Iterable):
         raise Invalid(f"ranges={shown(ranges)}: give a list of (start, stop) pairs, of slices, or of entries")
+    if isinstance(ranges, tuple) and len(ranges) == 2 and all(isinstance(each, Integral) for each in ranges):
+        raise Invalid(f"{ranges} may be a range, or two entries: give [{ranges}], or {list(ranges)}")
     name = _name(path)
     pairs = array("q")
     for start, stop in map(_range_ends, ranges):

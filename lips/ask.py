@@ -1,8 +1,8 @@
 """Answers a question in streamed text; with --kv the conversation stays on the mount and can go on.
 
-symphony run ask "What is the capital of France?"
-symphony run ask --kv ada.kv "My name is Ada. Who are you?"
-symphony run ask --kv ada.kv --resume "What is my name?"
+    symphony run ask "What is the capital of France?"
+    symphony run ask --kv ada.kv "My name is Ada. Who are you?"
+    symphony run ask --kv ada.kv --resume "What is my name?"
 
 A question, an answer and a file are all there is to a conversation: `chat` is the same with a user who stays.
 """

@@ -1,6 +1,6 @@
-"""Asynchronous tools: the model goes on writing while a tool runs, and reads the result when it is there.
+"""Asynchronous tools: the model writes on while a tool runs, and reads the result when it is there.
 
-symphony run async_tools "Tell me about the sea." --files docs
+    symphony run async_tools "Tell me about the sea." --files docs
 
 First the model chooses what to look for, held to a form by a grammar. The search begins, and the model writes on. When
 the result comes, the generation is cancelled where it is, within a step, the result is appended, and a new one goes on

@@ -1,6 +1,6 @@
-"""Beam search: of all continuations that a few hypotheses side by side find, the likeliest.
+"""Beam search: a few hypotheses grow side by side, and the likeliest continuation is found among them.
 
-symphony run beam "The capital of France is" --width 4 --max-tokens 20
+    symphony run beam "The capital of France is" --width 4 --max-tokens 20
 
 Each round computes the next token of all hypotheses in one step (`pred_batch`), and keeps the best of all their
 likeliest continuations. A hypothesis that goes on in two ways is forked, in constant time. Beams share the pages of
@@ -60,7 +60,7 @@ def main() -> None:
     with sym.kv_create() as kv:
         for beam in beam_search(kv, sym.tokenize(args.text), args.width, args.max_tokens):
             tokens = beam.tokens[:-1] if beam.is_over else beam.tokens
-            sym.send_to_user(f"{beam.logprob:8.2f}  {args.text}{sym.detokenize(tokens)}\n")
+            sym.send_to_user(f"{beam.logprob:8.2f}  {args.text + sym.detokenize(tokens)!r}\n")
 
 
 if __name__ == "__main__":

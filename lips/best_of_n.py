@@ -1,7 +1,7 @@
 """Best-of-n: several answers drawn side by side from one computed question; the best one is shown.
 
-symphony run best_of_n "Why is the sky blue?" -n 8 --temperature 0.8
-symphony run best_of_n "Why is the sky blue?" --judge --all
+    symphony run best_of_n "Why is the sky blue?" -n 8 --temperature 0.8
+    symphony run best_of_n "Why is the sky blue?" --judge --all
 
 The question is computed once. Each answer is a generation on a fork of it, all of them run at the same time in the
 daemon's steps, and each has a seed of its own. The best is the one whose tokens the model finds likeliest on average

@@ -1,6 +1,6 @@
 """Context-aware decoding: has the model believe what it has been given to read, not what it remembers.
 
-symphony run cad --context "In 2030 the capital of France moved to Lyon." "The capital of France is" --strength 1
+    symphony run cad --context "In 2030 the capital of France moved to Lyon." "The capital of France is" --strength 1
 
 The question lies in two files, behind the context and alone. Tokens that the context makes likelier get likelier still,
 by `strength` times as much again: 0 is plain decoding. (Shi et al. 2023)

@@ -1,6 +1,6 @@
 """Classifier-free guidance: makes the model follow its instructions more than it would by itself.
 
-symphony run cfg "Describe a cat." --system "You speak like a pirate." --scale 3
+    symphony run cfg "Describe a cat." --system "You speak like a pirate." --scale 3
 
 Two files hold the same question, one with the instructions and one without (or with the opposite: --negative). Both are
 given each token that is drawn. What the instructions change in the model's opinion is taken `scale` times: 1 is plain

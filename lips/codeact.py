@@ -1,10 +1,11 @@
-"""CodeAct: the model acts by writing Python, which runs confined, and reads what it printed (Wang et al. 2024).
+"""CodeAct: the model acts by writing Python, which runs confined, and reads what it printed.
 
-symphony run codeact "How many primes are below 100?"
-symphony run codeact "Which line of the log has the error?" --read log.txt
+    symphony run codeact "How many primes are below 100?"
+    symphony run codeact "Which line of the log has the error?" --read log.txt
 
 The code runs in an `Interpreter`: a process that the kernel has shut in, without network, processes or files to write.
 Its variables stay from turn to turn, as the conversation does in its KV file. When it knows, it says `answer(x)`.
+(Wang et al. 2024)
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ def act(
     read: Iterable[Path] = (),
     max_turns: int = 4,
     max_tokens: int = 200,
+    seconds: float = 5.0,
 ) -> Iterator[str]:
     """The model's code and what it printed, turn by turn, until it calls answer(); that comes last."""
     answers = list[object]()
-    with sym.Interpreter({**functions, "answer": answers.append}, read=read) as python:
+    with sym.Interpreter({**functions, "answer": answers.append}, read=read, seconds=seconds) as python:
         asked = question
         for _ in range(max_turns):
             code = chat.ask(asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", max_tokens=max_tokens).full_text()

@@ -1,8 +1,8 @@
-"""Constrained decoding: an answer that is JSON of a schema, matches a regex, or is a sentence of a grammar.
+"""Constrained decoding: an answer that is JSON of a schema, matches a regex, or fits a grammar.
 
-symphony run constrained "Who was Ada Lovelace, born in 1815?" --schema "$(cat person.json)" --speculate
-symphony run constrained "When did the Second World War end?" --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}"
-symphony run constrained "Is the sky blue?" --lark 'start: ("yes" | "no") ", because " /[a-z ]+/ "."'
+    symphony run constrained "Name colours." --schema '{"type": "array", "items": {"type": "string"}, "minItems": 2}'
+    symphony run constrained "When did the Second World War end?" --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}" --speculate
+    symphony run constrained "Is the sky blue?" --lark 'start: ("yes" | "no") ", because " /[a-z ]+/ "."'
 
 The daemon allows only tokens that the grammar can go on with; where one alone is left, it costs no step. A grammar and
 speculation help each other: with --speculate names and values that stand in the question, and the keys of a list's

@@ -1,6 +1,6 @@
 """Contrastive decoding: prefers what an expert says, and an amateur does not.
 
-symphony run contrastive "The history of the city begins" --window 4 --max-tokens 48
+    symphony run contrastive "The history of the city begins" --window 4 --max-tokens 48
 
 What a weak model is sure of, too, is mostly the dull and the repeated. So a token is judged by how likely a strong one
 finds it, and --beta times by how much likelier than the weak one: 0 is plain decoding. Only what the strong one finds

@@ -1,7 +1,7 @@
 """Graph of thoughts: splits a task, solves the parts in several ways, and merges the best.
 
-symphony run graph_of_thought 5 3 9 1 7 2 8 4
-symphony run graph_of_thought 5 3 9 1 7 2 8 4 --ways 6
+    symphony run graph_of_thought 5 3 9 1 7 2 8 4
+    symphony run graph_of_thought 5 3 9 1 7 2 8 4 --ways 6
 
 The task is to sort digits. A list is split until a part has four. Each part is sorted in `--ways` ways, on forks of one
 file of examples and side by side, and so is each merger of two parts. What is wrong with an attempt (digits out of

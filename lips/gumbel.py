@@ -1,11 +1,12 @@
-"""A watermark that changes no probability, and the test that finds it (Aaronson 2022).
+"""A watermark that changes no probability, and the test that finds it.
 
-symphony run gumbel "Once upon a time" --key 7 --max-tokens 100
-symphony run gumbel --key 7 --detect "a text that may have been drawn so"
+    symphony run gumbel "Once upon a time" --key 7 --max-tokens 100
+    symphony run gumbel --key 7 --detect "a text that may have been drawn so"
 
 A key and the last tokens give each token of the vocabulary a number r of [0, 1). The token with the greatest r^(1/p) is
 taken: over all keys that is a fair draw (the Gumbel trick), so the text is as good as any. But the key tells that the
 tokens have an r near 1. By chance -log(1 - r), summed over n tokens, has a gamma distribution: that gives a p-value.
+(Aaronson 2022)
 """
 
 from __future__ import annotations

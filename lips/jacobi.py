@@ -1,6 +1,6 @@
-"""Jacobi decoding: several tokens guessed at once, all corrected in each step, until they stay as they are.
+"""Jacobi decoding: a window of guesses, all corrected in each step, until they stay as they are.
 
-symphony run jacobi "1, 2, 3, 4, 5, 6," --max-tokens 60
+    symphony run jacobi "1, 2, 3, 4, 5, 6," --max-tokens 60
 
 Greedy decoding solves "each token is the likeliest behind those before it". Jacobi's iteration solves it for several
 tokens in parallel (Santilli et al., "Accelerating Transformer Inference for Translation via Parallel Decoding", 2023):

@@ -1,6 +1,6 @@
-"""An MCP client: the model calls tools of a server of the Model Context Protocol, which runs beside it.
+"""An MCP client: the model calls the tools of a server that speaks the Model Context Protocol.
 
-symphony run mcp_client "What is the weather in Rome?" -- python3 weather_server.py
+    symphony run mcp_client "What is the weather in Rome?" -- python3 weather_server.py
 
 The server is a process that speaks MCP on its standard input and output, as any client starts it. Its tools have JSON
 schemas, and of these a grammar is made: the model can name no tool that there is not, nor give it arguments of another
@@ -15,10 +15,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import anyio
-from mcp import Client, StdioServerParameters
-from mcp.types import TextContent, Tool
 
 import libsym as sym
+
+try:
+    from mcp import Client, StdioServerParameters
+    from mcp.types import TextContent, Tool
+except ModuleNotFoundError:
+    raise SystemExit("mcp_client needs the package mcp: pip install 'symphony-os[programs]'") from None
 
 
 def form(tools: Sequence[Tool]) -> sym.Grammar:

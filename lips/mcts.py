@@ -1,6 +1,6 @@
-"""Monte Carlo tree search: the model proposes, a reward that can be computed decides where to look further.
+"""Monte Carlo tree search: the model proposes, and a computed reward says where to look further.
 
-symphony run mcts 24 --tokens 600
+    symphony run mcts 24 --tokens 600
 
 The task is to write a sum of digits, like 4*5+1+3, with a given value. A node of the tree is a KV file that holds an
 expression as far as it goes, forked from its parent's. The model's distribution, narrowed to the tokens that may come,

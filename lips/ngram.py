@@ -1,7 +1,7 @@
-"""N-gram speculation by hand: drafts from the text so far, checked in one step, and cut where they were wrong.
+"""N-gram speculation by hand: drafts from earlier text, checked in one step, wrong guesses cut off.
 
-symphony run ngram "Count: one, two, three, one, two, three," --max-tokens 60
-symphony run ngram "Count: one, two, three, one, two, three," --builtin
+    symphony run ngram "Count: one, two, three, one, two, three," --max-tokens 60
+    symphony run ngram "Count: one, two, three, one, two, three," --builtin
 
 Text repeats itself. Where the last tokens came before, what followed them there is a guess at what follows now (Saxena,
 "Prompt Lookup Decoding", 2023). One `pred(rows="all")` gives what the model says behind each guess, so each guess that

@@ -1,11 +1,11 @@
-"""ReAct: the model thinks, calls a tool, reads what it gave, and goes on (Yao et al. 2022).
+"""ReAct: the model thinks, calls a tool, reads what it gave, and goes on.
 
-symphony run react "What is 17 * 23?"
-symphony run react "Who wrote the report?" --files . --database people.db
+    symphony run react "What is 17 * 23?"
+    symphony run react "Who wrote the report?" --files . --database people.db
 
 The tools run here, beside the model: a calculator, a search in files, SQL on a database. What they give is appended to
 the conversation, whose KV file has stayed where it is. So a call of a tool costs the tokens of its result; nothing is
-sent and prefilled again. A grammar holds a small model to the form.
+sent and prefilled again. A grammar holds a small model to the form. (Yao et al. 2022)
 """
 
 from __future__ import annotations

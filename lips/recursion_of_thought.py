@@ -1,6 +1,6 @@
-"""Recursion of thought: a problem that is too long for one context is divided into problems with contexts of their own.
+"""Recursion of thought: a problem that is too long for one context is divided among several.
 
-symphony run recursion_of_thought 3 4 2 1 5 2
+    symphony run recursion_of_thought 3 4 2 1 5 2
 
 The problem is a sum. The model adds two numbers; a longer sum is divided, each part is solved in a context of its own,
 and their results are a new, small problem. No context ever holds more than the examples and one small problem, however

@@ -1,9 +1,10 @@
-"""Reflexion: tries, has the attempt tested, says in words what was wrong, and tries again (Shinn et al. 2023).
+"""Reflexion: tries, has the attempt tested, says what was wrong, and tries again.
 
-symphony run reflexion "a function double(x) that gives twice x" --test "assert double(4) == 8"
+    symphony run reflexion "a function double(x) that gives twice x" --test "assert double(4) == 8"
 
 The test is Python that runs, confined, behind the model's code: no opinion, a result. What went wrong and what the
 model makes of it stay in the conversation, which is one KV file: a new attempt costs its own tokens.
+(Shinn et al. 2023)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Recursive language model: a context that the model does not read, but explores with code of its own.
 
-symphony run rlm "Which city is the treasure in?" atlas.kv diary.kv
+    symphony run rlm "Which city is the treasure in?" atlas.kv diary.kv
 
 The contexts are KV files, computed once (`cat atlas.txt > /kv/.symphony/text/atlas.kv`), as long and as many as you
 like. The model sees their names alone. Its code reads them on the text view of the mount, cuts and searches, and asks

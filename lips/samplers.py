@@ -1,7 +1,7 @@
 """Samplers of a few lines each: min-p, typical, eta, top-a, XTC, mirostat, DRY, adaptive temperature.
 
-symphony run samplers "Once upon a time" --sampler min_p
-symphony run samplers "Once upon a time" --sampler mirostat --seed 3 --max-tokens 80
+    symphony run samplers "Once upon a time" --sampler min_p
+    symphony run samplers "Once upon a time" --sampler mirostat --seed 3 --max-tokens 80
 
 Each is a function of the probabilities, which gives those that are left; one is then drawn. A new idea of how to draw
 is three lines here, and no change to the daemon.

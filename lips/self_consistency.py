@@ -1,9 +1,9 @@
-"""Self-consistency: draws several ways to an answer, and takes the answer that most of them come to (Wang et al. 2022).
+"""Self-consistency: draws several ways to an answer, and takes what most of them come to.
 
-symphony run self_consistency "Tom has 3 apples and buys 2. How many has he?" -n 9
+    symphony run self_consistency "Tom has 3 apples and buys 2. How many has he?" -n 9
 
 The question is computed once. The ways are drawn on forks of its file, side by side. The last number of each is its
-vote.
+vote. (Wang et al. 2022)
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Skeleton of thought: an outline first, and then all of its points side by side (Ning et al. 2023).
+"""Skeleton of thought: an outline first, and then all of its points side by side.
 
-symphony run skeleton_of_thought "How do I plant a tree?" --points 3
+    symphony run skeleton_of_thought "How do I plant a tree?" --points 3
 
 A long answer is a chain of steps, one for each token. Here the chain is as long as the outline and the longest point.
 The points are written on forks of the file that holds question and outline, and share the steps of the daemon.
+(Ning et al. 2023)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A swarm: agents, each a program of its own, that draft answers and vote, over messages and a topic.
 
-symphony run swarm "What should a small town build first?" --agents poet engineer banker
+    symphony run swarm "What should a small town build first?" --agents poet engineer banker
 
 This program starts one more program for each agent (`spawn`). Each has its own conversation, sends its draft to the
 coordinator's mailbox, reads all drafts on a topic, and votes for the one that its model finds likeliest, its own left

@@ -1,11 +1,11 @@
-"""Tree of thoughts: proposes several next steps, has the model judge them, and goes on with the best (Yao et al. 2023).
+"""Tree of thoughts: proposes several next steps, has the model judge them, and keeps the best.
 
-symphony run tree_of_thought "Plan a day in a city." --breadth 3 --keep 2 --depth 3
-symphony run tree_of_thought "Plan a day in a city." --tree plan     # and in a shell: ls /kv/plan
+    symphony run tree_of_thought "Plan a day in a city." --breadth 3 --keep 2 --depth 3
+    symphony run tree_of_thought "Plan a day in a city." --tree plan     # and in a shell: ls /kv/plan
 
 A thought is a fork of the file of the thought before it, so what they share is computed once. All proposals of a level
 are drawn side by side, and all judgements are one batch: how likely is Yes. Thoughts that lose are removed, and their
-pages are free.
+pages are free. (Yao et al. 2023)
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""A watermark of favoured tokens, and the test that finds it (Kirchenbauer et al. 2023).
+"""A watermark of favoured tokens, and the test that finds it.
 
-symphony run watermark "Once upon a time" --key 7 --max-tokens 100
-symphony run watermark --key 7 --detect "a text that may have been drawn so"
+    symphony run watermark "Once upon a time" --key 7 --max-tokens 100
+    symphony run watermark --key 7 --detect "a text that may have been drawn so"
 
 The token before, with a key, chooses half of the vocabulary; these tokens get `delta` more before one is drawn. To find
 it takes the key and the text, and no model: chance has half of the tokens in their half, so the excess has a p-value.
+(Kirchenbauer et al. 2023)
 """
 
 from __future__ import annotations

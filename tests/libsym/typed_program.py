@@ -92,6 +92,21 @@ def loops(kv: sym.KV, other: sym.KV) -> None:
         chat.undo()
 
 
+def searches(kv: sym.KV) -> None:
+    digits = sym.token_set(bytes.isdigit) | sym.token_set([1, 2])
+    assert_type(digits, sym.TokenSet)
+    assert_type(sym.pred(kv, [1]).argmax(allowed=~digits), int)
+    assert_type(sym.pred(kv, [1], top_k=3), sym.ReducedDist)
+    assert_type(sym.pred(kv, [1], sampler=sym.Sampler()), sym.ReducedDist)
+    assert_type([row.argmax() for row in sym.pred(kv, [1, 2], rows="all")], list[int])
+    assert_type(sym.Tree(kv, "search").fork(), sym.Tree)
+    assert_type(sym.Budget(tokens=10).tokens_left, int | None)
+    sym.kv_keep(kv, [0, (1, None)], rebase=False)
+    assert_type(sym.kv_rewind(kv, [1, 2]), list[int])
+    with sym.Interpreter({"double": lambda x: 2 * x}, read=["log.txt"]) as python:
+        assert_type(python.run("double(1)"), str)
+
+
 def files(kv: sym.KV) -> None:
     sym.kv_close(sym.kv_create("a.kv", 0o640))
     with sym.kv_open("a.kv", "rw") as other, sym.kv_lock(other, shared=True):

@@ -202,6 +202,12 @@ def test_a_draw_that_fails_leaves_what_was_appended(connected):
     with pytest.raises(ZeroDivisionError):
         next(decoding)
     assert (kv.len(), decoding.pending) == (2, [])
+    with pytest.raises(sym.Invalid, match="the loop is over"):
+        next(decoding)
+    with pytest.raises(sym.Invalid, match="what draw"):
+        next(sym.decode(sym.kv_create(), [65], lambda dist: None))
+    with pytest.raises(sym.Invalid, match="each file once"):
+        sym.decode(kv, [65], sym.Dist.argmax, beside=[(kv, [66])])
     with pytest.raises(sym.Invalid, match="not in the vocabulary"):
         next(sym.decode(sym.kv_create(), [65], lambda dist: 10**6))
 

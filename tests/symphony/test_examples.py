@@ -19,6 +19,7 @@ CONSTANTS = {"PIN", "UNPIN", "COLD", "WILLNEED"}
 """Values for kv_advise(), whose examples use them: objects have no docstring of their own."""
 
 INTERNAL = {
+    "KV.exchange": "for kv_keep",
     "KV.give_up": "for whoever closes the file",
     "KV.moved": "for kv_rename",
     "KV.named": "for kv_open_or_compute",

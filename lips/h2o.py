@@ -1,0 +1,94 @@
+"""H2O: a cache of a fixed size keeps its heavy hitters, the entries that were attended to most so far.
+
+symphony run h2o "The history of the city begins" --budget 64 --max-tokens 100
+symphony run h2o "In short, it is about" --context README.md --budget 128
+symphony run h2o "Programs call" --context README.md --compare " the model" --budget 256
+
+`pred(attention="entries")` says how much each entry was attended to. Added up over all tokens, a few entries get most
+of it: these stay, and the latest quarter, which had no chance yet. The others go, STEP at once. The method chooses for
+each head; the entries of a file are those of all heads, so here the sum over all of them decides. (Zhang et al. 2023)
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import libsym as sym
+
+STEP = 16
+"""How many tokens are read, and how many entries go, at once."""
+
+
+class Cache:
+    """A file of at most `budget` entries, with the attention that each of them got so far."""
+
+    def __init__(self, budget: int) -> None:
+        self.kv, self.budget, self.mass = sym.kv_create(), budget, np.zeros(0)
+
+    def make_room(self, num_tokens: int) -> None:
+        """Evicts what was attended to least, if so many tokens (STEP at most) do not fit."""
+        length, recent = len(self.mass), self.budget // 4
+        if length + num_tokens <= self.budget:
+            return
+        heaviest = np.argsort(-self.mass[: length - recent])
+        heavy = np.sort(heaviest[: self.budget - recent - STEP])
+        kept = [*heavy.tolist(), *range(length - recent, length)]
+        self.kv.keep(kept, rebase=False)
+        self.mass = self.mass[kept]
+
+    def append(self, tokens: list[int]) -> sym.Dist:
+        """Reads tokens; gives the distribution of the next."""
+        for at in range(0, len(tokens), STEP):
+            step = tokens[at : at + STEP]
+            self.make_room(len(step))
+            dist = sym.pred(self.kv, step, attention="entries")
+            self.mass = np.pad(self.mass, (0, len(step))) + np.asarray(dist.attention)
+        return dist
+
+    def generate(self, tokens: list[int], max_tokens: int) -> Iterator[int]:
+        end = sym.model_info().eos_ids
+        for _ in range(max_tokens):
+            tokens = [self.append(tokens).argmax()]
+            if tokens[0] in end:
+                return
+            yield tokens[0]
+
+
+def perplexity(cache: Cache, prompt: list[int], continuation: list[int]) -> float:
+    """How surprising a continuation is, token by token, to a cache that has read the prompt."""
+    dist, logprobs = cache.append(prompt), list[float]()
+    for token in continuation:
+        logprobs.append(dist.logprob(token))
+        dist = cache.append([token])
+    return math.exp(-sum(logprobs) / len(logprobs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("prompt", help="the text to go on with")
+    parser.add_argument("--context", type=Path, metavar="FILE", help="a text that comes before it")
+    parser.add_argument("--budget", type=int, default=128, help="entries of the file (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--compare", metavar="TEXT", help="print perplexities of this continuation instead")
+    args = parser.parse_args()
+    context = args.context.read_text(encoding="utf-8") if args.context else ""
+    prompt, judged = sym.tokenize(context + args.prompt), sym.tokenize(args.compare or "")
+    if args.budget < 2 * STEP:
+        parser.error(f"--budget {args.budget}: {2 * STEP} is the least")
+    if judged:
+        for cache in (Cache(len(prompt) + len(judged)), Cache(args.budget)):
+            print(f"{cache.budget} entries at most: perplexity {perplexity(cache, prompt, judged):.2f}")
+        return
+    cache, text = Cache(args.budget), sym.Detokenizer()
+    for token in cache.generate(prompt, args.max_tokens):
+        sym.send_to_user(text.add(token))
+    sym.send_to_user(text.flush() + "\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

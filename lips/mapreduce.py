@@ -1,0 +1,72 @@
+"""Summarises a file that is longer than the model's context: piece by piece, then the summaries.
+
+    symphony run mapreduce README.md
+    symphony run mapreduce --context 2048 --max-tokens 100 README.md
+
+The text is halved until each piece fits. All pieces are summarised at the same time, each on a fork of the one
+instruction, which is computed once. The summaries together are the next text; the last one fits, and is the answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import libsym as sym
+
+INSTRUCTION = {"role": "system", "content": "You summarize the text that the user gives you, in two sentences."}
+
+
+def conversation(text: str) -> list[int]:
+    return sym.chat_tokens([INSTRUCTION, {"role": "user", "content": text}])
+
+
+def pieces(text: str, num_tokens: int) -> list[str]:
+    """The text, cut between words near the middle, and again, until no conversation is longer than `num_tokens`."""
+    if len(conversation(text)) <= num_tokens:
+        return [text]
+    middle = len(text) // 2
+    cut = max(text.rfind(" ", 0, middle), text.rfind("\n", 0, middle)) + 1 or middle
+    return pieces(text[:cut], num_tokens) + pieces(text[cut:], num_tokens)
+
+
+def summaries(instruction: sym.KV, texts: list[str], max_tokens: int) -> list[str]:
+    """Of each text one, all of them decoded at the same time."""
+    answers = []
+    for text in texts:
+        kv = sym.kv_fork(instruction)
+        answers.append(sym.generate(kv, sym.kv_rewind(kv, conversation(text)), max_tokens=max_tokens))
+    return [answer.full_text().strip() for answer in answers]
+
+
+def summarize(text: str, context: int, max_tokens: int, parallel: int = 8) -> str:
+    """One summary of all of the text."""
+    if context - len(conversation("")) < 5 * max_tokens:
+        raise sym.Invalid(f"summaries of {max_tokens} tokens do not shorten what a context of {context} tokens holds")
+    with sym.kv_create() as instruction:
+        sym.kv_write(instruction, sym.chat_tokens([INSTRUCTION], add_generation_prompt=False))
+        while True:
+            parts = pieces(text, context - max_tokens)
+            sym.send_to_user(f"(characters: {len(text)}, pieces: {len(parts)})\n")
+            found = list[str]()
+            for start in range(0, len(parts), parallel):
+                found += summaries(instruction, parts[start : start + parallel], max_tokens)
+            text = "\n".join(found)
+            if len(parts) == 1:
+                return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Summarise a text of any length.")
+    parser.add_argument("file", type=Path, help="a text file")
+    parser.add_argument("--context", type=int, help="tokens that the model is given at once (default: all it takes)")
+    parser.add_argument("--max-tokens", type=int, default=120, help="of one summary (default: %(default)s)")
+    parser.add_argument("--parallel", type=int, default=8, help="pieces at the same time (default: %(default)s)")
+    args = parser.parse_args()
+    most = sym.model_info().max_positions
+    context = min(args.context or most, most)
+    sym.send_to_user(summarize(args.file.read_text(), context, args.max_tokens, args.parallel) + "\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

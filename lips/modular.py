@@ -1,0 +1,97 @@
+"""Modular cache: joins texts that were computed apart, and says what that costs in accuracy.
+
+    symphony run modular "Which of them make honey?" bees.md ants.md
+    symphony run modular --choose 2 "Which of them make honey?" bees.md ants.md wasps.md
+
+After "Prompt Cache" (Gim et al., 2024). Each text is a module: a KV file, computed once, behind the system message
+alone. `kv_merge` joins modules by turning their keys to new positions; nothing is computed but the question. What is
+lost is that a module has not seen the others. The mean KL divergence of what comes next, along the answer of the
+recomputed prompt, says how much that is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+import libsym as sym
+
+SYSTEM = {"role": "system", "content": "You answer from the texts that the user gives you."}
+
+
+def after_system(text: str, *, asks: bool) -> list[int]:
+    """The tokens of a user's message behind the system message."""
+    head = sym.chat_tokens([SYSTEM], add_generation_prompt=False)
+    return sym.chat_tokens([SYSTEM, {"role": "user", "content": text}], add_generation_prompt=asks)[len(head) :]
+
+
+def open_module(head: sym.KV, text: str) -> sym.KV:
+    """The entries of a text that has seen the head, without the head's; computed once, whatever it is joined with."""
+    path = f"modules/{sha256(text.encode()).hexdigest()[:16]}.kv"
+    with head.lock():
+        try:
+            return sym.kv_open(path)
+        except sym.NotFound:
+            with sym.kv_fork(head) as kv:
+                sym.kv_write(kv, after_system(text, asks=False))
+                return sym.kv_extract(kv, [(head.len(), None)], path, rebase=False)  # keys are turned once, when joined
+
+
+def log_probs(dist: sym.Dist) -> npt.NDArray[np.float64]:
+    row = np.asarray(dist, np.float64)
+    row = row - row.max()
+    return np.asarray(row - np.log(np.exp(row).sum()))
+
+
+@dataclass
+class Joined:
+    """An answer over joined modules, and what recomputing them as one prompt would say."""
+
+    answer: str
+    recomputed: str
+    kl: float
+    num_joined: int
+    num_computed: int
+
+
+def compare(files: list[sym.KV], question: str, max_tokens: int) -> Joined:
+    """Asks over the files joined, and over a file of the same tokens that is computed anew."""
+    tail = after_system(question, asks=True)
+    with sym.kv_merge(files) as joined, sym.kv_create() as whole:
+        num_joined = sym.kv_write(whole, joined.read()[0])
+        with joined.fork() as one, whole.fork() as other:
+            answers = [sym.generate(kv, tail, max_tokens=max_tokens) for kv in (one, other)]
+            texts = [answer.full_text().strip() for answer in answers]
+        forced, kl = tail + answers[1].tokens[:-1], 0.0
+        with sym.pred(joined, forced, rows="all") as apart, sym.pred(whole, forced, rows="all") as together:
+            for row in range(len(tail) - 1, len(forced)):
+                p, q = log_probs(together[row]), log_probs(apart[row])
+                kl += float(np.exp(p) @ (p - q)) / (len(forced) - len(tail) + 1)
+    return Joined(texts[0], texts[1], kl, num_joined, len(tail))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Ask over texts that are computed apart and joined.")
+    parser.add_argument("question")
+    parser.add_argument("file", nargs="+", type=Path, help="a text: a module")
+    parser.add_argument("--choose", type=int, help="ask over each combination of so many (default: over all of them)")
+    parser.add_argument("--max-tokens", type=int, default=48, help="of an answer (default: %(default)s)")
+    args = parser.parse_args()
+    sym.kv_mkdir("modules", parents=True)
+    with sym.kv_open_or_compute("modules/head.kv", sym.chat_tokens([SYSTEM], add_generation_prompt=False)) as head:
+        modules = {path: open_module(head, path.read_text()) for path in args.file}
+        for chosen in combinations(modules, args.choose or len(modules)):
+            found = compare([head, *(modules[path] for path in chosen)], args.question, args.max_tokens)
+            sym.send_to_user(f"{' + '.join(path.name for path in chosen)}: {found.answer}\n")
+            sym.send_to_user(f"    recomputed: {found.recomputed}\n    KL {found.kl:.3f} nats a token; ")
+            sym.send_to_user(f"{found.num_computed} of {found.num_joined + found.num_computed} tokens computed\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

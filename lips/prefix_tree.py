@@ -1,0 +1,69 @@
+"""Asks every question about every document: a tree of forks, in which each shared part is computed once.
+
+    symphony run prefix_tree --document bees.md --document ants.md "What do they eat?" "Where do they live?"
+    symphony run prefix_tree --system "Be brief." --system "Be funny." --document bees.md "What do they eat?"
+
+Prompts that begin alike are a tree: system message, document, question. Here the tree is one of KV files, and of
+directories on the mount (`find /kv/prefix_tree`): each file is a fork of the one above it, and goes on. A prompt costs
+the tokens that no other has, all answers are decoded at the same time, and the next run finds the tree as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import libsym as sym
+
+Message = Mapping[str, str]
+Level = Mapping[str, Message]
+"""The messages that may stand at one place of the conversation, by the names of their nodes."""
+
+
+def grow(
+    parent: sym.KV, before: Sequence[Message], levels: Sequence[Level], directory: str, max_tokens: int
+) -> Iterator[tuple[str, sym.Generation]]:
+    """A node for each message of the first level, and below it those of the others; the last level is answered."""
+    sym.kv_mkdir(directory, parents=True)
+    for name, message in levels[0].items():
+        path, messages, is_last = f"{directory}/{name}", [*before, message], len(levels) == 1
+        try:
+            node = sym.kv_fork(parent, f"{path}.kv")
+        except sym.Exists:
+            node = sym.kv_open(f"{path}.kv", "rw")  # of an earlier run: what it holds of the text is computed
+        missing = sym.kv_rewind(node, sym.chat_tokens(messages, add_generation_prompt=is_last))
+        if is_last:
+            yield path, sym.generate(node, missing, max_tokens=max_tokens)  # under way from here on
+        else:
+            sym.kv_write(node, missing)
+            yield from grow(node, messages, levels[1:], path, max_tokens)
+
+
+def level(role: str, texts: Sequence[tuple[str, str]]) -> Level:
+    """Messages by names that files can have: a number, and the beginning of what each is called."""
+    names = (re.sub(r"\W+", "-", f"{number} {name}")[:40].strip("-") for number, (name, _) in enumerate(texts))
+    return {name: {"role": role, "content": text} for name, (_, text) in zip(names, texts, strict=True)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Ask every question about every document, behind every system message")
+    parser.add_argument("question", nargs="+")
+    parser.add_argument("--document", action="append", type=Path, required=True, help="a text file; may come again")
+    parser.add_argument("--system", action="append", help="a system message; may come again")
+    parser.add_argument("--tree", default="prefix_tree", help="its directory on the mount (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=48, help="of an answer (default: %(default)s)")
+    args = parser.parse_args()
+    levels = [
+        level("system", [(text, text) for text in args.system or ["You answer in one short sentence."]]),
+        level("user", [(path.name, path.read_text()) for path in args.document]),
+        level("user", [(text, text) for text in args.question]),
+    ]
+    with sym.kv_open(f"{args.tree}.kv", "a") as root, root.lock():  # empty; one run at a time
+        for path, answer in list(grow(root, [], levels, args.tree, args.max_tokens)):
+            sym.send_to_user(f"{path}: {answer.full_text().strip()}\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

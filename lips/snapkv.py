@@ -1,0 +1,73 @@
+"""SnapKV: of a long prompt, only those entries are kept that its own last tokens attend to.
+
+symphony run snapkv "What is the file system of Symphony? It is" --context README.md --budget 256
+symphony run snapkv "Programs call" --context README.md --compare " the model" --budget 256
+
+A prompt is read once, whole. How its last tokens, mostly a question, attend to what comes before says what the answer
+will need: these --budget entries are kept, and the answer is generated on them. What stands beside such an entry
+belongs to it, so each counts as much as its most attended neighbour. The method chooses for each head; the entries of
+a file are those of all heads, so here the sum over all of them decides. (Li et al. 2024)
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import numpy as np
+
+import libsym as sym
+
+WINDOW = 16
+"""How many tokens observe: the last of the prompt, which stay, too."""
+NEIGHBOURS = 3
+"""On each side."""
+
+
+def compress(kv: sym.KV, tokens: list[int], budget: int) -> None:
+    """Appends a prompt to an empty file, and keeps `budget` of its entries."""
+    if len(tokens) <= budget:
+        kv.write(tokens)
+        return
+    kv.write(tokens[:-WINDOW])
+    seen = sym.pred(kv, tokens[-WINDOW:], top_k=1, attention="entries").attention
+    mass = np.pad(np.asarray(seen)[:-WINDOW], NEIGHBOURS)
+    pooled = np.lib.stride_tricks.sliding_window_view(mass, 2 * NEIGHBOURS + 1).max(axis=1)
+    kept = np.sort(np.argsort(-pooled, kind="stable")[: budget - WINDOW])
+    kv.keep([*kept.tolist(), (-WINDOW, None)], rebase=False)
+
+
+def perplexity(kv: sym.KV, tokens: list[int]) -> float:
+    """How surprising all but the first of these tokens are, behind what the file holds."""
+    return math.exp(-np.mean(sym.score(kv, tokens)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("prompt", help="the text to go on with")
+    parser.add_argument("--context", type=Path, metavar="FILE", help="a text that comes before it")
+    parser.add_argument("--budget", type=int, default=128, help="entries of the prompt to keep (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--compare", metavar="TEXT", help="print perplexities of this continuation instead")
+    args = parser.parse_args()
+    if args.budget < 2 * WINDOW:
+        parser.error(f"--budget {args.budget}: {2 * WINDOW} is the least")
+    context = args.context.read_text(encoding="utf-8") + "\n\n" if args.context else ""
+    prompt = sym.tokenize(context + args.prompt)
+    with sym.kv_create() as kv:
+        compress(kv, prompt[:-1], args.budget)
+        if args.compare:
+            full = sym.kv_create()
+            full.write(prompt[:-1])
+            for each in (full, kv):
+                judged = prompt[-1:] + sym.tokenize(args.compare)
+                print(f"{each.len()} entries: perplexity {perplexity(each, judged):.2f}")
+            return
+        for piece in sym.generate(kv, prompt[-1:], max_tokens=args.max_tokens).text():
+            sym.send_to_user(piece)
+    sym.send_to_user("\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

@@ -1,0 +1,88 @@
+"""TOVA: a cache of a fixed size drops the entries that the latest token attends to least.
+
+symphony run tova "The history of the city begins" --budget 64 --max-tokens 100
+symphony run tova "In short, it is about" --context README.md --budget 128
+symphony run tova "Programs call" --context README.md --compare " the model" --budget 256
+
+No sums and no window: of all entries, old or new, those stay that the latest token looks at. A prompt is read whole,
+and its last token decides first: so a question at its end finds what it asks for. From then on the file never has more
+than --budget entries. STEP of them go at once; with STEP = 1 it is the method as published. It chooses for each layer;
+the entries of a file are those of all layers, so here the sum over all of them decides. (Oren et al. 2024: such a
+transformer is an RNN with many states, hence Token Omission Via Attention)
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import libsym as sym
+
+STEP = 16
+"""How many entries go at once."""
+
+
+class Cache:
+    """A file that is cut to less than `budget` entries after each call of `append`."""
+
+    def __init__(self, budget: int) -> None:
+        self.kv, self.budget = sym.kv_create(), budget
+
+    def append(self, tokens: list[int]) -> sym.Dist:
+        """Reads tokens; gives the distribution of the next. The last has a call of its own, because it decides."""
+        *before, latest = tokens
+        if before:
+            self.kv.write(before)
+        dist = sym.pred(self.kv, [latest], attention="entries")
+        mass = np.asarray(dist.attention)
+        if len(mass) >= self.budget:
+            seen = np.argsort(-mass)[: self.budget - STEP]
+            self.kv.keep(np.sort(seen).tolist(), rebase=False)
+        return dist
+
+    def generate(self, tokens: list[int], max_tokens: int) -> Iterator[int]:
+        end = sym.model_info().eos_ids
+        for _ in range(max_tokens):
+            tokens = [self.append(tokens).argmax()]
+            if tokens[0] in end:
+                return
+            yield tokens[0]
+
+
+def perplexity(cache: Cache, prompt: list[int], continuation: list[int]) -> float:
+    """How surprising a continuation is, token by token, to a cache that has read the prompt."""
+    dist, logprobs = cache.append(prompt), list[float]()
+    for token in continuation:
+        logprobs.append(dist.logprob(token))
+        dist = cache.append([token])
+    return math.exp(-sum(logprobs) / len(logprobs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("prompt", help="the text to go on with")
+    parser.add_argument("--context", type=Path, metavar="FILE", help="a text that comes before it")
+    parser.add_argument("--budget", type=int, default=128, help="entries of the file (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--compare", metavar="TEXT", help="print perplexities of this continuation instead")
+    args = parser.parse_args()
+    context = args.context.read_text(encoding="utf-8") if args.context else ""
+    prompt, judged = sym.tokenize(context + args.prompt), sym.tokenize(args.compare or "")
+    if args.budget < 2 * STEP:
+        parser.error(f"--budget {args.budget}: {2 * STEP} is the least")
+    if judged:
+        for cache in (Cache(len(prompt) + len(judged) + 1), Cache(args.budget)):
+            print(f"{cache.budget} entries at most: perplexity {perplexity(cache, prompt, judged):.2f}")
+        return
+    cache, text = Cache(args.budget), sym.Detokenizer()
+    for token in cache.generate(prompt, args.max_tokens):
+        sym.send_to_user(text.add(token))
+    sym.send_to_user(text.flush() + "\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

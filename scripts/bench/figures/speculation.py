@@ -1,0 +1,115 @@
+"""Steps that speculation saves, tokens that a grammar forces, and what the beams of a search share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TypeVar
+
+import libsym as sym
+from lips.beam import beam_search
+from lips.best_of_n import draw
+from lips.constrained import constrained
+from lips.jacobi import iterate
+from lips.ngram import speculate
+from scripts.bench.figures import Row
+
+T = TypeVar("T")
+NUM_TOKENS = 60
+TEXTS = {
+    "a list": "1, 2, 3, 4, 5, 6,",
+    "words that come again": "Count: one, two, three, one, two, three,",
+    "code": "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
+    "a story": "Once upon a time",
+}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "born": {"type": "integer"}, "profession": {"type": "string"}},
+    "required": ["name", "born", "profession"],
+    "additionalProperties": False,
+}
+PEOPLE = (
+    "Ada Lovelace was an English mathematician, born in 1815. Charles Babbage was an engineer, born in 1791. "
+    "Give their names, years of birth and professions as JSON."
+)
+FORMS = {
+    "a list of objects": (PEOPLE, sym.Grammar.json({"type": "array", "items": PERSON, "minItems": 2}, compact=True)),
+    "a sentence with a date": (
+        "When did the Second World War end?",
+        sym.Grammar.regex("The identification of the date in question is: [0-9]{4}-[0-9]{2}-[0-9]{2}"),
+    ),
+    "a sum": (
+        "Write the sum of the numbers from 1 to 9.",
+        sym.Grammar.lark('start: term (" + " term)* " = " term\nterm: /[1-9][0-9]?/'),
+    ),
+}
+
+
+def used(call: Callable[[], T]) -> tuple[T, int, int]:
+    """What a call gives, and the steps and tokens that it took."""
+    before = sym.getrusage()
+    result = call()
+    after = sym.getrusage()
+    return result, after.steps - before.steps, after.tokens - before.tokens
+
+
+def measure() -> Iterator[Row]:
+    for name, text in TEXTS.items():
+        yield from _speculation(name, sym.tokenize(text))
+    for name, (question, grammar) in FORMS.items():
+        yield from _constrained(name, question, grammar)
+    yield from _shared()
+
+
+def _speculation(name: str, prompt: list[int]) -> Iterator[Row]:
+    """Each goes on with the same tokens: an error if it does not."""
+
+    def generated(draft: sym.Ngram | None) -> list[int]:
+        kv = sym.kv_create()
+        return list(sym.generate(kv, prompt, max_tokens=NUM_TOKENS, stop_at_end=False, draft=draft))
+
+    def by_hand(method: Callable[[sym.KV, list[int]], Iterator[list[int]]]) -> list[int]:
+        found = (token for step in method(sym.kv_create(), prompt) for token in step)
+        return list(islice(found, NUM_TOKENS))
+
+    greedy, baseline, _ = used(lambda: generated(None))
+    ways: dict[str, Callable[[], list[int]]] = {
+        "ngram": lambda: by_hand(speculate),
+        "ngram --builtin": lambda: generated(sym.Ngram()),
+        "jacobi": lambda: by_hand(iterate),
+    }
+    for program, way in ways.items():
+        tokens, steps, computed = used(way)
+        if tokens != greedy:
+            raise RuntimeError(f"{program}: {name} goes on with other tokens than greedy decoding")
+        yield Row(program, f"{name}: {NUM_TOKENS} tokens in", steps, "steps", baseline)
+        yield Row(program, f"{name}: computed for them", computed, "tokens", len(prompt) + NUM_TOKENS - 1)
+
+
+def _constrained(name: str, question: str, grammar: sym.Grammar) -> Iterator[Row]:
+    def answer(*, speculate: bool) -> list[int]:
+        return list(constrained(question, grammar, 150, speculate=speculate))
+
+    tokens, steps, _ = used(lambda: answer(speculate=False))
+    yield Row("constrained", f"{name}: {len(tokens)} tokens in", steps, "steps", len(tokens))
+    speculated, fewer, _ = used(lambda: answer(speculate=True))
+    if speculated != tokens:
+        raise RuntimeError(f"constrained: {name} comes out otherwise with speculation")
+    yield Row("constrained", f"{name}: {len(tokens)} tokens with --speculate in", fewer, "steps", steps)
+
+
+def _shared() -> Iterator[Row]:
+    """Beside as many hypotheses, or answers, that share nothing."""
+    prompt, width, length = sym.tokenize("The sun rises in the east and sets in the west. " * 20 + "The sun"), 4, 16
+    beams, _, computed = used(lambda: beam_search(sym.kv_create(), prompt, width, length))
+    apart = width * (len(prompt) + length - 1)
+    what = f"{width} beams of {length} tokens behind {len(prompt)}"
+    yield Row("beam", f"{what}: computed", computed, "tokens", apart)
+    stats = [sym.kv_stat(beam.kv) for beam in beams]
+    pages = sum(stat.exclusive_pages or 0 for stat in stats)
+    yield Row("beam", f"{what}: of their own", pages, "pages", sum(stat.pages for stat in stats))
+    answers, _, computed = used(lambda: draw(sym.kv_create(), prompt, width, sym.Sampler(), length))
+    apart = sum(len(prompt) + len(answer) - 1 for answer in answers)
+    yield Row(
+        "best_of_n", f"{width} answers of {length} tokens behind {len(prompt)}: computed", computed, "tokens", apart
+    )

@@ -1,0 +1,228 @@
+"""Agents: tools run beside the model, and nothing that was computed is computed again.
+
+The model of these tests has 135 million parameters and can't be expected to choose tools well. Where a test is about
+what becomes of a choice, the choice is scripted: forced through a grammar, computed and appended as any other.
+"""
+
+import json
+import re
+import sqlite3
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from mcp import Client, StdioServerParameters
+
+import libsym as sym
+from lips import async_tools, codeact, mcp_client, react, rlm
+from tests.lips.scripted import scripted
+
+pytestmark = pytest.mark.slow
+SERVER = Path(__file__).with_name("weather_server.py")
+
+
+def text_of(chat):
+    return sym.detokenize([*chat.kv.read()[0], *chat.pending])
+
+
+def test_tools_do_what_they_say(tmp_path):
+    assert react.calculate("17 * (2 + 3) - -1") == "86"
+    assert react.calculate("1 / 3") == "0.333333333333"
+    for no_arithmetic in ("__import__('os')", "2 ** 9", "x + 1", "'a' * 9", "1 +"):
+        with pytest.raises((ValueError, SyntaxError)):
+            react.calculate(no_arithmetic)
+    (tmp_path / "a.txt").write_text("The red car is fast.\nThe blue car is slow.\n")
+    assert react.search(tmp_path)("car RED") == "a.txt: The red car is fast."
+    assert react.search(tmp_path)("green") == "nothing found"
+    with sqlite3.connect(tmp_path / "people.db") as connection:
+        connection.execute("CREATE TABLE people (name TEXT, age INTEGER)")
+        connection.execute("INSERT INTO people VALUES ('Ada', 36)")
+    assert react.query(tmp_path / "people.db")("SELECT name FROM people WHERE age > 30") == "[('Ada',)]"
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        react.query(tmp_path / "people.db")("DELETE FROM people")
+
+
+def test_react_computes_the_prompt_what_is_said_and_what_the_tools_give_and_nothing_twice(lips, computed):
+    said = [
+        "Thought: I multiply.\nAction: calculate[17 * 23]",
+        "Thought: Done.\nAction: calculate[1 / 0]",
+        "Answer: 391",
+    ]
+    tools = {"calculate": react.calculate}
+    with sym.Chat(sym.kv_create(), react.prompt(tools)) as chat, scripted(said):
+        lines, num_tokens = computed(lambda: list(react.react(chat, "What is 17 * 23?", tools, max_calls=4)))
+        text, in_file, num_pending = text_of(chat), chat.kv.len(), len(chat.pending)
+    assert lines == [said[0], "Observation: 391", said[1], "Observation: ZeroDivisionError: division by zero", said[2]]
+    places = [text.index(line) for line in lines]
+    assert places == sorted(places)
+    # Of each forced answer the last token is computed, and cut: it is pending. All else is in the file, once.
+    assert num_tokens == in_file + len(said)
+    again = sym.chat_tokens([{"role": "system", "content": react.prompt(tools)}])
+    assert in_file + num_pending > len(again) + sum(len(sym.tokenize(line)) for line in lines)
+
+
+def test_react_stops_where_the_calls_are_used_up(lips):
+    said = ["Thought: More.\nAction: calculate[1 + 1]"] * 3
+    with sym.Chat(sym.kv_create()) as chat, scripted(said) as left:
+        lines = list(react.react(chat, "Sum?", {"calculate": react.calculate}, max_calls=1))
+    assert lines == [said[0], "Observation: 2", said[1], "Observation: 2"]
+    assert left == said[2:]
+
+
+def test_react_by_itself_keeps_to_the_form(lips, tmp_path):
+    (tmp_path / "a.txt").write_text("The treasure is in Lima.\n")
+    out = lips.run("react", "Where is the treasure?", "--files", str(tmp_path), "--max-calls", "1")
+    form = r"Thought: [^\n]+\n(Action: (calculate|search)\[[^\n]+\]\nObservation: .+\n|Answer: [^\n]+\n)"
+    assert re.fullmatch(f"({form})+", out)
+
+
+def test_codeact_runs_what_the_model_writes_and_keeps_its_variables(lips, computed):
+    said = [
+        "primes = [n for n in range(2, 20) if all(n % d for d in range(2, n))]\nprint(primes)",
+        "answer(len(primes))",
+    ]
+    with sym.Chat(sym.kv_create(), codeact.SYSTEM) as chat, scripted(said):
+        turns, num_tokens = computed(lambda: list(codeact.act(chat, "How many primes are below 20?", {})))
+        assert turns == [said[0], "[2, 3, 5, 7, 11, 13, 17, 19]\n", said[1], "", "answer: 8"]
+        assert num_tokens == chat.kv.len() + len(said), "no turn is prefilled again"
+
+
+def test_codeact_has_tools_and_lets_the_code_do_nothing_else(lips, tmp_path):
+    (tmp_path / "log.txt").write_text("one\nerror two\n")
+    said = [
+        f"print([line for line in open('{tmp_path}/log.txt') if 'error' in line], double(4))",
+        "import socket\nsocket.socket()",
+        "open('/etc/passwd')",
+        "while True: pass",
+    ]
+    with sym.Chat(sym.kv_create()) as chat, scripted(said):
+        turns = list(codeact.act(chat, "?", {"double": lambda n: 2 * n}, [tmp_path / "log.txt"], seconds=1))
+    assert turns[1] == "['error two\\n'] 8\n"
+    assert turns[3].endswith("PermissionError: [Errno 1] Operation not permitted\n")
+    assert turns[5].endswith("PermissionError: [Errno 13] Permission denied: '/etc/passwd'\n")
+    assert turns[7].startswith("the code was ended after 1 s")
+    assert len(turns) == 8, "no answer came, and the turns are used up"
+
+
+def test_a_recursive_model_explores_texts_and_asks_their_readers(lips, computed):
+    with (lips.mount / ".symphony/text/atlas.kv").open("w") as text:
+        text.write("The treasure lies in the city of Lima. " * 20)
+    (lips.mount / "other.txt").write_text("secret")
+    said = [
+        "text = open(paths['atlas.kv']).read()\nprint(len(text), ask('atlas.kv', 'Where?') != '')",
+        f"open('{lips.mount}/other.txt')",
+        "ask('none.kv', 'Where?')",
+        "answer(text[4:12])",
+    ]
+    length = sym.kv_stat("atlas.kv").tokens
+    with scripted(said):
+        turns, num_tokens = computed(lambda: list(rlm.explore("Where is the treasure?", ["atlas.kv"])))
+    assert turns[1] == "780 True\n"
+    assert "Permission denied" in turns[3]
+    assert "there is no context none.kv" in turns[5]
+    assert turns[-1] == "answer: treasure"
+    own = len(sym.tokenize("".join(turns))) + 2 * length
+    assert num_tokens < own, "the context of 180 tokens is not computed again"
+    assert sym.kv_stat("atlas.kv").tokens == length, "readers are forks"
+
+
+def test_a_context_that_is_not_there_is_one_line(lips):
+    done = lips.finish("rlm", "Where?", "none.kv")
+    assert (done.returncode, done.stderr) == (1, "rlm: none.kv: no such file\n")
+
+
+def test_a_swarm_of_programs_drafts_and_votes(lips):
+    words = ["What is a town?", "--agents", "poet", "banker", "--max-tokens", "8"]
+    out = lips.daemon.symphony("run", "swarm", *words).stdout
+    found = re.findall(r"^(\d) (\w+): (.+)$", out, re.MULTILINE)
+    assert sorted(name for _, name, _ in found) == ["banker", "poet"]
+    assert [count for count, _, _ in found] == ["1", "1"], "each votes once, and not for itself"
+    ended = json.loads(lips.daemon.symphony("ps", "--all", "--json").stdout)
+    assert {each["name"] for each in ended} >= {"swarm", "swarm-poet", "swarm-banker"}, "each was a program of its own"
+
+
+def test_a_swarm_without_a_launcher_says_what_it_needs(lips):
+    done = lips.finish("swarm", "What?")
+    assert done.returncode == 1
+    assert "start it with `symphony run`" in done.stderr
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_model_writes_while_the_tool_runs_and_reads_what_it_gives(lips, computed, backend):
+    """The tool ends when the model has written five pieces: without overlap neither would ever end."""
+    events, num_tokens = [], 0
+
+    async def converse():
+        nonlocal num_tokens
+        enough = anyio.Event()
+
+        def show(text):
+            events.append(text)
+            if len(events) == 6:
+                enough.set()
+
+        async def tool(word):
+            with anyio.fail_after(60):
+                await enough.wait()
+            return f"about {word}"
+
+        async with await sym.aio.kv_create() as kv:
+            before = (await sym.aio.getrusage()).tokens
+            await async_tools.write(kv, "Tell me about the sea.", tool, show, max_tokens=24)
+            num_tokens = (await sym.aio.getrusage()).tokens - before
+            return sym.detokenize(kv.read()[0]), kv.len()
+
+    text, length = anyio.run(converse, backend=backend)
+    at = next(index for index, event in enumerate(events) if event.startswith("\n<<result: about "))
+    assert re.fullmatch(r"<<search: [a-z]{2,20}>>\n", events[0])
+    assert at >= 6, "it wrote on before the result was there"
+    assert at < 24, "and no longer than that"
+    assert "".join(events[: at + 1]) in text, "the file holds what was shown, in that order"
+    assert num_tokens <= length + 3, "an interruption computes nothing again"
+
+
+def test_a_tool_that_takes_longer_than_the_text_is_waited_for(lips):
+    async def converse():
+        events = []
+
+        async def tool(word):
+            while not any("sea" in event or len(events) > 3 for event in events):
+                await anyio.lowlevel.checkpoint()
+            return "late"
+
+        async with await sym.aio.kv_create() as kv:
+            await async_tools.write(kv, "The sea?", tool, events.append, max_tokens=4)
+        return events
+
+    assert "\n<<result: late>>\n" in anyio.run(converse)
+
+
+def test_an_mcp_servers_tools_are_called_as_their_schemas_say(lips, computed):
+    said = [
+        '{"tool":"weather","arguments":{"city":"Rome","days":3}}',
+        '{"tool":"capital","arguments":{"country":"Mars"}}',
+        '{"answer":"It rains."}',
+    ]
+
+    async def converse():
+        async with Client(StdioServerParameters(command=sys.executable, args=[str(SERVER)])) as client:
+            with scripted(said):
+                return [line async for line in mcp_client.converse(client, "Does it rain in Rome?", 3)]
+
+    lines = anyio.run(converse)
+    assert lines[0] == said[0]
+    assert lines[1] == "3 days of rain in Rome"
+    assert "Error executing tool capital" in lines[3], "an error of a tool is what the model reads"
+    assert lines[4] == said[2]
+
+
+def test_the_model_by_itself_can_name_no_tool_that_there_is_not(lips):
+    out = lips.run("mcp_client", "What is the capital of Italy?", "--max-calls", "1", "--", sys.executable, str(SERVER))
+    calls = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert calls
+    for call in calls:
+        assert call.keys() in ({"answer"}, {"tool", "arguments"})
+        if "tool" in call:
+            assert call["arguments"].keys() == {"weather": {"city", "days"}, "capital": {"country"}}[call["tool"]]

@@ -1,0 +1,78 @@
+"""Beam search finds what a search without forks finds, computes nothing twice, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+
+import libsym as sym
+from lips.beam import beam_search
+
+pytestmark = pytest.mark.slow
+
+
+def question() -> list[int]:
+    return sym.chat_tokens([{"role": "user", "content": "Is the sky blue? Yes or no?"}])
+
+
+def search_without_forks(prompt: list[int], width: int, max_tokens: int) -> list[tuple[tuple[int, ...], float]]:
+    """The same search, but each hypothesis is computed from its first token on, each time, and from whole rows."""
+    end, beams = sym.model_info().eos_ids, [((), 0.0)]
+    for _ in range(max_tokens):
+        if beams[0][0] and beams[0][0][-1] in end:
+            break
+        found = []
+        for tokens, logprob in beams:
+            if tokens and tokens[-1] in end:
+                found.append((tokens, logprob))
+                continue
+            with sym.kv_create() as kv, sym.pred(kv, [*prompt, *tokens]) as dist:
+                found += [((*tokens, token), logprob + more) for token, more in dist.topk(width)]
+        beams = sorted(found, key=lambda each: each[1], reverse=True)[:width]
+    return beams
+
+
+@pytest.mark.parametrize("max_tokens", [2, 12])
+def test_it_finds_what_a_search_without_forks_finds(lips, max_tokens):
+    """Two tokens are not enough for any answer, twelve are: the search ends before."""
+    expected = search_without_forks(question(), 3, max_tokens)
+    beams = beam_search(sym.kv_create(), question(), 3, max_tokens)
+    assert [beam.tokens for beam in beams] == [tokens for tokens, _ in expected]
+    assert [beam.logprob for beam in beams] == pytest.approx([logprob for _, logprob in expected], rel=1e-5)
+    assert beams[0].is_over == (max_tokens == 12)
+    assert all(len(set(beam.tokens) & sym.model_info().eos_ids) == beam.is_over for beam in beams)
+
+
+def test_one_beam_is_greedy_decoding_and_four_find_a_likelier_text(lips):
+    prompt = sym.tokenize("The capital of France is")
+    greedy = list(sym.generate(sym.kv_create(), prompt, max_tokens=12))
+    [one] = beam_search(sym.kv_create(), prompt, 1, 12)
+    best, *_ = beam_search(sym.kv_create(), prompt, 4, 12)
+    assert list(one.tokens) == greedy
+    for beam in (one, best):
+        assert sum(sym.score(sym.kv_create(), [*prompt, *beam.tokens])[len(prompt) - 1 :]) == pytest.approx(
+            beam.logprob
+        )
+    assert best.logprob > one.logprob
+
+
+def test_beams_share_what_they_have_in_common_and_losers_leave_nothing(lips, computed):
+    kv, prompt = sym.kv_create(), sym.tokenize("The sun rises in the east. " * 10 + "The sun")
+    before = sym.daemon_stat()
+    beams, num_computed = computed(beam_search, kv, prompt, 4, 6)
+    assert num_computed == len(prompt) + 5 * 4  # the prompt once, then a token for each beam but for the last ones
+    assert kv.len() == 0
+    assert sym.daemon_stat()["used_files"] == before["used_files"] + 4
+    assert all(sym.kv_stat(beam.kv).exclusive_pages <= 1 < sym.kv_stat(beam.kv).pages for beam in beams)
+    for beam in beams:
+        assert beam.kv.read()[0] == [*prompt, *beam.tokens[:-1]]
+        beam.kv.close()
+    after = sym.daemon_stat()
+    assert (after["used_files"], after["used_bytes"]) == (before["used_files"], before["used_bytes"])
+
+
+def test_the_command_shows_the_beams_with_their_log_probabilities_the_likeliest_first(lips):
+    lines = lips.run("beam", "The capital of France", "--width", "3", "--max-tokens", "4").splitlines()
+    assert all(line[8:].startswith("  'The capital of France") for line in lines)
+    assert [float(line[:8]) for line in lines] == pytest.approx(
+        [beam.logprob for beam in beam_search(sym.kv_create(), sym.tokenize("The capital of France"), 3, 4)], abs=0.01
+    )

@@ -1,0 +1,57 @@
+"""Best-of-n computes the question once, and shows the answer that has the best score."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+
+import libsym as sym
+from lips.best_of_n import JUDGE, draw
+
+pytestmark = pytest.mark.slow
+QUESTION = "Why is the sky blue?"
+OPTIONS = ["-n", "3", "--max-tokens", "12", "--temperature", "0.8"]
+
+
+def draws() -> list[list[int]]:
+    """As the command draws them with these options."""
+    question = sym.chat_tokens([{"role": "user", "content": QUESTION}])
+    return draw(sym.kv_create(), question, 3, sym.Sampler(temperature=0.8), 12)
+
+
+def likelihood(answer: list[int]) -> float:
+    """The mean log-probability of an answer's tokens behind the question, from whole rows."""
+    *question, last = sym.chat_tokens([{"role": "user", "content": QUESTION}])
+    kv = sym.kv_create()
+    kv.write(question)
+    with sym.pred(kv, [last, *answer], rows="all") as dist:
+        return fmean(dist[index].logprob(token) for index, token in enumerate(answer))
+
+
+def test_the_question_is_computed_once_and_each_answer_token_once(lips, computed):
+    answers, num_computed = computed(draws)
+    question = sym.chat_tokens([{"role": "user", "content": QUESTION}])
+    assert [len(answer) for answer in answers] == [12, 12, 12]
+    assert len({tuple(answer) for answer in answers}) == 3
+    assert num_computed == len(question) - 1 + 3 * 12  # the last token of the question, and 11 of the answer, thrice
+
+
+def test_it_shows_the_answer_that_is_likeliest_on_average(lips):
+    answers = draws()
+    best = max(answers, key=likelihood)
+    assert lips.run("best_of_n", QUESTION, *OPTIONS) == f"{sym.detokenize(best)}\n"
+    shown = [line.partition("] ") for line in lips.run("best_of_n", QUESTION, *OPTIONS, "--all").splitlines()]
+    ranked = sorted(answers, key=likelihood, reverse=True)
+    assert [text for _, _, text in shown] == [sym.detokenize(answer) for answer in ranked]
+    assert [float(score[1:]) for score, _, _ in shown] == pytest.approx([likelihood(each) for each in ranked], abs=1e-3)
+
+
+def test_a_judge_ranks_by_how_surely_the_model_says_yes(lips):
+    def verdict(answer: list[int]) -> float:
+        asked = JUDGE.format(question=QUESTION, answer=sym.detokenize(answer))
+        dist = sym.pred(sym.kv_create(), sym.chat_tokens([{"role": "user", "content": asked}]))
+        return dist.logits[sym.tokenize("Yes")[0]] - dist.logits[sym.tokenize("No")[0]]
+
+    best = max(draws(), key=verdict)
+    assert lips.run("best_of_n", QUESTION, *OPTIONS, "--judge") == f"{sym.detokenize(best)}\n"

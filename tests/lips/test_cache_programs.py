@@ -1,0 +1,171 @@
+"""Caches of a fixed size: each stays within it, and is about as good as the full cache where a plain window is not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import libsym as sym
+from lips import h2o, sink, snapkv, tova, windowed
+from tests.lips.conftest import LIPS
+
+pytestmark = pytest.mark.slow
+
+LICENSE = LIPS.parent / "LICENSE"
+STORY = "Ada Lindqvist kept the lighthouse at Bergen. Her brother Tomas was a baker in Oslo, and her dog was Biscuit. "
+BETWEEN = (
+    "The wind blew all night, and the sea was grey. In the morning a boat came in with fish and news. "
+    "People talked about the weather, about prices, and about the new road over the hill. Nobody was in a hurry. "
+)
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+NEEDLE = "The pass key is 68274. Remember it. "
+QUESTION = "What is the pass key? The pass key is"
+BUDGET = 128
+
+
+@pytest.fixture
+def within(monkeypatch):
+    """Has every call that appends look at the length of its file: it is to be at most this."""
+
+    def watch(budget):
+        lengths = []
+        for module, name in ((sym, "pred"), (sym, "score"), (sym, "generate"), (sym.KV, "write")):
+            plain = getattr(module, name)
+
+            def call(kv, tokens, *rest, plain=plain, **how):
+                tokens = list(tokens)
+                lengths.append(kv.len() + len(tokens) + max(0, (how.get("max_tokens") or 1) - 1))
+                assert lengths[-1] <= budget
+                return plain(kv, tokens, *rest, **how)
+
+            monkeypatch.setattr(module, name, call)
+        return lengths
+
+    return watch
+
+
+def judge(kv, before, tokens):
+    return math.exp(-np.mean(sym.score(kv, [before, *tokens])))
+
+
+def kept(tokens, entries):
+    """A file of some entries of a text, at their positions."""
+    kv = sym.kv_create()
+    kv.write(tokens)
+    kv.keep(entries, rebase=False)
+    return kv
+
+
+def test_perplexity_jumps_when_a_window_loses_the_first_entries_and_does_not_with_sinks(lips, within):
+    text = sym.tokenize(LICENSE.read_text())[:448]
+    full = windowed.perplexity(text, 1024)
+    assert windowed.perplexity(text[:BUDGET], BUDGET) == windowed.perplexity(text[:BUDGET], 1024), "nothing went yet"
+    lengths = within(BUDGET)
+    assert windowed.perplexity(text, BUDGET) > 2 * full
+    assert sink.perplexity(text, BUDGET, sinks=4) < 1.25 * full
+    assert max(lengths) == BUDGET
+
+
+def test_what_a_window_drops_might_as_well_have_been_masked(lips):
+    *text, last = sym.tokenize(LICENSE.read_text())[:200]
+    full = sym.kv_create()
+    full.write(text)
+    dropped = full.fork()
+    windowed.make_room(dropped, BUDGET)
+    hidden = full.len() - dropped.len()
+    assert hidden == len(text) - (BUDGET - windowed.STEP)
+    masked = sym.pred(full, [last], mask=[False] * hidden + [True] * dropped.len())
+    for token, logprob in sym.pred(dropped, [last]).topk(5):
+        assert masked.logprob(token) == pytest.approx(logprob, abs=0.1)
+
+
+@pytest.mark.parametrize("generate", [windowed.generate, lambda *arguments: sink.generate(*arguments[:3], 4, 40)])
+def test_a_window_reads_and_goes_on_within_its_entries_and_its_positions(lips, within, generate):
+    prompt = sym.tokenize(STORY + BETWEEN)
+    kv, lengths = sym.kv_create(), within(64)
+    assert len(list(generate(kv, prompt, 64, 40))) == 40
+    assert max(lengths) == 64
+    tokens, positions = kv.read()
+    assert positions == list(range(len(tokens))), "of a text without end, none is beyond the model's context"
+
+
+def test_a_sink_keeps_the_first_entries(lips):
+    prompt = sym.tokenize(STORY + BETWEEN)
+    kv = sym.kv_create()
+    assert len(list(sink.generate(kv, prompt, 64, 4, 8))) == 8
+    assert kv.read()[0][:4] == prompt[:4]
+
+
+def test_h2o_keeps_the_names_of_a_story_where_the_latest_and_random_entries_do_not_help(lips, within):
+    """A story is told, much else comes, and it is told again: the full cache knows the names."""
+    told, again = sym.tokenize(STORY + BETWEEN * 6), sym.tokenize(STORY)[:28]
+    *before, last = told
+    room = BUDGET - len(again) - 1
+    drawn = np.sort(np.random.default_rng(0).permutation(np.arange(4, len(before)))[: room - 4])
+    full = judge(kept(before, [(0, None)]), last, again)
+    latest = judge(kept(before, [(0, 4), (4 - room, None)]), last, again)
+    random = judge(kept(before, [*range(4), *drawn.tolist()]), last, again)
+    lengths = within(BUDGET)
+    assert full < h2o.perplexity(h2o.Cache(BUDGET), told, again) < 0.5 * min(latest, random)
+    assert max(lengths) == BUDGET
+
+
+@pytest.mark.parametrize("program", [h2o, tova])
+def test_a_cache_goes_on_within_its_entries(program, lips, within):
+    cache = program.Cache(48)
+    dist = cache.append(sym.tokenize(STORY + BETWEEN))
+    assert cache.kv.len() <= 48
+    lengths = within(48)
+    assert len(list(cache.generate([dist.argmax()], 40))) == 40
+    assert max(lengths) == 48
+    assert cache.kv.read()[1][0] == 0, "nobody told it that the first entry matters"
+
+
+@pytest.mark.parametrize("program", [h2o, tova])
+def test_a_cache_that_has_room_says_what_a_file_does(program, lips):
+    prompt, file = sym.tokenize("The capital of France is"), sym.kv_create()
+    said = sym.generate(file, prompt, max_tokens=8)
+    assert list(program.Cache(64).generate(prompt, 8)) == list(said)
+
+
+def test_tova_and_snapkv_keep_what_a_question_asks_for(lips):
+    """A fifth of the prompt is kept. The latest entries of the same number know nothing of the needle."""
+    prompt, answer = sym.tokenize(FILLER + NEEDLE + FILLER * 23 + QUESTION), sym.tokenize(" 68274.")
+    *before, last = prompt
+    full = judge(kept(before, [(0, None)]), last, answer)
+    assert judge(kept(before, [(0, 4), (4 - BUDGET, None)]), last, answer) > 5 * full
+
+    small = sym.kv_create()
+    snapkv.compress(small, before, BUDGET)
+    assert small.len() == BUDGET
+    assert judge(small.fork(), last, answer) < 1.5 * full
+    assert "68274" in sym.generate(small, [last], max_tokens=8).full_text()
+
+    cache = tova.Cache(BUDGET)
+    assert tova.perplexity(cache, prompt, answer) < 1.5 * full
+    assert cache.kv.len() <= BUDGET
+
+
+@pytest.mark.parametrize("name", ["windowed", "sink"])
+def test_the_windows_as_commands(name, lips, tmp_path):
+    text = tmp_path / "text"
+    text.write_text(STORY + BETWEEN)
+    shown = lips.run(name, "--compare", str(text), "--window", "48")
+    assert shown.count("perplexity") == (2 if name == "windowed" else 3)
+    assert len(lips.run(name, "The history of the city begins", "--window", "48", "--max-tokens", "20")) > 40
+    refused = lips.finish(name, "--window", "8")
+    assert refused.returncode == 2
+
+
+@pytest.mark.parametrize("name", ["h2o", "tova", "snapkv"])
+def test_the_caches_as_commands(name, lips, tmp_path):
+    text = tmp_path / "text"
+    text.write_text(STORY + BETWEEN)
+    how = ["The end of it is", "--context", str(text), "--budget", "48"]
+    compared = lips.run(name, *how, "--compare", " near").splitlines()
+    assert ["perplexity" in line for line in compared] == [True, True]
+    assert compared[1].startswith("48 entries")
+    assert len(lips.run(name, *how, "--max-tokens", "12")) > 12
+    assert lips.finish(name, "One", "--budget", "8").returncode == 2

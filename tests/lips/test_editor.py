@@ -1,0 +1,117 @@
+"""A directory that is edited: what each change computes, and what is on the mount afterwards."""
+
+import re
+import signal
+
+import pytest
+
+import libsym as sym
+from lips.editor import Document, end_of_change
+
+pytestmark = pytest.mark.slow
+CODE = "".join(f"def f{number}(a, b):\n    return a + {number} * b\n\n\n" for number in range(6))
+EDITED = CODE.replace("a + 5 * b", "a - 5 * b")
+MAX_TOKENS = 4
+
+
+def states():
+    return sorted(entry.name for entry in sym.kv_list("editor"))
+
+
+@pytest.fixture
+def editor(lips, tmp_path):
+    """The program, watching a directory: save() replaces a file as editors do, and gives what is said about it."""
+    process = lips.start("editor", "--max-tokens", str(MAX_TOKENS), "--undo-s", "600", str(tmp_path))
+
+    def save(name, text):
+        (tmp_path / ".new").write_text(text)
+        (tmp_path / ".new").replace(tmp_path / name)
+        return said()
+
+    def said():
+        line = process.stdout.readline()
+        found = re.fullmatch(r"(\S+): (.*) \((\d+) tokens computed\)\n", line)
+        return (found[1], int(found[3])) if found else line
+
+    save.directory, save.said = tmp_path, said
+    yield save
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
+
+
+def test_an_edit_computes_what_comes_after_it_and_undoing_it_computes_nothing(editor):
+    """Beside the suggestion: its first token is the text's last, then each that is suggested."""
+    num_tokens = len(sym.tokenize(f"File code.py:\n{CODE}", special=False))
+    _, first = editor("code.py", CODE)
+    assert num_tokens <= first <= num_tokens + MAX_TOKENS
+    _, edited = editor("code.py", EDITED)
+    assert edited < num_tokens / 4
+    assert len(states()) == 2
+    before = {name: sym.kv_read(f"editor/{name}") for name in states()}
+    _, undone = editor("code.py", CODE)
+    assert undone <= 1 + MAX_TOKENS
+    _, redone = editor("code.py", EDITED)
+    assert redone <= 1 + MAX_TOKENS
+    assert {name: sym.kv_read(f"editor/{name}") for name in states()} == before
+
+
+def test_a_deleted_file_leaves_nothing_on_the_mount_and_others_stay(editor):
+    editor("a.py", "a = 1\n")
+    editor("b.py", "b = 1\n")
+    editor("a.py", "a = 2\n")
+    assert [name.partition("-")[0] for name in states()] == ["a.py", "a.py", "b.py"]
+    (editor.directory / "a.py").unlink()
+    assert editor.said() == "a.py: forgotten\n"
+    assert [name.partition("-")[0] for name in states()] == ["b.py"]
+
+
+@pytest.fixture
+def document(lips):
+    sym.kv_mkdir("editor", parents=True)
+    return Document("code.py", undo_s=60, idle_s=1800)
+
+
+def test_what_may_be_undone_is_kept_for_a_moment_and_what_is_edited_for_longer(document):
+    document.save(CODE, 1)
+    (old,) = states()
+    assert sym.kv_stat(f"editor/{old}").ttl_s == 1800
+    document.save(EDITED, 1)
+    (new,) = set(states()) - {old}
+    assert [sym.kv_stat(f"editor/{name}").ttl_s for name in (old, new)] == [60, 1800]
+    document.save(CODE, 1)
+    assert [sym.kv_stat(f"editor/{name}").ttl_s for name in (old, new)] == [1800, 60]
+    document.save(CODE, 1)
+    assert [sym.kv_stat(f"editor/{name}").ttl_s for name in (old, new)] == [1800, 60], "it was saved and not changed"
+
+
+def test_an_untouched_file_is_gone_after_a_while_and_its_next_edit_computes_it_anew(lips, computed):
+    sym.kv_mkdir("editor", parents=True)
+    document = Document("code.py", undo_s=0.01, idle_s=0.01)
+    text, num_first = computed(document.save, CODE, 1)
+    for _ in range(1000):
+        if not states():
+            break
+        sym.daemon_stat()
+    assert states() == []
+    assert computed(document.save, CODE, 1) == (text, num_first)
+    document.delete()
+
+
+def test_the_suggestion_is_that_of_a_text_computed_at_once_as_far_as_to_the_cursor(document):
+    document.save(CODE, 8)
+    cursor = CODE.index("a + 3")
+    changed = f"{CODE[:cursor]}x * y + {CODE[cursor:]}"
+    suggestion = document.save(changed, 8)
+    assert end_of_change(CODE, changed) == cursor + len("x * y + ")
+    with sym.kv_create() as kv:
+        tokens = document.tokens(changed[: cursor + len("x * y + ")])
+        assert sym.generate(kv, tokens, stop="\n", max_tokens=8).full_text() == suggestion
+
+
+CHANGES = [("", "abc", 3), ("abc", "abXc", 3), ("abXc", "abc", 2), ("abc", "abcd", 4), ("a b", "a x b", 4)]
+
+
+@pytest.mark.parametrize(("old", "new", "end"), [*CHANGES, ("abc", "abc", 3), ("abc", "", 0)])
+def test_the_cursor_is_where_the_change_ends(old, new, end):
+    assert end_of_change(old, new) == end

@@ -1,0 +1,88 @@
+"""Prompts as a tree of forks: each part is computed once, and the answers are those of whole prompts."""
+
+import pytest
+
+import libsym as sym
+from lips.prefix_tree import grow, level
+
+pytestmark = pytest.mark.slow
+MAX_TOKENS = 6
+SYSTEMS = ["You answer in one short sentence.", "You are a pirate."]
+DOCUMENTS = ["Bees make honey. They live in hives.", "Ants live in hills."]
+QUESTIONS = ["What do they make?", "Where do they live?"]
+LEVELS = [
+    level("system", [(text, text) for text in SYSTEMS]),
+    level("user", [("doc", text) for text in DOCUMENTS]),
+    level("user", [(text, text) for text in QUESTIONS]),
+]
+
+
+def answers(levels=LEVELS):
+    """The texts by their nodes, and how many of their tokens were computed."""
+    with sym.kv_open("tree.kv", "a") as root:
+        found = [
+            (path, answer, answer.full_text()) for path, answer in list(grow(root, [], levels, "tree", MAX_TOKENS))
+        ]
+    return {path: text for path, _, text in found}, sum(len(a.tokens) - len(a.pending) for _, a, _ in found)
+
+
+def prompts():
+    """Of all that the levels combine, in the order in which the tree grows."""
+    for system in SYSTEMS:
+        for document in DOCUMENTS:
+            for question in QUESTIONS:
+                roles = zip(("system", "user", "user"), (system, document, question), strict=True)
+                yield sym.chat_tokens([{"role": role, "content": content} for role, content in roles])
+
+
+def test_answers_are_those_without_sharing_and_what_is_computed_is_what_differs(lips, computed):
+    (found, num_answered), num_computed = computed(answers)
+    alone = []
+    for prompt in prompts():
+        with sym.kv_create() as kv:
+            alone.append(sym.generate(kv, prompt, max_tokens=MAX_TOKENS).full_text())
+    assert list(found.values()) == alone
+    assert num_computed - num_answered == num_of_parts() < sum(map(len, prompts())) * 2 / 3
+
+
+def num_of_parts():
+    """The sum of the lengths of all different beginnings of conversations, each without the one that it goes on."""
+    lengths = {}
+    for system in SYSTEMS:
+        for document in DOCUMENTS:
+            for question in QUESTIONS:
+                texts, before = [("system", system), ("user", document), ("user", question)], 0
+                for end in (1, 2, 3):
+                    messages = [{"role": role, "content": content} for role, content in texts[:end]]
+                    length = len(sym.chat_tokens(messages, add_generation_prompt=end == 3))
+                    lengths[tuple(texts[:end])] = length - before
+                    before = length
+    return sum(lengths.values())
+
+
+def test_the_next_run_computes_no_shared_part_and_a_changed_document_only_what_is_below_it(lips, computed):
+    first, _ = answers()
+    (again, num_answered), num_computed = computed(answers)
+    assert again == first
+    num_nodes = len(SYSTEMS) * (1 + len(DOCUMENTS) * (1 + len(QUESTIONS)))
+    assert num_computed - num_answered == num_nodes, "the last token of each"
+    changed = [LEVELS[0], level("user", [("doc", DOCUMENTS[0]), ("doc", "Ants live under stones.")]), LEVELS[2]]
+    third, _ = answers(changed)
+    kept = [path for path in third if "/0-doc/" in path]
+    assert len(kept) == len(first) / 2
+    assert all(third[path] == first[path] for path in kept)
+    with sym.kv_open("tree/1-You-are-a-pirate/1-doc/0-What-do-they-make.kv") as kv:
+        assert "Ants live under stones." in sym.detokenize(kv.read()[0])
+
+
+def test_the_tree_is_directories_on_the_mount(lips, tmp_path):
+    document = tmp_path / "bees.md"
+    document.write_text(DOCUMENTS[0])
+    told = lips.run("prefix_tree", "--max-tokens", "3", "--document", str(document), *QUESTIONS)
+    assert [line.partition(": ")[0].rpartition("/")[2] for line in told.splitlines()[:1]] == ["0-What-do-they-make"]
+    below = lips.mount / "prefix_tree" / "0-You-answer-in-one-short-sentence"
+    assert sorted(str(path.relative_to(below)) for path in below.rglob("*.kv")) == [
+        "0-bees-md.kv",
+        "0-bees-md/0-What-do-they-make.kv",
+        "0-bees-md/1-Where-do-they-live.kv",
+    ]

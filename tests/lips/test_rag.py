@@ -1,0 +1,99 @@
+"""Answers from documents, and a cache of one's own: what is asked for most stays."""
+
+import pytest
+
+import libsym as sym
+from lips.rag import Shelf, answer, find, under
+
+pytestmark = pytest.mark.slow
+DOCUMENTS = {
+    "bees.md": "Bees make honey. They live in hives, and they eat nectar.",
+    "ants.md": "Ants live in hills under the ground, and they eat seeds.",
+    "wasps.md": "Wasps build nests of paper. Some of the wasps eat bees.",
+}
+ABOUT = {"bees.md": "What is honey made by?", "ants.md": "What do ants eat?", "wasps.md": "Who builds nests of paper?"}
+MAX_TOKENS = 4
+
+
+def num_tokens(document):
+    return len(sym.chat_tokens([under(document)], add_generation_prompt=False))
+
+
+def ask(shelf, name, documents=DOCUMENTS):
+    found, text = answer(shelf, documents, ABOUT[name], MAX_TOKENS)
+    assert found == name
+    return text
+
+
+def kept():
+    return {entry.name.rpartition("-")[0] for entry in sym.kv_list("rag")}
+
+
+@pytest.fixture
+def shelf(lips):
+    return Shelf("rag", 10_000)
+
+
+def test_a_question_finds_the_document_with_its_rare_words():
+    assert {question: find(question, DOCUMENTS) for question in ABOUT.values()} == {q: n for n, q in ABOUT.items()}
+    assert find("eat eat ants", DOCUMENTS) == "ants.md", "a word that all have says nothing"
+    assert find("seeds", {"long.md": "seeds " + "word " * 500, "short.md": "seeds"}) == "short.md"
+
+
+def test_the_second_question_on_a_document_computes_the_question_and_the_answer_is_the_same(shelf, computed):
+    first, num_first = computed(ask, shelf, "bees.md")
+    second, num_second = computed(ask, shelf, "bees.md")
+    assert (second, num_first - num_second) == (first, num_tokens(DOCUMENTS["bees.md"]))
+    question = [under(DOCUMENTS["bees.md"]), {"role": "user", "content": ABOUT["bees.md"]}]
+    assert num_second <= len(sym.chat_tokens(question)) - num_tokens(DOCUMENTS["bees.md"]) + MAX_TOKENS - 1
+    with sym.kv_create() as alone:
+        assert sym.generate(alone, sym.chat_tokens(question), max_tokens=MAX_TOKENS).full_text().strip() == first
+
+
+def test_the_least_asked_goes_first_and_not_the_least_recently_used(lips, computed):
+    each = max(map(num_tokens, DOCUMENTS.values()))
+    for _ in range(3):
+        ask(Shelf("rag", 2 * each), "bees.md")  # the count is the file's: each run goes on with it
+    ask(Shelf("rag", 2 * each), "ants.md")
+    assert kept() == {"bees.md", "ants.md"}
+    ask(Shelf("rag", 2 * each), "wasps.md")
+    assert kept() == {"bees.md", "wasps.md"}, "of the bees it is longer that somebody asked"
+    assert computed(ask, Shelf("rag", 2 * each), "ants.md")[1] > num_tokens(DOCUMENTS["ants.md"])
+    assert kept() == {"bees.md", "ants.md"}
+
+
+def test_what_is_in_use_stays_though_it_alone_is_more_than_the_budget(lips):
+    ask(Shelf("rag", 1), "ants.md")
+    assert kept() == {"ants.md"}
+
+
+def test_a_document_that_changes_is_computed_anew_and_what_is_gone_leaves_the_mount(shelf, computed):
+    first = ask(shelf, "ants.md")
+    ask(shelf, "bees.md")
+    changed = {"ants.md": "Ants live in hills, and what ants eat is leaves."}
+    _, num_computed = computed(ask, shelf, "ants.md", changed)
+    assert num_computed > num_tokens(changed["ants.md"])
+    assert kept() == {"ants.md"}
+    (entry,) = sym.kv_list("rag")
+    assert "leaves" in sym.detokenize(sym.kv_read(f"rag/{entry.name}")[0])
+    assert ask(shelf, "ants.md") == first, "as it was before, it is as it was before"
+
+
+def test_popularity_is_the_files_own_and_a_shell_sees_it(shelf, lips):
+    for _ in range(2):
+        ask(shelf, "bees.md")
+    (path,) = (lips.mount / "rag").iterdir()
+    assert lips.daemon.shell(f"getfattr --only-values -n user.kv.priority '{path}'").stdout == "2"
+
+
+def test_it_answers_from_a_directory(lips, tmp_path):
+    for name, text in DOCUMENTS.items():
+        (tmp_path / name).write_text(text)
+    told = lips.run("rag", "--max-tokens", "3", str(tmp_path), ABOUT["ants.md"], ABOUT["bees.md"], ABOUT["ants.md"])
+    names = [line.split(";")[0].strip(" (") for line in told.splitlines() if line.startswith("    (")]
+    assert names == ["ants.md", "bees.md", "ants.md"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = lips.finish("rag", str(empty), "Who?")
+    assert done.returncode == 2
+    assert "there is no *.md and no *.txt" in done.stderr
