@@ -37,7 +37,8 @@ from libsym.channel import process as connection
 from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import run
 from libsym.channel.process import process
-from libsym.decode import Beside, Decoded
+from libsym.channel.vocabulary import vocabulary_script
+from libsym.decode import Beside, Decoded, Draw
 from libsym.errors import NotConnected
 from libsym.faces import first_argument, script_of
 from libsym.generate import Grammar, Ngram, generate_call
@@ -60,7 +61,7 @@ from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Sampler
 from libsym.rows.token_set import TokenSet
 from libsym.text import TextWindow
-from libsym.vocabulary import token_set_script, vocabulary_script
+from libsym.vocabulary import token_set_script
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -371,7 +372,7 @@ async def generate(
 async def decode(
     kv: KV,
     tokens: Iterable[int],
-    draw: Callable[..., int | Awaitable[int]],
+    draw: Draw,
     *,
     beside: Beside = (),
     stop: str | int | Iterable[str | int] = (),

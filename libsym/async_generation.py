@@ -8,10 +8,10 @@ from typing import Any, Self
 
 from libsym.channel.event_loop import AsyncStream, run
 from libsym.channel.scripts import Call
+from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import SymError
 from libsym.generate import Progress, Started, TextPieces
 from libsym.open_file import OpenFile
-from libsym.vocabulary import vocabulary_script
 
 
 class AsyncGeneration(Progress):

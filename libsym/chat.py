@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from libsym.arguments import Path, shown
 from libsym.channel.scripts import Script
+from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import Invalid
 from libsym.faces import script_of
 from libsym.generate import Generation, Grammar, Ngram, Progress, generate
@@ -16,7 +17,6 @@ from libsym.open_file import channel_of
 from libsym.pred import write_script
 from libsym.rows.sampler import Sampler
 from libsym.text import chat_tokens, tokenize
-from libsym.vocabulary import vocabulary_script
 
 Message = Mapping[str, Any]
 G = TypeVar("G", bound=Progress)

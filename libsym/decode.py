@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from libsym.arguments import int32, int64, shown
 from libsym.channel.scripts import Script
+from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import Invalid
 from libsym.faces import script_of
 from libsym.generate import TextPieces, check_max_tokens, checked_stops
@@ -20,7 +21,6 @@ from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.stops import StopTexts, TokenTexts
 from libsym.status import model_info
-from libsym.vocabulary import vocabulary_script
 
 Draw = Callable[..., Any]
 """Is given the Dist of the file, then those of the contexts beside it; gives the token, or in an event loop what gives
@@ -32,7 +32,7 @@ Ending = Literal["length", "stop_token", "stop_text"]
 def decode(
     kv: KV,
     tokens: Iterable[int],
-    draw: Callable[..., int],
+    draw: Draw,
     *,
     beside: Beside = (),
     stop: str | int | Iterable[str | int] = (),

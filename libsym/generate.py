@@ -18,11 +18,11 @@ from libsym.arguments import int32, seed64, shown, utf8
 from libsym.channel.client import ClientChannel
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call
+from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import Invalid, SymError
 from libsym.open_file import OpenFile, channel_of
 from libsym.pred import Positions, checked_priority, checked_sampler, counted_before, microseconds, places_of
 from libsym.rows.sampler import Sampler, random_seed
-from libsym.vocabulary import vocabulary_script
 
 MAX_STOP_TEXTS = 64
 MAX_STOP_TEXT_CHARS = 1024

@@ -14,12 +14,14 @@ from libsym.arguments import Path, int32, int64, path_bytes, path_text, permissi
 from libsym.channel.process import process
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
+from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import BadHandle, Exists, Invalid, NotFound, SymError
 from libsym.faces import file_call, script_of, system_call
 from libsym.info import KvStat
 from libsym.open_file import OpenFile
 from libsym.pred import kv_write
 from libsym.pred import pred as pred_call
+from libsym.rows.notebook import fact_table
 
 T = TypeVar("T")
 Flags = Literal["r", "rw"]
@@ -27,6 +29,8 @@ OpenFlags = Literal["r", "rw", "a"]
 Range = int | slice | range | Sequence[int | None]
 """Entries: the number of one, a slice, or (start, stop). None is the beginning or the end, negative numbers count from
 the end."""
+_SHOWN_TOKENS = 32
+"""Those of the end of a file that a notebook shows."""
 
 
 class KV(OpenFile):
@@ -55,6 +59,25 @@ class KV(OpenFile):
             with suppress(SymError):
                 return f"<KV {name}, {self.len()} entries, {mode}>"
         return f"<KV {name}, of a connection that is over>"
+
+    def _repr_html_(self) -> str | None:
+        """For a notebook: what the file is, and how its text ends. None, the plain repr, where nobody can say."""
+        if self.closed or not self._channel.alive:
+            return None
+        try:
+            stat, (tokens, _) = self.stat(), self.read(-_SHOWN_TOKENS)
+            texts = self._channel.run(vocabulary_script(self._channel))
+        except SymError:
+            return None
+        text = b"".join(texts[token] for token in tokens if 0 <= token < len(texts)).decode(errors="replace")
+        facts = [
+            ("entries", f"{stat.tokens:,}"),
+            ("ends in", repr(text)),
+            ("pages", f"{stat.pages:,}"),
+            ("in", stat.tier or "no page yet"),
+            ("open for", "writing" if self.writable else "reading"),
+        ]
+        return fact_table(f"KV {self.path or 'anonymous'}", facts)
 
     def __enter__(self) -> Self:
         return self

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable
-from itertools import accumulate, pairwise
 
-from libsym.abi import Op
 from libsym.channel.client import ClientChannel
 from libsym.channel.process import process
-from libsym.channel.scripts import Call, Script
-from libsym.errors import ProtocolError
+from libsym.channel.scripts import Script
+from libsym.channel.vocabulary import vocabulary_script
 from libsym.rows.token_set import TokenSet
 
 
@@ -41,20 +38,3 @@ def token_set_script(channel: ClientChannel, wanted: Iterable[int] | Callable[[b
     texts = yield from vocabulary_script(channel)
     tokens = (token for token, text in enumerate(texts) if wanted(text)) if callable(wanted) else wanted
     return TokenSet(tokens, len(texts))
-
-
-def vocabulary_script(channel: ClientChannel) -> Script[list[bytes]]:
-    """In as many messages as it takes. The list is the connection's: it is not to be changed."""
-    if channel.vocabulary is None:
-        found: list[bytes] = []
-        total = 1
-        while len(found) < total:
-            reply = yield Call(Op.VOCABULARY, args=(len(found), 0, 0, 0))
-            count, total = reply.args[:2]
-            lengths = array("I", reply.payload[: 4 * count])
-            if count < 1 or len(reply.payload) != 4 * count + sum(lengths):
-                raise ProtocolError(f"the daemon sent {len(reply.payload)} bytes for {count} tokens")
-            ends = accumulate(lengths, initial=4 * count)
-            found += [reply.payload[begin:end] for begin, end in pairwise(ends)]
-        channel.vocabulary = found
-    return channel.vocabulary

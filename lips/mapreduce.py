@@ -3,8 +3,8 @@
     symphony run mapreduce README.md
     symphony run mapreduce --context 2048 --max-tokens 100 README.md
 
-The text is halved until each piece fits. All pieces are summarised at the same time, each on a fork of the one
-instruction, which is computed once. The summaries together are the next text; the last one fits, and is the answer.
+The text is halved until each piece fits. Pieces are summarised side by side, each on a fork of the one instruction,
+which is computed once. The summaries together are the next text; the one that fits ends in the answer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from pathlib import Path
 import libsym as sym
 
 INSTRUCTION = {"role": "system", "content": "You summarize the text that the user gives you, in two sentences."}
+
+AT_ONCE = 8
+"""So many pieces are in memory at the same time, each a context of its own."""
 
 
 def conversation(text: str) -> list[int]:
@@ -39,7 +42,7 @@ def summaries(instruction: sym.KV, texts: list[str], max_tokens: int) -> list[st
     return [answer.full_text().strip() for answer in answers]
 
 
-def summarize(text: str, context: int, max_tokens: int, parallel: int = 8) -> str:
+def summarize(text: str, context: int, max_tokens: int) -> str:
     """One summary of all of the text."""
     if context - len(conversation("")) < 5 * max_tokens:
         raise sym.Invalid(f"summaries of {max_tokens} tokens do not shorten what a context of {context} tokens holds")
@@ -49,8 +52,8 @@ def summarize(text: str, context: int, max_tokens: int, parallel: int = 8) -> st
             parts = pieces(text, context - max_tokens)
             sym.send_to_user(f"(characters: {len(text)}, pieces: {len(parts)})\n")
             found = list[str]()
-            for start in range(0, len(parts), parallel):
-                found += summaries(instruction, parts[start : start + parallel], max_tokens)
+            for start in range(0, len(parts), AT_ONCE):
+                found += summaries(instruction, parts[start : start + AT_ONCE], max_tokens)
             text = "\n".join(found)
             if len(parts) == 1:
                 return text
@@ -61,11 +64,10 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="a text file")
     parser.add_argument("--context", type=int, help="tokens that the model is given at once (default: all it takes)")
     parser.add_argument("--max-tokens", type=int, default=120, help="of one summary (default: %(default)s)")
-    parser.add_argument("--parallel", type=int, default=8, help="pieces at the same time (default: %(default)s)")
     args = parser.parse_args()
     most = sym.model_info().max_positions
-    context = min(args.context or most, most)
-    sym.send_to_user(summarize(args.file.read_text(), context, args.max_tokens, args.parallel) + "\n")
+    context = most if args.context is None else min(args.context, most)
+    sym.send_to_user(summarize(args.file.read_text(errors="replace"), context, args.max_tokens) + "\n")
 
 
 if __name__ == "__main__":

@@ -83,10 +83,12 @@ def main() -> None:
     parser.add_argument("--choose", type=int, help="ask over each combination of so many (default: over all of them)")
     parser.add_argument("--max-tokens", type=int, default=48, help="of an answer (default: %(default)s)")
     args = parser.parse_args()
+    if not 1 <= (num_chosen := args.choose or len(args.file)) <= len(args.file):
+        parser.error(f"--choose {num_chosen}: there are {len(args.file)} files")
     sym.kv_mkdir("modules", parents=True)
     with sym.kv_open_or_compute("modules/head.kv", sym.chat_tokens([SYSTEM], add_generation_prompt=False)) as head:
-        modules = {path: open_module(head, path.read_text()) for path in args.file}
-        for chosen in combinations(modules, args.choose or len(modules)):
+        modules = {path: open_module(head, path.read_text(errors="replace")) for path in args.file}
+        for chosen in combinations(modules, num_chosen):
             found = compare([head, *(modules[path] for path in chosen)], args.question, args.max_tokens)
             sym.send_to_user(f"{' + '.join(path.name for path in chosen)}: {found.answer}\n")
             sym.send_to_user(f"    recomputed: {found.recomputed}\n    KL {found.kl:.3f} nats a token; ")

@@ -1,4 +1,4 @@
-"""Asks every question about every document: a tree of forks, in which each shared part is computed once.
+"""Prefix tree: asks every question about every document, and computes each shared part once.
 
     symphony run prefix_tree --document bees.md --document ants.md "What do they eat?" "Where do they live?"
     symphony run prefix_tree --system "Be brief." --system "Be funny." --document bees.md "What do they eat?"
@@ -57,7 +57,7 @@ def main() -> None:
     args = parser.parse_args()
     levels = [
         level("system", [(text, text) for text in args.system or ["You answer in one short sentence."]]),
-        level("user", [(path.name, path.read_text()) for path in args.document]),
+        level("user", [(path.name, path.read_text(errors="replace")) for path in args.document]),
         level("user", [(text, text) for text in args.question]),
     ]
     with sym.kv_open(f"{args.tree}.kv", "a") as root, root.lock():  # empty; one run at a time

@@ -3,10 +3,11 @@
     symphony run rag docs "What do bees eat?" "Where do ants live?"
     symphony run rag --budget 20000 docs "What do bees eat?"
 
-A document is computed when it is first asked about; from then on it is a KV file that each question forks. Which files
-stay is this program's own policy: popularity. A file's PRIORITY counts its questions, so the count outlives the
-program, `getfattr -d` shows it, and where memory runs short the daemon moves the least asked to disk first. Beyond the
-budget the least asked is removed. A document that has changed, or is gone, leaves the mount with the next question.
+A passage (a document, or what is below one of its headings) is computed when it is first asked about; from then on it
+is a KV file that each question forks. Which files stay is this program's own policy: popularity. A file's PRIORITY
+counts its questions, so the count outlives the program, `getfattr -d` shows it, and where memory runs short the daemon
+moves the least asked to disk first. Beyond the budget the least asked is removed. A passage that has changed, or is
+gone, leaves the mount with the next question.
 """
 
 from __future__ import annotations
@@ -23,9 +24,19 @@ import libsym as sym
 HIGHEST_PRIORITY = 100
 
 
-def find(question: str, documents: dict[str, str]) -> str:
-    """The name of the document that fits best: by BM25, so rare words count, and in short documents more."""
-    counts = {name: Counter(re.findall(r"\w+", text.lower())) for name, text in documents.items()}
+def read(directory: Path) -> dict[str, str]:
+    """The passages by their names: each document, cut at its headings."""
+    found = dict[str, str]()
+    for path in sorted(path for path in directory.rglob("*") if path.suffix in {".md", ".txt"}):
+        passages = re.split(r"^(?=#)", path.read_text(errors="replace"), flags=re.MULTILINE)
+        name = str(path.relative_to(directory))
+        found |= {f"{name}:{number}": text for number, text in enumerate(passages) if text.strip()}
+    return found
+
+
+def find(question: str, passages: dict[str, str]) -> str:
+    """The name of the passage that fits best: by BM25, so rare words count, and in short passages more."""
+    counts = {name: Counter(re.findall(r"\w+", text.lower())) for name, text in passages.items()}
     mean = sum(count.total() for count in counts.values()) / len(counts)
 
     def score(name: str) -> float:
@@ -41,7 +52,7 @@ def find(question: str, documents: dict[str, str]) -> str:
 
 
 class Shelf:
-    """The documents that are KV files: at most `budget` tokens of them, in a directory of the mount."""
+    """Those passages that are KV files: at most `budget` tokens of them, in a directory of the mount."""
 
     def __init__(self, path: str, budget: int) -> None:
         self.path, self.budget = path, budget
@@ -53,14 +64,14 @@ class Shelf:
         return f"{self.path}/{name.replace('/', '-')[-40:]}-{digest[:16]}.kv"
 
     def take(self, name: str, text: str) -> sym.KV:
-        """The document's file, computed if it is not there, which now was asked for once more."""
+        """The passage's file, computed if it is not there, which now was asked for once more."""
         kv = sym.kv_open_or_compute(self.place(name, text), sym.chat_tokens([under(text)], add_generation_prompt=False))
         sym.kv_advise(kv, sym.PRIORITY(min((kv.stat().priority or 0) + 1, HIGHEST_PRIORITY)))
         return kv
 
-    def tidy(self, documents: dict[str, str], in_use: sym.KV) -> None:
-        """Removes what is of no document any more; then, while there is too much, what was asked for least."""
-        current = {self.place(name, text) for name, text in documents.items()}
+    def tidy(self, passages: dict[str, str], in_use: sym.KV) -> None:
+        """Removes what is of no passage any more; then, while there is too much, what was asked for least."""
+        current = {self.place(name, text) for name, text in passages.items()}
         paths = [f"{self.path}/{entry.name}" for entry in sym.kv_list(self.path)]
         files = {path: sym.kv_stat(path) for path in paths}
         for path in sorted(paths, key=lambda path: (path in current, files[path].priority or 0)):
@@ -70,34 +81,32 @@ class Shelf:
                 del files[path]
 
 
-def under(document: str) -> dict[str, str]:
-    return {"role": "system", "content": f"Answer in one sentence, from this text.\n\n{document}"}
+def under(passage: str) -> dict[str, str]:
+    return {"role": "system", "content": f"Answer in one sentence, from this text.\n\n{passage}"}
 
 
-def answer(shelf: Shelf, documents: dict[str, str], question: str, max_tokens: int) -> tuple[str, str]:
-    """The name of the document that was asked, and what it says."""
-    name = find(question, documents)
-    conversation = sym.chat_tokens([under(documents[name]), {"role": "user", "content": question}])
-    with shelf.take(name, documents[name]) as document, sym.kv_fork(document) as kv:
-        shelf.tidy(documents, document)
+def answer(shelf: Shelf, passages: dict[str, str], question: str, max_tokens: int) -> tuple[str, str]:
+    """The name of the passage that was asked, and what it says."""
+    name = find(question, passages)
+    conversation = sym.chat_tokens([under(passages[name]), {"role": "user", "content": question}])
+    with shelf.take(name, passages[name]) as passage, sym.kv_fork(passage) as kv:
+        shelf.tidy(passages, passage)
         return name, sym.generate(kv, sym.kv_rewind(kv, conversation), max_tokens=max_tokens).full_text().strip()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Answer questions from a directory of documents.")
-    parser.add_argument("directory", type=Path, help="with text in files *.md and *.txt, each within the context")
+    parser.add_argument("directory", type=Path, help="with text in files *.md and *.txt")
     parser.add_argument("question", nargs="+")
-    parser.add_argument("--budget", type=int, default=50000, help="tokens of documents to keep (default: %(default)s)")
+    parser.add_argument("--budget", type=int, default=50000, help="tokens of passages to keep (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=48, help="of an answer (default: %(default)s)")
     args = parser.parse_args()
     shelf = Shelf(f"rag/{args.directory.resolve().name}", args.budget)
     for question in args.question:
-        paths = sorted(path for path in args.directory.rglob("*") if path.suffix in {".md", ".txt"})
-        documents = {str(path.relative_to(args.directory)): path.read_text(errors="replace") for path in paths}
-        if not documents:
-            parser.error(f"{args.directory}: there is no *.md and no *.txt")
+        if not (passages := read(args.directory)):
+            parser.error(f"{args.directory}: there is no text in files *.md or *.txt")
         before = sym.getrusage().tokens
-        name, text = answer(shelf, documents, question, args.max_tokens)
+        name, text = answer(shelf, passages, question, args.max_tokens)
         sym.send_to_user(f"{text}\n    ({name}; {sym.getrusage().tokens - before} tokens computed)\n")
 
 

@@ -1,12 +1,11 @@
-"""Attention sinks: a window that also keeps the first few entries reads and writes for ever, and stays sane.
+"""Attention sinks: a window that keeps the first few entries, too, writes for ever and stays sane.
 
-symphony run sink "The history of the city begins" --window 64 --max-tokens 100
-symphony run sink --compare README.md --window 128
+    symphony run sink "The history of the city begins" --window 64 --max-tokens 100
+    symphony run sink --compare README.md --window 128
 
-A model puts attention that it needs nowhere else on the first entries of a text, whatever they say. A plain window
-drops them, and perplexity jumps (see `windowed`). With four of them kept it stays near that of the full cache. What is
-kept gets new positions, counted within the file: so distances never exceed those that the model was trained with, and
-a text may be longer than its context. (StreamingLLM: Xiao et al. 2023)
+A model puts attention that it needs nowhere else on the first entries of a text. A plain window drops them, and its
+perplexity jumps. With four of them kept it stays near that of the full cache. What is kept gets new positions, counted
+within the file, so a text may be longer than the model's context. (StreamingLLM: Xiao et al. 2023)
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from pathlib import Path
 
 import libsym as sym
 
-STEP = 16
-"""How many tokens come, and how many entries go, at once."""
-COMPARED_TOKENS = 1024
+STEP = 16  # so many tokens come, and so many entries go, at once
 
 
 def make_room(kv: sym.KV, window: int, sinks: int) -> None:
@@ -43,7 +40,7 @@ def generate(kv: sym.KV, prompt: list[int], window: int, sinks: int, max_tokens:
     """Reads a prompt of any length, and goes on with it for as long as is wanted."""
     for at in range(0, len(prompt) - 1, STEP):
         make_room(kv, window, sinks)
-        kv.write(prompt[at : min(at + STEP, len(prompt) - 1)])
+        kv.write(prompt[:-1][at : at + STEP])
     pending = prompt[-1:]
     for at in range(0, max_tokens, STEP):
         make_room(kv, window, sinks)
@@ -65,16 +62,12 @@ def main() -> None:
     if args.sinks < 0 or args.window < args.sinks + 2 * STEP:
         parser.error(f"--window {args.window}: {2 * STEP} more than --sinks is the least")
     if args.compare:
-        tokens = sym.tokenize(args.compare.read_text(encoding="utf-8"))[:COMPARED_TOKENS]
-        print(f"all {len(tokens)} entries: perplexity {perplexity(tokens, COMPARED_TOKENS + STEP, 0):.2f}")
-        for sinks in (0, args.sinks):
-            print(f"{args.window}, {sinks} of them sinks: perplexity {perplexity(tokens, args.window, sinks):.2f}")
+        tokens = sym.tokenize(args.compare.read_text())[:1024]
+        for window, sinks in ((1024 + STEP, 0), (args.window, 0), (args.window, args.sinks)):
+            print(f"{window} entries, {sinks} of them sinks: perplexity {perplexity(tokens, window, sinks):.2f}")
         return
-    text = sym.Detokenizer()
     with sym.kv_create() as kv:
-        for token in generate(kv, sym.tokenize(args.prompt), args.window, args.sinks, args.max_tokens):
-            sym.send_to_user(text.add(token))
-    sym.send_to_user(text.flush() + "\n")
+        print(sym.detokenize(generate(kv, sym.tokenize(args.prompt), args.window, args.sinks, args.max_tokens)))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from libsym.arguments import int64, real, shown
 from libsym.errors import Invalid
 from libsym.rows.attention import Attention, asked
 from libsym.rows.native import Allowed, check_limits, checked, pointer, uniform
+from libsym.rows.notebook import SHOWN_TOKENS, token_table
 
 __all__ = ["Dist", "uniform"]
 
@@ -137,6 +138,24 @@ class Dist:
         if self._row is None:
             return "<Dist closed>"
         return f"<Dist of {self._vocab_size} tokens, {self._num_rows} row{'s' if self._num_rows != 1 else ''}>"
+
+    def _repr_html_(self) -> str | None:
+        """For a notebook: the likeliest tokens. None, which is the plain repr, where the row has no answer.
+
+        A notebook keeps what it shows (`_`, `Out`), perhaps for hours: so the rows move out of their slots.
+        """
+        if self._rows is None:
+            return None
+        num_bytes = (self._num_rows - 1) * self._row_bytes + self._vocab_size * 4
+        copy = Dist(memoryview(bytes(self._rows[:num_bytes])), self._num_rows, self._row_bytes, self._vocab_size)
+        self._rows, self._row = copy._rows, copy._row
+        try:
+            likeliest, entropy = self.topk(min(SHOWN_TOKENS, self._vocab_size)), self.entropy()
+        except Invalid:  # NaN
+            return None
+        which = f"the last of {self._num_rows} rows, " if self._num_rows > 1 else ""
+        caption = f"Dist of {self._vocab_size} tokens, {which}entropy {entropy:.2f} nats"
+        return token_table(caption, likeliest, self._vocab_size)
 
     def close(self) -> None:
         """Lets go of the rows now. Views handed out before stay valid, and keep the slots until they are gone.

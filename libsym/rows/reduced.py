@@ -16,6 +16,7 @@ from libsym.channel.hot import address
 from libsym.errors import Invalid, ProtocolError
 from libsym.rows.attention import Attention, asked
 from libsym.rows.native import checked
+from libsym.rows.notebook import SHOWN_TOKENS, token_table
 from libsym.rows.sampler import RowSampler
 
 _NO_TOKEN = -1
@@ -177,6 +178,17 @@ class ReducedDist:
         if self._token != _NO_TOKEN:
             parts.append(f"token {self._token}")
         return f"<ReducedDist: {', '.join(parts)}>"
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the tokens whose log-probabilities are here, likeliest first, and the drawn one."""
+        drawn = None if self._token == _NO_TOKEN else self._token
+        known = sorted(self._logprobs.items(), key=lambda each: -each[1])
+        shown = [each for place, each in enumerate(known) if place < SHOWN_TOKENS or each[0] == drawn]
+        caption = f"ReducedDist, {f'the last of {len(self)} rows, ' if len(self) > 1 else ''}"
+        caption += f"entropy {self._entropy:.2f} nats"
+        if len(shown) < len(known):
+            caption += f"; {len(shown)} of {len(known)} tokens"
+        return token_table(caption, shown, drawn=drawn)
 
     def __array__(self, *_options: Any, **_more: Any) -> Any:
         raise Invalid(f"{self!r} has no row of logits: ask pred() without top_k, logprobs and sampler")

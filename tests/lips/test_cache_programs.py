@@ -60,10 +60,11 @@ def kept(tokens, entries):
 
 def test_perplexity_jumps_when_a_window_loses_the_first_entries_and_does_not_with_sinks(lips, within):
     text = sym.tokenize(LICENSE.read_text())[:448]
-    full = windowed.perplexity(text, 1024)
-    assert windowed.perplexity(text[:BUDGET], BUDGET) == windowed.perplexity(text[:BUDGET], 1024), "nothing went yet"
+    full = sink.perplexity(text, 1024, sinks=0)
+    short = text[:BUDGET]
+    assert sink.perplexity(short, BUDGET, sinks=0) == sink.perplexity(short, 1024, sinks=0), "nothing went yet"
     lengths = within(BUDGET)
-    assert windowed.perplexity(text, BUDGET) > 2 * full
+    assert sink.perplexity(text, BUDGET, sinks=0) > 2 * full
     assert sink.perplexity(text, BUDGET, sinks=4) < 1.25 * full
     assert max(lengths) == BUDGET
 
@@ -149,14 +150,16 @@ def test_tova_and_snapkv_keep_what_a_question_asks_for(lips):
 
 
 @pytest.mark.parametrize("name", ["windowed", "sink"])
-def test_the_windows_as_commands(name, lips, tmp_path):
+def test_the_windows_as_commands(name, lips):
+    assert len(lips.run(name, "The history of the city begins", "--window", "48", "--max-tokens", "20")) > 40
+    refused = lips.finish(name, "Once", "--window", "8")
+    assert refused.returncode == 2
+
+
+def test_the_sinks_are_compared_with_a_plain_window_and_with_all_entries(lips, tmp_path):
     text = tmp_path / "text"
     text.write_text(STORY + BETWEEN)
-    shown = lips.run(name, "--compare", str(text), "--window", "48")
-    assert shown.count("perplexity") == (2 if name == "windowed" else 3)
-    assert len(lips.run(name, "The history of the city begins", "--window", "48", "--max-tokens", "20")) > 40
-    refused = lips.finish(name, "--window", "8")
-    assert refused.returncode == 2
+    assert lips.run("sink", "--compare", str(text), "--window", "48").count("perplexity") == 3
 
 
 @pytest.mark.parametrize("name", ["h2o", "tova", "snapkv"])

@@ -3,7 +3,7 @@
 import pytest
 
 import libsym as sym
-from lips.rag import Shelf, answer, find, under
+from lips.rag import Shelf, answer, find, read, under
 
 pytestmark = pytest.mark.slow
 DOCUMENTS = {
@@ -86,14 +86,28 @@ def test_popularity_is_the_files_own_and_a_shell_sees_it(shelf, lips):
     assert lips.daemon.shell(f"getfattr --only-values -n user.kv.priority '{path}'").stdout == "2"
 
 
+def test_a_document_is_cut_at_its_headings_and_a_change_in_one_part_leaves_the_others(tmp_path, shelf, computed):
+    (tmp_path / "sub").mkdir()
+    path = tmp_path / "sub" / "insects.md"
+    path.write_text("# Bees\nThey eat nectar.\n## Ants\nThey eat seeds.\n")
+    (tmp_path / "picture.png").write_bytes(b"# no text")
+    first = read(tmp_path)
+    assert first == {"sub/insects.md:1": "# Bees\nThey eat nectar.\n", "sub/insects.md:2": "## Ants\nThey eat seeds.\n"}
+    answer(shelf, first, "What do bees eat?", 1)
+    path.write_text(path.read_text() + "They live in hills.\n")
+    (name, _), num_computed = computed(answer, shelf, read(tmp_path), "What do bees eat?", 1)
+    assert name == "sub/insects.md:1"
+    assert num_computed < num_tokens(first[name])
+
+
 def test_it_answers_from_a_directory(lips, tmp_path):
     for name, text in DOCUMENTS.items():
         (tmp_path / name).write_text(text)
     told = lips.run("rag", "--max-tokens", "3", str(tmp_path), ABOUT["ants.md"], ABOUT["bees.md"], ABOUT["ants.md"])
     names = [line.split(";")[0].strip(" (") for line in told.splitlines() if line.startswith("    (")]
-    assert names == ["ants.md", "bees.md", "ants.md"]
+    assert names == ["ants.md:0", "bees.md:0", "ants.md:0"]
     empty = tmp_path / "empty"
     empty.mkdir()
     done = lips.finish("rag", str(empty), "Who?")
     assert done.returncode == 2
-    assert "there is no *.md and no *.txt" in done.stderr
+    assert "there is no text in files *.md or *.txt" in done.stderr

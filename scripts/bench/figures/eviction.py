@@ -21,9 +21,9 @@ NEEDLE = FILLER + "The pass key is 68274. Remember it. " + FILLER * 23 + "What i
 def measure() -> Iterator[Row]:
     text = sym.tokenize(LICENSE.read_text(encoding="utf-8"))
     stream = text[:STREAM_TOKENS]
-    full = windowed.perplexity(stream, STREAM_TOKENS + windowed.STEP)
+    full = sink.perplexity(stream, STREAM_TOKENS + windowed.STEP, sinks=0)
     what = f"a text of {STREAM_TOKENS} tokens read within {BUDGET} entries"
-    yield Row("windowed", what, windowed.perplexity(stream, BUDGET), "perplexity", full)
+    yield Row("windowed", what, sink.perplexity(stream, BUDGET, sinks=0), "perplexity", full)
     yield Row("sink", what, sink.perplexity(stream, BUDGET, sinks=4), "perplexity", full)
     after = text[PROMPT_TOKENS : PROMPT_TOKENS + CONTINUATION_TOKENS]
     yield from _continuation(
