@@ -40,10 +40,17 @@ def test_the_model_believes_what_it_reads_where_by_itself_it_says_what_it_knows(
     assert told in cad.answer(context, question, 1, 3).full_text()
 
 
+def test_a_question_that_nobody_has_told_about_is_answered_as_ever(lips):
+    assert "Paris" in cad.answer("", "The capital of France is", 1, 3).full_text()
+
+
 def test_guidance_of_1_is_plain_decoding_and_of_0_knows_no_instructions(lips):
     assert list(cfg.answer(ASKED, SYSTEM, None, 1, 8)) == greedy(of_conversation(SYSTEM), 8)
     plain = sym.chat_tokens([{"role": "user", "content": ASKED}])
     assert list(cfg.answer(ASKED, SYSTEM, None, 0, 8)) == greedy(plain, 8)
+    assert list(cfg.answer(ASKED, SYSTEM, SYSTEM, 5, 8)) == greedy(of_conversation(SYSTEM), 8), (
+        "nothing to keep away from"
+    )
     opposite = "You speak like a king."
     assert list(cfg.answer(ASKED, SYSTEM, opposite, 0, 8)) == greedy(of_conversation(opposite), 8)
 
@@ -89,7 +96,7 @@ def test_the_contrast_chooses_among_what_the_expert_finds_plausible():
     assert changed > 20
 
 
-def test_the_amateur_remembers_the_last_tokens_alone(lips):
+def test_the_amateur_remembers_the_last_tokens_alone(lips, computed):
     """Against a loop that gives both the whole of what they are to remember, from nothing, at each step."""
     prompt, window, max_tokens = sym.tokenize(PROMPT), 3, 8
     choose, expected = contrastive.contrast(0.1, 1), list[int]()
@@ -98,7 +105,10 @@ def test_the_amateur_remembers_the_last_tokens_alone(lips):
         remembered = read[-window - step % window :]
         with sym.kv_create() as expert, sym.kv_create() as amateur:
             expected.append(choose(*sym.pred_batch([sym.Pred(expert, read), sym.Pred(amateur, remembered)])))
-    assert contrastive.decode(prompt, window, 0.1, 1, max_tokens) == expected != greedy(prompt, max_tokens)
+    found, num_computed = computed(contrastive.decode, prompt, window, 0.1, 1, max_tokens)
+    assert found == expected != greedy(prompt, max_tokens)
+    num_parts = -(-max_tokens // window)
+    assert num_computed == (len(prompt) + max_tokens - 1) + (num_parts * (window - 1) + max_tokens)
     assert contrastive.decode(prompt, window, 0.1, 0, max_tokens) == greedy(prompt, max_tokens)
     assert contrastive.decode(prompt, len(prompt), 0.1, 1, 1) == greedy(prompt, 1), "the amateur knows as much"
 
