@@ -18,7 +18,7 @@ from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import BadHandle, Exists, Invalid, NotFound, SymError
 from libsym.faces import file_call, script_of, system_call
 from libsym.info import KvStat
-from libsym.open_file import OpenFile
+from libsym.open_file import OpenFile, exchange
 from libsym.pred import kv_write
 from libsym.pred import pred as pred_call
 from libsym.rows.notebook import fact_table
@@ -74,7 +74,7 @@ class KV(OpenFile):
             ("entries", f"{stat.tokens:,}"),
             ("ends in", repr(text)),
             ("pages", f"{stat.pages:,}"),
-            ("in", stat.tier or "no page yet"),
+            ("in", stat.tier or "unknown"),
             ("open for", "writing" if self.writable else "reading"),
         ]
         return fact_table(f"KV {self.path or 'anonymous'}", facts)
@@ -389,7 +389,7 @@ def kv_keep(kv: KV, ranges: Iterable[Range], rebase: bool = True) -> Script[None
     if kv.path is not None:
         raise Invalid(f"{kv.path} has a name, and others may have it open: keep entries of a fork, or extract() them")
     rest = yield from _extract(kv, ranges, None, rebase, 0o600)
-    kv.exchange(rest)
+    exchange(kv, rest)
     yield from script_of(kv_close)(rest)
 
 

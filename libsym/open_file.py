@@ -45,12 +45,6 @@ class OpenFile:
         if self._place == (inode, left) and self.path is not None and _last(self.path) == _last(old):
             self.path, self._place = new, (inode, entered)
 
-    def exchange(self, other: OpenFile) -> None:
-        """Each of two anonymous files of one connection becomes the other."""
-        self._handle, other._handle = other._handle, self._handle
-        self._place, other._place = other._place, self._place
-        self.num_cuts += 1
-
     @property
     def handle(self) -> int:
         """The number that the daemon knows the file by, on this connection."""
@@ -90,6 +84,13 @@ class OpenFile:
         # Must not wait and must not fail: the channel sends the close with the next call.
         if getattr(self, "_handle", 0):
             self._channel.close_later(self.give_up())
+
+
+def exchange(one: OpenFile, other: OpenFile) -> None:
+    """Each of two anonymous files of one connection becomes the other."""
+    one._handle, other._handle = other._handle, one._handle  # noqa: SLF001 - of this module's own class
+    one._place, other._place = other._place, one._place  # noqa: SLF001
+    one.num_cuts += 1
 
 
 def _last(path: str) -> str:

@@ -20,7 +20,7 @@ def answers(output):
 
 
 def chat(lips, *lines, file="chat.kv"):
-    return answers(lips.run("chat", "--max-tokens", "10", file, text="".join(f"{line}\n" for line in lines)))
+    return answers(lips.run("chat", "--max-tokens", "6", file, text="".join(f"{line}\n" for line in lines)))
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def said(monkeypatch, capsys):
 
     def say(conversation, *lines):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        talk(conversation, sym.Sampler.greedy(), 10)
+        talk(conversation, sym.Sampler.greedy(), 6)
         return answers(capsys.readouterr().out)
 
     return say
@@ -60,8 +60,7 @@ def test_undo_leaves_the_file_as_it_was_byte_for_byte_and_computes_nothing(lips,
         told, num_computed = computed(said, conversation, "/undo")
     assert (told, num_computed) == (["(forgotten)\n"], 0)
     assert (lips.mount / "chat.kv").read_bytes() == image
-    assert chat(lips, TURNS[1]) == first
-    assert chat(lips, "/undo", "/undo", TURNS[0])[-1:] == before
+    assert chat(lips, TURNS[1], "/undo", "/undo", TURNS[0]) == [*first, "(forgotten)\n", "(forgotten)\n", *before]
 
 
 def test_a_copy_made_in_a_shell_or_by_fork_goes_on_by_itself(lips):
@@ -81,14 +80,16 @@ def test_a_new_question_computes_itself_and_not_the_conversation(lips, said, com
         said(conversation, TURNS[0])
         answer, num_computed = computed(said, conversation, TURNS[1])
         question = sym.chat_tokens([{"role": "user", "content": TURNS[1]}], after_answer=True)
-        assert 0 < num_computed <= 1 + len(question) + 10 < conversation.kv.len() / 2
+        assert 0 < num_computed <= 1 + len(question) + 6 < conversation.kv.len() / 2
         assert answer[0].strip()
 
 
-def test_what_cannot_be_done_is_told_and_the_conversation_goes_on(lips):
-    told = chat(lips, "/undo", "/fork", "/forget", TURNS[0], "/fork a.kv", "/fork a.kv", "/fork no/dir.kv", TURNS[1])
+def test_what_cannot_be_done_is_told_and_the_conversation_goes_on(lips, said):
+    lines = ["/undo", "/fork", "/forget", TURNS[0], "/fork a.kv", "/fork a.kv", "/fork no/dir.kv", TURNS[1]]
+    with sym.Chat(sym.kv_create("chat.kv")) as conversation, sym.Chat(sym.kv_create()) as plain:
+        told = said(conversation, *lines)
+        assert [told[3], told[7]] == said(plain, *TURNS, "/quit", "never read")
     assert told[0] == "(chat.kv: there is no turn to undo)\n"
     assert told[1] == told[2] == "(/undo, /fork NAME, /quit)\n"
     assert told[5].startswith("(a.kv: ")
     assert told[6].startswith("(no/dir.kv: ")
-    assert [told[3], told[7]] == chat(lips, *TURNS, "/quit", "never read", file="plain.kv")

@@ -6,8 +6,8 @@ import libsym as sym
 from lips.mapreduce import INSTRUCTION, conversation, pieces, summarize
 
 pytestmark = pytest.mark.slow
-CONTEXT, MAX_TOKENS = 160, 8
-TEXT = "\n".join(f"On day {day} the crew of the ship sailed {day * 7} miles to the west." for day in range(1, 33))
+CONTEXT, MAX_TOKENS = 120, 6
+TEXT = "\n".join(f"On day {day} the crew of the ship sailed {day * 7} miles to the west." for day in range(1, 20))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_every_piece_is_seen_and_one_summary_is_left(lips, seen, computed):
 def test_a_text_longer_than_the_model_takes_is_cut_to_what_it_takes(lips):
     """The pieces are not computed here, for time: the other tests do that with a smaller limit."""
     most = sym.model_info().max_positions
-    text = TEXT * (most // 500)
+    text = TEXT * (most // 300)
     assert len(conversation(text)) > most
     parts = pieces(text, most - MAX_TOKENS)
     assert "".join(parts) == text
@@ -72,7 +72,7 @@ def test_summaries_that_would_not_shorten_the_text_are_refused(lips, tmp_path):
     done = lips.finish("mapreduce", "--context", "100", "--max-tokens", "60", str(path))
     assert done.returncode == 1
     assert done.stderr.startswith("mapreduce: summaries of 60 tokens do not shorten")
-    told = lips.run("mapreduce", "--context", "200", "--max-tokens", "6", str(path)).splitlines()
+    told = lips.run("mapreduce", "--context", "200", "--max-tokens", "3", str(path)).splitlines()
     assert told[0].startswith(f"(characters: {len(TEXT)}, pieces: ")
     assert told[-2].endswith(", pieces: 1)")
     assert told[-1]

@@ -6,7 +6,7 @@ import libsym as sym
 from lips.prefix_tree import grow, level
 
 pytestmark = pytest.mark.slow
-MAX_TOKENS = 6
+MAX_TOKENS = 3
 SYSTEMS = ["You answer in one short sentence.", "You are a pirate."]
 DOCUMENTS = ["Bees make honey. They live in hives.", "Ants live in hills."]
 QUESTIONS = ["What do they make?", "Where do they live?"]

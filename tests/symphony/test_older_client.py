@@ -65,7 +65,9 @@ EVERYTHING = """
     assert sym.__file__.startswith(sys.argv[1]), sym.__file__
 
     tokens = sym.chat_tokens([{"role": "user", "content": "Why?"}])
-    print(sym.detokenize(tokens), sym.tokenize("abc"), len(sym.vocabulary()), sym.model_info())
+    print(sym.detokenize(tokens), sym.tokenize("abc"), len(sym.vocabulary()))
+    info = sym.model_info()  # a field that is new is among `extra` of an older one
+    print(info.name, info.vocab_size, info.max_positions, info.eos_ids, info.page_entries, info.dtype, info.backend)
     with sym.kv_create("upgrade.kv") as kv:
         row = sym.pred(kv, tokens)
         print(row.argmax(), row.topk(3), row.entropy())
