@@ -69,7 +69,10 @@ def _believed() -> Iterator[Row]:
 
 
 def _followed() -> Iterator[Row]:
-    """How much likelier the answer is with the instructions than without, and what the second file costs."""
+    """How much likelier the answer is with the instructions than without, and what the second file costs.
+
+    A batch that an idle daemon is given may begin with its first call alone: so steps are some more than tokens.
+    """
     asked = {"role": "user", "content": QUESTION}
     prompts = [sym.chat_tokens(turns) for turns in ([{"role": "system", "content": SYSTEM}, asked], [asked])]
 
