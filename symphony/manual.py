@@ -17,7 +17,7 @@ from pathlib import Path
 from libsym.errors import NotFound, SymError
 from symphony.manual_text import plain_line, plain_text
 
-_OURS = re.compile(r"(?P<name>(symphony|libsym)([.-][\w.-]+)?|kv|kvfs)\.(?P<section>[1-8])")
+_OURS = re.compile(r"(?P<name>(symphony|libsym)([.-][\w.-]+)?|kv|kvfs|lips)\.(?P<section>[1-8])")
 """A share/man may have the pages of others, too."""
 _WHERE = re.compile(r"(?P<name>.+?)(?:\.(?P<dot>[1-8])|\((?P<paren>[1-8])\))?")
 _PREFIX = "symphony-"
