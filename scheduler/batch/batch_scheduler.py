@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -137,6 +137,18 @@ class BatchScheduler:
         """Queue a call; it runs after everything submitted before it for the same file."""
         call.submitted_s = time.monotonic()
         self._calls.submit(call)
+
+    def submit_all(self, calls: Sequence[FileCall]) -> None:
+        """Queue the calls of one request. The run waits a moment for those to come, so that one step has them all."""
+        num_expected = len(calls)
+        self._run.expect(num_expected)
+        try:
+            for call in calls:
+                self.submit(call)
+                self._run.expect(-1)
+                num_expected -= 1
+        finally:
+            self._run.expect(-num_expected)
 
     def have_rows(self, call: FileCall) -> None:
         """A call that was submitted without its result slots has them."""

@@ -168,6 +168,13 @@ static void wait_for_returning(sym_loop *loop) {
     loop->counts.waited_ns += now_ns - began_ns;
 }
 
+/* Those whose calls the loop sees are watched: see `watch`. */
+static void gather(sym_loop *loop) {
+    wait_for_returning(loop);
+    unwatch_all(loop);
+    sym_tell(loop);
+}
+
 /* ---- steps */
 
 static int32_t num_programs(const sym_loop *loop) {
@@ -249,9 +256,7 @@ static void run_step(sym_loop *loop) {
     if (error == 0)
         count(loop, &record);
     sym_tell(loop);
-    wait_for_returning(loop);
-    unwatch_all(loop);
-    sym_tell(loop);
+    gather(loop);
 }
 
 /* Without memory for a step its calls fail, as when it had failed. */
@@ -281,6 +286,10 @@ void sym_loop_run(sym_loop *loop, const sym_engine *engine) {
             loop->counts.num_sleeps++;
             pthread_cond_wait(&loop->has_work, &loop->lock);
             loop->is_asleep = 0;
+            if (loop->num_expected > 0) { /* of one request others follow at once */
+                watch(loop);
+                gather(loop);
+            }
         }
     }
     loop->engine = (sym_engine){.wake_fd = -1, .guide_fd = -1};

@@ -199,8 +199,10 @@ class Predicting:
                 self._batches.cancel(pred)
 
         call.when_cancelled(cancel)
-        for pred in preds:
-            self._batches.submit(pred)
+        if len(preds) == 1:
+            self._batches.submit(preds[0])
+        else:
+            self._batches.submit_all(preds)
 
     def pred_batch(self, call: SystemCall) -> None:
         """The payload is whole requests; each that is no good fails alone, but a frame that is none fails them all."""

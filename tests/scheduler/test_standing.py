@@ -831,22 +831,27 @@ def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench):
     """Of a row's millisecond each: so many rows beside a call that decodes."""
 
     async def largest_chunk_within(step_s: float) -> int:
+        """Of a prefill beside a call that decodes; tried again where they did not meet."""
         bench.batches.set_step(step_s)
-        first = len(bench.steps.batches)
-        prefill = bench.submit(bench.file(), [7] * 200, program=Program(2))
-        await prefill.wait()
-        return max(size for batch in bench.steps.batches[first:] if len(batch) > 1 for _, size in batch)
+        largest = 0
+        for _ in range(50):
+            first = len(bench.steps.batches)
+            decodes = bench.generate(bench.file(), [5, 6], 1, max_tokens=1000)
+            prefill = bench.submit(bench.file(), [7] * 200, program=Program(2))
+            await prefill.wait()
+            bench.batches.cancel(decodes)
+            beside = [batch for batch in bench.steps.batches[first:] if len(batch) > 1]
+            largest = max((size for batch in beside for _, size in batch), default=0)
+            if 2 < largest < 200:
+                break
+        return largest
 
     async def scenario():
         cost = bench.batches.cost.coefficients
         cost.rows_ns = [2**knot * 1e6 for knot in range(len(cost.rows_ns))]
         bench.batches._run.set_cost(cost)
-        decodes = bench.generate(bench.file(), [5, 6], 1, max_tokens=1000)
-        await bench.steps.wait_entered()
-        await largest_chunk_within(0.06)  # those who decode have begun by now
         wide, narrow = await largest_chunk_within(0.06), await largest_chunk_within(0.02)
         assert 20 < wide < 60
         assert narrow < 20
-        bench.batches.cancel(decodes)
 
     bench.run(scenario)

@@ -447,3 +447,14 @@ def test_deadlines_in_an_event_loop(backend):
         assert sym.kv_read(kv)[0] == [*PROMPT, 1, *tokens[:-1]]
 
     anyio.run(main, backend=backend)
+
+
+def test_the_calls_of_one_batch_share_a_step_also_where_nothing_was_computed_before(connected):
+    """The first of them wakes a run that sleeps, which waits a moment for the others."""
+    kvs = [sym.kv_create() for _ in range(2)]
+    before, num_batches = sym.daemon_stat()["num_steps"], 40
+    for _ in range(num_batches):
+        sym.pred_batch([sym.Pred(kv, [65], top_k=1) for kv in kvs])
+        sym.kv_list()  # the run falls asleep meanwhile
+        sym.daemon_stat()
+    assert sym.daemon_stat()["num_steps"] - before < 1.5 * num_batches
