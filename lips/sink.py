@@ -3,9 +3,8 @@
     symphony run sink "The history of the city begins" --window 64 --max-tokens 100
     symphony run sink --compare README.md --window 128
 
-A model puts attention that it needs nowhere else on the first entries of a text. A plain window drops them, and its
-perplexity jumps. With four of them kept it stays near that of the full cache. What is kept gets new positions, counted
-within the file, so a text may be longer than the model's context. (StreamingLLM: Xiao et al. 2023)
+A model puts attention that it needs nowhere else on the first entries of a text. Without them perplexity jumps, with
+four it stays near that of all entries. Positions are counted in the file: a text may exceed the context. (Xiao 2023)
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ def make_room(kv: sym.KV, window: int, sinks: int) -> None:
 
 def perplexity(tokens: list[int], window: int, sinks: int) -> float:
     """Of a text that is read through such a window. The first token of each step is not judged."""
-    logprobs = list[float]()
-    with sym.kv_create() as kv:
-        for at in range(0, len(tokens), STEP):
-            make_room(kv, window, sinks)
-            logprobs += sym.score(kv, tokens[at : at + STEP])
+    kv, logprobs = sym.kv_create(), list[float]()
+    for at in range(0, len(tokens), STEP):
+        make_room(kv, window, sinks)
+        logprobs += sym.score(kv, tokens[at : at + STEP])
     return math.exp(-sum(logprobs) / len(logprobs))
 
 
@@ -66,8 +64,8 @@ def main() -> None:
         for window, sinks in ((1024 + STEP, 0), (args.window, 0), (args.window, args.sinks)):
             print(f"{window} entries, {sinks} of them sinks: perplexity {perplexity(tokens, window, sinks):.2f}")
         return
-    with sym.kv_create() as kv:
-        print(sym.detokenize(generate(kv, sym.tokenize(args.prompt), args.window, args.sinks, args.max_tokens)))
+    kv, prompt = sym.kv_create(), sym.tokenize(args.prompt)
+    print(sym.detokenize(generate(kv, prompt, args.window, args.sinks, args.max_tokens)))
 
 
 if __name__ == "__main__":
