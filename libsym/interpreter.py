@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -86,6 +87,8 @@ class Interpreter:
             raise Invalid(f"run({shown(code)}): code is text")
         if self._child is None:
             self._start()
+        assert self._child is not None
+        self._child.send_signal(signal.SIGCONT)
         self._send({"code": code})
         left_s = self._seconds
         while True:
@@ -97,6 +100,7 @@ class Interpreter:
                     self.close()
                     return f"the code {message}: its variables are gone\n"
                 case {"output": str(text)}:
+                    self._child.send_signal(signal.SIGSTOP)  # code that only says that it is over computes no more
                     return text
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if name in self._functions:
                     self._send(self._answer(self._functions[name], args, kwargs))

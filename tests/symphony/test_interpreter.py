@@ -72,6 +72,8 @@ ESCAPES = {
     "a program in its place": "import os\nos.execv('/bin/true', ['true'])",
     "a thread": "import threading\nthreading.Thread(target=print).start()",
     "a signal to the program": "import os\nos.kill({pid}, 9)",
+    "a signal by a descriptor": "import fcntl\nfcntl.fcntl(0, fcntl.F_SETOWN, {pid})",
+    "a signal by its flags": "import fcntl, os\nfcntl.fcntl(0, fcntl.F_SETFL, os.O_ASYNC)",
     "a signal to itself": "import os\nos.kill(os.getpid(), 9)",
     "to remove a file": "import os\nos.unlink('{own}')",
     "to rename a file": "import os\nos.rename('{own}', '{own}2')",
@@ -188,6 +190,17 @@ def test_what_the_code_writes_into_the_pipe_is_data(garbage):
         assert said.startswith("the code ")
         assert said.endswith("its variables are gone\n")
         assert python.run("1") == "1\n"
+
+
+def test_code_that_only_says_that_it_is_over_computes_no_more():
+    with sym.Interpreter(seconds=0.5) as python:
+        fake = json.dumps({"output": "all is well"})
+        assert python.run(f"import os\nos.write(1, {fake.encode()!r} + b'\\n')\nwhile True:\n    pass") == "all is well"
+        state = Path(f"/proc/{python._child.pid}/stat")
+        while state.read_text().rpartition(")")[2].split()[0] == "R":
+            continue
+        assert state.read_text().rpartition(")")[2].split()[0] == "T"
+        assert "was ended after 0.5 s" in python.run("1")
 
 
 def test_a_process_that_ends_itself_is_told_of():
