@@ -1,6 +1,6 @@
 """Constrained decoding: an answer that is JSON of a schema, matches a regex, or fits a grammar.
 
-    symphony run constrained "Name colours." --schema '{"type": "array", "items": {"type": "string"}, "minItems": 2}'
+    symphony run constrained "What colour has the sky?" --schema '{"enum": ["red", "green", "blue"]}'
     symphony run constrained "When did the Second World War end?" --regex "[0-9]{4}-[0-9]{2}-[0-9]{2}" --speculate
     symphony run constrained "Is the sky blue?" --lark 'start: ("yes" | "no") ", because " /[a-z ]+/ "."'
 

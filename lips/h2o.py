@@ -2,7 +2,7 @@
 
     symphony run h2o "The history of the city begins" --budget 64 --max-tokens 100
     symphony run h2o "In short, it is about" --context README.md --budget 128
-    symphony run h2o "Programs call" --context README.md --compare " the model" --budget 256
+    symphony run h2o "Programs call" --context README.md --compare " the model" --budget 1024
 
 `pred(attention="entries")` says how much each entry was attended to. Added up over all tokens, a few entries get most
 of it: these stay, and the latest quarter, which had no chance yet. The others go, STEP at once. The method chooses for

@@ -1,7 +1,7 @@
 """SnapKV: of a long prompt, only those entries are kept that its own last tokens attend to.
 
     symphony run snapkv "What is the file system of Symphony? It is" --context README.md --budget 256
-    symphony run snapkv "Programs call" --context README.md --compare " the model" --budget 256
+    symphony run snapkv "Programs call" --context README.md --compare " the model" --budget 1024
 
 A prompt is read once, whole. How its last tokens, mostly a question, attend to what comes before says what the answer
 will need: these --budget entries are kept, and the answer is generated on them. What stands beside such an entry

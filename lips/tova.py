@@ -2,7 +2,7 @@
 
     symphony run tova "The history of the city begins" --budget 64 --max-tokens 100
     symphony run tova "In short, it is about" --context README.md --budget 128
-    symphony run tova "Programs call" --context README.md --compare " the model" --budget 256
+    symphony run tova "Programs call" --context README.md --compare " the model" --budget 1024
 
 No sums and no window: of all entries, old or new, those stay that the latest token looks at. A prompt is read whole,
 and its last token decides first: so a question at its end finds what it asks for. From then on the file never has more
