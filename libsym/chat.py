@@ -37,6 +37,7 @@ class Turns(Generic[G]):
         self._tools = tools
         self._answer: G | None = None
         self._pending: list[int] = []  # of answers before the last one
+        self._before: list[int] = []  # what was pending before the last question: it is again, if that is lost
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} in {self.kv!r}>"
@@ -49,7 +50,9 @@ class Turns(Generic[G]):
         >>> len(chat.ask("Hello", max_tokens=3).full_text()), len(chat.pending)
         (3, 1)
         """
-        return [*self._pending, *(self._answer.pending if self._answer is not None else ())]
+        if self._answer is None:
+            return [*self._pending]
+        return [*self._before] if self._answer.is_lost else self._answer.pending
 
     def _question(self, content: str | Sequence[Message], role: str, begin: str) -> Script[list[int]]:
         """The tokens of a turn, behind those that are pending. No answer is under way."""
@@ -67,7 +70,7 @@ class Turns(Generic[G]):
 
     def _answered_by(self, answer: G) -> G:
         """From here on what is pending is the answer's affair."""
-        self._pending, self._answer = [], answer
+        self._before, self._pending, self._answer = self.pending, [], answer
         return answer
 
     def _undo(self) -> Script[None]:

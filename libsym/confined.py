@@ -5,8 +5,8 @@ the kernel holds it: Landlock lets it read the standard library and what was nam
 through the system calls that computing and reading take, and no others (no socket, no process, no signal to others);
 limits hold memory and open files. What it lacks of that it says, and ends.
 
-Messages are lines of JSON. In: {"code": TEXT}, and {"result": X} or {"error": TEXT} for a call. Out: {"ready": true},
-{"refused": TEXT}, {"call": NAME, "args": [...], "kwargs": {...}}, {"output": TEXT}.
+Messages are lines of JSON. In: {} once, then {"code": TEXT}, and {"result": X} or {"error": TEXT} for a call. Out:
+{"ready": true}, {"refused": TEXT}, {"call": NAME, "args": [...], "kwargs": {...}}, {"output": TEXT}.
 """
 
 from __future__ import annotations
@@ -164,6 +164,7 @@ def main() -> None:
         return call
 
     limits = json.loads(sys.argv[1])
+    receive()
     try:
         shut_in(limits["readable"], limits["memory_bytes"])
     except (RefusedError, OSError) as error:

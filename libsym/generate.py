@@ -212,6 +212,11 @@ class Progress:
         num_appended = self._num_entries - self._length_before
         return self._tokens[num_appended:]
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has failed before anything was appended, what was given included."""
+        return self._is_over and self.finish is None and self._length_before is None
+
     def __repr__(self) -> str:
         state = self.finish or ("failed" if self._is_over else "cancelled" if self._ends_early else "under way")
         return f"<{type(self).__name__}: {len(self._tokens)} tokens, {state}>"

@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import finalize
 
 from libsym.arguments import int64, real, shown
 from libsym.errors import Invalid, NotSupported
@@ -69,6 +69,7 @@ class Interpreter:
         limits = {"functions": list(self._functions), "readable": readable, "memory_bytes": memory}
         self._command = [sys.executable, "-I", "-S", str(_CHILD), json.dumps(limits)]
         self._child: subprocess.Popen[bytes] | None = None
+        self._end: finalize[..., Any] | None = None
         self._received = b""
 
     def run(self, code: str) -> str:
@@ -85,25 +86,22 @@ class Interpreter:
         """
         if not isinstance(code, str):
             raise Invalid(f"run({shown(code)}): code is text")
-        if self._child is None:
-            self._start()
-        assert self._child is not None
-        self._child.send_signal(signal.SIGCONT)
-        self._send({"code": code})
-        left_s = self._seconds
+        child = self._child or self._start()
+        child.send_signal(signal.SIGCONT)
+        left_s, said = self._seconds, {"code": code}
         while True:
             begin_s = time.monotonic()
-            message = self._receive(left_s)
+            message = self._exchange(said, left_s)
             left_s -= time.monotonic() - begin_s  # what the program's own functions take is not the code's
             match message:
                 case str():
                     self.close()
                     return f"the code {message}: its variables are gone\n"
                 case {"output": str(text)}:
-                    self._child.send_signal(signal.SIGSTOP)  # code that only says that it is over computes no more
+                    child.send_signal(signal.SIGSTOP)  # code that only says that it is over computes no more
                     return text
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if name in self._functions:
-                    self._send(self._answer(self._functions[name], args, kwargs))
+                    said = self._answer(self._functions[name], args, kwargs)
                 case _:
                     self.close()
                     return "the code broke what it was run by: its variables are gone\n"
@@ -118,15 +116,9 @@ class Interpreter:
         >>> python.run("x").splitlines()[-1]
         "NameError: name 'x' is not defined"
         """
-        child, self._child, self._received = self._child, None, b""
-        if child is not None:
-            child.kill()
-            child.wait()
-            assert child.stdin is not None
-            assert child.stdout is not None
-            child.stdout.close()
-            with suppress(BrokenPipeError):  # what it was sent last, it will never read
-                child.stdin.close()
+        self._child, self._received = None, b""
+        if self._end is not None:
+            self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -134,17 +126,23 @@ class Interpreter:
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_child", None) is not None:
-            self.close()
-
-    def _start(self) -> None:
-        self._child = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, cwd="/"
+    def _start(self) -> subprocess.Popen[bytes]:
+        # In a group of its own: it hears no Ctrl-C, and the kernel ends it with the program, also while it is stopped.
+        child = self._child = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            cwd="/",
+            process_group=0,
         )
-        match self._receive(_START_S):
+        assert child.stdin is not None
+        os.set_blocking(child.stdin.fileno(), False)
+        self._end = finalize(self, _end, child)
+        match self._exchange({}, _START_S):
             case {"ready": True}:
-                return
+                return child
             case {"refused": str(reason)}:
                 self.close()
                 raise NotSupported(reason)
@@ -165,31 +163,43 @@ class Interpreter:
             return {"error": f"the function gave what JSON can't say: {error}"}
         return {"result": result}
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _exchange(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any] | str:
+        """Sends a message, and gives the next that comes; or says what became of the code."""
         assert self._child is not None
         assert self._child.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: the next receive says so
-            self._child.stdin.write(json.dumps(message).encode() + b"\n")
-            self._child.stdin.flush()
-
-    def _receive(self, timeout_s: float) -> dict[str, Any] | str:
-        """The next message; or what became of the code, in words."""
-        assert self._child is not None
         assert self._child.stdout is not None
+        stdin, stdout = self._child.stdin.fileno(), self._child.stdout.fileno()
+        left = json.dumps(message).encode() + b"\n"
         end_s = time.monotonic() + timeout_s
-        while b"\n" not in self._received:
-            ready, _, _ = select.select([self._child.stdout], [], [], max(0.0, end_s - time.monotonic()))
-            if not ready:
+        while left or b"\n" not in self._received:
+            readable, writable, _ = select.select(
+                [stdout], [stdin] if left else [], [], max(0.0, end_s - time.monotonic())
+            )
+            if not readable and not writable:
                 return f"was ended after {self._seconds:g} s"
-            part = os.read(self._child.stdout.fileno(), 1 << 16)
-            if not part:
-                return "ended its process"
-            self._received += part
-            if len(self._received) > _MAX_LINE_BYTES:
-                return "sent too long a message"
+            if writable:
+                try:
+                    left = left[os.write(stdin, left) :]
+                except BrokenPipeError:
+                    left = b""  # it has ended: the next part says so
+            if readable:
+                part = os.read(stdout, 1 << 16)
+                if not part:
+                    return "ended its process"
+                self._received += part
+                if len(self._received) > _MAX_LINE_BYTES:
+                    return "sent too long a message"
         line, _, self._received = self._received.partition(b"\n")
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):
             return "wrote into the pipe to its program"
         return found if isinstance(found, dict) else "wrote into the pipe to its program"
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    for stream in (child.stdin, child.stdout):
+        assert stream is not None
+        stream.close()

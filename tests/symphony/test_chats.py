@@ -112,6 +112,33 @@ def test_an_answer_that_is_interrupted_stays_as_far_as_it_came(connected):
     assert text_of(chat.kv).startswith(f"<bos>user: One?\nassistant: {said}\nuser: Two?\n")
 
 
+def test_a_question_that_fails_at_once_was_never_asked(connected):
+    chat, other = sym.Chat(sym.kv_create()), sym.Chat(sym.kv_create())
+    for each in (chat, other):
+        each.ask("One?", max_tokens=4).full_text()
+    before = chat.kv.read(), chat.pending
+    with pytest.raises(sym.Invalid):
+        chat.ask("Two?", grammar=sym.Grammar.regex("(")).full_text()
+    assert (chat.kv.read(), chat.pending) == before
+    third = chat.ask("Three?", max_tokens=4).full_text()
+    assert third == other.ask("Three?", max_tokens=4).full_text()
+    assert chat.kv.read() == other.kv.read()
+
+
+def test_an_answer_that_fails_in_the_middle_stays_as_far_as_it_came(daemon, connected):
+    (daemon.mount / "small").mkdir()
+    connected.shell(f"setfattr -n user.kv.quota -v 64K {daemon.mount}/small")
+    with sym.Chat(sym.kv_create("small/chat.kv")) as chat:
+        with pytest.raises(sym.OverQuota):
+            chat.ask("One?", max_tokens=900).full_text()
+        said = sym.detokenize([*chat.kv.read()[0], *chat.pending])
+        assert said.startswith("<bos>user: One?\nassistant: ")
+        assert len(chat.pending) <= 1
+        chat.undo()
+        assert chat.kv.len() == 0
+    connected.shell(f"rm -r {daemon.mount}/small")
+
+
 def test_the_user_ends_no_turn(connected):
     chat = sym.Chat(sym.kv_create())
     chat.ask("a<eos>", begin="<eos>", max_tokens=2).full_text()

@@ -203,6 +203,36 @@ def test_code_that_only_says_that_it_is_over_computes_no_more():
         assert "was ended after 0.5 s" in python.run("1")
 
 
+def test_code_that_does_not_read_what_it_is_sent_holds_nobody_up():
+    """More than a pipe takes: what a function gives, and the next code."""
+    with sym.Interpreter({"much": lambda: "x" * 500_000}, seconds=0.5) as python:
+        assert python.run("len(much())") == "500000\n"
+        call = json.dumps({"call": "much", "args": [], "kwargs": {}}).encode()
+        said = python.run(f"import os\nos.write(1, {call!r} + b'\\n')\nwhile True:\n    pass")
+        assert "was ended after 0.5 s" in said
+        fake = json.dumps({"output": "done"}).encode()
+        assert python.run(f"import os\nos.write(1, {fake!r} + b'\\n')\nwhile True:\n    pass") == "done"
+        assert "was ended after 0.5 s" in python.run("1" + " " * 500_000)
+
+
+def test_it_ends_with_its_program_however_that_ends(connected):
+    source = """
+        python = sym.Interpreter()
+        python.run("1")
+        print(python._child.pid, flush=True)
+        if sys.argv[1] == "waits":
+            sys.stdin.read()
+        """
+    for how in ("waits", "ends"):
+        program = connected.program(source, how)
+        child = Path(f"/proc/{int(program.stdout.readline())}")
+        if how == "waits":
+            program.kill()
+        program.communicate(timeout=60)
+        while child.exists() and "Z" not in child.joinpath("stat").read_text().rpartition(")")[2].split()[0]:
+            continue
+
+
 def test_a_process_that_ends_itself_is_told_of():
     with sym.Interpreter() as python:
         assert python.run("import os\nos._exit(0)") == "the code ended its process: its variables are gone\n"
