@@ -24,6 +24,7 @@ from libsym.errors import Invalid, NotSupported
 
 _CHILD = Path(__file__).with_name("confined.py")
 _MAX_LINE_BYTES = 1 << 20
+_MAX_OUTPUT_CHARS = 80_000  # of the code's output and its traceback, which the child cuts itself unless it lies
 _START_S = 30.0
 _LEAST_MEMORY_BYTES = 64 << 20
 
@@ -89,21 +90,21 @@ class Interpreter:
             self._start()
         assert self._child is not None
         self._child.send_signal(signal.SIGCONT)
-        self._send({"code": code})
-        left_s = self._seconds
+        end_s = time.monotonic() + self._seconds
+        self._send({"code": code}, end_s)
         while True:
-            begin_s = time.monotonic()
-            message = self._receive(left_s)
-            left_s -= time.monotonic() - begin_s  # what the program's own functions take is not the code's
-            match message:
-                case str():
+            match self._receive(end_s):
+                case str(message):
                     self.close()
                     return f"the code {message}: its variables are gone\n"
                 case {"output": str(text)}:
                     self._child.send_signal(signal.SIGSTOP)  # code that only says that it is over computes no more
-                    return text
+                    return text[:_MAX_OUTPUT_CHARS].encode(errors="replace").decode()  # half a surrogate is no text
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if name in self._functions:
-                    self._send(self._answer(self._functions[name], args, kwargs))
+                    begin_s = time.monotonic()
+                    answer = self._answer(self._functions[name], args, kwargs)
+                    end_s += time.monotonic() - begin_s  # what the program's own functions take is not the code's
+                    self._send(answer, end_s)
                 case _:
                     self.close()
                     return "the code broke what it was run by: its variables are gone\n"
@@ -142,7 +143,9 @@ class Interpreter:
         self._child = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, cwd="/"
         )
-        match self._receive(_START_S):
+        assert self._child.stdin is not None
+        os.set_blocking(self._child.stdin.fileno(), False)
+        match self._receive(time.monotonic() + _START_S):
             case {"ready": True}:
                 return
             case {"refused": str(reason)}:
@@ -161,26 +164,30 @@ class Interpreter:
             return {"error": f"{type(error).__name__}: {error}"}
         try:
             json.dumps(result)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             return {"error": f"the function gave what JSON can't say: {error}"}
         return {"result": result}
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any], end_s: float) -> None:
+        """Gives up at end_s: code that reads nothing does not hold the program; the next receive says so."""
         assert self._child is not None
         assert self._child.stdin is not None
         with suppress(BrokenPipeError):  # it has ended: the next receive says so
-            self._child.stdin.write(json.dumps(message).encode() + b"\n")
-            self._child.stdin.flush()
+            place, left = self._child.stdin.fileno(), json.dumps(message).encode() + b"\n"
+            while left and select.select([], [place], [], max(0.0, end_s - time.monotonic()))[1]:
+                left = left[os.write(place, left) :]
 
-    def _receive(self, timeout_s: float) -> dict[str, Any] | str:
+    def _receive(self, end_s: float) -> dict[str, Any] | str:
         """The next message; or what became of the code, in words."""
         assert self._child is not None
         assert self._child.stdout is not None
-        end_s = time.monotonic() + timeout_s
+        late = f"was ended after {self._seconds:g} s"
+        if time.monotonic() > end_s:
+            return late  # there may be more to read, without end
         while b"\n" not in self._received:
             ready, _, _ = select.select([self._child.stdout], [], [], max(0.0, end_s - time.monotonic()))
             if not ready:
-                return f"was ended after {self._seconds:g} s"
+                return late
             part = os.read(self._child.stdout.fileno(), 1 << 16)
             if not part:
                 return "ended its process"
