@@ -31,14 +31,16 @@ ALLOWED_CALLS = """
     madvise=28 nanosleep=35 getpid=39 exit=60 uname=63 getcwd=79 readlink=89 gettimeofday=96 getrusage=98
     times=100 getuid=102 getgid=104 geteuid=107 getegid=108 sigaltstack=131 arch_prctl=158 gettid=186 futex=202
     sched_getaffinity=204 getdents64=217 set_tid_address=218 clock_gettime=228 clock_getres=229 clock_nanosleep=230
-    exit_group=231 openat=257 newfstatat=262 readlinkat=267 pselect6=270 set_robust_list=273 getrandom=318 statx=332
+    exit_group=231 newfstatat=262 readlinkat=267 pselect6=270 set_robust_list=273 getrandom=318 statx=332
     rseq=334 faccessat2=439
 """
-"""All others fail with EPERM, but fcntl(2) to read and set flags of descriptors: F_SETOWN would send signals to others.
-Opening and reading is Landlock's affair."""
-FCNTL, F_GETFL = 72, 3
+"""All others fail with EPERM, but fcntl(2) to read and set flags of descriptors: F_SETOWN would send signals to others;
+and openat(2) to read. What may be read is Landlock's affair. It is no guard against O_TRUNC: a version before 3 does
+not know it, and a file system in user space, like the mount, has emptied the file before Landlock is asked."""
+FCNTL, F_GETFL, OPENAT = 72, 3, 257
+WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
 AUDIT_X86_64, EPERM, X32_BIT = 0xC000003E, 1, 0x40000000
-LOAD, JUMP_EQUAL, JUMP_ABOVE, JUMP_LEAST, RETURN = 0x20, 0x15, 0x25, 0x35, 0x06
+LOAD, JUMP_EQUAL, JUMP_ABOVE, JUMP_LEAST, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
 KILL, ALLOW, FAIL = 0x80000000, 0x7FFF0000, 0x00050000 | EPERM
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 38, 22, 2
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
@@ -94,8 +96,11 @@ def restrict_calls(libc: Any) -> None:
         (JUMP_EQUAL, 1, 0, AUDIT_X86_64),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, 0),  # the number
-        (JUMP_LEAST, len(numbers) + 3, 0, X32_BIT),
-        *((JUMP_EQUAL, len(numbers) + 3 - index, 0, number) for index, number in enumerate(numbers)),
+        (JUMP_LEAST, len(numbers) + 6, 0, X32_BIT),
+        *((JUMP_EQUAL, len(numbers) + 6 - index, 0, number) for index, number in enumerate(numbers)),
+        (JUMP_EQUAL, 0, 2, OPENAT),
+        (LOAD, 0, 0, 32),  # its third argument
+        (JUMP_ANY_BIT, 3, 4, WRITES),
         (JUMP_EQUAL, 0, 2, FCNTL),
         (LOAD, 0, 0, 24),  # its second argument
         (JUMP_ABOVE, 0, 1, F_GETFL),

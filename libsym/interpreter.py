@@ -24,6 +24,7 @@ from libsym.errors import Invalid, NotSupported
 
 _CHILD = Path(__file__).with_name("confined.py")
 _MAX_LINE_BYTES = 1 << 20
+_MAX_OUTPUT_CHARS = 80_000  # of the code's output and its traceback, which the child cuts itself unless it lies
 _START_S = 30.0
 _LEAST_MEMORY_BYTES = 64 << 20
 
@@ -99,7 +100,7 @@ class Interpreter:
                     return f"the code {message}: its variables are gone\n"
                 case {"output": str(text)}:
                     child.send_signal(signal.SIGSTOP)  # code that only says that it is over computes no more
-                    return text
+                    return text[:_MAX_OUTPUT_CHARS].encode(errors="replace").decode()  # half a surrogate is no text
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if name in self._functions:
                     said = self._answer(self._functions[name], args, kwargs)
                 case _:
@@ -159,7 +160,7 @@ class Interpreter:
             return {"error": f"{type(error).__name__}: {error}"}
         try:
             json.dumps(result)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             return {"error": f"the function gave what JSON can't say: {error}"}
         return {"result": result}
 
@@ -170,13 +171,16 @@ class Interpreter:
         assert self._child.stdout is not None
         stdin, stdout = self._child.stdin.fileno(), self._child.stdout.fileno()
         left = json.dumps(message).encode() + b"\n"
+        late = f"was ended after {self._seconds:g} s"
+        if timeout_s < 0:
+            return late  # there may be more to read, without end
         end_s = time.monotonic() + timeout_s
         while left or b"\n" not in self._received:
-            readable, writable, _ = select.select(
-                [stdout], [stdin] if left else [], [], max(0.0, end_s - time.monotonic())
-            )
+            wanted = [] if b"\n" in self._received else [stdout]
+            wait_s = max(0.0, end_s - time.monotonic())
+            readable, writable, _ = select.select(wanted, [stdin] if left else [], [], wait_s)
             if not readable and not writable:
-                return f"was ended after {self._seconds:g} s"
+                return late
             if writable:
                 try:
                     left = left[os.write(stdin, left) :]

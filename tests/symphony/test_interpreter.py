@@ -61,6 +61,10 @@ ESCAPES = {
     "a pair of sockets": "import socket\nsocket.socketpair()",
     "a file to write": "open('/tmp/escaped', 'w')",
     "a file to append": "open('{own}', 'a')",
+    "a file to empty": "import os\nos.open('{own}', os.O_TRUNC)",
+    "a file for ioctl": "import os\nos.open('{own}', os.O_ACCMODE)",
+    "a file of the mount to empty": "import os\nos.open('{mount}/secret.txt', os.O_TRUNC)",
+    "to empty one without access": "import os\nos.open('{mount}/secret.txt', os.O_ACCMODE | os.O_TRUNC)",
     "a file of the system": "open('/etc/passwd').read()",
     "a file of the program's": "open('{own}').read()",
     "what the program is": "open('/proc/{pid}/environ', 'rb').read()",
@@ -105,6 +109,7 @@ def test_the_kernel_lets_the_code_have_none_of(wish, connected, python, tmp_path
     assert python.run("1 + 1") == "2\n", "and goes on"
     assert own.read_text() == "private"
     assert not Path("/tmp/escaped").exists()
+    assert (connected.mount / "secret.txt").read_text() == "secret"
     (connected.mount / "secret.txt").unlink()
 
 
@@ -190,6 +195,34 @@ def test_what_the_code_writes_into_the_pipe_is_data(garbage):
         assert said.startswith("the code ")
         assert said.endswith("its variables are gone\n")
         assert python.run("1") == "1\n"
+
+
+def test_files_of_the_mount_that_it_may_read_it_can_not_empty(connected):
+    given = connected.mount / "given.txt"
+    given.write_text("given")
+    with sym.Interpreter(read=[given]) as python:
+        assert python.run(f"open('{given}').read()") == "'given'\n"
+        for flags in ("os.O_TRUNC", "os.O_ACCMODE | os.O_TRUNC", "os.O_WRONLY", "os.O_RDWR | os.O_TRUNC"):
+            assert "PermissionError" in python.run(f"import os\nos.open('{given}', {flags})")
+    assert given.read_text() == "given"
+    given.unlink()
+
+
+@pytest.mark.parametrize(
+    ("given", "calls"), [("x", "while True: os.write(1, line)"), ("x" * 300_000, "os.write(1, line)")]
+)
+def test_code_that_calls_and_reads_no_answer_is_ended_as_well(given, calls):
+    with sym.Interpreter({"f": lambda: given}, seconds=0.5) as python:
+        line = json.dumps({"call": "f", "args": [], "kwargs": {}})
+        said = python.run(f"import os\nline = {line.encode()!r} + b'\\n'\n{calls}\nwhile True: pass")
+        assert said == "the code was ended after 0.5 s: its variables are gone\n"
+        assert python.run("len(f())") == f"{len(given)}\n"
+
+
+def test_what_comes_out_is_text_and_no_longer_than_is_said(python):
+    assert python.run("print('a' + chr(0xD800))") == "a?\n"
+    fake = "import os\nos.write(1, b'{\"output\": \"' + b'x' * 900_000 + b'\"}\\n')\nwhile True: pass"
+    assert python.run(fake) == "x" * 80_000
 
 
 def test_code_that_only_says_that_it_is_over_computes_no_more():
