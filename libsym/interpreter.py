@@ -176,17 +176,20 @@ class Interpreter:
             return late  # there may be more to read, without end
         end_s = time.monotonic() + timeout_s
         while left or b"\n" not in self._received:
-            wanted = [] if b"\n" in self._received else [stdout]
-            wait_s = max(0.0, end_s - time.monotonic())
-            readable, writable, _ = select.select(wanted, [stdin] if left else [], [], wait_s)
-            if not readable and not writable:
+            poll = select.poll()
+            if left:
+                poll.register(stdin, select.POLLOUT)
+            if b"\n" not in self._received:
+                poll.register(stdout, select.POLLIN)
+            ready = dict(poll.poll(1e3 * max(0.0, end_s - time.monotonic())))
+            if not ready:
                 return late
-            if writable:
+            if stdin in ready:
                 try:
                     left = left[os.write(stdin, left) :]
                 except BrokenPipeError:
                     left = b""  # it has ended: the next part says so
-            if readable:
+            if stdout in ready:
                 part = os.read(stdout, 1 << 16)
                 if not part:
                     return "ended its process"

@@ -15,6 +15,7 @@ import ast
 import operator
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import libsym as sym
@@ -59,7 +60,8 @@ def search(directory: Path) -> Tool:
 def query(database: Path) -> Tool:
     def rows(statement: str) -> str:
         """The rows that SQL selects, like query[SELECT name FROM sqlite_master]."""
-        with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # this database, and no other
             return str(connection.execute(statement).fetchmany(5))
 
     return rows

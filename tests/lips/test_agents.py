@@ -42,6 +42,8 @@ def test_tools_do_what_they_say(tmp_path):
     assert react.query(tmp_path / "people.db")("SELECT name FROM people WHERE age > 30") == "[('Ada',)]"
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         react.query(tmp_path / "people.db")("DELETE FROM people")
+    with pytest.raises(sqlite3.OperationalError, match="too many attached"):
+        react.query(tmp_path / "people.db")(f"ATTACH '{tmp_path}/people.db' AS other")
 
 
 def test_react_computes_the_prompt_what_is_said_and_what_the_tools_give_and_nothing_twice(lips, computed):
