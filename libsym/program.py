@@ -35,18 +35,14 @@ def main(program: Callable[[], object]) -> NoReturn:
         else:
             program()
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
-        sys.exit(_PIPE_CLOSED)
-    except OSError as error:
-        sys.exit(_line_of(error))
-    except BaseExceptionGroup as group:  # of tasks: where all of it is one kind, it is told as one error would be
-        errors = _leaves(group)
-        if any(isinstance(error, KeyboardInterrupt) for error in errors):
+    except (KeyboardInterrupt, OSError, BaseExceptionGroup) as error:
+        errors = _leaves(error)
+        if any(isinstance(each, KeyboardInterrupt) for each in errors):
             sys.exit(_INTERRUPTED)
-        if not all(isinstance(error, OSError) for error in errors):
+        if any(isinstance(each, BrokenPipeError) for each in errors):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
+            sys.exit(_PIPE_CLOSED)
+        if not all(isinstance(each, OSError) for each in errors):
             raise
         sys.exit(_line_of(errors[0]))
     sys.exit(0)
@@ -59,8 +55,8 @@ def _line_of(error: BaseException) -> str:
     return f"{name}: {error}"
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found = list[BaseException]()
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+def _leaves(error: BaseException) -> list[BaseException]:
+    """The errors of tasks come in groups; where all are of one kind, they are told as one would be."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in _leaves(each)]

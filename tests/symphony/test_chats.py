@@ -308,14 +308,18 @@ def test_a_program_ends_as_a_command_ends(connected, tmp_path, kind, how):
     assert (process.returncode, process.stderr) == (status, said)
 
 
-def test_errors_of_tasks_are_one_line_where_all_are_errors_of_calls(connected, tmp_path):
-    program = """
+@pytest.mark.parametrize("kind", sorted(PROGRAMS.keys() - {"Ctrl-C"}))  # which asyncio turns into a cancellation
+def test_tasks_of_a_program_end_it_as_it_would_itself(connected, tmp_path, kind):
+    body, status, said = PROGRAMS[kind]
+    program = f"""
 import anyio, libsym as sym
+async def task():
+    {body}
 async def main():
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(sym.aio.kv_open, "no.kv")
+        tasks.start_soon(task)
 sym.main(main)
 """
     (tmp_path / "prog.py").write_text(program)
     process = connected.shell(f"{sys.executable} {tmp_path / 'prog.py'}", check=False)
-    assert (process.returncode, process.stderr) == (1, "prog: no.kv: no such file\n")
+    assert (process.returncode, process.stderr) == (status, said)
