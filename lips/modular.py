@@ -45,8 +45,7 @@ def open_module(head: sym.KV, text: str) -> sym.KV:
 
 def log_probs(dist: sym.Dist) -> npt.NDArray[np.float64]:
     row = np.asarray(dist, np.float64)
-    row = row - row.max()
-    return np.asarray(row - np.log(np.exp(row).sum()))
+    return np.asarray(row - np.logaddexp.reduce(row))
 
 
 @dataclass

@@ -129,17 +129,19 @@ def test_the_names_that_PyPI_has_too_are_the_tree_s_own(tmp_path):
 
 
 def test_what_is_imported_is_what_the_metadata_asks_for():
-    """libsym and the launcher live with the base; all else with the extra server; triton is the GPU's."""
+    """libsym and the launcher live with the base, programs with their extra, all else but triton with the server's."""
     names = {"_cffi_backend": "cffi"}
     text = (ROOT / "setup.py").read_text()
     base = re.findall(r'"([\w-]+)[>=]', re.search(r"install_requires=\[(.*?)\]", text, re.DOTALL)[1])
     server = re.findall(r'"([\w-]+)[>=]', re.search(r"^SERVER = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)[1])
+    programs = re.findall(r'"([\w-]+)[>=]', re.search(r"^PROGRAMS = \[(.*?)\]", text, re.DOTALL | re.MULTILINE)[1])
     imported: dict[str, set[str]] = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             found = {names.get(name, name) for name in imports_of(path)}
             imported.setdefault(room_of(path), set()).update(found - sys.stdlib_module_names - set(PACKAGES))
-    assert imported["libsym"] | imported["lips"] == {"anyio", "cffi"} == set(base)
+    assert imported["libsym"] == {"anyio", "cffi"} == set(base)
+    assert imported.pop("lips") - set(base) == set(programs)
     assert imported["symphony/launcher"] <= {"cffi"}  # that of what builds it
     needed = set().union(*imported.values()) - set(base)
     assert needed - {"triton"} <= set(server)
