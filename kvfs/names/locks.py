@@ -80,10 +80,19 @@ class FileLocks:
         except BaseException:
             if waiter.granted.is_set():
                 lock.holders.pop(owner, None)
-            else:
+            elif waiter in lock.waiting:
                 lock.waiting.remove(waiter)
             self._settle(number, lock)
             raise
+
+    def leave(self, number: Hashable, owner: Hashable) -> None:
+        """Take the owner's waiters out of the queue now. No grant wakes them: their tasks have to be cancelled."""
+        lock = self._locks.get(number)
+        if lock is None:
+            return
+        for waiter in [each for each in lock.waiting if each.owner == owner]:
+            lock.waiting.remove(waiter)
+        self._settle(number, lock)
 
     def release(self, number: Hashable, owner: Hashable) -> None:
         """Give the lock up; nothing happens if the owner has none."""

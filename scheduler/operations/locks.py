@@ -60,21 +60,21 @@ class Locking:
         return Reply()
 
     def end_waits(self, file: OpenKv) -> None:
-        """Nobody waits with this handle any more: it is being closed."""
+        """Nobody waits with this handle any more, from now on: what comes next may be a release, or another lock."""
+        self._locks.leave(file.inode.number, file)
         for scope in self._waits.get(file, ()):
             scope.cancel()
 
     async def _wait(self, file: OpenKv, scope: trio.CancelScope, *, exclusive: bool) -> Reply:
-        number = file.inode.number
         try:
             with scope:
-                await self._locks.acquire(number, file, exclusive=exclusive)
+                if not scope.cancel_called:
+                    await self._locks.acquire(file.inode.number, file, exclusive=exclusive)
         finally:
             scopes = self._waits[file]
             scopes.remove(scope)
             if not scopes:
                 del self._waits[file]
         if scope.cancel_called:
-            self._locks.release(number, file)  # it may have been granted in the same moment
             raise SymError("the wait for the lock was ended: the file was unlocked or closed meanwhile", errno.EINTR)
         return Reply()

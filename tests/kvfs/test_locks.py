@@ -123,6 +123,34 @@ def test_a_waiter_that_gives_up_leaves_the_queue() -> None:
     trio.run(main)
 
 
+def test_what_an_owner_that_leaves_waited_for_is_granted_to_the_next_at_once() -> None:
+    async def main() -> None:
+        locks = FileLocks()
+        locks.acquire_nowait(FILE, "holder", exclusive=True)
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+
+            async def wait() -> None:
+                with scope:
+                    await locks.acquire(FILE, "gone", exclusive=True)
+
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            # All before the wait has noticed.
+            locks.leave(FILE, "gone")
+            scope.cancel()
+            locks.release(FILE, "holder")
+            assert not would_block(locks, "holder", exclusive=True)
+            locks.release(FILE, "holder")
+            assert not would_block(locks, "gone", exclusive=True)
+            await trio.testing.wait_all_tasks_blocked()
+            assert would_block(locks, "holder", exclusive=True), "the wait that was over took the lock of its owner"
+        locks.release(FILE, "gone")
+        assert len(locks) == 0
+
+    trio.run(main)
+
+
 def test_a_wait_that_was_cancelled_takes_nothing_from_who_has_the_lock_now(locks: FileLocks) -> None:
     async def scenario() -> None:
         scope = trio.CancelScope()

@@ -103,8 +103,13 @@ class Launchers:
 
 
 def cgroups_of(key: str) -> list[Path]:
-    """The groups that a launcher has, or left."""
-    return [path for path in Path("/sys/fs/cgroup").rglob(f"symphony-{key}-*") if path.is_dir()]
+    """The groups that a launcher has, or left. Others' come and go meanwhile, which `Path.rglob` can't bear."""
+    return [
+        Path(parent, name)
+        for parent, names, _ in os.walk("/sys/fs/cgroup")
+        for name in names
+        if name.startswith(f"symphony-{key}-")
+    ]
 
 
 def _is_removed(group: Path) -> bool:

