@@ -68,6 +68,7 @@ OTHERS
     send, recv, subscribe, unsubscribe             messages: to a pid, or to all that read a topic
     send_to_user, recv_from_user                   with whoever launched the program
     connect, close                                 the connection; the first call makes it; after a restart: wait=30
+    connection                                     one more, a Connection: of a domain, say
     daemon_stat, daemon_check                      the daemon's state, and its books
     aio                                            the same names as coroutines, for trio and asyncio
 
@@ -101,7 +102,7 @@ from typing import TYPE_CHECKING
 
 from libsym.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, Pinning, kv_advise, kv_sync
 from libsym.budget import Budget
-from libsym.channel.process import close, connect
+from libsym.channel.process import Connection, close, connect, connection
 from libsym.chat import Chat
 from libsym.children import Child, Ended, ProgramInfo, kill, programs, spawn, wait
 from libsym.computed import kv_open_or_compute
@@ -204,6 +205,7 @@ __all__ = [
     "Candidate",
     "Chat",
     "Child",
+    "Connection",
     "CrossDevice",
     "Decoding",
     "Detokenizer",
@@ -253,6 +255,7 @@ __all__ = [
     "chat_tokens",
     "close",
     "connect",
+    "connection",
     "daemon_check",
     "daemon_stat",
     "decode",

@@ -33,10 +33,10 @@ from libsym.async_chat import AsyncChat as Chat
 from libsym.async_decode import AsyncDecoding
 from libsym.async_generation import AsyncGeneration
 from libsym.async_tree import AsyncTree as Tree
-from libsym.channel import process as connection
+from libsym.channel import process as connections
 from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import run
-from libsym.channel.process import process
+from libsym.channel.process import Connection, process
 from libsym.channel.vocabulary import vocabulary_script
 from libsym.decode import Beside, Decoded, Draw
 from libsym.errors import NotConnected
@@ -78,6 +78,7 @@ __all__ = [
     "chat_tokens",
     "close",
     "connect",
+    "connection",
     "daemon_check",
     "daemon_stat",
     "decode",
@@ -201,16 +202,31 @@ async def connect(
     socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None, wait: float | None = None
 ) -> None:
     """As `libsym.connect`; between two tries it can be cancelled."""
-    again = connection.pauses(wait)
+    await _try(lambda: connections.connect(socket, domain=domain), wait)
+
+
+async def connection(
+    socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None, wait: float | None = None
+) -> Connection:
+    """As `libsym.connection`; between two tries it can be cancelled.
+
+    >>> with await sym.aio.connection():
+    ...     kv = await sym.aio.kv_create("a.kv")
+    >>> (await sym.aio.kv_list())[0].name
+    'a.kv'
+    """
+    return await _try(lambda: connections.connection(socket, domain=domain), wait)
+
+
+async def _try(connect: Callable[[], T], wait: float | None) -> T:
+    again = connections.pauses(wait)
     while True:
         try:
-            await to_thread.run_sync(lambda: connection.connect(socket, domain=domain))
+            return await to_thread.run_sync(connect)
         except NotConnected:
             pause_s = next(again, None)
             if pause_s is None:
                 raise
-        else:
-            return
         await sleep(pause_s)
 
 
@@ -219,7 +235,7 @@ async def close() -> None:
 
     >>> await sym.aio.close()
     """
-    connection.close()
+    connections.close()
 
 
 @overload

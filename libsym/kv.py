@@ -418,7 +418,7 @@ def kv_merge(
                 file = yield from script_of(kv_open)(kv, "r")
                 by_path.append(file)
             if file.channel is not process.connected:
-                raise BadHandle(f"{file!r} belongs to an earlier connection of this program: open it again")
+                raise BadHandle(f"{file!r} belongs to an earlier connection of this program, or another: open it again")
             handles.append(file.handle)
         name = _name(path)
         reply = yield Call(

@@ -147,6 +147,10 @@ def texts() -> None:
 
 def others() -> None:
     sym.connect("/run/symphony/symphony.sock", domain="guests")
+    with sym.connection(domain="guests") as other, other.use():
+        assert_type(other, sym.Connection)
+        assert_type(other.domain, str | None)
+        assert_type(other.is_open, bool)
     sym.subscribe("news")
     assert_type(sym.send("news", {"a": 1}) + sym.send(sym.getpid(), "hello"), int)
     assert_type(sym.recv("news", timeout=1.0), Any)
