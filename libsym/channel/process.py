@@ -231,8 +231,8 @@ def connection(
     """One more connection, beside the process's own, with the arguments of `connect`: for a program of several parties.
 
     A `with` block uses it, and closes it in the end; `use()` uses it as often as need be. A call that is given an open
-    file goes over that file's connection. Each has open files, mail and topics of its own, and a domain if one is given;
-    to others they are all one program, by its pid. Calls over it raise BadHandle in a child by fork().
+    file goes over that file's connection. Each has open files, mail and topics of its own, and a domain if one is
+    given; to others they are all one program, by its pid. Calls over it raise BadHandle in a child by fork().
 
     >>> with sym.connection():
     ...     kv = sym.kv_create("a.kv")
