@@ -99,7 +99,7 @@ class Interpreter:
                     self.close()
                     return f"the code {message}: its variables are gone\n"
                 case {"output": str(text)}:
-                    child.send_signal(signal.SIGSTOP)  # code that only says that it is over computes no more
+                    _stop(child)  # code that only says that it is over computes no more
                     return text[:_MAX_OUTPUT_CHARS].encode(errors="replace").decode()  # half a surrogate is no text
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if name in self._functions:
                     said = self._answer(self._functions[name], args, kwargs)
@@ -202,6 +202,12 @@ class Interpreter:
         except (ValueError, RecursionError):
             return "wrote into the pipe to its program"
         return found if isinstance(found, dict) else "wrote into the pipe to its program"
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """Returns when it has stopped: had the program ended before that, the kernel would not end the child with it."""
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
