@@ -19,6 +19,7 @@ THE MODEL
     pred_batch      many of them, each a Pred, in one crossing: beams, trees
     generate        a plain loop over pred that the daemon runs: a Generation, an iterator of tokens or of text;
                     with a Grammar only what it allows, with drafts (Ngram) in fewer steps
+    generate_n      several that go on from one text, which is computed once
     decode          the loop over pred with a function of the program's own that draws: a Decoding
     score           how likely a text is: the log-probability of each of its tokens
     model_info      which model it is: a ModelInfo
@@ -165,6 +166,7 @@ from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Draws, Sampler
 from libsym.rows.token_set import TokenSet
 from libsym.scoring import score
+from libsym.several import generate_n
 from libsym.status import daemon_check, daemon_stat, model_info
 from libsym.text import Detokenizer, chat_template, chat_tokens, detokenize, tokenize
 from libsym.tree import Tree
@@ -261,6 +263,7 @@ __all__ = [
     "decode",
     "detokenize",
     "generate",
+    "generate_n",
     "getpid",
     "getrusage",
     "kill",

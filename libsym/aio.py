@@ -21,9 +21,9 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from anyio import sleep, to_thread, wait_readable
+from anyio import create_task_group, sleep, to_thread, wait_readable
 from anyio.lowlevel import checkpoint
 
 from libsym import advice, children, computed, messages, names, pressure, scoring, status, text, usage, user
@@ -39,9 +39,9 @@ from libsym.channel.event_loop import run
 from libsym.channel.process import Connection, process
 from libsym.channel.vocabulary import vocabulary_script
 from libsym.decode import Beside, Decoded, Draw
-from libsym.errors import NotConnected
+from libsym.errors import NotConnected, SymError
 from libsym.faces import first_argument, script_of
-from libsym.generate import Grammar, Ngram, generate_call
+from libsym.generate import Grammar, Ngram, Options, generate_call
 from libsym.kv import KV, Flags
 from libsym.open_file import OpenFile, channel_of
 from libsym.pred import (
@@ -60,6 +60,7 @@ from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Sampler
 from libsym.rows.token_set import TokenSet
+from libsym.several import forked
 from libsym.text import TextWindow
 from libsym.vocabulary import token_set_script
 
@@ -84,6 +85,7 @@ __all__ = [
     "decode",
     "detokenize",
     "generate",
+    "generate_n",
     "getpid",
     "getrusage",
     "kill",
@@ -366,6 +368,7 @@ async def generate(
     max_tokens: int | None = None,
     grammar: Grammar | None = None,
     draft: Literal["ngram"] | Ngram | None = None,
+    logprobs: int | None = None,
     seed: int | None = None,
     priority: int | None = None,
     deadline: float | None = None,
@@ -377,12 +380,47 @@ async def generate(
     >>> [token async for token in generation]
     [65, 65, 65]
     """
-    call, state = generate_call(
-        kv, tokens, positions, sampler, stop, stop_at_end, max_tokens, grammar, draft, seed, priority, deadline
+    options = Options(
+        sampler=sampler,
+        stop=stop,
+        stop_at_end=stop_at_end,
+        max_tokens=max_tokens,
+        grammar=grammar,
+        draft=draft,
+        logprobs=logprobs,
+        seed=seed,
+        priority=priority,
+        deadline=deadline,
     )
+    call, state = generate_call(kv, tokens, options, positions)
     generation = AsyncGeneration(kv, call, state)
     await generation.fetch()
     return generation
+
+
+async def generate_n(kv: KV, tokens: Iterable[int], n: int, **options: Unpack[Options]) -> list[AsyncGeneration]:
+    """As `libsym.generate_n`, and waits for the first token of each.
+
+    >>> answers = await sym.aio.generate_n(await sym.aio.kv_create(), [65, 66], 2, max_tokens=3)
+    >>> [[token async for token in answer] for answer in answers]
+    [[66, 66, 66], [66, 66, 66]]
+    """
+    channel = channel_of(kv, "generate_n")
+    generations = [AsyncGeneration(fork, *call) for fork, call in await run(channel, forked(kv, tokens, n, options))]
+    failures: list[SymError] = []
+
+    async def begin(generation: AsyncGeneration) -> None:
+        try:
+            await generation.fetch()
+        except SymError as error:
+            failures.append(error)
+
+    async with create_task_group() as tasks:  # all are sent before any is waited for
+        for generation in generations:
+            tasks.start_soon(begin, generation)
+    if failures:
+        raise failures[0]
+    return generations
 
 
 async def decode(

@@ -10,7 +10,7 @@ from libsym.arguments import Path
 from libsym.async_generation import AsyncGeneration
 from libsym.channel.event_loop import run
 from libsym.chat import Message, Turns
-from libsym.generate import Grammar, Ngram, generate_call
+from libsym.generate import Grammar, Ngram, Options, generate_call
 from libsym.rows.sampler import Sampler
 
 
@@ -35,6 +35,7 @@ class AsyncChat(Turns[AsyncGeneration]):
         max_tokens: int | None = None,
         grammar: Grammar | None = None,
         draft: Literal["ngram"] | Ngram | None = None,
+        logprobs: int | None = None,
         seed: int | None = None,
         priority: int | None = None,
         deadline: float | None = None,
@@ -47,9 +48,19 @@ class AsyncChat(Turns[AsyncGeneration]):
         """
         await self._settle()
         tokens = await run(self.kv.channel, self._question(content, role, begin))
-        call, state = generate_call(
-            self.kv, tokens, None, sampler, stop, stop_at_end, max_tokens, grammar, draft, seed, priority, deadline
+        options = Options(
+            sampler=sampler,
+            stop=stop,
+            stop_at_end=stop_at_end,
+            max_tokens=max_tokens,
+            grammar=grammar,
+            draft=draft,
+            logprobs=logprobs,
+            seed=seed,
+            priority=priority,
+            deadline=deadline,
         )
+        call, state = generate_call(self.kv, tokens, options)
         answer = self._answered_by(AsyncGeneration(self.kv, call, state))
         await answer.fetch()
         return answer

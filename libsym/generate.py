@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict
 
 from libsym.abi import Finish, Op
 from libsym.arguments import int32, seed64, shown, utf8
@@ -22,10 +22,12 @@ from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import Invalid, SymError
 from libsym.open_file import OpenFile, channel_of
 from libsym.pred import Positions, checked_priority, checked_sampler, counted_before, microseconds, places_of
+from libsym.rows.reduced import ReducedDist, drawn_dists
 from libsym.rows.sampler import Sampler, random_seed
 
 MAX_STOP_TEXTS = 64
 MAX_STOP_TEXT_CHARS = 1024
+MAX_LOGPROBS = 256
 MAX_DRAFT_TOKENS = 64
 MAX_MATCH = 16
 """Longer runs of equal tokens are as good a sign as this."""
@@ -123,6 +125,21 @@ class Ngram:
                 raise Invalid(f"Ngram({name}={shown(number)}): must be a whole number from 1 to {most}")
 
 
+class Options(TypedDict, total=False):
+    """What `generate` takes beside a file and its tokens, for calls that hand it on."""
+
+    sampler: Sampler | None
+    stop: str | int | Iterable[str | int]
+    stop_at_end: bool
+    max_tokens: int | None
+    grammar: Grammar | None
+    draft: Literal["ngram"] | Ngram | None
+    logprobs: int | None
+    seed: int | None
+    priority: int | None
+    deadline: float | None
+
+
 def generate(
     kv: OpenFile,
     tokens: Iterable[int],
@@ -134,6 +151,7 @@ def generate(
     max_tokens: int | None = None,
     grammar: Grammar | None = None,
     draft: Literal["ngram"] | Ngram | None = None,
+    logprobs: int | None = None,
     seed: int | None = None,
     priority: int | None = None,
     deadline: float | None = None,
@@ -163,15 +181,25 @@ def generate(
     model's end tokens are tokens as others. `max_tokens`: no more than these; without it as many as the model's context
     holds. `grammar`: nothing but this is possible; where one continuation alone is, no step is needed for it. `draft`:
     "ngram" tries what followed where the last tokens came before, and saves steps where that is right; it never changes
-    what comes out. `positions`, `priority`: as in `pred`. `deadline`: seconds from now; what has come by then is all.
+    what comes out. `logprobs`: `dists` says how likely each token was, and so many of the likeliest with it (0: none).
+    `positions`, `priority`: as in `pred`. `deadline`: seconds from now; what has come by then is all.
 
     It begins at once. Other calls on the file wait for its end. It ends early with `cancel()`, at the end of a `with`
     block, or when the object is gone; and when the file is closed, removed or truncated by `kv`, which started it.
     """
-    call, state = generate_call(
-        kv, tokens, positions, sampler, stop, stop_at_end, max_tokens, grammar, draft, seed, priority, deadline
+    options = Options(
+        sampler=sampler,
+        stop=stop,
+        stop_at_end=stop_at_end,
+        max_tokens=max_tokens,
+        grammar=grammar,
+        draft=draft,
+        logprobs=logprobs,
+        seed=seed,
+        priority=priority,
+        deadline=deadline,
     )
-    return Generation(kv, call, state)
+    return Generation(kv, *generate_call(kv, tokens, options, positions))
 
 
 class Progress:
@@ -188,17 +216,41 @@ class Progress:
         """The stop text or the stop token that ended it."""
         self.stop_texts = started.stop_texts
         self._given = started.tokens
+        self._logprobs = started.logprobs
         self._tokens: list[int] = []
+        self._dists: list[ReducedDist | None] = []
         self._length_before: int | None = None  # of the file, with the tokens that were given
         self._num_entries = 0
         self._is_cancelled = False
         self._is_over = False  # the last reply was taken
 
     @property
+    def kv(self) -> OpenFile:
+        """The file that it appends to."""
+        return self._kv
+
+    @property
     def tokens(self) -> list[int]:
         """Those that have come so far, whether they were given out or not. Invalid: see `cancel`."""
         self._require_settled()
         return self._tokens
+
+    @property
+    def dists(self) -> list[ReducedDist | None]:
+        """What each of `tokens` was drawn from, where `logprobs` asked for it; None: a grammar forced that token.
+
+        Its `token` is the drawn one, `logprob(token)` how likely it was to the model, before temperature, penalties and
+        limits, and `topk(k)` are the likeliest.
+
+        >>> generation = sym.generate(sym.kv_create(), [65], max_tokens=2, logprobs=3)
+        >>> tokens = list(generation)
+        >>> [dist.token for dist in generation.dists] == tokens, len(generation.dists[0].topk(3))
+        (True, 3)
+        """
+        if self._logprobs is None:
+            raise Invalid("how likely the tokens were is not here: ask generate() with logprobs=5, or 0 for them alone")
+        self._require_settled()
+        return self._dists
 
     @property
     def pending(self) -> list[int]:
@@ -224,11 +276,13 @@ class Progress:
     def take(self, reply: Reply) -> None:
         """Whole or not at all: behind the last call in it nothing can interrupt it (see `Reply`)."""
         count, num_entries, finish, stopped_by = reply.args
-        ending, tokens = _ENDINGS.get(finish), array("i", reply.payload)
+        ending, tokens = _ENDINGS.get(finish), array("i", reply.payload[: 4 * count])
         # Only of a call that was ended before its first token is nothing in the file, not even what was given.
         if self._length_before is None and (count or reply.more or ending not in {"cancelled", "deadline"}):
             self._length_before = num_entries
         self._tokens += tokens
+        if self._logprobs is not None:
+            self._dists += drawn_dists(reply.payload[4 * count :], count, self._logprobs)
         self._num_entries = num_entries
         if not reply.more:
             self._is_over = True
@@ -357,7 +411,7 @@ class Generation(Progress):
             self._is_over = True
             return False
         try:
-            if not self._stream.tokens(self._take_tokens):
+            if self._logprobs is not None or not self._stream.tokens(self._take_tokens):
                 self._stream.next(self.take)
         except SymError as error:
             if not self._stream.is_over:
@@ -413,23 +467,19 @@ class Started:
     stop_texts: tuple[str, ...] = ()
     tokens: Sequence[int] = ()
     """That were given."""
+    logprobs: int | None = None
 
 
 def generate_call(
     kv: OpenFile,
     tokens: Iterable[int],
-    positions: Positions,
-    sampler: Sampler | None,
-    stop: str | int | Iterable[str | int],
-    stop_at_end: bool,
-    max_tokens: int | None,
-    grammar: Grammar | None,
-    draft: Literal["ngram"] | Ngram | None,
-    seed: int | None,
-    priority: int | None,
-    deadline: float | None,
+    options: Options,
+    positions: Positions = None,
+    before: Sequence[int] | None = None,
 ) -> tuple[Call, Started]:
-    """The request, and what was chosen for it."""
+    """The request, and what was chosen for it. `before`: what the repetition penalty counts as given; else `tokens`."""
+    sampler, grammar, draft = options.get("sampler"), options.get("grammar"), options.get("draft")
+    max_tokens, logprobs, seed = options.get("max_tokens"), options.get("logprobs"), options.get("seed")
     channel_of(kv, "generate")
     ids = int32(tokens, "token")
     places = places_of(positions, len(ids))
@@ -437,28 +487,36 @@ def generate_call(
     sampler = Sampler.greedy() if sampler is None else checked_sampler(sampler)
     seed = sampler.seed if seed is None else seed
     seed = random_seed() if seed is None else seed64(seed)
-    texts, stop_tokens = checked_stops(stop)
-    options: dict[str, Any] = {"stop_at_end": bool(stop_at_end)}
+    texts, stop_tokens = checked_stops(options.get("stop", ()))
+    said: dict[str, Any] = {"stop_at_end": bool(options.get("stop_at_end", True))}
     if stop_tokens:
-        options["stop_tokens"] = stop_tokens
+        said["stop_tokens"] = stop_tokens
     if texts:
-        options["stop"] = texts
+        said["stop"] = texts
     if grammar is not None:
         if not isinstance(grammar, Grammar):
             raise Invalid(f"grammar={grammar!r}: give sym.Grammar.json(schema), .regex(pattern) or .lark(grammar)")
         utf8(grammar.source, "the grammar")
-        options["grammar"] = {"kind": grammar.kind, "source": grammar.source}
+        said["grammar"] = {"kind": grammar.kind, "source": grammar.source}
     if draft is not None:
         ngram = Ngram() if draft == "ngram" else draft
         if not isinstance(ngram, Ngram):
             raise Invalid(f"draft={draft!r}: 'ngram', or sym.Ngram(max_tokens, min_match), or None")
-        options["draft"] = {"max_tokens": ngram.max_tokens, "min_match": ngram.min_match}
-    if deadline is not None:
-        options["deadline_us"] = microseconds(deadline)
-    block = sampler.block(before=counted_before(sampler, ids), seed=seed)
-    payload = ids.tobytes() + places.tobytes() + block + json.dumps(options, default=operator.index).encode()
-    args = (len(ids), len(places), max_tokens or 0, checked_priority(priority))
-    return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(seed, tuple(texts), ids)
+        said["draft"] = {"max_tokens": ngram.max_tokens, "min_match": ngram.min_match}
+    if logprobs is not None:
+        said["logprobs"] = checked_logprobs(logprobs)
+    if (deadline := options.get("deadline")) is not None:
+        said["deadline_us"] = microseconds(deadline)
+    block = sampler.block(before=counted_before(sampler, ids if before is None else before), seed=seed)
+    payload = ids.tobytes() + places.tobytes() + block + json.dumps(said, default=operator.index).encode()
+    args = (len(ids), len(places), max_tokens or 0, checked_priority(options.get("priority")))
+    return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(seed, tuple(texts), ids, logprobs)
+
+
+def checked_logprobs(logprobs: object) -> int:
+    if isinstance(logprobs, bool) or not isinstance(logprobs, Integral) or not 0 <= int(logprobs) <= MAX_LOGPROBS:
+        raise Invalid(f"logprobs={shown(logprobs)}: of how many of the likeliest tokens, from 0 to {MAX_LOGPROBS}")
+    return int(logprobs)
 
 
 def check_max_tokens(max_tokens: int | None) -> None:

@@ -20,6 +20,8 @@ from libsym.rows.notebook import SHOWN_TOKENS, token_table
 from libsym.rows.sampler import RowSampler
 
 _NO_TOKEN = -1
+NO_ROW_ENTROPY = -1.0
+"""Of a token that was not drawn: a grammar forced it."""
 
 
 class Distribution(Protocol):
@@ -155,7 +157,7 @@ class ReducedDist:
             zip(self._named, struct.unpack_from(f"={len(self._named)}f", row, ranked_end), strict=True)
         )
         if self._token != _NO_TOKEN:
-            self._logprobs[self._token] = sampled_logprob
+            self._logprobs.setdefault(self._token, sampled_logprob)  # of the likeliest it is known in more digits
 
     def __len__(self) -> int:
         return len(self._payload) // self._row_bytes
@@ -267,3 +269,12 @@ class ReducedDist:
         True
         """
         return self._entropy
+
+
+def drawn_dists(payload: bytes | memoryview, count: int, top_k: int) -> list[ReducedDist | None]:
+    """Of so many rows that a generation drew from; None in place of one that there was not."""
+    size, found = row_bytes(top_k, 0), list[ReducedDist | None]()
+    for at in range(0, count * size, size):
+        _, _, entropy, _ = REDUCED_STRUCT.unpack_from(payload, at)
+        found.append(None if entropy == NO_ROW_ENTROPY else ReducedDist(payload[at : at + size], 1, top_k))
+    return found

@@ -27,7 +27,7 @@ from libsym.errors import Invalid, SymError, TimedOut
 from libsym.rows.sampler import RowSampler
 from libsym.rows.stops import StopTexts
 from scheduler.batch.attention import AttentionMass
-from scheduler.batch.reduction import Reduction
+from scheduler.batch.reduction import Reduction, TokenScores
 from scheduler.programs.program import Program
 from scheduler.programs.used import Used
 from scheduler.trace.records import CallKind
@@ -339,6 +339,8 @@ class HotGeneration:
     stop_tokens: frozenset[int]
     num_to_emit: int
     stops: StopTexts | None
+    scores: TokenScores | None
+    """The numbers of each row that is drawn from are sent beside the token."""
     decide: Callable[[int, int], Decision] | None
     """Says in a thread of its own, while a step runs, what may be drawn next: from the token that was drawn, below 0 if
     none was yet, and the number of the draw that it is for. None: anything may."""

@@ -36,6 +36,7 @@ from libsym.rows.stops import StopTexts
 from scheduler.batch.call import NONE_FORCED, THE_END, Caller, Decision, FileCall, HotGeneration
 from scheduler.batch.drafts import NgramDraft
 from scheduler.batch.grammar import Grammar
+from scheduler.batch.reduction import TokenScores
 from scheduler.replies import kept
 from scheduler.trace.records import CallKind
 
@@ -50,7 +51,9 @@ class Output(Protocol):
         """The request that the run may send the tokens for, itself; None: what is kept has to go before."""
         ...
 
-    def emit(self, tokens: list[int], num_entries: int) -> None: ...
+    def emit(self, tokens: list[int], scores: list[bytes], num_entries: int) -> None:
+        """`scores`: of each token, if they were asked for."""
+        ...
 
     def end(self, finish: Finish, stopped_by: int, num_entries: int) -> None:
         """`stopped_by`: the stop token, or the number of the stop text, or -1."""
@@ -85,6 +88,7 @@ class GenerateCall(FileCall):
         stop_tokens: frozenset[int],
         stops: StopTexts | None,
         draft: NgramDraft | None,
+        scores: TokenScores | None = None,
         output: Output,
         priority: int = 0,
         deadline_s: float | None = None,
@@ -99,6 +103,7 @@ class GenerateCall(FileCall):
         self.grammar: Grammar | None = None
         """To be given before it is submitted: compiling one takes time."""
         self._draft = draft
+        self._scores = scores
         self._output = output
         self._num_pending = len(tokens)  # of `tokens`; behind them is the draft
         self._num_accepted = 0  # of the draft, in this stretch
@@ -106,6 +111,7 @@ class GenerateCall(FileCall):
         self._most_to_emit = 0
         self._draw_index = 0
         self._drawn: list[int] = []  # in this stretch, to be emitted
+        self._scored: list[bytes] = []  # of each of these
         self._pending: list[int] = []  # of the next stretch
         self._finish: Finish | None = None
         self._error: SymError | None = None
@@ -131,6 +137,7 @@ class GenerateCall(FileCall):
             self._stop_tokens,
             self._num_to_emit,
             self._stops,
+            self._scores,
             None if self.grammar is None else self.decide,
         )
 
@@ -180,7 +187,7 @@ class GenerateCall(FileCall):
             return _Drawn.THE_END
         if self.grammar is not None:
             self.grammar.advance(token)
-        emitted = self._note([token])
+        emitted = self._note([token], row)
         if self._finish is None and self.grammar is not None:
             emitted += self._note(self.grammar.forced())
             if self._finish is None and self.grammar.is_over:
@@ -192,8 +199,8 @@ class GenerateCall(FileCall):
         self._pending = emitted
         return _Drawn.ANOTHER
 
-    def _note(self, tokens: list[int]) -> list[int]:
-        """Emit tokens, as many as may be: these."""
+    def _note(self, tokens: list[int], row: memoryview[float] | None = None) -> list[int]:
+        """Emit tokens, as many as may be: these. `row`: that one was drawn from."""
         emitted: list[int] = []
         for token in tokens:
             if self._finish is not None:
@@ -201,6 +208,8 @@ class GenerateCall(FileCall):
             assert self._num_to_emit is not None
             self._sampler.note(token)
             emitted.append(token)
+            if self._scores is not None:
+                self._scored.append(self._scores.of(row, token))
             self._num_to_emit -= 1
             if self._stops is not None and self._stops.add(token):
                 self._finish = Finish.STOP_TEXT
@@ -214,8 +223,9 @@ class GenerateCall(FileCall):
 
     def next_stretch(self) -> bool:
         drawn, self._drawn = self._drawn, []
+        scored, self._scored = self._scored, []
         if drawn:
-            self._output.emit(drawn, self.file.table.length)
+            self._output.emit(drawn, scored, self.file.table.length)
         if self._finish is not None or self._error is not None:
             return False
         self._begin_stretch(self._pending, drawn)
@@ -288,8 +298,7 @@ class GenerateCall(FileCall):
         """The run drew so far: `pending` is no entry yet, and `unsent`, the last of what was drawn, is to be sent."""
         self._draw_index = draw_index
         self._pending = pending
-        if unsent:
-            self._output.emit(unsent, self.file.table.length)
+        self.emit(unsent)
 
     def follow(self, *, has_taken_forced: bool) -> None:
         """Do what was decided for the next draw. `has_taken_forced`: what comes first is pending already."""
@@ -315,4 +324,5 @@ class GenerateCall(FileCall):
     def emit(self, tokens: list[int]) -> None:
         """Emit what the run found no room to send."""
         if tokens:
-            self._output.emit(tokens, self.file.table.length)
+            scores = [] if self._scores is None else self._scores.of_unsent(tokens)
+            self._output.emit(tokens, scores, self.file.table.length)

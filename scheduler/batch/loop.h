@@ -68,7 +68,8 @@ typedef struct sym_member {
     int32_t num_rows; /* of the stretch that are wanted: none, the last, or all of them */
     float *const *rows; /* [num_rows]; null: in memory of the loop, to be reduced or drawn from at once */
     sym_reducer *reducer;
-    char *answer; /* of the reducer */
+    char *
+        answer; /* of the reducer; of a generation: its latest token, and then the numbers of the row that was drawn from */
     int32_t answer_row_bytes;
     sym_mass mass; /* of a call: what its rows attend to is added up here; without `sums` nobody asks */
     float *folded; /* or null: zeros; in the end [1, or for each layer and KV head][columns or pages] of it */
@@ -90,9 +91,9 @@ typedef struct sym_member {
     int32_t num_unsent; /* of the tokens generated last: the ring had no room for them */
     int32_t server_index;
     int64_t answered_ns, drawn, num_calls, compute_ns;
-    int64_t queue_ns;   /* that it could have been computed and was in no step */
+    int64_t queue_ns; /* that it could have been computed and was in no step */
     int64_t stepped_ns; /* when its last step ended */
-    int64_t told_ns;    /* of `compute_ns`: what stretches before this one took */
+    int64_t told_ns; /* of `compute_ns`: what stretches before this one took */
     int64_t num_steps, num_rows_computed; /* that it was in, and in them, whatever became of the rows */
     float *row; /* of the last row wanted of this step, or of the one that is undecided */
     /* What is decided for the next draw, by the scheduler. */
@@ -162,7 +163,7 @@ typedef struct sym_engine {
     sym_step_function *step;
     sym_decoder *decoder;
     sym_parallel_function *parallel; /* draws and reduces, between steps; null: the loop's own thread does it all */
-    sym_decoder *crew;               /* whose threads these are: the decoder, or one without a model */
+    sym_decoder *crew; /* whose threads these are: the decoder, or one without a model */
     int wake_fd, guide_fd;
 } sym_engine;
 

@@ -149,6 +149,12 @@ class Member:
         member.num_to_emit = hot.num_to_emit
         if hot.stops is not None:
             member.stops = ffi.cast("sym_stops *", hot.stops.address)
+        if hot.scores is not None:
+            answer = ffi.from_buffer(hot.scores.latest)
+            self._keep.append(answer)
+            member.reducer = ffi.cast("sym_reducer *", hot.scores.reducer.address)
+            member.answer = answer
+            member.answer_row_bytes = hot.scores.reducer.row_bytes
         if hot.decide is not None:
             member.is_guided = member.was_drawn = 1
             self._add_own_rows(member, 1)

@@ -106,10 +106,29 @@ static int is_stop_token(const sym_member *member, int32_t token) {
     return 0;
 }
 
+/* What is sent of a token: itself, and the numbers of its row where they were asked for. Those of a token that was drawn are
+ * there already; one that a grammar forced has no row. */
+static const char *token_payload(sym_member *member, const int32_t *token, int is_drawn, size_t *bytes) {
+    *bytes = sizeof *token;
+    if (member->reducer == NULL)
+        return (const char *)token;
+    const size_t row_bytes = (size_t)member->answer_row_bytes;
+    struct sym_reduced *head = (struct sym_reduced *)(void *)(member->answer + sizeof *token);
+    if (!is_drawn) {
+        memset(head, 0, row_bytes);
+        *head = (struct sym_reduced){.sampled = *token, .entropy = -1}; /* no row has such an entropy */
+    }
+    memcpy(member->answer, token, sizeof *token);
+    *bytes += row_bytes;
+    return member->answer;
+}
+
 /* A token is generated: noted, sent, and looked at. 0: it was the last. */
-static int emit(sym_loop *loop, int32_t index, int32_t token) {
+static int emit(sym_loop *loop, int32_t index, int32_t token, int is_drawn) {
     sym_member *member = loop->members[index];
     const sym_hot_functions *hot = loop->plan.hot;
+    size_t bytes;
+    const char *payload = token_payload(member, &token, is_drawn, &bytes);
     const int rc = hot->note(member->sampler, token);
     if (rc < 0) {
         fail(loop, index, rc);
@@ -117,7 +136,7 @@ static int emit(sym_loop *loop, int32_t index, int32_t token) {
     }
     member->num_to_emit--;
     if (member->num_unsent > 0 || hot->push(member->server, member->call_id, 0, SYM_MORE, 1, entries(member), 0, 0,
-                                            (const char *)&token, sizeof token) != 0)
+                                            payload, (uint32_t)bytes) != 0)
         member->num_unsent++;
     if (member->stops != NULL)
         member->stop_text = hot->stops_add(member->stops, token);
@@ -146,7 +165,7 @@ static int take_decision(sym_loop *loop, int32_t index, int64_t now_ns) {
     sym_member *member = loop->members[index];
     const int32_t num_forced = member->num_forced;
     while (member->num_forced_taken < num_forced) {
-        const int goes_on = emit(loop, index, member->forced[member->num_forced_taken]);
+        const int goes_on = emit(loop, index, member->forced[member->num_forced_taken], 0);
         member->num_forced_taken += member->end != SYM_END_DRAW; /* what could not be noted is not generated */
         if (!goes_on)
             return 0;
@@ -197,7 +216,7 @@ static void take_drawn(sym_loop *loop, int32_t index, int64_t now_ns) {
         return;
     }
     begin_stretch(member, &member->token, 1);
-    if (!emit(loop, index, member->token))
+    if (!emit(loop, index, member->token, 1))
         return;
     member->was_drawn = member->is_guided;
     go_on(loop, index, now_ns);
@@ -227,13 +246,28 @@ static void fold(const sym_member *member) {
                  member->folded + (member->is_mass_summed ? 0 : (size_t)row * (size_t)width));
 }
 
+/* Draws, and where it was asked for takes the numbers of the row that was drawn from. */
+static int64_t draw(const sym_hot_functions *hot, sym_member *member) {
+    const int64_t drawn =
+        hot->draw(member->sampler, member->row, member->is_guided ? member->allowed : NULL, member->draw_index);
+    if (drawn < 0 || member->reducer == NULL)
+        return drawn;
+    char *answer = member->answer + sizeof(int32_t);
+    const int rc = hot->reduce(member->reducer, member->row, 0, answer);
+    if (rc != 0)
+        return rc;
+    struct sym_reduced *head = (struct sym_reduced *)(void *)answer;
+    head->sampled = (int32_t)drawn;
+    head->sampled_logprob = (float)((double)member->row[drawn] - (double)head->logsumexp);
+    return drawn;
+}
+
 static void digest(void *context, int32_t n) {
     sym_loop *loop = context;
     const struct seat *seat = &loop->seats[n];
     sym_member *member = seat->member;
     if (seat->is_drawn) {
-        member->drawn = loop->plan.hot->draw(member->sampler, member->row, member->is_guided ? member->allowed : NULL,
-                                             member->draw_index);
+        member->drawn = draw(loop->plan.hot, member);
         return;
     }
     if (seat->is_folded)
@@ -314,7 +348,7 @@ void sym_take_results(sym_loop *loop, int64_t step_ns, int error) {
         if (is_complete(member))
             count_times(loop, member, now_ns);
         seat->is_drawn = 0;
-        seat->is_reduced = member->reducer != NULL && seat->num_wanted > 0;
+        seat->is_reduced = member->kind == SYM_CALL && member->reducer != NULL && seat->num_wanted > 0;
         seat->is_folded = member->folded != NULL && is_complete(member);
         if (member->kind == SYM_PROGRAM && is_complete(member)) {
             member->in_step = 0;

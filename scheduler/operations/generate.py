@@ -20,13 +20,14 @@ from kvfs.fs import OpenKv
 from libsym.abi import Finish, Op
 from libsym.channel.server import PAYLOAD_BYTES, Request, ServerChannel
 from libsym.errors import Invalid, SymError
-from libsym.generate import MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
+from libsym.generate import MAX_LOGPROBS, MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
 from libsym.rows.sampler import RowSampler, sampling_block_bytes
 from libsym.rows.stops import StopTexts, TokenTexts
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.drafts import NgramDraft
 from scheduler.batch.generation import GenerateCall
 from scheduler.batch.grammar import Grammars, GrammarText
+from scheduler.batch.reduction import TokenScores
 from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
@@ -40,7 +41,6 @@ MAX_OPTION_OTHER_BYTES = 32 << 10
 """Some thousands of stop tokens."""
 DRAFT_HISTORY = 1024
 """The last entries of the file that a draft looks through, besides what is given and generated: 0.5 ms to take in."""
-_PAYLOAD_TOKENS = PAYLOAD_BYTES // 4
 
 
 class Generating:
@@ -99,6 +99,7 @@ class Generating:
         vocab_size = self._limited.vocab_size
         sampler = RowSampler(fields.take(sampling_block_bytes(fields.left, vocab_size), "the sampler"), vocab_size)
         options = _options(call.request, fields.rest())
+        scores = TokenScores(options["logprobs"], vocab_size) if "logprobs" in options else None
         generation = GenerateCall(
             call.lip,
             file,
@@ -109,7 +110,8 @@ class Generating:
             stop_tokens=frozenset(self._stop_tokens(options)),
             stops=StopTexts(options["stop"], self._token_texts) if options.get("stop") else None,
             draft=_draft(file, tokens, *options["draft"]) if "draft" in options else None,
-            output=TokenReplies(call),
+            scores=scores,
+            output=TokenReplies(call, 0 if scores is None else scores.reducer.row_bytes),
             priority=check_priority(priority),
             deadline_s=deadline_of(options.get("deadline_us", 0)),
         )
@@ -136,32 +138,42 @@ class Generating:
 class TokenReplies:
     """The tokens of one GENERATE on their way to the program: what was drawn and is not sent."""
 
-    def __init__(self, call: SystemCall) -> None:
+    def __init__(self, call: SystemCall, score_bytes: int = 0) -> None:
+        """`score_bytes`: the numbers that follow a token."""
         self._call = call
+        self._most = PAYLOAD_BYTES // (4 + score_bytes)
         self._kept: list[int] = []
+        self._scores: list[bytes] = []
         self._has_sent = False
 
     @property
     def direct(self) -> tuple[ServerChannel, int] | None:
         return None if self._kept else (self._call.lip.channel, self._call.request.id)
 
-    def emit(self, tokens: list[int], num_entries: int) -> None:
+    def emit(self, tokens: list[int], scores: list[bytes], num_entries: int) -> None:
         """The first tokens are never kept: from them a program knows how long the file was before (see libsym)."""
         self._kept += tokens
+        self._scores += scores
         if not self._call.lip.channel.num_waiting_replies or not self._has_sent:
             self._send(num_entries)
+
+    def _take(self) -> tuple[int, bytes]:
+        """As many of those that are kept as a reply holds: how many, and its payload."""
+        now, self._kept = self._kept[: self._most], self._kept[self._most :]
+        scores, self._scores = self._scores[: self._most], self._scores[self._most :]
+        return len(now), np.asarray(now, np.int32).tobytes() + b"".join(scores)
 
     def _send(self, num_entries: int, num_left: int = 0) -> None:
         """Send what is kept, but for so many tokens, as replies that others follow."""
         while len(self._kept) > num_left:
-            now = self._kept[:_PAYLOAD_TOKENS]
-            self._kept = self._kept[_PAYLOAD_TOKENS:]
-            self._call.send((len(now), num_entries), _int32(now))
+            count, payload = self._take()
+            self._call.send((count, num_entries), payload)
             self._has_sent = True
 
     def end(self, finish: Finish, stopped_by: int, num_entries: int) -> None:
-        self._send(num_entries, _PAYLOAD_TOKENS)
-        self._call.answer(Reply((len(self._kept), num_entries, int(finish), stopped_by), _int32(self._kept)))
+        self._send(num_entries, self._most)
+        count, payload = self._take()
+        self._call.answer(Reply((count, num_entries, int(finish), stopped_by), payload))
 
     def fail(self, error: SymError, num_entries: int, *, has_appended: bool) -> None:
         self._send(num_entries)
@@ -227,6 +239,12 @@ def _stop_at_end(value: Any) -> bool:
     return value
 
 
+def _logprobs(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_LOGPROBS:
+        raise Invalid(f"logprobs is a whole number from 0 to {MAX_LOGPROBS}")
+    return value
+
+
 def _deadline_us(value: Any) -> int:
     if type(value) is not int or not 0 < value < 1 << 63:
         raise Invalid("a deadline is a whole number of microseconds, more than 0")
@@ -240,8 +258,5 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "draft": _draft_pair,
     "stop_at_end": _stop_at_end,
     "deadline_us": _deadline_us,
+    "logprobs": _logprobs,
 }
-
-
-def _int32(tokens: list[int]) -> bytes:
-    return np.asarray(tokens, np.int32).tobytes()

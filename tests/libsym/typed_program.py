@@ -70,13 +70,16 @@ def generation(kv: sym.KV) -> str:
         max_tokens=9,
         grammar=sym.Grammar.json({"type": "object"}, compact=True),
         draft=sym.Ngram(max_tokens=4),
+        logprobs=5,
         seed=1,
     )
     assert_type(found, sym.Generation)
+    assert_type(sym.generate_n(kv, [1], 3, sampler=sym.Sampler(top_k=5), stop="x", seed=1)[0], sym.Generation)
     with found:
         tokens: Iterator[int] = iter(found)
         assert_type(next(tokens), int)
     assert_type(found.pending, list[int])
+    assert_type(found.dists[0], sym.ReducedDist | None)
     return "".join(found.text())
 
 
