@@ -1,4 +1,12 @@
-"""Serves the usual HTTP interfaces, as a program like any other: OpenAI's, Anthropic's, and a page to talk on.
+"""Serves the HTTP interfaces of OpenAI and Anthropic, and a page to talk on; itself a program.
 
-`symphony run gateway` listens on http://127.0.0.1:8080, for this machine alone.
+    symphony run gateway                              # http://127.0.0.1:8080, for this machine alone
+    symphony run gateway --host 0.0.0.0 --keys FILE   # for others, by their keys
+
+Every client of those interfaces works with it: chat and text completions, responses, messages, streamed or not, with
+tools, JSON schemas and log-probabilities. What prompts have in common is computed once, for each key apart. A
+conversation is a file under /kv/gateway: `ls`, `cp` and `rm` list, fork and forget them.
 """
+
+ISOLATION = "none"
+"""It listens, as no sandbox lets it, and reads a file of keys wherever that is."""

@@ -53,8 +53,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--isolation",
         choices=("standard", "none"),
-        default="standard",
-        help="standard: in a sandbox (the default); none: with all that you may do",
+        help="standard: in a sandbox (the default); none: with all that you may do (the default of a gateway)",
     )
     run.add_argument(
         "--bind",

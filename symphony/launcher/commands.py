@@ -13,11 +13,11 @@ from typing import Any
 
 from libsym.channel.socket_path import find_socket
 from symphony.launcher import client, confinement, listing, terminal
-from symphony.launcher.finding import find_program, shipped_lines
+from symphony.launcher.finding import does_without_sandbox, find_program, shipped_lines
 from symphony.launcher.grants import parse_grant
 from symphony.launcher.places import Places, Refused, find_places
 from symphony.launcher.session import Session
-from symphony.launcher.spec import NONE, RLIMITS
+from symphony.launcher.spec import NONE, RLIMITS, STANDARD
 
 Message = dict[str, Any]
 
@@ -52,6 +52,8 @@ def run_command(args: argparse.Namespace, socket: Path | None) -> int:
 def _spec(args: argparse.Namespace) -> Message:
     """The program as this process would start it itself: its environment, directory, limits."""
     path, python = find_program(args.program, ".")
+    if args.isolation is None:
+        args.isolation = NONE if does_without_sandbox(path) else STANDARD
     cwd, venv = _directory(), args.venv and os.path.abspath(args.venv)  # noqa: PTH100 - text
     env = confinement.environment(os.environ, _variables(args.env), whole=args.isolation == NONE)
     limits = {"time": args.time, "memory": args.memory, "processes": args.processes}

@@ -15,8 +15,10 @@ SHIPPED = Path(ROOT) / "lips"
 
 
 def shipped() -> dict[str, Path]:
-    """By name."""
-    return {path.stem: path for path in sorted(SHIPPED.glob("*.py")) if path.stem != "__init__"}
+    """By name: files, and packages, of which `__main__.py` is what runs."""
+    files = {path.stem: path for path in SHIPPED.glob("*.py") if path.stem != "__init__"}
+    packages = {path.parent.name: path for path in SHIPPED.glob("*/__main__.py")}
+    return dict(sorted((files | packages).items()))
 
 
 def shipped_lines() -> list[str]:
@@ -27,8 +29,20 @@ def shipped_lines() -> list[str]:
 
 
 def _purpose(path: Path) -> str:
+    path = path.with_name("__init__.py") if path.stem == "__main__" else path
     text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
     return text.partition("\n")[0]
+
+
+def does_without_sandbox(path: str) -> bool:
+    """Whether a program that ships has to listen, as no sandbox lets it: then its package says `ISOLATION = "none"`."""
+    if Path(path) not in shipped().values() or Path(path).name != "__main__.py":
+        return False
+    for line in ast.parse(Path(path).with_name("__init__.py").read_bytes()).body:
+        match line:
+            case ast.Assign([ast.Name("ISOLATION")], ast.Constant("none")):
+                return True
+    return False
 
 
 def find_program(word: str, directory: str) -> tuple[str, bool]:

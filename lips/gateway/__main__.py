@@ -1,0 +1,75 @@
+"""The command line of the gateway."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+
+import libsym as sym
+from lips.gateway.gateway import Settings, is_local
+from lips.gateway.keys import KeyFileError, Keys, new_key
+from lips.gateway.server import listening, serve
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    try:
+        if options.new_key:
+            key, line = new_key(options.new_key)
+            print(key, flush=True)
+            print(line, file=sys.stderr, flush=True)
+            return
+        keys = Keys(options.keys) if options.keys else None
+    except KeyFileError as error:
+        sys.exit(f"gateway: {error}")
+    logging.basicConfig(level=logging.WARNING, format="gateway: %(message)s")
+    listeners = listening(options.host, options.port)
+    if keys is None and not all(is_local(listener.getsockname()[0]) for listener in listeners):
+        sys.exit(f"gateway: {options.host} can be reached from outside: give --keys FILE (--new-key NAME makes a key)")
+    settings = Settings(
+        max_body_bytes=options.max_body,
+        answer_s=options.timeout,
+        max_running=options.max_running,
+        max_waiting=options.max_waiting,
+    )
+    sym.main(partial(serve, listeners, settings, keys))
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = Settings()
+    parser = argparse.ArgumentParser(prog="gateway", description="Serves the usual HTTP interfaces of language models.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="port to listen on, 0 for any (default: %(default)s)")
+    parser.add_argument("--keys", type=Path, metavar="FILE", help="the keys that are answered: see lips(7)")
+    parser.add_argument("--new-key", metavar="NAME", help="print a new key, and its line of FILE on standard error")
+    for name, value, what in (
+        ("--max-body", default.max_body_bytes, "bytes of a request at most"),
+        ("--max-running", default.max_running, "answers at once"),
+        ("--max-waiting", default.max_waiting, "requests that wait for their turn"),
+    ):
+        parser.add_argument(name, type=_count, default=value, metavar="N", help=f"{what} (default: {value})")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=default.answer_s,
+        metavar="S",
+        help="seconds of an answer (default: %(default)s)",
+    )
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("1 or more")
+    return number
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:
+        sys.exit(f"gateway: {error.filename or ''}{': ' if error.filename else ''}{error.strerror}")

@@ -1,0 +1,179 @@
+"""Who is answered now: a bounded number at once, a bounded number waits, and the rest is told when to come again.
+
+Tenants take turns, so one with many requests does not keep the others waiting. Within a tenant the first comes first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+
+from lips.gateway.errors import ApiError
+
+_MINUTE_S = 60.0
+
+
+@dataclass(slots=True)
+class Bucket:
+    """So many a minute, and at once as many as a minute has: filled as time goes by."""
+
+    per_minute: float | None
+    level: float = field(init=False)
+    filled_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.level = self.per_minute or 0.0
+
+    def wait_s(self, now_s: float) -> float:
+        """How long until there is something in it."""
+        if self.per_minute is None:
+            return 0.0
+        self.level = min(self.per_minute, self.level + (now_s - self.filled_s) * self.per_minute / _MINUTE_S)
+        self.filled_s = now_s
+        return max(0.0, (1.0 - self.level) * _MINUTE_S / self.per_minute)
+
+    def take(self, amount: float) -> None:
+        """More than there is may be taken: what comes next waits for that."""
+        if self.per_minute is not None:
+            self.level -= amount
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one tenant."""
+
+    requests_per_min: float | None = None
+    tokens_per_min: float | None = None
+    concurrent: int | None = None
+
+
+class _Party:
+    """A tenant as it is known here."""
+
+    def __init__(self, limits: Limits, now_s: float) -> None:
+        self.limits = limits
+        self.requests = Bucket(limits.requests_per_min, now_s)
+        self.tokens = Bucket(limits.tokens_per_min, now_s)
+        self.num_running = 0
+        self.waiting: deque[anyio.Event] = deque()
+
+
+class Admission:
+    """Of one server."""
+
+    def __init__(
+        self, max_running: int, max_waiting: int, wait_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.max_running = max_running
+        self.max_waiting = max_waiting
+        self._wait_s = wait_s
+        self._clock = clock
+        self._parties: dict[str, _Party] = {}
+        self._turns: deque[_Party] = deque()
+        """Tenants that wait, the one whose turn it is first."""
+        self.num_running = self.num_waiting = self.num_refused = 0
+
+    @asynccontextmanager
+    async def admit(self, name: str, limits: Limits) -> AsyncIterator[None]:
+        """Within this block the tenant has a place. ApiError 429: there is none, and the error says when to try again."""
+        party = self._party(name, limits)
+        self._check_rates(name, party)
+        if self.num_running < self.max_running and self._has_place(party) and not self._turns:
+            self._enter(party)
+        else:
+            await self._wait(name, party)
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+            party.num_running -= 1
+            self._let_in()
+
+    def charge(self, name: str, num_tokens: int) -> None:
+        """Tokens that a request was found to cost."""
+        if name in self._parties:
+            self._parties[name].tokens.take(num_tokens)
+
+    def _party(self, name: str, limits: Limits) -> _Party:
+        party = self._parties.get(name)
+        if party is None or party.limits != limits:
+            fresh = _Party(limits, self._clock())
+            if party is not None:
+                fresh.num_running, fresh.waiting = party.num_running, party.waiting
+            party = self._parties[name] = fresh
+        return party
+
+    def _check_rates(self, name: str, party: _Party) -> None:
+        now_s = self._clock()
+        for bucket, what in ((party.requests, "requests"), (party.tokens, "tokens")):
+            if wait_s := bucket.wait_s(now_s):
+                self.num_refused += 1
+                raise ApiError(
+                    429,
+                    f"{name} has used up its {bucket.per_minute:g} {what} a minute",
+                    code="rate_limit_exceeded",
+                    retry_after_s=wait_s,
+                )
+        party.requests.take(1)
+
+    @staticmethod
+    def _has_place(party: _Party) -> bool:
+        most = party.limits.concurrent
+        return most is None or party.num_running < most
+
+    def _enter(self, party: _Party) -> None:
+        self.num_running += 1
+        party.num_running += 1
+
+    async def _wait(self, name: str, party: _Party) -> None:
+        if self.num_waiting >= self.max_waiting:
+            self.num_refused += 1
+            raise self._full(f"{self.num_running} requests are being answered and {self.num_waiting} wait")
+        turn = anyio.Event()
+        if not party.waiting:
+            self._turns.append(party)
+        party.waiting.append(turn)
+        self.num_waiting += 1
+        try:
+            with anyio.move_on_after(self._wait_s):
+                await turn.wait()
+        except BaseException:
+            self._give_up(party, turn)
+            raise
+        if not turn.is_set():
+            self._give_up(party, turn)
+            self.num_refused += 1
+            raise self._full(f"{name} has waited for {self._wait_s:g} s")
+
+    def _give_up(self, party: _Party, turn: anyio.Event) -> None:
+        """A turn that came in the same moment goes to the next."""
+        if turn.is_set():
+            self.num_running -= 1
+            party.num_running -= 1
+            self._let_in()
+            return
+        party.waiting.remove(turn)
+        self.num_waiting -= 1
+        if not party.waiting:
+            self._turns.remove(party)
+
+    def _let_in(self) -> None:
+        """Those that there is a place for, a tenant after the other."""
+        for _ in range(len(self._turns)):
+            if self.num_running >= self.max_running:
+                return
+            party = self._turns.popleft()
+            if self._has_place(party):
+                self._enter(party)
+                self.num_waiting -= 1
+                party.waiting.popleft().set()
+            if party.waiting:
+                self._turns.append(party)
+
+    def _full(self, why: str) -> ApiError:
+        return ApiError(429, f"the server is busy: {why}", code="overloaded", retry_after_s=1 + self._wait_s / 10)

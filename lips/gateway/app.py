@@ -1,0 +1,76 @@
+"""The application: every interface's routes, errors in each interface's form, and a count of what was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import libsym as sym
+from lips.gateway import chat, completions, plain
+from lips.gateway.asgi import Form, error_response, told
+from lips.gateway.errors import ApiError, anthropic_form, openai_form
+from lips.gateway.gateway import Gateway
+
+ROUTES: Sequence[BaseRoute] = [*chat.routes, *completions.routes, *plain.routes]
+_ANTHROPIC = "/v1/messages"
+
+
+def make_app(gateway: Gateway) -> ASGIApp:
+    app = Starlette(
+        routes=list(ROUTES),
+        exception_handlers={
+            ApiError: _refuse,
+            sym.SymError: _refuse,
+            HTTPException: _refuse_http,
+            ClientDisconnect: _nobody_reads,
+            Exception: _refuse,
+        },
+    )
+    app.state.gateway = gateway
+    return _Counted(app, gateway)
+
+
+class _Counted:
+    """Counts answers by route and status."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "other")
+                self._gateway.num_requests[route, message["status"]] += 1
+            await send(message)
+
+        await self._app(scope, receive, counted)
+
+
+def _form_of(request: Request) -> Form:
+    return anthropic_form if request.url.path.startswith(_ANTHROPIC) else openai_form
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    return error_response(told(error), _form_of(request))
+
+
+async def _refuse_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:100]
+    said = {404: f"there is no {path}", 405: f"{request.method} is not for {path}"}.get(error.status_code, error.detail)
+    return error_response(ApiError(error.status_code, said), _form_of(request))
+
+
+async def _nobody_reads(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)

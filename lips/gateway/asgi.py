@@ -1,0 +1,168 @@
+"""Between HTTP and the answers: bodies within limits, and answers that end within a step when their client goes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+import libsym as sym
+from lips.gateway.errors import ApiError, from_sym
+
+log = logging.getLogger(__name__)
+
+Form = Callable[[ApiError], dict[str, Any]]
+"""How an interface tells of an error."""
+WRITE_S = 60.0
+"""So long a client may leave what it is sent unread: then it is taken for gone."""
+
+
+async def read_body(request: Request, max_bytes: int, max_s: float) -> bytes:
+    """The whole body, if it is no larger and comes in time."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    found = bytearray()
+    try:
+        with anyio.fail_after(max_s):
+            async for part in request.stream():
+                found += part
+                if len(found) > max_bytes:
+                    raise _too_large(max_bytes)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come within {max_s:g} s") from None
+    return bytes(found)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {max_bytes} bytes, the most that is taken")
+
+
+def error_response(error: ApiError, form: Form) -> Response:
+    return Json(form(error), error.status, error.headers)
+
+
+class Json(Response):
+    """An object as the answer."""
+
+    media_type = "application/json"
+
+    def __init__(self, content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(json.dumps(content, ensure_ascii=False).encode(), status, headers)
+
+
+def event(data: object, name: str | None = None) -> bytes:
+    """A server-sent event."""
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"{f'event: {name}{chr(10)}' if name else ''}data: {text}\n\n".encode()
+
+
+class Work:
+    """What an endpoint gives: it goes on as long as its client is there."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_end_when_gone, receive, tasks.cancel_scope)
+            try:
+                with anyio.CancelScope() as stalled:
+                    await self._answer(scope, receive, _in_time(send, stalled))
+            except ClientDisconnect:
+                pass
+            finally:
+                tasks.cancel_scope.cancel()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+    async def _fail(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
+        await error_response(told(error), self._form)(scope, receive, send)
+
+
+class Whole(Work):
+    """An answer that is sent when all of it is there."""
+
+    def __init__(self, answer: Callable[[], Awaitable[object]], form: Form) -> None:
+        super().__init__(form)
+        self._make = answer
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            found = await self._make()
+        except Exception as error:  # noqa: BLE001 - `told` knows every kind
+            await self._fail(error, scope, receive, send)
+        else:
+            await Json(found)(scope, receive, send)
+
+
+class Streamed(Work):
+    """An answer that is sent as it comes. What fails before anything has come has the status of the error."""
+
+    def __init__(self, events: AsyncIterator[bytes], form: Form, failed: Callable[[ApiError], bytes]) -> None:
+        """`failed`: the event of what fails later."""
+        super().__init__(form)
+        self._events = events
+        self._failed = failed
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+        try:
+            async with aclosing(self._events) as events:  # type: ignore[type-var]
+                async for part in events:
+                    if not has_begun:
+                        has_begun = True
+                        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+        except Exception as error:  # noqa: BLE001 - `told` knows every kind
+            if not has_begun:
+                await self._fail(error, scope, receive, send)
+                return
+            await send({"type": "http.response.body", "body": self._failed(told(error)), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def told(error: BaseException) -> ApiError:
+    """What a client is told of an error. What is nobody's fault but this program's is logged, and no more than named."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, sym.SymError):
+        return from_sym(error)
+    log.error("a request failed", exc_info=error)
+    return ApiError(500, f"the gateway failed: {type(error).__name__}")
+
+
+def _in_time(send: Send, stalled: anyio.CancelScope) -> Send:
+    """A client that reads nothing for long has no place any more."""
+
+    async def send_in_time(message: Any) -> None:
+        with anyio.move_on_after(WRITE_S) as scope:
+            await send(message)
+        if scope.cancelled_caught:
+            stalled.cancel()
+            await anyio.lowlevel.checkpoint()
+
+    return send_in_time
+
+
+async def _end_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

@@ -1,0 +1,234 @@
+"""From a prompt to answers, whatever interface it came by: what is known of it is forked, the rest is computed, and the
+tokens come as they are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import anyio
+from anyio.streams.memory import MemoryObjectSendStream
+
+import libsym as sym
+from libsym.aio import AsyncGeneration
+from libsym.generate import Options
+from lips.gateway.cache import Cache
+from lips.gateway.errors import ApiError
+from lips.gateway.sampling import Sampling
+from lips.gateway.tenants import Tenant
+
+Finish = Literal["stop", "length"]
+_ROOM_TRIES = 4
+_SETTLES_S = 10
+"""What was cancelled ends within a step; this is for a daemon that hangs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be answered, and how."""
+
+    tokens: Sequence[int] = ()
+    """The whole prompt."""
+    sampling: Sampling
+    grammar: sym.Grammar | None = None
+    session: str | None = None
+    """The conversation's name: its file has what was said in the end."""
+    turn: Sequence[dict[str, Any]] | None = None
+    """In place of `tokens`: messages that go on with what the session's file has."""
+    tools: Sequence[Any] | None = None
+    """Where a turn begins a conversation, it may be told of these."""
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that is certain, with the tokens that have come since the last piece."""
+
+    text: str
+    tokens: Sequence[int] = ()
+    dists: Sequence[sym.ReducedDist | None] = ()
+
+
+@dataclass(slots=True)
+class Answer:
+    """One of the n."""
+
+    index: int
+    generation: AsyncGeneration
+    has_logprobs: bool
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """As they come; in the end every token was in one."""
+        num_given = 0
+        async for text in self.generation.text():
+            yield (piece := self._piece(text, num_given))
+            num_given += len(piece.tokens)
+        if num_given < len(self.generation.tokens):
+            yield self._piece("", num_given)
+
+    def _piece(self, text: str, num_given: int) -> Piece:
+        tokens = self.generation.tokens[num_given:]
+        return Piece(text, tokens, self.generation.dists[num_given:] if self.has_logprobs else ())
+
+    @property
+    def finish(self) -> Finish:
+        return "length" if self.generation.finish in {"length", "deadline"} else "stop"
+
+
+@dataclass(slots=True)
+class Answers:
+    """All that one request is answered."""
+
+    answers: list[Answer]
+    num_prompt: int
+    num_cached: int
+
+    @property
+    def num_completion(self) -> int:
+        return sum(len(each.generation.tokens) for each in self.answers)
+
+    async def pieces(self) -> AsyncIterator[tuple[Answer, Piece | None]]:
+        """Of all answers, as they come; None is an answer's end."""
+        if len(self.answers) == 1:
+            async for piece in self.answers[0].pieces():
+                yield self.answers[0], piece
+            yield self.answers[0], None
+            return
+        send, receive = anyio.create_memory_object_stream[tuple[Answer, Piece | None]]()
+
+        async def forward(answer: Answer, to: MemoryObjectSendStream[tuple[Answer, Piece | None]]) -> None:
+            async with to:
+                async for piece in answer.pieces():
+                    await to.send((answer, piece))
+                await to.send((answer, None))
+
+        async with anyio.create_task_group() as tasks:
+            for each in self.answers:
+                tasks.start_soon(forward, each, send.clone())
+            send.close()
+            async with receive:
+                async for found in receive:
+                    yield found
+
+
+@asynccontextmanager
+async def answered(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
+    """Answers to what is wanted, from the first token on.
+
+    Behind the block they are cancelled where they have not ended, and what was computed is kept for the next prompt.
+    """
+    if wanted.turn is not None:
+        async with _talking(tenant, wanted) as answers:
+            yield answers
+    else:
+        async with _computing(tenant, wanted) as answers:
+            yield answers
+    tenant.num_prompt_tokens += answers.num_prompt
+    tenant.num_cached_tokens += answers.num_cached
+    tenant.num_completion_tokens += answers.num_completion
+
+
+@asynccontextmanager
+async def _computing(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
+    """A whole prompt: what is known of its beginning is not computed again."""
+    tokens, cache = list(wanted.tokens), tenant.cache
+    async with cache.place(tokens, await _session_file(tenant, wanted.session)) as (kv, num_cached):
+        generations = await _begin(cache, kv, tokens[num_cached:], wanted)
+        if len(generations) > 1:
+            cache.keep(kv, tokens[:-1])
+            entry = None
+        else:
+            entry = cache.keep(kv, tokens, is_growing=True)
+    try:
+        yield Answers(_listed(generations, wanted.sampling), len(tokens), num_cached)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _settle(generations)
+            if entry is not None and not kv.closed:
+                whole = tokens + generations[0].tokens
+                cache.grown(entry, whole[: len(whole) - len(generations[0].pending)])
+                if wanted.session is not None:
+                    await _save(tenant, wanted.session, kv)
+
+
+async def _session_file(tenant: Tenant, name: str | None) -> sym.KV | None:
+    """A fork of the session's file, if there is one: its name stays with what was said before, until there is more."""
+    if name is None:
+        return None
+    try:
+        return await sym.aio.kv_fork(tenant.session_path(name))
+    except sym.NotFound:
+        return None
+
+
+async def _begin(cache: Cache, kv: sym.KV, tokens: list[int], wanted: Wanted) -> list[AsyncGeneration]:
+    """The generations, when each has its first token. Where there is no room, what was not used for longest goes."""
+    options = _options(wanted)
+    for _ in range(_ROOM_TRIES):
+        try:
+            if wanted.sampling.n > 1:
+                return await sym.aio.generate_n(kv, tokens, wanted.sampling.n, **options)
+            return [await sym.aio.generate(kv, tokens, **options)]
+        except (sym.OverQuota, sym.NoSpace):
+            if not cache.shrink(cache.num_tokens // 2):
+                raise
+    raise ApiError(503, "there is no room for this prompt now: try again", retry_after_s=1)
+
+
+def _options(wanted: Wanted) -> Options:
+    sampling = wanted.sampling
+    return {
+        "sampler": sampling.sampler,
+        "stop": sampling.stop,
+        "stop_at_end": sampling.stop_at_end,
+        "max_tokens": sampling.max_tokens,
+        "grammar": wanted.grammar,
+        "logprobs": sampling.logprobs,
+        "seed": sampling.seed,
+        "deadline": wanted.deadline_s,
+    }
+
+
+@asynccontextmanager
+async def _talking(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
+    """A turn of a conversation that its file holds; the file has all of it in the end, the answer's last token, too."""
+    assert wanted.turn is not None
+    assert wanted.session is not None
+    with tenant.nobody_else_talks(wanted.session):
+        kv = await sym.aio.kv_open(tenant.session_path(wanted.session), "a")
+        num_before = (await sym.aio.kv_stat(kv)).tokens
+        top = [message for message in wanted.turn if message["role"] in {"system", "developer"}]
+        turn = [message for message in wanted.turn if message["role"] not in {"system", "developer"}]
+        chat = sym.aio.Chat(kv, top, wanted.tools)
+        try:
+            generation = await chat.ask(turn, **_options(wanted))
+            num_prompt = (await sym.aio.kv_stat(kv)).tokens
+            yield Answers(_listed([generation], wanted.sampling), num_prompt, num_before)
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_SETTLES_S):
+                await chat.close()
+
+
+def _listed(generations: list[AsyncGeneration], sampling: Sampling) -> list[Answer]:
+    return [Answer(index, each, sampling.logprobs is not None) for index, each in enumerate(generations)]
+
+
+async def _settle(generations: list[AsyncGeneration]) -> None:
+    """None of them appends any more."""
+    with anyio.move_on_after(_SETTLES_S):
+        for each in generations:
+            if each.finish is None:
+                await each.cancel()
+
+
+async def _save(tenant: Tenant, name: str, kv: sym.KV) -> None:
+    """The session's file is this one's fork from now on, at once: nobody sees half of it."""
+    path = tenant.session_path(name)
+    new = f"{tenant.sessions}/.{name}.new"
+    with suppress(sym.NotFound):
+        await sym.aio.kv_remove(new)
+    await sym.aio.kv_close(await sym.aio.kv_fork(kv, new))
+    await sym.aio.kv_rename(new, path)

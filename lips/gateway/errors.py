@@ -1,0 +1,83 @@
+"""What goes wrong with a request, and how each interface says it."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import libsym as sym
+
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_STATUSES = {
+    errno.EINVAL: 400,
+    errno.E2BIG: 413,
+    errno.EMSGSIZE: 413,
+    errno.ENOENT: 404,
+    errno.EEXIST: 409,
+    errno.EACCES: 403,
+    errno.EPERM: 403,
+    errno.EXDEV: 403,
+    errno.ENAMETOOLONG: 400,
+    errno.EAGAIN: 429,
+    errno.EDQUOT: 429,
+    errno.ENOSPC: 503,
+    errno.ENOBUFS: 503,
+    errno.ENOTCONN: 503,
+    errno.ETIMEDOUT: 408,
+}
+_SOON_S = 1.0
+
+
+class ApiError(Exception):
+    """A request that is refused: an HTTP status, and a message for the client that names the field and the value."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = _KINDS.get(status, "api_error")
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        found = {}
+        if self.retry_after_s is not None:
+            found["retry-after"] = str(max(1, round(self.retry_after_s)))
+        if self.status == 401:
+            found["www-authenticate"] = "Bearer"
+        return found
+
+
+def from_sym(error: sym.SymError) -> ApiError:
+    """What the daemon refused, as the client's affair or as the server's."""
+    status = _STATUSES.get(error.errno or 0, 500)
+    return ApiError(status, str(error), retry_after_s=_SOON_S if status in (429, 503) else None)
+
+
+def openai_form(error: ApiError) -> dict[str, Any]:
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+def anthropic_form(error: ApiError) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": error.kind, "message": error.message}}

@@ -1,0 +1,151 @@
+"""The body of a request: JSON that is parsed within limits, and fields that are read with their type and range checked.
+
+A field that is not read is ignored, as clients expect of a server that does not know it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lips.gateway.errors import ApiError
+
+MAX_DEPTH = 64
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The object that a body is. What is no JSON, no object, or nested too deeply is refused."""
+    if _depth(body) > MAX_DEPTH:
+        raise ApiError(400, f"the body is nested more than {MAX_DEPTH} deep")
+    try:
+        found = json.loads(body, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, f"the body is a JSON {_kind(found)}: an object is expected")
+    return found
+
+
+def _depth(body: bytes) -> int:
+    """At most how deep the JSON is nested. Brackets in texts count as well, where there are enough to matter."""
+    if body.count(b"{") + body.count(b"[") <= MAX_DEPTH:
+        return 0
+    depth = deepest = 0
+    in_text = is_escaped = False
+    for byte in body:
+        if in_text:
+            in_text = is_escaped or byte != 0x22
+            is_escaped = byte == 0x5C and not is_escaped
+        elif byte == 0x22:
+            in_text = True
+        elif byte in b"{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"}]":
+            depth -= 1
+    return deepest
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _kind(value: object) -> str:
+    kinds = {bool: "true or false", int: "number", float: "number", str: "text", list: "list", dict: "object"}
+    return kinds.get(type(value), "null")
+
+
+class Fields:
+    """An object of a body. `where` is what messages call the place of its fields: `messages[0].`."""
+
+    def __init__(self, body: dict[str, Any], where: str = "") -> None:
+        self.body = body
+        self.where = where
+
+    def name_of(self, name: str) -> str:
+        return f"{self.where}{name}"
+
+    def has(self, name: str) -> bool:
+        """Whether it is there, and not null."""
+        return self.body.get(name) is not None
+
+    def wrong(self, name: str, expected: str) -> ApiError:
+        value = json.dumps(self.body.get(name), ensure_ascii=False)
+        shown = value if len(value) <= 60 else f"{value[:60]}…"
+        full = self.name_of(name)
+        return ApiError(400, f"{full} is {shown}: {expected} is expected", param=full, code="invalid_value")
+
+    def required(self, name: str) -> Any:
+        if not self.has(name):
+            full = self.name_of(name)
+            raise ApiError(400, f"{full} is missing", param=full, code="missing_required_parameter")
+        return self.body[name]
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        if not self.has(name):
+            return default
+        value = self.body[name]
+        if not isinstance(value, str):
+            raise self.wrong(name, "a text")
+        return value
+
+    def number(self, name: str, low: float, high: float, default: float | None = None) -> float | None:
+        if not self.has(name):
+            return default
+        value = self.body[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise self.wrong(name, f"a number from {low:g} to {high:g}")
+        if not math.isfinite(value):
+            raise self.wrong(name, "a finite number")
+        return float(value)
+
+    def whole(self, name: str, low: int, high: int, default: int | None = None) -> int | None:
+        if not self.has(name):
+            return default
+        value = self.body[name]
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.wrong(name, f"a whole number from {low} to {high}")
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        if not self.has(name):
+            return default
+        value = self.body[name]
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def one_of(self, name: str, choices: Sequence[str], default: str) -> str:
+        value = self.text(name) or default
+        if value not in choices:
+            raise self.wrong(name, f"one of {', '.join(choices)}")
+        return value
+
+    def list(self, name: str) -> list[Any] | None:
+        if not self.has(name):
+            return None
+        value = self.body[name]
+        if not isinstance(value, list):
+            raise self.wrong(name, "a list")
+        return value
+
+    def child(self, name: str) -> Fields | None:
+        """The object in a field."""
+        if not self.has(name):
+            return None
+        value = self.body[name]
+        if not isinstance(value, dict):
+            raise self.wrong(name, "an object")
+        return Fields(value, f"{self.name_of(name)}.")
+
+    def children(self, name: str) -> Iterator[Fields]:
+        """The objects of a list; none if the field is not there."""
+        for index, value in enumerate(self.list(name) or ()):
+            if not isinstance(value, dict):
+                where = f"{self.name_of(name)}[{index}]"
+                raise ApiError(400, f"{where} is a {_kind(value)}: an object is expected", param=where)
+            yield Fields(value, f"{self.name_of(name)}[{index}].")

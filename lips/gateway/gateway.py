@@ -1,0 +1,152 @@
+"""What every interface of a server shares: the model, the tenants, and who is answered now."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+from starlette.requests import Request
+
+import libsym as sym
+from lips.gateway import engine
+from lips.gateway.admission import Admission
+from lips.gateway.asgi import read_body
+from lips.gateway.engine import Answers, Wanted
+from lips.gateway.errors import ApiError
+from lips.gateway.fields import Fields, parse_json
+from lips.gateway.keys import Keys
+from lips.gateway.prompts import Prompts
+from lips.gateway.tenants import LOCAL, Tenant, make_tenant
+
+_CACHED_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """As the command line says."""
+
+    max_body_bytes: int = 8 << 20
+    body_s: float = 30.0
+    answer_s: float = 600.0
+    max_running: int = 256
+    max_waiting: int = 1024
+    wait_s: float = 60.0
+
+
+@dataclass(slots=True)
+class Gateway:
+    """One server."""
+
+    settings: Settings
+    model: sym.ModelInfo
+    vocabulary: Sequence[bytes]
+    keys: Keys | None
+    """None: all who reach it are the one tenant `local`."""
+    max_cached_tokens: int
+    """Of one tenant."""
+    admission: Admission
+    prompts: Prompts = field(default_factory=Prompts)
+    tenants: dict[str, Tenant] = field(default_factory=dict)
+    started_s: int = field(default_factory=lambda: int(time.time()))
+    num_requests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """By route and status."""
+    _making: anyio.Lock = field(default_factory=anyio.Lock)
+
+    async def tenant_of(self, request: Request) -> Tenant:
+        """By the key that a request brings. Without keys by nothing, but for requests that a web page sends here."""
+        if self.keys is None:
+            _check_is_no_other_page(request)
+            return await self._tenant(LOCAL, None)
+        key = self.keys.find(_presented(request))
+        if key is None:
+            raise ApiError(
+                401, "this server wants a key that it knows: Authorization: Bearer KEY", code="invalid_api_key"
+            )
+        tenant = await self._tenant(key.name, key.quota_bytes)
+        tenant.limits = key.limits
+        return tenant
+
+    async def _tenant(self, name: str, quota_bytes: int | None) -> Tenant:
+        async with self._making:
+            found = self.tenants.get(name)
+            if found is None or not found.connection.is_open:
+                found = await make_tenant(name, self.max_cached_tokens, quota_bytes=quota_bytes)
+                self.tenants[name] = found
+            return found
+
+    async def fields_of(self, request: Request) -> Fields:
+        """The body of a request."""
+        return Fields(parse_json(await read_body(request, self.settings.max_body_bytes, self.settings.body_s)))
+
+    @asynccontextmanager
+    async def answered(self, tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
+        """As `engine.answered`, when the tenant's turn has come."""
+        self.check_length(len(wanted.tokens))
+        async with self.admission.admit(tenant.name, tenant.limits):
+            with tenant.use():
+                async with engine.answered(tenant, wanted) as answers:
+                    yield answers
+            self.admission.charge(tenant.name, answers.num_prompt - answers.num_cached + answers.num_completion)
+
+    def check_length(self, num_tokens: int) -> None:
+        """An answer has room for a token at least."""
+        most = self.model.max_positions
+        if num_tokens >= most:
+            raise ApiError(
+                400,
+                f"the prompt has {num_tokens} tokens, and the context of {self.model.name} is {most}",
+                param="messages",
+                code="context_length_exceeded",
+            )
+
+
+def _presented(request: Request) -> str:
+    """The key in the header of either interface."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def _check_is_no_other_page(request: Request) -> None:
+    """Without keys any page in this machine's browser could ask, by its own scripts or by a name that it made point here."""
+    host = _name_of(request.headers.get("host", ""))
+    if host and not is_local(host):
+        raise ApiError(403, f"without keys this server answers to its machine's own names, not to {host[:60]}")
+    origin = request.headers.get("origin")
+    if origin is not None and not is_local(_name_of(origin.partition("://")[2])):
+        raise ApiError(403, f"without keys this server answers no pages of {origin[:60]}")
+
+
+def _name_of(host: str) -> str:
+    """Without the port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def is_local(name: str) -> bool:
+    """Whether a host is this machine by a name that nobody outside can reach it by."""
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+async def make_gateway(settings: Settings, keys: Keys | None) -> Gateway:
+    """For the daemon that there is."""
+    model, stat = await sym.aio.model_info(), await sym.aio.daemon_stat()
+    room = int(stat["num_pages"]) * model.page_entries
+    return Gateway(
+        settings=settings,
+        model=model,
+        vocabulary=await sym.aio.vocabulary(),
+        keys=keys,
+        max_cached_tokens=int(room * _CACHED_SHARE),
+        admission=Admission(settings.max_running, settings.max_waiting, settings.wait_s),
+    )

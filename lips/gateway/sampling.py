@@ -1,0 +1,109 @@
+"""How a request wants its tokens drawn: by the names of OpenAI's interfaces, and by those that other servers added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import libsym as sym
+from lips.gateway.errors import ApiError
+from lips.gateway.fields import Fields
+
+MAX_TOP = 20
+MAX_N = 128
+MAX_STOPS = 64
+_MAX_WHOLE = (1 << 31) - 1
+_NEVER = -100.0
+"""A bias that OpenAI's interface says is a ban."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Of one request; what an interface does not have is as it is here."""
+
+    sampler: sym.Sampler
+    stop: tuple[str, ...] = ()
+    stop_at_end: bool = True
+    max_tokens: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    """So many of the likeliest tokens beside each that is drawn; None: how likely they were is not asked for."""
+    seed: int | None = None
+
+    def with_logprobs(self, top: int | None) -> Sampling:
+        return replace(self, logprobs=top)
+
+
+def sampling(
+    fields: Fields, *, max_tokens_names: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
+) -> Sampling:
+    """What the fields that all interfaces share say. `logprobs` differ: see `chat_logprobs` and `text_logprobs`."""
+    temperature = fields.number("temperature", 0, 100, 1.0)
+    top_k = fields.whole("top_k", -1, _MAX_WHOLE)
+    try:
+        sampler = sym.Sampler(
+            temperature=1.0 if temperature is None else temperature,
+            top_p=_positive(fields.number("top_p", 0, 1)),
+            top_k=top_k if top_k is not None and top_k > 0 else None,  # 0 and -1 are other servers' words for none
+            min_p=_positive(fields.number("min_p", 0, 1)),
+            repetition_penalty=fields.number("repetition_penalty", 1e-6, 1e6, 1.0) or 1.0,
+            presence_penalty=fields.number("presence_penalty", -100, 100, 0.0) or 0.0,
+            frequency_penalty=fields.number("frequency_penalty", -100, 100, 0.0) or 0.0,
+            logit_bias=_bias(fields),
+        )
+    except sym.Invalid as error:
+        raise ApiError(400, str(error)) from None
+    return Sampling(
+        sampler=sampler,
+        stop=_stops(fields),
+        stop_at_end=not fields.flag("ignore_eos"),
+        max_tokens=next((fields.whole(name, 1, _MAX_WHOLE) for name in max_tokens_names if fields.has(name)), None),
+        n=fields.whole("n", 1, MAX_N, 1) or 1,
+        seed=_seed(fields),
+    )
+
+
+def chat_logprobs(fields: Fields) -> int | None:
+    """`logprobs: true`, and `top_logprobs: 5` beside it."""
+    top = fields.whole("top_logprobs", 0, MAX_TOP)
+    if not fields.flag("logprobs"):
+        if top:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        return None
+    return top or 0
+
+
+def text_logprobs(fields: Fields) -> int | None:
+    """`logprobs: 5`, as /v1/completions says it."""
+    return fields.whole("logprobs", 0, MAX_TOP)
+
+
+def _positive(number: float | None) -> float | None:
+    return number or None
+
+
+def _bias(fields: Fields) -> dict[int, float]:
+    """By the numbers of tokens, which are texts in JSON."""
+    given = fields.child("logit_bias")
+    found: dict[int, float] = {}
+    for name in given.body if given is not None else ():
+        assert given is not None
+        bias = given.number(name, -100, 100, 0.0)
+        if not name.isdecimal() or len(name) > 10:
+            raise ApiError(400, f"logit_bias: {name[:40]!r} is no token number", param="logit_bias")
+        found[int(name)] = float("-inf") if bias == _NEVER else bias or 0.0
+    return found
+
+
+def _stops(fields: Fields) -> tuple[str, ...]:
+    if not fields.has("stop"):
+        return ()
+    given = fields.body["stop"]
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts) or len(texts) > MAX_STOPS:
+        raise fields.wrong("stop", f"a text, or a list of at most {MAX_STOPS} texts")
+    return tuple(text for text in texts if text)
+
+
+def _seed(fields: Fields) -> int | None:
+    seed = fields.whole("seed", -(1 << 63), (1 << 64) - 1)
+    return None if seed is None else seed % (1 << 64)

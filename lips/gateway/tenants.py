@@ -1,0 +1,87 @@
+"""Tenants: each key's own directory, domain, connection and cache. Without keys there is one, called `local`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import PurePosixPath
+
+import anyio
+
+import libsym as sym
+from lips.gateway.admission import Limits
+from lips.gateway.cache import Cache
+from lips.gateway.errors import ApiError
+
+ROOT = "gateway"
+LOCAL = "local"
+DEFAULT_QUOTA_BYTES = 1 << 40
+MAX_NAME_CHARS = 200
+
+
+class Tenant:
+    """One party, which knows nothing of the others."""
+
+    def __init__(self, name: str, root: str, connection: sym.Connection, max_tokens: int) -> None:
+        """`root`: of its paths over this connection, "" in a domain."""
+        self.name = name
+        self._root = root
+        self.connection = connection
+        self.limits = Limits()
+        self.cache = Cache(max_tokens)
+        self._talking: dict[str, anyio.Lock] = {}
+        self.num_prompt_tokens = self.num_cached_tokens = self.num_completion_tokens = 0
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Calls of this task are the tenant's."""
+        with self.connection.use():
+            yield
+
+    @property
+    def sessions(self) -> str:
+        """The directory of its conversations."""
+        return f"{self._root}sessions"
+
+    def session_path(self, name: str) -> str:
+        """Of a conversation. A name that is none of a file is refused."""
+        wrong = not name or len(name) > MAX_NAME_CHARS or name in {".", ".."} or any(c == "/" or c < " " for c in name)
+        if wrong or name.startswith("."):
+            raise ApiError(
+                400, f"{name[:40]!r} names no conversation: 1 to {MAX_NAME_CHARS} characters, no / and no . in front"
+            )
+        return f"{self.sessions}/{name}.kv"
+
+    @contextmanager
+    def nobody_else_talks(self, name: str) -> Iterator[None]:
+        """A conversation has one turn at a time."""
+        lock = self._talking.setdefault(name, anyio.Lock())
+        try:
+            lock.acquire_nowait()
+        except anyio.WouldBlock:
+            raise ApiError(
+                409, f"conversation {name} is being answered: wait for the end of that, or cancel it", retry_after_s=1
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+            self._talking.pop(name, None)
+
+
+async def make_tenant(name: str, max_tokens: int, *, quota_bytes: int | None = None) -> Tenant:
+    """The directory is made if need be; with a quota it is a domain, which the connection can't leave."""
+    directory = f"{ROOT}/{name}"
+    await sym.aio.kv_mkdir(directory, parents=True)
+    if quota_bytes is None:
+        connection, root = await sym.aio.connection(), f"{directory}/"
+    else:
+        mount = (await sym.aio.model_info()).mount
+        path = PurePosixPath(mount, directory)
+        await anyio.to_thread.run_sync(os.setxattr, str(path), "user.kv.quota", str(quota_bytes).encode())
+        connection, root = await sym.aio.connection(domain=directory), ""
+    tenant = Tenant(name, root, connection, max_tokens)
+    with tenant.use(), suppress(sym.Exists):
+        await sym.aio.kv_mkdir(tenant.sessions, parents=True)
+    return tenant
