@@ -12,12 +12,18 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import libsym as sym
-from lips.gateway import chat, completions, plain
+from lips.gateway import chat, completions, messages, plain, responses
 from lips.gateway.asgi import Form, error_response, told
 from lips.gateway.errors import ApiError, anthropic_form, openai_form
 from lips.gateway.gateway import Gateway
 
-ROUTES: Sequence[BaseRoute] = [*chat.routes, *completions.routes, *plain.routes]
+ROUTES: Sequence[BaseRoute] = [
+    *chat.routes,
+    *completions.routes,
+    *messages.routes,
+    *responses.routes,
+    *plain.routes,
+]
 _ANTHROPIC = "/v1/messages"
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import anyio
@@ -20,6 +19,8 @@ log = logging.getLogger(__name__)
 
 Form = Callable[[ApiError], dict[str, Any]]
 """How an interface tells of an error."""
+Emit = Callable[[bytes], Awaitable[None]]
+"""Sends a part of the answer. (No generator of parts: one that is not exhausted ends in nobody's task.)"""
 WRITE_S = 60.0
 """So long a client may leave what it is sent unread: then it is taken for gone."""
 
@@ -107,26 +108,31 @@ class Whole(Work):
 class Streamed(Work):
     """An answer that is sent as it comes. What fails before anything has come has the status of the error."""
 
-    def __init__(self, events: AsyncIterator[bytes], form: Form, failed: Callable[[ApiError], bytes]) -> None:
-        """`failed`: the event of what fails later."""
+    def __init__(
+        self, answer: Callable[[Emit], Awaitable[None]], form: Form, failed: Callable[[ApiError], bytes]
+    ) -> None:
+        """`answer` gives its events to the function that it is given; `failed`: the event of what fails later."""
         super().__init__(form)
-        self._events = events
+        self._make = answer
         self._failed = failed
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
+
+        async def emit(part: bytes) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                has_begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
         try:
-            async with aclosing(self._events) as events:  # type: ignore[type-var]
-                async for part in events:
-                    if not has_begun:
-                        has_begun = True
-                        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            await self._make(emit)
         except Exception as error:  # noqa: BLE001 - `told` knows every kind
             if not has_begun:
                 await self._fail(error, scope, receive, send)
                 return
-            await send({"type": "http.response.body", "body": self._failed(told(error)), "more_body": True})
+            await emit(self._failed(told(error)))
         await send({"type": "http.response.body", "body": b""})
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import Route
 
 import libsym as sym
-from lips.gateway.asgi import Streamed, Whole, Work, event
+from lips.gateway.asgi import Emit, Streamed, Whole, Work, event
 from lips.gateway.engine import Answer, Answers, Piece, Wanted
 from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
@@ -20,7 +21,7 @@ from lips.gateway.gateway import Gateway
 from lips.gateway.logprobs import chat_form
 from lips.gateway.prompts import messages_of
 from lips.gateway.sampling import chat_logprobs, sampling
-from lips.gateway.sessions import conversation_of, session_of
+from lips.gateway.sessions import conversation_of, session_path
 from lips.gateway.tenants import Tenant
 from lips.gateway.tools import Call, Choice, ToolParser
 
@@ -49,12 +50,12 @@ async def chat_completions(request: Request) -> Work:
     asked = Asked(
         gateway,
         tenant,
-        await _wanted(gateway, request, fields),
+        await _wanted(gateway, tenant, request, fields),
         Choice.of(fields),
         options is not None and options.flag("include_usage"),
     )
     if fields.flag("stream"):
-        return Streamed(_events(asked), openai_form, failed)
+        return Streamed(partial(_events, asked), openai_form, failed)
     return Whole(lambda: _completion(asked), openai_form)
 
 
@@ -63,7 +64,7 @@ def failed(error: ApiError) -> bytes:
     return event(openai_form(error)) + event("[DONE]")
 
 
-async def _wanted(gateway: Gateway, request: Request, fields: Fields) -> Wanted:
+async def _wanted(gateway: Gateway, tenant: Tenant, request: Request, fields: Fields) -> Wanted:
     messages, choice = messages_of(fields), Choice.of(fields)
     conversation = conversation_of(fields)
     how = sampling(fields).with_logprobs(chat_logprobs(fields))
@@ -76,7 +77,7 @@ async def _wanted(gateway: Gateway, request: Request, fields: Fields) -> Wanted:
         tools=told,
         sampling=how,
         grammar=choice.grammar() or response_grammar(fields),
-        session=conversation or session_of(request, fields),
+        session=session_path(tenant, request, fields),
         deadline_s=gateway.settings.answer_s,
     )
 
@@ -178,16 +179,17 @@ class _Said:
 async def _completion(asked: Asked) -> dict[str, Any]:
     async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
         said = [_Said(asked) for _ in answers.answers]
-        async for answer, piece in answers.pieces():
-            if piece is None:
-                said[answer.index].end()
-            else:
-                said[answer.index].add(piece)
+        async with aclosing(answers.pieces()) as pieces:
+            async for answer, piece in pieces:
+                if piece is None:
+                    said[answer.index].end()
+                else:
+                    said[answer.index].add(piece)
         choices = [said[each.index].choice(each) for each in answers.answers]
         return {**asked.head("chat.completion"), "choices": choices, "usage": usage(answers)}
 
 
-async def _events(asked: Asked) -> AsyncIterator[bytes]:
+async def _events(asked: Asked, emit: Emit) -> None:
     head = asked.head("chat.completion.chunk")
 
     def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None) -> bytes:
@@ -198,16 +200,17 @@ async def _events(asked: Asked) -> AsyncIterator[bytes]:
     async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
         said = [_Said(asked) for _ in answers.answers]
         for each in answers.answers:
-            yield chunk(each.index, {"role": "assistant", "content": "", "refusal": None})
-        async for answer, piece in answers.pieces():
-            one = said[answer.index]
-            for delta in one.end() if piece is None else one.add(piece):
-                yield chunk(answer.index, delta, one.take_logprobs())
-            if piece is None:
-                yield chunk(answer.index, {}, one.take_logprobs() or None, one.finish(answer))
+            await emit(chunk(each.index, {"role": "assistant", "content": "", "refusal": None}))
+        async with aclosing(answers.pieces()) as pieces:
+            async for answer, piece in pieces:
+                one = said[answer.index]
+                for delta in one.end() if piece is None else one.add(piece):
+                    await emit(chunk(answer.index, delta, one.take_logprobs()))
+                if piece is None:
+                    await emit(chunk(answer.index, {}, one.take_logprobs() or None, one.finish(answer)))
         if asked.wants_usage:
-            yield event({**head, "choices": [], "usage": usage(answers)})
-        yield event("[DONE]")
+            await emit(event({**head, "choices": [], "usage": usage(answers)}))
+        await emit(event("[DONE]"))
 
 
 routes = [Route("/v1/chat/completions", chat_completions, methods=["POST"])]

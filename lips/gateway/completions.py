@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import Route
 
 import libsym as sym
-from lips.gateway.asgi import Streamed, Whole, Work, event
+from lips.gateway.asgi import Emit, Streamed, Whole, Work, event
 from lips.gateway.chat import failed, response_grammar
 from lips.gateway.engine import Answers, Wanted
 from lips.gateway.errors import ApiError, openai_form
@@ -20,9 +22,11 @@ from lips.gateway.fields import Fields
 from lips.gateway.gateway import Gateway
 from lips.gateway.logprobs import text_form
 from lips.gateway.sampling import sampling, text_logprobs
-from lips.gateway.sessions import session_of
+from lips.gateway.sessions import session_path
 from lips.gateway.tenants import Tenant
 
+Take = Callable[[int, str, dict[str, Any] | None, str | None], Awaitable[None]]
+"""Is told the choice's index, its new text, log-probabilities, and in the end why it ended."""
 MAX_PROMPTS = 64
 _DEFAULT_TOKENS = 16
 _CHUNK_TOKENS = 128
@@ -92,7 +96,7 @@ async def completions(request: Request) -> Work:
             tokens=tokens,
             sampling=how,
             grammar=grammar,
-            session=session_of(request, fields),
+            session=session_path(tenant, request, fields),
             deadline_s=gateway.settings.answer_s,
         )
         for tokens in await _prompts(fields, gateway)
@@ -100,7 +104,7 @@ async def completions(request: Request) -> Work:
     wants_usage = options is not None and options.flag("include_usage")
     asked = Asked(gateway, tenant, wanted, echo, generates, wants_usage)
     if fields.flag("stream"):
-        return Streamed(_events(asked), openai_form, failed)
+        return Streamed(partial(_events, asked), openai_form, failed)
     return Whole(lambda: _completion(asked), openai_form)
 
 
@@ -129,8 +133,8 @@ def _is_token(value: object, below: int = 1 << 31) -> bool:
     return type(value) is int and 0 <= value < below
 
 
-async def _parts(asked: Asked, counted: _Counted) -> AsyncIterator[tuple[int, str, Any, str | None]]:
-    """What comes, prompt by prompt: the choice's index, text, log-probabilities, why it ended."""
+async def _answer(asked: Asked, counted: _Counted, take: Take) -> None:
+    """Tells what comes, prompt by prompt."""
     top = asked.wanted[0].sampling.logprobs
     vocabulary = asked.gateway.vocabulary
     for number, wanted in enumerate(asked.wanted):
@@ -138,25 +142,28 @@ async def _parts(asked: Asked, counted: _Counted) -> AsyncIterator[tuple[int, st
 
         def part(said: _Said, text: str, tokens: Sequence[int], dists: Sequence[Any]) -> tuple[str, Any]:
             form = None if top is None else text_form(tokens, dists, vocabulary, top, said.num_chars)
+            if form is not None and asked.echo and not said.num_chars:
+                form["token_logprobs"][0] = form["top_logprobs"][0] = None  # nothing is before it
             said.num_chars += len(text)
             return text, form
 
         if asked.echo:
             text, scored = await _prompt_part(asked, wanted, top)
             for index, one in enumerate(said):
-                yield (first + index, *part(one, text, wanted.tokens if top is not None else (), scored), None)
+                await take(first + index, *part(one, text, wanted.tokens if top is not None else (), scored), None)
         if not asked.generates:
             counted.num_prompt += len(wanted.tokens)
             for index in range(len(said)):
-                yield first + index, "", None, "length"
+                await take(first + index, "", None, "length")
             continue
         async with asked.gateway.answered(asked.tenant, wanted) as answers:
-            async for answer, piece in answers.pieces():
-                index = first + answer.index
-                if piece is None:
-                    yield index, "", None, answer.finish
-                else:
-                    yield (index, *part(said[answer.index], piece.text, piece.tokens, piece.dists), None)
+            async with aclosing(answers.pieces()) as pieces:
+                async for answer, piece in pieces:
+                    index = first + answer.index
+                    if piece is None:
+                        await take(index, "", None, answer.finish)
+                    else:
+                        await take(index, *part(said[answer.index], piece.text, piece.tokens, piece.dists), None)
             counted.add(answers)
 
 
@@ -186,7 +193,8 @@ async def _prompt_part(asked: Asked, wanted: Wanted, top: int | None) -> tuple[s
 async def _completion(asked: Asked) -> dict[str, Any]:
     counted = _Counted()
     choices: dict[int, dict[str, Any]] = {}
-    async for index, text, logprobs, finish in _parts(asked, counted):
+
+    async def take(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> None:
         choice = choices.setdefault(index, {"index": index, "text": "", "logprobs": None, "finish_reason": None})
         choice["text"] += text
         choice["finish_reason"] = finish
@@ -195,18 +203,23 @@ async def _completion(asked: Asked) -> dict[str, Any]:
                 choice["logprobs"][name] += values
         else:
             choice["logprobs"] = logprobs or choice["logprobs"]
+
+    await _answer(asked, counted, take)
     return {**asked.head(), "choices": [choices[index] for index in sorted(choices)], "usage": counted.usage()}
 
 
-async def _events(asked: Asked) -> AsyncIterator[bytes]:
+async def _events(asked: Asked, emit: Emit) -> None:
     counted, head = _Counted(), asked.head()
     more = {"usage": None} if asked.wants_usage else {}
-    async for index, text, logprobs, finish in _parts(asked, counted):
+
+    async def take(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> None:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        yield event({**head, "choices": [choice], **more})
+        await emit(event({**head, "choices": [choice], **more}))
+
+    await _answer(asked, counted, take)
     if asked.wants_usage:
-        yield event({**head, "choices": [], "usage": counted.usage()})
-    yield event("[DONE]")
+        await emit(event({**head, "choices": [], "usage": counted.usage()}))
+    await emit(event("[DONE]"))
 
 
 routes = [Route("/v1/completions", completions, methods=["POST"])]

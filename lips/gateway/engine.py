@@ -4,7 +4,7 @@ tokens come as they are drawn.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,7 +35,9 @@ class Wanted:
     sampling: Sampling
     grammar: sym.Grammar | None = None
     session: str | None = None
-    """The conversation's name: its file has what was said in the end."""
+    """The conversation's path: its file has what was said in the end."""
+    base: str | None = None
+    """In place of the session's, the file that may have a part of the prompt."""
     turn: Sequence[dict[str, Any]] | None = None
     """In place of `tokens`: messages that go on with what the session's file has."""
     tools: Sequence[Any] | None = None
@@ -74,6 +76,12 @@ class Answer:
         return Piece(text, tokens, self.generation.dists[num_given:] if self.has_logprobs else ())
 
     @property
+    def stop_text(self) -> str | None:
+        """The stop text that ended it."""
+        stopped_by = self.generation.stopped_by
+        return stopped_by if isinstance(stopped_by, str) else None
+
+    @property
     def finish(self) -> Finish:
         return "length" if self.generation.finish in {"length", "deadline"} else "stop"
 
@@ -90,7 +98,7 @@ class Answers:
     def num_completion(self) -> int:
         return sum(len(each.generation.tokens) for each in self.answers)
 
-    async def pieces(self) -> AsyncIterator[tuple[Answer, Piece | None]]:
+    async def pieces(self) -> AsyncGenerator[tuple[Answer, Piece | None], None]:
         """Of all answers, as they come; None is an answer's end."""
         if len(self.answers) == 1:
             async for piece in self.answers[0].pieces():
@@ -135,7 +143,7 @@ async def answered(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
 async def _computing(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
     """A whole prompt: what is known of its beginning is not computed again."""
     tokens, cache = list(wanted.tokens), tenant.cache
-    async with cache.place(tokens, await _session_file(tenant, wanted.session)) as (kv, num_cached):
+    async with cache.place(tokens, await _known_file(wanted.base or wanted.session)) as (kv, num_cached):
         generations = await _begin(cache, kv, tokens[num_cached:], wanted)
         if len(generations) > 1:
             cache.keep(kv, tokens[:-1])
@@ -151,15 +159,15 @@ async def _computing(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
                 whole = tokens + generations[0].tokens
                 cache.grown(entry, whole[: len(whole) - len(generations[0].pending)])
                 if wanted.session is not None:
-                    await _save(tenant, wanted.session, kv)
+                    await _save(wanted.session, kv)
 
 
-async def _session_file(tenant: Tenant, name: str | None) -> sym.KV | None:
-    """A fork of the session's file, if there is one: its name stays with what was said before, until there is more."""
-    if name is None:
+async def _known_file(path: str | None) -> sym.KV | None:
+    """A fork of the file, if there is one: the name stays with what was said before, until there is more."""
+    if path is None:
         return None
     try:
-        return await sym.aio.kv_fork(tenant.session_path(name))
+        return await sym.aio.kv_fork(path)
     except sym.NotFound:
         return None
 
@@ -198,7 +206,7 @@ async def _talking(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
     assert wanted.turn is not None
     assert wanted.session is not None
     with tenant.nobody_else_talks(wanted.session):
-        kv = await sym.aio.kv_open(tenant.session_path(wanted.session), "a")
+        kv = await sym.aio.kv_open(wanted.session, "a")
         num_before = (await sym.aio.kv_stat(kv)).tokens
         top = [message for message in wanted.turn if message["role"] in {"system", "developer"}]
         turn = [message for message in wanted.turn if message["role"] not in {"system", "developer"}]
@@ -224,10 +232,10 @@ async def _settle(generations: list[AsyncGeneration]) -> None:
                 await each.cancel()
 
 
-async def _save(tenant: Tenant, name: str, kv: sym.KV) -> None:
-    """The session's file is this one's fork from now on, at once: nobody sees half of it."""
-    path = tenant.session_path(name)
-    new = f"{tenant.sessions}/.{name}.new"
+async def _save(path: str, kv: sym.KV) -> None:
+    """The file at the path is this one's fork from now on, at once: nobody sees half of it."""
+    directory, _, name = path.rpartition("/")
+    new = f"{directory}/.{name}.new"
     with suppress(sym.NotFound):
         await sym.aio.kv_remove(new)
     await sym.aio.kv_close(await sym.aio.kv_fork(kv, new))

@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
+import anyio.abc
 from starlette.requests import Request
 
 import libsym as sym
@@ -55,6 +57,10 @@ class Gateway:
     started_s: int = field(default_factory=lambda: int(time.time()))
     num_requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     """By route and status."""
+    responses: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """Those of /v1/responses that are being made, by tenant and id."""
+    background: anyio.abc.TaskGroup = field(init=False)
+    """What goes on without a client: `serve` gives it."""
     _making: anyio.Lock = field(default_factory=anyio.Lock)
 
     async def tenant_of(self, request: Request) -> Tenant:

@@ -55,7 +55,8 @@ def url_of(listener: socket.socket) -> str:
 
 async def serve(listeners: list[socket.socket], settings: Settings, keys: Keys | None) -> None:
     """Until SIGTERM or Ctrl-C; then answers that have begun may end."""
-    app = make_app(await make_gateway(settings, keys))
+    gateway = await make_gateway(settings, keys)
+    app = make_app(gateway)
     config = Config()
     config.bind = [f"fd://{listener.fileno()}" for listener in listeners]
     config.accesslog = config.errorlog = None
@@ -64,10 +65,19 @@ async def serve(listeners: list[socket.socket], settings: Settings, keys: Keys |
     config.include_server_header = False
     for listener in listeners:
         print(f"gateway: {url_of(listener)}", file=sys.stderr, flush=True)
-    ended = anyio.Event()
+    to_end, has_ended = anyio.Event(), anyio.Event()
+
+    async def serve_until_told() -> None:  # in a task of its own: Hypercorn cancels the one that it runs in
+        try:
+            await serve_app(cast(Any, app), config, shutdown_trigger=to_end.wait)
+        finally:
+            has_ended.set()
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_end_by_signal, ended)
-        await serve_app(cast(Any, app), config, shutdown_trigger=ended.wait)
+        gateway.background = tasks
+        tasks.start_soon(_end_by_signal, to_end)
+        tasks.start_soon(serve_until_told)
+        await has_ended.wait()
         tasks.cancel_scope.cancel()
 
 

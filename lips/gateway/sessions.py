@@ -7,6 +7,7 @@ import re
 from starlette.requests import Request
 
 from lips.gateway.fields import Fields
+from lips.gateway.tenants import Tenant
 
 _HEADERS = ("x-session-id", "session_id", "session-id")
 _OF_CLAUDE = re.compile(r"session_([0-9a-fA-F-]{8,64})")
@@ -37,3 +38,9 @@ def session_of(request: Request, fields: Fields) -> str | None:
         if isinstance(each, str) and (name := _NO_NAME.sub("-", each).strip(".-")[:100]):
             return name
     return None
+
+
+def session_path(tenant: Tenant, request: Request, fields: Fields) -> str | None:
+    """The file of the conversation that a request goes on with, or that it is sent for as a whole."""
+    name = conversation_of(fields) or session_of(request, fields)
+    return None if name is None else tenant.session_path(name)

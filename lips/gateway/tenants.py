@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import PurePosixPath
+from contextlib import contextmanager
+from pathlib import Path
 
 import anyio
 
@@ -23,10 +23,12 @@ MAX_NAME_CHARS = 200
 class Tenant:
     """One party, which knows nothing of the others."""
 
-    def __init__(self, name: str, root: str, connection: sym.Connection, max_tokens: int) -> None:
+    def __init__(self, name: str, root: str, place: Path, connection: sym.Connection, max_tokens: int) -> None:
         """`root`: of its paths over this connection, "" in a domain."""
         self.name = name
         self._root = root
+        self.place = place
+        """Its directory as the machine's other programs see it."""
         self.connection = connection
         self.limits = Limits()
         self.cache = Cache(max_tokens)
@@ -43,6 +45,11 @@ class Tenant:
     def sessions(self) -> str:
         """The directory of its conversations."""
         return f"{self._root}sessions"
+
+    @property
+    def responses(self) -> str:
+        """The directory of what POST /v1/responses has stored."""
+        return f"{self._root}responses"
 
     def session_path(self, name: str) -> str:
         """Of a conversation. A name that is none of a file is refused."""
@@ -74,14 +81,14 @@ async def make_tenant(name: str, max_tokens: int, *, quota_bytes: int | None = N
     """The directory is made if need be; with a quota it is a domain, which the connection can't leave."""
     directory = f"{ROOT}/{name}"
     await sym.aio.kv_mkdir(directory, parents=True)
+    place = Path((await sym.aio.model_info()).mount, directory)
     if quota_bytes is None:
         connection, root = await sym.aio.connection(), f"{directory}/"
     else:
-        mount = (await sym.aio.model_info()).mount
-        path = PurePosixPath(mount, directory)
-        await anyio.to_thread.run_sync(os.setxattr, str(path), "user.kv.quota", str(quota_bytes).encode())
+        await anyio.to_thread.run_sync(os.setxattr, str(place), "user.kv.quota", str(quota_bytes).encode())
         connection, root = await sym.aio.connection(domain=directory), ""
-    tenant = Tenant(name, root, connection, max_tokens)
-    with tenant.use(), suppress(sym.Exists):
-        await sym.aio.kv_mkdir(tenant.sessions, parents=True)
+    tenant = Tenant(name, root, place, connection, max_tokens)
+    with tenant.use():
+        for each in (tenant.sessions, tenant.responses):
+            await sym.aio.kv_mkdir(each, parents=True)
     return tenant

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ class Call:
 
     name: str
     arguments: str
-    """JSON."""
+    """A JSON object."""
     id: str
 
     @classmethod
@@ -37,8 +38,12 @@ class Call:
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return None
         arguments = value.get("arguments", value.get("parameters", {}))
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        return cls(value["name"], text, f"call_{secrets.token_hex(12)}")
+        if isinstance(arguments, str):
+            with suppress(ValueError):
+                arguments = json.loads(arguments)
+        if not isinstance(arguments, dict):
+            return None
+        return cls(value["name"], json.dumps(arguments, ensure_ascii=False), f"call_{secrets.token_hex(12)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,310 @@
+"""/v1/responses: answers that the server keeps, so that the next request says only what is new."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import libsym as sym
+from lips.gateway import responses_form as form
+from lips.gateway import stored
+from lips.gateway.asgi import Emit, Json, Streamed, Whole, Work, event, told
+from lips.gateway.chat import response_grammar
+from lips.gateway.engine import Answers, Wanted
+from lips.gateway.errors import ApiError, openai_form
+from lips.gateway.fields import Fields
+from lips.gateway.gateway import Gateway
+from lips.gateway.sampling import sampling
+from lips.gateway.sessions import conversation_of, session_path
+from lips.gateway.spoken import hear
+from lips.gateway.stored import Stored
+from lips.gateway.tenants import Tenant
+from lips.gateway.tools import Call, Choice
+
+Take = Callable[[str, dict[str, Any]], Awaitable[None]]
+"""Is told an event of a response."""
+_ECHOED = (
+    *("instructions", "metadata", "parallel_tool_calls", "previous_response_id", "temperature", "tool_choice"),
+    *(
+        "top_p",
+        "truncation",
+        "max_output_tokens",
+        "text",
+        "reasoning",
+        "store",
+        "user",
+        "prompt_cache_key",
+        "background",
+    ),
+)
+_SET = {"parallel_tool_calls": True, "tool_choice": "auto", "temperature": 1.0, "top_p": 1.0, "truncation": "disabled"}
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request, checked."""
+
+    gateway: Gateway
+    tenant: Tenant
+    wanted: Wanted
+    choice: Choice
+    items: list[form.Item]
+    """All of the conversation."""
+    is_stored: bool
+    about: dict[str, Any]
+    id: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    output: list[form.Item] = field(default_factory=list)
+
+    def response(self, status: str, answers: Answers | None = None, error: ApiError | None = None) -> dict[str, Any]:
+        """The object, as it is now."""
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "model": self.gateway.model.name,
+            "status": status,
+            "error": None if error is None else {"code": "server_error", "message": error.message},
+            "incomplete_details": reason,
+            "output": list(self.output),
+            "tools": [],
+            "usage": None if answers is None else form.usage(answers),
+            **self.about,
+        }
+
+
+@dataclass(slots=True)
+class Running:
+    """A response that is being made. One that is cancelled ends with its next token."""
+
+    asked: Asked
+    is_cancelled: bool = False
+
+
+class _Cancelled(Exception):
+    """It was, by its id."""
+
+
+async def responses(request: Request) -> Work | Response:
+    gateway: Gateway = request.app.state.gateway
+    tenant = await gateway.tenant_of(request)
+    fields = await gateway.fields_of(request)
+    asked = await _asked(gateway, tenant, request, fields)
+    if fields.flag("background"):
+        if not asked.is_stored:
+            raise ApiError(400, "background needs store: true", param="background")
+        await stored.save(tenant, Stored(asked.response("queued"), asked.items))
+        gateway.background.start_soon(_in_background, asked)
+        return Json(asked.response("queued"))
+    if fields.flag("stream"):
+        return Streamed(partial(_events, asked), openai_form, partial(_failed, asked))
+    return Whole(lambda: _response(asked), openai_form)
+
+
+async def _asked(gateway: Gateway, tenant: Tenant, request: Request, fields: Fields) -> Asked:
+    items, choice = form.items_of(fields), form.choice_of(fields)
+    instructions, previous = fields.text("instructions"), fields.text("previous_response_id")
+    response_id, is_stored = f"resp_{secrets.token_hex(12)}", fields.flag("store", True)
+    conversation = conversation_of(fields)
+    if previous is not None:
+        if conversation is not None:
+            raise ApiError(
+                400, "previous_response_id and conversation are two ways to go on: give one", param="conversation"
+            )
+        before = await stored.load(tenant, previous)
+        items = [*before.items, *before.response["output"], *items]
+    turns, told_tools = await gateway.prompts.turns(form.messages_of_items(items, instructions), choice.tools)
+    how = sampling(Fields({**fields.body, "stop": None, "n": None}), max_tokens_names=("max_output_tokens",))
+    own = stored.kv_path(tenant, response_id) if is_stored else None
+    session = session_path(tenant, request, fields)
+    wanted = Wanted(
+        tokens=() if conversation else await sym.aio.chat_tokens(turns, told_tools),
+        turn=turns if conversation else None,
+        tools=told_tools,
+        sampling=how,
+        grammar=choice.grammar() or response_grammar(form.format_of(fields)),
+        session=session if conversation else own or session,
+        base=stored.kv_path(tenant, previous) if previous else session,
+        deadline_s=gateway.settings.answer_s,
+    )
+    about = {name: fields.body.get(name, _SET.get(name)) for name in _ECHOED}
+    about |= {"store": is_stored, "metadata": fields.body.get("metadata") or {}}
+    return Asked(gateway, tenant, wanted, choice, items, is_stored, about, response_id)
+
+
+async def _response(asked: Asked) -> dict[str, Any]:
+    """All of it, when it has ended."""
+
+    async def take(kind: str, more: dict[str, Any]) -> None:
+        pass
+
+    return await _answer(asked, take)
+
+
+async def _events(asked: Asked, emit: Emit) -> None:
+    numbers = count()
+
+    async def take(kind: str, more: dict[str, Any]) -> None:
+        await emit(event({"type": kind, "sequence_number": next(numbers), **more}, kind))
+
+    await _answer(asked, take)
+
+
+def _failed(asked: Asked, error: ApiError) -> bytes:
+    kind = "response.failed"
+    return event({"type": kind, "sequence_number": 1 << 20, "response": asked.response("failed", error=error)}, kind)
+
+
+async def _in_background(asked: Asked) -> None:
+    try:
+        await _response(asked)
+    except Exception as error:  # noqa: BLE001 - `told` knows every kind, and the response tells it
+        await stored.save(asked.tenant, Stored(asked.response("failed", error=told(error)), asked.items))
+
+
+async def _answer(asked: Asked, take: Take) -> dict[str, Any]:
+    """Tells the events of a response, in their order; gives the response in the end."""
+    running = Running(asked)
+    asked.gateway.responses[asked.tenant.name, asked.id] = running
+    try:
+        async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
+            await take("response.created", {"response": asked.response("in_progress")})
+            await take("response.in_progress", {"response": asked.response("in_progress")})
+            message = _Message(asked, take)
+
+            async def listen(part: str | Call) -> None:
+                if running.is_cancelled:
+                    raise _Cancelled
+                await message.take(part)
+
+            with suppress(_Cancelled):
+                await hear(answers, asked.choice, listen)
+            await message.end()
+            status = "incomplete" if answers.answers[0].finish == "length" else "completed"
+            response = asked.response("cancelled" if running.is_cancelled else status, answers)
+        if asked.is_stored:
+            await _store(asked, response)
+        await take(f"response.{response['status']}", {"response": response})
+        return response
+    finally:
+        del asked.gateway.responses[asked.tenant.name, asked.id]
+
+
+async def _store(asked: Asked, response: dict[str, Any]) -> None:
+    with asked.tenant.use():
+        await stored.save(asked.tenant, Stored(response, asked.items))
+        if asked.wanted.turn is None:
+            await sym.aio.kv_advise(stored.kv_path(asked.tenant, asked.id), sym.TTL(stored.KEPT_S))
+
+
+class _Message:
+    """What the answer says, as the items that it is."""
+
+    def __init__(self, asked: Asked, take: Take) -> None:
+        self._asked = asked
+        self._tell = take
+        self._text: list[str] | None = None
+        self._id = ""
+
+    async def take(self, part: str | Call) -> None:
+        if isinstance(part, str):
+            await self._add(part)
+        else:
+            await self.end()
+            await self._call(part)
+
+    async def _add(self, text: str) -> None:
+        index = len(self._asked.output)
+        if self._text is None:
+            self._text, self._id = [], f"msg_{secrets.token_hex(12)}"
+            item = form.message_item("", "in_progress", self._id)
+            await self._tell("response.output_item.added", {"output_index": index, "item": item})
+            await self._tell("response.content_part.added", {**self._where(), "part": form.text_part("")})
+        self._text.append(text)
+        await self._tell("response.output_text.delta", {**self._where(), "delta": text, "logprobs": []})
+
+    async def end(self) -> None:
+        """Of the text, if there is one."""
+        if self._text is None:
+            return
+        text, where = "".join(self._text), self._where()
+        item = form.message_item(text, "completed", self._id)
+        self._text = None
+        self._asked.output.append(item)
+        await self._tell("response.output_text.done", {**where, "text": text, "logprobs": []})
+        await self._tell("response.content_part.done", {**where, "part": form.text_part(text)})
+        await self._tell("response.output_item.done", {"output_index": where["output_index"], "item": item})
+
+    def _where(self) -> dict[str, Any]:
+        return {"item_id": self._id, "output_index": len(self._asked.output), "content_index": 0}
+
+    async def _call(self, call: Call) -> None:
+        index, item = len(self._asked.output), form.call_item(call)
+        where = {"item_id": item["id"], "output_index": index}
+        self._asked.output.append(item)
+        begun, whole = form.call_item(call, "in_progress"), {"name": call.name, "arguments": call.arguments}
+        await self._tell("response.output_item.added", {"output_index": index, "item": begun})
+        await self._tell("response.function_call_arguments.delta", {**where, "delta": call.arguments})
+        await self._tell("response.function_call_arguments.done", {**where, **whole})
+        await self._tell("response.output_item.done", {"output_index": index, "item": item})
+
+
+async def get_response(request: Request) -> Response:
+    tenant, response_id = await _about(request)
+    running = _running(request, tenant, response_id)
+    if running is not None:
+        return Json(running.asked.response("in_progress"))
+    return Json((await stored.load(tenant, response_id)).response)
+
+
+async def get_input_items(request: Request) -> Response:
+    tenant, response_id = await _about(request)
+    items = (await stored.load(tenant, response_id)).items
+    return Json({"object": "list", "data": items[::-1], "has_more": False})
+
+
+async def delete_response(request: Request) -> Response:
+    tenant, response_id = await _about(request)
+    with tenant.use():
+        await stored.remove(tenant, response_id)
+    return Json({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel_response(request: Request) -> Response:
+    """Ends it where it is; what has come is kept."""
+    tenant, response_id = await _about(request)
+    running = _running(request, tenant, response_id)
+    if running is None:
+        return Json((await stored.load(tenant, response_id)).response)
+    running.is_cancelled = True
+    return Json(running.asked.response("cancelled"))
+
+
+async def _about(request: Request) -> tuple[Tenant, str]:
+    gateway: Gateway = request.app.state.gateway
+    return await gateway.tenant_of(request), stored.checked(request.path_params["id"])
+
+
+def _running(request: Request, tenant: Tenant, response_id: str) -> Running | None:
+    found: Running | None = request.app.state.gateway.responses.get((tenant.name, response_id))
+    return found
+
+
+routes = [
+    Route("/v1/responses", responses, methods=["POST"]),
+    Route("/v1/responses/{id}", get_response, methods=["GET"]),
+    Route("/v1/responses/{id}", delete_response, methods=["DELETE"]),
+    Route("/v1/responses/{id}/input_items", get_input_items, methods=["GET"]),
+    Route("/v1/responses/{id}/cancel", cancel_response, methods=["POST"]),
+]

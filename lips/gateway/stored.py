@@ -1,0 +1,84 @@
+"""What POST /v1/responses keeps: for each response a KV file, and beside it what was said, as JSON.
+
+/kv/gateway/local/responses/resp_…kv      what the next response goes on from
+/kv/gateway/local/responses/resp_…json    the response, and all items before it
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+import libsym as sym
+from lips.gateway.errors import ApiError
+from lips.gateway.tenants import Tenant
+
+KEPT_S = 7 * 24 * 3600.0
+_ID = re.compile(r"resp_[0-9a-f]{24}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One response, and what led to it."""
+
+    response: dict[str, Any]
+    items: list[dict[str, Any]]
+    """All of the conversation but the response's own output."""
+
+
+def kv_path(tenant: Tenant, response_id: str) -> str:
+    return f"{tenant.responses}/{checked(response_id)}.kv"
+
+
+def checked(response_id: str) -> str:
+    if not _ID.fullmatch(response_id):
+        raise _unknown(response_id)
+    return response_id
+
+
+def _json_path(tenant: Tenant, response_id: str) -> Path:
+    return tenant.place / "responses" / f"{checked(response_id)}.json"
+
+
+def _unknown(response_id: str) -> ApiError:
+    return ApiError(404, f"there is no response {response_id[:60]}", param="previous_response_id", code="not_found")
+
+
+async def load(tenant: Tenant, response_id: str) -> Stored:
+    path = _json_path(tenant, response_id)
+    try:
+        text = await anyio.to_thread.run_sync(path.read_bytes)
+    except FileNotFoundError:
+        raise _unknown(response_id) from None
+    found = json.loads(text)
+    return Stored(found["response"], found["items"])
+
+
+async def save(tenant: Tenant, stored: Stored) -> None:
+    """Whole or not at all. Both files go when nobody has wanted the KV for long."""
+    path = _json_path(tenant, stored.response["id"])
+    text = json.dumps({"response": stored.response, "items": stored.items}, ensure_ascii=False).encode()
+
+    def write() -> None:
+        new = path.with_suffix(".new")
+        new.write_bytes(text)
+        new.replace(path)
+
+    await anyio.to_thread.run_sync(write)
+
+
+async def remove(tenant: Tenant, response_id: str) -> None:
+    path = _json_path(tenant, response_id)
+    try:
+        await anyio.to_thread.run_sync(path.unlink)
+    except FileNotFoundError:
+        raise _unknown(response_id) from None
+    try:
+        await sym.aio.kv_remove(kv_path(tenant, response_id))
+    except sym.NotFound:
+        pass  # what a quota or a person has taken
