@@ -230,6 +230,15 @@ class Progress:
         return self._kv
 
     @property
+    def given(self) -> list[int]:
+        """The tokens that it goes on from.
+
+        >>> sym.generate(sym.kv_create(), [65], max_tokens=1).given
+        [65]
+        """
+        return list(self._given)
+
+    @property
     def tokens(self) -> list[int]:
         """Those that have come so far, whether they were given out or not. Invalid: see `cancel`."""
         self._require_settled()

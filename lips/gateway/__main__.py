@@ -31,6 +31,7 @@ def main() -> None:
         sys.exit(f"gateway: {options.host} can be reached from outside: give --keys FILE (--new-key NAME makes a key)")
     settings = Settings(
         max_body_bytes=options.max_body,
+        body_s=options.body_timeout,
         answer_s=options.timeout,
         max_running=options.max_running,
         max_waiting=options.max_waiting,
@@ -51,6 +52,13 @@ def _parser() -> argparse.ArgumentParser:
         ("--max-waiting", default.max_waiting, "requests that wait for their turn"),
     ):
         parser.add_argument(name, type=_count, default=value, metavar="N", help=f"{what} (default: {value})")
+    parser.add_argument(
+        "--body-timeout",
+        type=float,
+        default=default.body_s,
+        metavar="S",
+        help="seconds that a request's body may take (default: %(default)s)",
+    )
     parser.add_argument(
         "--timeout",
         type=float,

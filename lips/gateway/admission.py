@@ -52,6 +52,9 @@ class Limits:
     concurrent: int | None = None
 
 
+NO_LIMITS = Limits()
+
+
 class _Party:
     """A tenant as it is known here."""
 
@@ -80,7 +83,7 @@ class Admission:
 
     @asynccontextmanager
     async def admit(self, name: str, limits: Limits) -> AsyncIterator[None]:
-        """Within this block the tenant has a place. ApiError 429: there is none, and the error says when to try again."""
+        """Within this block the tenant has a place. ApiError 429: there is none; the error says when to try again."""
         party = self._party(name, limits)
         self._check_rates(name, party)
         if self.num_running < self.max_running and self._has_place(party) and not self._turns:

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import libsym as sym
-from lips.gateway import chat, completions, messages, plain, responses
+from lips.gateway import chat, completions, messages, plain, responses, sessions
 from lips.gateway.asgi import Form, error_response, told
 from lips.gateway.errors import ApiError, anthropic_form, openai_form
 from lips.gateway.gateway import Gateway
@@ -23,6 +23,7 @@ ROUTES: Sequence[BaseRoute] = [
     *messages.routes,
     *responses.routes,
     *plain.routes,
+    *sessions.routes,
 ]
 _ANTHROPIC = "/v1/messages"
 
@@ -78,5 +79,5 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
     return error_response(ApiError(error.status_code, said), _form_of(request))
 
 
-async def _nobody_reads(request: Request, error: Exception) -> Response:
+async def _nobody_reads(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)

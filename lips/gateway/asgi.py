@@ -144,7 +144,7 @@ _EVENT_HEADERS = [
 
 
 def told(error: BaseException) -> ApiError:
-    """What a client is told of an error. What is nobody's fault but this program's is logged, and no more than named."""
+    """What a client is told of an error. What is this program's own fault is logged, and no more than named."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ApiError):

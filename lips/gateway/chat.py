@@ -19,9 +19,9 @@ from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
 from lips.gateway.gateway import Gateway
 from lips.gateway.logprobs import chat_form
+from lips.gateway.names import conversation_of, session_path
 from lips.gateway.prompts import messages_of
 from lips.gateway.sampling import chat_logprobs, sampling
-from lips.gateway.sessions import conversation_of, session_path
 from lips.gateway.tenants import Tenant
 from lips.gateway.tools import Call, Choice, ToolParser
 

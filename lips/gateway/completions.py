@@ -21,8 +21,8 @@ from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
 from lips.gateway.gateway import Gateway
 from lips.gateway.logprobs import text_form
+from lips.gateway.names import session_path
 from lips.gateway.sampling import sampling, text_logprobs
-from lips.gateway.sessions import session_path
 from lips.gateway.tenants import Tenant
 
 Take = Callable[[int, str, dict[str, Any] | None, str | None], Awaitable[None]]

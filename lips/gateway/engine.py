@@ -213,8 +213,7 @@ async def _talking(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
         chat = sym.aio.Chat(kv, top, wanted.tools)
         try:
             generation = await chat.ask(turn, **_options(wanted))
-            num_prompt = (await sym.aio.kv_stat(kv)).tokens
-            yield Answers(_listed([generation], wanted.sampling), num_prompt, num_before)
+            yield Answers(_listed([generation], wanted.sampling), num_before + len(generation.given), num_before)
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_SETTLES_S):
                 await chat.close()

@@ -118,7 +118,7 @@ def _presented(request: Request) -> str:
 
 
 def _check_is_no_other_page(request: Request) -> None:
-    """Without keys any page in this machine's browser could ask, by its own scripts or by a name that it made point here."""
+    """Without keys any page in a browser of this machine could ask: by scripts, or by a name that points here."""
     host = _name_of(request.headers.get("host", ""))
     if host and not is_local(host):
         raise ApiError(403, f"without keys this server answers to its machine's own names, not to {host[:60]}")

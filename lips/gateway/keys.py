@@ -15,7 +15,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from lips.gateway.admission import Limits
+from lips.gateway.admission import NO_LIMITS, Limits
 from lips.gateway.tenants import DEFAULT_QUOTA_BYTES, LOCAL
 
 _PREFIX = "sk-sym-"
@@ -34,7 +34,7 @@ class Key:
     name: str
     digest: bytes
     quota_bytes: int = DEFAULT_QUOTA_BYTES
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
 
 
 def new_key(name: str) -> tuple[str, str]:
@@ -88,18 +88,13 @@ def parse(text: str, where: str) -> list[Key]:
         if not words:
             continue
         try:
-            key = _key(words)
-            if key.name in {each.name for each in found}:
-                raise KeyFileError(f"there is a key {key.name} above")
-            if key.digest in {each.digest for each in found}:
-                raise KeyFileError("this digest is that of a key above")
+            found.append(_key(words, found))
         except KeyFileError as error:
             raise KeyFileError(f"{where}, line {number}: {error}") from None
-        found.append(key)
     return found
 
 
-def _key(words: list[str]) -> Key:
+def _key(words: list[str], above: list[Key]) -> Key:
     name = _checked_name(words[0])
     kind, _, digest = words[1].partition(":") if len(words) > 1 else ("", "", "")
     if kind != "sha256" or not re.fullmatch(r"[0-9a-fA-F]{64}", digest):
@@ -115,7 +110,12 @@ def _key(words: list[str]) -> Key:
     limits = Limits(
         options.get("rate"), options.get("tokens"), int(options["concurrent"]) if "concurrent" in options else None
     )
-    return Key(name, bytes.fromhex(digest), int(options.get("quota", DEFAULT_QUOTA_BYTES)), limits)
+    key = Key(name, bytes.fromhex(digest), int(options.get("quota", DEFAULT_QUOTA_BYTES)), limits)
+    if key.name in {each.name for each in above}:
+        raise KeyFileError(f"there is a key {key.name} above")
+    if key.digest in {each.digest for each in above}:
+        raise KeyFileError("this digest is that of a key above")
+    return key
 
 
 def _checked_name(name: str) -> str:

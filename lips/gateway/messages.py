@@ -18,9 +18,9 @@ from lips.gateway.engine import Answer, Answers, Wanted
 from lips.gateway.errors import ApiError, anthropic_form
 from lips.gateway.fields import Fields
 from lips.gateway.gateway import Gateway
+from lips.gateway.names import conversation_of, session_path
 from lips.gateway.prompts import Message
 from lips.gateway.sampling import sampling
-from lips.gateway.sessions import conversation_of, session_path
 from lips.gateway.spoken import hear
 from lips.gateway.tenants import Tenant
 from lips.gateway.tools import Call, Choice

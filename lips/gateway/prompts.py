@@ -1,4 +1,4 @@
-"""Messages as a model was trained to see them: read from a request, and given to its template, with tools if need be."""
+"""Messages as a model was trained to see them: read from a request, given to its template, with tools if need be."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ class Prompts:
 
     def __init__(self) -> None:
         self._knows_tools: bool | None = None
+        self._marks: tuple[list[tuple[str, str]], list[tuple[str, str]]] | None = None
 
     async def tokens(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[int]:
         """The prompt of a whole conversation."""
@@ -87,7 +88,7 @@ class Prompts:
     async def turns(
         self, messages: Sequence[Message], tools: Sequence[Any] | None
     ) -> tuple[list[Message], Sequence[Any] | None]:
-        """Messages and tools as the template takes them: where it knows no tools they are told in the system's words."""
+        """Messages and tools as the template takes them. One that knows no tools has them in the system's message."""
         has_calls = any("tool_calls" in each or each["role"] == "tool" for each in messages)
         if not tools and not has_calls:
             return list(messages), None
@@ -101,6 +102,38 @@ class Prompts:
             else:
                 plain.insert(0, {"role": "system", "content": text})
         return plain, None
+
+    async def said(self, text: str) -> list[Message]:
+        """The messages in a conversation's text, by what the template writes between them."""
+        firsts, marks = await self._between()
+        role, begins = next(((role, mark) for role, mark in firsts if text.startswith(mark)), ("", ""))
+        found: list[Message] = []
+        at = len(begins)
+        while role:
+            nexts = [(where, len(mark), to) for to, mark in marks if (where := text.find(mark, at)) >= 0]
+            end, length, to = min(nexts, default=(len(text), 0, ""))
+            found.append({"role": role, "content": text[at:end]})
+            at, role = end + length, to
+        return found
+
+    async def _between(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        """What may begin a conversation, and what stands between two messages, each with the role of what follows."""
+        if self._marks is None:
+            roles = ("system", "user", "assistant", "user")
+            whole = await self._gaps(roles)
+            firsts = [("user", (await self._gaps(("user",)))[0]), ("system", whole[0])]
+            self._marks = firsts, [("user", whole[3]), ("assistant", whole[2]), ("user", whole[1])]
+        return self._marks
+
+    async def _gaps(self, roles: Sequence[str]) -> list[str]:
+        """What the template writes before each of these messages."""
+        probes = [f"\x1a{number}\x1a" for number in range(len(roles))]
+        turns = [{"role": role, "content": probe} for role, probe in zip(roles, probes, strict=True)]
+        text, found = await sym.aio.chat_template(turns, add_generation_prompt=False), list[str]()
+        for probe in probes:
+            gap, _, text = text.partition(probe)
+            found.append(gap)
+        return found
 
     async def knows_tools(self) -> bool:
         """Whether the model's template writes the tools that it is given."""

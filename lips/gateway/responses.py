@@ -24,8 +24,8 @@ from lips.gateway.engine import Answers, Wanted
 from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
 from lips.gateway.gateway import Gateway
+from lips.gateway.names import conversation_of, session_path
 from lips.gateway.sampling import sampling
-from lips.gateway.sessions import conversation_of, session_path
 from lips.gateway.spoken import hear
 from lips.gateway.stored import Stored
 from lips.gateway.tenants import Tenant
@@ -92,7 +92,7 @@ class Running:
     is_cancelled: bool = False
 
 
-class _Cancelled(Exception):
+class _CancelledError(Exception):
     """It was, by its id."""
 
 
@@ -185,10 +185,10 @@ async def _answer(asked: Asked, take: Take) -> dict[str, Any]:
 
             async def listen(part: str | Call) -> None:
                 if running.is_cancelled:
-                    raise _Cancelled
+                    raise _CancelledError
                 await message.take(part)
 
-            with suppress(_Cancelled):
+            with suppress(_CancelledError):
                 await hear(answers, asked.choice, listen)
             await message.end()
             status = "incomplete" if answers.answers[0].finish == "length" else "completed"

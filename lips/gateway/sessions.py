@@ -1,46 +1,129 @@
-"""Conversations as files: which one a request is about, and the routes by which the page lists, forks and exports them."""
+"""Conversations as files: which one a request is about, and routes to list, fork, undo and export them."""
 
 from __future__ import annotations
 
-import re
+from typing import Any
 
+import anyio
 from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
 
-from lips.gateway.fields import Fields
+import libsym as sym
+from lips.gateway.asgi import Json
+from lips.gateway.errors import ApiError
+from lips.gateway.gateway import Gateway
 from lips.gateway.tenants import Tenant
 
-_HEADERS = ("x-session-id", "session_id", "session-id")
-_OF_CLAUDE = re.compile(r"session_([0-9a-fA-F-]{8,64})")
-_NO_NAME = re.compile(r"[^A-Za-z0-9._@+=-]+")
+_SUFFIX = ".kv"
 
 
-def conversation_of(fields: Fields) -> str | None:
-    """The conversation that the messages of a request go on with: what was said before is in its file."""
-    value = fields.body.get("conversation")
-    if value is None or isinstance(value, str):
-        return value or None
-    found = value.get("id") if isinstance(value, dict) else None
-    if not isinstance(found, str) or not found:
-        raise fields.wrong("conversation", "a name, or an object with an id")
-    return found
+async def sessions(request: Request) -> Response:
+    """All, the one that was used last first."""
+    tenant = await _tenant(request)
+    with tenant.use():
+        files = [entry for entry in await sym.aio.kv_list(tenant.sessions) if entry.name.endswith(_SUFFIX)]
+        found = [await _described(tenant, entry) for entry in files if not entry.name.startswith(".")]
+    return Json({"sessions": sorted(found, key=lambda each: -each["modified"])})
 
 
-def session_of(request: Request, fields: Fields) -> str | None:
-    """The name that a client gives to the conversation that it sends as a whole; characters of no file name are left out."""
-    metadata = fields.child("metadata")
-    candidates = [fields.body.get("session_id"), fields.body.get("prompt_cache_key")]
-    candidates += [request.headers.get(name) for name in _HEADERS]
-    if metadata is not None:
-        candidates.append(metadata.body.get("session_id"))
-        if match := _OF_CLAUDE.search(str(metadata.body.get("user_id", ""))):
-            candidates.append(match[1])
-    for each in candidates:
-        if isinstance(each, str) and (name := _NO_NAME.sub("-", each).strip(".-")[:100]):
-            return name
-    return None
+async def _described(tenant: Tenant, entry: sym.KvEntry) -> dict[str, Any]:
+    path = tenant.place / "sessions" / entry.name
+    modified = (await anyio.to_thread.run_sync(path.stat)).st_mtime
+    return {
+        "name": entry.name.removesuffix(_SUFFIX),
+        "tokens": entry.tokens,
+        "size": entry.size,
+        "modified": modified,
+    }
 
 
-def session_path(tenant: Tenant, request: Request, fields: Fields) -> str | None:
-    """The file of the conversation that a request goes on with, or that it is sent for as a whole."""
-    name = conversation_of(fields) or session_of(request, fields)
-    return None if name is None else tenant.session_path(name)
+async def session(request: Request) -> Response:
+    """What was said, as the file has it."""
+    tenant, name = await _named(request)
+    with tenant.use():
+        tokens, _ = await sym.aio.kv_read(tenant.session_path(name))
+        text = await sym.aio.detokenize(tokens) if tokens else ""
+    gateway: Gateway = request.app.state.gateway
+    return Json({"name": name, "tokens": len(tokens), "messages": await gateway.prompts.said(text)})
+
+
+async def fork_session(request: Request) -> Response:
+    """As `cp`: both go on by themselves."""
+    tenant, name = await _named(request)
+    to = (await request.app.state.gateway.fields_of(request)).required("to")
+    if not isinstance(to, str):
+        raise ApiError(400, "to is no text: the fork's name is expected", param="to")
+    with tenant.use():
+        await sym.aio.kv_close(await sym.aio.kv_fork(tenant.session_path(name), tenant.session_path(to)))
+    return Json({"name": to})
+
+
+async def undo_session(request: Request) -> Response:
+    """The last question and its answer are cut off."""
+    tenant, name = await _named(request)
+    with tenant.use(), tenant.nobody_else_talks(tenant.session_path(name)):
+        async with await sym.aio.kv_open(tenant.session_path(name), "rw") as kv:
+            before = (await sym.aio.kv_stat(kv)).tokens
+            await sym.aio.Chat(kv).undo()
+            after = (await sym.aio.kv_stat(kv)).tokens
+    return Json({"tokens": after, "removed": before - after})
+
+
+async def remove_session(request: Request) -> Response:
+    tenant, name = await _named(request)
+    with tenant.use():
+        await sym.aio.kv_remove(tenant.session_path(name))
+    return Json({"name": name, "deleted": True})
+
+
+async def export_session(request: Request) -> Response:
+    """The KV image, as `cat` on the mount gives it: `cat` brings it back, also on another machine with this model."""
+    tenant, name = await _named(request)
+    tenant.session_path(name)
+    path = tenant.place / "sessions" / f"{name}{_SUFFIX}"
+    if not await anyio.to_thread.run_sync(path.exists):
+        raise ApiError(404, f"there is no conversation {name}")
+    return FileResponse(path, media_type="application/octet-stream", filename=path.name)
+
+
+async def _tenant(request: Request) -> Tenant:
+    gateway: Gateway = request.app.state.gateway
+    return await gateway.tenant_of(request)
+
+
+async def _named(request: Request) -> tuple[Tenant, str]:
+    return await _tenant(request), request.path_params["name"]
+
+
+async def live(request: Request) -> Response:
+    """Figures of this moment, for the page."""
+    gateway: Gateway = request.app.state.gateway
+    tenant = await gateway.tenant_of(request)
+    stat = await sym.aio.daemon_stat()
+    return Json(
+        {
+            "model": gateway.model.name,
+            "running": gateway.admission.num_running,
+            "waiting": gateway.admission.num_waiting,
+            "steps": stat["num_steps"],
+            "tokens": stat["num_tokens"],
+            "calls_in_steps": stat["num_calls_in_steps"],
+            "uptime_s": stat["uptime_s"],
+            "prompt_tokens": tenant.num_prompt_tokens,
+            "cached_tokens": tenant.num_cached_tokens,
+            "kv_used_bytes": (stat["num_pages"] - stat["num_free_pages"]) * stat["page_bytes"],
+            "kv_total_bytes": stat["num_pages"] * stat["page_bytes"],
+        }
+    )
+
+
+routes = [
+    Route("/sessions", sessions),
+    Route("/sessions/{name}", session, methods=["GET"]),
+    Route("/sessions/{name}", remove_session, methods=["DELETE"]),
+    Route("/sessions/{name}/fork", fork_session, methods=["POST"]),
+    Route("/sessions/{name}/undo", undo_session, methods=["POST"]),
+    Route("/sessions/{name}/export", export_session),
+    Route("/live", live),
+]

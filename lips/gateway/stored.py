@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,5 @@ async def remove(tenant: Tenant, response_id: str) -> None:
         await anyio.to_thread.run_sync(path.unlink)
     except FileNotFoundError:
         raise _unknown(response_id) from None
-    try:
+    with suppress(sym.NotFound):  # it may have gone by itself
         await sym.aio.kv_remove(kv_path(tenant, response_id))
-    except sym.NotFound:
-        pass  # what a quota or a person has taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import anyio
 
@@ -32,7 +32,7 @@ class Tenant:
         self.connection = connection
         self.limits = Limits()
         self.cache = Cache(max_tokens)
-        self._talking: dict[str, anyio.Lock] = {}
+        self._talking: set[str] = set()
         self.num_prompt_tokens = self.num_cached_tokens = self.num_completion_tokens = 0
 
     @contextmanager
@@ -62,19 +62,15 @@ class Tenant:
 
     @contextmanager
     def nobody_else_talks(self, name: str) -> Iterator[None]:
-        """A conversation has one turn at a time."""
-        lock = self._talking.setdefault(name, anyio.Lock())
-        try:
-            lock.acquire_nowait()
-        except anyio.WouldBlock:
-            raise ApiError(
-                409, f"conversation {name} is being answered: wait for the end of that, or cancel it", retry_after_s=1
-            ) from None
+        """A conversation, by the path of its file, has one turn at a time."""
+        if name in self._talking:
+            what = PurePath(name).stem
+            raise ApiError(409, f"conversation {what} is being answered: wait for the end of that", retry_after_s=1)
+        self._talking.add(name)
         try:
             yield
         finally:
-            lock.release()
-            self._talking.pop(name, None)
+            self._talking.remove(name)
 
 
 async def make_tenant(name: str, max_tokens: int, *, quota_bytes: int | None = None) -> Tenant:

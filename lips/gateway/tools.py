@@ -1,8 +1,8 @@
 """Calls of tools in what a model says: read as they come, and forced by a grammar where a request wants one.
 
-Models were trained on different forms. These are read: `<tool_call>{…}</tool_call>` of Hermes, Qwen and SmolLM2 (an object
-or a list of them), `[TOOL_CALLS][…]` of Mistral, and a JSON object with `name` and `parameters` alone of Llama 3, perhaps
-behind `<|python_tag|>`.
+Models were trained on different forms. These are read: `<tool_call>{…}</tool_call>` of Hermes, Qwen and SmolLM2 (an
+object or a list of them), `[TOOL_CALLS][…]` of Mistral, and Llama 3's JSON object with `name` and `parameters` alone,
+perhaps behind `<|python_tag|>`.
 """
 
 from __future__ import annotations

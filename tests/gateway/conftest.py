@@ -30,7 +30,9 @@ class Gateway:
         )
         assert self.process.stderr is not None
         line = self.process.stderr.readline()
-        assert line.startswith("gateway: http://"), line + self.process.stderr.read()
+        if not line.startswith("gateway: http://"):
+            _, more = self.process.communicate(timeout=READY_S)
+            raise AssertionError(line + more)
         self.url = line.split()[1]
         self.files = daemon.mount / "gateway"
 

@@ -1,0 +1,121 @@
+"""Conversations as files: by name, listed, forked in a shell, undone, exported; and what their turns cost."""
+
+import subprocess
+
+import pytest
+
+CHAT = "/v1/chat/completions"
+
+
+def say(http, text, conversation, **options):
+    body = {"messages": [{"role": "user", "content": text}], "conversation": conversation, "max_tokens": 10}
+    answer = http.post(CHAT, json={**body, "temperature": 0, **options})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def files(gateway):
+    return gateway.files / "local" / "sessions"
+
+
+def names(http):
+    return {each["name"] for each in http.get("/sessions").json()["sessions"]}
+
+
+@pytest.fixture(autouse=True)
+def forgotten(gateway):
+    yield
+    for path in files(gateway).iterdir():
+        path.unlink()
+
+
+def test_a_conversation_is_a_file_that_a_shell_lists_forks_and_a_client_talks_to(gateway, http):
+    first = say(http, "My name is Ann.", "ann")
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    subprocess.run(["cp", files(gateway) / "ann.kv", files(gateway) / "copy.kv"], check=True)
+    original, copy = say(http, "And what is yours?", "ann"), say(http, "And what is yours?", "copy")
+    assert copy["choices"] == original["choices"], "both know the same"
+    before = first["usage"]["total_tokens"]
+    assert copy["usage"]["prompt_tokens_details"]["cached_tokens"] == before, "not a token was computed again"
+    assert names(http) == {"ann", "copy"}
+    (files(gateway) / "copy.kv").unlink()
+    assert names(http) == {"ann"}
+
+
+def test_the_tenth_turn_costs_what_is_new_in_it(http):
+    told = [say(http, "Tell me more.", "long")["usage"] for _ in range(10)]
+    computed = [each["prompt_tokens"] - each["prompt_tokens_details"]["cached_tokens"] for each in told]
+    assert len(set(computed[1:])) == 1, "each turn after the first costs the same"
+    assert computed[9] < 20 < told[9]["prompt_tokens"]
+
+
+def test_a_client_that_sends_its_whole_history_computes_only_what_is_new(http):
+    messages, computed = [], []
+    for _ in range(4):
+        messages.append({"role": "user", "content": "Tell me more of that, please."})
+        body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+        answer = http.post(CHAT, json=body).json()
+        usage = answer["usage"]
+        computed.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+        messages.append(answer["choices"][0]["message"])
+    assert max(computed[1:]) <= 24, computed
+
+
+@pytest.mark.parametrize(
+    ("headers", "more"),
+    [({"x-session-id": "mine"}, {}), ({}, {"session_id": "mine"}), ({}, {"prompt_cache_key": "mine"})],
+)
+def test_a_name_that_a_client_gives_its_session_is_its_files(gateway, http, headers, more):
+    body = {"messages": [{"role": "user", "content": "Hello there."}], "max_tokens": 6, "temperature": 0}
+    first = http.post(CHAT, json={**body, **more}, headers=headers).json()
+    assert (files(gateway) / "mine.kv").exists()
+    said = http.get("/sessions/mine").json()["messages"]
+    assert said[-2]["content"] == "Hello there."
+    assert first["choices"][0]["message"]["content"].startswith(said[-1]["content"])
+
+
+def test_the_page_s_routes_fork_undo_export_and_remove(gateway, http):
+    say(http, "First.", "a", max_tokens=4)
+    before = http.get("/sessions/a").json()
+    assert [each["role"] for each in before["messages"]] == ["user", "assistant"]
+    say(http, "Second.", "a", max_tokens=4)
+    assert http.post("/sessions/a/fork", json={"to": "b"}).json() == {"name": "b"}
+    undone = http.post("/sessions/a/undo").json()
+    assert undone["tokens"] == before["tokens"]
+    assert http.get("/sessions/a").json()["messages"] == before["messages"]
+    assert [each["content"] for each in http.get("/sessions/b").json()["messages"]][2] == "Second."
+    image = http.get("/sessions/b/export")
+    assert image.content == (files(gateway) / "b.kv").read_bytes()
+    assert 'filename="b.kv"' in image.headers["content-disposition"]
+    (files(gateway) / "c.kv").write_bytes(image.content)
+    assert http.get("/sessions/c").json()["messages"] == http.get("/sessions/b").json()["messages"]
+    assert http.delete("/sessions/b").json()["deleted"]
+    assert names(http) == {"a", "c"}
+    live = http.get("/live").json()
+    assert live["kv_used_bytes"] > 0
+    assert live["running"] == 0
+
+
+@pytest.mark.parametrize("name", ["..", "a%2fb", "%2e%2e%2fx", ".hidden", "x" * 300, "a%00b"])
+def test_names_that_are_none_of_a_file_lead_nowhere(http, name):
+    for path in (f"/sessions/{name}", f"/sessions/{name}/export"):
+        assert http.get(path).status_code in {400, 404}
+
+
+def test_what_is_not_there_is_said_so(http):
+    assert http.get("/sessions/nobody").status_code == 404
+    assert http.post("/sessions/nobody/undo").status_code == 404
+    assert http.post("/sessions/nobody/fork", json={"to": "x"}).status_code == 404
+    assert http.post("/sessions/nobody/fork", json={}).status_code == 400
+    assert http.delete("/sessions/nobody").status_code == 404
+
+
+def test_a_conversation_has_one_turn_at_a_time(http, gateway):
+    body = {"messages": [{"role": "user", "content": "Count."}], "conversation": "busy", "stream": True}
+    with http.stream("POST", CHAT, json={**body, "max_tokens": 3000, "ignore_eos": True}) as answer:
+        lines = answer.iter_lines()  # closing it closes the connection
+        next(lines)
+        with gateway.client() as other:
+            refused = other.post(CHAT, json={**body, "stream": False, "max_tokens": 2})
+            assert refused.status_code == 409
+            assert "busy" in refused.json()["error"]["message"]

@@ -1,0 +1,157 @@
+"""Keys: who is answered, and that none learns of another's, not even by how long an answer takes."""
+
+import statistics
+import time
+
+import pytest
+
+from lips.gateway.keys import KeyFileError, Keys, new_key, parse
+
+CHAT = "/v1/chat/completions"
+PROMPT = "Remember these words: " + " ".join(f"word{number}" for number in range(300))
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def two(start_gateway, tmp_path):
+    """A gateway with the keys of Ann and Bob; Ann's rates are bounded."""
+    keys, lines = {}, []
+    for name, more in (("ann", ""), ("bob", ""), ("few", " rate=3 concurrent=1")):
+        keys[name], line = new_key(name)
+        lines.append(line + more)
+    path = tmp_path / "keys"
+    path.write_text("# of the test\n\n" + "\n".join(lines) + "\n")
+    path.chmod(0o600)
+    return start_gateway("--keys", str(path)), keys, path
+
+
+def ask(client, text=PROMPT, **more):
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0, **more}
+    began_s = time.perf_counter()
+    answer = client.post(CHAT, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"], time.perf_counter() - began_s
+
+
+def test_only_a_key_that_is_known_is_answered(two):
+    gateway, keys, _ = two
+    for headers in ({}, {"authorization": "Bearer sk-sym-wrong"}, {"authorization": keys["ann"]}, {"x-api-key": "x"}):
+        with gateway.client() as client:
+            for path in ("/v1/models", "/sessions", "/live", "/metrics"):
+                assert client.get(path, headers=headers).status_code == 401
+            refused = client.post(CHAT, json={}, headers=headers)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+            assert refused.headers["www-authenticate"] == "Bearer"
+    with gateway.client() as client:
+        assert client.get("/v1/models", headers={"x-api-key": keys["ann"]}).status_code == 200
+        assert client.get("/health").status_code == 200, "which tells nothing"
+
+
+def test_the_same_key_hits_and_another_does_not_and_takes_as_long_as_if_nobody_had_asked(two):
+    gateway, keys, _ = two
+    with gateway.client(keys["ann"]) as ann, gateway.client(keys["bob"]) as bob:
+        cold, warm, others = [], [], []
+        for number in range(5):
+            text = f"{number} {PROMPT}"
+            hit, took_s = ask(ann, text)
+            assert hit < 40, "no more than how every prompt begins"
+            cold.append(took_s)
+            hit, took_s = ask(ann, text)
+            assert hit > 300
+            warm.append(took_s)
+            hit, took_s = ask(bob, text)
+            assert hit < 40
+            others.append(took_s)
+        assert statistics.median(others) > 2 * statistics.median(warm), "Bob's took the time of computing"
+
+
+def test_neither_sees_the_others_conversations(two):
+    gateway, keys, _ = two
+    with gateway.client(keys["ann"]) as ann, gateway.client(keys["bob"]) as bob:
+        ask(ann, "My secret is 7.", conversation="mine")
+        response = ann.post("/v1/responses", json={"model": "x", "input": "Hi.", "max_output_tokens": 2}).json()
+        assert [each["name"] for each in ann.get("/sessions").json()["sessions"]] == ["mine"]
+        assert bob.get("/sessions").json()["sessions"] == []
+        assert bob.get("/sessions/mine").status_code == 404
+        assert bob.get(f"/v1/responses/{response['id']}").status_code == 404
+        assert bob.post(f"/v1/responses/{response['id']}/cancel").status_code == 404
+        continued = {"model": "x", "input": "And?", "previous_response_id": response["id"]}
+        assert bob.post("/v1/responses", json=continued).status_code == 404
+        assert bob.get("/sessions/..%2f..%2fann%2fsessions%2fmine").status_code in {400, 404}
+    assert (gateway.files / "ann" / "sessions" / "mine.kv").exists(), "in a domain of Ann's"
+
+
+def test_rates_are_kept_and_say_when_to_come_again(two):
+    gateway, keys, _ = two
+    with gateway.client(keys["few"]) as few, gateway.client(keys["bob"]) as bob:
+        for _ in range(3):
+            ask(few, "Hi.")
+        refused = few.post(CHAT, json={"messages": [{"role": "user", "content": "Hi."}]})
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 21
+        assert "3 requests a minute" in refused.json()["error"]["message"]
+        ask(bob, "Hi.")
+
+
+def test_a_file_that_changes_is_read_again(two):
+    gateway, keys, path = two
+    key, line = new_key("new")
+    with gateway.client(key) as client:
+        assert client.get("/v1/models").status_code == 401
+        path.write_text(line + "\n")
+        assert client.get("/v1/models").status_code == 200
+    with gateway.client(keys["ann"]) as client:
+        assert client.get("/v1/models").status_code == 401, "her line is gone"
+
+
+def test_a_quota_is_a_keys_own(start_gateway, tmp_path):
+    key, line = new_key("small")
+    path = tmp_path / "keys"
+    path.write_text(f"{line} quota=12M\n")
+    path.chmod(0o600)
+    gateway = start_gateway("--keys", str(path))
+    with gateway.client(key) as client:
+        for number in range(4):
+            ask(client, f"{number} Say {'something ' * 100}")  # older ones make room
+        refused = client.post(CHAT, json={"messages": [{"role": "user", "content": "word " * 2000}]})
+        assert refused.status_code == 429, refused.text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("ann", "line 1: sha256"),
+        ("ann sha256:zz", "line 1: sha256"),
+        (f"# x\nann sha256:{'0' * 64}\nann sha256:{'1' * 64}", "line 3: there is a key ann"),
+        (f"ann sha256:{'0' * 64}\nbob sha256:{'0' * 64}", "line 2: this digest"),
+        (f"local sha256:{'0' * 64}", "line 1: 'local' is no name"),
+        (f"../x sha256:{'0' * 64}", "is no name"),
+        (f"ann sha256:{'0' * 64} quota=much", "quota=much"),
+        (f"ann sha256:{'0' * 64} rate=0", "rate=0"),
+        (f"ann sha256:{'0' * 64} speed=9", "speed=9"),
+    ],
+)
+def test_a_line_that_is_none_is_named(text, says):
+    with pytest.raises(KeyFileError, match=r".*") as refused:
+        parse(text, "keys")
+    assert says in str(refused.value)
+
+
+def test_a_file_that_others_may_read_is_refused(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("")
+    path.chmod(0o644)
+    with pytest.raises(KeyFileError, match="chmod 600"):
+        Keys(path)
+
+
+def test_without_keys_nothing_but_the_machine_itself_is_listened_to(gateway, gateway_daemon, http):
+    from tests.gateway.conftest import Gateway
+
+    with pytest.raises(AssertionError, match="can be reached from outside"):
+        Gateway(gateway_daemon, "--host", "0.0.0.0")
+    assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+    assert http.get("/v1/models", headers={"origin": "https://evil.example"}).status_code == 403
+    assert http.get("/v1/models", headers={"origin": gateway.url}).status_code == 200
