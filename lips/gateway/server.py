@@ -45,6 +45,7 @@ def _bound(family: int, kind: int, address: tuple[object, ...]) -> socket.socket
     if family == socket.AF_INET6:
         made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     made.bind(address)
+    made.listen(BACKLOG)  # now: what comes before Hypercorn accepts is kept
     return made
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -83,9 +84,11 @@ def gateway(_gateway, monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "none")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     yield _gateway
+    end_s = time.monotonic() + READY_S
     with _gateway.client() as client:
-        metrics = client.get("/metrics").text
-    assert "symphony_gateway_running 0\n" in metrics
+        while "symphony_gateway_running 0\n" not in client.get("/metrics").text:
+            assert time.monotonic() < end_s, "a request goes on whose client has gone"
+            time.sleep(0.05)
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ def names(http):
 
 
 @pytest.fixture(autouse=True)
-def forgotten(gateway):
-    yield
+def forgotten(gateway, http):
+    """No conversations of other tests."""
+    http.get("/sessions")  # the first request makes the directory
     for path in files(gateway).iterdir():
         path.unlink()
 
