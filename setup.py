@@ -45,18 +45,25 @@ SERVER = [
     "xxhash>=3.4,<5",
 ]
 GPU = ["triton>=3.6,<4"]
-PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3"]
+GATEWAY = ["hypercorn>=0.17,<1", "starlette>=1.0,<2"]
+PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3", *GATEWAY]
 """What some programs of lips/ take beside libsym."""
 TEST = [
+    "anthropic>=2,<3",
     "build>=1.2,<2",
     "clang-format==23.1.5",  # another version lays out a little otherwise
     "gguf>=0.17",
+    "httpx>=0.28,<1",
     "hypothesis>=6.100",
     "import-linter>=2.1,<3",
     "ipykernel>=7,<8",
+    "langchain-openai>=1,<2",
+    "litellm>=1.80,<2",
+    "llm>=0.27,<1",
     "mypy>=1.14,<3",
     "nbclient>=0.10,<1",
     "nbformat>=5.10,<6",
+    "openai>=3,<4",
     "prometheus-client>=0.21,<1",
     "pytest>=8.3,<10",
     "pytest-timeout>=2.3,<3",
@@ -119,6 +126,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=[f"{name}*" for name in PACKAGES]),
     package_data={
+        "lips": ["gateway/page/*"],
         "libsym": ["*.h", "examples/*.c", "py.typed"],  # what a client in C needs; all other C is in the sdist alone
         "symphony": ["trace_page/*"],
     },
@@ -135,6 +143,6 @@ setup(
         "symphony/launcher/sandbox/kernel_build.py:ffi",
     ],
     install_requires=["anyio>=4.7,<5", "cffi>=1.17,<3"],
-    extras_require={"server": SERVER, "gpu": GPU, "programs": PROGRAMS, "test": SERVER + GPU + PROGRAMS + TEST},
+    extras_require={"server": SERVER, "gpu": GPU, "gateway": GATEWAY, "programs": PROGRAMS, "test": SERVER + GPU + PROGRAMS + TEST},
     entry_points={"console_scripts": ["symphony = symphony.cli:main"]},
 )

@@ -9,9 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import libsym as sym
-from lips.gateway.gateway import Settings, is_local
-from lips.gateway.keys import KeyFileError, Keys, new_key
-from lips.gateway.server import listening, serve
+
+try:
+    from lips.gateway.gateway import Settings, is_local
+    from lips.gateway.keys import KeyFileError, Keys, new_key
+    from lips.gateway.server import listening, serve
+except ModuleNotFoundError as error:
+    raise SystemExit(f"gateway needs the package {error.name}: pip install 'symphony-os[gateway]'") from None
 
 
 def main() -> None:

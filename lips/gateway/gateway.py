@@ -52,7 +52,7 @@ class Gateway:
     max_cached_tokens: int
     """Of one tenant."""
     admission: Admission
-    prompts: Prompts = field(default_factory=Prompts)
+    prompts: Prompts
     tenants: dict[str, Tenant] = field(default_factory=dict)
     started_s: int = field(default_factory=lambda: int(time.time()))
     num_requests: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -81,9 +81,17 @@ class Gateway:
         async with self._making:
             found = self.tenants.get(name)
             if found is None or not found.connection.is_open:
+                await self.connect()
                 found = await make_tenant(name, self.max_cached_tokens, quota_bytes=quota_bytes)
                 self.tenants[name] = found
             return found
+
+    async def connect(self) -> None:
+        """To a daemon that was restarted, perhaps with another model; a connection that is alive stays."""
+        await sym.aio.connect()
+        self.model, self.vocabulary = await sym.aio.model_info(), await sym.aio.vocabulary()
+        if self.model.name != self.prompts.model:
+            self.prompts = Prompts(self.model.name)
 
     async def fields_of(self, request: Request) -> Fields:
         """The body of a request."""
@@ -155,4 +163,5 @@ async def make_gateway(settings: Settings, keys: Keys | None) -> Gateway:
         keys=keys,
         max_cached_tokens=int(room * _CACHED_SHARE),
         admission=Admission(settings.max_running, settings.max_waiting, settings.wait_s),
+        prompts=Prompts(model.name),
     )

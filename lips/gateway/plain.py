@@ -81,6 +81,7 @@ def _tokens(fields: Fields, vocab_size: int) -> list[int]:
 
 async def health(_request: Request) -> Response:
     """200 where the daemon answers; else 503 with why."""
+    await sym.aio.connect()
     await sym.aio.daemon_stat()
     return Json({"status": "ok"})
 

@@ -76,7 +76,8 @@ def _call(fields: Fields) -> dict[str, Any]:
 class Prompts:
     """Of the model that is served."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        self.model = model
         self._knows_tools: bool | None = None
         self._marks: tuple[list[tuple[str, str]], list[tuple[str, str]]] | None = None
 
