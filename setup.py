@@ -46,8 +46,8 @@ SERVER = [
 ]
 GPU = ["triton>=3.6,<4"]
 GATEWAY = ["hypercorn>=0.17,<1", "starlette>=1.0,<2"]
-PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3", *GATEWAY]
-"""What some programs of lips/ take beside libsym."""
+PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3"]
+"""What some programs of lips/ take beside libsym, the gateway apart."""
 TEST = [
     "anthropic>=2,<3",
     "build>=1.2,<2",
@@ -143,6 +143,12 @@ setup(
         "symphony/launcher/sandbox/kernel_build.py:ffi",
     ],
     install_requires=["anyio>=4.7,<5", "cffi>=1.17,<3"],
-    extras_require={"server": SERVER, "gpu": GPU, "gateway": GATEWAY, "programs": PROGRAMS, "test": SERVER + GPU + PROGRAMS + TEST},
+    extras_require={
+        "server": SERVER,
+        "gpu": GPU,
+        "gateway": GATEWAY,
+        "programs": PROGRAMS + GATEWAY,
+        "test": SERVER + GPU + PROGRAMS + GATEWAY + TEST,
+    },
     entry_points={"console_scripts": ["symphony = symphony.cli:main"]},
 )

@@ -134,7 +134,8 @@ def test_what_is_imported_is_what_the_metadata_asks_for():
     text = (ROOT / "setup.py").read_text()
     base = re.findall(r'"([\w-]+)[>=]', re.search(r"install_requires=\[(.*?)\]", text, re.DOTALL)[1])
     server = re.findall(r'"([\w-]+)[>=]', re.search(r"^SERVER = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)[1])
-    programs = re.findall(r'"([\w-]+)[>=]', re.search(r"^PROGRAMS = \[(.*?)\]", text, re.DOTALL | re.MULTILINE)[1])
+    extras = re.findall(r"^(?:PROGRAMS|GATEWAY) = \[(.*?)\]", text, re.DOTALL | re.MULTILINE)
+    programs = re.findall(r'"([\w-]+)[>=]', "".join(extras))
     imported: dict[str, set[str]] = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):

@@ -23,7 +23,7 @@ from lips.gateway.names import conversation_of, session_path
 from lips.gateway.prompts import messages_of
 from lips.gateway.sampling import chat_logprobs, sampling
 from lips.gateway.tenants import Tenant
-from lips.gateway.tools import Call, Choice, ToolParser
+from lips.gateway.tools import Arguments, Call, Choice, Part, ToolParser
 
 
 @dataclass(slots=True)
@@ -138,24 +138,23 @@ class _Said:
         found, self._logprobs = self._logprobs, []
         return found
 
-    def _deltas(self, parts: list[str | Call]) -> list[dict[str, Any]]:
+    def _deltas(self, parts: list[Part]) -> list[dict[str, Any]]:
         found = list[dict[str, Any]]()
         for part in parts:
-            if isinstance(part, str):
-                self._text.append(part)
-                found += [{"content": part}] if part else []
-                continue
-            index = len(self._calls)
-            function = {"name": part.name, "arguments": part.arguments}
-            self._calls.append({"id": part.id, "type": "function", "function": function})
-            begin = {
-                "index": index,
-                "id": part.id,
-                "type": "function",
-                "function": {"name": part.name, "arguments": ""},
-            }
-            found.append({"tool_calls": [begin]})
-            found.append({"tool_calls": [{"index": index, "function": {"arguments": part.arguments}}]})
+            match part:
+                case Call(name, id_):
+                    index = len(self._calls)
+                    self._calls.append({"id": id_, "type": "function", "function": {"name": name, "arguments": ""}})
+                    function = {"name": name, "arguments": ""}
+                    delta = {"index": index, "id": id_, "type": "function", "function": function}
+                    found.append({"tool_calls": [delta]})
+                case Arguments(text):
+                    self._calls[-1]["function"]["arguments"] += text
+                    delta = {"index": len(self._calls) - 1, "function": {"arguments": text}}
+                    found.append({"tool_calls": [delta]})
+                case str():
+                    self._text.append(part)
+                    found += [{"content": part}] if part else []
         return found
 
     def finish(self, answer: Answer) -> str:

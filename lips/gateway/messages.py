@@ -23,7 +23,7 @@ from lips.gateway.prompts import Message
 from lips.gateway.sampling import sampling
 from lips.gateway.spoken import hear
 from lips.gateway.tenants import Tenant
-from lips.gateway.tools import Call, Choice
+from lips.gateway.tools import Arguments, Call, Choice, Part
 
 _BILLING = "x-anthropic-billing-header"
 """A block that Claude Code puts in front, with a number that changes: with it no prompt would begin as another."""
@@ -172,22 +172,26 @@ def _head(asked: Asked) -> dict[str, Any]:
 async def _message(asked: Asked) -> dict[str, Any]:
     content = list[dict[str, Any]]()
 
-    async def take(part: str | Call) -> None:
-        if isinstance(part, Call):
-            content.append(_tool_use(part, json.loads(part.arguments)))
-        elif content and content[-1]["type"] == "text":
-            content[-1]["text"] += part
-        else:
-            content.append({"type": "text", "text": part})
+    async def take(part: Part) -> None:
+        match part:
+            case Call():
+                content.append(_tool_use(part, ""))
+            case Arguments(text):
+                content[-1]["input"] += text
+            case str() if content and content[-1]["type"] == "text":
+                content[-1]["text"] += part
+            case str():
+                content.append({"type": "text", "text": part})
 
     async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
         await hear(answers, asked.choice, take)
-        answer = answers.answers[0]
-        num_calls = sum(block["type"] == "tool_use" for block in content)
+        answer, uses = answers.answers[0], [block for block in content if block["type"] == "tool_use"]
+        for block in uses:
+            block["input"] = _object(block["input"])
         return {
             **_head(asked),
             "content": content,
-            "stop_reason": _stop_reason(answer, num_calls),
+            "stop_reason": _stop_reason(answer, len(uses)),
             "stop_sequence": answer.stop_text,
             "usage": _usage(answers, answers.num_completion),
         }
@@ -195,6 +199,14 @@ async def _message(asked: Asked) -> dict[str, Any]:
 
 def _tool_use(call: Call, given: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": f"toolu_{call.id.removeprefix('call_')}", "name": call.name, "input": given}
+
+
+def _object(text: str) -> Any:
+    """What a call was given; it may have been cut off."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
 
 
 def _event(kind: str, **more: Any) -> bytes:
@@ -207,37 +219,34 @@ class _Blocks:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._index = 0
-        self._in_text = False
+        self._in: type[str | Call] | None = None
         self.num_calls = 0
 
-    async def take(self, part: str | Call) -> None:
-        if isinstance(part, str):
-            await self._text(part)
-            return
-        await self.end()
-        self.num_calls += 1
-        delta = {"type": "input_json_delta", "partial_json": part.arguments}
-        await self._emit(_event("content_block_start", index=self._index, content_block=_tool_use(part, {})))
-        await self._emit(_event("content_block_delta", index=self._index, delta=delta))
-        await self._stop()
+    async def take(self, part: Part) -> None:
+        match part:
+            case Call():
+                self.num_calls += 1
+                await self._begin(Call, _tool_use(part, {}))
+            case Arguments(text):
+                await self._delta({"type": "input_json_delta", "partial_json": text})
+            case str():
+                if self._in is not str:
+                    await self._begin(str, {"type": "text", "text": ""})
+                await self._delta({"type": "text_delta", "text": part})
 
     async def end(self) -> None:
-        """Of the text, if there is one."""
-        if self._in_text:
-            self._in_text = False
-            await self._stop()
+        """Of the block that there is."""
+        if self._in is not None:
+            await self._emit(_event("content_block_stop", index=self._index))
+            self._index, self._in = self._index + 1, None
 
-    async def _text(self, text: str) -> None:
-        if not self._in_text:
-            self._in_text = True
-            block = {"type": "text", "text": ""}
-            await self._emit(_event("content_block_start", index=self._index, content_block=block))
-        delta = {"type": "text_delta", "text": text}
+    async def _begin(self, kind: type[str | Call], block: dict[str, Any]) -> None:
+        await self.end()
+        self._in = kind
+        await self._emit(_event("content_block_start", index=self._index, content_block=block))
+
+    async def _delta(self, delta: dict[str, Any]) -> None:
         await self._emit(_event("content_block_delta", index=self._index, delta=delta))
-
-    async def _stop(self) -> None:
-        await self._emit(_event("content_block_stop", index=self._index))
-        self._index += 1
 
 
 async def _events(asked: Asked, emit: Emit) -> None:

@@ -29,7 +29,7 @@ from lips.gateway.sampling import sampling
 from lips.gateway.spoken import hear
 from lips.gateway.stored import Stored
 from lips.gateway.tenants import Tenant
-from lips.gateway.tools import Call, Choice
+from lips.gateway.tools import Arguments, Call, Choice, Part
 
 Take = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Is told an event of a response."""
@@ -181,16 +181,16 @@ async def _answer(asked: Asked, take: Take) -> dict[str, Any]:
         async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
             await take("response.created", {"response": asked.response("in_progress")})
             await take("response.in_progress", {"response": asked.response("in_progress")})
-            message = _Message(asked, take)
+            items = _Items(asked, take)
 
-            async def listen(part: str | Call) -> None:
+            async def listen(part: Part) -> None:
                 if running.is_cancelled:
                     raise _CancelledError
-                await message.take(part)
+                await items.take(part)
 
             with suppress(_CancelledError):
                 await hear(answers, asked.choice, listen)
-            await message.end()
+            await items.end()
             status = "incomplete" if answers.answers[0].finish == "length" else "completed"
             response = asked.response("cancelled" if running.is_cancelled else status, answers)
         if asked.is_stored:
@@ -208,56 +208,59 @@ async def _store(asked: Asked, response: dict[str, Any]) -> None:
             await sym.aio.kv_advise(stored.kv_path(asked.tenant, asked.id), sym.TTL(stored.KEPT_S))
 
 
-class _Message:
+class _Items:
     """What the answer says, as the items that it is."""
 
     def __init__(self, asked: Asked, take: Take) -> None:
         self._asked = asked
         self._tell = take
-        self._text: list[str] | None = None
-        self._id = ""
+        self._item: form.Item | None = None
+        self._said = ""
 
-    async def take(self, part: str | Call) -> None:
-        if isinstance(part, str):
-            await self._add(part)
-        else:
-            await self.end()
-            await self._call(part)
+    @property
+    def _where(self) -> dict[str, Any]:
+        assert self._item is not None
+        return {"item_id": self._item["id"], "output_index": len(self._asked.output)}
 
-    async def _add(self, text: str) -> None:
-        index = len(self._asked.output)
-        if self._text is None:
-            self._text, self._id = [], f"msg_{secrets.token_hex(12)}"
-            item = form.message_item("", "in_progress", self._id)
-            await self._tell("response.output_item.added", {"output_index": index, "item": item})
-            await self._tell("response.content_part.added", {**self._where(), "part": form.text_part("")})
-        self._text.append(text)
-        await self._tell("response.output_text.delta", {**self._where(), "delta": text, "logprobs": []})
+    async def take(self, part: Part) -> None:
+        match part:
+            case Call():
+                await self._begin(form.call_item(part))
+            case Arguments(text):
+                self._said += text
+                await self._tell("response.function_call_arguments.delta", {**self._where, "delta": text})
+            case str():
+                if self._item is None or self._item["type"] != "message":
+                    await self._begin(form.message_item())
+                    begun = {"content_index": 0, "part": form.text_part("")}
+                    await self._tell("response.content_part.added", {**self._where, **begun})
+                self._said += part
+                delta = {"content_index": 0, "delta": part, "logprobs": []}
+                await self._tell("response.output_text.delta", {**self._where, **delta})
+
+    async def _begin(self, item: form.Item) -> None:
+        await self.end()
+        self._item = item
+        begun = {"output_index": len(self._asked.output), "item": item}
+        await self._tell("response.output_item.added", begun)
 
     async def end(self) -> None:
-        """Of the text, if there is one."""
-        if self._text is None:
+        """Of the item that there is."""
+        if self._item is None:
             return
-        text, where = "".join(self._text), self._where()
-        item = form.message_item(text, "completed", self._id)
-        self._text = None
+        where, said = self._where, self._said
+        if self._item["type"] == "message":
+            part = form.text_part(said)
+            await self._tell("response.output_text.done", {**where, "content_index": 0, "text": said, "logprobs": []})
+            await self._tell("response.content_part.done", {**where, "content_index": 0, "part": part})
+            item = {**self._item, "status": "completed", "content": [part]}
+        else:
+            whole = {"name": self._item["name"], "arguments": said}
+            await self._tell("response.function_call_arguments.done", {**where, **whole})
+            item = {**self._item, "status": "completed", "arguments": said}
         self._asked.output.append(item)
-        await self._tell("response.output_text.done", {**where, "text": text, "logprobs": []})
-        await self._tell("response.content_part.done", {**where, "part": form.text_part(text)})
+        self._item, self._said = None, ""
         await self._tell("response.output_item.done", {"output_index": where["output_index"], "item": item})
-
-    def _where(self) -> dict[str, Any]:
-        return {"item_id": self._id, "output_index": len(self._asked.output), "content_index": 0}
-
-    async def _call(self, call: Call) -> None:
-        index, item = len(self._asked.output), form.call_item(call)
-        where = {"item_id": item["id"], "output_index": index}
-        self._asked.output.append(item)
-        begun, whole = form.call_item(call, "in_progress"), {"name": call.name, "arguments": call.arguments}
-        await self._tell("response.output_item.added", {"output_index": index, "item": begun})
-        await self._tell("response.function_call_arguments.delta", {**where, "delta": call.arguments})
-        await self._tell("response.function_call_arguments.done", {**where, **whole})
-        await self._tell("response.output_item.done", {"output_index": index, "item": item})
 
 
 async def get_response(request: Request) -> Response:

@@ -107,25 +107,20 @@ def format_of(fields: Fields) -> Fields:
     return Fields({"response_format": body}, fields.where)
 
 
-def message_item(text: str, status: str = "completed", item_id: str | None = None) -> Item:
-    content = [] if status == "in_progress" else [text_part(text)]
-    kind = {"id": item_id or f"msg_{secrets.token_hex(12)}", "type": "message"}
-    return {**kind, "status": status, "role": "assistant", "content": content}
+def message_item() -> Item:
+    """One that begins."""
+    kind = {"id": f"msg_{secrets.token_hex(12)}", "type": "message"}
+    return {**kind, "status": "in_progress", "role": "assistant", "content": []}
 
 
 def text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def call_item(call: Call, status: str = "completed") -> Item:
-    return {
-        "id": f"fc_{call.id.removeprefix('call_')}",
-        "type": "function_call",
-        "status": status,
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments if status == "completed" else "",
-    }
+def call_item(call: Call) -> Item:
+    """One that begins."""
+    kind = {"id": f"fc_{call.id.removeprefix('call_')}", "type": "function_call", "status": "in_progress"}
+    return {**kind, "call_id": call.id, "name": call.name, "arguments": ""}
 
 
 def usage(answers: Answers) -> dict[str, Any]:

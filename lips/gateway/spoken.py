@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from lips.gateway.engine import Answers
-from lips.gateway.tools import Call, Choice, ToolParser
+from lips.gateway.tools import Choice, Part, ToolParser
 
 
-async def hear(answers: Answers, choice: Choice, take: Callable[[str | Call], Awaitable[None]]) -> None:
+async def hear(answers: Answers, choice: Choice, take: Callable[[Part], Awaitable[None]]) -> None:
     """Tells what the one answer says: text as it comes, and calls."""
     parser = ToolParser(choice.at_most_one) if choice.tools else None
     async with aclosing(answers.pieces()) as pieces:

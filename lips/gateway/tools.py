@@ -8,10 +8,11 @@ perhaps behind `<|python_tag|>`.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import libsym as sym
@@ -21,29 +22,48 @@ from lips.gateway.fields import Fields
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _OTHERS = "[TOOL_CALLS]", "<|python_tag|>"
 _MARKS = (_BEGIN, *_OTHERS)
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+"""A call up to its arguments, as most models write it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that the model makes."""
+    """The model calls a tool; what it gives to it follows."""
 
     name: str
-    arguments: str
-    """A JSON object."""
-    id: str
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
-    @classmethod
-    def of(cls, value: object) -> Call | None:
-        """None: it is no call."""
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-            return None
-        arguments = value.get("arguments", value.get("parameters", {}))
-        if isinstance(arguments, str):
-            with suppress(ValueError):
-                arguments = json.loads(arguments)
-        if not isinstance(arguments, dict):
-            return None
-        return cls(value["name"], json.dumps(arguments, ensure_ascii=False), f"call_{secrets.token_hex(12)}")
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of the arguments of the last call: JSON, in pieces."""
+
+    text: str
+
+
+Part = str | Call | Arguments
+"""Of an answer: a text is what is said beside calls."""
+
+
+def _calls_of(source: str) -> list[tuple[str, str]] | None:
+    """Names and arguments of the calls that a JSON text is, an object or a list of them; None: it is none."""
+    try:
+        value = json.loads(source)
+    except (ValueError, RecursionError):
+        return None
+    found = [_call_of(each) for each in (value if isinstance(value, list) else [value])]
+    calls = [each for each in found if each is not None]
+    return calls if calls and len(calls) == len(found) else None
+
+
+def _call_of(value: object) -> tuple[str, str] | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        with suppress(ValueError):
+            arguments = json.loads(arguments)
+    return (value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,70 +138,123 @@ def _tool(fields: Fields) -> dict[str, Any]:
 
 
 class ToolParser:
-    """Takes an answer's text as it comes; gives text that is certain to be no call, and calls that are whole."""
+    """Takes an answer's text as it comes; gives text that is certain to be no call, and calls as they come."""
 
     def __init__(self, at_most_one: bool = False) -> None:
         self._held = ""
         self._has_said = False
         self._in_call = False
+        self._arguments: _Object | None = None
         self._at_most_one = at_most_one
         self.num_calls = 0
 
-    def add(self, text: str) -> Iterator[str | Call]:
+    def add(self, text: str) -> Iterator[Part]:
         self._held += text
         while self._held:
-            if self._in_call:
-                end = self._held.find(_END)
-                if end < 0:
-                    return
-                source, self._held = self._held[:end], self._held[end + len(_END) :]
-                self._in_call = False
-                yield from self._calls(source, f"{_BEGIN}{source}{_END}")
-                continue
-            at = self._held.find(_BEGIN)
-            if at >= 0:
-                yield from self._say(self._held[:at].rstrip("\n") if self._has_said else self._held[:at].strip())
-                self._held, self._in_call = self._held[at + len(_BEGIN) :], True
-                continue
-            if not self._has_said and (self._held.lstrip().startswith(("{", *_OTHERS)) or not self._held.strip()):
-                return  # it may be a call as a whole: the end tells
-            num_sure = len(self._held) - _num_open(self._held)
-            sure, self._held = self._held[:num_sure], self._held[num_sure:]
-            yield from self._say(sure)
-            return
+            before = len(self._held), self._in_call, self._arguments
+            yield from self._in() if self._in_call else self._out()
+            if before == (len(self._held), self._in_call, self._arguments):
+                return
 
-    def end(self) -> Iterator[str | Call]:
+    def end(self) -> Iterator[Part]:
         """What was held back."""
         held, self._held = self._held, ""
+        if self._arguments is not None:
+            return
         if self._in_call:
-            yield from self._calls(held, f"{_BEGIN}{held}")
+            yield from self._whole(held, f"{_BEGIN}{held}")
         elif held and not self._has_said:
             text = held.strip()
             for mark in _OTHERS:
                 text = text.removeprefix(mark)
-            yield from self._calls(text, held)
+            yield from self._whole(text, held)
         else:
             yield from self._say(held)
 
-    def _say(self, text: str) -> Iterator[str]:
-        if text and not (self.num_calls and not text.strip()):
+    def _out(self) -> Iterator[Part]:
+        """Text, up to what may be a call."""
+        at = self._held.find(_BEGIN)
+        if at >= 0:
+            text, self._held = self._held[:at], self._held[at + len(_BEGIN) :]
+            self._in_call = True
+            yield from self._say(text)
+            return
+        if not self._has_said and (self._held.lstrip().startswith(("{", *_OTHERS)) or not self._held.strip()):
+            return  # it may be a call as a whole: the end tells
+        num_sure = len(self._held) - _num_open(self._held)
+        sure, self._held = self._held[:num_sure], self._held[num_sure:]
+        yield from self._say(sure)
+
+    def _in(self) -> Iterator[Part]:
+        """A call: its name, and then its arguments as they come; where it has another order, all of it at its end."""
+        if self._arguments is None and (match := _HEAD.match(self._held)):
+            with suppress(ValueError):
+                name = json.loads(match[1])
+                self._held, self._arguments = self._held[match.end() :], _Object()
+                yield from self._begin(name)
+        if self._arguments is not None and not self._arguments.is_over:
+            text, self._held = self._arguments.take(self._held)
+            yield from self._more(text)
+        end = self._held.find(_END)
+        if end < 0:
+            return
+        source, self._held = self._held[:end], self._held[end + len(_END) :]
+        if self._arguments is None:
+            yield from self._whole(source, f"{_BEGIN}{source}{_END}")
+        self._in_call, self._arguments = False, None
+
+    def _whole(self, source: str, said: str) -> Iterator[Part]:
+        """The calls in a text; where it is none, what was said."""
+        calls = _calls_of(source)
+        if calls is None:
+            yield from self._say(said)
+        for name, arguments in calls or ():
+            yield from self._begin(name)
+            yield from self._more(arguments)
+
+    def _begin(self, name: str) -> Iterator[Part]:
+        self.num_calls += 1
+        if self._is_wanted:
+            yield Call(name)
+
+    def _more(self, text: str) -> Iterator[Part]:
+        if text and self._is_wanted:
+            yield Arguments(text)
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self.num_calls == 1 or not self._at_most_one
+
+    def _say(self, text: str) -> Iterator[Part]:
+        if text.strip() or (text and self._has_said and not self.num_calls):
             self._has_said = True
             yield text
 
-    def _calls(self, source: str, whole: str) -> Iterator[str | Call]:
-        """The calls in a text; where it is none, the text itself."""
-        try:
-            value = json.loads(source)
-        except (ValueError, RecursionError):
-            value = None
-        calls = [Call.of(each) for each in (value if isinstance(value, list) else [value])]
-        if not calls or None in calls:
-            yield from self._say(whole)
-            return
-        for call in calls:
-            if call is not None and not (self._at_most_one and self.num_calls):
-                self.num_calls += 1
-                yield call
+
+class _Object:
+    """A JSON object that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_text = self._is_escaped = False
+        self.is_over = False
+
+    def take(self, text: str) -> tuple[str, str]:
+        """What of a text belongs to it, and what comes behind it."""
+        for at, char in enumerate(text):
+            if self._in_text:
+                self._in_text = self._is_escaped or char != '"'
+                self._is_escaped = char == "\\" and not self._is_escaped
+            elif char == '"':
+                self._in_text = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self.is_over = True
+                    return text[: at + 1], text[at + 1 :]
+        return text, ""
 
 
 def _num_open(text: str) -> int:
