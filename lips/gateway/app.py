@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import libsym as sym
-from lips.gateway import chat, completions, messages, plain, responses, sessions
+from lips.gateway import chat, completions, messages, page, plain, responses, sessions
 from lips.gateway.asgi import Form, error_response, told
 from lips.gateway.errors import ApiError, anthropic_form, openai_form
 from lips.gateway.gateway import Gateway
@@ -24,6 +24,7 @@ ROUTES: Sequence[BaseRoute] = [
     *responses.routes,
     *plain.routes,
     *sessions.routes,
+    *page.routes,
 ]
 _ANTHROPIC = "/v1/messages"
 

@@ -104,6 +104,7 @@ async def live(request: Request) -> Response:
     return Json(
         {
             "model": gateway.model.name,
+            "place": f"{tenant.place}/sessions",
             "running": gateway.admission.num_running,
             "waiting": gateway.admission.num_waiting,
             "steps": stat["num_steps"],

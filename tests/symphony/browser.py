@@ -71,8 +71,11 @@ class Browser:
 
     def open(self, path: Path) -> None:
         """Returns when it is loaded."""
+        self.go(path.as_uri())
+
+    def go(self, url: str) -> None:
         before = self._num_loads
-        self.ask("Page.navigate", url=path.as_uri())
+        self.ask("Page.navigate", url=url)
         while self._num_loads == before:
             self._note(self._next())
 

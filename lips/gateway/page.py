@@ -1,0 +1,49 @@
+"""The page at /: three files, and nothing from anywhere else."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lips.gateway.errors import ApiError
+
+PLACE = Path(__file__).with_name("page")
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The page's own files, and the server itself."""
+
+
+def _read(name: str) -> tuple[bytes, dict[str, str]]:
+    content = (PLACE / name).read_bytes()
+    return content, {
+        "content-type": f"{_KINDS[Path(name).suffix]}; charset=utf-8",
+        "content-security-policy": _POLICY,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+        "etag": f'"{sha256(content).hexdigest()[:16]}"',
+    }
+
+
+_FILES = {name: _read(name) for name in ("index.html", "page.css", "page.js")}
+
+
+async def page(request: Request) -> Response:
+    """No key is wanted for it: it has nothing of anybody's in it, and asks for one where the server does."""
+    name = request.path_params.get("name", "index.html")
+    if name not in _FILES:
+        raise ApiError(404, f"there is no /page/{name[:60]}")
+    content, headers = _FILES[name]
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers)
+
+
+routes = [Route("/", page), Route("/page/{name}", page)]

@@ -1,0 +1,323 @@
+// The page of the gateway: what it shows comes by the same routes that any client has. Text is put in as text, never as
+// HTML.
+
+const $ = (id) => document.getElementById(id);
+const make = (tag, text = "", properties = {}) => Object.assign(document.createElement(tag), { textContent: text }, properties);
+const TOP = 5, LIVE_MS = 1000;
+
+let current = null; // the conversation's name; null: a new one
+let asking = null; // what ends the answer that is coming
+let before = null; // the figures of a second ago
+
+$("key").value = sessionStorage.getItem("key") ?? "";
+$("settings").onsubmit = (event) => event.preventDefault();
+$("key").addEventListener("change", () => { sessionStorage.setItem("key", $("key").value); refresh(); });
+
+function tell(text, isWrong = false) {
+    $("status").textContent = text;
+    $("status").classList.toggle("wrong", isWrong);
+}
+
+async function request(path, options = {}) {
+    const headers = { ...options.headers };
+    if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
+    const answer = await fetch(path, { ...options, headers });
+    if (answer.ok) return answer;
+    let message = `${answer.status} ${answer.statusText}`;
+    try { message = (await answer.json()).error.message; } catch { /* no JSON: the status has to do */ }
+    if (answer.status === 401) {
+        document.querySelector("details").open = true;
+        message += " (Settings: Key)";
+    }
+    throw new Error(message);
+}
+
+const json = async (path, body) => (await request(path, body === undefined ? {} : {
+    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
+})).json();
+const of = (name, what = "") => `/sessions/${encodeURIComponent(name)}${what}`;
+const failed = (error) => { if (error.name !== "AbortError") tell(error.message, true); };
+
+// ---- conversations
+
+async function refresh() {
+    try {
+        const { sessions } = await json("/sessions");
+        $("sessions").replaceChildren(...sessions.map(({ name, tokens }) => {
+            const button = make("button", "", { type: "button", onclick: () => open(name).catch(failed) });
+            button.append(make("span", name, { title: name }), make("span", `${tokens} tokens`));
+            button.setAttribute("aria-current", String(name === current));
+            const item = make("li");
+            item.append(button);
+            return item;
+        }));
+        const found = sessions.find(({ name }) => name === current);
+        $("size").textContent = found ? `${found.tokens} tokens, ${(found.size / 1e6).toFixed(1)} MB` : "";
+    } catch (error) { failed(error); }
+}
+
+function show(name) {
+    current = name;
+    $("title").textContent = name ?? "New conversation";
+    $("log").replaceChildren();
+    $("forking").hidden = true;
+    for (const id of ["undo", "fork", "remove"]) $(id).disabled = name === null;
+    $("export").setAttribute("aria-disabled", String(name === null));
+    $("export").tabIndex = name === null ? -1 : 0;
+    if (name === null) {
+        $("export").removeAttribute("href");
+        $("log").append(make("p", "What is said here is kept in a file, which a shell can list, copy and remove.", { className: "empty" }));
+    } else {
+        $("export").href = of(name, "/export");
+    }
+}
+
+async function open(name) {
+    asking?.abort();
+    const { messages, tokens } = await json(of(name));
+    show(name);
+    for (const { role, content } of messages) add(role, content);
+    tell(`${name}: ${messages.length} messages, ${tokens} tokens`);
+    scroll();
+    await refresh();
+}
+
+function start() {
+    asking?.abort();
+    show(null);
+    refresh();
+    $("question").focus();
+}
+
+function nameOf(text) {
+    const words = text.toLowerCase().match(/[a-z0-9]+/g) ?? [];
+    const stamp = new Date().toISOString().slice(5, 19).replace(/[-:T]/g, "");
+    return `${words.slice(0, 4).join("-").slice(0, 40) || "conversation"}-${stamp}`;
+}
+
+$("new").onclick = start;
+$("undo").onclick = async () => {
+    try {
+        const { removed } = await json(of(current, "/undo"), {});
+        await open(current);
+        tell(`${removed} tokens were cut off`);
+    } catch (error) { failed(error); }
+};
+$("remove").onclick = async () => {
+    if (!confirm(`Remove ${current}? Its file goes.`)) return;
+    try {
+        await request(of(current), { method: "DELETE" });
+        tell(`${current} was removed`);
+        start();
+    } catch (error) { failed(error); }
+};
+$("fork").onclick = () => {
+    $("forking").hidden = false;
+    $("fork-name").value = `${current}-fork`;
+    $("fork-name").select();
+};
+$("fork-cancel").onclick = () => { $("forking").hidden = true; $("fork").focus(); };
+$("forking").onsubmit = async (event) => {
+    event.preventDefault();
+    try {
+        const { name } = await json(of(current, "/fork"), { to: $("fork-name").value });
+        await open(name);
+        tell(`${name} is a fork: both go on by themselves`);
+        $("question").focus();
+    } catch (error) { failed(error); }
+};
+$("export").onclick = async (event) => {
+    if (!$("key").value) return; // the link does it
+    event.preventDefault();
+    try {
+        const link = make("a", "", { href: URL.createObjectURL(await (await request(of(current, "/export"))).blob()) });
+        link.download = `${current}.kv`;
+        link.click();
+        URL.revokeObjectURL(link.href);
+    } catch (error) { failed(error); }
+};
+
+// ---- talking
+
+function add(role, text = "") {
+    $("log").querySelector(".empty")?.remove();
+    const turn = make("article", "", { className: `turn ${role}` });
+    const said = make("p", text);
+    turn.append(make("b", { user: "You", assistant: "The model", system: "System" }[role] ?? role), said);
+    $("log").append(turn);
+    return said;
+}
+
+const scroll = () => { $("log").scrollTop = $("log").scrollHeight; };
+const number = (id) => ($(id).value === "" ? undefined : Number($(id).value));
+
+async function* events(answer) {
+    let rest = "";
+    for await (const part of answer.body.pipeThrough(new TextDecoderStream())) {
+        const lines = (rest + part).split("\n");
+        rest = lines.pop();
+        for (const line of lines) {
+            if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
+        }
+    }
+}
+
+async function ask(text) {
+    const name = current ?? nameOf(text);
+    if (current === null) show(name);
+    add("user", text);
+    const said = add("assistant");
+    scroll();
+    asking = new AbortController();
+    $("send").hidden = true;
+    $("stop").hidden = false;
+    $("log").setAttribute("aria-busy", "true");
+    tell("The model answers …");
+    let whole = "", usage = null;
+    try {
+        const answer = await request("/v1/chat/completions", {
+            method: "POST",
+            headers: { "content-type": "application/json" },
+            signal: asking.signal,
+            body: JSON.stringify({
+                messages: [{ role: "user", content: text }], conversation: name, stream: true,
+                stream_options: { include_usage: true }, logprobs: true, top_logprobs: TOP,
+                temperature: number("temperature"), top_p: number("top_p"), max_tokens: number("max_tokens"), seed: number("seed"),
+            }),
+        });
+        for await (const event of events(answer)) {
+            if (event.error) throw new Error(event.error.message);
+            usage = event.usage ?? usage;
+            for (const choice of event.choices ?? []) {
+                const piece = choice.delta.content ?? "";
+                if (piece) {
+                    const isAtEnd = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 60;
+                    said.append(token(piece, choice.logprobs?.content ?? []));
+                    whole += piece;
+                    if (isAtEnd) scroll();
+                }
+            }
+        }
+        const cached = usage?.prompt_tokens_details.cached_tokens ?? 0;
+        tell(`${whole} — ${usage?.completion_tokens ?? 0} tokens; ${cached} of ${usage?.prompt_tokens ?? 0} before them were not computed again`);
+    } catch (error) {
+        if (error.name === "AbortError") {
+            tell("Stopped. What was said stays.");
+        } else {
+            said.append(make("span", error.message, { className: "wrong" }));
+            failed(error);
+        }
+    } finally {
+        asking = null;
+        $("send").hidden = false;
+        $("stop").hidden = true;
+        $("log").removeAttribute("aria-busy");
+        setTimeout(refresh, 200);
+    }
+}
+
+$("asking").onsubmit = (event) => {
+    event.preventDefault();
+    const text = $("question").value.trim();
+    if (!text || asking) return;
+    $("question").value = "";
+    ask(text);
+};
+$("question").onkeydown = (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    $("asking").requestSubmit();
+};
+$("stop").onclick = () => asking?.abort();
+document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    hide();
+    asking?.abort();
+});
+
+// ---- the distribution of each token: under the pointer, or where the arrow keys lead in the conversation
+
+function token(text, logprobs) {
+    const span = make("span", text, { className: "token" });
+    span.distributions = logprobs;
+    return span;
+}
+
+let shown = null;
+
+function hide() {
+    shown?.classList.remove("shown");
+    shown = null;
+    $("tip").hidden = true;
+}
+
+function showDistribution(span) {
+    hide();
+    if (!span.distributions?.length) return;
+    shown = span;
+    span.classList.add("shown");
+    const tip = $("tip");
+    tip.replaceChildren(...span.distributions.map(({ token: drawn, logprob, top_logprobs }) => {
+        const likeliest = top_logprobs.map((each) => ({ ...each, isDrawn: each.token === drawn }));
+        if (!likeliest.some(({ isDrawn }) => isDrawn)) likeliest.push({ token: drawn, logprob, isDrawn: true });
+        const table = make("table");
+        for (const each of likeliest) {
+            const share = Math.exp(each.logprob), row = make("tr", "", { className: each.isDrawn ? "drawn" : "" });
+            const bar = make("i");
+            bar.style.width = `${Math.round(120 * share)}px`;
+            const cell = make("td");
+            cell.append(bar);
+            row.append(make("td", JSON.stringify(each.token).slice(1, -1)), make("td", `${(100 * share).toFixed(1)} %`), cell);
+            table.append(row);
+        }
+        return table;
+    }));
+    tip.hidden = false;
+    const place = span.getClientRects()[0] ?? span.getBoundingClientRect(), size = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(place.left, innerWidth - size.width - 4))}px`;
+    tip.style.top = `${place.bottom + size.height + 8 < innerHeight ? place.bottom + 4 : Math.max(4, place.top - size.height - 4)}px`;
+}
+
+$("log").addEventListener("pointerover", (event) => {
+    if (event.target.className.startsWith?.("token")) showDistribution(event.target);
+});
+$("log").addEventListener("pointerout", hide);
+$("log").addEventListener("scroll", hide);
+$("log").addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const all = [...$("log").querySelectorAll(".token")], at = all.indexOf(shown);
+    const next = all[at < 0 ? (step > 0 ? 0 : all.length - 1) : at + step];
+    if (!next) return;
+    next.scrollIntoView({ block: "nearest" });
+    showDistribution(next);
+    const [first] = next.distributions;
+    tell(`${JSON.stringify(next.textContent)}: ${(first?.top_logprobs ?? [])
+        .map((each) => `${JSON.stringify(each.token)} ${(100 * Math.exp(each.logprob)).toFixed(1)} %`).join(", ")}`);
+});
+
+// ---- figures
+
+async function live() {
+    if (document.hidden) return;
+    try {
+        const now = await json("/live");
+        $("model").textContent = now.model;
+        $("place").textContent = now.place;
+        const seconds = before ? now.uptime_s - before.uptime_s : 0, steps = before ? now.steps - before.steps : 0;
+        if (seconds > 0) {
+            $("rate").textContent = Math.round((now.tokens - before.tokens) / seconds);
+            $("batch").textContent = steps ? ((now.calls_in_steps - before.calls_in_steps) / steps).toFixed(1) : "0";
+        }
+        $("cached").textContent = now.prompt_tokens ? `${Math.round(100 * now.cached_tokens / now.prompt_tokens)} %` : "–";
+        $("kv").textContent = `${(100 * now.kv_used_bytes / now.kv_total_bytes).toFixed(1)} %`;
+        before = now;
+    } catch { for (const id of ["batch", "rate", "cached", "kv"]) $(id).textContent = "–"; }
+}
+
+setInterval(live, LIVE_MS);
+document.addEventListener("visibilitychange", live);
+show(null);
+refresh();
+live();
