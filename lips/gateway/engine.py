@@ -15,7 +15,6 @@ from anyio.streams.memory import MemoryObjectSendStream
 import libsym as sym
 from libsym.aio import AsyncGeneration
 from libsym.generate import Options
-from lips.gateway.cache import Cache
 from lips.gateway.errors import ApiError
 from lips.gateway.sampling import Sampling
 from lips.gateway.tenants import Tenant
@@ -144,7 +143,7 @@ async def _computing(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
     """A whole prompt: what is known of its beginning is not computed again."""
     tokens, cache = list(wanted.tokens), tenant.cache
     async with cache.place(tokens, await _known_file(wanted.base or wanted.session)) as (kv, num_cached):
-        generations = await _begin(cache, kv, tokens[num_cached:], wanted)
+        generations = await _begin(tenant, kv, tokens[num_cached:], wanted)
         if len(generations) > 1:
             cache.keep(kv, tokens[:-1])
             entry = None
@@ -172,16 +171,19 @@ async def _known_file(path: str | None) -> sym.KV | None:
         return None
 
 
-async def _begin(cache: Cache, kv: sym.KV, tokens: list[int], wanted: Wanted) -> list[AsyncGeneration]:
+async def _begin(tenant: Tenant, kv: sym.KV, tokens: list[int], wanted: Wanted) -> list[AsyncGeneration]:
     """The generations, when each has its first token. Where there is no room, what was not used for longest goes."""
-    options = _options(wanted)
+    options, cache = _options(wanted), tenant.cache
     for _ in range(_ROOM_TRIES):
         try:
             if wanted.sampling.n > 1:
                 return await sym.aio.generate_n(kv, tokens, wanted.sampling.n, **options)
             return [await sym.aio.generate(kv, tokens, **options)]
-        except (sym.OverQuota, sym.NoSpace):
+        except sym.OverQuota:
             if not cache.shrink(cache.num_tokens // 2):
+                raise
+        except sym.NoSpace:
+            if not tenant.make_room():
                 raise
     raise ApiError(503, "there is no room for this prompt now: try again", retry_after_s=1)
 

@@ -83,8 +83,15 @@ class Gateway:
             if found is None or not found.connection.is_open:
                 await self.connect()
                 found = await make_tenant(name, self.max_cached_tokens, quota_bytes=quota_bytes)
+                found.make_room = self._make_room
                 self.tenants[name] = found
             return found
+
+    def _make_room(self) -> int:
+        """The tenant whose cache is largest loses half of it."""
+        caches = [tenant.cache for tenant in self.tenants.values() if tenant.connection.is_open]
+        largest = max(caches, key=lambda cache: cache.num_tokens)
+        return largest.shrink(largest.num_tokens // 2)
 
     async def connect(self) -> None:
         """To a daemon that was restarted, perhaps with another model; a connection that is alive stays."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 
@@ -31,6 +31,8 @@ class Tenant:
         """Its directory as the machine's other programs see it."""
         self.connection = connection
         self.limits = Limits()
+        self.make_room: Callable[[], int] = lambda: 0
+        """Where the machine has none left, the gateway drops of somebody's cache: gives how many files went."""
         self.cache = Cache(max_tokens)
         self._talking: set[str] = set()
         self.num_prompt_tokens = self.num_cached_tokens = self.num_completion_tokens = 0

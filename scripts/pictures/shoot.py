@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Screenshots of what runs: `symphony top`, and the page of `symphony trace show` in a browser.
+"""Screenshots of what runs: `symphony top`, the page of `symphony trace show`, and the gateway's.
 
-    .venv/bin/python scripts/pictures/shoot.py [--model smollm2] [--seconds 20] [--out DIR]
+    .venv/bin/python scripts/pictures/shoot.py [--model smollm2] [--seconds 20] [--only gateway] [--out DIR]
 
 A daemon of its own serves programs that `busy.py` has; nothing is drawn by hand. It needs /dev/fuse and chromium.
 """
@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tests.gateway.test_page import PLACE, say, until  # noqa: E402 - as above
 from tests.symphony.browser import DRAWN_FRAMES, Browser  # noqa: E402 - found by the line before
 from tests.symphony.launchers import end_launchers  # noqa: E402
 
@@ -29,6 +30,7 @@ SYMPHONY = [sys.executable, "-m", "symphony"]
 PROGRAMS = [("agent", 4), ("chat", 3), ("reader", 1), ("search", 1)]
 TOP_SIZE = (100, 36)
 PAGE_SIZE = (1200, 700)
+TALK_SIZE, NARROW_SIZE = (1100, 600), (420, 720)
 
 
 def main() -> None:
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--seconds", type=float, default=20.0, help="that the programs run before and while it looks")
     parser.add_argument("--out", type=Path, default=HERE / "screens")
+    parser.add_argument("--only", choices=["gateway"], help="nothing else")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sy") as name:
@@ -43,11 +46,13 @@ def main() -> None:
         os.environ |= {"SYMPHONY_SOCKET": str(place / "s"), "XDG_RUNTIME_DIR": name, "PYTHONPATH": str(ROOT)}
         daemon = start(place, args.model)
         try:
-            run_programs(args.seconds)
-            (args.out / "top.svg").write_text(asyncio.run(look_at_top(args.seconds)), encoding="utf-8")
-            symphony("trace", "record", "--seconds", "4", "-o", place / "trace")
-            symphony("trace", "show", place / "trace", "-o", place / "trace.html")
-            photograph(place / "trace.html", args.out)
+            talk(args.out)
+            if args.only != "gateway":
+                run_programs(args.seconds)
+                (args.out / "top.svg").write_text(asyncio.run(look_at_top(args.seconds)), encoding="utf-8")
+                symphony("trace", "record", "--seconds", "4", "-o", place / "trace")
+                symphony("trace", "show", place / "trace", "-o", place / "trace.html")
+                photograph(place / "trace.html", args.out)
         finally:
             end_launchers(place)
             daemon.terminate()
@@ -104,6 +109,35 @@ def photograph(page: Path, out: Path) -> None:
                 (out / f"timeline-{theme}.png").write_bytes(browser.picture())
         finally:
             browser.close()
+
+
+def talk(out: Path) -> None:
+    """Two questions on the gateway's page: in light and wide, in dark and narrow, with a token's distribution."""
+    command = [sys.executable, "-m", "lips.gateway", "--port", "0"]
+    with (
+        tempfile.TemporaryDirectory() as profile,
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as gateway,
+    ):
+        assert gateway.stderr is not None
+        browser = Browser(Path(profile), *TALK_SIZE)
+        try:
+            browser.go(gateway.stderr.readline().split()[1])
+            until(browser, """document.getElementById("model").textContent !== "" """)
+            browser.run("""document.getElementById("temperature").value = 0""")
+            for question in ("What is the capital of France?", "And what is the sea?"):
+                say(browser, question)
+            time.sleep(2)  # figures of a second
+            for theme, size in (("light", TALK_SIZE), ("dark", NARROW_SIZE)):
+                browser.resize(*size)
+                browser.prefer(theme)
+                browser.run("""document.querySelector("section").scrollIntoView()""")
+                x, y = browser.run(PLACE % 3)
+                browser.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+                until(browser, """!document.getElementById("tip").hidden""")
+                (out / f"gateway-{theme}.png").write_bytes(browser.picture())
+        finally:
+            browser.close()
+            gateway.terminate()
 
 
 if __name__ == "__main__":

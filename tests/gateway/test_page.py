@@ -157,7 +157,7 @@ def test_all_that_can_be_used_has_a_name_and_can_be_reached_and_nothing_sticks_o
 def test_a_key_is_asked_for_where_one_is_needed(browser, start_gateway, tmp_path):
     from lips.gateway.keys import new_key
 
-    key, line = new_key("ann")
+    key, line = new_key("page")
     path = tmp_path / "keys"
     path.write_text(line + "\n")
     path.chmod(0o600)

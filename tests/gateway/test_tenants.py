@@ -6,6 +6,8 @@ import time
 import pytest
 
 from lips.gateway.keys import KeyFileError, Keys, new_key, parse
+from tests.gateway.conftest import Gateway
+from tests.symphony.daemons import Daemon
 
 CHAT = "/v1/chat/completions"
 PROMPT = "Remember these words: " + " ".join(f"word{number}" for number in range(300))
@@ -147,9 +149,27 @@ def test_a_file_that_others_may_read_is_refused(tmp_path):
         Keys(path)
 
 
-def test_without_keys_nothing_but_the_machine_itself_is_listened_to(gateway, gateway_daemon, http):
-    from tests.gateway.conftest import Gateway
+def test_a_daemon_that_is_started_again_is_found_again(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("again")
+    daemon = Daemon(directory, "--model", "tiny")
+    gateway = Gateway(daemon)
+    try:
+        with gateway.client() as client:
+            ask(client, "Hello.", conversation="kept")
+            assert daemon.stop() == 0
+            assert client.get("/health").status_code == 503
+            assert client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}]}).status_code == 503
+            daemon = Daemon(directory, "--model", "tiny")
+            assert client.get("/health").status_code == 200
+            hit, _ = ask(client, "And now?", conversation="kept")
+            assert hit > 0, "the conversation is a file, and so still there"
+        assert "Traceback" not in gateway.stop()
+    finally:
+        gateway.process.kill()
+        daemon.clean_up()
 
+
+def test_without_keys_nothing_but_the_machine_itself_is_listened_to(gateway, gateway_daemon, http):
     with pytest.raises(AssertionError, match="can be reached from outside"):
         Gateway(gateway_daemon, "--host", "0.0.0.0")
     assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403

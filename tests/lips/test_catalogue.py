@@ -7,12 +7,13 @@ import ast
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from symphony.launcher.finding import shipped
+from symphony.launcher.finding import does_without_sandbox, shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = shipped()
@@ -58,6 +59,12 @@ def test_it_is_short_and_says_what_it_is_for(name):
     assert first.endswith(".")
     assert len(first) <= 100, "`symphony run --list` has one line for it"
     assert f"symphony run {name}" in rest
+
+
+def test_a_package_that_ships_may_say_that_it_needs_no_sandbox_and_nothing_else_may(tmp_path):
+    assert {name for name, path in PROGRAMS.items() if does_without_sandbox(str(path))} == {"gateway"}
+    copy = shutil.copytree(PROGRAMS["gateway"].parent, tmp_path / "gateway")
+    assert not does_without_sandbox(str(copy / "__main__.py"))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

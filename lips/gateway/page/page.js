@@ -199,7 +199,8 @@ async function ask(text) {
             }
         }
         const cached = usage?.prompt_tokens_details.cached_tokens ?? 0;
-        tell(`${whole} — ${usage?.completion_tokens ?? 0} tokens; ${cached} of ${usage?.prompt_tokens ?? 0} before them were not computed again`);
+        $("heard").textContent = whole; // a screen reader hears the answer once, and not token by token
+        tell(`${usage?.completion_tokens ?? 0} tokens; ${cached} of the ${usage?.prompt_tokens ?? 0} before them were not computed again`);
     } catch (error) {
         if (error.name === "AbortError") {
             tell("Stopped. What was said stays.");
