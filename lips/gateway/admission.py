@@ -86,10 +86,7 @@ class Admission:
         """Within this block the tenant has a place. ApiError 429: there is none; the error says when to try again."""
         party = self._party(name, limits)
         self._check_rates(name, party)
-        if self.num_running < self.max_running and self._has_place(party) and not self._turns:
-            self._enter(party)
-        else:
-            await self._wait(name, party)
+        await self._wait(name, party)
         try:
             yield
         finally:
@@ -134,14 +131,19 @@ class Admission:
         party.num_running += 1
 
     async def _wait(self, name: str, party: _Party) -> None:
-        if self.num_waiting >= self.max_waiting:
-            self.num_refused += 1
-            raise self._full(f"{self.num_running} requests are being answered and {self.num_waiting} wait")
+        """For a place: none at all where there is one, and nobody in front has a right to it."""
         turn = anyio.Event()
         if not party.waiting:
             self._turns.append(party)
         party.waiting.append(turn)
         self.num_waiting += 1
+        self._let_in()
+        if turn.is_set():
+            return
+        if self.num_waiting > self.max_waiting:
+            self._give_up(party, turn)
+            self.num_refused += 1
+            raise self._full(f"{self.num_running} requests are being answered and {self.num_waiting} wait")
         try:
             with anyio.move_on_after(self._wait_s):
                 await turn.wait()

@@ -127,15 +127,8 @@ async def answered(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
 
     Behind the block they are cancelled where they have not ended, and what was computed is kept for the next prompt.
     """
-    if wanted.turn is not None:
-        async with _talking(tenant, wanted) as answers:
-            yield answers
-    else:
-        async with _computing(tenant, wanted) as answers:
-            yield answers
-    tenant.num_prompt_tokens += answers.num_prompt
-    tenant.num_cached_tokens += answers.num_cached
-    tenant.num_completion_tokens += answers.num_completion
+    async with (_computing if wanted.turn is None else _talking)(tenant, wanted) as answers:
+        yield answers
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ import anyio.abc
 from starlette.requests import Request
 
 import libsym as sym
-from lips.gateway import engine
+from lips.gateway import engine, stored
 from lips.gateway.admission import Admission
 from lips.gateway.asgi import read_body
 from lips.gateway.engine import Answers, Wanted
@@ -84,6 +84,7 @@ class Gateway:
                 await self.connect()
                 found = await make_tenant(name, self.max_cached_tokens, quota_bytes=quota_bytes)
                 found.make_room = self._make_room
+                await stored.sweep(found)
                 self.tenants[name] = found
             return found
 
@@ -108,11 +109,21 @@ class Gateway:
     async def answered(self, tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
         """As `engine.answered`, when the tenant's turn has come."""
         self.check_length(len(wanted.tokens))
+        answers: Answers | None = None
         async with self.admission.admit(tenant.name, tenant.limits):
-            with tenant.use():
-                async with engine.answered(tenant, wanted) as answers:
-                    yield answers
-            self.admission.charge(tenant.name, answers.num_prompt - answers.num_cached + answers.num_completion)
+            try:
+                with tenant.use():
+                    async with engine.answered(tenant, wanted) as answers:
+                        yield answers
+            finally:  # what a client that has gone had computed counts as well
+                if answers is not None:
+                    self._count(tenant, answers)
+
+    def _count(self, tenant: Tenant, answers: Answers) -> None:
+        tenant.num_prompt_tokens += answers.num_prompt
+        tenant.num_cached_tokens += answers.num_cached
+        tenant.num_completion_tokens += answers.num_completion
+        self.admission.charge(tenant.name, answers.num_prompt - answers.num_cached + answers.num_completion)
 
     def check_length(self, num_tokens: int) -> None:
         """An answer has room for a token at least."""

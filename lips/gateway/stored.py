@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,18 @@ async def save(tenant: Tenant, stored: Stored) -> None:
         new.replace(path)
 
     await anyio.to_thread.run_sync(write)
+
+
+async def sweep(tenant: Tenant) -> None:
+    """What is older than responses are kept, and whose KV has gone, goes too."""
+    oldest_s = time.time() - KEPT_S
+
+    def remove_old() -> None:
+        for path in (tenant.place / "responses").glob("resp_*.json"):
+            if path.stat().st_mtime < oldest_s and not path.with_suffix(".kv").exists():
+                path.unlink()
+
+    await anyio.to_thread.run_sync(remove_old)
 
 
 async def remove(tenant: Tenant, response_id: str) -> None:

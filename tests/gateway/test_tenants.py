@@ -85,6 +85,27 @@ def test_neither_sees_the_others_conversations(two):
     assert (gateway.files / "ann" / "sessions" / "mine.kv").exists(), "in a domain of Ann's"
 
 
+def test_tokens_are_counted_also_of_a_client_that_goes_away(start_gateway, tmp_path):
+    key, line = new_key("tokens")
+    path = tmp_path / "keys"
+    path.write_text(f"{line} tokens=300\n")
+    path.chmod(0o600)
+    with start_gateway("--keys", str(path)).client(key) as client:
+        body = {
+            "messages": [{"role": "user", "content": PROMPT}],
+            "max_tokens": 500,
+            "stream": True,
+            "ignore_eos": True,
+        }
+        with client.stream("POST", CHAT, json=body) as answer:
+            next(answer.iter_lines())  # it is closed at once
+        end_s = time.monotonic() + 20
+        while (refused := client.post(CHAT, json={**body, "max_tokens": 1, "stream": False})).status_code == 200:
+            assert time.monotonic() < end_s
+        assert refused.status_code == 429
+        assert "tokens a minute" in refused.json()["error"]["message"]
+
+
 def test_rates_are_kept_and_say_when_to_come_again(two):
     gateway, keys, _ = two
     with gateway.client(keys["few"]) as few, gateway.client(keys["bob"]) as bob:

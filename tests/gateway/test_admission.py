@@ -1,0 +1,131 @@
+"""Who is answered now, who waits, and who is told to come again."""
+
+import pytest
+import trio
+import trio.testing
+
+from lips.gateway.admission import NO_LIMITS, Admission, Limits
+from lips.gateway.errors import ApiError
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+async def ask(admission, name, order, end, limits=NO_LIMITS):
+    async with admission.admit(name, limits):
+        order.append(name)
+        await end.wait()
+
+
+def run(scenario):
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0.01))
+
+
+def test_tenants_take_turns_however_many_requests_one_has():
+    async def scenario():
+        admission, order, ends = Admission(1, 100, 1000.0), [], [trio.Event() for _ in range(7)]
+        async with trio.open_nursery() as nursery:
+            for name, end in zip(["a", "a", "a", "a", "b", "c", "b"], ends, strict=True):
+                nursery.start_soon(ask, admission, name, order, end)
+                await trio.testing.wait_all_tasks_blocked()
+            assert order == ["a"]
+            for end in ends:
+                end.set()
+        assert order[:4] == ["a", "a", "b", "c"]
+        assert sorted(order) == ["a", "a", "a", "a", "b", "b", "c"]
+        assert admission.num_running == admission.num_waiting == 0
+
+    run(scenario)
+
+
+def test_more_than_may_wait_are_refused_and_so_is_who_has_waited_for_long():
+    async def scenario():
+        admission, order, end = Admission(1, 1, 30.0), [], trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, admission, "a", order, end)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(refused_later, admission)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(ApiError) as refused:
+                await ask(admission, "b", order, end)
+            assert refused.value.status == 429
+            assert refused.value.retry_after_s >= 1
+            await trio.sleep(31)
+            assert admission.num_waiting == 0
+            end.set()
+        assert order == ["a"]
+        assert admission.num_refused == 2
+
+    async def refused_later(admission):
+        with pytest.raises(ApiError, match="waited"):
+            await ask(admission, "a", [], trio.Event())
+
+    run(scenario)
+
+
+def test_who_gives_up_leaves_the_queue_and_its_turn_goes_on():
+    async def scenario():
+        admission, order, end, other = Admission(1, 10, 1000.0), [], trio.Event(), trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, admission, "a", order, end)
+            await trio.testing.wait_all_tasks_blocked()
+            async with trio.open_nursery() as given_up:
+                given_up.start_soon(ask, admission, "b", order, other)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(ask, admission, "c", order, other)
+                await trio.testing.wait_all_tasks_blocked()
+                end.set()  # b's turn comes, and b goes in the same moment
+                given_up.cancel_scope.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            assert order[-1] == "c"
+            other.set()
+        assert admission.num_running == admission.num_waiting == 0
+
+    run(scenario)
+
+
+def test_a_key_has_no_more_at_once_than_its_limit_and_others_pass_it():
+    async def scenario():
+        admission, order, end = Admission(10, 10, 1000.0), [], trio.Event()
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask, admission, "a", order, end, Limits(concurrent=1))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(ask, admission, "b", order, end)
+            await trio.testing.wait_all_tasks_blocked()
+            assert sorted(order) == ["a", "b"], "b does not wait behind those of a"
+            end.set()
+        assert sorted(order) == ["a", "a", "a", "b"]
+
+    run(scenario)
+
+
+def test_rates_fill_up_again_as_time_goes_by():
+    async def scenario():
+        clock = Clock()
+        admission = Admission(10, 10, 1.0, clock)
+        limits = Limits(requests_per_min=2, tokens_per_min=100)
+
+        async def passes():
+            try:
+                async with admission.admit("a", limits):
+                    return True
+            except ApiError as error:
+                return error.retry_after_s
+
+        assert [await passes(), await passes()] == [True, True]
+        assert await passes() == pytest.approx(30)
+        clock.now_s = 31
+        assert await passes() is True
+        admission.charge("a", 200)
+        clock.now_s = 62
+        assert await passes() == pytest.approx(60 - 31 + 0.6, abs=0.1)
+        clock.now_s = 130
+        assert await passes() is True
+
+    run(scenario)

@@ -1,0 +1,88 @@
+"""Bodies of requests: whatever comes, it is read or refused in words."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from lips.gateway.errors import ApiError
+from lips.gateway.fields import Fields, parse_json
+from lips.gateway.names import conversation_of
+from lips.gateway.prompts import messages_of
+from lips.gateway.responses_form import choice_of, format_of, items_of, messages_of_items
+from lips.gateway.sampling import chat_logprobs, sampling, text_logprobs
+from lips.gateway.tools import Choice
+
+NAMES = (
+    *(
+        "messages",
+        "role",
+        "content",
+        "type",
+        "text",
+        "tools",
+        "function",
+        "name",
+        "arguments",
+        "parameters",
+        "stop",
+        "n",
+    ),
+    *("temperature", "top_p", "top_k", "logit_bias", "seed", "logprobs", "tool_choice", "input", "output", "format"),
+    *("conversation", "id", "max_tokens", "tool_calls", "call_id", "5", "n"),
+)
+WORDS = ("user", "assistant", "tool", "function", "function_call", "message", "required", "text", "x", "")
+VALUES = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats(allow_nan=False) | some.sampled_from(WORDS),
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=15,
+)
+BODIES = some.dictionaries(some.sampled_from(NAMES), VALUES, max_size=6)
+READERS = (
+    messages_of,
+    sampling,
+    chat_logprobs,
+    text_logprobs,
+    Choice.of,
+    conversation_of,
+    choice_of,
+    format_of,
+    lambda fields: messages_of_items(items_of(fields), None),
+    lambda fields: Choice.of(fields).grammar(),
+)
+
+
+@given(BODIES)
+def test_no_body_is_more_than_refused(body):
+    for read in READERS:
+        status, message = refused(lambda read=read: read(Fields(parse_json(json.dumps(body).encode()))))
+        assert status in {None, 400}
+        assert message != ""
+
+
+@given(some.binary(max_size=200))
+def test_no_bytes_are_more_than_refused(body):
+    assert refused(lambda: parse_json(body))[0] in {None, 400}
+
+
+def refused(call):
+    """How, and in what words, if at all."""
+    try:
+        call()
+    except ApiError as error:
+        return error.status, error.message
+    return None, None
+
+
+def test_brackets_in_texts_are_no_nesting():
+    assert parse_json(json.dumps({"text": "[" * 1000 + '"\\' * 5}).encode())
+    with pytest.raises(ApiError, match="deep"):
+        parse_json(b'{"a":' + b"[" * 100 + b"]" * 100 + b"}")
+
+
+def test_a_field_that_is_wrong_is_named_with_its_value_and_what_is_expected():
+    fields = Fields({"a": {"b": "x" * 100}})
+    with pytest.raises(ApiError, match=r"a\.b is \"x{59}….*a number from 0 to 1 is expected") as refused:
+        fields.child("a").number("b", 0, 1)
+    assert refused.value.param == "a.b"
