@@ -1,5 +1,6 @@
 """Clients that are built on others' interfaces: llm, litellm, LangChain; and what codex sends."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -31,7 +32,18 @@ def test_llm_asks_by_its_command_line(gateway, tmp_path):
     assert "Paris" in done.stdout
 
 
+@pytest.fixture
+def event_loop():
+    """Of this thread. litellm makes one for its log where there is none, and never closes it."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("event_loop")
 def test_litellm_speaks_both_interfaces(gateway, monkeypatch):
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would be fetched
     import litellm

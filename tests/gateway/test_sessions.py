@@ -97,7 +97,7 @@ def test_the_page_s_routes_fork_undo_export_and_remove(gateway, http):
     assert live["running"] == 0
 
 
-@pytest.mark.parametrize("name", ["..", "a%2fb", "%2e%2e%2fx", ".hidden", "x" * 300, "a%00b"])
+@pytest.mark.parametrize("name", ["%2e%2e", "a%2fb", "%2e%2e%2fx", ".hidden", "x" * 300, "a%00b"])
 def test_names_that_are_none_of_a_file_lead_nowhere(http, name):
     for path in (f"/sessions/{name}", f"/sessions/{name}/export"):
         assert http.get(path).status_code in {400, 404}

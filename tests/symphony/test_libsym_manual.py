@@ -20,7 +20,8 @@ SOURCE = MANUAL.read_text(encoding="utf-8")
 
 def plain(line: str) -> str:
     """A line of the source as it is read."""
-    for written, read in [("\\-", "-"), ("\\(dq", '"'), ("\\&", ""), ("\\e", "\\"), ("\\fB", ""), ("\\fI", "")]:
+    escapes = {"\\-": "-", "\\(dq": '"', "\\(aq": "'", "\\&": "", "\\e": "\\", "\\fB": "", "\\fI": ""}
+    for written, read in escapes.items():
         line = line.replace(written, read)
     return line.replace("\\fP", "")
 

@@ -194,8 +194,9 @@ class Outside:
         posix.write_text(self.canary)
         self._stack.callback(posix.unlink)
         queue = f"/{self.canary}".encode()
-        made = LIBC.syscall(240, queue[1:], os.O_RDWR | os.O_CREAT, 0o666, None)
-        assert made >= 0, "no POSIX message queues"
+        one_of_16_bytes = struct.pack("8q", 0, 1, 16, 0, *[0] * 4)  # a user's default ones are few: RLIMIT_MSGQUEUE
+        made = LIBC.syscall(240, queue[1:], os.O_RDWR | os.O_CREAT, 0o666, one_of_16_bytes)
+        assert made >= 0, f"no POSIX message queues: {os.strerror(ctypes.get_errno())}"
         os.close(made)
         self._stack.callback(LIBC.syscall, 241, queue[1:])
         self.world |= {"shm_key": key, "dev_shm": str(posix), "queue": queue[1:].decode()}
