@@ -59,11 +59,14 @@ class _Party:
     """A tenant as it is known here."""
 
     def __init__(self, limits: Limits, now_s: float) -> None:
+        self.change(limits, now_s)
+        self.num_running = 0
+        self.waiting: deque[anyio.Event] = deque()
+
+    def change(self, limits: Limits, now_s: float) -> None:
         self.limits = limits
         self.requests = Bucket(limits.requests_per_min, now_s)
         self.tokens = Bucket(limits.tokens_per_min, now_s)
-        self.num_running = 0
-        self.waiting: deque[anyio.Event] = deque()
 
 
 class Admission:
@@ -101,11 +104,10 @@ class Admission:
 
     def _party(self, name: str, limits: Limits) -> _Party:
         party = self._parties.get(name)
-        if party is None or party.limits != limits:
-            fresh = _Party(limits, self._clock())
-            if party is not None:
-                fresh.num_running, fresh.waiting = party.num_running, party.waiting
-            party = self._parties[name] = fresh
+        if party is None:
+            party = self._parties[name] = _Party(limits, self._clock())
+        elif party.limits != limits:
+            party.change(limits, self._clock())
         return party
 
     def _check_rates(self, name: str, party: _Party) -> None:

@@ -56,7 +56,12 @@ class Json(Response):
     media_type = "application/json"
 
     def __init__(self, content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(json.dumps(content, ensure_ascii=False).encode(), status, headers)
+        super().__init__(_utf8(json.dumps(content, ensure_ascii=False)), status, headers)
+
+
+def _utf8(text: str) -> bytes:
+    """A name of a file may be none in UTF-8."""
+    return text.encode(errors="replace")
 
 
 def event(data: object, name: str | None = None) -> bytes:

@@ -55,6 +55,7 @@ class _Said:
     """One choice: where its text is now."""
 
     num_chars: int = 0
+    has_begun: bool = False
 
 
 @dataclass(slots=True)
@@ -142,9 +143,9 @@ async def _answer(asked: Asked, counted: _Counted, take: Take) -> None:
 
         def part(said: _Said, text: str, tokens: Sequence[int], dists: Sequence[Any]) -> tuple[str, Any]:
             form = None if top is None else text_form(tokens, dists, vocabulary, top, said.num_chars)
-            if form is not None and asked.echo and not said.num_chars:
+            if form is not None and asked.echo and not said.has_begun:
                 form["token_logprobs"][0] = form["top_logprobs"][0] = None  # nothing is before it
-            said.num_chars += len(text)
+            said.num_chars, said.has_begun = said.num_chars + len(text), True
             return text, form
 
         if asked.echo:

@@ -4,10 +4,12 @@ tokens come as they are drawn.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
@@ -19,6 +21,8 @@ from lips.gateway.errors import ApiError
 from lips.gateway.sampling import Sampling
 from lips.gateway.tenants import Tenant
 
+log = logging.getLogger(__name__)
+Found = TypeVar("Found")
 Finish = Literal["stop", "length"]
 _ROOM_TRIES = 4
 _SETTLES_S = 10
@@ -165,15 +169,24 @@ async def _known_file(path: str | None) -> sym.KV | None:
 
 
 async def _begin(tenant: Tenant, kv: sym.KV, tokens: list[int], wanted: Wanted) -> list[AsyncGeneration]:
-    """The generations, when each has its first token. Where there is no room, what was not used for longest goes."""
-    options, cache = _options(wanted), tenant.cache
+    """The generations, when each has its first token."""
+    options = _options(wanted)
+
+    async def begin() -> list[AsyncGeneration]:
+        if wanted.sampling.n > 1:
+            return await sym.aio.generate_n(kv, tokens, wanted.sampling.n, **options)
+        return [await sym.aio.generate(kv, tokens, **options)]
+
+    return await _with_room(tenant, begin)
+
+
+async def _with_room(tenant: Tenant, begin: Callable[[], Awaitable[Found]]) -> Found:
+    """What was begun. Where there is no room for it, what was not used for longest goes."""
     for _ in range(_ROOM_TRIES):
         try:
-            if wanted.sampling.n > 1:
-                return await sym.aio.generate_n(kv, tokens, wanted.sampling.n, **options)
-            return [await sym.aio.generate(kv, tokens, **options)]
+            return await begin()
         except sym.OverQuota:
-            if not cache.shrink(cache.num_tokens // 2):
+            if not tenant.cache.shrink(tenant.cache.num_tokens // 2):
                 raise
         except sym.NoSpace:
             if not tenant.make_room():
@@ -207,11 +220,13 @@ async def _talking(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
         turn = [message for message in wanted.turn if message["role"] not in {"system", "developer"}]
         chat = sym.aio.Chat(kv, top, wanted.tools)
         try:
-            generation = await chat.ask(turn, **_options(wanted))
+            generation = await _with_room(tenant, lambda: chat.ask(turn, **_options(wanted)))
             yield Answers(_listed([generation], wanted.sampling), num_before + len(generation.given), num_before)
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_SETTLES_S):
                 await chat.close()
+                if not num_before and not (await sym.aio.kv_stat(wanted.session)).tokens:
+                    await sym.aio.kv_remove(wanted.session)  # it has not begun
 
 
 def _listed(generations: list[AsyncGeneration], sampling: Sampling) -> list[Answer]:
@@ -227,10 +242,14 @@ async def _settle(generations: list[AsyncGeneration]) -> None:
 
 
 async def _save(path: str, kv: sym.KV) -> None:
-    """The file at the path is this one's fork from now on, at once: nobody sees half of it."""
+    """The file at the path is this one's fork from now on, at once: nobody sees half of it.
+
+    The client has its answer all the same where that fails; with its next request it says the whole again.
+    """
     directory, _, name = path.rpartition("/")
-    new = f"{directory}/.{name}.new"
-    with suppress(sym.NotFound):
-        await sym.aio.kv_remove(new)
-    await sym.aio.kv_close(await sym.aio.kv_fork(kv, new))
-    await sym.aio.kv_rename(new, path)
+    new = f"{directory}/.{name}.{secrets.token_hex(4)}.new"
+    try:
+        await sym.aio.kv_close(await sym.aio.kv_fork(kv, new))
+        await sym.aio.kv_rename(new, path)
+    except sym.SymError as error:
+        log.warning("%s does not have the last answer: %s", path, error)

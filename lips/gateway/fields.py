@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lips.gateway.errors import ApiError
 
 MAX_DEPTH = 64
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -21,6 +23,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise ApiError(400, f"the body is nested more than {MAX_DEPTH} deep")
     try:
         found = json.loads(body, parse_constant=_no_number)
+        if _SURROGATE.search(body):  # clients cut texts in the middle of a character
+            found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):

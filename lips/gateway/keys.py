@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
@@ -18,6 +19,7 @@ from pathlib import Path
 from lips.gateway.admission import NO_LIMITS, Limits
 from lips.gateway.tenants import DEFAULT_QUOTA_BYTES, LOCAL
 
+log = logging.getLogger(__name__)
 _PREFIX = "sk-sym-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -56,16 +58,28 @@ class Keys:
         self._path = path
         self._read_at: tuple[int, int, int] = (0, 0, 0)
         self._keys: list[Key] = []
+        self._complaint = ""
         self.refresh()
 
     def find(self, presented: str) -> Key | None:
         """The key that was presented; None: it is none of them. How long it takes tells nothing of which is close."""
-        self.refresh()
+        self._refresh_if_it_can_be()
         digest, found = _digest(presented), None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return found
+
+    def _refresh_if_it_can_be(self) -> None:
+        """With a file that has a fault the keys from before stay. The log has the fault once."""
+        try:
+            self.refresh()
+            complaint = ""
+        except (KeyFileError, OSError) as error:
+            complaint = str(error)
+            if complaint != self._complaint:
+                log.warning("%s; the keys from before stay", complaint)
+        self._complaint = complaint
 
     def refresh(self) -> None:
         """Read the file, if it has changed since."""

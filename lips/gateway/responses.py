@@ -204,7 +204,9 @@ async def _answer(asked: Asked, take: Take) -> dict[str, Any]:
 async def _store(asked: Asked, response: dict[str, Any]) -> None:
     with asked.tenant.use():
         await stored.save(asked.tenant, Stored(response, asked.items))
-        if asked.wanted.turn is None:
+        if asked.wanted.turn is not None:
+            return
+        with suppress(sym.NotFound):  # where it could not be saved, the log says why
             await sym.aio.kv_advise(stored.kv_path(asked.tenant, asked.id), sym.TTL(stored.KEPT_S))
 
 

@@ -23,13 +23,18 @@ async def sessions(request: Request) -> Response:
     tenant = await _tenant(request)
     with tenant.use():
         files = [entry for entry in await sym.aio.kv_list(tenant.sessions) if entry.name.endswith(_SUFFIX)]
-        found = [await _described(tenant, entry) for entry in files if not entry.name.startswith(".")]
+        described = [await _described(tenant, entry) for entry in files if not entry.name.startswith(".")]
+    found = [each for each in described if each is not None]
     return Json({"sessions": sorted(found, key=lambda each: -each["modified"])})
 
 
-async def _described(tenant: Tenant, entry: sym.KvEntry) -> dict[str, Any]:
+async def _described(tenant: Tenant, entry: sym.KvEntry) -> dict[str, Any] | None:
+    """None: it has just gone."""
     path = tenant.place / "sessions" / entry.name
-    modified = (await anyio.to_thread.run_sync(path.stat)).st_mtime
+    try:
+        modified = (await anyio.to_thread.run_sync(path.stat)).st_mtime
+    except FileNotFoundError:
+        return None
     return {
         "name": entry.name.removesuffix(_SUFFIX),
         "tokens": entry.tokens,

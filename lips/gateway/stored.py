@@ -75,13 +75,16 @@ async def save(tenant: Tenant, stored: Stored) -> None:
 
 
 async def sweep(tenant: Tenant) -> None:
-    """What is older than responses are kept, and whose KV has gone, goes too."""
+    """What is older than responses are kept, and whose KV has gone, goes too; so does what was left half made."""
     oldest_s = time.time() - KEPT_S
 
     def remove_old() -> None:
         for path in (tenant.place / "responses").glob("resp_*.json"):
             if path.stat().st_mtime < oldest_s and not path.with_suffix(".kv").exists():
                 path.unlink()
+        for path in [*(tenant.place / "responses").glob("*.new"), *(tenant.place / "sessions").glob(".*.new")]:
+            if path.stat().st_mtime < oldest_s:
+                path.unlink(missing_ok=True)
 
     await anyio.to_thread.run_sync(remove_old)
 

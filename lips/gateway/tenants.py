@@ -17,7 +17,7 @@ from lips.gateway.errors import ApiError
 ROOT = "gateway"
 LOCAL = "local"
 DEFAULT_QUOTA_BYTES = 1 << 40
-MAX_NAME_CHARS = 200
+MAX_NAME_BYTES = 200
 
 
 class Tenant:
@@ -55,10 +55,12 @@ class Tenant:
 
     def session_path(self, name: str) -> str:
         """Of a conversation. A name that is none of a file is refused."""
-        wrong = not name or len(name) > MAX_NAME_CHARS or name in {".", ".."} or any(c == "/" or c < " " for c in name)
+        wrong = not 1 <= len(name.encode(errors="surrogatepass")) <= MAX_NAME_BYTES or any(
+            c == "/" or c < " " for c in name
+        )
         if wrong or name.startswith("."):
             raise ApiError(
-                400, f"{name[:40]!r} names no conversation: 1 to {MAX_NAME_CHARS} characters, no / and no . in front"
+                400, f"{name[:40]!r} names no conversation: 1 to {MAX_NAME_BYTES} bytes, no / and no . in front"
             )
         return f"{self.sessions}/{name}.kv"
 

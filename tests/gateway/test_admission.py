@@ -129,3 +129,25 @@ def test_rates_fill_up_again_as_time_goes_by():
         assert await passes() is True
 
     run(scenario)
+
+
+def test_limits_that_change_hold_for_what_is_running_too():
+    async def scenario():
+        admission, order, ends = Admission(10, 100, 1000.0), [], [trio.Event() for _ in range(3)]
+        one, two = Limits(concurrent=1), Limits(concurrent=2)
+        async with trio.open_nursery() as nursery:
+            for limits, end in zip([one, two, two], ends, strict=True):
+                nursery.start_soon(ask, admission, "a", order, end, limits)
+                await trio.testing.wait_all_tasks_blocked()
+            assert (len(order), admission.num_waiting) == (2, 1)
+            for end in ends:
+                end.set()
+        assert len(order) == 3
+        async with trio.open_nursery() as nursery:  # nobody has kept a place
+            for end in ends:
+                nursery.start_soon(ask, admission, "a", order, end, two)
+            with trio.fail_after(1):
+                await trio.testing.wait_all_tasks_blocked()
+        assert len(order) == 6
+
+    run(scenario)

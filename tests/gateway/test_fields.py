@@ -86,3 +86,8 @@ def test_a_field_that_is_wrong_is_named_with_its_value_and_what_is_expected():
     with pytest.raises(ApiError, match=r"a\.b is \"x{59}….*a number from 0 to 1 is expected") as refused:
         fields.child("a").number("b", 0, 1)
     assert refused.value.param == "a.b"
+
+
+def test_half_a_character_is_read_as_a_question_mark():
+    whole, half = "\\ud83d\\ude00", "\\ud83d"
+    assert parse_json(f'{{"a": "{whole}", "b": ["{half}"]}}'.encode()) == {"a": "\U0001f600", "b": ["?"]}

@@ -1,6 +1,10 @@
 """Conversations as files: by name, listed, forked in a shell, undone, exported; and what their turns cost."""
 
+import os
+import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -97,7 +101,7 @@ def test_the_page_s_routes_fork_undo_export_and_remove(gateway, http):
     assert live["running"] == 0
 
 
-@pytest.mark.parametrize("name", ["%2e%2e", "a%2fb", "%2e%2e%2fx", ".hidden", "x" * 300, "a%00b"])
+@pytest.mark.parametrize("name", ["%2e%2e", "a%2fb", "%2e%2e%2fx", ".hidden", "x" * 300, "é" * 101, "a%00b"])
 def test_names_that_are_none_of_a_file_lead_nowhere(http, name):
     for path in (f"/sessions/{name}", f"/sessions/{name}/export"):
         assert http.get(path).status_code in {400, 404}
@@ -109,6 +113,31 @@ def test_what_is_not_there_is_said_so(http):
     assert http.post("/sessions/nobody/fork", json={"to": "x"}).status_code == 404
     assert http.post("/sessions/nobody/fork", json={}).status_code == 400
     assert http.delete("/sessions/nobody").status_code == 404
+
+
+def test_requests_of_one_session_at_the_same_time_are_all_answered(http, gateway):
+    def ask(number):
+        body = {"messages": [{"role": "user", "content": f"Say {number}."}], "max_tokens": 4, "session_id": "many"}
+        return http.post(CHAT, json=body).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(24))) == {200}
+    assert "many" in names(http)
+    assert not [each.name for each in files(gateway).iterdir() if each.name.endswith(".new")]
+
+
+def test_a_conversation_that_could_not_begin_leaves_no_file(http):
+    body = {"messages": [{"role": "user", "content": "a " * 9000}], "conversation": "too-long"}
+    assert http.post(CHAT, json=body).status_code == 400
+    assert "too-long" not in names(http)
+
+
+def test_a_name_that_is_no_text_is_listed_all_the_same(http, gateway):
+    say(http, "Hi.", "plain")
+    other = os.fsencode(files(gateway)) + b"/\xff.kv"
+    shutil.copyfile(files(gateway) / "plain.kv", other)
+    assert names(http) == {"plain", "?"}
+    Path(os.fsdecode(other)).unlink()
 
 
 def test_a_conversation_has_one_turn_at_a_time(http, gateway):

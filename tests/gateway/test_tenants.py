@@ -127,6 +127,11 @@ def test_a_file_that_changes_is_read_again(two):
         assert client.get("/v1/models").status_code == 200
     with gateway.client(keys["ann"]) as client:
         assert client.get("/v1/models").status_code == 401, "her line is gone"
+    with gateway.client(key) as client:
+        path.write_text("no key at all\n")
+        assert client.get("/v1/models").status_code == 200, "a file with a fault changes nothing"
+        path.write_text("")
+        assert client.get("/v1/models").status_code == 401
 
 
 def test_a_quota_is_a_keys_own(start_gateway, tmp_path):
