@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import anyio
 from starlette.requests import Request
 from starlette.routing import Route
 
@@ -28,6 +29,7 @@ from lips.gateway.tenants import Tenant
 Take = Callable[[int, str, dict[str, Any] | None, str | None], Awaitable[None]]
 """Is told the choice's index, its new text, log-probabilities, and in the end why it ended."""
 MAX_PROMPTS = 64
+_PROMPTS_AT_ONCE = 16
 _DEFAULT_TOKENS = 16
 _CHUNK_TOKENS = 128
 
@@ -135,37 +137,53 @@ def _is_token(value: object, below: int = 1 << 31) -> bool:
 
 
 async def _answer(asked: Asked, counted: _Counted, take: Take) -> None:
-    """Tells what comes, prompt by prompt."""
-    top = asked.wanted[0].sampling.logprobs
-    vocabulary = asked.gateway.vocabulary
-    for number, wanted in enumerate(asked.wanted):
-        first, said = number * wanted.sampling.n, [_Said() for _ in range(wanted.sampling.n)]
+    """Tells what comes, of some prompts at once."""
+    places = min(_PROMPTS_AT_ONCE, asked.gateway.settings.max_running, asked.tenant.limits.concurrent or MAX_PROMPTS)
+    limiter, taking = anyio.CapacityLimiter(places), anyio.Lock()
 
-        def part(said: _Said, text: str, tokens: Sequence[int], dists: Sequence[Any]) -> tuple[str, Any]:
-            form = None if top is None else text_form(tokens, dists, vocabulary, top, said.num_chars)
-            if form is not None and asked.echo and not said.has_begun:
-                form["token_logprobs"][0] = form["top_logprobs"][0] = None  # nothing is before it
-            said.num_chars, said.has_begun = said.num_chars + len(text), True
-            return text, form
+    async def take_one(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> None:
+        async with taking:
+            await take(index, text, logprobs, finish)
 
-        if asked.echo:
-            text, scored = await _prompt_part(asked, wanted, top)
-            for index, one in enumerate(said):
-                await take(first + index, *part(one, text, wanted.tokens if top is not None else (), scored), None)
-        if not asked.generates:
-            counted.num_prompt += len(wanted.tokens)
-            for index in range(len(said)):
-                await take(first + index, "", None, "length")
-            continue
-        async with asked.gateway.answered(asked.tenant, wanted) as answers:
-            async with aclosing(answers.pieces()) as pieces:
-                async for answer, piece in pieces:
-                    index = first + answer.index
-                    if piece is None:
-                        await take(index, "", None, answer.finish)
-                    else:
-                        await take(index, *part(said[answer.index], piece.text, piece.tokens, piece.dists), None)
-            counted.add(answers)
+    async def answer(number: int) -> None:
+        async with limiter:
+            await _answer_prompt(asked, number, counted, take_one)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(len(asked.wanted)):
+            tasks.start_soon(answer, number)
+
+
+async def _answer_prompt(asked: Asked, number: int, counted: _Counted, take: Take) -> None:
+    wanted = asked.wanted[number]
+    top, vocabulary = wanted.sampling.logprobs, asked.gateway.vocabulary
+    first, said = number * wanted.sampling.n, [_Said() for _ in range(wanted.sampling.n)]
+
+    def part(said: _Said, text: str, tokens: Sequence[int], dists: Sequence[Any]) -> tuple[str, Any]:
+        form = None if top is None else text_form(tokens, dists, vocabulary, top, said.num_chars)
+        if form is not None and asked.echo and not said.has_begun:
+            form["token_logprobs"][0] = form["top_logprobs"][0] = None  # nothing is before it
+        said.num_chars, said.has_begun = said.num_chars + len(text), True
+        return text, form
+
+    if asked.echo:
+        text, scored = await _prompt_part(asked, wanted, top)
+        for index, one in enumerate(said):
+            await take(first + index, *part(one, text, wanted.tokens if top is not None else (), scored), None)
+    if not asked.generates:
+        counted.num_prompt += len(wanted.tokens)
+        for index in range(len(said)):
+            await take(first + index, "", None, "length")
+        return
+    async with asked.gateway.answered(asked.tenant, wanted) as answers:
+        async with aclosing(answers.pieces()) as pieces:
+            async for answer, piece in pieces:
+                index = first + answer.index
+                if piece is None:
+                    await take(index, "", None, answer.finish)
+                else:
+                    await take(index, *part(said[answer.index], piece.text, piece.tokens, piece.dists), None)
+        counted.add(answers)
 
 
 async def _prompt_part(asked: Asked, wanted: Wanted, top: int | None) -> tuple[str, list[sym.ReducedDist | None]]:

@@ -165,6 +165,25 @@ def test_text_completions_go_on_echo_and_score(client):
     assert "".join(piece.choices[0].text for piece in pieces) == whole
 
 
+def test_many_prompts_of_one_request_share_steps(client, gateway):
+    prompts = [f"Number {number} is" for number in range(20)]
+    options = {"model": "any", "echo": True, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
+    with gateway.client() as http:
+        before = http.get("/live").json()["steps"]
+        choices = client.completions.create(prompt=prompts, **options).choices
+        num_steps = http.get("/live").json()["steps"] - before
+    assert [choice.index for choice in choices] == list(range(20))
+    assert all(choice.text.startswith(prompt) for choice, prompt in zip(choices, prompts, strict=True))
+    assert num_steps < 80, "one after the other they take 160"
+    heard = dict.fromkeys(range(20), "")
+    for piece in client.completions.create(prompt=prompts, stream=True, **options):
+        for choice in piece.choices:
+            heard[choice.index] += choice.text
+    assert all(heard[number].startswith(prompt) for number, prompt in enumerate(prompts))
+    with pytest.raises(openai.BadRequestError, match="context"):
+        client.completions.create(prompt=[*prompts, "word " * 9000], model="any")
+
+
 def test_errors_are_the_clients_own_classes(client):
     with pytest.raises(openai.BadRequestError, match=r"temperature is -1"):
         ask(client, temperature=-1)
