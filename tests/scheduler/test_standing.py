@@ -830,10 +830,13 @@ def test_a_full_disk_does_not_end_the_run_that_can_not_keep_what_it_has_learnt(t
 def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench, monkeypatch):
     """Of a row's millisecond each: so many rows beside a call that decodes."""
 
-    async def largest_chunk_within(step_s: float) -> int:
-        """Of a prefill beside a call that decodes; tried again where they did not meet."""
+    async def chunk_within(step_s: float) -> int:
+        """The first of a prefill beside a call that decodes; tried again where they did not meet.
+
+        (Not the largest: nobody reads what is decoded, so it pauses, and beside one that goes on all of the rest runs.)
+        """
         bench.batches.set_step(step_s)
-        largest = 0
+        chunk = 0
         for _ in range(50):
             first = len(bench.steps.batches)
             decodes = bench.generate(bench.file(), [5, 6], 1, max_tokens=1000)
@@ -843,18 +846,19 @@ def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench, monke
             prefill = bench.submit(bench.file(), [7] * 200, program=Program(2))
             await prefill.wait()
             bench.batches.cancel(decodes)
+            await bench.settled()
             beside = [batch for batch in bench.steps.batches[first:] if len(batch) > 1]
-            largest = max((size for batch in beside for _, size in batch), default=0)
-            if 2 < largest < 200:
+            chunk = next((size for batch in beside for _, size in batch if size > 1), 0)
+            if 2 < chunk < 200:
                 break
-        return largest
+        return chunk
 
     async def scenario():
         monkeypatch.setattr(bench.batches.cost, "observe", lambda records: None)  # these steps take no time at all
         cost = bench.batches.cost.coefficients
         cost.rows_ns = [2**knot * 1e6 for knot in range(len(cost.rows_ns))]
         bench.batches._run.set_cost(cost)
-        wide, narrow = await largest_chunk_within(0.06), await largest_chunk_within(0.02)
+        wide, narrow = await chunk_within(0.06), await chunk_within(0.02)
         assert 20 < wide < 60
         assert narrow < 20
 
