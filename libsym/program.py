@@ -49,7 +49,8 @@ def main(program: Callable[[], object]) -> NoReturn:
 
 
 def _line_of(error: BaseException) -> str:
-    name = PurePath(sys.argv[0]).stem or "program"
+    file = PurePath(sys.argv[0])
+    name = (file.parent.name if file.name == "__main__.py" else file.stem) or "program"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{name}: {error.filename}: {error.strerror}"
     return f"{name}: {error}"

@@ -34,6 +34,12 @@ def _purpose(path: Path) -> str:
     return text.partition("\n")[0]
 
 
+def name_of(path: str) -> str:
+    """Of a program, by the path of its file; a package's is its own."""
+    file = Path(path)
+    return file.parent.name if file.name == "__main__.py" else file.stem
+
+
 def does_without_sandbox(path: str) -> bool:
     """Whether a program that ships has to listen, as no sandbox lets it: then its package says `ISOLATION = "none"`."""
     if Path(path) not in shipped().values() or Path(path).name != "__main__.py":

@@ -11,12 +11,12 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from symphony.launcher import ending, processes, walls
 from symphony.launcher.cgroup import Cgroups
 from symphony.launcher.daemon_link import PROTOCOL, DaemonLink
+from symphony.launcher.finding import name_of
 from symphony.launcher.forwarder import Forwarder
 from symphony.launcher.history import History
 from symphony.launcher.machine import Machine
@@ -193,7 +193,7 @@ class Supervisor:
 
     def _free_name(self, spec: Spec) -> str:
         """NAME, NAME-2, …: no two living programs have the same."""
-        wanted = spec.name or NOT_IN_NAMES.sub("_", Path(spec.path).stem)[:MAX_NAME] or "program"
+        wanted = spec.name or NOT_IN_NAMES.sub("_", name_of(spec.path))[:MAX_NAME] or "program"
         taken = {each.record.name for each in self.living.values()}
         name, number = wanted, 1
         while name in taken:

@@ -46,6 +46,13 @@ def test_a_detached_program_is_named_listed_signalled_and_waited_for(launchers):
     assert "no program nobody" in launchers.symphony("logs", "nobody", check=False).stderr
 
 
+def test_a_package_has_its_own_name(launchers):
+    (launchers.directory / "pack").mkdir()
+    assert detached(launchers, SLEEP, name="pack/__main__.py") == "pack"
+    launchers.symphony("kill", "pack")
+    assert ended(launchers, "pack") == (143, "killed")
+
+
 def test_logs_keep_both_streams_and_follow_to_the_end(launchers):
     fifo = launchers.directory / "fifo"
     os.mkfifo(fifo)
