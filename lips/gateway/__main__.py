@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     default = Settings()
     parser = argparse.ArgumentParser(prog="gateway", description="Serves the usual HTTP interfaces of language models.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="port to listen on, 0 for any (default: %(default)s)")
+    parser.add_argument("--port", type=port, default=8080, help="port to listen on, 0 for any (default: %(default)s)")
     parser.add_argument("--keys", type=Path, metavar="FILE", help="the keys that are answered: see lips(7)")
     parser.add_argument("--new-key", metavar="NAME", help="print a new key, and its line of FILE on standard error")
     for name, value, what in (
@@ -55,17 +56,17 @@ def _parser() -> argparse.ArgumentParser:
         ("--max-running", default.max_running, "answers at once"),
         ("--max-waiting", default.max_waiting, "requests that wait for their turn"),
     ):
-        parser.add_argument(name, type=_count, default=value, metavar="N", help=f"{what} (default: {value})")
+        parser.add_argument(name, type=count, default=value, metavar="N", help=f"{what} (default: {value})")
     parser.add_argument(
         "--body-timeout",
-        type=float,
+        type=seconds,
         default=default.body_s,
         metavar="S",
         help="seconds that a request's body may take (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=seconds,
         default=default.answer_s,
         metavar="S",
         help="seconds of an answer (default: %(default)s)",
@@ -73,7 +74,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(text: str) -> int:
+def port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 1 << 16:
+        raise argparse.ArgumentTypeError("0 to 65535")
+    return number
+
+
+def seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError("more than 0")
+    return number
+
+
+def count(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("1 or more")

@@ -29,7 +29,11 @@ def listening(host: str, port: int) -> list[socket.socket]:
         count = int(os.environ.get("LISTEN_FDS", "0"))
         return [socket.socket(fileno=fd) for fd in range(_FIRST_PASSED, _FIRST_PASSED + count)]
     found = []
-    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, host) from None
+    for family, kind, _, _, address in addresses:
         try:
             found.append(_bound(family, kind, address))
         except OSError as error:
