@@ -86,9 +86,19 @@ class Admission:
 
     @asynccontextmanager
     async def admit(self, name: str, limits: Limits) -> AsyncIterator[None]:
+        """A request's `count` and `enter`."""
+        self.count(name, limits)
+        async with self.enter(name, limits):
+            yield
+
+    def count(self, name: str, limits: Limits) -> None:
+        """One more request. ApiError 429: its tenant has used up its rates; the error says when to try again."""
+        self._check_rates(name, self._party(name, limits))
+
+    @asynccontextmanager
+    async def enter(self, name: str, limits: Limits) -> AsyncIterator[None]:
         """Within this block the tenant has a place. ApiError 429: there is none; the error says when to try again."""
         party = self._party(name, limits)
-        self._check_rates(name, party)
         await self._wait(name, party)
         try:
             yield

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 import libsym as sym
-from lips.gateway.errors import ApiError, from_sym
+from lips.gateway.errors import STATUSES, ApiError, from_system
 
 log = logging.getLogger(__name__)
 
@@ -59,15 +59,19 @@ class Json(Response):
         super().__init__(_utf8(json.dumps(content, ensure_ascii=False)), status, headers)
 
 
+_LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
+"""Some clients take these for the end of a line, and so of an event."""
+
+
 def _utf8(text: str) -> bytes:
-    """A name of a file may be none in UTF-8."""
-    return text.encode(errors="replace")
+    """JSON in UTF-8, also of what is none: a name of a file, or what a model wrote."""
+    return text.encode() if text.isascii() else text.translate(_LINE_ENDS).encode(errors="replace")
 
 
 def event(data: object, name: str | None = None) -> bytes:
     """A server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return f"{f'event: {name}{chr(10)}' if name else ''}data: {text}\n\n".encode()
+    return _utf8(f"{f'event: {name}{chr(10)}' if name else ''}data: {text}\n\n")
 
 
 class Work:
@@ -154,8 +158,8 @@ def told(error: BaseException) -> ApiError:
         error = error.exceptions[0]
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, sym.SymError):
-        return from_sym(error)
+    if isinstance(error, sym.SymError) or (isinstance(error, OSError) and error.errno in STATUSES):
+        return from_system(error)
     log.error("a request failed", exc_info=error)
     return ApiError(500, f"the gateway failed: {type(error).__name__}")
 

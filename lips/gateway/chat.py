@@ -23,7 +23,7 @@ from lips.gateway.names import conversation_of, session_path
 from lips.gateway.prompts import messages_of
 from lips.gateway.sampling import chat_logprobs, sampling
 from lips.gateway.tenants import Tenant
-from lips.gateway.tools import Arguments, Call, Choice, Part, ToolParser
+from lips.gateway.tools import Arguments, Call, Choice, Part
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class _Said:
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
-        self._parser = ToolParser(asked.choice.at_most_one) if asked.choice.tools else None
+        self._parser = asked.choice.parser(is_json=asked.wanted.grammar is not None)
         self._text: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []

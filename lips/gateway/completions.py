@@ -21,7 +21,7 @@ from lips.gateway.engine import Answers, Wanted
 from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
 from lips.gateway.gateway import Gateway
-from lips.gateway.logprobs import text_form
+from lips.gateway.logprobs import Offsets, text_form
 from lips.gateway.names import session_path
 from lips.gateway.sampling import sampling, text_logprobs
 from lips.gateway.tenants import Tenant
@@ -56,7 +56,7 @@ class Asked:
 class _Said:
     """One choice: where its text is now."""
 
-    num_chars: int = 0
+    offsets: Offsets = field(default_factory=Offsets)
     has_begun: bool = False
 
 
@@ -86,8 +86,9 @@ async def completions(request: Request) -> Work:
     fields = await gateway.fields_of(request)
     if fields.text("suffix"):
         raise ApiError(400, "suffix: this model does not fill in", param="suffix")
-    how = sampling(fields).with_logprobs(text_logprobs(fields))
     generates = fields.body.get("max_tokens") != 0
+    counted = fields if generates else Fields({**fields.body, "max_tokens": None})
+    how = sampling(counted).with_logprobs(text_logprobs(fields))
     if generates and how.max_tokens is None:
         how = replace(how, max_tokens=_DEFAULT_TOKENS)
     echo = fields.flag("echo")
@@ -149,6 +150,7 @@ async def _answer(asked: Asked, counted: _Counted, take: Take) -> None:
         async with limiter:
             await _answer_prompt(asked, number, counted, take_one)
 
+    asked.gateway.admission.count(asked.tenant.name, asked.tenant.limits)
     async with anyio.create_task_group() as tasks:
         for number in range(len(asked.wanted)):
             tasks.start_soon(answer, number)
@@ -160,10 +162,10 @@ async def _answer_prompt(asked: Asked, number: int, counted: _Counted, take: Tak
     first, said = number * wanted.sampling.n, [_Said() for _ in range(wanted.sampling.n)]
 
     def part(said: _Said, text: str, tokens: Sequence[int], dists: Sequence[Any]) -> tuple[str, Any]:
-        form = None if top is None else text_form(tokens, dists, vocabulary, top, said.num_chars)
+        form = None if top is None else text_form(tokens, dists, vocabulary, top, said.offsets)
         if form is not None and asked.echo and not said.has_begun:
             form["token_logprobs"][0] = form["top_logprobs"][0] = None  # nothing is before it
-        said.num_chars, said.has_begun = said.num_chars + len(text), True
+        said.has_begun = True
         return text, form
 
     if asked.echo:
@@ -175,7 +177,7 @@ async def _answer_prompt(asked: Asked, number: int, counted: _Counted, take: Tak
         for index in range(len(said)):
             await take(first + index, "", None, "length")
         return
-    async with asked.gateway.answered(asked.tenant, wanted) as answers:
+    async with asked.gateway.answered(asked.tenant, wanted, is_counted=True) as answers:
         async with aclosing(answers.pieces()) as pieces:
             async for answer, piece in pieces:
                 index = first + answer.index
@@ -193,7 +195,7 @@ async def _prompt_part(asked: Asked, wanted: Wanted, top: int | None) -> tuple[s
         return text, []
     asked.gateway.check_length(len(wanted.tokens))
     found: list[sym.ReducedDist | None] = [None]
-    async with asked.gateway.admission.admit(asked.tenant.name, asked.tenant.limits):
+    async with asked.gateway.admission.enter(asked.tenant.name, asked.tenant.limits):
         with asked.tenant.use():
             async with await sym.aio.kv_create() as kv:
                 tokens = list(wanted.tokens)

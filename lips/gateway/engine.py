@@ -132,6 +132,8 @@ async def answered(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
     Behind the block they are cancelled where they have not ended, and what was computed is kept for the next prompt.
     """
     async with (_computing if wanted.turn is None else _talking)(tenant, wanted) as answers:
+        if all(each.generation.finish == "deadline" and not each.generation.tokens for each in answers.answers):
+            raise ApiError(503, f"the answer did not begin within {wanted.deadline_s:g} s", retry_after_s=1)
         yield answers
 
 
@@ -152,10 +154,10 @@ async def _computing(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
         with anyio.CancelScope(shield=True):
             await _settle(generations)
             if entry is not None and not kv.closed:
+                if wanted.session is not None:
+                    await _save(wanted.session, kv)  # first: the cache may have no room for it
                 whole = tokens + generations[0].tokens
                 cache.grown(entry, whole[: len(whole) - len(generations[0].pending)])
-                if wanted.session is not None:
-                    await _save(wanted.session, kv)
 
 
 async def _known_file(path: str | None) -> sym.KV | None:

@@ -19,7 +19,7 @@ _KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-_STATUSES = {
+STATUSES = {
     errno.EINVAL: 400,
     errno.E2BIG: 413,
     errno.EMSGSIZE: 413,
@@ -69,10 +69,13 @@ class ApiError(Exception):
         return found
 
 
-def from_sym(error: sym.SymError) -> ApiError:
-    """What the daemon refused, as the client's affair or as the server's."""
-    status = _STATUSES.get(error.errno or 0, 500)
-    return ApiError(status, str(error), retry_after_s=_SOON_S if status in (429, 503) else None)
+def from_system(error: OSError) -> ApiError:
+    """What the daemon or a file refused, as the client's affair or as the server's."""
+    status = STATUSES.get(error.errno or 0, 500)
+    said = str(error) if isinstance(error, sym.SymError) else str(error.strerror)
+    if error.errno == errno.EDQUOT:  # waiting does not help: files of the client's own have to go
+        return ApiError(status, said, code="insufficient_quota")
+    return ApiError(status, said, retry_after_s=_SOON_S if status in (429, 503) else None)
 
 
 def openai_form(error: ApiError) -> dict[str, Any]:

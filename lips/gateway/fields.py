@@ -19,37 +19,53 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """The object that a body is. What is no JSON, no object, or nested too deeply is refused."""
-    if _depth(body) > MAX_DEPTH:
-        raise ApiError(400, f"the body is nested more than {MAX_DEPTH} deep")
     try:
-        found = json.loads(body, parse_constant=_no_number)
-        if _SURROGATE.search(body):  # clients cut texts in the middle of a character
-            found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
-    except (ValueError, RecursionError) as error:
+        found = json.loads(body.decode("utf-8-sig"), parse_constant=_no_number, parse_float=_finite)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
+    if _is_deeper(found, MAX_DEPTH):
+        raise _too_deep()
+    if _SURROGATE.search(body):  # clients cut texts in the middle of a character
+        found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
     if not isinstance(found, dict):
         raise ApiError(400, f"the body is a JSON {_kind(found)}: an object is expected")
     return found
 
 
-def _depth(body: bytes) -> int:
-    """At most how deep the JSON is nested. Brackets in texts count as well, where there are enough to matter."""
-    if body.count(b"{") + body.count(b"[") <= MAX_DEPTH:
-        return 0
-    depth = deepest = 0
-    in_text = is_escaped = False
-    for byte in body:
-        if in_text:
-            in_text = is_escaped or byte != 0x22
-            is_escaped = byte == 0x5C and not is_escaped
-        elif byte == 0x22:
-            in_text = True
-        elif byte in b"{[":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in b"}]":
-            depth -= 1
-    return deepest
+def parse_inner(text: str) -> Any:
+    """The value of a JSON text that a body has in it, such as a call's arguments; ValueError: it is none."""
+    try:
+        found = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if _is_deeper(found, MAX_DEPTH):
+        raise ValueError("it is nested too deeply")
+    return found
+
+
+def _too_deep() -> ApiError:
+    return ApiError(400, f"the body is nested more than {MAX_DEPTH} deep")
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    level = [value]
+    for _ in range(most + 1):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+            if isinstance(inner, (dict, list))
+        ]
+    return bool(level)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is larger than any number")
+    return number
 
 
 def _no_number(name: str) -> float:

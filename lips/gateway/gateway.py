@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -25,7 +26,9 @@ from lips.gateway.keys import Keys
 from lips.gateway.prompts import Prompts
 from lips.gateway.tenants import LOCAL, Tenant, make_tenant
 
+log = logging.getLogger(__name__)
 _CACHED_SHARE = 0.5
+_SWEPT_EVERY_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,16 @@ class Gateway:
                 self.tenants[name] = found
             return found
 
+    async def sweep(self) -> None:
+        """For ever: what is too old goes."""
+        while True:
+            await anyio.sleep(_SWEPT_EVERY_S)
+            for tenant in list(self.tenants.values()):
+                try:
+                    await stored.sweep(tenant)
+                except OSError as error:
+                    log.warning("%s: what is too old stays: %s", tenant.name, error)
+
     def _make_room(self) -> int:
         """The tenant whose cache is largest loses half of it."""
         caches = [tenant.cache for tenant in self.tenants.values() if tenant.connection.is_open]
@@ -106,11 +119,12 @@ class Gateway:
         return Fields(parse_json(await read_body(request, self.settings.max_body_bytes, self.settings.body_s)))
 
     @asynccontextmanager
-    async def answered(self, tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
-        """As `engine.answered`, when the tenant's turn has come."""
+    async def answered(self, tenant: Tenant, wanted: Wanted, *, is_counted: bool = False) -> AsyncIterator[Answers]:
+        """As `engine.answered`, when the tenant's turn has come. `is_counted`: the request was, and has more parts."""
         self.check_length(len(wanted.tokens))
         answers: Answers | None = None
-        async with self.admission.admit(tenant.name, tenant.limits):
+        enter = self.admission.enter if is_counted else self.admission.admit
+        async with enter(tenant.name, tenant.limits):
             try:
                 with tenant.use():
                     async with engine.answered(tenant, wanted) as answers:
@@ -132,7 +146,6 @@ class Gateway:
             raise ApiError(
                 400,
                 f"the prompt has {num_tokens} tokens, and the context of {self.model.name} is {most}",
-                param="messages",
                 code="context_length_exceeded",
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,16 +35,29 @@ def _logprob(token: int, dist: sym.ReducedDist | None) -> float:
     return _CERTAIN if dist is None else max(dist.logprob(token), _LEAST)
 
 
+class Offsets:
+    """Where each token of a text begins, in characters; those of one character begin where it does."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0
+
+    def of_next(self, text: bytes) -> int:
+        begins = self._num_chars
+        self._num_chars += len(self._decoder.decode(text))
+        return begins
+
+
 def text_form(
     tokens: Sequence[int],
     dists: Sequence[sym.ReducedDist | None],
     vocabulary: Sequence[bytes],
     top: int,
-    offset: int,
+    offsets: Offsets,
 ) -> dict[str, Any]:
-    """A list for each kind of number, as /v1/completions has it. `offset`: characters of the text before."""
+    """A list for each kind of number, as /v1/completions has it. `offsets`: of the text of which these are more."""
     texts = [vocabulary[token].decode(errors="replace") for token in tokens]
-    offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
+    begins = [offsets.of_next(vocabulary[token]) for token in tokens]
     tops: list[dict[str, float] | None] = []
     for token, text, dist in zip(tokens, texts, dists, strict=True):
         likeliest = {} if dist is None or not top else dict(dist.topk(top))
@@ -51,4 +65,4 @@ def text_form(
         found.setdefault(text, _logprob(token, dist))
         tops.append(found)
     logprobs = [_logprob(token, dist) for token, dist in zip(tokens, dists, strict=True)]
-    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": begins}

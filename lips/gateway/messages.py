@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,7 @@ import libsym as sym
 from lips.gateway.asgi import Emit, Json, Streamed, Whole, Work, event
 from lips.gateway.engine import Answer, Answers, Wanted
 from lips.gateway.errors import ApiError, anthropic_form
-from lips.gateway.fields import Fields
+from lips.gateway.fields import Fields, parse_inner
 from lips.gateway.gateway import Gateway
 from lips.gateway.names import conversation_of, session_path
 from lips.gateway.prompts import Message
@@ -118,7 +117,7 @@ def _message_of(fields: Fields, role: str) -> list[Message]:
     return [*results, message] if texts or calls or not results else results
 
 
-def _texts(fields: Fields, name: str, skip: str = "\0") -> str:
+def _texts(fields: Fields, name: str, skip: str | None = None) -> str:
     """A text, or those of a list of blocks."""
     if isinstance(fields.body.get(name), str) or not fields.has(name):
         return fields.text(name, "") or ""
@@ -128,7 +127,7 @@ def _texts(fields: Fields, name: str, skip: str = "\0") -> str:
             where = block.name_of("type")
             raise ApiError(400, f"{where} is {block.text('type')!r}: this model takes text", param=where)
         text = block.text("text", "") or ""
-        texts += [] if text.startswith(skip) else [text]
+        texts += [] if skip is not None and text.startswith(skip) else [text]
     return "\n".join(texts)
 
 
@@ -184,7 +183,7 @@ async def _message(asked: Asked) -> dict[str, Any]:
                 content.append({"type": "text", "text": part})
 
     async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
-        await hear(answers, asked.choice, take)
+        await hear(answers, asked.choice.parser(is_json=False), take)
         answer, uses = answers.answers[0], [block for block in content if block["type"] == "tool_use"]
         for block in uses:
             block["input"] = _object(block["input"])
@@ -204,7 +203,7 @@ def _tool_use(call: Call, given: Any) -> dict[str, Any]:
 def _object(text: str) -> Any:
     """What a call was given; it may have been cut off."""
     try:
-        return json.loads(text)
+        return parse_inner(text)
     except ValueError:
         return {}
 
@@ -255,7 +254,7 @@ async def _events(asked: Asked, emit: Emit) -> None:
         await emit(_event("message_start", message=begun))
         await emit(_event("ping"))
         blocks = _Blocks(emit)
-        await hear(answers, asked.choice, blocks.take)
+        await hear(answers, asked.choice.parser(is_json=False), blocks.take)
         await blocks.end()
         answer = answers.answers[0]
         ended = {"stop_reason": _stop_reason(answer, blocks.num_calls), "stop_sequence": answer.stop_text}

@@ -8,7 +8,7 @@ from typing import Any
 
 import libsym as sym
 from lips.gateway.errors import ApiError
-from lips.gateway.fields import Fields
+from lips.gateway.fields import Fields, parse_inner
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -67,7 +67,7 @@ def _call(fields: Fields) -> dict[str, Any]:
         raise ApiError(400, f"{fields.name_of('function')} is missing", param=fields.name_of("function"))
     name, text = function.required("name"), function.text("arguments", "{}") or "{}"
     try:
-        arguments = json.loads(text)
+        arguments = parse_inner(text)
     except ValueError:
         arguments = text
     return {"id": fields.text("id", ""), "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -9,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
+import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -31,8 +33,11 @@ from lips.gateway.stored import Stored
 from lips.gateway.tenants import Tenant
 from lips.gateway.tools import Arguments, Call, Choice, Part
 
+log = logging.getLogger(__name__)
+Ended = Literal["cancel", "removal"]
 Take = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Is told an event of a response."""
+_MAX_PAGE = 100
 _ECHOED = (
     *("instructions", "metadata", "parallel_tool_calls", "previous_response_id", "temperature", "tool_choice"),
     *(
@@ -52,7 +57,7 @@ _SET = {"parallel_tool_calls": True, "tool_choice": "auto", "temperature": 1.0, 
 
 @dataclass(slots=True)
 class Asked:
-    """A request, checked."""
+    """A request, checked, and what has come of it."""
 
     gateway: Gateway
     tenant: Tenant
@@ -65,6 +70,15 @@ class Asked:
     id: str
     created: int = field(default_factory=lambda: int(time.time()))
     output: list[form.Item] = field(default_factory=list)
+    ended_by: Ended | None = None
+    """Another request, by the id."""
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """Of what is computed."""
+    is_over: anyio.Event = field(default_factory=anyio.Event)
+
+    def end(self, by: Ended) -> None:
+        self.ended_by = by
+        self.scope.cancel()
 
     def response(self, status: str, answers: Answers | None = None, error: ApiError | None = None) -> dict[str, Any]:
         """The object, as it is now."""
@@ -75,7 +89,7 @@ class Asked:
             "created_at": self.created,
             "model": self.gateway.model.name,
             "status": status,
-            "error": None if error is None else {"code": "server_error", "message": error.message},
+            "error": None if error is None else stored.error_form(error.message),
             "incomplete_details": reason,
             "output": list(self.output),
             "tools": [],
@@ -84,30 +98,22 @@ class Asked:
         }
 
 
-@dataclass(slots=True)
-class Running:
-    """A response that is being made. One that is cancelled ends with its next token."""
-
-    asked: Asked
-    is_cancelled: bool = False
-
-
-class _CancelledError(Exception):
-    """It was, by its id."""
-
-
 async def responses(request: Request) -> Work | Response:
     gateway: Gateway = request.app.state.gateway
     tenant = await gateway.tenant_of(request)
     fields = await gateway.fields_of(request)
     asked = await _asked(gateway, tenant, request, fields)
+    is_streamed = fields.flag("stream")
     if fields.flag("background"):
-        if not asked.is_stored:
-            raise ApiError(400, "background needs store: true", param="background")
+        if not asked.is_stored or is_streamed:
+            raise ApiError(
+                400, "background needs store: true, and no stream: GET tells what it is at", param="background"
+            )
         await stored.save(tenant, Stored(asked.response("queued"), asked.items))
+        gateway.responses[tenant.name, asked.id] = asked
         gateway.background.start_soon(_in_background, asked)
         return Json(asked.response("queued"))
-    if fields.flag("stream"):
+    if is_streamed:
         return Streamed(partial(_events, asked), openai_form, partial(_failed, asked))
     return Whole(lambda: _response(asked), openai_form)
 
@@ -122,7 +128,9 @@ async def _asked(gateway: Gateway, tenant: Tenant, request: Request, fields: Fie
             raise ApiError(
                 400, "previous_response_id and conversation are two ways to go on: give one", param="conversation"
             )
-        before = await stored.load(tenant, previous)
+        before = await _load(gateway, tenant, previous)
+        if before.response["status"] in stored.UNDER_WAY:
+            raise ApiError(409, f"{previous} has not ended yet", param="previous_response_id")
         items = [*before.items, *before.response["output"], *items]
     turns, told_tools = await gateway.prompts.turns(form.messages_of_items(items, instructions), choice.tools)
     how = sampling(Fields({**fields.body, "stop": None, "n": None}), max_tokens_names=("max_output_tokens",))
@@ -167,38 +175,48 @@ def _failed(asked: Asked, error: ApiError) -> bytes:
 
 
 async def _in_background(asked: Asked) -> None:
+    """Nothing that goes wrong leaves it: the server is its parent."""
     try:
         await _response(asked)
     except Exception as error:  # noqa: BLE001 - `told` knows every kind, and the response tells it
-        await stored.save(asked.tenant, Stored(asked.response("failed", error=told(error)), asked.items))
+        failed = asked.response("failed", error=told(error))
+        try:
+            await stored.save(asked.tenant, Stored(failed, asked.items))
+        except Exception as why:  # noqa: BLE001 - the client reads that it is not known what became of it
+            log.warning("%s failed, which could not be kept: %s", asked.id, why)
 
 
 async def _answer(asked: Asked, take: Take) -> dict[str, Any]:
     """Tells the events of a response, in their order; gives the response in the end."""
-    running = Running(asked)
-    asked.gateway.responses[asked.tenant.name, asked.id] = running
+    asked.gateway.responses[asked.tenant.name, asked.id] = asked
+    is_kept = False
     try:
-        async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
-            await take("response.created", {"response": asked.response("in_progress")})
-            await take("response.in_progress", {"response": asked.response("in_progress")})
-            items = _Items(asked, take)
-
-            async def listen(part: Part) -> None:
-                if running.is_cancelled:
-                    raise _CancelledError
-                await items.take(part)
-
-            with suppress(_CancelledError):
-                await hear(answers, asked.choice, listen)
-            await items.end()
-            status = "incomplete" if answers.answers[0].finish == "length" else "completed"
-            response = asked.response("cancelled" if running.is_cancelled else status, answers)
-        if asked.is_stored:
+        status, answers = await _compute(asked, take)
+        response = asked.response(status, answers)
+        if asked.is_stored and asked.ended_by != "removal":
             await _store(asked, response)
+            is_kept = True
         await take(f"response.{response['status']}", {"response": response})
         return response
     finally:
+        with anyio.CancelScope(shield=True):
+            if asked.is_stored and not is_kept and asked.wanted.turn is None:
+                await stored.remove_kv(asked.tenant, asked.id)
         del asked.gateway.responses[asked.tenant.name, asked.id]
+        asked.is_over.set()
+
+
+async def _compute(asked: Asked, take: Take) -> tuple[str, Answers | None]:
+    """The status that it ends with; no answers: it was cancelled before it had begun."""
+    answers, status, items = None, "cancelled", _Items(asked, take)
+    with asked.scope:
+        async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
+            await take("response.created", {"response": asked.response("in_progress")})
+            await take("response.in_progress", {"response": asked.response("in_progress")})
+            await hear(answers, asked.choice.parser(is_json=asked.wanted.grammar is not None), items.take)
+            status = "incomplete" if answers.answers[0].finish == "length" else "completed"
+    await items.end("completed" if status == "completed" else "incomplete")
+    return status, answers
 
 
 async def _store(asked: Asked, response: dict[str, Any]) -> None:
@@ -246,7 +264,7 @@ class _Items:
         begun = {"output_index": len(self._asked.output), "item": item}
         await self._tell("response.output_item.added", begun)
 
-    async def end(self) -> None:
+    async def end(self, status: str = "completed") -> None:
         """Of the item that there is."""
         if self._item is None:
             return
@@ -255,55 +273,85 @@ class _Items:
             part = form.text_part(said)
             await self._tell("response.output_text.done", {**where, "content_index": 0, "text": said, "logprobs": []})
             await self._tell("response.content_part.done", {**where, "content_index": 0, "part": part})
-            item = {**self._item, "status": "completed", "content": [part]}
+            item = {**self._item, "status": status, "content": [part]}
         else:
             whole = {"name": self._item["name"], "arguments": said}
             await self._tell("response.function_call_arguments.done", {**where, **whole})
-            item = {**self._item, "status": "completed", "arguments": said}
+            item = {**self._item, "status": status, "arguments": said}
         self._asked.output.append(item)
         self._item, self._said = None, ""
         await self._tell("response.output_item.done", {"output_index": where["output_index"], "item": item})
 
 
 async def get_response(request: Request) -> Response:
-    tenant, response_id = await _about(request)
-    running = _running(request, tenant, response_id)
+    gateway, tenant, response_id = await _about(request)
+    running = gateway.responses.get((tenant.name, response_id))
     if running is not None:
-        return Json(running.asked.response("in_progress"))
-    return Json((await stored.load(tenant, response_id)).response)
+        return Json(running.response("in_progress"))
+    return Json((await _load(gateway, tenant, response_id)).response)
+
+
+async def _load(gateway: Gateway, tenant: Tenant, response_id: str) -> Stored:
+    """One that has the status of being made, and that nobody makes any more, has failed."""
+    found = await stored.load(tenant, response_id)
+    if found.response["status"] in stored.UNDER_WAY and (tenant.name, response_id) not in gateway.responses:
+        error = stored.error_form("the gateway ended before it was made")
+        found.response.update({"status": "failed", "error": error})
+    return found
 
 
 async def get_input_items(request: Request) -> Response:
-    tenant, response_id = await _about(request)
-    items = (await stored.load(tenant, response_id)).items
-    return Json({"object": "list", "data": items[::-1], "has_more": False})
+    """A page of them, the last first unless `order` is asc."""
+    gateway, tenant, response_id = await _about(request)
+    items = form.with_ids((await _load(gateway, tenant, response_id)).items, response_id)
+    query = Fields(dict(request.query_params))
+    if query.one_of("order", ("asc", "desc"), "desc") == "desc":
+        items.reverse()
+    limit, after = query.text("limit", "20") or "", query.text("after")
+    if not limit.isdecimal() or not 1 <= int(limit) <= _MAX_PAGE:
+        raise query.wrong("limit", f"a number from 1 to {_MAX_PAGE}")
+    if after is not None:
+        places = [place for place, item in enumerate(items, 1) if item["id"] == after]
+        if not places:
+            raise ApiError(404, f"there is no item {after[:60]}", param="after")
+        items = items[places[0] :]
+    page = items[: int(limit)]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return Json({"object": "list", "data": page, **ends, "has_more": len(items) > len(page)})
 
 
 async def delete_response(request: Request) -> Response:
-    tenant, response_id = await _about(request)
+    """One that is being made ends, and leaves nothing."""
+    gateway, tenant, response_id = await _about(request)
+    running = gateway.responses.get((tenant.name, response_id))
+    if running is not None:
+        running.end("removal")
+        await running.is_over.wait()
     with tenant.use():
-        await stored.remove(tenant, response_id)
+        try:
+            await stored.remove(tenant, response_id)
+        except ApiError:
+            if running is None:  # else it was not kept before its end
+                raise
     return Json({"id": response_id, "object": "response", "deleted": True})
 
 
 async def cancel_response(request: Request) -> Response:
     """Ends it where it is; what has come is kept."""
-    tenant, response_id = await _about(request)
-    running = _running(request, tenant, response_id)
+    gateway, tenant, response_id = await _about(request)
+    running = gateway.responses.get((tenant.name, response_id))
     if running is None:
-        return Json((await stored.load(tenant, response_id)).response)
-    running.is_cancelled = True
-    return Json(running.asked.response("cancelled"))
+        return Json((await _load(gateway, tenant, response_id)).response)
+    running.end("cancel")
+    await running.is_over.wait()
+    if not running.is_stored:
+        return Json(running.response("cancelled"))
+    return Json((await _load(gateway, tenant, response_id)).response)
 
 
-async def _about(request: Request) -> tuple[Tenant, str]:
+async def _about(request: Request) -> tuple[Gateway, Tenant, str]:
     gateway: Gateway = request.app.state.gateway
-    return await gateway.tenant_of(request), stored.checked(request.path_params["id"])
-
-
-def _running(request: Request, tenant: Tenant, response_id: str) -> Running | None:
-    found: Running | None = request.app.state.gateway.responses.get((tenant.name, response_id))
-    return found
+    return gateway, await gateway.tenant_of(request), stored.checked(request.path_params["id"])
 
 
 routes = [

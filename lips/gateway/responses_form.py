@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from lips.gateway.engine import Answers
 from lips.gateway.errors import ApiError
-from lips.gateway.fields import Fields
+from lips.gateway.fields import Fields, parse_inner
 from lips.gateway.prompts import Message
 from lips.gateway.tools import Call, Choice
 
 Item = dict[str, Any]
 _TEXTS = {"input_text", "output_text", "text", "summary_text", "refusal"}
+
+
+def with_ids(items: Sequence[Item], response_id: str) -> list[Item]:
+    """The same, each with an id, which those that a client made have not."""
+    name = response_id.removeprefix("resp_")
+    return [{"id": f"item_{name}_{place}", **item} for place, item in enumerate(items)]
 
 
 def items_of(fields: Fields) -> list[Item]:
@@ -38,6 +43,8 @@ def messages_of_items(items: Sequence[Item], instructions: str | None) -> list[M
                 _add_call(found, fields)
             case "function_call_output":
                 found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(fields, "output")})
+    if not any(message["role"] != "system" for message in found):
+        raise ApiError(400, "input is empty: a message at least is expected", param="input")
     return _with_one_system(found)
 
 
@@ -56,7 +63,7 @@ def _add_call(messages: list[Message], fields: Fields) -> None:
     """Calls that follow one another are one message's."""
     text = fields.text("arguments", "{}") or "{}"
     try:
-        arguments = json.loads(text)
+        arguments = parse_inner(text)
     except ValueError:
         arguments = text
     function = {"name": fields.required("name"), "arguments": arguments}

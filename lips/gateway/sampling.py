@@ -12,6 +12,8 @@ MAX_TOP = 20
 MAX_N = 128
 MAX_STOPS = 64
 _MAX_WHOLE = (1 << 31) - 1
+_LEAST_TOP_P = 1e-9
+"""The likeliest token alone: what 0 means."""
 _NEVER = -100.0
 """A bias that OpenAI's interface says is a ban."""
 
@@ -38,13 +40,13 @@ def sampling(
 ) -> Sampling:
     """What the fields that all interfaces share say. `logprobs` differ: see `chat_logprobs` and `text_logprobs`."""
     temperature = fields.number("temperature", 0, 100, 1.0)
-    top_k = fields.whole("top_k", -1, _MAX_WHOLE)
+    top_k, top_p = fields.whole("top_k", -1, _MAX_WHOLE), fields.number("top_p", 0, 1)
     try:
         sampler = sym.Sampler(
             temperature=1.0 if temperature is None else temperature,
-            top_p=_positive(fields.number("top_p", 0, 1)),
+            top_p=None if top_p is None else max(top_p, _LEAST_TOP_P),
             top_k=top_k if top_k is not None and top_k > 0 else None,  # 0 and -1 are other servers' words for none
-            min_p=_positive(fields.number("min_p", 0, 1)),
+            min_p=fields.number("min_p", 0, 1) or None,
             repetition_penalty=fields.number("repetition_penalty", 1e-6, 1e6, 1.0) or 1.0,
             presence_penalty=fields.number("presence_penalty", -100, 100, 0.0) or 0.0,
             frequency_penalty=fields.number("frequency_penalty", -100, 100, 0.0) or 0.0,
@@ -75,10 +77,6 @@ def chat_logprobs(fields: Fields) -> int | None:
 def text_logprobs(fields: Fields) -> int | None:
     """`logprobs: 5`, as /v1/completions says it."""
     return fields.whole("logprobs", 0, MAX_TOP)
-
-
-def _positive(number: float | None) -> float | None:
-    return number or None
 
 
 def _bias(fields: Fields) -> dict[int, float]:

@@ -82,6 +82,7 @@ async def serve(listeners: list[socket.socket], settings: Settings, keys: Keys |
         gateway.background = tasks
         tasks.start_soon(_end_by_signal, to_end)
         tasks.start_soon(serve_until_told)
+        tasks.start_soon(gateway.sweep)
         await has_ended.wait()
         tasks.cancel_scope.cancel()
 

@@ -6,12 +6,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from lips.gateway.engine import Answers
-from lips.gateway.tools import Choice, Part, ToolParser
+from lips.gateway.tools import Part, ToolParser
 
 
-async def hear(answers: Answers, choice: Choice, take: Callable[[Part], Awaitable[None]]) -> None:
+async def hear(answers: Answers, parser: ToolParser | None, take: Callable[[Part], Awaitable[None]]) -> None:
     """Tells what the one answer says: text as it comes, and calls."""
-    parser = ToolParser(choice.at_most_one) if choice.tools else None
     async with aclosing(answers.pieces()) as pieces:
         async for _, piece in pieces:
             if parser is not None:

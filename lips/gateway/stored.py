@@ -21,6 +21,8 @@ from lips.gateway.errors import ApiError
 from lips.gateway.tenants import Tenant
 
 KEPT_S = 7 * 24 * 3600.0
+UNDER_WAY = ("queued", "in_progress")
+"""What a response is before it has ended."""
 _ID = re.compile(r"resp_[0-9a-f]{24}")
 
 
@@ -64,12 +66,16 @@ async def load(tenant: Tenant, response_id: str) -> Stored:
 async def save(tenant: Tenant, stored: Stored) -> None:
     """Whole or not at all. Both files go when nobody has wanted the KV for long."""
     path = _json_path(tenant, stored.response["id"])
-    text = json.dumps({"response": stored.response, "items": stored.items}, ensure_ascii=False).encode()
+    text = json.dumps({"response": stored.response, "items": stored.items}, ensure_ascii=False).encode(errors="replace")
 
     def write() -> None:
         new = path.with_suffix(".new")
-        new.write_bytes(text)
-        new.replace(path)
+        try:
+            new.write_bytes(text)
+            new.replace(path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
 
     await anyio.to_thread.run_sync(write)
 
@@ -82,6 +88,9 @@ async def sweep(tenant: Tenant) -> None:
         for path in (tenant.place / "responses").glob("resp_*.json"):
             if path.stat().st_mtime < oldest_s and not path.with_suffix(".kv").exists():
                 path.unlink()
+        for path in (tenant.place / "responses").glob("resp_*.kv"):
+            if path.stat().st_mtime < oldest_s and not path.with_suffix(".json").exists():
+                path.unlink(missing_ok=True)
         for path in [*(tenant.place / "responses").glob("*.new"), *(tenant.place / "sessions").glob(".*.new")]:
             if path.stat().st_mtime < oldest_s:
                 path.unlink(missing_ok=True)
@@ -95,5 +104,14 @@ async def remove(tenant: Tenant, response_id: str) -> None:
         await anyio.to_thread.run_sync(path.unlink)
     except FileNotFoundError:
         raise _unknown(response_id) from None
-    with suppress(sym.NotFound):  # it may have gone by itself
+    await remove_kv(tenant, response_id)
+
+
+async def remove_kv(tenant: Tenant, response_id: str) -> None:
+    """If it is there: it may have gone by itself."""
+    with tenant.use(), suppress(sym.NotFound):
         await sym.aio.kv_remove(kv_path(tenant, response_id))
+
+
+def error_form(message: str) -> dict[str, str]:
+    return {"code": "server_error", "message": message}

@@ -17,7 +17,7 @@ from typing import Any
 
 import libsym as sym
 from lips.gateway.errors import ApiError
-from lips.gateway.fields import Fields
+from lips.gateway.fields import Fields, parse_inner
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _OTHERS = "[TOOL_CALLS]", "<|python_tag|>"
@@ -48,8 +48,8 @@ Part = str | Call | Arguments
 def _calls_of(source: str) -> list[tuple[str, str]] | None:
     """Names and arguments of the calls that a JSON text is, an object or a list of them; None: it is none."""
     try:
-        value = json.loads(source)
-    except (ValueError, RecursionError):
+        value = parse_inner(source)
+    except ValueError:
         return None
     found = [_call_of(each) for each in (value if isinstance(value, list) else [value])]
     calls = [each for each in found if each is not None]
@@ -62,7 +62,7 @@ def _call_of(value: object) -> tuple[str, str] | None:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         with suppress(ValueError):
-            arguments = json.loads(arguments)
+            arguments = parse_inner(arguments)
     return (value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
 
 
@@ -83,7 +83,9 @@ class Choice:
         if choice == "none":
             return cls()
         only = None
-        if isinstance(choice, dict):
+        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+            tools, choice = _allowed(tools, choice)
+        elif isinstance(choice, dict):
             only = _chosen(choice)
         elif choice not in (None, "auto", "required"):
             raise fields.wrong("tool_choice", "none, auto, required or a function")
@@ -99,9 +101,13 @@ class Choice:
         if not self.must_call:
             return None
         offered = [each["function"] for each in self.tools if self.only in (None, each["function"]["name"])]
-        calls = [_call_schema(each["name"], each.get("parameters") or {"type": "object"}) for each in offered]
-        schema = json.dumps({"anyOf": calls} if len(calls) > 1 else calls[0])
+        calls = [_call_schema(each, f"#/anyOf/{number}") for number, each in enumerate(offered)]
+        schema = json.dumps({"anyOf": calls})
         return sym.Grammar.lark(f'start: "{_BEGIN}\\n" call "\\n{_END}"\ncall: %json {schema}\n')
+
+    def parser(self, *, is_json: bool) -> ToolParser | None:
+        """Of an answer to such a request; None: it calls nothing. `is_json`: it has to be JSON of another kind."""
+        return ToolParser(self, reads_bare=not is_json) if self.tools else None
 
 
 def _chosen(choice: dict[str, Any]) -> str:
@@ -112,14 +118,41 @@ def _chosen(choice: dict[str, Any]) -> str:
     return name
 
 
-def _call_schema(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    properties = {"name": {"const": name}, "arguments": parameters}
+def _allowed(tools: list[dict[str, Any]], choice: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    """Those of the tools that may be called, and whether one has to be: `auto` or `required`."""
+    inner = choice.get("allowed_tools", choice)
+    given = inner.get("tools") if isinstance(inner, dict) else None
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise ApiError(400, "tool_choice.tools is missing: a list of functions is expected", param="tool_choice")
+    mode, names = inner.get("mode", "auto"), {_chosen(each) for each in given}
+    if mode not in ("auto", "required"):
+        raise ApiError(400, "tool_choice.mode: auto or required is expected", param="tool_choice")
+    return [each for each in tools if each["function"]["name"] in names], mode
+
+
+def _call_schema(function: dict[str, Any], where: str) -> dict[str, Any]:
+    """`where`: of this schema, in the one that it is a part of."""
+    parameters = _moved(function.get("parameters") or {"type": "object"}, f"{where}/properties/arguments")
+    properties = {"name": {"const": function["name"]}, "arguments": parameters}
     return {
         "type": "object",
         "properties": properties,
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _moved(schema: Any, where: str) -> Any:
+    """A schema whose references are to its own parts, where it is a part of another."""
+    if isinstance(schema, list):
+        return [_moved(each, where) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {name: _moved(value, where) for name, value in schema.items()}
+    match schema.get("$ref"):
+        case str(ref) if ref.startswith("#"):
+            moved["$ref"] = where + ref[1:]
+    return moved
 
 
 def _tool(fields: Fields) -> dict[str, Any]:
@@ -133,6 +166,7 @@ def _tool(fields: Fields) -> dict[str, Any]:
     parameters = function.child("parameters")
     told: dict[str, Any] = {"name": name, "description": function.text("description", "") or ""}
     if parameters is not None:
+        parameters.one_of("type", ("object",), "object")
         told["parameters"] = parameters.body
     return {"type": "function", "function": told}
 
@@ -140,12 +174,16 @@ def _tool(fields: Fields) -> dict[str, Any]:
 class ToolParser:
     """Takes an answer's text as it comes; gives text that is certain to be no call, and calls as they come."""
 
-    def __init__(self, at_most_one: bool = False) -> None:
+    def __init__(self, choice: Choice, *, reads_bare: bool = True) -> None:
+        """`reads_bare`: a JSON object without any mark may be a call, if it is one of a tool that is offered."""
+        self._choice = choice
+        self._names = {each["function"]["name"] for each in choice.tools}
+        self._reads_bare = reads_bare
         self._held = ""
         self._has_said = False
+        """Since the last call, or the beginning."""
         self._in_call = False
         self._arguments: _Object | None = None
-        self._at_most_one = at_most_one
         self.num_calls = 0
 
     def add(self, text: str) -> Iterator[Part]:
@@ -162,14 +200,31 @@ class ToolParser:
         if self._arguments is not None:
             return
         if self._in_call:
-            yield from self._whole(held, f"{_BEGIN}{held}")
-        elif held and not self._has_said:
-            text = held.strip()
-            for mark in _OTHERS:
-                text = text.removeprefix(mark)
+            yield from self._whole(held, "" if self._choice.must_call else f"{_BEGIN}{held}")
+        elif self._choice.must_call:
+            return  # it is the beginning of a mark
+        elif held and self._is_first:
+            yield from self._alone(held)
+        else:
+            yield from self._say(held)
+
+    def _alone(self, held: str) -> Iterator[Part]:
+        """An answer that may be a call as a whole."""
+        text = held.strip()
+        for mark in _OTHERS:
+            if text.startswith(mark):
+                yield from self._whole(text.removeprefix(mark), held)
+                return
+        calls = _calls_of(text) if self._reads_bare else None
+        if calls and all(name in self._names for name, _ in calls) and re.search('"(arguments|parameters)"', text):
             yield from self._whole(text, held)
         else:
             yield from self._say(held)
+
+    @property
+    def _is_first(self) -> bool:
+        """Nothing but space has come."""
+        return not self._has_said and not self.num_calls
 
     def _out(self) -> Iterator[Part]:
         """Text, up to what may be a call."""
@@ -179,7 +234,8 @@ class ToolParser:
             self._in_call = True
             yield from self._say(text)
             return
-        if not self._has_said and (self._held.lstrip().startswith(("{", *_OTHERS)) or not self._held.strip()):
+        begins = ("{", *_OTHERS) if self._reads_bare else _OTHERS
+        if self._is_first and (self._held.lstrip().startswith(begins) or not self._held.strip()):
             return  # it may be a call as a whole: the end tells
         num_sure = len(self._held) - _num_open(self._held)
         sure, self._held = self._held[:num_sure], self._held[num_sure:]
@@ -195,10 +251,13 @@ class ToolParser:
         if self._arguments is not None and not self._arguments.is_over:
             text, self._held = self._arguments.take(self._held)
             yield from self._more(text)
-        end = self._held.find(_END)
+        end, behind = self._held.find(_END), len(_END)
+        following = self._held.find(_BEGIN) if self._arguments is not None else -1
+        if following >= 0 and (end < 0 or following < end):
+            end, behind = following, 0  # the next call begins, and this one has no mark of its end
         if end < 0:
             return
-        source, self._held = self._held[:end], self._held[end + len(_END) :]
+        source, self._held = self._held[:end], self._held[end + behind :]
         if self._arguments is None:
             yield from self._whole(source, f"{_BEGIN}{source}{_END}")
         self._in_call, self._arguments = False, None
@@ -213,7 +272,7 @@ class ToolParser:
             yield from self._more(arguments)
 
     def _begin(self, name: str) -> Iterator[Part]:
-        self.num_calls += 1
+        self.num_calls, self._has_said = self.num_calls + 1, False
         if self._is_wanted:
             yield Call(name)
 
@@ -223,10 +282,13 @@ class ToolParser:
 
     @property
     def _is_wanted(self) -> bool:
-        return self.num_calls == 1 or not self._at_most_one
+        return self.num_calls == 1 or not self._choice.at_most_one
 
     def _say(self, text: str) -> Iterator[Part]:
-        if text.strip() or (text and self._has_said and not self.num_calls):
+        """Space behind a call is none of what is said."""
+        if self.num_calls and not self._has_said:
+            text = text.lstrip()
+        if text.strip() or (text and self._has_said):
             self._has_said = True
             yield text
 

@@ -118,6 +118,15 @@ def test_rates_are_kept_and_say_when_to_come_again(two):
         ask(bob, "Hi.")
 
 
+def test_a_list_of_prompts_is_one_request(two):
+    gateway, keys, _ = two
+    with gateway.client(keys["few"]) as few:
+        for _ in range(3):
+            body = {"prompt": ["One", "Two", "Three", "Four", "Five"], "max_tokens": 1, "echo": True, "logprobs": 0}
+            assert len(few.post("/v1/completions", json=body).json()["choices"]) == 5
+        assert few.post("/v1/completions", json=body).status_code == 429
+
+
 def test_a_file_that_changes_is_read_again(two):
     gateway, keys, path = two
     key, line = new_key("new")

@@ -12,9 +12,12 @@ WEATHER = '{"name": "weather", "arguments": {"city": "Pa\\"r}is", "days": [1, {"
 TIME = '{"name": "time", "arguments": {}}'
 
 
+OFFERED = [{"type": "function", "function": {"name": name}} for name in ("weather", "time")]
+
+
 def heard(text, size, **options):
     """Texts joined, and calls as (name, arguments), of a text that comes in pieces of a size."""
-    parser = ToolParser(**options)
+    parser = ToolParser(Choice(OFFERED, **options))
     parts = [part for at in range(0, len(text), size) for part in parser.add(text[at : at + size])]
     parts += parser.end()
     found = []
@@ -45,7 +48,7 @@ TIME_CALL = ("time", {})
         (f"I look.\n<tool_call>{WEATHER}</tool_call>", ["I look.\n", WEATHER_CALL]),
         (f"<tool_call>{WEATHER}</tool_call>\n<tool_call>{TIME}</tool_call>", [WEATHER_CALL, TIME_CALL]),
         (f"<tool_call>[{WEATHER}, {TIME}]</tool_call>", [WEATHER_CALL, TIME_CALL]),
-        (f"<tool_call>{WEATHER}</tool_call> Well?", [WEATHER_CALL, " Well?"]),
+        (f"<tool_call>{WEATHER}</tool_call> Well?", [WEATHER_CALL, "Well?"]),
         (f"[TOOL_CALLS][{WEATHER}]", [WEATHER_CALL]),
         (f"<|python_tag|>{TIME.replace('arguments', 'parameters')}", [TIME_CALL]),
         (TIME, [TIME_CALL]),
@@ -55,6 +58,10 @@ TIME_CALL = ("time", {})
         ('<tool_call>{"arguments": {}, "name": "time"}</tool_call>', [TIME_CALL]),
         ('<tool_call>{"name": "time", "arguments": "{}"}</tool_call>', [TIME_CALL]),
         ("<tool_call>", ["<tool_call>"]),
+        (f"<tool_call>{WEATHER}<tool_call>{TIME}</tool_call>", [WEATHER_CALL, TIME_CALL]),
+        (f"<tool_call>{TIME}</tool_call>\nNow \n\nwe see", [TIME_CALL, "Now \n\nwe see"]),
+        ('{"name": "Bob", "arguments": {}}', ['{"name": "Bob", "arguments": {}}']),
+        ('{"name": "time"}', ['{"name": "time"}']),
     ],
 )
 def test_calls_are_told_from_text_however_it_is_cut(text, size, expected):
@@ -62,14 +69,14 @@ def test_calls_are_told_from_text_however_it_is_cut(text, size, expected):
 
 
 def test_text_is_not_held_back_longer_than_it_may_be_a_call():
-    parser = ToolParser()
+    parser = ToolParser(Choice(OFFERED))
     assert list(parser.add("Hello <b>")) == ["Hello <b>"]
     assert list(parser.add(" <tool")) == [" "]
     assert list(parser.add("box>")) == ["<toolbox>"]
 
 
 def test_arguments_come_as_they_are_written():
-    parser = ToolParser()
+    parser = ToolParser(Choice(OFFERED))
     began = list(parser.add('<tool_call>{"name": "weather", "arguments": {"city": "Pa'))
     assert [type(part) for part in began] == [Call, Arguments]
     assert began[1].text == '{"city": "Pa'
