@@ -85,10 +85,11 @@ class Gateway:
             found = self.tenants.get(name)
             if found is None or not found.connection.is_open:
                 await self.connect()
-                found = await make_tenant(name, self.max_cached_tokens, quota_bytes=quota_bytes)
+                found = await make_tenant(name, self.max_cached_tokens, quota_bytes)
                 found.make_room = self._make_room
                 await stored.sweep(found)
                 self.tenants[name] = found
+            await found.set_quota(quota_bytes)
             return found
 
     async def sweep(self) -> None:

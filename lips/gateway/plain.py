@@ -87,7 +87,7 @@ async def health(_request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """In Prometheus' text. Where there are keys it takes one, and tells of that one's tenant alone beside the whole."""
+    """In Prometheus' text: the server's load, and what the tenant had. Where there are keys it takes one."""
     gateway: Gateway = request.app.state.gateway
     tenant = await gateway.tenant_of(request)
     admission = gateway.admission

@@ -102,26 +102,29 @@ async def _named(request: Request) -> tuple[Tenant, str]:
 
 
 async def live(request: Request) -> Response:
-    """Figures of this moment, for the page."""
+    """Figures of this moment, for the page. Those of the whole machine would tell a key of the others."""
     gateway: Gateway = request.app.state.gateway
     tenant = await gateway.tenant_of(request)
+    own = {
+        "model": gateway.model.name,
+        "place": f"{tenant.place}/sessions",
+        "prompt_tokens": tenant.num_prompt_tokens,
+        "cached_tokens": tenant.num_cached_tokens,
+    }
+    if gateway.keys is not None:
+        return Json(own)
     stat = await sym.aio.daemon_stat()
-    return Json(
-        {
-            "model": gateway.model.name,
-            "place": f"{tenant.place}/sessions",
-            "running": gateway.admission.num_running,
-            "waiting": gateway.admission.num_waiting,
-            "steps": stat["num_steps"],
-            "tokens": stat["num_tokens"],
-            "calls_in_steps": stat["num_calls_in_steps"],
-            "uptime_s": stat["uptime_s"],
-            "prompt_tokens": tenant.num_prompt_tokens,
-            "cached_tokens": tenant.num_cached_tokens,
-            "kv_used_bytes": (stat["num_pages"] - stat["num_free_pages"]) * stat["page_bytes"],
-            "kv_total_bytes": stat["num_pages"] * stat["page_bytes"],
-        }
-    )
+    whole = {
+        "running": gateway.admission.num_running,
+        "waiting": gateway.admission.num_waiting,
+        "steps": stat["num_steps"],
+        "tokens": stat["num_tokens"],
+        "calls_in_steps": stat["num_calls_in_steps"],
+        "uptime_s": stat["uptime_s"],
+        "kv_used_bytes": (stat["num_pages"] - stat["num_free_pages"]) * stat["page_bytes"],
+        "kv_total_bytes": stat["num_pages"] * stat["page_bytes"],
+    }
+    return Json(own | whole)
 
 
 routes = [

@@ -23,13 +23,16 @@ MAX_NAME_BYTES = 200
 class Tenant:
     """One party, which knows nothing of the others."""
 
-    def __init__(self, name: str, root: str, place: Path, connection: sym.Connection, max_tokens: int) -> None:
+    def __init__(
+        self, name: str, root: str, place: Path, connection: sym.Connection, max_tokens: int, quota_bytes: int | None
+    ) -> None:
         """`root`: of its paths over this connection, "" in a domain."""
         self.name = name
         self._root = root
         self.place = place
         """Its directory as the machine's other programs see it."""
         self.connection = connection
+        self._quota_bytes = quota_bytes
         self.limits = Limits()
         self.make_room: Callable[[], int] = lambda: 0
         """Where the machine has none left, the gateway drops of somebody's cache: gives how many files went."""
@@ -42,6 +45,12 @@ class Tenant:
         """Calls of this task are the tenant's."""
         with self.connection.use():
             yield
+
+    async def set_quota(self, num_bytes: int | None) -> None:
+        """As the file of keys now has it."""
+        if num_bytes is not None and num_bytes != self._quota_bytes:
+            await _set_quota(self.place, num_bytes)
+            self._quota_bytes = num_bytes
 
     @property
     def sessions(self) -> str:
@@ -77,7 +86,7 @@ class Tenant:
             self._talking.remove(name)
 
 
-async def make_tenant(name: str, max_tokens: int, *, quota_bytes: int | None = None) -> Tenant:
+async def make_tenant(name: str, max_tokens: int, quota_bytes: int | None) -> Tenant:
     """The directory is made if need be; with a quota it is a domain, which the connection can't leave."""
     directory = f"{ROOT}/{name}"
     await sym.aio.kv_mkdir(directory, parents=True)
@@ -85,10 +94,14 @@ async def make_tenant(name: str, max_tokens: int, *, quota_bytes: int | None = N
     if quota_bytes is None:
         connection, root = await sym.aio.connection(), f"{directory}/"
     else:
-        await anyio.to_thread.run_sync(os.setxattr, str(place), "user.kv.quota", str(quota_bytes).encode())
+        await _set_quota(place, quota_bytes)
         connection, root = await sym.aio.connection(domain=directory), ""
-    tenant = Tenant(name, root, place, connection, max_tokens)
+    tenant = Tenant(name, root, place, connection, max_tokens, quota_bytes)
     with tenant.use():
         for each in (tenant.sessions, tenant.responses):
             await sym.aio.kv_mkdir(each, parents=True)
     return tenant
+
+
+async def _set_quota(place: Path, num_bytes: int) -> None:
+    await anyio.to_thread.run_sync(os.setxattr, str(place), "user.kv.quota", str(num_bytes).encode())

@@ -154,6 +154,12 @@ def test_a_quota_is_a_keys_own(start_gateway, tmp_path):
             ask(client, f"{number} Say {'something ' * 100}")  # older ones make room
         refused = client.post(CHAT, json={"messages": [{"role": "user", "content": "word " * 2000}]})
         assert refused.status_code == 429, refused.text
+        assert refused.json()["error"]["code"] == "insufficient_quota"
+        path.write_text(f"{line} quota=512M\n")
+        ask(client, "word " * 2000)
+        told = client.get("/live").json()
+        assert told["prompt_tokens"] > 2000
+        assert "steps" not in told, "they are the others' as well"
 
 
 @pytest.mark.parametrize(

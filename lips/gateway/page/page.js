@@ -306,12 +306,13 @@ async function live() {
         const now = await json("/live");
         $("model").textContent = now.model;
         $("place").textContent = now.place;
+        $("cached").textContent = now.prompt_tokens ? `${Math.round(100 * now.cached_tokens / now.prompt_tokens)} %` : "–";
+        if (now.steps === undefined) return;  // where there are keys, the machine's own figures are nobody's
         const seconds = before ? now.uptime_s - before.uptime_s : 0, steps = before ? now.steps - before.steps : 0;
         if (seconds > 0) {
             $("rate").textContent = Math.round((now.tokens - before.tokens) / seconds);
             $("batch").textContent = steps ? ((now.calls_in_steps - before.calls_in_steps) / steps).toFixed(1) : "0";
         }
-        $("cached").textContent = now.prompt_tokens ? `${Math.round(100 * now.cached_tokens / now.prompt_tokens)} %` : "–";
         $("kv").textContent = `${(100 * now.kv_used_bytes / now.kv_total_bytes).toFixed(1)} %`;
         before = now;
     } catch { for (const id of ["batch", "rate", "cached", "kv"]) $(id).textContent = "–"; }
