@@ -133,7 +133,10 @@ def test_a_truncation_beyond_the_end(connected):
 
 
 @pytest.mark.slow
-def test_a_full_pool_refuses_and_keeps_what_is_there(connected):
+def test_a_full_pool_refuses_and_keeps_what_is_there(start_daemon):
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "1M")  # soon full
+    sym.connect(str(daemon.socket))
+    free = sym.daemon_stat()["num_free_pages"]
     files = []
     with pytest.raises(sym.NoSpace) as caught:  # noqa: PT012 - how many it takes is the pool's business
         while True:
@@ -145,6 +148,8 @@ def test_a_full_pool_refuses_and_keeps_what_is_there(connected):
     sym.pred(files[-1], [1] * 500)
     for kv in files[1:]:
         kv.close()
+    assert sym.daemon_stat()["num_free_pages"] == free, "an error leaked pages"
+    sym.close()
 
 
 def test_more_rows_than_the_region_holds(connected):
