@@ -139,8 +139,12 @@ def _is_token(value: object, below: int = 1 << 31) -> bool:
 
 async def _answer(asked: Asked, counted: _Counted, take: Take) -> None:
     """Tells what comes, of some prompts at once."""
+    asked.gateway.admission.count(asked.tenant.name, asked.tenant.limits)
+    if len(asked.wanted) == 1:  # a lock for each token would cost 32 clients a tenth of their throughput
+        await _answer_prompt(asked, 0, counted, take)
+        return
     places = min(_PROMPTS_AT_ONCE, asked.gateway.settings.max_running, asked.tenant.limits.concurrent or MAX_PROMPTS)
-    limiter, taking = anyio.CapacityLimiter(places), anyio.Lock()
+    limiter, taking = anyio.CapacityLimiter(places), anyio.Lock(fast_acquire=True)
 
     async def take_one(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> None:
         async with taking:
@@ -150,7 +154,6 @@ async def _answer(asked: Asked, counted: _Counted, take: Take) -> None:
         async with limiter:
             await _answer_prompt(asked, number, counted, take_one)
 
-    asked.gateway.admission.count(asked.tenant.name, asked.tenant.limits)
     async with anyio.create_task_group() as tasks:
         for number in range(len(asked.wanted)):
             tasks.start_soon(answer, number)
