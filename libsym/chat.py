@@ -79,15 +79,18 @@ class Turns(Generic[G]):
         tokens = in_file + self.pending
         if not tokens:
             raise Invalid(f"{self.kv.name}: there is no turn to undo")
-        turns, beginnings = [], []
+        turns, beginnings, bare = [], [], []
         for probe in PROBES:
             question = {"role": "user", "content": probe}
             turns.append((yield from script_of(chat_tokens)([question], after_answer=True)))
             beginnings.append((yield from script_of(chat_tokens)([*self._top, question], self._tools)))
+            bare.append((yield from script_of(chat_tokens)([question])))
         vocabulary = yield from vocabulary_script(self.kv.channel)
-        at = last_turn(tokens, turns, vocabulary) or 0
-        if _in_common([*beginnings, tokens[:at]]) == tokens[:at]:
-            at = 0  # it was the first: nothing but the top of the conversation is before it
+        at = last_turn(tokens, turns, vocabulary)
+        if at is None and not any(_begin_alike(tokens, heads, vocabulary) for heads in (beginnings, bare)):
+            raise Invalid(f"{self.kv.name}: there is no turn to undo")
+        if at is None or _in_common([*beginnings, tokens[:at]]) == tokens[:at]:
+            at = 0  # the first turn goes with the top of the conversation
         self._answer, self._pending = None, tokens[len(in_file) : at]
         if at < len(in_file):
             yield from script_of(kv_truncate)(self.kv, at)
@@ -169,7 +172,8 @@ class Chat(Turns[Generation]):
     def undo(self) -> None:
         r"""Cuts off the last turn: the user's question and all that came after it. The file is as it was before.
 
-        It reads where the turn begins from the file, so it works on turns of an earlier run, too.
+        It reads where the turn begins from the file, so it works on turns of an earlier run, too. Invalid, and the file
+        stays, where it holds no turn.
 
         >>> chat = sym.Chat(sym.kv_create())
         >>> first, second = (chat.ask(each, max_tokens=4).full_text() for each in ("Who?", "What?"))
@@ -232,6 +236,12 @@ def last_turn(tokens: list[int], turns: Sequence[list[int]], vocabulary: Sequenc
             if _text(behind, vocabulary).startswith(text):
                 return at
     return None
+
+
+def _begin_alike(tokens: list[int], turns: Sequence[list[int]], vocabulary: Sequence[bytes]) -> bool:
+    """Whether the text of `tokens` begins with all that the texts of `turns` have in common."""
+    head = _in_common(turns)
+    return _text(tokens[: len(head) + _JOINED_TOKENS], vocabulary).startswith(_text(head, vocabulary))
 
 
 def _text(tokens: list[int], vocabulary: Sequence[bytes]) -> bytes:

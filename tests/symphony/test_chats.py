@@ -91,6 +91,21 @@ def test_undo_goes_back_to_the_user_whatever_came_after_the_question(connected):
     assert text_of(chat.kv, chat.pending) == before
 
 
+def test_a_file_without_a_turn_stays_as_it_is_when_the_last_turn_is_undone(connected):
+    handbook = sym.tokenize("A refund is possible within thirty days.")
+    sym.kv_write(sym.kv_create("handbook.kv"), handbook)
+    for questions in ((), ("One?", "Two?")):
+        with sym.Chat(sym.kv_open("handbook.kv", "rw"), "Be brief.") as chat:
+            for question in questions:
+                chat.ask(question, max_tokens=3).full_text()
+            for _ in questions:
+                chat.undo()
+            with pytest.raises(sym.Invalid, match="no turn to undo"):
+                chat.undo()
+        assert sym.kv_read("handbook.kv")[0] == handbook
+    sym.kv_remove("handbook.kv")
+
+
 def test_a_fork_goes_on_by_itself(connected):
     chat = sym.Chat(sym.kv_create())
     chat.ask("One?", max_tokens=3).full_text()
