@@ -6,12 +6,18 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
+from anyio import CancelScope, move_on_after
+
 from libsym.arguments import Path
 from libsym.async_generation import AsyncGeneration
 from libsym.channel.event_loop import run
-from libsym.chat import Message, Turns
+from libsym.chat import Message, Turns, log
+from libsym.errors import SymError
 from libsym.generate import Grammar, Ngram, Options, generate_call
 from libsym.rows.sampler import Sampler
+
+_CLOSING_S = 5.0
+"""A cancelled task waits no longer for the end of a conversation: a step or two is enough."""
 
 
 class AsyncChat(Turns[AsyncGeneration]):
@@ -84,7 +90,6 @@ class AsyncChat(Turns[AsyncGeneration]):
         >>> (await chat.fork("other.kv")).kv.path
         'other.kv'
         """
-        await self._settle()
         return await run(self.kv.channel, self._fork(path))
 
     async def close(self) -> None:
@@ -99,15 +104,21 @@ class AsyncChat(Turns[AsyncGeneration]):
         await run(self.kv.channel, self._close())
 
     async def _settle(self) -> None:
-        if self._answer is not None and self._answer.finish is None and not self.kv.closed:
+        if self._answer is not None and self._is_answering and not self.kv.closed:
             await self._answer.cancel()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
-        """A task that is being cancelled could not wait: it closes the file, and what was pending is lost."""
-        if kind is None:
-            await self.close()
-        else:
-            await self.kv.__aexit__()
+        """Close the file, also for a task that is being cancelled: what is pending then has a moment to be written."""
+        try:
+            with CancelScope(shield=True), move_on_after(_CLOSING_S):
+                await self.close()
+        except SymError:
+            if kind is None:
+                raise
+            log.warning("%s was not closed in order after %s", self.kv.name, kind.__name__, exc_info=True)
+        finally:
+            if not self.kv.closed:
+                await self.kv.__aexit__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
@@ -9,7 +10,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from libsym.arguments import Path, shown
 from libsym.channel.scripts import Script
 from libsym.channel.vocabulary import vocabulary_script
-from libsym.errors import Invalid
+from libsym.errors import Invalid, NoSpace, OverQuota, SymError
 from libsym.faces import script_of
 from libsym.generate import Generation, Grammar, Ngram, Progress, generate
 from libsym.kv import KV, kv_close, kv_fork, kv_read, kv_stat, kv_truncate
@@ -18,6 +19,7 @@ from libsym.pred import write_script
 from libsym.rows.sampler import Sampler
 from libsym.text import chat_tokens, tokenize
 
+log = logging.getLogger(__name__)
 Message = Mapping[str, Any]
 G = TypeVar("G", bound=Progress)
 PROBES = ("a", "Z", "1", " ", "\n", "é")
@@ -38,6 +40,8 @@ class Turns(Generic[G]):
         self._answer: G | None = None
         self._pending: list[int] = []  # of answers before the last one
         self._before: list[int] = []  # what was pending before the last question: it is again, if that is lost
+        self._start = 0  # the file's length before the last question
+        self._num_cuts = kv.num_cuts  # the program's own cuts end what is pending
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} in {self.kv!r}>"
@@ -50,17 +54,44 @@ class Turns(Generic[G]):
         >>> len(chat.ask("Hello", max_tokens=3).full_text()), len(chat.pending)
         (3, 1)
         """
-        if self._answer is None:
-            return [*self._pending]
-        return [*self._before] if self._answer.is_lost else self._answer.pending
+        return self._end_of_turn()[1]
+
+    def _end_of_turn(self) -> tuple[int | None, list[int]]:
+        """Where the file is to end as the last turn has ended, None for where it does, and what is pending then.
+
+        A turn that ended before its answer began was never asked. An answer that was cancelled stays as far as the
+        program has read it.
+        """
+        answer = self._answer
+        if self._num_cuts != self.kv.num_cuts:
+            return None, []
+        if answer is None:
+            return None, [*self._pending]
+        if answer.is_lost or (answer.finish == "cancelled" and not answer.num_read):
+            return self._start, [*self._before]
+        if answer.finish == "cancelled":
+            return answer.read_part()
+        return None, answer.pending
+
+    def _end_turn(self) -> Script[None]:
+        """Make file and pending tokens what they are when the last turn has ended. No answer is under way."""
+        length, pending = self._end_of_turn()
+        if length is not None and (yield from script_of(kv_stat)(self.kv)).tokens > length:
+            yield from script_of(kv_truncate)(self.kv, length)
+        self._settled(pending)
+
+    def _settled(self, pending: list[int]) -> None:
+        self._answer, self._pending, self._num_cuts = None, pending, self.kv.num_cuts
 
     def _question(self, content: str | Sequence[Message], role: str, begin: str) -> Script[list[int]]:
         """The tokens of a turn, behind those that are pending. No answer is under way."""
         if not isinstance(content, str) and not isinstance(content, Sequence):
             raise Invalid(f"ask({shown(content)}): a text, or a list of messages")
         turn: list[Message] = [{"role": role, "content": content}] if isinstance(content, str) else list(content)
+        yield from self._end_turn()
         pending = self.pending
-        if pending or (yield from script_of(kv_stat)(self.kv)).tokens:
+        self._start = (yield from script_of(kv_stat)(self.kv)).tokens
+        if pending or self._start:
             tokens = yield from script_of(chat_tokens)(turn, after_answer=True)
         else:
             tokens = yield from script_of(chat_tokens)([*self._top, *turn], self._tools)
@@ -70,13 +101,14 @@ class Turns(Generic[G]):
 
     def _answered_by(self, answer: G) -> G:
         """From here on what is pending is the answer's affair."""
-        self._before, self._pending, self._answer = self.pending, [], answer
+        self._before, self._answer = self._pending, answer
         return answer
 
     def _undo(self) -> Script[None]:
         """Cuts the file where the last turn of the user begins."""
+        yield from self._end_turn()
         in_file, _ = yield from script_of(kv_read)(self.kv)
-        tokens = in_file + self.pending
+        tokens = in_file + self._pending
         if not tokens:
             raise Invalid(f"{self.kv.name}: there is no turn to undo")
         turns, beginnings, bare = [], [], []
@@ -91,21 +123,35 @@ class Turns(Generic[G]):
             raise Invalid(f"{self.kv.name}: there is no turn to undo")
         if at is None or _in_common([*beginnings, tokens[:at]]) == tokens[:at]:
             at = 0  # the first turn goes with the top of the conversation
-        self._answer, self._pending = None, tokens[len(in_file) : at]
         if at < len(in_file):
             yield from script_of(kv_truncate)(self.kv, at)
+        self._settled(tokens[len(in_file) : at])
 
     def _fork(self, path: Path | None) -> Script[Self]:
+        length, pending = (self._start, self._before) if self._is_answering else self._end_of_turn()
         kv = yield from script_of(kv_fork)(self.kv, path)
+        if length is not None and (yield from script_of(kv_stat)(kv)).tokens > length:
+            yield from script_of(kv_truncate)(kv, length)
         fork = type(self)(kv, self._top, self._tools)
-        fork._pending = self.pending  # noqa: SLF001 - of the same class
+        fork._pending = [*pending]  # noqa: SLF001 - of the same class
         return fork
 
+    @property
+    def _is_answering(self) -> bool:
+        return self._answer is not None and self._answer.finish is None and not self._answer.is_over
+
     def _close(self) -> Script[None]:
-        if not self.kv.closed:
-            if self.pending and self.kv.path is not None:  # without a name nobody will read it
-                yield from write_script(self.kv, self.pending)
-                self._answer, self._pending = None, []
+        """The file is closed, whatever becomes of the pending tokens: a full context or quota has no room for them."""
+        if self.kv.closed:
+            return
+        try:
+            yield from self._end_turn()
+            if self._pending and self.kv.path is not None:  # without a name nobody will read it
+                yield from write_script(self.kv, self._pending)
+                self._settled([])
+        except (Invalid, OverQuota, NoSpace) as error:
+            log.warning("%s lacks its last %d tokens: %s", self.kv.name, len(self._pending), error)
+        finally:
             yield from script_of(kv_close)(self.kv)
 
 
@@ -144,7 +190,8 @@ class Chat(Turns[Generation]):
         """Appends a message, or several, and gives the answer as it comes; what the answer takes is as in `generate`.
 
         `begin`: the answer begins with this text, which is given, not generated: it is no part of `text()`.
-        An answer that is still under way is cancelled; it stays in the conversation as far as it came.
+        An answer that is still under way is cancelled: it stays in the conversation as far as the program has read it,
+        and the question goes with an answer that nothing was read of.
 
         >>> chat = sym.Chat(sym.kv_create())
         >>> answer = chat.ask("Is it?", begin="I say ", grammar=sym.Grammar.regex("yes|no"))
@@ -187,13 +234,14 @@ class Chat(Turns[Generation]):
     def fork(self, path: Path | None = None) -> Chat:
         """The same conversation in a fork of the file: both go on by themselves.
 
+        An answer that is under way goes on, and the fork is as the conversation was before its question.
+
         >>> chat = sym.Chat(sym.kv_create(), "You are brief.")
         >>> answer = chat.ask("Who are you?", max_tokens=4).full_text()
         >>> fork = chat.fork("other.kv")
         >>> fork.ask("And I?", max_tokens=4).full_text() == chat.ask("And I?", max_tokens=4).full_text()
         True
         """
-        self._settle()
         return self.kv.channel.run(self._fork(path))
 
     def close(self) -> None:
@@ -209,17 +257,21 @@ class Chat(Turns[Generation]):
 
     def _settle(self) -> None:
         """What the last answer has appended is known, and it appends no more."""
-        if self._answer is not None and self._answer.finish is None and not self.kv.closed:
+        if self._answer is not None and self._is_answering and not self.kv.closed:
             self._answer.cancel()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
-        if kind is None:
+        try:
             self.close()
-        else:
-            self.kv.close()  # what was pending is lost with what went wrong
+        except SymError:
+            if kind is None:
+                raise
+            log.warning("%s was not closed in order after %s", self.kv.name, kind.__name__, exc_info=True)
+        finally:
+            self.kv.close()
 
 
 def last_turn(tokens: list[int], turns: Sequence[list[int]], vocabulary: Sequence[bytes]) -> int | None:

@@ -223,6 +223,7 @@ class Progress:
         self._num_entries = 0
         self._is_cancelled = False
         self._is_over = False  # the last reply was taken
+        self._num_read = 0
 
     @property
     def kv(self) -> OpenFile:
@@ -242,6 +243,7 @@ class Progress:
     def tokens(self) -> list[int]:
         """Those that have come so far, whether they were given out or not. Invalid: see `cancel`."""
         self._require_settled()
+        self._num_read = len(self._tokens)
         return self._tokens
 
     @property
@@ -274,9 +276,32 @@ class Progress:
         return self._tokens[num_appended:]
 
     @property
+    def is_over(self) -> bool:
+        """Whether it has ended, by an error perhaps."""
+        return self._is_over
+
+    @property
     def is_lost(self) -> bool:
-        """Whether it has failed before anything was appended, what was given included."""
-        return self._is_over and self.finish is None and self._length_before is None
+        """Whether it ended before its first token, by an error, a cancellation or its deadline."""
+        return self._is_over and not self._tokens and self.finish in {None, "cancelled", "deadline"}
+
+    @property
+    def num_read(self) -> int:
+        """How many of the tokens the program has read, one by one, as text, or by `tokens`."""
+        return self._num_read
+
+    def read_part(self) -> tuple[int | None, list[int]]:
+        """Return where the file ends if it is to have only what was read (None: where it does), and what is pending then.
+
+        >>> generation = sym.generate(sym.kv_create(), [65], max_tokens=2)
+        >>> list(generation)[1:] == generation.read_part()[1]
+        True
+        """
+        assert self._length_before is not None
+        num_appended = self._num_entries - self._length_before
+        if num_appended > self._num_read:
+            return self._length_before + self._num_read, []
+        return None, self._tokens[num_appended : self._num_read]
 
     def __repr__(self) -> str:
         state = self.finish or ("failed" if self._is_over else "cancelled" if self._ends_early else "under way")
@@ -352,6 +377,7 @@ class Generation(Progress):
             if not self._fetch():
                 raise StopIteration
         self._num_given += 1
+        self._num_read = max(self._num_read, self._num_given)
         return self._tokens[self._num_given - 1]
 
     def text(self) -> Iterator[str]:
@@ -366,10 +392,12 @@ class Generation(Progress):
         while True:
             new, num_taken = self._tokens[num_taken:], len(self._tokens)
             if piece := pieces.add(new):
+                self._num_read = max(self._num_read, num_taken)
                 yield piece
             if num_taken == len(self._tokens) and not self._fetch():
                 break
         if piece := pieces.end(self.finish):
+            self._num_read = num_taken
             yield piece
 
     def full_text(self) -> str:

@@ -117,14 +117,90 @@ def test_a_fork_goes_on_by_itself(connected):
     assert sym.detokenize(sym.kv_read("fork.kv")[0]) == f"{before}\nuser: Two?\nassistant: {answer}"
 
 
-def test_an_answer_that_is_interrupted_stays_as_far_as_it_came(connected):
+def test_an_answer_that_is_interrupted_stays_as_far_as_it_was_read(connected):
     chat = sym.Chat(sym.kv_create())
     answer = chat.ask("One?")
-    next(answer)
+    said = sym.detokenize([next(answer), next(answer)])
     chat.ask("Two?", max_tokens=2).full_text()
     assert answer.finish == "cancelled"
-    said = sym.detokenize(answer.tokens)
+    assert len(answer.tokens) >= 2
     assert text_of(chat.kv).startswith(f"<bos>user: One?\nassistant: {said}\nuser: Two?\n")
+
+
+def test_a_turn_of_which_nothing_was_read_or_came_was_never_asked(connected):
+    chat = sym.Chat(sym.kv_create("unread.kv"))
+    chat.ask("One?", max_tokens=4).full_text()
+    before = text_of(chat.kv, chat.pending)
+    late = chat.ask("Two? " * 300, deadline=1e-6)
+    assert (late.full_text(), late.finish) == ("", "deadline")
+    assert text_of(chat.kv, chat.pending) == before
+    unread = chat.ask("Three?")
+    while not unread.is_over and chat.kv.len() < len(before) + 20:
+        pass  # some of it is in the file
+    third = chat.ask("Four?", max_tokens=3).full_text()
+    assert text_of(chat.kv, chat.pending) == f"{before}\nuser: Four?\nassistant: {third}"
+    chat.ask("Five? " * 300, deadline=1e-6).full_text()
+    chat.close()
+    assert sym.detokenize(sym.kv_read("unread.kv")[0]) == f"{before}\nuser: Four?\nassistant: {third}"
+    sym.kv_remove("unread.kv")
+
+
+def test_a_program_s_own_cut_ends_what_is_pending(connected):
+    chat = sym.Chat(sym.kv_create())
+    chat.ask("One?", max_tokens=4).full_text()
+    sym.kv_truncate(chat.kv, 5)
+    assert chat.pending == []
+    second = chat.ask("Two?", max_tokens=2).full_text()
+    assert text_of(chat.kv, chat.pending) == f"<bos>user\nuser: Two?\nassistant: {second}"
+
+
+def test_a_fork_leaves_an_answer_under_way_alone_and_is_as_the_conversation_was_before(connected):
+    chat = sym.Chat(sym.kv_create())
+    chat.ask("One?", max_tokens=4).full_text()
+    before = text_of(chat.kv, chat.pending)
+    answer = chat.ask("Two?", max_tokens=300)
+    first = next(answer)
+    fork = chat.fork()
+    assert text_of(fork.kv, fork.pending) == before
+    assert len([first, *answer]) == 300
+    assert answer.finish == "length"
+
+
+def test_an_answer_that_fills_the_context_is_kept_and_its_file_is_closed(connected):
+    with sym.Chat(sym.kv_create("full.kv")) as chat:
+        said = chat.ask("One?", max_tokens=10_000).full_text()
+    assert chat.kv.closed
+    held = sym.detokenize(sym.kv_read("full.kv")[0])
+    assert f"<bos>user: One?\nassistant: {said}".startswith(held)
+    assert len(held) > 900
+    sym.kv_remove("full.kv")
+
+
+def test_a_finished_answer_is_kept_by_a_block_that_an_exception_ends(connected):
+    def talk():
+        with sym.Chat(sym.kv_create("kept.kv")) as chat:
+            chat.ask("One?", grammar=sym.Grammar.regex("yes")).full_text()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        talk()
+    assert sym.detokenize(sym.kv_read("kept.kv")[0]) == "<bos>user: One?\nassistant: yes"
+    sym.kv_remove("kept.kv")
+
+
+def test_a_task_that_is_cancelled_keeps_its_finished_answer(connected):
+    async def talk():
+        with anyio.CancelScope() as scope:
+            async with sym.aio.Chat(await sym.aio.kv_create("task.kv")) as chat:
+                answer = await chat.ask("One?", grammar=sym.Grammar.regex("yes"))
+                await answer.full_text()
+                scope.cancel()
+                await anyio.sleep_forever()
+        assert chat.kv.closed
+
+    anyio.run(talk)
+    assert sym.detokenize(sym.kv_read("task.kv")[0]) == "<bos>user: One?\nassistant: yes"
+    sym.kv_remove("task.kv")
 
 
 def test_a_question_that_fails_at_once_was_never_asked(connected):
