@@ -370,6 +370,7 @@ async def generate(
     draft: Literal["ngram"] | Ngram | None = None,
     logprobs: int | None = None,
     seed: int | None = None,
+    before: Iterable[int] | None = None,
     priority: int | None = None,
     deadline: float | None = None,
 ) -> AsyncGeneration:
@@ -389,6 +390,7 @@ async def generate(
         draft=draft,
         logprobs=logprobs,
         seed=seed,
+        before=before,
         priority=priority,
         deadline=deadline,
     )

@@ -43,6 +43,7 @@ class AsyncChat(Turns[AsyncGeneration]):
         draft: Literal["ngram"] | Ngram | None = None,
         logprobs: int | None = None,
         seed: int | None = None,
+        before: Iterable[int] | None = None,
         priority: int | None = None,
         deadline: float | None = None,
     ) -> AsyncGeneration:
@@ -52,7 +53,7 @@ class AsyncChat(Turns[AsyncGeneration]):
         >>> len([token async for token in await chat.ask("Who?", max_tokens=3)])
         3
         """
-        await self._settle()
+        await self._cancel()
         tokens = await run(self.kv.channel, self._question(content, role, begin))
         options = Options(
             sampler=sampler,
@@ -63,6 +64,7 @@ class AsyncChat(Turns[AsyncGeneration]):
             draft=draft,
             logprobs=logprobs,
             seed=seed,
+            before=None if before is None else [*before, *tokens],
             priority=priority,
             deadline=deadline,
         )
@@ -80,7 +82,7 @@ class AsyncChat(Turns[AsyncGeneration]):
         >>> (await sym.aio.kv_stat(chat.kv)).tokens
         0
         """
-        await self._settle()
+        await self._cancel()
         await run(self.kv.channel, self._undo())
 
     async def fork(self, path: Path | None = None) -> AsyncChat:
@@ -100,10 +102,22 @@ class AsyncChat(Turns[AsyncGeneration]):
         >>> chat.kv.closed
         True
         """
-        await self._settle()
+        await self._cancel()
         await run(self.kv.channel, self._close())
 
-    async def _settle(self) -> None:
+    async def settle(self) -> None:
+        """As `Chat.settle`.
+
+        >>> chat = sym.aio.Chat(await sym.aio.kv_create())
+        >>> answer = await chat.ask("Who?")
+        >>> await chat.settle()
+        >>> (await sym.aio.kv_stat(chat.kv)).tokens, chat.pending
+        (0, [])
+        """
+        await self._cancel()
+        await run(self.kv.channel, self._end_turn())
+
+    async def _cancel(self) -> None:
         if self._answer is not None and self._is_answering and not self.kv.closed:
             await self._answer.cancel()
 

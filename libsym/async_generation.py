@@ -38,7 +38,7 @@ class AsyncGeneration(Progress):
             if not await self.fetch():
                 raise StopAsyncIteration
         self._num_given += 1
-        self._num_read = max(self._num_read, self._num_given)
+        self.num_read = max(self.num_read, self._num_given)
         return self._tokens[self._num_given - 1]
 
     async def text(self) -> AsyncIterator[str]:
@@ -54,12 +54,12 @@ class AsyncGeneration(Progress):
         while True:
             new, num_taken = self._tokens[num_taken:], len(self._tokens)
             if piece := pieces.add(new):
-                self._num_read = max(self._num_read, num_taken)
+                self.num_read = max(self.num_read, num_taken)
                 yield piece
             if num_taken == len(self._tokens) and not await self.fetch():
                 break
+        self.num_read = num_taken
         if piece := pieces.end(self.finish):
-            self._num_read = num_taken
             yield piece
 
     async def full_text(self) -> str:

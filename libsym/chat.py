@@ -67,9 +67,9 @@ class Turns(Generic[G]):
             return None, []
         if answer is None:
             return None, [*self._pending]
-        if answer.is_lost or (answer.finish == "cancelled" and not answer.num_read):
+        if answer.is_lost or (answer.is_cancelled and not answer.num_read):
             return self._start, [*self._before]
-        if answer.finish == "cancelled":
+        if answer.is_cancelled:
             return answer.read_part()
         return None, answer.pending
 
@@ -184,12 +184,14 @@ class Chat(Turns[Generation]):
         draft: Literal["ngram"] | Ngram | None = None,
         logprobs: int | None = None,
         seed: int | None = None,
+        before: Iterable[int] | None = None,
         priority: int | None = None,
         deadline: float | None = None,
     ) -> Generation:
         """Appends a message, or several, and gives the answer as it comes; what the answer takes is as in `generate`.
 
         `begin`: the answer begins with this text, which is given, not generated: it is no part of `text()`.
+        `before`: what the repetition penalty counts as said before beside the question, the whole file perhaps.
         An answer that is still under way is cancelled: it stays in the conversation as far as the program has read it,
         and the question goes with an answer that nothing was read of.
 
@@ -198,7 +200,7 @@ class Chat(Turns[Generation]):
         >>> answer.full_text() in ("yes", "no")
         True
         """
-        self._settle()
+        self._cancel()
         tokens = self.kv.channel.run(self._question(content, role, begin))
         answer = generate(
             self.kv,
@@ -211,6 +213,7 @@ class Chat(Turns[Generation]):
             draft=draft,
             logprobs=logprobs,
             seed=seed,
+            before=None if before is None else [*before, *tokens],
             priority=priority,
             deadline=deadline,
         )
@@ -228,7 +231,7 @@ class Chat(Turns[Generation]):
         >>> sym.detokenize(chat.kv.read()[0]) == f"<bos>user: Who?\nassistant: {first}"
         True
         """
-        self._settle()
+        self._cancel()
         self.kv.channel.run(self._undo())
 
     def fork(self, path: Path | None = None) -> Chat:
@@ -252,11 +255,22 @@ class Chat(Turns[Generation]):
         >>> chat.kv.closed
         True
         """
-        self._settle()
+        self._cancel()
         self.kv.channel.run(self._close())
 
-    def _settle(self) -> None:
-        """What the last answer has appended is known, and it appends no more."""
+    def settle(self) -> None:
+        """Ends an answer that is under way: file and `pending` are the conversation, as far as the program has read it.
+
+        >>> chat = sym.Chat(sym.kv_create())
+        >>> answer = chat.ask("Who?")
+        >>> chat.settle()
+        >>> chat.kv.len(), chat.pending
+        (0, [])
+        """
+        self._cancel()
+        self.kv.channel.run(self._end_turn())
+
+    def _cancel(self) -> None:
         if self._answer is not None and self._is_answering and not self.kv.closed:
             self._answer.cancel()
 

@@ -136,6 +136,7 @@ class Options(TypedDict, total=False):
     draft: Literal["ngram"] | Ngram | None
     logprobs: int | None
     seed: int | None
+    before: Iterable[int] | None
     priority: int | None
     deadline: float | None
 
@@ -153,6 +154,7 @@ def generate(
     draft: Literal["ngram"] | Ngram | None = None,
     logprobs: int | None = None,
     seed: int | None = None,
+    before: Iterable[int] | None = None,
     priority: int | None = None,
     deadline: float | None = None,
 ) -> Generation:
@@ -177,6 +179,8 @@ def generate(
     So the last tokens are not in the file when it has ended (`pending`): give them first to the next call.
 
     `sampler`: how tokens are drawn; without one the likeliest is taken. `seed`: in place of the sampler's own.
+    `before`: what the repetition penalty counts as said before, in place of `tokens`; a file whose beginning was
+    computed earlier gives its whole text.
     `stop`: token ids, which are not given out, and texts, with the end of which it ends. `stop_at_end=False`: the
     model's end tokens are tokens as others. `max_tokens`: no more than these; without it as many as the model's context
     holds. `grammar`: nothing but this is possible; where one continuation alone is, no step is needed for it. `draft`:
@@ -196,6 +200,7 @@ def generate(
         draft=draft,
         logprobs=logprobs,
         seed=seed,
+        before=before,
         priority=priority,
         deadline=deadline,
     )
@@ -223,7 +228,8 @@ class Progress:
         self._num_entries = 0
         self._is_cancelled = False
         self._is_over = False  # the last reply was taken
-        self._num_read = 0
+        self.num_read = 0
+        """How many of the tokens the program has read, one by one, as text, or by `tokens`."""
 
     @property
     def kv(self) -> OpenFile:
@@ -243,7 +249,7 @@ class Progress:
     def tokens(self) -> list[int]:
         """Those that have come so far, whether they were given out or not. Invalid: see `cancel`."""
         self._require_settled()
-        self._num_read = len(self._tokens)
+        self.num_read = len(self._tokens)
         return self._tokens
 
     @property
@@ -286,12 +292,12 @@ class Progress:
         return self._is_over and not self._tokens and self.finish in {None, "cancelled", "deadline"}
 
     @property
-    def num_read(self) -> int:
-        """How many of the tokens the program has read, one by one, as text, or by `tokens`."""
-        return self._num_read
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` was called, or the daemon ended it early for another reason than its deadline."""
+        return self._is_cancelled or self.finish == "cancelled"
 
     def read_part(self) -> tuple[int | None, list[int]]:
-        """Return where the file ends if it is to have only what was read (None: where it does), and what is pending then.
+        """Return the file's length with what was read alone (None: it is as it is), and what is pending then.
 
         >>> generation = sym.generate(sym.kv_create(), [65], max_tokens=2)
         >>> list(generation)[1:] == generation.read_part()[1]
@@ -299,9 +305,9 @@ class Progress:
         """
         assert self._length_before is not None
         num_appended = self._num_entries - self._length_before
-        if num_appended > self._num_read:
-            return self._length_before + self._num_read, []
-        return None, self._tokens[num_appended : self._num_read]
+        if num_appended > self.num_read:
+            return self._length_before + self.num_read, []
+        return None, self._tokens[num_appended : self.num_read]
 
     def __repr__(self) -> str:
         state = self.finish or ("failed" if self._is_over else "cancelled" if self._ends_early else "under way")
@@ -377,7 +383,7 @@ class Generation(Progress):
             if not self._fetch():
                 raise StopIteration
         self._num_given += 1
-        self._num_read = max(self._num_read, self._num_given)
+        self.num_read = max(self.num_read, self._num_given)
         return self._tokens[self._num_given - 1]
 
     def text(self) -> Iterator[str]:
@@ -392,12 +398,12 @@ class Generation(Progress):
         while True:
             new, num_taken = self._tokens[num_taken:], len(self._tokens)
             if piece := pieces.add(new):
-                self._num_read = max(self._num_read, num_taken)
+                self.num_read = max(self.num_read, num_taken)
                 yield piece
             if num_taken == len(self._tokens) and not self._fetch():
                 break
+        self.num_read = num_taken
         if piece := pieces.end(self.finish):
-            self._num_read = num_taken
             yield piece
 
     def full_text(self) -> str:
@@ -512,9 +518,8 @@ def generate_call(
     tokens: Iterable[int],
     options: Options,
     positions: Positions = None,
-    before: Sequence[int] | None = None,
 ) -> tuple[Call, Started]:
-    """The request, and what was chosen for it. `before`: what the repetition penalty counts as given; else `tokens`."""
+    """Return the request, and what was chosen for it."""
     sampler, grammar, draft = options.get("sampler"), options.get("grammar"), options.get("draft")
     max_tokens, logprobs, seed = options.get("max_tokens"), options.get("logprobs"), options.get("seed")
     channel_of(kv, "generate")
@@ -544,7 +549,8 @@ def generate_call(
         said["logprobs"] = checked_logprobs(logprobs)
     if (deadline := options.get("deadline")) is not None:
         said["deadline_us"] = microseconds(deadline)
-    block = sampler.block(before=counted_before(sampler, ids if before is None else before), seed=seed)
+    before = options.get("before")
+    block = sampler.block(before=counted_before(sampler, ids if before is None else int32(before, "token")), seed=seed)
     payload = ids.tobytes() + places.tobytes() + block + json.dumps(said, default=operator.index).encode()
     args = (len(ids), len(places), max_tokens or 0, checked_priority(options.get("priority")))
     return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(seed, tuple(texts), ids, logprobs)

@@ -51,5 +51,7 @@ def forked(kv: KV, tokens: Iterable[int], n: int, options: Options) -> Script[li
     for number in range(count):
         fork = yield from script_of(kv_fork)(kv)
         own: Options = {**options, "seed": (seed + number * _SEED_STEP) % (1 << 64)}
-        found.append((fork, generate_call(fork, given[-1:], own, before=given)))
+        if options.get("before") is None:
+            own["before"] = given
+        found.append((fork, generate_call(fork, given[-1:], own)))
     return found

@@ -79,6 +79,7 @@ async def _wanted(gateway: Gateway, tenant: Tenant, request: Request, fields: Fi
         grammar=choice.grammar() or response_grammar(fields),
         session=session_path(tenant, request, fields),
         deadline_s=gateway.settings.answer_s,
+        is_streamed=fields.flag("stream"),
     )
 
 

@@ -94,6 +94,10 @@ async def completions(request: Request) -> Work:
     echo = fields.flag("echo")
     if not generates and not echo:
         raise ApiError(400, "max_tokens is 0: that gives something with echo alone", param="max_tokens")
+    if fields.has("conversation"):
+        raise ApiError(
+            400, "conversation: a text has no turns; /v1/chat/completions goes on with one", param="conversation"
+        )
     grammar, options = response_grammar(fields), fields.child("stream_options")
     wanted = [
         Wanted(
@@ -102,6 +106,7 @@ async def completions(request: Request) -> Work:
             grammar=grammar,
             session=session_path(tenant, request, fields),
             deadline_s=gateway.settings.answer_s,
+            is_streamed=fields.flag("stream"),
         )
         for tokens in await _prompts(fields, gateway)
     ]

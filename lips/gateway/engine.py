@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -18,6 +18,7 @@ import libsym as sym
 from libsym.aio import AsyncGeneration
 from libsym.generate import Options
 from lips.gateway.errors import ApiError
+from lips.gateway.prompts import Message, Prompts
 from lips.gateway.sampling import Sampling
 from lips.gateway.tenants import Tenant
 
@@ -46,6 +47,8 @@ class Wanted:
     tools: Sequence[Any] | None = None
     """Where a turn begins a conversation, it may be told of these."""
     deadline_s: float | None = None
+    is_streamed: bool = False
+    """Whoever asks has each piece as it comes; else nothing before all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class Answer:
     index: int
     generation: AsyncGeneration
     has_logprobs: bool
+    num_sent: int = 0
+    """Tokens of the pieces that were taken."""
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """As they come; in the end every token was in one."""
@@ -71,6 +76,7 @@ class Answer:
         async for text in self.generation.text():
             yield (piece := self._piece(text, num_given))
             num_given += len(piece.tokens)
+            self.num_sent = num_given
         if num_given < len(self.generation.tokens):
             yield self._piece("", num_given)
 
@@ -126,12 +132,12 @@ class Answers:
 
 
 @asynccontextmanager
-async def answered(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
+async def answered(tenant: Tenant, wanted: Wanted, prompts: Prompts) -> AsyncIterator[Answers]:
     """Answers to what is wanted, from the first token on.
 
     Behind the block they are cancelled where they have not ended, and what was computed is kept for the next prompt.
     """
-    async with (_computing if wanted.turn is None else _talking)(tenant, wanted) as answers:
+    async with _computing(tenant, wanted) if wanted.turn is None else _talking(tenant, wanted, prompts) as answers:
         if all(each.generation.finish == "deadline" and not each.generation.tokens for each in answers.answers):
             raise ApiError(503, f"the answer did not begin within {wanted.deadline_s:g} s", retry_after_s=1)
         yield answers
@@ -142,20 +148,26 @@ async def _computing(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
     """A whole prompt: what is known of its beginning is not computed again."""
     tokens, cache = list(wanted.tokens), tenant.cache
     async with cache.place(tokens, await _known_file(wanted.base or wanted.session)) as (kv, num_cached):
-        generations = await _begin(tenant, kv, tokens[num_cached:], wanted)
+        generations = await _begin(tenant, kv, tokens, num_cached, wanted)
         if len(generations) > 1:
             cache.keep(kv, tokens[:-1])
             entry = None
         else:
             entry = cache.keep(kv, tokens, is_growing=True)
+    answers, is_whole = _listed(generations, wanted.sampling), False
     try:
-        yield Answers(_listed(generations, wanted.sampling), len(tokens), num_cached)
+        yield Answers(answers, len(tokens), num_cached)
+        is_whole = True
     finally:
         with anyio.CancelScope(shield=True):
             await _settle(generations)
+            num_sent = None if is_whole else answers[0].num_sent if wanted.is_streamed else 0
+            if wanted.session is not None and num_sent != 0 and not generations[0].kv.closed:
+                first = generations[0].kv
+                assert isinstance(first, sym.KV)
+                # First: the cache may have no room for it.
+                await _save(tenant, wanted.session, first, num_sent and len(tokens) + num_sent)
             if entry is not None and not kv.closed:
-                if wanted.session is not None:
-                    await _save(wanted.session, kv)  # first: the cache may have no room for it
                 whole = tokens + generations[0].tokens
                 cache.grown(entry, whole[: len(whole) - len(generations[0].pending)])
 
@@ -170,14 +182,21 @@ async def _known_file(path: str | None) -> sym.KV | None:
         return None
 
 
-async def _begin(tenant: Tenant, kv: sym.KV, tokens: list[int], wanted: Wanted) -> list[AsyncGeneration]:
+async def _begin(
+    tenant: Tenant, kv: sym.KV, tokens: list[int], num_cached: int, wanted: Wanted
+) -> list[AsyncGeneration]:
     """The generations, when each has its first token."""
-    options = _options(wanted)
+    options: Options = {**_options(wanted), "before": tokens}
+    is_again = False
 
     async def begin() -> list[AsyncGeneration]:
+        nonlocal is_again
+        if is_again:  # the first try has computed some of it
+            await sym.aio.kv_truncate(kv, num_cached)
+        is_again = True
         if wanted.sampling.n > 1:
-            return await sym.aio.generate_n(kv, tokens, wanted.sampling.n, **options)
-        return [await sym.aio.generate(kv, tokens, **options)]
+            return await sym.aio.generate_n(kv, tokens[num_cached:], wanted.sampling.n, **options)
+        return [await sym.aio.generate(kv, tokens[num_cached:], **options)]
 
     return await _with_room(tenant, begin)
 
@@ -211,24 +230,65 @@ def _options(wanted: Wanted) -> Options:
 
 
 @asynccontextmanager
-async def _talking(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
-    """A turn of a conversation that its file holds; the file has all of it in the end, the answer's last token, too."""
+async def _talking(tenant: Tenant, wanted: Wanted, prompts: Prompts) -> AsyncIterator[Answers]:
+    """A turn of a conversation that its file holds; the file has all of it in the end, the answer's last token, too.
+
+    A turn that breaks off leaves what its client was sent: pieces of a stream, or nothing, not even the question.
+    """
     assert wanted.turn is not None
     assert wanted.session is not None
-    with tenant.nobody_else_talks(wanted.session):
-        kv = await sym.aio.kv_open(wanted.session, "a")
-        num_before = (await sym.aio.kv_stat(kv)).tokens
-        top = [message for message in wanted.turn if message["role"] in {"system", "developer"}]
-        turn = [message for message in wanted.turn if message["role"] not in {"system", "developer"}]
+    async with tenant.talking(wanted.session, "a") as (kv, num_before):
+        if num_before:
+            top, turn = [], await _later_turn(kv, wanted.turn, prompts)
+        else:
+            top = [message for message in wanted.turn if message["role"] == "system"]
+            turn = [message for message in wanted.turn if message["role"] != "system"]
+            await tenant.tell_name(wanted.session, wanted.session)
         chat = sym.aio.Chat(kv, top, wanted.tools)
+        options = _options(wanted)
+        if wanted.sampling.sampler.repetition_penalty != 1.0:
+            options["before"] = (await sym.aio.kv_read(kv))[0]
+        answer = None
         try:
-            generation = await _with_room(tenant, lambda: chat.ask(turn, **_options(wanted)))
-            yield Answers(_listed([generation], wanted.sampling), num_before + len(generation.given), num_before)
+            generation = await _with_room(tenant, lambda: chat.ask(turn, **options))
+            [answer] = _listed([generation], wanted.sampling)
+            yield Answers([answer], num_before + len(generation.given), num_before)
+            answer = None
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_SETTLES_S):
-                await chat.close()
-                if not num_before and not (await sym.aio.kv_stat(wanted.session)).tokens:
-                    await sym.aio.kv_remove(wanted.session)  # it has not begun
+                if answer is not None:
+                    await answer.generation.cancel()
+                    answer.generation.num_read = answer.num_sent if wanted.is_streamed else 0
+                await _end(chat, is_new=num_before == 0)
+
+
+async def _later_turn(kv: sym.KV, turn: Sequence[Message], prompts: Prompts) -> list[Message]:
+    """The messages of a later turn. The system's message of the beginning, said again, changes nothing.
+
+    Another one is a turn of its own where the template writes such turns, and else refused.
+    """
+    system = [message for message in turn if message["role"] == "system"]
+    if not system:
+        return list(turn)
+    said = await prompts.said(await sym.aio.detokenize((await sym.aio.kv_read(kv))[0]))
+    first = [message["content"] for message in said[:1] if message["role"] == "system"]
+    if [message["content"] for message in system] == first:
+        return [message for message in turn if message["role"] != "system"]
+    text = await sym.aio.detokenize(await sym.aio.chat_tokens(turn, after_answer=True))
+    if not all(message["content"].strip() in text for message in system):
+        raise ApiError(
+            400, "this model's template has no message of the system within a conversation", param="messages"
+        )
+    return list(turn)
+
+
+async def _end(chat: sym.aio.Chat, *, is_new: bool) -> None:
+    """Close the conversation's file. One that has not begun goes, by its handle: the name may be another file's now."""
+    await chat.settle()
+    if is_new and not chat.pending and not (await sym.aio.kv_stat(chat.kv)).tokens:
+        with suppress(sym.NotFound):
+            await sym.aio.kv_remove(chat.kv)
+    await chat.close()
 
 
 def _listed(generations: list[AsyncGeneration], sampling: Sampling) -> list[Answer]:
@@ -243,15 +303,29 @@ async def _settle(generations: list[AsyncGeneration]) -> None:
                 await each.cancel()
 
 
-async def _save(path: str, kv: sym.KV) -> None:
-    """The file at the path is this one's fork from now on, at once: nobody sees half of it.
+async def _save(tenant: Tenant, path: str, kv: sym.KV, num_tokens: int | None) -> None:
+    """Make the file at the path this one's fork, cut to so many tokens, at once: nobody sees half of it.
 
-    The client has its answer all the same where that fails; with its next request it says the whole again.
+    A conversation that is being answered keeps its file. The client has its answer all the same; with its next request
+    it says the whole again.
     """
     directory, _, name = path.rpartition("/")
     new = f"{directory}/.{name}.{secrets.token_hex(4)}.new"
     try:
-        await sym.aio.kv_close(await sym.aio.kv_fork(kv, new))
-        await sym.aio.kv_rename(new, path)
-    except sym.SymError as error:
+        fork = await sym.aio.kv_fork(kv, new)
+        try:
+            if num_tokens is not None and (await sym.aio.kv_stat(fork)).tokens > num_tokens:
+                await sym.aio.kv_truncate(fork, num_tokens)
+            await tenant.tell_name(new, path)
+            async with tenant.saving:
+                try:
+                    async with tenant.talking(path):
+                        await sym.aio.kv_rename(new, path)
+                except sym.NotFound:
+                    await sym.aio.kv_rename(new, path)
+        except BaseException:
+            await sym.aio.kv_remove(fork)
+            raise
+        await sym.aio.kv_close(fork)
+    except (sym.SymError, ApiError, OSError) as error:
         log.warning("%s does not have the last answer: %s", path, error)

@@ -128,7 +128,7 @@ class Gateway:
         async with enter(tenant.name, tenant.limits):
             try:
                 with tenant.use():
-                    async with engine.answered(tenant, wanted) as answers:
+                    async with engine.answered(tenant, wanted, self.prompts) as answers:
                         yield answers
             finally:  # what a client that has gone had computed counts as well
                 if answers is not None:

@@ -56,6 +56,7 @@ async def messages(request: Request) -> Work:
         grammar=choice.grammar(),
         session=session_path(tenant, request, fields),
         deadline_s=gateway.settings.answer_s,
+        is_streamed=fields.flag("stream"),
     )
     asked = Asked(gateway, tenant, wanted, choice)
     if fields.flag("stream"):

@@ -1,4 +1,4 @@
-"""Which conversation a request is about, as the name of a file."""
+"""Which conversation a request is about, and the name of its file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 from starlette.requests import Request
 
 from lips.gateway.fields import Fields
+from lips.gateway.file_names import file_name
 from lips.gateway.tenants import Tenant
 
 _HEADERS = ("x-session-id", "session_id", "session-id")
 _OF_CLAUDE = re.compile(r"session_([0-9a-fA-F-]{8,64})")
-_NO_NAME = re.compile(r"[^A-Za-z0-9._@+=-]+")
 
 
 def conversation_of(fields: Fields) -> str | None:
@@ -25,22 +25,25 @@ def conversation_of(fields: Fields) -> str | None:
     return found
 
 
-def session_of(request: Request, fields: Fields) -> str | None:
-    """The name that a client gives to the conversation that it sends as a whole, as the name of a file."""
+def _session_of(request: Request, fields: Fields) -> str | None:
+    """The name that a client gives to the conversation that it sends as a whole."""
     metadata = fields.child("metadata")
-    candidates = [fields.body.get("session_id"), fields.body.get("prompt_cache_key")]
+    candidates = [fields.body.get("session_id")]
     candidates += [request.headers.get(name) for name in _HEADERS]
     if metadata is not None:
         candidates.append(metadata.body.get("session_id"))
         if match := _OF_CLAUDE.search(str(metadata.body.get("user_id", ""))):
             candidates.append(match[1])
-    for each in candidates:
-        if isinstance(each, str) and (name := _NO_NAME.sub("-", each).strip(".-")[:100]):
-            return name
-    return None
+    return next((each for each in candidates if isinstance(each, str) and each), None)
 
 
 def session_path(tenant: Tenant, request: Request, fields: Fields) -> str | None:
-    """The file of the conversation that a request goes on with, or that it is sent for as a whole."""
-    name = conversation_of(fields) or session_of(request, fields)
-    return None if name is None else tenant.session_path(name)
+    """Return the file of the conversation that a request goes on with, or that it is sent for as a whole.
+
+    A key of the prompt cache is no conversation: its file is in a directory of its own.
+    """
+    name = conversation_of(fields) or _session_of(request, fields)
+    if name is not None:
+        return tenant.session_path(name)
+    key = fields.body.get("prompt_cache_key")
+    return f"{tenant.cached}/{file_name(key)}.kv" if isinstance(key, str) and key else None

@@ -145,6 +145,7 @@ async def _asked(gateway: Gateway, tenant: Tenant, request: Request, fields: Fie
         session=session if conversation else own or session,
         base=stored.kv_path(tenant, previous) if previous else session,
         deadline_s=gateway.settings.answer_s,
+        is_streamed=fields.flag("stream") or fields.flag("background"),
     )
     about = {name: fields.body.get(name, _SET.get(name)) for name in _ECHOED}
     about |= {"store": is_stored, "metadata": fields.body.get("metadata") or {}}

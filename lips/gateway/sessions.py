@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import secrets
+from typing import Any, BinaryIO
+from urllib.parse import quote
 
 import anyio
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 import libsym as sym
 from lips.gateway.asgi import Json
@@ -16,6 +20,7 @@ from lips.gateway.gateway import Gateway
 from lips.gateway.tenants import Tenant
 
 _SUFFIX = ".kv"
+_PART_BYTES = 1 << 20
 
 
 async def sessions(request: Request) -> Response:
@@ -36,7 +41,7 @@ async def _described(tenant: Tenant, entry: sym.KvEntry) -> dict[str, Any] | Non
     except FileNotFoundError:
         return None
     return {
-        "name": entry.name.removesuffix(_SUFFIX),
+        "name": await tenant.name_of(entry.name.removesuffix(_SUFFIX)),
         "tokens": entry.tokens,
         "size": entry.size,
         "modified": modified,
@@ -47,7 +52,8 @@ async def session(request: Request) -> Response:
     """What was said, as the file has it."""
     tenant, name = await _named(request)
     with tenant.use():
-        tokens, _ = await sym.aio.kv_read(tenant.session_path(name))
+        async with tenant.up_to_last_turn(tenant.session_path(name)) as kv:
+            tokens, _ = await sym.aio.kv_read(kv)
         text = await sym.aio.detokenize(tokens) if tokens else ""
     gateway: Gateway = request.app.state.gateway
     return Json({"name": name, "tokens": len(tokens), "messages": await gateway.prompts.said(text)})
@@ -60,16 +66,18 @@ async def fork_session(request: Request) -> Response:
     if not isinstance(to, str):
         raise ApiError(400, "to is no text: the fork's name is expected", param="to")
     with tenant.use():
-        await sym.aio.kv_close(await sym.aio.kv_fork(tenant.session_path(name), tenant.session_path(to)))
+        async with tenant.up_to_last_turn(tenant.session_path(name)) as kv:
+            path = tenant.session_path(to)
+            await sym.aio.kv_close(await sym.aio.kv_fork(kv, path))
+            await tenant.tell_name(path, path)
     return Json({"name": to})
 
 
 async def undo_session(request: Request) -> Response:
     """The last question and its answer are cut off."""
     tenant, name = await _named(request)
-    with tenant.use(), tenant.nobody_else_talks(tenant.session_path(name)):
-        async with await sym.aio.kv_open(tenant.session_path(name), "rw") as kv:
-            before = (await sym.aio.kv_stat(kv)).tokens
+    with tenant.use():
+        async with tenant.talking(tenant.session_path(name)) as (kv, before):
             await sym.aio.Chat(kv).undo()
             after = (await sym.aio.kv_stat(kv)).tokens
     return Json({"tokens": after, "removed": before - after})
@@ -78,18 +86,52 @@ async def undo_session(request: Request) -> Response:
 async def remove_session(request: Request) -> Response:
     tenant, name = await _named(request)
     with tenant.use():
-        await sym.aio.kv_remove(tenant.session_path(name))
+        async with tenant.talking(tenant.session_path(name)) as (kv, _):
+            await sym.aio.kv_remove(kv)
     return Json({"name": name, "deleted": True})
+
+
+class _Export(Response):
+    """An open file, as it was when it was opened: an answer that goes on changes nothing of it."""
+
+    def __init__(self, file: BinaryIO, num_bytes: int, name: str) -> None:
+        self._file = file
+        super().__init__(media_type="application/octet-stream")
+        self.headers["content-length"] = str(num_bytes)
+        disposition = f"filename*=utf-8''{quote(name)}" if quote(name) != name else f'filename="{name}"'
+        self.headers["content-disposition"] = f"attachment; {disposition}"
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        with self._file:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while part := await anyio.to_thread.run_sync(self._file.read, _PART_BYTES):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
 
 
 async def export_session(request: Request) -> Response:
     """The KV image, as `cat` on the mount gives it: `cat` brings it back, also on another machine with this model."""
     tenant, name = await _named(request)
-    tenant.session_path(name)
-    path = tenant.place / "sessions" / f"{name}{_SUFFIX}"
-    if not await anyio.to_thread.run_sync(path.exists):
-        raise ApiError(404, f"there is no conversation {name}")
-    return FileResponse(path, media_type="application/octet-stream", filename=path.name)
+    sessions, directory = tenant.sessions, tenant.place / "sessions"
+    snapshot = f".{secrets.token_hex(8)}.new"
+
+    def opened() -> tuple[BinaryIO, int]:
+        path = directory / snapshot
+        file = path.open("rb", buffering=0)
+        try:
+            return file, os.fstat(file.fileno()).st_size
+        except OSError:
+            file.close()
+            raise
+
+    with tenant.use():
+        async with tenant.up_to_last_turn(tenant.session_path(name)) as kv:
+            await sym.aio.kv_close(await sym.aio.kv_fork(kv, f"{sessions}/{snapshot}"))
+        try:
+            file, num_bytes = await anyio.to_thread.run_sync(opened)
+        finally:
+            await sym.aio.kv_remove(f"{sessions}/{snapshot}")
+    return _Export(file, num_bytes, f"{tenant.file_of(name)}{_SUFFIX}")
 
 
 async def _tenant(request: Request) -> Tenant:
@@ -129,10 +171,10 @@ async def live(request: Request) -> Response:
 
 routes = [
     Route("/sessions", sessions),
-    Route("/sessions/{name}", session, methods=["GET"]),
-    Route("/sessions/{name}", remove_session, methods=["DELETE"]),
-    Route("/sessions/{name}/fork", fork_session, methods=["POST"]),
-    Route("/sessions/{name}/undo", undo_session, methods=["POST"]),
-    Route("/sessions/{name}/export", export_session),
+    Route("/sessions/{name:path}", remove_session, methods=["DELETE"]),
+    Route("/sessions/{name:path}/fork", fork_session, methods=["POST"]),
+    Route("/sessions/{name:path}/undo", undo_session, methods=["POST"]),
+    Route("/sessions/{name:path}/export", export_session),
+    Route("/sessions/{name:path}", session, methods=["GET"]),
     Route("/live", live),
 ]

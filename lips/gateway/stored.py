@@ -91,6 +91,9 @@ async def sweep(tenant: Tenant) -> None:
         for path in (tenant.place / "responses").glob("resp_*.kv"):
             if path.stat().st_mtime < oldest_s and not path.with_suffix(".json").exists():
                 path.unlink(missing_ok=True)
+        for path in (tenant.place / "cached").glob("*.kv"):
+            if path.stat().st_mtime < oldest_s:
+                path.unlink(missing_ok=True)
         for path in [*(tenant.place / "responses").glob("*.new"), *(tenant.place / "sessions").glob(".*.new")]:
             if path.stat().st_mtime < oldest_s:
                 path.unlink(missing_ok=True)

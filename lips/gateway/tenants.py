@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path, PurePath
+from typing import Literal
 
 import anyio
 
@@ -13,11 +14,12 @@ import libsym as sym
 from lips.gateway.admission import Limits
 from lips.gateway.cache import Cache
 from lips.gateway.errors import ApiError
+from lips.gateway.file_names import ATTRIBUTE, conversation_name, file_name, is_cut
 
 ROOT = "gateway"
 LOCAL = "local"
 DEFAULT_QUOTA_BYTES = 1 << 40
-MAX_NAME_BYTES = 200
+_OPEN_TRIES = 8
 
 
 class Tenant:
@@ -37,7 +39,11 @@ class Tenant:
         self.make_room: Callable[[], int] = lambda: 0
         """Where the machine has none left, the gateway drops of somebody's cache: gives how many files went."""
         self.cache = Cache(max_tokens)
-        self._talking: set[str] = set()
+        self._lengths: dict[str, int] = {}  # of conversations that are being answered here, before that turn
+        self._kept_names: set[str] = set()
+        self._whole_names: dict[str, str] = {}  # by the cut ones, until a file has them
+        self.saving = anyio.Lock()
+        """Conversations that were sent as a whole are saved one after the other: the last one stays."""
         self.num_prompt_tokens = self.num_cached_tokens = self.num_completion_tokens = 0
 
     @contextmanager
@@ -62,28 +68,88 @@ class Tenant:
         """The directory of what POST /v1/responses has stored."""
         return f"{self._root}responses"
 
-    def session_path(self, name: str) -> str:
-        """Of a conversation. A name that is none of a file is refused."""
-        wrong = not 1 <= len(name.encode(errors="surrogatepass")) <= MAX_NAME_BYTES or any(
-            c == "/" or c < " " for c in name
-        )
-        if wrong or name.startswith("."):
-            raise ApiError(
-                400, f"{name[:40]!r} names no conversation: 1 to {MAX_NAME_BYTES} bytes, no / and no . in front"
-            )
-        return f"{self.sessions}/{name}.kv"
+    @property
+    def cached(self) -> str:
+        """The directory of prompts that clients gave a key."""
+        return f"{self._root}cached"
 
-    @contextmanager
-    def nobody_else_talks(self, name: str) -> Iterator[None]:
-        """A conversation, by the path of its file, has one turn at a time."""
-        if name in self._talking:
-            what = PurePath(name).stem
-            raise ApiError(409, f"conversation {what} is being answered: wait for the end of that", retry_after_s=1)
-        self._talking.add(name)
+    def session_path(self, name: str) -> str:
+        """Return the path of a conversation's file."""
+        return f"{self.sessions}/{self.file_of(name)}.kv"
+
+    def file_of(self, name: str) -> str:
+        """Return the name of a conversation's file, without its suffix."""
+        if name in self._kept_names:
+            return name
+        found = file_name(name)
+        if is_cut(found):
+            self._whole_names[found] = name
+        return found
+
+    async def name_of(self, stem: str) -> str:
+        """Return the conversation of a file that is there. A file keeps a name that no rule of today gives."""
+        name = conversation_name(stem)
+        if is_cut(stem):
+            path = self.place / "sessions" / f"{stem}.kv"
+            with suppress(OSError):  # gone meanwhile, or without the attribute
+                name = (await anyio.to_thread.run_sync(os.getxattr, str(path), ATTRIBUTE)).decode(errors="replace")
+        if file_name(name) != stem:
+            self._kept_names.add(name := stem)
+        return name
+
+    async def tell_name(self, file: str, path: str) -> None:
+        """Keep with a file the whole name of the conversation that the path is for, where the path's is cut."""
+        name = self._whole_names.pop(PurePath(path).stem, None)
+        if name is not None:
+            place = self.place / PurePath(file).parent.name / PurePath(file).name
+            await anyio.to_thread.run_sync(os.setxattr, str(place), ATTRIBUTE, name.encode(errors="replace"))
+
+    @asynccontextmanager
+    async def talking(self, path: str, flags: Literal["rw", "a"] = "rw") -> AsyncIterator[tuple[sym.KV, int]]:
+        """The file that a conversation's name has, with its lock, and its length: nobody else has a turn in it.
+
+        The lock excludes other gateways and programs, too; who comes second is told 409.
+        """
+        for _ in range(_OPEN_TRIES):
+            kv = await sym.aio.kv_open(path, flags)
+            try:
+                await sym.aio.kv_lock(kv, blocking=False)
+                if await self.is_at(kv, path):
+                    break
+            except sym.WouldBlock:
+                break_off = ApiError(409, f"{_busy(path)}: wait for the end of that", retry_after_s=1)
+                await sym.aio.kv_close(kv)
+                raise break_off from None
+            await sym.aio.kv_close(kv)
+        else:
+            raise ApiError(409, f"{_busy(path)}: its name moves all the time", retry_after_s=1)
+        self._lengths[path] = length = (await sym.aio.kv_stat(kv)).tokens
         try:
-            yield
+            yield kv, length
         finally:
-            self._talking.remove(name)
+            del self._lengths[path]
+            if not kv.closed:
+                kv.channel.close_soon(kv.give_up())
+
+    async def is_at(self, kv: sym.KV, path: str) -> bool:
+        """Whether the path still means the open file."""
+        try:
+            return (await sym.aio.kv_stat(path)).ino == (await sym.aio.kv_stat(kv)).ino
+        except sym.NotFound:
+            return False
+
+    @asynccontextmanager
+    async def up_to_last_turn(self, path: str) -> AsyncIterator[sym.KV]:
+        """A fork of a conversation as its last ended turn left it; nothing waits for a turn that is under way."""
+        num_tokens = self._lengths.get(path)
+        async with await sym.aio.kv_fork(path) as kv:
+            if num_tokens is not None and (await sym.aio.kv_stat(kv)).tokens > num_tokens:
+                await sym.aio.kv_truncate(kv, num_tokens)
+            yield kv
+
+
+def _busy(path: str) -> str:
+    return f"conversation {conversation_name(PurePath(path).stem)} is being answered"
 
 
 async def make_tenant(name: str, max_tokens: int, quota_bytes: int | None) -> Tenant:
@@ -98,8 +164,10 @@ async def make_tenant(name: str, max_tokens: int, quota_bytes: int | None) -> Te
         connection, root = await sym.aio.connection(domain=directory), ""
     tenant = Tenant(name, root, place, connection, max_tokens, quota_bytes)
     with tenant.use():
-        for each in (tenant.sessions, tenant.responses):
+        for each in (tenant.sessions, tenant.responses, tenant.cached):
             await sym.aio.kv_mkdir(each, parents=True)
+        for entry in await sym.aio.kv_list(tenant.sessions):
+            await tenant.name_of(entry.name.removesuffix(".kv"))
     return tenant
 
 

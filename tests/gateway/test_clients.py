@@ -148,4 +148,4 @@ def test_what_codex_sends_is_answered_and_its_next_turn_computes_what_is_new(htt
     assert second["input_tokens_details"]["cached_tokens"] >= first[-1]["response"]["usage"]["input_tokens"] - 8
     models = http.get("/v1/models").json()
     assert models["models"][0]["slug"] == models["data"][0]["id"], "codex reads `models`"
-    assert (gateway.files / "local" / "sessions" / "0199-codex-conversation.kv").exists()
+    assert (gateway.files / "local" / "cached" / "0199-codex-conversation.kv").exists()

@@ -71,7 +71,10 @@ def until(condition, seconds=20):
             b'{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_schema"}}',
             "schema is missing",
         ),
-        (b'{"messages": [{"role": "user", "content": "x"}], "conversation": "../x"}', "names no conversation"),
+        (
+            b'{"messages": [{"role": "user", "content": "x"}], "conversation": "%s"}' % (5000 * b"x"),
+            "names no conversation",
+        ),
     ],
 )
 def test_what_is_no_request_is_refused_in_words(http, body, says):

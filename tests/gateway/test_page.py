@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from urllib.parse import quote
 
 import pytest
 
@@ -32,7 +33,7 @@ def browser(tmp_path):
 def page(browser, gateway, http):
     """The page, open, with no conversation of other tests."""
     for each in http.get("/sessions").json()["sessions"]:
-        http.delete(f"/sessions/{each['name']}")
+        http.delete(f"/sessions/{quote(each['name'], safe='')}")
     browser.go(gateway.url)
     until(browser, """document.getElementById("model").textContent !== "" """)
     yield browser

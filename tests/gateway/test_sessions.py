@@ -1,12 +1,18 @@
 """Conversations as files: by name, listed, forked in a shell, undone, exported; and what their turns cost."""
 
+import json
 import os
 import shutil
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import quote
 
+import httpx
 import pytest
+
+import libsym as sym
 
 CHAT = "/v1/chat/completions"
 
@@ -16,6 +22,19 @@ def say(http, text, conversation, **options):
     answer = http.post(CHAT, json={**body, "temperature": 0, **options})
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def until(done):
+    """Wait until something that the gateway does behind an answer has been done."""
+    end_s = time.monotonic() + 30
+    while True:
+        try:
+            if done():
+                return
+        except (AssertionError, sym.WouldBlock):
+            pass
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
 
 
 def files(gateway):
@@ -68,7 +87,7 @@ def test_a_client_that_sends_its_whole_history_computes_only_what_is_new(http):
 
 @pytest.mark.parametrize(
     ("headers", "more"),
-    [({"x-session-id": "mine"}, {}), ({}, {"session_id": "mine"}), ({}, {"prompt_cache_key": "mine"})],
+    [({"x-session-id": "mine"}, {}), ({}, {"session_id": "mine"})],
 )
 def test_a_name_that_a_client_gives_its_session_is_its_files(gateway, http, headers, more):
     body = {"messages": [{"role": "user", "content": "Hello there."}], "max_tokens": 6, "temperature": 0}
@@ -77,6 +96,134 @@ def test_a_name_that_a_client_gives_its_session_is_its_files(gateway, http, head
     said = http.get("/sessions/mine").json()["messages"]
     assert said[-2]["content"] == "Hello there."
     assert first["choices"][0]["message"]["content"].startswith(said[-1]["content"])
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "a/b", "a?b", "a%2fb", "50%", ".hidden", "é" * 60, "long " * 100, "q~0123456789abcdef"]
+)
+def test_a_conversation_of_any_name_is_a_file_of_its_own(http, gateway, name):
+    others = {"a b", "a/b", "a%2fb", "a?b"} - {name}
+    for each in others:
+        say(http, "Hello.", each, max_tokens=2)
+    say(http, "First.", name, max_tokens=4)
+    assert name in names(http)
+    assert len(list(files(gateway).iterdir())) == len(others) + 1
+    quoted = quote(name, safe="")
+    assert [each["content"] for each in http.get(f"/sessions/{quoted}").json()["messages"]][-2] == "First."
+    say(http, "Second.", name, max_tokens=4)
+    assert http.post(f"/sessions/{quoted}/undo").json()["removed"] > 0
+    assert http.delete(f"/sessions/{quoted}").json() == {"name": name, "deleted": True}
+    assert names(http) == others
+
+
+def test_files_of_before_keep_their_names(http, gateway):
+    say(http, "First.", "plain", max_tokens=4)
+    (files(gateway) / "plain.kv").rename(files(gateway) / "50%.kv")
+    assert names(http) == {"50%"}
+    assert say(http, "Second.", "50%", max_tokens=4)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert [each.name for each in files(gateway).iterdir()] == ["50%.kv"]
+
+
+def test_a_key_of_the_prompt_cache_and_a_completion_leave_a_conversation_of_that_name_alone(http):
+    say(http, "First.", "ann")
+    before = http.get("/sessions/ann").json()
+    body = {"messages": [{"role": "user", "content": "Hello there."}], "max_tokens": 6, "prompt_cache_key": "ann"}
+    assert http.post(CHAT, json=body).status_code == 200
+    refused = http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 4, "conversation": "ann"})
+    assert refused.status_code == 400
+    assert "conversation" in refused.json()["error"]["message"]
+    assert http.get("/sessions/ann").json() == before
+    assert names(http) == {"ann"}
+
+
+def test_a_system_message_in_a_later_turn_is_the_same_or_a_turn(http):
+    def ask(*messages):
+        body = {"messages": [{"role": role, "content": text} for role, text in messages], "conversation": "told"}
+        return http.post(CHAT, json={**body, "max_tokens": 4, "temperature": 0})
+
+    ask(("system", "You are FOO."), ("user", "One?"))
+    ask(("system", "You are FOO."), ("user", "Two?"))
+    assert ask(("system", "You are BAR."), ("user", "Three?")).status_code == 200
+    text = "\n".join(each["content"] for each in http.get("/sessions/told").json()["messages"])
+    assert text.startswith("You are FOO.")
+    assert (text.count("You are FOO."), text.count("You are BAR.")) == (1, 1)
+
+
+def test_the_first_of_several_choices_is_the_session(http):
+    body = {"messages": [{"role": "user", "content": "Say a word."}], "max_tokens": 6, "n": 3, "seed": 1}
+    answer = http.post(CHAT, json={**body, "session_id": "several"}).json()
+    said = http.get("/sessions/several").json()["messages"]
+    assert answer["choices"][0]["message"]["content"].startswith(said[-1]["content"])
+    assert said[-2]["content"] == "Say a word."
+
+
+def test_a_repetition_penalty_counts_the_whole_prompt_whatever_is_known_of_it(http):
+    body = {"messages": [{"role": "user", "content": "Tell me about the sea, the sand and the sea again."}]}
+    body |= {"max_tokens": 24, "temperature": 0, "repetition_penalty": 1.6}
+    first, second = (http.post(CHAT, json=body).json() for _ in range(2))
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert second["choices"][0]["message"] == first["choices"][0]["message"]
+
+
+def test_reading_forking_and_exporting_see_a_conversation_up_to_its_last_ended_turn(http, gateway):
+    say(http, "First.", "busy")
+    before = http.get("/sessions/busy").json()
+    body = {"messages": [{"role": "user", "content": "Count."}], "conversation": "busy", "stream": True}
+    with http.stream("POST", CHAT, json={**body, "max_tokens": 3000, "ignore_eos": True}) as answer:
+        lines = answer.iter_lines()  # closing it closes the connection
+        next(lines)
+        with gateway.client() as other:
+            assert other.get("/sessions/busy").json() == before
+            assert other.post("/sessions/busy/fork", json={"to": "fork"}).status_code == 200
+            assert other.get("/sessions/fork").json()["messages"] == before["messages"]
+            for number in range(10):
+                (files(gateway) / f"{number}.kv").write_bytes(other.get("/sessions/busy/export").content)
+                assert other.get(f"/sessions/{number}").json()["messages"] == before["messages"]
+            for refused in (other.delete("/sessions/busy"), other.post("/sessions/busy/undo")):
+                assert refused.status_code == 409
+    assert "busy" in names(http)
+
+
+def test_a_turn_excludes_other_gateways_and_programs(http, gateway, start_gateway):
+    say(http, "First.", "shared")
+    body = {"messages": [{"role": "user", "content": "Count."}], "conversation": "shared"}
+    other = start_gateway()
+    with (
+        http.stream("POST", CHAT, json={**body, "stream": True, "max_tokens": 3000, "ignore_eos": True}) as answer,
+        other.client() as client,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        assert client.post(CHAT, json={**body, "max_tokens": 2}).status_code == 409
+        assert client.delete("/sessions/shared").status_code == 409
+        whole = {**body, "conversation": None, "session_id": "shared", "max_tokens": 2}
+        assert client.post(CHAT, json=whole).status_code == 200
+    assert "First." in [each["content"] for each in http.get("/sessions/shared").json()["messages"]]
+    with sym.connection(str(gateway.daemon.socket)).use(), sym.kv_open("gateway/local/sessions/shared.kv", "rw") as kv:
+        until(lambda: sym.kv_lock(kv, blocking=False))
+        assert http.post(CHAT, json={**body, "max_tokens": 2}).status_code == 409
+
+
+def test_a_turn_whose_client_goes_leaves_what_it_was_sent(http):
+    say(http, "First.", "left")
+    before = http.get("/sessions/left").json()
+    body = {"messages": [{"role": "user", "content": "Count to a thousand."}], "conversation": "left"}
+    body |= {"max_tokens": 3000, "ignore_eos": True, "temperature": 0}
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(CHAT, json=body, timeout=0.5)
+    until(lambda: say(http, "Again.", "left", max_tokens=2))
+    assert "Count to a thousand." not in [each["content"] for each in http.get("/sessions/left").json()["messages"]]
+    http.post("/sessions/left/undo")
+    assert http.get("/sessions/left").json() == before
+    sent = ""
+    with http.stream("POST", CHAT, json={**body, "stream": True}) as answer:
+        lines = answer.iter_lines()
+        while len(sent) < 20:
+            line = next(lines)
+            if line.startswith("data: {"):
+                sent += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+    until(lambda: len(http.get("/sessions/left").json()["messages"]) > len(before["messages"]))
+    assert http.get("/sessions/left").json()["messages"][-1]["content"].startswith(sent[:20])
 
 
 def test_the_page_s_routes_fork_undo_export_and_remove(gateway, http):
