@@ -223,11 +223,13 @@ def _described(kind: str, source: str) -> str:
     match kind:
         case "json" | "compact_json":
             try:
-                schema = json.dumps(json.loads(source))
+                schema = json.loads(source)
                 if kind == "json":
-                    return LLMatcher.grammar_from_json_schema(schema)
+                    return LLMatcher.grammar_from_json_schema(json.dumps(schema))
+                if schema is True:
+                    schema = {}  # the same: the options of what follows go into an object
                 return LLMatcher.grammar_from_json_schema(
-                    schema, {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+                    json.dumps(schema), {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
                 )
             except (ValueError, RecursionError) as error:
                 raise Invalid(f"the schema is no JSON: {error}") from None

@@ -35,9 +35,18 @@ def test_an_answer_in_json_is_no_call(http):
 
 def test_a_tools_schema_may_refer_to_its_own_parts(http):
     town = {"type": "string", "enum": ["Rome", "Oslo"]}
-    one = tool("one", properties={"city": {"$ref": "#/$defs/City"}}, required=["city"], **{"$defs": {"City": town}})
+    one = tool(
+        "one",
+        properties={"city": {"$ref": "#/$defs/City"}},
+        required=["city"],
+        **{"$defs": {"City": town}, "additionalProperties": False},
+    )
     two = tool(
-        "two", properties={"to": {"$ref": "#/definitions/City"}}, required=["to"], definitions={"City": {"const": 5}}
+        "two",
+        properties={"to": {"$ref": "#/definitions/City"}},
+        required=["to"],
+        definitions={"City": {"const": 5}},
+        additionalProperties=False,
     )
     for name, field, values in (("one", "city", ("Rome", "Oslo")), ("two", "to", (5,))):
         choice = {"type": "function", "function": {"name": name}}

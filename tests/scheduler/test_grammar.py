@@ -160,6 +160,10 @@ def test_compact_json_has_no_white_space_and_other_json_may(grammars):
             walk(grammars.compile("compact_json", schema), text)
 
 
+def test_compact_json_of_any_schema_is_any_json(grammars):
+    walk(grammars.compile("compact_json", "true"), b'{"a":[1,{"b":null}]}')
+
+
 def test_json_of_a_schema_is_what_comes_of_it(grammars):
     schema = {
         "type": "object",
