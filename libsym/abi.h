@@ -25,8 +25,8 @@
 #include <stdint.h>
 
 #define SYM_MAGIC 0x314d5953u /* "SYM1" */
-#define SYM_ABI_VERSION 6u
-#define SYM_ABI_OLDEST 5u /* the daemon serves clients from this version on: libsym-abi(7) has the rules */
+#define SYM_ABI_VERSION 7u
+#define SYM_ABI_OLDEST 6u /* the daemon serves clients from this version on: libsym-abi(7) has the rules */
 
 #define SYM_FRAME_ALIGN 64u
 #define SYM_RING_BYTES (2u << 20)      /* a power of two; holds two frames of the largest size */
@@ -185,8 +185,17 @@ struct sym_attended {
     uint32_t entries; /* of the file after the call */
 };
 
+/* How `stream` becomes the number of a draw. With G = 0x9e3779b97f4a7c15, all modulo 2^64, let mix(z) be splitmix64's
+ * z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9, z = (z ^ z >> 27) * 0x94d049bb133111eb, z ^ z >> 31. Then the i-th draw (from 0
+ * on) uses mix(stream + (i + 1) * G) >> 11, divided by 2^53. A seed's stream begins at mix(seed + G), and stands at
+ * mix(seed + G) + n * G after n draws. */
+enum sym_sampling_flag {
+    SYM_SAMPLING_ALLOWED = 1,
+    SYM_SAMPLING_STREAM = 2, /* without it, as in version 6, `stream` is a seed, and the i-th draw uses mix(seed + i + G) */
+};
+
 /* How a token is drawn: what sampler.c does with a row of logits. Followed by `num_bias` struct sym_bias, then
- * `num_before` + `num_generated` int32 tokens for the penalties, then, if `has_allowed`, ceil(vocab_size / 32) words
+ * `num_before` + `num_generated` int32 tokens for the penalties, then, if flagged so, ceil(vocab_size / 32) words
  * with a bit for each token that may be drawn. All zero with temperature 0: the argmax. */
 struct sym_sampling {
     double temperature;
@@ -196,8 +205,9 @@ struct sym_sampling {
     float presence_penalty;   /* of tokens generated; 0: off */
     float frequency_penalty;  /* of tokens generated, each time; 0: off */
     uint32_t top_k;           /* 0: off */
-    uint64_t seed;            /* the i-th draw (from 0 on) uses the number of seed + i */
-    uint32_t num_bias, num_before, num_generated, has_allowed;
+    uint64_t stream;          /* where the numbers stand that are drawn with: see SYM_SAMPLING_STREAM */
+    uint32_t num_bias, num_before, num_generated;
+    uint32_t flags; /* enum sym_sampling_flag */
 };
 
 struct sym_bias {
@@ -206,7 +216,7 @@ struct sym_bias {
 };
 
 /* PRED: what a row is answered by instead of a result slot. Followed by `num_named` int32 tokens, then, if
- * `has_sampling`, a struct sym_sampling with what follows it (row i of ROWS_ALL draws with seed + i). */
+ * `has_sampling`, a struct sym_sampling with what follows it (row i of ROWS_ALL is the i-th draw). */
 struct sym_reduction {
     uint32_t top_k, num_named, has_sampling, reserved;
 };

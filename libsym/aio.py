@@ -271,6 +271,7 @@ async def pred(
     deadline: float | None = None,
     attention: AttentionColumns | None = None,
     by: AttentionRows = "sum",
+    first_draw: int = 0,
 ) -> ReducedDist: ...
 @overload
 async def pred(
@@ -287,6 +288,7 @@ async def pred(
     deadline: float | None = None,
     attention: AttentionColumns | None = None,
     by: AttentionRows = "sum",
+    first_draw: int = 0,
 ) -> ReducedDist: ...
 @overload
 async def pred(
@@ -303,6 +305,7 @@ async def pred(
     deadline: float | None = None,
     attention: AttentionColumns | None = None,
     by: AttentionRows = "sum",
+    first_draw: int = 0,
 ) -> ReducedDist: ...
 @overload
 async def pred(
@@ -319,6 +322,7 @@ async def pred(
     deadline: float | None = None,
     attention: AttentionColumns | None = None,
     by: AttentionRows = "sum",
+    first_draw: int = 0,
 ) -> Dist | ReducedDist: ...
 async def pred(
     kv: OpenFile,
@@ -334,6 +338,7 @@ async def pred(
     deadline: float | None = None,
     attention: AttentionColumns | None = None,
     by: AttentionRows = "sum",
+    first_draw: int = 0,
 ) -> Dist | ReducedDist:
     """As `libsym.pred`.
 
@@ -341,7 +346,9 @@ async def pred(
     >>> (await sym.aio.pred(kv, [65, 66])).argmax()
     66
     """
-    wanted = Pred(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority, deadline, attention, by)
+    wanted = Pred(
+        kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority, deadline, attention, by, first_draw
+    )
     return await run(channel_of(kv, "pred"), pred_script(wanted))
 
 
@@ -370,6 +377,7 @@ async def generate(
     draft: Literal["ngram"] | Ngram | None = None,
     logprobs: int | None = None,
     seed: int | None = None,
+    first_draw: int = 0,
     before: Iterable[int] | None = None,
     priority: int | None = None,
     deadline: float | None = None,
@@ -390,6 +398,7 @@ async def generate(
         draft=draft,
         logprobs=logprobs,
         seed=seed,
+        first_draw=first_draw,
         before=before,
         priority=priority,
         deadline=deadline,

@@ -85,6 +85,13 @@ def seed64(seed: int) -> int:
         raise Invalid(f"seed={seed!r}: must be a whole number") from None
 
 
+def draw_number(number: int) -> int:
+    """Of a draw among those of its seed, from 0 on."""
+    if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= number < 1 << 63:
+        raise Invalid(f"first_draw={shown(number)}: the number of a draw, from 0 on")
+    return int(number)
+
+
 def int32(numbers: Iterable[int], what: str) -> array[int]:
     """Token ids or positions, in their order, as they go over the wire."""
     if type(numbers) is not list:  # which most are, and this is where a decode loop comes along

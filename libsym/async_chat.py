@@ -64,6 +64,7 @@ class AsyncChat(Turns[AsyncGeneration]):
             draft=draft,
             logprobs=logprobs,
             seed=seed,
+            first_draw=self._first_draw,
             before=None if before is None else [*before, *tokens],
             priority=priority,
             deadline=deadline,

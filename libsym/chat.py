@@ -41,6 +41,7 @@ class Turns(Generic[G]):
         self._pending: list[int] = []  # of answers before the last one
         self._before: list[int] = []  # what was pending before the last question: it is again, if that is lost
         self._start = 0  # the file's length before the last question
+        self._first_draw = 0  # of the last answer
         self._num_cuts = kv.num_cuts  # the program's own cuts end what is pending
 
     def __repr__(self) -> str:
@@ -91,7 +92,8 @@ class Turns(Generic[G]):
         yield from self._end_turn()
         pending = self.pending
         self._start = (yield from script_of(kv_stat)(self.kv)).tokens
-        if pending or self._start:
+        self._first_draw = self._start + len(pending)
+        if self._first_draw:
             tokens = yield from script_of(chat_tokens)(turn, after_answer=True)
         else:
             tokens = yield from script_of(chat_tokens)([*self._top, *turn], self._tools)
@@ -213,6 +215,7 @@ class Chat(Turns[Generation]):
             draft=draft,
             logprobs=logprobs,
             seed=seed,
+            first_draw=self._first_draw,
             before=None if before is None else [*before, *tokens],
             priority=priority,
             deadline=deadline,

@@ -125,8 +125,8 @@ class Ngram:
                 raise Invalid(f"Ngram({name}={shown(number)}): must be a whole number from 1 to {most}")
 
 
-class Options(TypedDict, total=False):
-    """What `generate` takes beside a file and its tokens, for calls that hand it on."""
+class AskOptions(TypedDict, total=False):
+    """What `generate` takes beside a file and its tokens, and `Chat.ask`, for calls that hand it on."""
 
     sampler: Sampler | None
     stop: str | int | Iterable[str | int]
@@ -139,6 +139,12 @@ class Options(TypedDict, total=False):
     before: Iterable[int] | None
     priority: int | None
     deadline: float | None
+
+
+class Options(AskOptions, total=False):
+    """What `generate` takes, and a turn decides by itself."""
+
+    first_draw: int
 
 
 def generate(
@@ -154,6 +160,7 @@ def generate(
     draft: Literal["ngram"] | Ngram | None = None,
     logprobs: int | None = None,
     seed: int | None = None,
+    first_draw: int = 0,
     before: Iterable[int] | None = None,
     priority: int | None = None,
     deadline: float | None = None,
@@ -179,6 +186,7 @@ def generate(
     So the last tokens are not in the file when it has ended (`pending`): give them first to the next call.
 
     `sampler`: how tokens are drawn; without one the likeliest is taken. `seed`: in place of the sampler's own.
+    `first_draw`: the number of the first draw among those of the seed, for what goes on where another call has ended.
     `before`: what the repetition penalty counts as said before, in place of `tokens`; a file whose beginning was
     computed earlier gives its whole text.
     `stop`: token ids, which are not given out, and texts, with the end of which it ends. `stop_at_end=False`: the
@@ -200,6 +208,7 @@ def generate(
         draft=draft,
         logprobs=logprobs,
         seed=seed,
+        first_draw=first_draw,
         before=before,
         priority=priority,
         deadline=deadline,
@@ -550,7 +559,8 @@ def generate_call(
     if (deadline := options.get("deadline")) is not None:
         said["deadline_us"] = microseconds(deadline)
     before = options.get("before")
-    block = sampler.block(before=counted_before(sampler, ids if before is None else int32(before, "token")), seed=seed)
+    counted = counted_before(sampler, ids if before is None else int32(before, "token"))
+    block = sampler.block(before=counted, seed=seed, first_draw=options.get("first_draw", 0))
     payload = ids.tobytes() + places.tobytes() + block + json.dumps(said, default=operator.index).encode()
     args = (len(ids), len(places), max_tokens or 0, checked_priority(options.get("priority")))
     return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(seed, tuple(texts), ids, logprobs)

@@ -73,6 +73,7 @@ class Pred:
     deadline: float | None = None
     attention: AttentionColumns | None = None
     by: AttentionRows = "sum"
+    first_draw: int = 0
 
     def __post_init__(self) -> None:
         if self.logprobs is not None:
@@ -110,6 +111,7 @@ def pred(
     deadline: float | None = None,
     attention: AttentionColumns | None = None,
     by: AttentionRows = "sum",
+    first_draw: int = 0,
 ) -> ReducedDist: ...
 @overload
 def pred(
@@ -126,6 +128,7 @@ def pred(
     deadline: float | None = None,
     attention: AttentionColumns | None = None,
     by: AttentionRows = "sum",
+    first_draw: int = 0,
 ) -> ReducedDist: ...
 @overload
 def pred(
@@ -142,6 +145,7 @@ def pred(
     deadline: float | None = None,
     attention: AttentionColumns | None = None,
     by: AttentionRows = "sum",
+    first_draw: int = 0,
 ) -> ReducedDist: ...
 @overload
 def pred(
@@ -158,6 +162,7 @@ def pred(
     deadline: float | None = None,
     attention: AttentionColumns | None = None,
     by: AttentionRows = "sum",
+    first_draw: int = 0,
 ) -> Dist | ReducedDist: ...
 def pred(
     kv: OpenFile,
@@ -173,6 +178,7 @@ def pred(
     deadline: float | None = None,
     attention: AttentionColumns | None = None,
     by: AttentionRows = "sum",
+    first_draw: int = 0,
 ) -> Dist | ReducedDist:
     """Appends `tokens` to `kv`, runs the model, and gives the distribution of the token that follows.
 
@@ -190,7 +196,8 @@ def pred(
 
     `top_k`: the k likeliest tokens with their log-probabilities.
     `logprobs`: the log-probabilities of these tokens.
-    `sampler`: a token drawn from each row, the i-th with the number of `seed + i`. Penalties count `tokens` alone.
+    `sampler`: a token drawn from each row, one draw of the seed after the other; `first_draw` is the number of the
+    first. Penalties count `tokens` alone.
 
     `mask`: which entries the new ones see besides themselves. A bool for each entry of the file, for all new tokens
     alike; or such a row for each new token, which goes on with a bool for each new entry (a token sees itself, and none
@@ -205,7 +212,9 @@ def pred(
     """
     if logprobs is not None:
         logprobs = _named(logprobs)
-    call = request(kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority, deadline, attention, by)
+    call = request(
+        kv, tokens, positions, rows, top_k, logprobs, sampler, mask, priority, deadline, attention, by, first_draw
+    )
     if call.flags & (REDUCED | ATTENTION):
         try:
             reply = kv.channel.perform(call)
@@ -317,6 +326,7 @@ def request(
     deadline: float | None,
     attention: AttentionColumns | None,
     by: AttentionRows,
+    first_draw: int,
 ) -> Call:
     """The call that asks for this."""
     if not isinstance(kv, OpenFile):
@@ -330,7 +340,7 @@ def request(
     ids = int32(tokens, "token")
     is_reduced = top_k is not None or logprobs is not None or sampler is not None
     is_plain = positions is None and mask is None and priority is None and deadline is None and attention is None
-    if is_plain and not is_reduced and by == "sum":
+    if is_plain and not is_reduced and by == "sum" and first_draw == 0:
         return Call(Op.PRED, flags, kv.handle, (len(ids), 0, 0, 0), ids.tobytes())
     places = places_of(positions, len(ids))
     payload = ids.tobytes() + places.tobytes()
@@ -342,9 +352,11 @@ def request(
         payload += attention_block(attention, by)
     elif by != "sum":
         raise Invalid(f"by={shown(by)} is about attention: give attention='entries' or 'pages', too")
+    if first_draw != 0 and sampler is None:
+        raise Invalid(f"first_draw={shown(first_draw)} is about draws: give a sampler, too")
     if is_reduced:
         flags |= REDUCED
-        payload += _reduction(ids, top_k, logprobs, sampler)
+        payload += _reduction(ids, top_k, logprobs, sampler, first_draw)
     args = (len(ids), len(places), microseconds(deadline), checked_priority(priority))
     return Call(Op.PRED, flags, kv.handle, args, payload)
 
@@ -426,6 +438,7 @@ def _request_of(wanted: Pred) -> Call:
         wanted.deadline,
         wanted.attention,
         wanted.by,
+        wanted.first_draw,
     )
 
 
@@ -448,12 +461,15 @@ def _known(error: SymError, flags: int) -> SymError:
     return Invalid("this daemon is older than the library and gives no attention: upgrade it") if is_unknown else error
 
 
-def _reduction(ids: array[int], top_k: int | None, logprobs: Iterable[int] | None, sampler: Sampler | None) -> bytes:
+def _reduction(
+    ids: array[int], top_k: int | None, logprobs: Iterable[int] | None, sampler: Sampler | None, first_draw: int
+) -> bytes:
     if top_k is not None and (not isinstance(top_k, Integral) or top_k < 1):
         raise Invalid(f"top_k={top_k!r}: how many of the likeliest tokens, 1 or more")
     sampling = None
     if sampler is not None:
-        sampling = checked_sampler(sampler).block(before=counted_before(sampler, ids))
+        sampler = checked_sampler(sampler)
+        sampling = sampler.block(before=counted_before(sampler, ids), first_draw=first_draw)
     return reduction_block(top_k, () if logprobs is None else logprobs, sampling)
 
 

@@ -13,19 +13,19 @@ from libsym.generate import Generation, Options, Started, generate_call
 from libsym.kv import KV, kv_fork
 from libsym.open_file import channel_of
 from libsym.pred import write_script
+from libsym.rows.native import stream_of
 from libsym.rows.sampler import Sampler, random_seed
 
 MAX_SEVERAL = 256
-_SEED_STEP = 0x9E3779B97F4A7C15
-"""Odd, and far from small numbers: the draws of one loop take seed, seed + 1 and so on, and no two loops the same."""
 
 
 def generate_n(kv: KV, tokens: Iterable[int], n: int, **options: Unpack[Options]) -> list[Generation]:
     """Starts `n` generations that each go on from `tokens`, in forks of `kv`; the tokens are computed once.
 
     `kv` has all of the tokens afterwards but the last, which each fork takes for itself, so that all draw in the same
-    steps. The rest is as in `generate`. Each has a seed of its own, the first that of `seed` or of the sampler: what a
-    number n gives is what a larger one begins with. `generation.kv` is the fork.
+    steps. The rest is as in `generate`. Each has a seed of its own, the first that of `seed` or of the sampler, the
+    others seeds that are mixed from it: what a number n gives is what a larger one begins with, and with
+    `generation.seed` each can be had again alone. `generation.kv` is the fork.
 
     >>> kv = sym.kv_create()
     >>> answers = sym.generate_n(kv, sym.tokenize("Once"), 3, sampler=sym.Sampler(seed=1), max_tokens=4)
@@ -50,7 +50,7 @@ def forked(kv: KV, tokens: Iterable[int], n: int, options: Options) -> Script[li
     found = []
     for number in range(count):
         fork = yield from script_of(kv_fork)(kv)
-        own: Options = {**options, "seed": (seed + number * _SEED_STEP) % (1 << 64)}
+        own: Options = {**options, "seed": stream_of(stream_of(seed, number), 0) if number else seed}
         if options.get("before") is None:
             own["before"] = given
         found.append((fork, generate_call(fork, given[-1:], own)))

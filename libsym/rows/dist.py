@@ -242,6 +242,7 @@ class Dist:
         min_p: float | None = None,
         *,
         seed: int | None = None,
+        draw: int = 0,
         u: float | None = None,
         allowed: Allowed | None = None,
     ) -> int:
@@ -250,8 +251,8 @@ class Dist:
         In this order: what is not `allowed` is impossible; the logits are divided by `temperature` (0: the argmax);
         `top_k` keeps the k likeliest; `top_p` the fewest likeliest that hold this part of what is left; `min_p` those
         at least this part as likely as the likeliest.
-        In a loop give each draw a seed of its own (`seed=seed + step`): one seed draws one number. A `sym.Sampler` does
-        so, and has penalties.
+        `draw`: which of the seed's numbers this takes. In a loop each takes the next one (`draw=step`); so do the draws
+        of a `sym.Sampler`, which has penalties, too.
 
         >>> dist = sym.Dist.of([0.0, 2.0, 1.0])
         >>> dist.sample(seed=7) == dist.sample(seed=7)
@@ -261,7 +262,7 @@ class Dist:
         """
         check_limits(temperature, top_k, top_p, min_p)
         if u is None:
-            u = uniform(int.from_bytes(os.urandom(8), "little") if seed is None else seed)
+            u = uniform(int.from_bytes(os.urandom(8), "little") if seed is None else seed, draw)
         elif seed is not None:
             raise Invalid("sample() takes a seed or u, not both")
         elif not 0.0 <= real(u, "u") < 1.0:

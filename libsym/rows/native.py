@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from libsym._channel import ffi, lib
-from libsym.arguments import int32, real, seed64
+from libsym.arguments import draw_number, int32, real, seed64
 from libsym.errors import Invalid
 from libsym.rows.token_set import TokenSet
 
@@ -20,14 +20,19 @@ _BOOLS = ("bool", "bool_")
 """Names of the types, Python's and numpy's."""
 
 
-def uniform(seed: int) -> float:
-    """The number of [0, 1) that a seed stands for; neighbouring seeds give unrelated numbers.
+def uniform(seed: int, draw: int = 0) -> float:
+    """The number of [0, 1) that a seed's draw of this number takes; those of other seeds and draws are unrelated.
 
     >>> from libsym.rows.dist import uniform
-    >>> uniform(0), uniform(1)
-    (0.8833108082136426, 0.5665615751722809)
+    >>> uniform(0), uniform(0, draw=1), uniform(1)
+    (0.6524484863740322, 0.7012121095215252, 0.36818951565166946)
     """
-    return float(lib.sym_uniform(seed64(seed)))
+    return float(lib.sym_uniform(stream_of(seed, draw)))
+
+
+def stream_of(seed: int, draw: int) -> int:
+    """Where the stream of a seed stands before the draw of this number."""
+    return int(lib.sym_stream(seed64(seed), draw_number(draw)))
 
 
 def bitmask_bytes(vocab_size: int) -> int:

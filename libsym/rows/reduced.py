@@ -95,7 +95,7 @@ class RowReducer:
         return address(self._reducer)
 
     def reduce(self, row: memoryview[float], index: int) -> bytes:
-        """The answer for a row, the `index`-th of its call: its draw takes the number of seed + index."""
+        """The answer for a row, the `index`-th of its call, and the `index`-th draw."""
         if row.nbytes != 4 * self._vocab_size:
             raise Invalid(f"a row of {row.nbytes // 4} logits for a vocabulary of {self._vocab_size}")
         result = bytearray(self.row_bytes)

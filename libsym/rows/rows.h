@@ -22,7 +22,8 @@ sym_sampler *sym_sampler_new(const char *block, uint64_t bytes, uint32_t vocab_s
 void sym_sampler_free(sym_sampler *sampler);
 int sym_sampler_note(sym_sampler *sampler, int32_t token);
 int64_t sym_sampler_draw(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index);
-double sym_uniform(uint64_t seed);
+uint64_t sym_stream(uint64_t seed, uint64_t draw);
+double sym_uniform(uint64_t stream);
 
 sym_reducer *sym_reducer_new(uint32_t vocab_size, uint32_t top_k, const int32_t *named, uint32_t num_named,
                              sym_sampler *sampler);

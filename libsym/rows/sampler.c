@@ -17,14 +17,22 @@
 
 /* ---- limits and the draw ----------------------------------------------------------------------------- */
 
-/* A number in [0, 1) from a seed: splitmix64, which mixes even neighbouring seeds well. */
-double sym_uniform(uint64_t seed) {
-    uint64_t z = seed + 0x9e3779b97f4a7c15u;
+/* splitmix64: a generator's state goes on by STRIDE, and each number is its state, mixed. */
+#define STRIDE 0x9e3779b97f4a7c15u
+
+static uint64_t mixed(uint64_t state) {
+    uint64_t z = state + STRIDE;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    return (double)(z >> 11) * 0x1p-53;
+    return z ^ z >> 31;
 }
+
+/* Where a seed's stream of numbers stands before the draw of this number. A seed is mixed first: the streams of
+ * neighbouring seeds would else be one stream, shifted by a draw. */
+uint64_t sym_stream(uint64_t seed, uint64_t draw) { return mixed(seed) + draw * STRIDE; }
+
+/* The number in [0, 1) that comes next where a stream stands. */
+double sym_uniform(uint64_t stream) { return (double)(mixed(stream) >> 11) * 0x1p-53; }
 
 struct limits {
     float inverse_temperature; /* INFINITY: the argmax */
@@ -153,7 +161,7 @@ struct counted { /* a token of the history; only these are touched by penalties 
 struct sym_sampler {
     struct limits limits;
     float repetition, presence, frequency;
-    uint64_t seed;
+    uint64_t stream, stride; /* what the first draw takes its number from, and how far the next one is */
     int64_t vocab_size;
     uint32_t num_bias;
     struct sym_bias *bias;
@@ -221,7 +229,8 @@ void sym_sampler_free(sym_sampler *sampler) {
 static int is_valid(const struct sym_sampling *settings) {
     return settings->temperature >= 0.0 && settings->top_p >= 0.0 && settings->top_p <= 1.0 && settings->min_p >= 0.0 &&
            settings->min_p <= 1.0 && settings->repetition_penalty >= 0.0f && settings->repetition_penalty < INFINITY &&
-           isfinite(settings->presence_penalty) && isfinite(settings->frequency_penalty) && settings->has_allowed <= 1;
+           isfinite(settings->presence_penalty) && isfinite(settings->frequency_penalty) &&
+           settings->flags <= (SYM_SAMPLING_ALLOWED | SYM_SAMPLING_STREAM);
 }
 
 /* How long the block at the start of `bytes` bytes is with all that follows it; -EINVAL: it does not end there. */
@@ -230,9 +239,8 @@ int64_t sym_sampling_bytes(const char *block, uint64_t bytes, uint32_t vocab_siz
     if (bytes < sizeof settings)
         return -EINVAL;
     memcpy(&settings, block, sizeof settings);
-    if (settings.has_allowed > 1)
-        return -EINVAL;
-    const uint64_t words = settings.has_allowed ? ((uint64_t)vocab_size + 31) / 32 : 0; /* no sum here exceeds 2^38 */
+    const uint64_t words = settings.flags & SYM_SAMPLING_ALLOWED ? ((uint64_t)vocab_size + 31) / 32 : 0;
+    /* No sum here exceeds 2^38. */
     const uint64_t all = sizeof settings + settings.num_bias * (uint64_t)sizeof(struct sym_bias) +
                          ((uint64_t)settings.num_before + settings.num_generated + words) * 4;
     return all <= bytes ? (int64_t)all : -EINVAL;
@@ -260,7 +268,7 @@ static int read_tables(sym_sampler *sampler, const struct sym_sampling *settings
         if (has_penalties(sampler) && count_token(sampler, token, i >= settings->num_before) != 0)
             return ENOMEM;
     }
-    if (settings->has_allowed) {
+    if (settings->flags & SYM_SAMPLING_ALLOWED) {
         const size_t allowed_bytes = ((size_t)sampler->vocab_size + 31) / 32 * 4;
         sampler->allowed = malloc(allowed_bytes);
         if (sampler->allowed == NULL)
@@ -292,7 +300,8 @@ sym_sampler *sym_sampler_new(const char *block, uint64_t bytes, uint32_t vocab_s
     sampler->limits = limits_of(settings.temperature, settings.top_k, top_p, settings.min_p);
     sampler->presence = settings.presence_penalty;
     sampler->frequency = settings.frequency_penalty;
-    sampler->seed = settings.seed;
+    sampler->stream = settings.stream;
+    sampler->stride = settings.flags & SYM_SAMPLING_STREAM ? STRIDE : 1;
     sampler->vocab_size = vocab_size;
     const int rc = read_tables(sampler, &settings, block + sizeof settings);
     if (rc != 0) {
@@ -323,7 +332,7 @@ static void adjust(const sym_sampler *sampler, float *row) {
     }
 }
 
-/* Draw number `index`, with the number of seed + index; does not note it. `allowed`: beside the block's own, or NULL.
+/* The draw `index` of this sampler, from 0 on; does not note it. `allowed`: beside the block's own, or NULL.
  * -EDOM: NaN or +inf, in the row or by a penalty; -ERANGE: nothing is possible; -ENOMEM. */
 int64_t sym_sampler_draw(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index) {
     if (sampler->num_bias > 0 || sampler->num_counted > 0 || sampler->allowed != NULL || allowed != NULL) {
@@ -337,5 +346,5 @@ int64_t sym_sampler_draw(sym_sampler *sampler, const float *row, const void *all
         adjust(sampler, scratch->row);
         row = scratch->row;
     }
-    return draw(row, sampler->vocab_size, &sampler->limits, sym_uniform(sampler->seed + index));
+    return draw(row, sampler->vocab_size, &sampler->limits, sym_uniform(sampler->stream + index * sampler->stride));
 }

@@ -16,12 +16,12 @@ from numbers import Integral
 from typing import Any, Self
 
 from libsym._channel import ffi, lib
-from libsym.abi import BIAS_STRUCT, SAMPLING_STRUCT
-from libsym.arguments import int32, int64, real, seed64, shown
+from libsym.abi import BIAS_STRUCT, SAMPLING_ALLOWED, SAMPLING_STREAM, SAMPLING_STRUCT
+from libsym.arguments import draw_number, int32, int64, real, seed64, shown
 from libsym.channel.hot import address
 from libsym.errors import Invalid
 from libsym.rows.dist import Dist
-from libsym.rows.native import Allowed, check_limits, checked, pointer
+from libsym.rows.native import Allowed, check_limits, checked, pointer, stream_of
 
 _MAX_FLOAT = 3.4028234663852886e38
 _MAX_TOKEN = (1 << 31) - 1
@@ -38,12 +38,14 @@ class Sampler:
     the k likeliest; `top_p` the fewest likeliest that hold this part of what is left; `min_p` those at least this part
     as likely as the likeliest. Then one is drawn.
 
-    With a `seed` the i-th draw of a loop uses the number of seed + i; without, a loop chooses a seed at random.
+    A `seed` stands for a stream of numbers, the i-th of which is for a loop's i-th draw: the same seed draws the same
+    from the same distributions, and the streams of two seeds are unrelated, however near. Without one a loop chooses a
+    seed at random.
 
     >>> sampler = sym.Sampler(temperature=0.8, top_p=0.9, seed=1)
     >>> draws = sampler.start()
     >>> [draws.draw(sym.Dist.of([2.0, 2.0, 2.0, -9.0])) for _ in range(5)]
-    [1, 1, 0, 1, 1]
+    [1, 2, 0, 2, 0]
     """
 
     temperature: float = 1.0
@@ -86,14 +88,20 @@ class Sampler:
         """
         return cls(temperature=0.0)
 
-    def start(self, before: Iterable[int] = ()) -> Draws:
+    def start(self, before: Iterable[int] = (), *, first_draw: int = 0) -> Draws:
         """The draws of one loop. `before`: the tokens that were given to the model, for the repetition penalty.
+
+        `first_draw`: the number of the first draw, of a loop that goes on where another has ended.
 
         >>> draws = sym.Sampler(temperature=0, repetition_penalty=2.0).start(before=[1])
         >>> draws.draw(sym.Dist.of([2.0, 3.0]))
         0
+        >>> row, sampler = sym.Dist.of([0.0] * 9), sym.Sampler(seed=1)
+        >>> draws = sampler.start()
+        >>> [draws.draw(row) for _ in range(5)][3] == sampler.start(first_draw=3).draw(row)
+        True
         """
-        return Draws(self, before)
+        return Draws(self, before, first_draw)
 
     def block(
         self,
@@ -101,6 +109,7 @@ class Sampler:
         generated: Iterable[int] = (),
         allowed: bytes | bytearray | memoryview | None = None,
         seed: int | None = None,
+        first_draw: int = 0,
     ) -> bytes:
         """The settings as the daemon takes them: struct sym_sampling with what follows it.
 
@@ -119,11 +128,11 @@ class Sampler:
             self.presence_penalty,
             self.frequency_penalty,
             min(self.top_k or 0, _MAX_TOKEN),
-            random_seed() if seed is None else seed64(seed),
+            stream_of(random_seed() if seed is None else seed, first_draw),
             len(self.logit_bias),
             len(before),
             len(generated),
-            allowed is not None,
+            SAMPLING_STREAM | (0 if allowed is None else SAMPLING_ALLOWED),
         )
         biases = b"".join(BIAS_STRUCT.pack(token, bias) for token, bias in self.logit_bias.items())
         return b"".join((settings, biases, before.tobytes(), generated.tobytes(), allowed or b""))
@@ -176,7 +185,7 @@ class RowSampler:
 
 
 class Draws:
-    """The draws along one loop: the i-th takes the number of seed + i, and what was drawn counts for the penalties.
+    """The draws along one loop: each takes the next number of the seed, and what was drawn counts for the penalties.
 
     Threads may share it: they draw one after the other.
 
@@ -185,14 +194,15 @@ class Draws:
     [1, 2, 0, 1]
     """
 
-    __slots__ = ("_before", "_noted", "_rows", "_sampler", "_turn", "index", "seed")
+    __slots__ = ("_before", "_first", "_noted", "_rows", "_sampler", "_turn", "index", "seed")
 
-    def __init__(self, sampler: Sampler, before: Iterable[int] = ()) -> None:
+    def __init__(self, sampler: Sampler, before: Iterable[int] = (), first_draw: int = 0) -> None:
         self._sampler = sampler
         self._before = _tokens(before)
         self._noted: list[int] = []  # before the first draw says how large the vocabulary is
         self._rows: RowSampler | None = None
         self._turn = threading.Lock()  # the C that draws lets other threads of Python run
+        self._first = draw_number(first_draw)
         self.index = 0
         """How many were drawn."""
         self.seed = random_seed() if sampler.seed is None else seed64(sampler.seed)
@@ -215,7 +225,8 @@ class Draws:
         row = dist.logits
         with self._turn:
             if self._rows is None:
-                self._rows = RowSampler(self._sampler.block(self._before, self._noted, seed=self.seed), len(row))
+                block = self._sampler.block(self._before, self._noted, seed=self.seed, first_draw=self._first)
+                self._rows = RowSampler(block, len(row))
             token = self._rows.draw(row, self.index, allowed)
             self._rows.note(token)
             self.index += 1

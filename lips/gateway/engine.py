@@ -16,7 +16,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 import libsym as sym
 from libsym.aio import AsyncGeneration
-from libsym.generate import Options
+from libsym.generate import AskOptions
 from lips.gateway.errors import ApiError
 from lips.gateway.prompts import Message, Prompts
 from lips.gateway.sampling import Sampling
@@ -186,7 +186,7 @@ async def _begin(
     tenant: Tenant, kv: sym.KV, tokens: list[int], num_cached: int, wanted: Wanted
 ) -> list[AsyncGeneration]:
     """The generations, when each has its first token."""
-    options: Options = {**_options(wanted), "before": tokens}
+    options: AskOptions = {**_options(wanted), "before": tokens}
     is_again = False
 
     async def begin() -> list[AsyncGeneration]:
@@ -215,7 +215,7 @@ async def _with_room(tenant: Tenant, begin: Callable[[], Awaitable[Found]]) -> F
     raise ApiError(503, "there is no room for this prompt now: try again", retry_after_s=1)
 
 
-def _options(wanted: Wanted) -> Options:
+def _options(wanted: Wanted) -> AskOptions:
     sampling = wanted.sampling
     return {
         "sampler": sampling.sampler,

@@ -146,17 +146,25 @@ def test_the_same_seed_gives_the_same_token_and_seeds_are_unrelated() -> None:
     first = [dist.sample(seed=seed) for seed in range(200)]
     assert first == [dist.sample(seed=seed) for seed in range(200)]
     assert len(set(first)) > 100
-    assert [uniform(seed) for seed in range(1000)] == [splitmix(seed) for seed in range(1000)]
-    assert uniform(-1) == uniform(2**64 - 1) == splitmix(2**64 - 1)
+    for draw in (0, 1, 2, 1000, 2**63 - 1):
+        assert [uniform(seed, draw) for seed in range(200)] == [expected(seed, draw) for seed in range(200)]
+    assert uniform(-1) == uniform(2**64 - 1) == expected(2**64 - 1, 0)
 
 
-def splitmix(seed: int) -> float:
+def expected(seed: int, draw: int) -> float:
     """What other builds and other languages must draw as well."""
+    return (mixed(mixed(seed + STRIDE) + (draw + 1) * STRIDE) >> 11) / 2**53
+
+
+STRIDE = 0x9E3779B97F4A7C15
+
+
+def mixed(z: int) -> int:
     mask = 2**64 - 1
-    z = (seed + 0x9E3779B97F4A7C15) & mask
+    z &= mask
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
     z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
-    return float((z ^ z >> 31) >> 11) / 2**53
+    return z ^ z >> 31
 
 
 def test_no_seed_draws_anew() -> None:

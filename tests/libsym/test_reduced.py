@@ -51,7 +51,7 @@ def test_each_row_draws_with_the_next_number_and_the_last_one_speaks() -> None:
     rows = [row_of(seed) for seed in range(5)]
     part = reduced(rows, Sampler(seed=10))
     assert len(part) == 5
-    assert [each.token for each in part] == [Dist.of(row).sample(seed=10 + i) for i, row in enumerate(rows)]
+    assert [each.token for each in part] == [Dist.of(row).sample(seed=10, draw=i) for i, row in enumerate(rows)]
     assert part.argmax() == part[-1].argmax() == int(rows[-1].argmax())
     with pytest.raises(IndexError):
         part[5]

@@ -22,6 +22,7 @@ import libsym as sym
 from libsym._channel import ffi, lib
 from libsym.errors import Invalid
 from libsym.rows.dist import Dist, uniform
+from libsym.rows.native import stream_of
 from libsym.rows.sampler import Draws, RowSampler, Sampler, sampling_block_bytes
 
 INSTRUCTIONS = [bits for bits in (512, 256, 0) if lib.sym_rows_use(bits) == 0]
@@ -207,7 +208,7 @@ def test_bias_and_penalties_change_the_logits_before_anything_else(settings: dic
     before = rng.integers(0, 3000, 500).tolist()
     draws, generated = sampler.start(before), []
     for index in range(300):
-        expected = dist_of(adjusted(row, sampler, before, generated)).sample(seed=11 + index, **settings)
+        expected = dist_of(adjusted(row, sampler, before, generated)).sample(seed=11, draw=index, **settings)
         generated.append(draws.draw(dist_of(row)))
         assert generated[-1] == expected
     assert len(set(generated)) > 20
@@ -239,8 +240,9 @@ def test_draws_and_dist_sample_are_one_definition(settings: dict[str, float]) ->
         dist = dist_of(row_of(1000, seed=index, scale=1.0))
         assert (
             draws.draw(dist)
-            == dist.sample(seed=40 + index, **settings)
-            == dist.sample(u=uniform(40 + index), **settings)
+            == dist.sample(seed=40, draw=index, **settings)
+            == dist.sample(u=uniform(40, index), **settings)
+            == Sampler(seed=40, **settings).start(first_draw=index).draw(dist)
         )
 
 
@@ -254,10 +256,28 @@ def test_without_a_seed_a_loop_has_its_own_and_tells_it() -> None:
     assert first.index == 20
 
 
+@pytest.mark.slow
+def test_neighbouring_seeds_answers_and_turns_are_unrelated() -> None:
+    """Ten standard deviations would be 0.01: the first rule, which counted draws on from the seed, had 1.0."""
+    count, lags = 1_000_000, (0, 1, 2, 3)
+    numbers = range(count + max(lags))
+    answers = [stream_of(stream_of(7, k), 0) for k in (1, 2, 3)]  # of generate_n with seed 7
+    streams = [
+        np.array([lib.sym_uniform(lib.sym_stream(seed, i)) for i in numbers])
+        for seed in (7, 8, 9, 10, 7 + (1 << 20), *answers)
+    ]
+    for stream in streams:
+        assert abs(stream.mean() - 0.5) < 0.002
+    for a, first in enumerate(streams):
+        for b, second in enumerate(streams):
+            for lag in (1, 2, 3, 50, 1000) if a == b else lags:
+                correlation = np.corrcoef(first[: count - lag], second[lag:count])[0, 1]
+                assert abs(correlation) < 0.005, (a, b, lag, correlation)
+
+
 def test_seeds_wrap_around_at_64_bits() -> None:
     dist = Dist.of([0.0] * 1000)
-    draws = Sampler(seed=2**64 - 1).start()
-    assert [draws.draw(dist), draws.draw(dist)] == [dist.sample(seed=-1), dist.sample(seed=0)]
+    assert Sampler(seed=2**64 - 1).start().draw(dist) == dist.sample(seed=-1)
     assert Sampler(seed=-1).start().draw(dist) == dist.sample(seed=-1)
 
 
@@ -273,7 +293,7 @@ def test_only_what_is_allowed_is_drawn_and_it_may_change_with_each_draw(settings
             bits[token // 8] |= 1 << token % 8
         token = draws.draw(dist, allowed=memoryview(bits))
         assert token in allowed
-        assert token == dist.sample(seed=index, allowed=allowed, **settings)
+        assert token == dist.sample(seed=0, draw=index, allowed=allowed, **settings)
 
 
 def test_a_bitmask_in_the_block_and_one_for_the_draw_both_hold() -> None:
@@ -414,7 +434,8 @@ GOOD = (1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0)
 
 def test_a_block_is_laid_out_as_the_abi_says_and_zeros_are_greedy() -> None:
     assert BLOCK.size == 64
-    assert Sampler(seed=0).block() == BLOCK.pack(*GOOD)
+    stream = 0xE220A8397B1DCDAF  # of seed 0: mix(G)
+    assert Sampler(seed=0).block() == BLOCK.pack(*GOOD[:7], stream, 0, 0, 0, 2)
     assert RowSampler(bytes(64), 3).draw(memoryview(array("f", [1, 3, 2])), 0) == 1
 
 
@@ -440,7 +461,7 @@ def test_a_block_is_laid_out_as_the_abi_says_and_zeros_are_greedy() -> None:
         (9, 1),
         (10, 2**32 - 1),
         (11, 1),
-        (11, 2),
+        (11, 4),
     ],
 )
 def test_a_forged_setting_is_refused(field: int, value: float) -> None:

@@ -135,7 +135,7 @@ static size_t sampling_block(int file, char *block) {
                                           .repetition_penalty = 1.3f,
                                           .frequency_penalty = 0.1f,
                                           .top_k = file % 2 ? 20 : 0,
-                                          .seed = (uint64_t)file};
+                                          .stream = (uint64_t)file};
     memcpy(block, &settings, sizeof settings);
     return sizeof settings;
 }

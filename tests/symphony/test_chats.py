@@ -42,6 +42,25 @@ def test_a_conversation_of_an_earlier_run_goes_on_as_if_it_had_never_ended(conne
     assert sym.detokenize(sym.kv_read("chat.kv")[0]) == conversation(("One?", whole[0]), ("Two?", whole[1]))
 
 
+def test_turns_with_one_seed_draw_differently_and_each_can_be_had_again(connected):
+    warm = sym.Sampler(temperature=30.0, seed=3)
+
+    def ask(chat):
+        answer = chat.ask("Digits?", sampler=warm, max_tokens=20, stop_at_end=False)
+        return answer.full_text() and list(answer.tokens)
+
+    with sym.Chat(sym.kv_open("seeded.kv", "a")) as chat:
+        first, second = ask(chat), ask(chat)
+        assert first != second
+        chat.undo()
+        assert ask(chat) == second
+        fork = chat.fork()
+    with sym.Chat(sym.kv_open("seeded.kv", "a")) as later:
+        assert later.pending == []
+        assert ask(later) == ask(fork) not in (first, second)
+    sym.kv_remove("seeded.kv")
+
+
 def test_the_messages_at_the_top_are_given_once(connected):
     chat = sym.Chat(sym.kv_create(), [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
     chat.ask([{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "One?"}], max_tokens=2).full_text()

@@ -100,6 +100,34 @@ def test_it_goes_on_where_it_ended():
     assert sym.kv_read(kv) == sym.kv_read(whole)
 
 
+def test_what_goes_on_with_the_number_of_its_draw_is_one_sequence():
+    tokens, warm = sym.tokenize("Once"), sym.Sampler(temperature=20.0, seed=5)
+    whole = list(sym.generate(sym.kv_create(), tokens, sampler=warm, max_tokens=30, stop_at_end=False))
+    kv = sym.kv_create()
+    first = list(sym.generate(kv, tokens, sampler=warm, max_tokens=10, stop_at_end=False))
+    [row] = sym.pred(kv, first[-1:], rows="all", sampler=warm, first_draw=10)
+    rest = sym.generate(kv, [row.token], sampler=warm, max_tokens=19, stop_at_end=False, first_draw=11)
+    assert [*first, row.token, *rest] == whole
+    with pytest.raises(sym.errors.Invalid, match="first_draw=-1"):
+        sym.generate(kv, [65], first_draw=-1)
+    with pytest.raises(sym.errors.Invalid, match="give a sampler"):
+        sym.pred(kv, [65], first_draw=3)
+
+
+def test_answers_of_several_draw_with_seeds_of_their_own_that_are_no_sum():
+    def answers(seed):
+        started = sym.generate_n(sym.kv_create(), tokens, 4, sampler=warm, seed=seed, max_tokens=20)
+        return [(answer.seed, list(answer)) for answer in started]
+
+    tokens, warm = sym.tokenize("Once"), sym.Sampler(temperature=20.0)
+    found = answers(5)
+    assert found[0][0] == 5
+    assert len({tuple(drawn) for _, drawn in found}) == 4
+    assert {seed for seed, _ in found[1:]}.isdisjoint(seed for seed, _ in answers(6))
+    for seed, drawn in found:
+        assert list(sym.generate(sym.kv_create(), tokens, sampler=warm, seed=seed, max_tokens=20)) == drawn
+
+
 def test_without_a_seed_one_is_chosen_that_gives_the_same_again():
     sampler = sym.Sampler(temperature=1.5)
     first = sym.generate(sym.kv_create(), PROMPT, sampler=sampler, max_tokens=30)

@@ -21,6 +21,16 @@ except ImportError:
 VOCAB_SIZE = 5003  # two blocks, the second not whole, its last group of 32 neither
 
 
+STRIDE = 0x9E3779B97F4A7C15
+
+
+def mixed(z: int) -> int:
+    z %= 2**64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """One row's settings, as both sides take them."""
@@ -39,11 +49,9 @@ class Draw:
 
     @property
     def uniform(self) -> float:
-        """libsym's, from the seed: splitmix64."""
-        z = (self.seed + 0x9E3779B97F4A7C15) % 2**64
-        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
-        return ((z ^ z >> 31) >> 11) * 2.0**-53
+        """libsym's first of the seed: splitmix64, of a stream that begins at the mixed seed."""
+        stream = mixed(self.seed + STRIDE)
+        return (mixed(stream + STRIDE) >> 11) * 2.0**-53
 
     def expected(self, row: np.ndarray, allowed: np.ndarray | None, *, lists: bool) -> int:
         token = self.by_the_rule(row, allowed, self.uniform, lists=lists)
