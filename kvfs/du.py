@@ -133,7 +133,7 @@ def _row(path: str, inode: Inode, content: Content, creds: Credentials) -> DuRow
     disk_bytes = _on_disk(table.pool, table.pages)
     if not allows(inode, creds, READ):
         return DuRow(path, table.length, num_pages, None, None, 0, disk_bytes)
-    exclusive = table.exclusive_pages
+    exclusive = inode.exclusive_pages(table)
     return DuRow(path, table.length, num_pages, exclusive, num_pages - exclusive, 0, disk_bytes)
 
 
@@ -146,13 +146,18 @@ async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> 
     """The sum over what `walk` finds, in which each page counts once."""
     num_held = np.zeros(pool.num_numbers, np.int32)
     is_on_disk = np.zeros(pool.num_numbers, np.int8)
-    seen: set[int] = set()
+    seen: dict[int, int] = {}
+    linked: dict[int, Inode] = {}
     num_tokens = num_others = plain_bytes = 0
 
     def add(row: DuRow | Denied, inode: Inode) -> bool:
         nonlocal num_tokens, num_others, plain_bytes
-        if isinstance(row, DuRow) and inode.number not in seen:  # a hard link adds nothing
-            seen.add(inode.number)
+        if not isinstance(row, DuRow):
+            return True
+        seen[inode.number] = seen.get(inode.number, 0) + 1
+        if seen[inode.number] == 1:  # a hard link adds nothing
+            if inode.nlink > 1 and isinstance(inode.content, KvFile):
+                linked[inode.number] = inode
             num_tokens += row.tokens
             plain_bytes += row.plain_bytes
             if row.exclusive_pages is None:
@@ -166,6 +171,10 @@ async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> 
 
     await walk(start, path, (), creds, add)
     num_pages = int(np.count_nonzero(num_held))
-    exclusive = int(np.count_nonzero((num_held > 0) & (pool.refcount == num_held)))
+    is_exclusive = (num_held > 0) & (pool.refcount == num_held)
+    for number, inode in linked.items():
+        if seen[number] < inode.nlink and isinstance(inode.content, KvFile):
+            is_exclusive[inode.content.table.pages] = False  # it has a name elsewhere
+    exclusive = int(np.count_nonzero(is_exclusive))
     disk_bytes = pool.accounts.sizes.total(is_on_disk) + plain_bytes
     return DuRow(path, num_tokens, num_pages + num_others, exclusive, num_pages - exclusive, plain_bytes, disk_bytes)

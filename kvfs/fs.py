@@ -233,7 +233,7 @@ class FileSystem:
         if not isinstance(inode.content, KvFile):
             raise Invalid(f"{path} is not a KV file: its bytes are no image of this model")
         self.volume.require_usable(inode.content, path)
-        inode.content.hits += 1
+        inode.content.used_by_program()
         self.volume.heat.note(inode, inode.content)
         return self._open(inode, inode.content, self._origin(creds, path, inode), writable=write)
 
@@ -288,7 +288,7 @@ class FileSystem:
         fork = self._create(creds, place, mode, source.table.fork)
         fork.content.marks = marks_within(source.content.marks, fork.table.length)
         fork.content.forked_from = (source.inode.number, fork.table.length)
-        source.content.hits += 1
+        source.content.used_by_program()
         self.volume.heat.note(source.inode, source.content)
         self.volume.pager.forked(source.table)
         return fork
@@ -654,7 +654,7 @@ class FileSystem:
             size=self.volume.size_of(inode) if content is None else self.volume.image_bytes(content),
             tokens=0 if table is None else table.length,
             pages=0 if table is None else len(table.pages),
-            exclusive_pages=0 if table is None else table.exclusive_pages,
+            exclusive_pages=0 if table is None else inode.exclusive_pages(table),
             mtime_ns=inode.mtime_ns,
             ctime_ns=inode.ctime_ns,
             pinned=inode.advice.is_pinned,

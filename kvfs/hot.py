@@ -44,7 +44,7 @@ def _file(volume: Volume, inode: Inode, kv: KvFile, path: str) -> HotFile:
         tokens=kv.table.length,
         size=volume.image_bytes(kv),
         pages=len(kv.table.pages),
-        exclusive_pages=kv.table.exclusive_pages,
+        exclusive_pages=inode.exclusive_pages(kv.table),
         uid=inode.uid,
         pinned=inode.advice.is_pinned,
         hits=kv.hits,

@@ -478,6 +478,7 @@ class Volume:
             self._is_changed(inode, content)
             raise
         kv = self.new_kv(table)
+        kv.is_arriving = True
         self.pager.filled(table)
         self._replace(inode, kv)
         self.heat.note(inode, kv)

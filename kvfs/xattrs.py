@@ -3,6 +3,10 @@
 The latter are computed, and can't be set; but a domain's quotas and its weight can, by its owner (see
 `kvfs.names.domains`), and so can the advice on a KV file (see `kvfs.names.retention`), and its tier: that may take some
 time, and is `move`'s.
+
+An image that comes back to the mount brings its attributes along, while it is a plain file still (`cp -a`, `tar`) or
+just after (`rsync`). Advice waits on the plain file, and holds once that is a KV file; what is computed is accepted, and
+ignored.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from kvfs.names import retention as advice
 from kvfs.names.content import KvFile
 from kvfs.names.domains import QUOTA, QUOTA_FILES, WEIGHT
 from kvfs.names.inode import Credentials, Inode, require_owner, shown
+from kvfs.names.plain import PlainFile
 from kvfs.pages.table import PageTable
 from kvfs.volume import Volume
 from libsym.errors import Busy, Invalid, NotSupported, SymError
@@ -38,16 +43,18 @@ LOST, OTHER_BITS = b"user.kv.lost", b"user.kv.other_bits"
 TIER = b"user.kv.tier"
 """Where a KV file's pages are: memory, disk (and nowhere in memory), or mixed."""
 
-_KV: dict[bytes, Callable[[KvFile, ModelFacts], str]] = {
-    b"user.kv.tokens": lambda kv, _model: str(kv.table.length),
-    b"user.kv.model": lambda _kv, model: model.name,
-    b"user.kv.pages": lambda kv, _model: str(len(kv.table.pages)),
-    b"user.kv.exclusive": lambda kv, _model: str(kv.table.exclusive_pages),
-    b"user.kv.shared": lambda kv, _model: str(kv.table.shared_pages),
-    b"user.kv.hits": lambda kv, _model: str(kv.hits),
-    b"user.kv.positions": lambda kv, _model: _positions(kv.table),
+_KV: dict[bytes, Callable[[Inode, KvFile, ModelFacts], str]] = {
+    b"user.kv.tokens": lambda _inode, kv, _model: str(kv.table.length),
+    b"user.kv.model": lambda _inode, _kv, model: model.name,
+    b"user.kv.pages": lambda _inode, kv, _model: str(len(kv.table.pages)),
+    b"user.kv.exclusive": lambda inode, kv, _model: str(inode.exclusive_pages(kv.table)),
+    b"user.kv.shared": lambda inode, kv, _model: str(len(kv.table.pages) - inode.exclusive_pages(kv.table)),
+    b"user.kv.hits": lambda _inode, kv, _model: str(kv.hits),
+    b"user.kv.positions": lambda _inode, kv, _model: _positions(kv.table),
 }
 """Counts are of pages, except `tokens`."""
+
+_TELLING = frozenset({*_KV, LOST, OTHER_BITS})
 
 
 def get(volume: Volume, inode: Inode, name: bytes) -> bytes:
@@ -55,7 +62,7 @@ def get(volume: Volume, inode: Inode, name: bytes) -> bytes:
     if name.startswith(b"system."):
         raise NotSupported(f"{shown(name)}: attributes of this kind are not kept here")
     if isinstance(inode.content, KvFile) and name in _KV:
-        return _KV[name](inode.content, volume.model).encode()
+        return _KV[name](inode, inode.content, volume.model).encode()
     found = inode.xattrs.get(name, _own(volume, inode).get(name))
     if found is None:
         raise _no_data(name)
@@ -75,11 +82,16 @@ def _own(volume: Volume, inode: Inode) -> dict[bytes, bytes]:
         ending = {LOST: kv.lost, OTHER_BITS: kv.num_other_bits(volume.bits)}
         tier = {TIER: volume.pager.tier_of(kv.table).encode()}
         return tier | advice.attributes(inode.advice) | {name: b"%d" % count for name, count in ending.items() if count}
+    if isinstance(kv, PlainFile):  # of what it may become
+        none = advice.attributes(advice.NO_ADVICE)
+        return {name: value for name, value in advice.attributes(inode.advice).items() if value != none[name]}
     return volume.domains.attributes(inode)
 
 
 def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> None:
-    """Set an attribute of the user's own, or for `uid` a domain's quota or weight, or advice on a KV file."""
+    """Set an attribute of the user's own, or for `uid` a domain's quota or weight, or advice on a file."""
+    if name in _TELLING and _is_arriving(inode):
+        return
     if name in _QUOTAS:
         volume.domains.set_limit(inode, name, value, uid)
         return
@@ -101,14 +113,18 @@ def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> No
 
 
 def remove(volume: Volume, inode: Inode, name: bytes, uid: int) -> None:
-    """Remove an attribute of the user's own, or for `uid` a domain's quota or weight, or advice on a KV file."""
+    """Remove an attribute of the user's own, or for `uid` a domain's quota or weight, or advice on a file."""
+    if name in _TELLING | {TIER} and isinstance(inode.content, KvFile) and _is_arriving(inode):
+        return
     if name in _QUOTAS and name in volume.domains.attributes(inode):
         volume.domains.remove_limit(inode, name, uid)
         return
     if name == WEIGHT and name in inode.xattrs:
         volume.domains.remove_weight(inode, uid)
         return
-    if name in _ADVICE and isinstance(inode.content, KvFile):
+    if name in _ADVICE and isinstance(inode.content, KvFile | PlainFile):
+        if name not in _own(volume, inode):
+            raise _no_data(name)
         _require_advisable(volume, inode, uid)
         volume.advise(inode, advice.without_attribute(inode.advice, name))
         return
@@ -127,6 +143,8 @@ async def move(volume: Volume, inode: Inode, value: bytes, uid: int, patience_s:
     """
     wanted, path = value.decode(errors="replace").strip("\0 \n"), volume.tree.path_of(inode)
     kv = inode.content
+    if _is_arriving(inode) and (wanted == "mixed" or isinstance(kv, PlainFile)):
+        return
     if not isinstance(kv, KvFile):
         raise NotSupported(f"{path} is no KV file: only their pages go from memory to disk and back")
     require_owner(inode, Credentials(uid, 0), path)
@@ -145,9 +163,14 @@ async def move(volume: Volume, inode: Inode, value: bytes, uid: int, patience_s:
 
 def _require_advisable(volume: Volume, inode: Inode, uid: int) -> None:
     path = volume.tree.path_of(inode)
-    if not isinstance(inode.content, KvFile):
-        raise NotSupported(f"{path} is no KV file: there is no advice on it")
+    if not isinstance(inode.content, KvFile | PlainFile):
+        raise NotSupported(f"{path} is no file: there is no advice on it")
     require_owner(inode, Credentials(uid, 0), path)
+
+
+def _is_arriving(inode: Inode) -> bool:
+    """Whether a file may be an image that is being copied here: plain as yet, or a KV file that no program has used."""
+    return isinstance(inode.content, PlainFile) or (isinstance(inode.content, KvFile) and inode.content.is_arriving)
 
 
 def _require_settable(name: bytes) -> None:

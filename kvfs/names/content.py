@@ -40,6 +40,7 @@ class KvFile:
         "heat",
         "hits",
         "identity",
+        "is_arriving",
         "lost",
         "marks",
         "table",
@@ -66,11 +67,18 @@ class KvFile:
         """The fewest entries it has had since the text view looked: those are as they were then."""
         self.hits = 0
         """How often it was opened, forked or read."""
+        self.is_arriving = False
+        """Whether it is an image that was copied here, and no program has used it yet: its attributes may follow."""
         self.heat = self.used_s = 0.0
         """See `kvfs.heat`: how warm it was when it was used last, and when that was; both 0 before."""
         self.cuts = 0
         """Counts truncations: with equal counts, entries that were there are there unchanged."""
         self._fewest_since_commit = self._fewest_since_cut = table.length
+
+    def used_by_program(self) -> None:
+        """It was opened, or forked."""
+        self.hits += 1
+        self.is_arriving = False
 
     def cut(self, length: int) -> None:
         """It keeps its first entries."""

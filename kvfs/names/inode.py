@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kvfs.names.content import Content, KvFile
 from kvfs.names.retention import NO_ADVICE
 from kvfs.pages.accounts import Account
+from kvfs.pages.table import PageTable
 from libsym.errors import NoAccess, NotPermitted
 
 READ, WRITE, SEARCH = 4, 2, 1
@@ -135,6 +136,10 @@ class Inode:
         if self.is_directory:
             return 0 if self.parent is None else 2 + self.num_subdirectories
         return len(self.names)
+
+    def exclusive_pages(self, table: PageTable) -> int:
+        """Pages of its table that are free once a name is removed: none while it has another one."""
+        return 0 if self.nlink > 1 else table.exclusive_pages
 
     def modified(self) -> None:
         """The content has changed just now."""

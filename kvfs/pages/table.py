@@ -110,11 +110,6 @@ class PageTable:
         """Pages that nobody else refers to: what closing this table would free."""
         return int(np.count_nonzero(self.pool.refcount[self.pages] == 1))
 
-    @property
-    def shared_pages(self) -> int:
-        """Pages that another table or a reader refers to as well."""
-        return self._num_pages - self.exclusive_pages
-
     def read(self, first: int = 0, stop: int | None = None) -> tuple[IntArray, IntArray]:
         """Token ids and positions of the entries from `first` to `stop` (all), as arrays of the caller's own."""
         stop = self.length if stop is None else stop

@@ -73,6 +73,31 @@ def test_advice_shows_in_stat_and_in_attributes(fs: FileSystem) -> None:
     in_time(fs, main)
 
 
+def test_a_plain_file_does_not_expire_before_it_is_a_kv_file(fs: FileSystem) -> None:
+    async def main() -> None:
+        source = fs.kv_create(ANN, "source.kv")
+        volume = fs.volume
+        inode = volume.make_plain(volume.tree.root, b"a.kv", 0o600, ANN.uid, ANN.gid)
+        set_attribute(fs, "a.kv", "ttl", "5")
+        set_attribute(fs, "a.kv", "pinned", "1")
+        await trio.sleep(60)
+        volume.tree.opened(inode)
+        snapshot = volume.open_snapshot(source.content)
+        volume.fork_into(snapshot, source.content, inode)
+        volume.close_snapshot(snapshot)
+        volume.tree.closed(inode)
+        stat = fs.kv_stat(ANN, "a.kv")
+        assert (stat.kind, stat.pinned, stat.ttl_s) == ("kv", True, 5)
+        await trio.sleep(60)
+        set_attribute(fs, "a.kv", "pinned", "0")
+        await trio.sleep(4)
+        assert "a.kv" in names(fs)
+        await trio.sleep(2)
+        assert "a.kv" not in names(fs)
+
+    in_time(fs, main)
+
+
 def test_attributes_are_advice_and_removing_one_takes_it_back(fs: FileSystem) -> None:
     async def main() -> None:
         make(fs, "a.kv")
@@ -129,13 +154,17 @@ def test_only_the_owner_gives_advice_that_is_kept(fs: FileSystem) -> None:
 
 
 def test_there_is_no_advice_on_what_is_no_kv_file(fs: FileSystem) -> None:
-    fs.volume.make_plain(fs.volume.tree.root, b"plain", 0o644, ANN.uid, ANN.gid)
+    root = fs.volume.tree.root
+    fs.volume.make_plain(root, b"plain", 0o644, ANN.uid, ANN.gid)
     with pytest.raises(NotSupported):
         fs.kv_advise(ANN, "plain", [(Advice.PIN, 0)])
-    with pytest.raises(NotSupported):
-        set_attribute(fs, "plain", "pinned", "1")
     with pytest.raises(SymError, match="no attribute"):
         attribute(fs, "plain", "pinned")
+    with pytest.raises(NotPermitted):
+        set_attribute(fs, "plain", "pinned", "1", BOB.uid)
+    fs.volume.tree.make(root, b"directory", 0o040000, mode=0o755, uid=ANN.uid, gid=ANN.gid)
+    with pytest.raises(NotSupported):
+        set_attribute(fs, "directory", "pinned", "1")
     with pytest.raises(NotFound):
         fs.kv_advise(ANN, "none", [(Advice.PIN, 0)])
 

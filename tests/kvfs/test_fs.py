@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import trio
 
+from kvfs import xattrs
 from kvfs.du import Denied, DuRow, total, walk
 from kvfs.fs import Claim, FileSystem, OpenKv
 from kvfs.names.tree import Credentials
@@ -404,6 +405,22 @@ def test_du_counts_each_page_once(fs: FileSystem) -> None:
     _rows, denied, whole = du(fs, ".")
     assert (whole.pages, whole.exclusive_pages) == (3, 3)
     assert denied == ["./private"]
+
+
+def test_a_name_that_is_a_hard_link_owns_nothing_that_its_removal_would_free(fs: FileSystem) -> None:
+    tree = fs.volume.tree
+    tree.make(tree.root, b"d", 0o040000, mode=0o755, uid=1000, gid=1000)
+    kv = fs.kv_create(ANN, "d/a.kv")
+    append(fs, kv, 64)
+    assert fs.kv_stat(ANN, "d/a.kv").exclusive_pages == 2
+    tree.link(kv.inode, tree.root, b"b.kv")
+    assert fs.kv_stat(ANN, "d/a.kv").exclusive_pages == fs.kv_stat(ANN, "b.kv").exclusive_pages == 0
+    assert [xattrs.get(fs.volume, kv.inode, name) for name in (b"user.kv.exclusive", b"user.kv.shared")] == [b"0", b"2"]
+    (row,), _denied, whole = du(fs, "d")
+    assert (row.exclusive_pages, row.shared_pages) == (whole.exclusive_pages, whole.shared_pages) == (0, 2)
+    assert du(fs, ".")[2].exclusive_pages == 2, "who removes all of its names frees them"
+    tree.unlink(tree.root, b"b.kv")
+    assert du(fs, "d")[2].exclusive_pages == fs.kv_stat(ANN, "d/a.kv").exclusive_pages == 2
 
 
 def test_books_that_do_not_balance_are_an_error_of_one_line_that_says_where(fs: FileSystem) -> None:

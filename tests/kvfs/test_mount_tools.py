@@ -113,6 +113,70 @@ def test_a_tree_copied_out_and_in_again_is_the_same(mount: Mount, tree: Path, co
     mount.sh("chmod 755 inside/0555 back/0555 $OUT/tree/0555")
 
 
+BORG = """
+import os, sys
+source, target = sys.argv[1:]
+fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+with open(source, "rb") as data:
+    while chunk := data.read(1 << 16):
+        os.write(fd, chunk)
+for name in os.listxattr(source):
+    os.setxattr(fd, name, os.getxattr(source, name))
+os.close(fd)
+"""
+"""What borg does, in its order: the attributes before the close."""
+
+
+@pytest.mark.parametrize(
+    ("out", "back"),
+    [
+        ("cp -a a.kv $OUT/a", "cp -a $OUT/a b.kv"),
+        ("cp -a a.kv $OUT/a", "mv $OUT/a b.kv"),
+        ("tar cf $OUT/t --xattrs a.kv", "mkdir back; tar xf $OUT/t --xattrs -C back; mv back/a.kv b.kv"),
+        pytest.param("rsync -aX a.kv $OUT/a", "rsync -aX $OUT/a b.kv", marks=needs("rsync")),
+        pytest.param("rsync -aX --inplace a.kv $OUT/a", "rsync -aX --inplace $OUT/a b.kv", marks=needs("rsync")),
+        ("cp -a a.kv $OUT/a", f"echo '{BORG}' > $OUT/borg.py; python3 $OUT/borg.py $OUT/a b.kv"),
+    ],
+)
+def test_advice_comes_back_with_the_file(mount: Mount, out: str, back: str) -> None:
+    a_kv_file(mount)
+    a, b = mount.path / "a.kv", mount.path / "b.kv"
+    advice = {"user.kv.ttl": b"3600", "user.kv.pinned": b"1", "user.kv.priority": b"-7", "user.note": b"mine"}
+    for name, value in advice.items():
+        os.setxattr(a, name, value)
+    for command in (out, back):
+        said = mount.sh(f"({command}) 2>&1")  # a status that is not 0 raises
+        assert said == "", command
+    mount.settle()
+    assert {name: os.getxattr(b, name) for name in advice} == advice
+    assert os.getxattr(b, "user.kv.tokens") == b"100"
+    mount.sh("rm -rf b.kv back $OUT/*; setfattr -n user.kv.pinned -v 0 a.kv")
+    os.setxattr(a, "user.kv.priority", b"2")
+    mount.sh("cp a.kv $OUT/bare; rsync -aX $OUT/bare c.kv")  # without attributes: rsync removes those that c.kv has
+    assert os.getxattr(mount.path / "c.kv", "user.kv.priority") == b"0"
+    mount.call("open", "c.kv")
+    with pytest.raises(OSError, match="not supported"):
+        os.removexattr(mount.path / "c.kv", "user.kv.tokens")
+
+
+def test_advice_waits_on_a_plain_file(mount: Mount) -> None:
+    a_kv_file(mount)
+    b = mount.path / "b.kv"
+    b.write_bytes(b"not yet")
+    os.setxattr(b, "user.kv.ttl", b"100")
+    for name, value in (("tokens", b"7"), ("tier", b"disk"), ("lost", b"3")):
+        os.setxattr(b, f"user.kv.{name}", value)
+    assert os.listxattr(b) == ["user.kv.ttl"]
+    mount.sh("cp a.kv b.kv")
+    mount.settle()
+    assert [os.getxattr(b, f"user.kv.{name}") for name in ("ttl", "tokens", "tier")] == [b"100", b"100", b"memory"]
+    c = mount.path / "c.kv"
+    c.write_bytes(b"not yet")
+    os.setxattr(c, "user.kv.priority", b"100")
+    os.removexattr(c, "user.kv.priority")
+    assert os.listxattr(c) == []
+
+
 @needs("rsync")
 def test_rsync_finds_nothing_left_to_do(mount: Mount, tree: Path) -> None:
     mount.sh("rsync -aH tree/ $OUT/copy; rsync -aH $OUT/copy/ again")
