@@ -5,8 +5,8 @@ The latter are computed, and can't be set; but a domain's quotas and its weight 
 time, and is `move`'s.
 
 An image that comes back to the mount brings its attributes along, while it is a plain file still (`cp -a`, `tar`) or
-just after (`rsync`). Advice waits on the plain file, and holds once that is a KV file; what is computed is accepted, and
-ignored.
+just after (`rsync`). Advice waits on the plain file, and holds once that is a KV file. What is computed is accepted,
+and ignored.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """`generate` is the loop over `pred`, token for token, whatever is asked for; and what ends it."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -305,6 +306,13 @@ def test_with_a_grammar_it_gives_what_the_loop_with_llguidance_gives(name, sampl
     assert list(generation) == expected
     assert sym.kv_read(kv) == sym.kv_read(by_hand)
     check_file(kv, PROMPT, generation)
+
+
+def test_any_compact_json_may_be_asked_for_without_a_schema():
+    warm = sym.Sampler(temperature=3.0, seed=1, logit_bias={ord("}"): 9.0, ord('"'): 9.0})
+    text = "".join(sym.generate(sym.kv_create(), [65], grammar=sym.Grammar.json(compact=True), sampler=warm).text())
+    assert isinstance(json.loads(text), dict | list | str | int | float | bool | None), text
+    assert json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False).count(" ") == text.count(" ")
 
 
 def test_what_a_grammar_forces_takes_no_steps():
