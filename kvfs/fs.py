@@ -65,7 +65,7 @@ class Claim:
         return self.place.directory.number, self.place.name
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class OpenKv:
     """A LIP's handle on one version of a KV file: what happens to the name later does not touch it."""
 

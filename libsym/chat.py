@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
@@ -10,10 +11,10 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from libsym.arguments import Path, shown
 from libsym.channel.scripts import Script
 from libsym.channel.vocabulary import vocabulary_script
-from libsym.errors import Invalid, NoSpace, OverQuota, SymError
+from libsym.errors import Invalid, NoSpace, OverQuota, SymError, WouldBlock
 from libsym.faces import script_of
 from libsym.generate import Generation, Grammar, Ngram, Progress, generate
-from libsym.kv import KV, kv_close, kv_fork, kv_read, kv_stat, kv_truncate
+from libsym.kv import KV, kv_close, kv_fork, kv_lock, kv_read, kv_stat, kv_truncate
 from libsym.open_file import channel_of
 from libsym.pred import write_script
 from libsym.rows.sampler import Sampler
@@ -43,6 +44,7 @@ class Turns(Generic[G]):
         self._start = 0  # the file's length before the last question
         self._first_draw = 0  # of the last answer
         self._num_cuts = kv.num_cuts  # the program's own cuts end what is pending
+        self._length = 0  # the file's, as the last turn has ended
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} in {self.kv!r}>"
@@ -74,11 +76,33 @@ class Turns(Generic[G]):
             return answer.read_part()
         return None, answer.pending
 
+    def _talk(self) -> Script[None]:
+        """Nobody else talks in the file from here on: its lock is held until `close`.
+
+        A lock that this handle has already is left as it is. Where the conversation had lost its lock since its last
+        turn, and another has gone on meanwhile, what was pending has no place in the file any more.
+        """
+        talker = self.kv.talker()
+        if talker is not None and talker is not self:
+            raise WouldBlock(f"{self.kv.name}: another conversation goes on by this handle; close that, or fork() it")
+        if self.kv.path is not None and not self.kv.is_locked:
+            yield from script_of(kv_lock)(self.kv, blocking=False)
+            if self.pending and (yield from script_of(kv_stat)(self.kv)).tokens != self._ended_at():
+                log.warning("%s went on without the last %d tokens of this chat", self.kv.name, len(self.pending))
+                self._settled([])
+        self.kv.talker = weakref.ref(self)
+
+    def _ended_at(self) -> int:
+        """The file's length, as the last turn left it."""
+        answer = self._answer
+        return self._length if answer is None or answer.num_entries is None else answer.num_entries
+
     def _end_turn(self) -> Script[None]:
         """Make file and pending tokens what they are when the last turn has ended. No answer is under way."""
         length, pending = self._end_of_turn()
         if length is not None and (yield from script_of(kv_stat)(self.kv)).tokens > length:
             yield from script_of(kv_truncate)(self.kv, length)
+        self._length = self._ended_at() if length is None else length
         self._settled(pending)
 
     def _settled(self, pending: list[int]) -> None:
@@ -89,6 +113,7 @@ class Turns(Generic[G]):
         if not isinstance(content, str) and not isinstance(content, Sequence):
             raise Invalid(f"ask({shown(content)}): a text, or a list of messages")
         turn: list[Message] = [{"role": role, "content": content}] if isinstance(content, str) else list(content)
+        yield from self._talk()
         yield from self._end_turn()
         pending = self.pending
         self._start = (yield from script_of(kv_stat)(self.kv)).tokens
@@ -108,6 +133,7 @@ class Turns(Generic[G]):
 
     def _undo(self) -> Script[None]:
         """Cuts the file where the last turn of the user begins."""
+        yield from self._talk()
         yield from self._end_turn()
         in_file, _ = yield from script_of(kv_read)(self.kv)
         tokens = in_file + self._pending
@@ -127,6 +153,7 @@ class Turns(Generic[G]):
             at = 0  # the first turn goes with the top of the conversation
         if at < len(in_file):
             yield from script_of(kv_truncate)(self.kv, at)
+        self._length = min(at, len(in_file))
         self._settled(tokens[len(in_file) : at])
 
     def _fork(self, path: Path | None) -> Script[Self]:
@@ -135,7 +162,7 @@ class Turns(Generic[G]):
         if length is not None and (yield from script_of(kv_stat)(kv)).tokens > length:
             yield from script_of(kv_truncate)(kv, length)
         fork = type(self)(kv, self._top, self._tools)
-        fork._pending = [*pending]  # noqa: SLF001 - of the same class
+        fork._pending, fork._length = [*pending], (yield from script_of(kv_stat)(kv)).tokens  # noqa: SLF001 - of this class
         return fork
 
     @property
@@ -170,6 +197,9 @@ class Chat(Turns[Generation]):
     `kv`: open for writing. Where it is empty, the conversation begins with `messages` (a text is the system message)
     and `tools`; where it holds one, perhaps of an earlier run, that goes on. Nothing is computed before the first
     question. One thread at a time may use it.
+
+    From its first question or `undo` on, until it is closed, it has the lock of a file with a name (see `kv_lock`), and
+    nobody else talks in that: `WouldBlock` says who does. A lock that the program has taken by `kv` is left as it is.
     """
 
     def ask(

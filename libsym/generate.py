@@ -291,6 +291,11 @@ class Progress:
         return self._tokens[num_appended:]
 
     @property
+    def num_entries(self) -> int | None:
+        """The file's length behind the last token that was appended; None: nothing is known of it."""
+        return None if self._length_before is None else self._num_entries
+
+    @property
     def is_over(self) -> bool:
         """Whether it has ended, by an error perhaps."""
         return self._is_over

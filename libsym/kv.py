@@ -238,6 +238,7 @@ class Locked:
 
     async def __aexit__(self, *_exc: object) -> None:
         if not self.kv.closed:
+            self.kv.is_locked = False
             self.kv.channel.unlock_soon(self.kv.handle)
 
 
@@ -448,7 +449,8 @@ def _reading(kv: KV | Path, read: Callable[[KV], Script[T]]) -> Script[T]:
 def kv_lock(kv: KV, *, shared: bool = False, blocking: bool = True) -> Script[Locked]:
     """Takes the lock of a file, as flock(2): exclusive, or `shared` with others that share it.
 
-    It waits until the lock is free, or with `blocking=False` fails with WouldBlock. The lock is advisory and belongs to
+    It waits until the lock is free, or with `blocking=False` fails with WouldBlock, which names the process and program
+    that has it, where this program may see them. The lock is advisory and belongs to
     this handle: it excludes other handles, other programs, and flock(1) on the mount. Taken again it is converted.
     `kv_unlock`, closing the file, or the end of `with sym.kv_lock(kv):` gives it back.
 
@@ -460,8 +462,11 @@ def kv_lock(kv: KV, *, shared: bool = False, blocking: bool = True) -> Script[Lo
     ...         print("locked")
     locked
     """
-    # Who gives up waiting (Ctrl-C, a cancelled task) does not get the lock later: the channel unlocks.
+    # Who gives up waiting (Ctrl-C, a cancelled task) does not get the lock later: the channel unlocks. One that is
+    # converted is given up first.
+    kv.is_locked = False
     yield Call(Op.KV_LOCK, flags=(LOCK_SHARED if shared else 0) | (0 if blocking else LOCK_NOWAIT), handle=kv.handle)
+    kv.is_locked = True
     return Locked(kv)
 
 
@@ -473,6 +478,7 @@ def kv_unlock(kv: KV) -> Script[None]:
     >>> lock = sym.kv_lock(kv)
     >>> sym.kv_unlock(kv)
     """
+    kv.is_locked = False
     yield Call(Op.KV_UNLOCK, handle=kv.handle)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 from libsym.arguments import shown
@@ -12,7 +13,17 @@ from libsym.errors import BadHandle, Invalid
 class OpenFile:
     """A handle on a connection. It is given back with the next call after the object is gone, if not before."""
 
-    __slots__ = ("__weakref__", "_channel", "_handle", "_place", "num_cuts", "path", "writable")
+    __slots__ = (
+        "__weakref__",
+        "_channel",
+        "_handle",
+        "_place",
+        "is_locked",
+        "num_cuts",
+        "path",
+        "talker",
+        "writable",
+    )
 
     def __init__(
         self,
@@ -32,6 +43,10 @@ class OpenFile:
         self.writable = writable
         self.num_cuts = 0
         """Truncations by this handle."""
+        self.is_locked = False
+        """Whether this handle has the file's lock, shared perhaps."""
+        self.talker: Callable[[], object] = _nobody
+        """The conversation that talks in it by this handle; None, too, once that is gone."""
         if path is not None:
             channel.named_files[handle] = self
 
@@ -90,7 +105,12 @@ def exchange(one: OpenFile, other: OpenFile) -> None:
     """Each of two anonymous files of one connection becomes the other."""
     one._handle, other._handle = other._handle, one._handle  # noqa: SLF001 - of this module's own class
     one._place, other._place = other._place, one._place  # noqa: SLF001
+    one.is_locked, other.is_locked = other.is_locked, one.is_locked
     one.num_cuts += 1
+
+
+def _nobody() -> None:
+    """Nobody talks in the file."""
 
 
 def _last(path: str) -> str:

@@ -4,7 +4,7 @@
     symphony run chat --system "You are a pirate." pirate.kv
 
 Lines are questions; `/undo` forgets the last question and its answer, `/fork NAME` keeps the conversation so far in
-another file, `/quit` leaves.
+another file, `/quit` leaves. One program at a time talks in a file; a second one may go on in a fork.
 
 What a chat service keeps as text, and computes again when its cache has forgotten it, is a file here. So `/undo` is
 `kv_truncate` and computes nothing, and `/fork` is what `cp chat.kv other.kv` in a shell does.
@@ -31,23 +31,45 @@ def obey(chat: sym.Chat, command: str, name: str) -> str:
     return "/undo, /fork NAME, /quit"
 
 
-def talk(chat: sym.Chat, sampler: sym.Sampler, max_tokens: int) -> None:
-    """Answers line after line until the user leaves."""
+def talk(chat: sym.Chat, sampler: sym.Sampler, max_tokens: int, line: str = "") -> None:
+    """Answers line after line until the user leaves, after `line`."""
     while True:
-        sym.send_to_user("> ")
-        try:
-            line = sym.recv_from_user().strip()
-        except EOFError:
-            return
         command, _, rest = line.partition(" ")
         if command == "/quit":
             return
-        if command.startswith("/"):
-            sym.send_to_user(f"({obey(chat, command, rest.strip())})\n")
-        elif line:
-            for piece in chat.ask(line, sampler=sampler, max_tokens=max_tokens).text():
-                sym.send_to_user(piece)
-            sym.send_to_user("\n")
+        try:
+            if command.startswith("/"):
+                sym.send_to_user(f"({obey(chat, command, rest.strip())})\n")
+            elif line:
+                for piece in chat.ask(line, sampler=sampler, max_tokens=max_tokens).text():
+                    sym.send_to_user(piece)
+                sym.send_to_user("\n")
+        except sym.WouldBlock as error:  # before the first question: from then on nobody else talks here
+            with fork_of(chat, error) as fork:
+                talk(fork, sampler, max_tokens, line)
+            return
+        try:
+            sym.send_to_user("> ")
+            line = sym.recv_from_user().strip()
+        except EOFError:
+            return
+
+
+def fork_of(chat: sym.Chat, busy: sym.WouldBlock) -> sym.Chat:
+    """The conversation in a file of its own, if the user gives that a name; else the error."""
+    said = str(busy)
+    while True:
+        sym.send_to_user(f"({said})\n(go on in a fork? its name, or nothing to leave) ")
+        try:
+            name = sym.recv_from_user().strip()
+        except EOFError:
+            name = ""
+        if not name:
+            raise busy
+        try:
+            return chat.fork(name)
+        except (sym.Invalid, sym.Exists, sym.NotFound, sym.NoAccess, sym.NotDirectory) as error:
+            said = str(error)
 
 
 def main() -> None:

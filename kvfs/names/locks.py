@@ -48,6 +48,11 @@ class FileLocks:
         """Inodes with a lock."""
         return len(self._locks)
 
+    def holders(self, number: Hashable) -> list[Hashable]:
+        """Who has the lock of one inode, or a share of it."""
+        lock = self._locks.get(number)
+        return [] if lock is None else list(lock.holders)
+
     def num_waiting(self, number: Hashable) -> int:
         """Who waits for the lock of one inode."""
         lock = self._locks.get(number)

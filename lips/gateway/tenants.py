@@ -116,10 +116,10 @@ class Tenant:
                 await sym.aio.kv_lock(kv, blocking=False)
                 if await self.is_at(kv, path):
                     break
-            except sym.WouldBlock:
-                break_off = ApiError(409, f"{_busy(path)}: wait for the end of that", retry_after_s=1)
+            except sym.WouldBlock as error:
                 await sym.aio.kv_close(kv)
-                raise break_off from None
+                why = "wait for the end of that" if self._quota_bytes is not None else str(error)
+                raise ApiError(409, f"{_busy(path)}: {why}", retry_after_s=1) from None
             await sym.aio.kv_close(kv)
         else:
             raise ApiError(409, f"{_busy(path)}: its name moves all the time", retry_after_s=1)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Coroutine
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import trio
 
 from kvfs.fs import FileSystem, OpenKv
 from libsym.abi import LOCK_NOWAIT, LOCK_SHARED, Op
 from libsym.errors import SymError, WouldBlock
-from scheduler.connection.lip import MAX_WAITS
+from scheduler.connection.lip import MAX_WAITS, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
 from scheduler.replies import Reply
@@ -28,6 +29,8 @@ class Locking:
         self._fs = fs
         self._locks = fs.volume.locks
         self._waits: dict[OpenKv, set[trio.CancelScope]] = {}
+        self._by: WeakKeyDictionary[OpenKv, Lip] = WeakKeyDictionary()
+        """Whose the handles are that asked for a lock."""
 
     def table(self) -> Table:
         return {
@@ -39,12 +42,13 @@ class Locking:
         """Take the lock if it can be had now; else fail, or wait in a coroutine."""
         file, flags = call.lip.file(call.request.handle), call.request.flags
         exclusive = not flags & LOCK_SHARED
+        self._by[file] = call.lip
         try:
             self._locks.acquire_nowait(file.inode.number, file, exclusive=exclusive)
         except WouldBlock:
             if flags & LOCK_NOWAIT:
-                name = self._fs.name_of(file)
-                raise WouldBlock(f"{name} is locked by somebody else: try again later, or wait for it") from None
+                name, holder = self._fs.name_of(file), self._holder(file, call.lip)
+                raise WouldBlock(f"{name} is locked by {holder}: try again later, or wait for it") from None
         else:
             return Reply()
         # Entered into the table now: an unlock or a close that comes before the coroutine has begun must end it.
@@ -58,6 +62,14 @@ class Locking:
         self.end_waits(file)
         self._locks.release(file.inode.number, file)
         return Reply()
+
+    def _holder(self, file: OpenKv, asker: Lip) -> str:
+        """Who has the lock, as far as the asker may know: nothing of other users, nor from outside of its domain."""
+        for owner in self._locks.holders(file.inode.number):
+            by = self._by.get(owner) if isinstance(owner, OpenKv) else None
+            if by is not None and asker.uid in {0, by.uid} and asker.credentials.root in {None, by.credentials.root}:
+                return f"pid {by.program.pid or by.pid} ({by.program.name})"
+        return "somebody else"
 
     def end_waits(self, file: OpenKv) -> None:
         """Nobody waits with this handle any more, from now on: what comes next may be a release, or another lock."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -295,4 +296,5 @@ def test_a_conversation_has_one_turn_at_a_time(http, gateway):
         with gateway.client() as other:
             refused = other.post(CHAT, json={**body, "stream": False, "max_tokens": 2})
             assert refused.status_code == 409
-            assert "busy" in refused.json()["error"]["message"]
+            message = refused.json()["error"]["message"]
+            assert re.search(r"busy is being answered: .*busy.kv is locked by pid \d+ \(", message), message

@@ -84,6 +84,21 @@ def test_a_new_question_computes_itself_and_not_the_conversation(lips, said, com
         assert answer[0].strip()
 
 
+def test_who_comes_second_goes_on_in_a_fork_if_he_wants(lips):
+    chat(lips, TURNS[0], file="busy.kv")
+    image = (lips.mount / "busy.kv").read_bytes()
+    with sym.kv_open("busy.kv", "rw") as kv, kv.lock():
+        lines = [TURNS[1], "busy.kv", "other.kv", "/undo"]
+        said = lips.run("chat", "--max-tokens", "6", "busy.kv", text="".join(f"{line}\n" for line in lines))
+        assert f"busy.kv is locked by pid {sym.getpid()} (" in said
+        assert "choose another" in said
+        assert said.endswith("(forgotten)\n> ")
+        alone = lips.finish("chat", "busy.kv", text=f"{TURNS[1]}\n")
+        assert alone.returncode == 1
+        assert "busy.kv is locked by pid" in alone.stderr
+        assert (lips.mount / "busy.kv").read_bytes() == (lips.mount / "other.kv").read_bytes() == image
+
+
 def test_what_cannot_be_done_is_told_and_the_conversation_goes_on(lips, said):
     lines = ["/undo", "/fork", "/forget", TURNS[0], "/fork a.kv", "/fork a.kv", "/fork no/dir.kv", TURNS[1]]
     with sym.Chat(sym.kv_create("chat.kv")) as conversation, sym.Chat(sym.kv_create()) as plain:

@@ -1,7 +1,9 @@
 """A conversation on a file (`Chat`), the loop of a program's own (`decode`), how likely a text is (`score`)."""
 
 import math
+import subprocess
 import sys
+import time
 
 import anyio
 import anyio.lowlevel
@@ -247,6 +249,123 @@ def test_an_answer_that_fails_in_the_middle_stays_as_far_as_it_came(daemon, conn
         chat.undo()
         assert chat.kv.len() == 0
     connected.shell(f"rm -r {daemon.mount}/small")
+
+
+HOLDER = """
+import sys, time
+import libsym as sym
+chat = sym.Chat(sym.kv_open("talk.kv", "a"))
+answer = chat.ask("Mine?", max_tokens=int(sys.argv[1]), stop_at_end=False)
+next(answer)
+print("talks", flush=True)
+sys.stdin.read()
+chat.close()
+"""
+
+
+@pytest.fixture
+def holder(connected, daemon):
+    """Start another program that has asked a question in talk.kv, whose answer it does not read to its end."""
+    processes = []
+
+    def start(max_tokens=4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(max_tokens)], env=daemon.environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        processes.append(process)
+        assert process.stdout.readline() == "talks\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+    sym.kv_remove("talk.kv")
+
+
+def test_one_chat_at_a_time_talks_in_a_file_and_another_is_told_which(holder):
+    with sym.Chat(sym.kv_open("talk.kv", "a")) as first:
+        said = first.ask("One?", max_tokens=4).full_text()
+    first_turn = text_of(sym.kv_open("talk.kv"))
+    process = holder()
+    with sym.Chat(sym.kv_open("talk.kv", "rw")) as chat:
+        for action in (chat.undo, lambda: chat.ask("Two?", max_tokens=4)):
+            with pytest.raises(sym.WouldBlock, match=rf"talk.kv is locked by pid {process.pid} \(python"):
+                action()
+        with chat.fork() as fork:  # where the other has not ended its turn, as far as that has come
+            assert text_of(fork.kv).startswith(first_turn)
+        process.communicate("")
+        assert process.returncode == 0
+        chat.undo()  # of the other's turn, which was whole
+        assert text_of(chat.kv) == first_turn
+        again = chat.ask("Two?", max_tokens=4).full_text()
+        assert text_of(chat.kv, chat.pending) == conversation(("One?", said), ("Two?", again))
+
+
+def test_a_holder_that_is_killed_leaves_the_file_to_the_next(holder):
+    process = holder(max_tokens=900)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    with sym.Chat(sym.kv_open("talk.kv", "a")) as chat:
+        while True:
+            try:
+                chat.undo()
+                break
+            except sym.WouldBlock:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        assert chat.kv.len() == 0
+        answer = chat.ask("Mine?", max_tokens=4).full_text()
+        assert text_of(chat.kv, chat.pending) == conversation(("Mine?", answer))
+
+
+def test_a_lock_of_the_program_is_left_as_it_is(connected):
+    kv, other = sym.kv_create("mine.kv"), sym.kv_open("mine.kv")
+    chat = sym.Chat(kv)
+    with kv.lock():
+        first = chat.ask("One?", max_tokens=4).full_text()
+    sym.kv_lock(other, blocking=False)  # it went with the block
+    with pytest.raises(sym.WouldBlock, match=r"mine\.kv is locked by pid"):
+        chat.ask("Two?")
+    other.unlock()
+    second = chat.ask("Two?", max_tokens=4).full_text()
+    with pytest.raises(sym.WouldBlock):
+        sym.kv_lock(other, blocking=False)
+    assert text_of(kv, chat.pending) == conversation(("One?", first), ("Two?", second))
+    chat.close()
+    sym.kv_lock(other, blocking=False)
+    with sym.kv_create("shared.kv") as shared:
+        sym.kv_lock(shared, shared=True)
+        sym.Chat(shared).ask("One?", max_tokens=2).full_text()
+        sym.kv_lock(sym.kv_open("shared.kv"), shared=True, blocking=False)  # as the program has it
+
+
+def test_what_was_pending_has_no_place_where_another_has_gone_on(connected, caplog):
+    kv = sym.kv_create("taken.kv")
+    chat = sym.Chat(kv)
+    with kv.lock():
+        chat.ask("One?", max_tokens=4).full_text()
+    with sym.Chat(sym.kv_open("taken.kv", "rw")) as other:
+        other.ask("Other?", max_tokens=4).full_text()
+    before = text_of(kv)
+    assert chat.ask("Two?", max_tokens=4).full_text()
+    assert text_of(kv).startswith(f"{before}\nuser: Two?\nassistant: ")
+    assert "without the last 1 tokens" in caplog.text
+    chat.close()
+
+
+def test_two_chats_on_one_handle_exclude_each_other(connected):
+    for kv in (sym.kv_create(), sym.kv_create("both.kv")):
+        first, second = sym.Chat(kv), sym.Chat(kv)
+        first.ask("One?", max_tokens=2).full_text()
+        for action in (second.undo, lambda second=second: second.ask("Two?")):
+            with pytest.raises(sym.WouldBlock, match="another conversation goes on by this handle"):
+                action()
+        del first
+        assert second.ask("Two?", max_tokens=2).full_text()
+        second.close()
 
 
 def test_the_user_ends_no_turn(connected):
