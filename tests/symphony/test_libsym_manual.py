@@ -80,7 +80,7 @@ def test_the_entries_name_the_arguments_that_there_are():
 def test_classes_are_described_with_all_that_they_have():
     words = set(re.findall(r"\w+", plain(SOURCE)))
     for cls in (sym.KV, sym.Dist, sym.ReducedDist, sym.Draws, sym.Sampler, sym.Usage, sym.KvStat, sym.ModelInfo):
-        internal = {"exchange", "give_up", "moved", "named", "num_cuts", "from_json"}
+        internal = {"exchange", "give_up", "moved", "named", "num_cuts", "from_json", "is_locked", "talker"}
         public = {name for name in dir(cls) if not name.startswith("_")} - internal
         assert public - words == set(), cls
 
