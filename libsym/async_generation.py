@@ -54,12 +54,13 @@ class AsyncGeneration(Progress):
         while True:
             new, num_taken = self._tokens[num_taken:], len(self._tokens)
             if piece := pieces.add(new):
-                self.num_read = max(self.num_read, num_taken)
+                self._note_read(pieces)
                 yield piece
             if num_taken == len(self._tokens) and not await self.fetch():
                 break
-        self.num_read = num_taken
-        if piece := pieces.end(self.finish):
+        piece = pieces.end(self.finish)
+        self._note_read(pieces)
+        if piece:
             yield piece
 
     async def full_text(self) -> str:
@@ -101,6 +102,7 @@ class AsyncGeneration(Progress):
             failure, self._failure = self._failure, None
             raise failure
         if self._stream.is_over:
+            await run(self._kv.channel, self.drop_stop())
             return False
         try:
             self.take(await self._stream.next())

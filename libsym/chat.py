@@ -57,23 +57,30 @@ class Turns(Generic[G]):
         >>> len(chat.ask("Hello", max_tokens=3).full_text()), len(chat.pending)
         (3, 1)
         """
-        return self._end_of_turn()[1]
+        if self._num_cuts != self.kv.num_cuts:
+            return []
+        answer = self._answer
+        if answer is None:
+            return [*self._pending]
+        return [*self._before] if self._is_unasked(answer) else answer.pending
 
-    def _end_of_turn(self) -> tuple[int | None, list[int]]:
+    def _is_unasked(self, answer: G) -> bool:
+        """Whether a turn ended before its answer began, or before anybody had read of it: it was never asked."""
+        return answer.is_lost or (answer.is_cancelled and not answer.is_read)
+
+    def _end_of_turn(self) -> Script[tuple[int | None, list[int]]]:
         """Where the file is to end as the last turn has ended, None for where it does, and what is pending then.
 
-        A turn that ended before its answer began was never asked. An answer that was cancelled stays as far as the
-        program has read it.
+        An answer that was cancelled stays as far as the program has read it.
         """
         answer = self._answer
-        if self._num_cuts != self.kv.num_cuts:
-            return None, []
-        if answer is None:
-            return None, [*self._pending]
-        if answer.is_lost or (answer.is_cancelled and not answer.num_read):
+        if self._num_cuts != self.kv.num_cuts or answer is None:
+            return None, self.pending
+        if self._is_unasked(answer):
             return self._start, [*self._before]
         if answer.is_cancelled:
-            return answer.read_part()
+            return (yield from answer.read_part())
+        yield from answer.drop_stop()
         return None, answer.pending
 
     def _talk(self) -> Script[None]:
@@ -99,7 +106,7 @@ class Turns(Generic[G]):
 
     def _end_turn(self) -> Script[None]:
         """Make file and pending tokens what they are when the last turn has ended. No answer is under way."""
-        length, pending = self._end_of_turn()
+        length, pending = yield from self._end_of_turn()
         if length is not None and (yield from script_of(kv_stat)(self.kv)).tokens > length:
             yield from script_of(kv_truncate)(self.kv, length)
         self._length = self._ended_at() if length is None else length
@@ -157,7 +164,10 @@ class Turns(Generic[G]):
         self._settled(tokens[len(in_file) : at])
 
     def _fork(self, path: Path | None) -> Script[Self]:
-        length, pending = (self._start, self._before) if self._is_answering else self._end_of_turn()
+        length: int | None = self._start
+        pending = self._before
+        if not self._is_answering:
+            length, pending = yield from self._end_of_turn()
         kv = yield from script_of(kv_fork)(self.kv, path)
         if length is not None and (yield from script_of(kv_stat)(kv)).tokens > length:
             yield from script_of(kv_truncate)(kv, length)
@@ -211,6 +221,7 @@ class Chat(Turns[Generation]):
         sampler: Sampler | None = None,
         stop: str | int | Iterable[str | int] = (),
         stop_at_end: bool = True,
+        keep_stop: bool = False,
         max_tokens: int | None = None,
         grammar: Grammar | None = None,
         draft: Literal["ngram"] | Ngram | None = None,
@@ -224,6 +235,7 @@ class Chat(Turns[Generation]):
 
         `begin`: the answer begins with this text, which is given, not generated: it is no part of `text()`.
         `before`: what the repetition penalty counts as said before beside the question, the whole file perhaps.
+        `keep_stop`: a stop text that ended the answer is a part of the conversation; else nobody sees it again.
         An answer that is still under way is cancelled: it stays in the conversation as far as the program has read it,
         and the question goes with an answer that nothing was read of.
 
@@ -240,6 +252,7 @@ class Chat(Turns[Generation]):
             sampler=sampler,
             stop=stop,
             stop_at_end=stop_at_end,
+            keep_stop=keep_stop,
             max_tokens=max_tokens,
             grammar=grammar,
             draft=draft,

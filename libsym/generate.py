@@ -7,8 +7,10 @@ import errno
 import json
 import operator
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from numbers import Integral
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict
@@ -17,13 +19,15 @@ from libsym.abi import Finish, Op
 from libsym.arguments import int32, seed64, shown, utf8
 from libsym.channel.client import ClientChannel
 from libsym.channel.reply import Reply
-from libsym.channel.scripts import Call
+from libsym.channel.scripts import Call, Script
 from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import Invalid, SymError
+from libsym.faces import script_of
 from libsym.open_file import OpenFile, channel_of
 from libsym.pred import Positions, checked_priority, checked_sampler, counted_before, microseconds, places_of
 from libsym.rows.reduced import ReducedDist, drawn_dists
 from libsym.rows.sampler import Sampler, random_seed
+from libsym.text import tokenize
 
 MAX_STOP_TEXTS = 64
 MAX_STOP_TEXT_CHARS = 1024
@@ -31,6 +35,7 @@ MAX_LOGPROBS = 256
 MAX_DRAFT_TOKENS = 64
 MAX_MATCH = 16
 """Longer runs of equal tokens are as good a sign as this."""
+_MAX_CHAR_BYTES = 4
 
 Ending = Literal["length", "stop_token", "stop_text", "grammar", "cancelled", "deadline"]
 _ENDINGS: dict[int, Ending] = {
@@ -131,6 +136,7 @@ class AskOptions(TypedDict, total=False):
     sampler: Sampler | None
     stop: str | int | Iterable[str | int]
     stop_at_end: bool
+    keep_stop: bool
     max_tokens: int | None
     grammar: Grammar | None
     draft: Literal["ngram"] | Ngram | None
@@ -155,6 +161,7 @@ def generate(
     sampler: Sampler | None = None,
     stop: str | int | Iterable[str | int] = (),
     stop_at_end: bool = True,
+    keep_stop: bool = True,
     max_tokens: int | None = None,
     grammar: Grammar | None = None,
     draft: Literal["ngram"] | Ngram | None = None,
@@ -190,10 +197,12 @@ def generate(
     `before`: what the repetition penalty counts as said before, in place of `tokens`; a file whose beginning was
     computed earlier gives its whole text.
     `stop`: token ids, which are not given out, and texts, with the end of which it ends. `stop_at_end=False`: the
-    model's end tokens are tokens as others. `max_tokens`: no more than these; without it as many as the model's context
-    holds. `grammar`: nothing but this is possible; where one continuation alone is, no step is needed for it. `draft`:
-    "ngram" tries what followed where the last tokens came before, and saves steps where that is right; it never changes
-    what comes out. `logprobs`: `dists` says how likely each token was, and so many of the likeliest with it (0: none).
+    model's end tokens are tokens as others. `keep_stop=False`: once all was taken, the file ends before the token in
+    which the stop text begins, and what that token has before it is `pending`. `max_tokens`: no more than these;
+    without it as many as the model's context holds. `grammar`: nothing but this is possible; where one continuation
+    alone is, no step is needed for it. `draft`: "ngram" tries what followed where the last tokens came before, and
+    saves steps where that is right; it never changes what comes out. `logprobs`: `dists` says how likely each token
+    was, and so many of the likeliest with it (0: none).
     `positions`, `priority`: as in `pred`. `deadline`: seconds from now; what has come by then is all.
 
     It begins at once. Other calls on the file wait for its end. It ends early with `cancel()`, at the end of a `with`
@@ -203,6 +212,7 @@ def generate(
         sampler=sampler,
         stop=stop,
         stop_at_end=stop_at_end,
+        keep_stop=keep_stop,
         max_tokens=max_tokens,
         grammar=grammar,
         draft=draft,
@@ -233,12 +243,14 @@ class Progress:
         self._logprobs = started.logprobs
         self._tokens: list[int] = []
         self._dists: list[ReducedDist | None] = []
+        self._keeps_stop = started.keeps_stop
+        self._left: list[int] | None = None  # what is pending where the stop text was taken out of the file
         self._length_before: int | None = None  # of the file, with the tokens that were given
         self._num_entries = 0
         self._is_cancelled = False
         self._is_over = False  # the last reply was taken
-        self.num_read = 0
-        """How many of the tokens the program has read, one by one, as text, or by `tokens`."""
+        self.num_read = self.num_read_bytes = 0
+        """How many of the tokens the program has read, one by one or by `tokens`; and how much of their text."""
 
     @property
     def kv(self) -> OpenFile:
@@ -278,6 +290,15 @@ class Progress:
         self._require_settled()
         return self._dists
 
+    def came(self, start: int, stop: int) -> tuple[list[int], list[ReducedDist | None]]:
+        """Some of the tokens, and what they were drawn from: they are not read by this.
+
+        >>> generation = sym.generate(sym.kv_create(), [65], max_tokens=3)
+        >>> list(generation)[1:] == generation.came(1, 3)[0]
+        True
+        """
+        return self._tokens[start:stop], self._dists[start:stop]
+
     @property
     def pending(self) -> list[int]:
         """The last tokens, which are not in the file: they go first into what is appended next. Invalid: see `cancel`.
@@ -285,6 +306,8 @@ class Progress:
         They are the given ones, if it ended before these were in the file.
         """
         self._require_settled()
+        if self._left is not None:
+            return list(self._left)
         if self._length_before is None:
             return list(self._given)
         num_appended = self._num_entries - self._length_before
@@ -310,18 +333,69 @@ class Progress:
         """Whether `cancel` was called, or the daemon ended it early for another reason than its deadline."""
         return self._is_cancelled or self.finish == "cancelled"
 
-    def read_part(self) -> tuple[int | None, list[int]]:
+    @property
+    def is_read(self) -> bool:
+        """Whether the program has read any of it."""
+        return self.num_read > 0 or self.num_read_bytes > 0
+
+    def read_part(self) -> Script[tuple[int | None, list[int]]]:
         """Return the file's length with what was read alone (None: it is as it is), and what is pending then.
 
-        >>> generation = sym.generate(sym.kv_create(), [65], max_tokens=2)
-        >>> list(generation)[1:] == generation.read_part()[1]
+        >>> kv = sym.kv_create()
+        >>> generation = sym.generate(kv, [65], max_tokens=2)
+        >>> list(generation)[1:] == kv.channel.run(generation.read_part())[1]
         True
         """
+        vocabulary = yield from vocabulary_script(self._kv.channel)
+        num_read = sum(len(vocabulary[token]) for token in self._tokens[: self.num_read])
+        num_bytes = max(num_read, self.num_read_bytes)
+        if self.finish == "stop_text" and not self._keeps_stop:
+            num_bytes = min(num_bytes, self._stop_at(vocabulary))
+        return (yield from self._part(num_bytes, vocabulary))
+
+    def drop_stop(self) -> Script[None]:
+        """Cut the file where the stop text begins that ended it, unless that is kept, or the program cut the file.
+
+        Whoever takes the last of the tokens has done so.
+
+        >>> kv = sym.kv_create()
+        >>> generation = sym.generate(kv, [65], grammar=sym.Grammar.regex("abcd"), stop="c", keep_stop=False)
+        >>> list(generation), kv.len(), generation.pending
+        ([97, 98, 99], 1, [97, 98])
+        """
+        if self.finish != "stop_text" or self._keeps_stop or self._left is not None:
+            return
+        if self._kv.closed or self._kv.num_cuts != self._num_cuts:
+            return
+        vocabulary = yield from vocabulary_script(self._kv.channel)
+        length, left = yield from self._part(self._stop_at(vocabulary), vocabulary)
+        if length is not None:  # not a cut of the program's, which would end what is pending
+            yield Call(Op.KV_TRUNCATE, handle=self._kv.handle, args=(length, 0, 0, 0))
+            self._num_entries = length
+        self._left = left
+
+    def _stop_at(self, vocabulary: Sequence[bytes]) -> int:
+        """Bytes of the text before the stop text."""
+        text = b"".join(vocabulary[token] for token in self._tokens)
+        return min(at for stop in self.stop_texts if (at := text.find(stop.encode())) >= 0)
+
+    def _part(self, num_bytes: int, vocabulary: Sequence[bytes]) -> Script[tuple[int | None, list[int]]]:
+        """As `read_part`, of so many bytes: whole tokens, and behind them the text of one in its middle anew."""
         assert self._length_before is not None
+        ends = list(accumulate(len(vocabulary[token]) for token in self._tokens))
+        num_whole = num_kept = bisect_right(ends, num_bytes)
+        text, rest = b"".join(vocabulary[token] for token in self._tokens[: num_whole + 1]), b""
+        for num_kept in range(num_whole, max(-1, num_whole - _MAX_CHAR_BYTES), -1):
+            rest = text[ends[num_kept - 1] if num_kept else 0 : num_bytes]
+            if _is_text(rest):
+                break
+        else:
+            num_kept, rest = num_whole, b""  # of a character that was none
+        left = (yield from script_of(tokenize)(rest.decode(), special=False)) if rest else []
         num_appended = self._num_entries - self._length_before
-        if num_appended > self.num_read:
-            return self._length_before + self.num_read, []
-        return None, self._tokens[num_appended : self.num_read]
+        if num_appended > num_kept:
+            return self._length_before + num_kept, left
+        return None, self._tokens[num_appended:num_kept] + left
 
     def __repr__(self) -> str:
         state = self.finish or ("failed" if self._is_over else "cancelled" if self._ends_early else "under way")
@@ -345,6 +419,11 @@ class Progress:
                 self.stopped_by = stopped_by
             elif self.finish == "stop_text":
                 self.stopped_by = self.stop_texts[stopped_by]
+
+    def _note_read(self, pieces: TextPieces) -> None:
+        """The program is given these."""
+        self.num_read = max(self.num_read, pieces.num_tokens)
+        self.num_read_bytes = max(self.num_read_bytes, pieces.num_bytes)
 
     def _take_tokens(self, tokens: list[int], first_entries: int, num_entries: int) -> None:
         """As `take`, of replies that others follow."""
@@ -412,12 +491,13 @@ class Generation(Progress):
         while True:
             new, num_taken = self._tokens[num_taken:], len(self._tokens)
             if piece := pieces.add(new):
-                self.num_read = max(self.num_read, num_taken)
+                self._note_read(pieces)
                 yield piece
             if num_taken == len(self._tokens) and not self._fetch():
                 break
-        self.num_read = num_taken
-        if piece := pieces.end(self.finish):
+        piece = pieces.end(self.finish)
+        self._note_read(pieces)
+        if piece:
             yield piece
 
     def full_text(self) -> str:
@@ -466,6 +546,7 @@ class Generation(Progress):
             raise failure
         if self._stream.is_over or self._is_over:
             self._is_over = True
+            self.channel.run(self.drop_stop())
             return False
         try:
             if self._logprobs is not None or not self._stream.tokens(self._take_tokens):
@@ -477,6 +558,14 @@ class Generation(Progress):
         return True
 
 
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 class TextPieces:
     """Tokens as text, in pieces that no later token changes."""
 
@@ -485,25 +574,43 @@ class TextPieces:
         self._stops = [text.encode() for text in stop_texts]
         self._held = b""  # may be the beginning of a stop text
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._ends: list[int] = []  # of the tokens, in bytes of the text
+        self._num_decoded = 0
         self._is_over = False
 
+    @property
+    def num_bytes(self) -> int:
+        """How much of the text was given out."""
+        return self._num_decoded - len(self._decoder.getstate()[0])
+
+    @property
+    def num_tokens(self) -> int:
+        """How many of the tokens were given out whole."""
+        return bisect_right(self._ends, self.num_bytes)
+
     def add(self, tokens: Iterable[int]) -> str:
-        self._held += b"".join(self._vocabulary[token] for token in tokens)
+        for token in tokens:
+            self._held += self._vocabulary[token]
+            self._ends.append(self._num_decoded + len(self._held))
         if self._is_over:
             return ""
         found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             self._is_over = True
-            return self._decoder.decode(self._held[: min(found)], final=True)
-        num_sure = len(self._held) - self._num_open()
-        sure, self._held = self._held[:num_sure], self._held[num_sure:]
-        return self._decoder.decode(sure)
+            return self._decoded(min(found), final=True)
+        return self._decoded(len(self._held) - self._num_open())
 
     def end(self, finish: str | None) -> str:
         """What was held back, when nothing more comes."""
         if self._is_over or finish == "stop_text":
             return ""
-        return self._decoder.decode(self._held, final=True)
+        return self._decoded(len(self._held), final=True)
+
+    def _decoded(self, num_bytes: int, *, final: bool = False) -> str:
+        """So much of what is held back, which is given out now."""
+        sure, self._held = self._held[:num_bytes], self._held[num_bytes:]
+        self._num_decoded += num_bytes
+        return self._decoder.decode(sure, final=final)
 
     def _num_open(self) -> int:
         """Bytes at the end that a stop text begins with."""
@@ -525,6 +632,8 @@ class Started:
     tokens: Sequence[int] = ()
     """That were given."""
     logprobs: int | None = None
+    keeps_stop: bool = True
+    """Whether a stop text stays in the file."""
 
 
 def generate_call(
@@ -568,7 +677,9 @@ def generate_call(
     block = sampler.block(before=counted, seed=seed, first_draw=options.get("first_draw", 0))
     payload = ids.tobytes() + places.tobytes() + block + json.dumps(said, default=operator.index).encode()
     args = (len(ids), len(places), max_tokens or 0, checked_priority(options.get("priority")))
-    return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(seed, tuple(texts), ids, logprobs)
+    return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(
+        seed, tuple(texts), ids, logprobs, bool(options.get("keep_stop", True))
+    )
 
 
 def checked_logprobs(logprobs: object) -> int:

@@ -37,7 +37,9 @@ def act(
     with sym.Interpreter({**functions, "answer": answers.append}, read=read, seconds=seconds) as python:
         asked = question
         for _ in range(max_turns):
-            code = chat.ask(asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", max_tokens=max_tokens).full_text()
+            code = chat.ask(
+                asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", keep_stop=True, max_tokens=max_tokens
+            ).full_text()
             yield code
             yield (printed := python.run(code))
             if answers:

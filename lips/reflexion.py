@@ -22,7 +22,9 @@ def attempts(chat: sym.Chat, task: str, test: str, most: int, max_tokens: int = 
     asked = f"Write Python: {task}. Write the code alone."
     for number in range(1, most + 1):
         with sym.Interpreter() as python:  # a new one: what an earlier attempt defined does not help
-            code = chat.ask(asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", max_tokens=max_tokens).full_text()
+            code = chat.ask(
+                asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", keep_stop=True, max_tokens=max_tokens
+            ).full_text()
             python.run(code)
             wrong = python.run(f"{test}\nprint('passed')")
         if wrong.endswith("passed\n"):

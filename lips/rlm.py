@@ -43,7 +43,9 @@ def explore(question: str, names: Sequence[str], max_turns: int = 4, max_tokens:
         python.run(f"paths = {texts!r}")
         asked = question
         for _ in range(max_turns):
-            code = chat.ask(asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", max_tokens=max_tokens).full_text()
+            code = chat.ask(
+                asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", keep_stop=True, max_tokens=max_tokens
+            ).full_text()
             yield code
             yield (printed := python.run(code))
             if answers:

@@ -16,6 +16,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 import libsym as sym
 from libsym.aio import AsyncGeneration
+from libsym.channel.event_loop import run
 from libsym.generate import AskOptions
 from lips.gateway.errors import ApiError
 from lips.gateway.prompts import Message, Prompts
@@ -67,22 +68,29 @@ class Answer:
     index: int
     generation: AsyncGeneration
     has_logprobs: bool
-    num_sent: int = 0
-    """Tokens of the pieces that were taken."""
+    num_sent: tuple[int, int] = (0, 0)
+    """Tokens, and bytes of their text, that were in pieces which were taken."""
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """As they come; in the end every token was in one."""
+        """As they come; in the end every token was in one, but those of a stop text."""
         num_given = 0
         async for text in self.generation.text():
-            yield (piece := self._piece(text, num_given))
-            num_given += len(piece.tokens)
-            self.num_sent = num_given
-        if num_given < len(self.generation.tokens):
-            yield self._piece("", num_given)
+            given = self.generation.num_read, self.generation.num_read_bytes
+            yield self._piece(text, num_given, given[0])
+            num_given = given[0]
+            self.num_sent = given
+        num_read = self.generation.num_read
+        if num_given < num_read:
+            yield self._piece("", num_given, num_read)
 
-    def _piece(self, text: str, num_given: int) -> Piece:
-        tokens = self.generation.tokens[num_given:]
-        return Piece(text, tokens, self.generation.dists[num_given:] if self.has_logprobs else ())
+    def _piece(self, text: str, num_given: int, end: int) -> Piece:
+        generation = self.generation
+        tokens, dists = generation.came(num_given, end)
+        return Piece(text, tokens, dists if self.has_logprobs else ())
+
+    def was_sent(self, *, is_streamed: bool) -> None:
+        """It broke off: nobody reads more of it than was sent."""
+        self.generation.num_read, self.generation.num_read_bytes = self.num_sent if is_streamed else (0, 0)
 
     @property
     def stop_text(self) -> str | None:
@@ -161,15 +169,19 @@ async def _computing(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
     finally:
         with anyio.CancelScope(shield=True):
             await _settle(generations)
-            num_sent = None if is_whole else answers[0].num_sent if wanted.is_streamed else 0
-            if wanted.session is not None and num_sent != 0 and not generations[0].kv.closed:
-                first = generations[0].kv
-                assert isinstance(first, sym.KV)
+            first = generations[0]
+            if not is_whole:
+                answers[0].was_sent(is_streamed=wanted.is_streamed)
+            if wanted.session is not None and (is_whole or first.is_read) and not first.kv.closed:
+                assert isinstance(first.kv, sym.KV)
+                length, pending = None, first.pending
+                if not is_whole:
+                    length, pending = await run(first.kv.channel, first.read_part())
                 # First: the cache may have no room for it.
-                await _save(tenant, wanted.session, first, num_sent and len(tokens) + num_sent)
+                await _save(tenant, wanted.session, first.kv, length, pending)
             if entry is not None and not kv.closed:
-                whole = tokens + generations[0].tokens
-                cache.grown(entry, whole[: len(whole) - len(generations[0].pending)])
+                whole = tokens + first.tokens
+                cache.grown(entry, whole[: first.num_entries or len(tokens)])
 
 
 async def _known_file(path: str | None) -> sym.KV | None:
@@ -221,6 +233,7 @@ def _options(wanted: Wanted) -> AskOptions:
         "sampler": sampling.sampler,
         "stop": sampling.stop,
         "stop_at_end": sampling.stop_at_end,
+        "keep_stop": False,
         "max_tokens": sampling.max_tokens,
         "grammar": wanted.grammar,
         "logprobs": sampling.logprobs,
@@ -258,7 +271,7 @@ async def _talking(tenant: Tenant, wanted: Wanted, prompts: Prompts) -> AsyncIte
             with anyio.CancelScope(shield=True), anyio.move_on_after(_SETTLES_S):
                 if answer is not None:
                     await answer.generation.cancel()
-                    answer.generation.num_read = answer.num_sent if wanted.is_streamed else 0
+                    answer.was_sent(is_streamed=wanted.is_streamed)
                 await _end(chat, is_new=num_before == 0)
 
 
@@ -303,10 +316,10 @@ async def _settle(generations: list[AsyncGeneration]) -> None:
                 await each.cancel()
 
 
-async def _save(tenant: Tenant, path: str, kv: sym.KV, num_tokens: int | None) -> None:
-    """Make the file at the path this one's fork, cut to so many tokens, at once: nobody sees half of it.
+async def _save(tenant: Tenant, path: str, kv: sym.KV, num_tokens: int | None, pending: list[int]) -> None:
+    """Make the file at the path this one's fork, cut to so many tokens, with those that are pending, at once.
 
-    A conversation that is being answered keeps its file. The client has its answer all the same; with its next request
+    Nobody sees half of it. A conversation that is being answered keeps its file. The client has its answer all the same; with its next request
     it says the whole again.
     """
     directory, _, name = path.rpartition("/")
@@ -316,6 +329,9 @@ async def _save(tenant: Tenant, path: str, kv: sym.KV, num_tokens: int | None) -
         try:
             if num_tokens is not None and (await sym.aio.kv_stat(fork)).tokens > num_tokens:
                 await sym.aio.kv_truncate(fork, num_tokens)
+            if pending:
+                with suppress(sym.Invalid, sym.OverQuota, sym.NoSpace):  # no room: the client says them again
+                    await sym.aio.kv_write(fork, pending)
             await tenant.tell_name(new, path)
             async with tenant.saving:
                 try:

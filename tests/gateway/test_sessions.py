@@ -288,6 +288,26 @@ def test_a_name_that_is_no_text_is_listed_all_the_same(http, gateway):
     Path(os.fsdecode(other)).unlink()
 
 
+def test_what_nobody_was_shown_of_a_stop_text_is_in_no_answer_no_file_and_no_log_probability(http, gateway):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "ab Observation: c"}}}
+    body = {"messages": [{"role": "user", "content": "Hi."}], "stop": ["Observation:"], "response_format": form}
+    for more in ({"conversation": "stopped"}, {"session_id": "stopped-too"}, {}, {"n": 2}):
+        answer = http.post(CHAT, json={**body, **more, "logprobs": True}).json()
+        for choice in answer["choices"]:
+            assert choice["message"]["content"] == '"ab '
+            told = choice["logprobs"]["content"]
+            assert "".join(each["token"] for each in told) == '"ab', "the next token is ` Observation`"
+            assert answer["usage"]["completion_tokens"] == (len(told) + 2) * len(answer["choices"])
+    for name, said in (("stopped", '"ab'), ("stopped-too", '"ab')):
+        assert http.get(f"/sessions/{name}").json()["messages"][-1]["content"].strip() == said
+    with http.stream("POST", CHAT, json={**body, "stream": True, "logprobs": True}) as streamed:
+        events = [json.loads(line[6:]) for line in streamed.iter_lines() if line.startswith("data: {")]
+    choices = [each["choices"][0] for each in events if each["choices"]]
+    assert "".join(each["delta"].get("content") or "" for each in choices) == '"ab '
+    told = [entry["token"] for each in choices for entry in (each.get("logprobs") or {}).get("content", ())]
+    assert "".join(told) == '"ab'
+
+
 def test_a_conversation_has_one_turn_at_a_time(http, gateway):
     body = {"messages": [{"role": "user", "content": "Count."}], "conversation": "busy", "stream": True}
     with http.stream("POST", CHAT, json={**body, "max_tokens": 3000, "ignore_eos": True}) as answer:

@@ -251,6 +251,37 @@ def test_an_answer_that_fails_in_the_middle_stays_as_far_as_it_came(daemon, conn
     connected.shell(f"rm -r {daemon.mount}/small")
 
 
+def test_a_stop_text_that_nobody_was_shown_is_no_part_of_the_conversation(connected):
+    form = sym.Grammar.regex("Yes[.]\nObservation: no")
+    with sym.Chat(sym.kv_create()) as chat:
+        answer = chat.ask("One?", grammar=form, stop="\nObservation:")
+        assert answer.full_text() == "Yes."
+        assert text_of(chat.kv, chat.pending) == conversation(("One?", "Yes."))
+        assert sym.detokenize(answer.tokens) == "Yes.\nObservation:"
+        second = chat.ask("Two?", grammar=form, stop="\nObservation:", keep_stop=True)
+        assert second.full_text() == "Yes."
+        assert text_of(chat.kv, chat.pending) == conversation(("One?", "Yes."), ("Two?", "Yes.\nObservation:"))
+        for token in chat.ask("Three?", grammar=form, stop=["\nObservation:", "none"]):
+            if token == ord(":"):
+                break  # what comes next is not looked at
+        assert chat.ask("Four?", max_tokens=3).full_text()
+        assert "assistant: Yes.\nuser: Four?" in text_of(chat.kv)
+
+
+def test_an_interrupted_answer_stays_as_far_as_its_text_was_read(connected):
+    """What may be the beginning of a stop text was held back."""
+    with sym.Chat(sym.kv_create()) as chat:
+        form = sym.Grammar.regex("Yes[.]\nObserva.{300}")
+        answer = chat.ask("One?", grammar=form, stop="\nObservation:")
+        pieces = answer.text()
+        shown = next(pieces)
+        while len(answer.came(0, 99)[0]) < 12:  # forced: "Yes.\nObserva" has come
+            shown += next(pieces)
+        answer.cancel()
+        chat.settle()
+        assert text_of(chat.kv, chat.pending) == conversation(("One?", shown))
+
+
 HOLDER = """
 import sys, time
 import libsym as sym
