@@ -70,11 +70,13 @@ class Answer:
     has_logprobs: bool
     num_sent: tuple[int, int] = (0, 0)
     """Tokens, and bytes of their text, that were in pieces which were taken."""
+    is_full: bool = False
+    """It ended where there was no more room for it: what has come is the answer."""
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """As they come; in the end every token was in one, but those of a stop text."""
         num_given = 0
-        async for text in self.generation.text():
+        async for text in self._texts():
             given = self.generation.num_read, self.generation.num_read_bytes
             yield self._piece(text, num_given, given[0])
             num_given = given[0]
@@ -82,6 +84,19 @@ class Answer:
         num_read = self.generation.num_read
         if num_given < num_read:
             yield self._piece("", num_given, num_read)
+
+    async def _texts(self) -> AsyncIterator[str]:
+        given = ""
+        try:
+            async for text in self.generation.text():
+                yield text
+                given += text
+        except (sym.OverQuota, sym.NoSpace):
+            if self.generation.is_lost:
+                raise
+            self.is_full = True
+            if rest := (await self.generation.full_text())[len(given) :]:
+                yield rest
 
     def _piece(self, text: str, num_given: int, end: int) -> Piece:
         generation = self.generation
@@ -100,7 +115,7 @@ class Answer:
 
     @property
     def finish(self) -> Finish:
-        return "length" if self.generation.finish in {"length", "deadline"} else "stop"
+        return "length" if self.is_full or self.generation.finish in {"length", "deadline"} else "stop"
 
 
 @dataclass(slots=True)
@@ -319,8 +334,8 @@ async def _settle(generations: list[AsyncGeneration]) -> None:
 async def _save(tenant: Tenant, path: str, kv: sym.KV, num_tokens: int | None, pending: list[int]) -> None:
     """Make the file at the path this one's fork, cut to so many tokens, with those that are pending, at once.
 
-    Nobody sees half of it. A conversation that is being answered keeps its file. The client has its answer all the same; with its next request
-    it says the whole again.
+    Nobody sees half of it. A conversation that is being answered keeps its file. The client has its answer all the
+    same; with its next request it says the whole again.
     """
     directory, _, name = path.rpartition("/")
     new = f"{directory}/.{name}.{secrets.token_hex(4)}.new"

@@ -1,5 +1,6 @@
 """Keys: who is answered, and that none learns of another's, not even by how long an answer takes."""
 
+import json
 import statistics
 import time
 
@@ -160,6 +161,36 @@ def test_a_quota_is_a_keys_own(start_gateway, tmp_path):
         told = client.get("/live").json()
         assert told["prompt_tokens"] > 2000
         assert "steps" not in told, "they are the others' as well"
+
+
+@pytest.mark.parametrize("more", [{}, {"conversation": "full"}, {"session_id": "full"}, {"n": 2}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_fills_the_quota_is_given_as_one_that_its_length_ended(start_gateway, tmp_path, more, stream):
+    key, line = new_key(f"full-{stream}-{''.join(more)}")  # each has its own domain
+    path = tmp_path / "keys"
+    path.write_text(f"{line} quota=8M\n")
+    path.chmod(0o600)
+    gateway = start_gateway("--keys", str(path))
+    body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 3000, "ignore_eos": True, **more}
+    with gateway.client(key) as client:
+        answer = client.post(CHAT, json={**body, "stream": stream, "temperature": 0})
+        assert answer.status_code == 200, answer.text
+        if stream:
+            events = [json.loads(each[6:]) for each in answer.text.splitlines() if each.startswith("data: {")]
+            assert not [each for each in events if "error" in each], answer.text[-500:]
+            choices = [each["choices"][0] for each in events if each["choices"]]
+            said = "".join(each["delta"].get("content") or "" for each in choices)
+            finish = [each["finish_reason"] for each in choices if each["finish_reason"]]
+        else:
+            choices = answer.json()["choices"]
+            said, finish = choices[0]["message"]["content"], [each["finish_reason"] for each in choices]
+        assert len(said) > 100
+        assert finish == ["length"] * more.get("n", 1)
+        if "n" not in more and more:
+            (kept,) = [each["content"] for each in client.get("/sessions/full").json()["messages"]][-1:]
+            at = said.rfind(kept)  # the model goes on with messages of its own
+            assert at >= 0
+            assert at + len(kept) > len(said) - 20
 
 
 @pytest.mark.parametrize(
