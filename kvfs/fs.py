@@ -41,6 +41,7 @@ from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece, Ranges, ranges_within
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable, Reservation
+from kvfs.pages.turns import turns_within
 from kvfs.volume import Volume, VolumeStatistics
 from libsym.abi import RANGE_END, Advice
 from libsym.errors import BadHandle, Busy, Exists, Invalid, IsDirectory, NotDirectory, NotFound, NotSupported, SymError
@@ -114,6 +115,8 @@ class KvStat:
     memory_pages: int | None
     other_bits: int
     """The first entries, up to the last that another instruction set, or another kind of device, computed."""
+    turns: tuple[int, ...] | None
+    """Lengths that the file had before the last turns of its conversation, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +290,7 @@ class FileSystem:
         place = self._free_place(creds, path)
         fork = self._create(creds, place, mode, source.table.fork)
         fork.content.marks = marks_within(source.content.marks, fork.table.length)
+        fork.content.turns = turns_within(source.content.turns, fork.table.length)
         fork.content.forked_from = (source.inode.number, fork.table.length)
         source.content.used_by_program()
         self.volume.heat.note(source.inode, source.content)
@@ -485,6 +489,7 @@ class FileSystem:
             priority=None,
             tier=None,
             memory_pages=None,
+            turns=None,
         )
 
     def kv_stat_open(self, handle: OpenKv) -> KvStat:
@@ -665,6 +670,7 @@ class FileSystem:
             tier="" if table is None else self.volume.pager.tier_of(table),
             memory_pages=0 if table is None else self.volume.pager.num_in_memory(table),
             other_bits=0 if content is None else content.num_other_bits(self.volume.bits),
+            turns=() if content is None else content.fitting_turns(),
         )
 
     def _changed(self, handle: OpenKv) -> None:

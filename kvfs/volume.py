@@ -40,6 +40,7 @@ from kvfs.pages.assemble import Assembly, Piece
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import NO_ROW, PagePool, pages_for
 from kvfs.pages.table import PageTable
+from kvfs.pages.turns import turns_within
 from kvfs.pins import Pins
 from kvfs.storage import InMemory, Storage
 from kvfs.tiers.pager import Pager
@@ -244,6 +245,7 @@ class Volume:
         self.pool.retain(pages, owner)
         table = PageTable.adopt(self.pool, owner, pages, snapshot.layout.num_entries)
         fork = self.new_kv(table, source.identity, marks_within(source.marks, table.length))
+        fork.turns = snapshot.turns
         self._replace(inode, fork)
         self.heat.note(inode, fork)
         self.pager.forked(source.table)
@@ -407,7 +409,7 @@ class Volume:
 
     def hold(self, kv: KvFile) -> Snapshot:
         """Keep the pages that a file has now; `close_snapshot` lets them go."""
-        snapshot = Snapshot(kv.table, self.format_of(kv))
+        snapshot = Snapshot(kv.table, self.format_of(kv), turns_within(kv.turns, kv.table.length))
         self._snapshots.add(snapshot)
         return snapshot
 
@@ -478,7 +480,7 @@ class Volume:
             self._is_changed(inode, content)
             raise
         kv = self.new_kv(table)
-        kv.is_arriving = True
+        kv.is_arriving, kv.turns = True, incoming.plan.turns
         self.pager.filled(table)
         self._replace(inode, kv)
         self.heat.note(inode, kv)

@@ -67,6 +67,7 @@ class AsyncChat(Turns[AsyncGeneration]):
             logprobs=logprobs,
             seed=seed,
             first_draw=self._first_draw,
+            turn_at=self._turn_at,
             before=None if before is None else [*before, *tokens],
             priority=priority,
             deadline=deadline,

@@ -13,7 +13,7 @@ from libsym.channel.scripts import Script
 from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import Invalid, NoSpace, OverQuota, SymError, WouldBlock
 from libsym.faces import script_of
-from libsym.generate import Generation, Grammar, Ngram, Progress, generate
+from libsym.generate import GOES_ON, Generation, Grammar, Ngram, Options, Progress, generate_call
 from libsym.kv import KV, kv_close, kv_fork, kv_lock, kv_read, kv_stat, kv_truncate
 from libsym.open_file import channel_of
 from libsym.pred import write_script
@@ -43,6 +43,7 @@ class Turns(Generic[G]):
         self._before: list[int] = []  # what was pending before the last question: it is again, if that is lost
         self._start = 0  # the file's length before the last question
         self._first_draw = 0  # of the last answer
+        self._turn_at = 0  # where the last turn begins in the tokens of its question, for the daemon
         self._num_cuts = kv.num_cuts  # the program's own cuts end what is pending
         self._length = 0  # the file's, as the last turn has ended
 
@@ -125,6 +126,8 @@ class Turns(Generic[G]):
         pending = self.pending
         self._start = (yield from script_of(kv_stat)(self.kv)).tokens
         self._first_draw = self._start + len(pending)
+        is_users = any(message.get("role") == "user" for message in turn if isinstance(message, Mapping))
+        self._turn_at = len(pending) if is_users else GOES_ON
         if self._first_draw:
             tokens = yield from script_of(chat_tokens)(turn, after_answer=True)
         else:
@@ -139,21 +142,27 @@ class Turns(Generic[G]):
         return answer
 
     def _undo(self) -> Script[None]:
-        """Cuts the file where the last turn of the user begins."""
+        """Cuts the file where the last turn begins: where that is noted with the file, or else where its tokens say."""
         yield from self._talk()
         yield from self._end_turn()
+        turns = (yield from script_of(kv_stat)(self.kv)).turns
+        if turns:
+            yield from script_of(kv_truncate)(self.kv, turns[-1])
+            self._length = turns[-1]
+            self._settled([])
+            return
         in_file, _ = yield from script_of(kv_read)(self.kv)
         tokens = in_file + self._pending
         if not tokens:
             raise Invalid(f"{self.kv.name}: there is no turn to undo")
-        turns, beginnings, bare = [], [], []
+        later, beginnings, bare = [], [], []
         for probe in PROBES:
             question = {"role": "user", "content": probe}
-            turns.append((yield from script_of(chat_tokens)([question], after_answer=True)))
+            later.append((yield from script_of(chat_tokens)([question], after_answer=True)))
             beginnings.append((yield from script_of(chat_tokens)([*self._top, question], self._tools)))
             bare.append((yield from script_of(chat_tokens)([question])))
         vocabulary = yield from vocabulary_script(self.kv.channel)
-        at = last_turn(tokens, turns, vocabulary)
+        at = last_turn(tokens, later, vocabulary)
         if at is None and not any(_begin_alike(tokens, heads, vocabulary) for heads in (beginnings, bare)):
             raise Invalid(f"{self.kv.name}: there is no turn to undo")
         if at is None or _in_common([*beginnings, tokens[:at]]) == tokens[:at]:
@@ -246,9 +255,7 @@ class Chat(Turns[Generation]):
         """
         self._cancel()
         tokens = self.kv.channel.run(self._question(content, role, begin))
-        answer = generate(
-            self.kv,
-            tokens,
+        options = Options(
             sampler=sampler,
             stop=stop,
             stop_at_end=stop_at_end,
@@ -259,17 +266,18 @@ class Chat(Turns[Generation]):
             logprobs=logprobs,
             seed=seed,
             first_draw=self._first_draw,
+            turn_at=self._turn_at,
             before=None if before is None else [*before, *tokens],
             priority=priority,
             deadline=deadline,
         )
-        return self._answered_by(answer)
+        return self._answered_by(Generation(self.kv, *generate_call(self.kv, tokens, options)))
 
     def undo(self) -> None:
         r"""Cuts off the last turn: the user's question and all that came after it. The file is as it was before.
 
-        It reads where the turn begins from the file, so it works on turns of an earlier run, too. Invalid, and the file
-        stays, where it holds no turn.
+        Where turns begin is noted with the file, so this works on turns of an earlier run, too; of a file without notes
+        the tokens say. Invalid, and the file stays, where it holds no turn.
 
         >>> chat = sym.Chat(sym.kv_create())
         >>> first, second = (chat.ask(each, max_tokens=4).full_text() for each in ("Who?", "What?"))

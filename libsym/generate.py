@@ -36,6 +36,7 @@ MAX_DRAFT_TOKENS = 64
 MAX_MATCH = 16
 """Longer runs of equal tokens are as good a sign as this."""
 _MAX_CHAR_BYTES = 4
+GOES_ON = -1
 
 Ending = Literal["length", "stop_token", "stop_text", "grammar", "cancelled", "deadline"]
 _ENDINGS: dict[int, Ending] = {
@@ -151,6 +152,8 @@ class Options(AskOptions, total=False):
     """What `generate` takes, and a turn decides by itself."""
 
     first_draw: int
+    turn_at: int
+    """A turn begins behind so many of the tokens: the daemon notes it with the file. GOES_ON: the last turn goes on."""
 
 
 def generate(
@@ -670,6 +673,8 @@ def generate_call(
         said["draft"] = {"max_tokens": ngram.max_tokens, "min_match": ngram.min_match}
     if logprobs is not None:
         said["logprobs"] = checked_logprobs(logprobs)
+    if (turn_at := options.get("turn_at")) is not None:
+        said["turn_at"] = turn_at
     if (deadline := options.get("deadline")) is not None:
         said["deadline_us"] = microseconds(deadline)
     before = options.get("before")

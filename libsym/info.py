@@ -6,7 +6,7 @@ A newer daemon may say more than this library knows: what has no field is kept i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -54,8 +54,8 @@ class ModelInfo:
 class KvStat:
     """What is known of a file without reading it.
 
-    `exclusive_pages`, `pinned`, `lease_s`, `ttl_s`, `priority`, `tier` and `memory_pages` are None to a program that
-    may not read the file.
+    `exclusive_pages`, `pinned`, `lease_s`, `ttl_s`, `priority`, `tier`, `memory_pages` and `turns` are None to a
+    program that may not read the file.
 
     >>> kv = sym.kv_create()
     >>> length = sym.kv_write(kv, [1] * 33)
@@ -94,6 +94,8 @@ class KvStat:
     other_bits: int = 0
     """Its first entries, up to the last that another instruction set or kind of device computed: other bits than this
     daemon's."""
+    turns: Sequence[int] | None = ()
+    """The lengths that the file had before the last turns of the conversation in it, 64 at most, as far as is known."""
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:

@@ -32,6 +32,7 @@ from kvfs.names.inode import Inode, NamePut
 from kvfs.names.plain import PlainFile, backing_name
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool, pages_for
+from kvfs.pages.turns import turns_within
 from libsym.abi import PAGE_ENTRIES
 
 NO_SLOTS: IntArray = np.empty(0, np.int32)
@@ -50,6 +51,7 @@ class Known(NamedTuple):
     full_length: int = 0
     identity: int = 0
     slots: IntArray = NO_SLOTS
+    turns: bytes = b""
 
 
 @dataclass(slots=True)
@@ -253,7 +255,9 @@ class Cutter:
             slots = self._pool.on_disk.slot[pages]
         else:
             length, pages, slots = num_kept, NO_SLOTS, old.slots[: pages_for(num_kept)]
-        if old.kv is kv and (old.length, old.full_length) == (length, full_length) and np.array_equal(old.slots, slots):
+        turns = turns_within(kv.turns, length)
+        same = (old.length, old.full_length, old.turns) == (length, full_length, turns)
+        if old.kv is kv and same and np.array_equal(old.slots, slots):
             return old
         if old.kv is not None:
             cut.old_slots.append((old.identity, old.slots))
@@ -263,9 +267,9 @@ class Cutter:
             self._record_slots(cut, identity, pages, slots)
         cut.new_slots.append((identity, slots))
         marks = marks_within(kv.all_marks(self._bits), length)
-        record = VersionRecord(identity, length, full_length, marks, slots)
+        record = VersionRecord(identity, length, full_length, marks, slots, turns)
         cut.rows.versions.append((number, encode_version(number, record)))
-        return Known(old.num_names, NO_BYTES, kv, length, full_length, identity, slots)
+        return Known(old.num_names, NO_BYTES, kv, length, full_length, identity, slots, turns)
 
     def _record_slots(self, cut: Cut, identity: int, pages: IntArray, slots: IntArray) -> None:
         """Rows of the slots that have none yet."""

@@ -7,7 +7,7 @@ the database's `user_version`: an older one is migrated, a newer one refused.
     identities(id, facts, row_check)                   what pages are of: JSON
     inodes(number, record)                             `kvfs.durable.records`
     names(directory, name, number, row_check)
-    versions(number, record)                           of the inodes that are KV files
+    versions(number, record)                           of the inodes that are KV files: entries, and where turns begin
     slots(identity, slot, page_check, kept, entries, row_check)
 """
 
@@ -25,7 +25,7 @@ from kvfs.durable.records import SEE_FSCK, Broken, text_check
 from kvfs.durable.superblock import sync_directory
 from libsym.errors import Invalid, SymError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 6 << 20

@@ -193,6 +193,7 @@ class Keeper:
             [inode.content for inode in restored.files],
             *(each.tolist() for each in (versions.lengths, versions.full_lengths, versions.identities)),
             versions.split(versions.slots),
+            versions.turns,
             strict=False,
         )
         known.update(zip(versions.numbers, map(Known._make, all_fields), strict=True))

@@ -22,6 +22,7 @@ from kvfs.durable.records import (
     ENTRY_BYTES,
     INODE,
     NAME,
+    NUM_TURNS_SHIFT,
     SLOT,
     VERSION,
     Broken,
@@ -32,12 +33,13 @@ from kvfs.durable.records import (
 )
 from kvfs.durable.rows import MAX_SLOT, about_row, identity_row, inode_row, name_row, slot_row, version_row
 from kvfs.pages.free_list import IntArray
+from kvfs.pages.turns import TURN
 from libsym.abi import PAGE_ENTRIES
 
 T = TypeVar("T")
 
 _64_BITS = (1 << 64) - 1
-_VERSION = np.dtype([("identity", "<u4"), ("length", "<i8"), ("full_length", "<i8"), ("num_marks", "<u4")])
+_VERSION = np.dtype([("identity", "<u4"), ("length", "<i8"), ("full_length", "<i8"), ("sizes", "<u4")])
 assert _VERSION.itemsize == VERSION.size
 
 
@@ -70,6 +72,7 @@ class KeptVersions:
     full_lengths: npt.NDArray[np.int64]
     """Entries that they had, on disk or not."""
     marks: list[tuple[Mark, ...]]
+    turns: list[bytes]
     slots: IntArray
     """Of all of them."""
     ends: npt.NDArray[np.intp]
@@ -146,9 +149,12 @@ def _versions(rows: list[tuple[int, bytes]]) -> KeptVersions:
     _require_sealed(rows, VERSION.size)
     begin, end = CHECK_BYTES, CHECK_BYTES + VERSION.size
     found = np.frombuffer(b"".join([data[begin:end] for _, data in rows]), _VERSION)
-    num_marks, lengths, full_lengths = found["num_marks"], found["length"], found["full_length"]
-    stops = (num_marks + end).tolist()
-    marks = [parse_marks(data[end:stop]) for (_, data), stop in zip(rows, stops, strict=True)]
+    sizes, lengths, full_lengths = found["sizes"].astype(np.int64), found["length"], found["full_length"]
+    marks_stops = (sizes & (1 << NUM_TURNS_SHIFT) - 1) + end
+    stops = (marks_stops + TURN.size * (sizes >> NUM_TURNS_SHIFT)).tolist()
+    parts = [(data, stop, last) for (_, data), stop, last in zip(rows, marks_stops.tolist(), stops, strict=True)]
+    marks = [parse_marks(data[end:stop]) for data, stop, _ in parts]
+    turns = [data[stop:last] for data, stop, last in parts]
     slots = [data[stop:] for (_, data), stop in zip(rows, stops, strict=True)]
     num_slots = -(-lengths // PAGE_ENTRIES)
     if (lengths < 0).any() or (lengths > full_lengths).any() or list(map(len, slots)) != (4 * num_slots).tolist():
@@ -159,6 +165,7 @@ def _versions(rows: list[tuple[int, bytes]]) -> KeptVersions:
         lengths,
         full_lengths,
         marks,
+        turns,
         np.frombuffer(b"".join(slots), "<i4"),
         np.cumsum(num_slots),
     )

@@ -23,6 +23,7 @@ from kvfs.names.content import marks_within
 from kvfs.names.inode import shown
 from kvfs.names.plain import backing_name
 from kvfs.names.tree import CONTROL_NAME, MAX_NAME_BYTES, ROOT_NUMBER
+from kvfs.pages.turns import turns_within
 from libsym.abi import PAGE_ENTRIES
 
 LOST_AND_FOUND = b"lost+found"
@@ -221,7 +222,10 @@ class Mender:
         num_slots = -(-length // PAGE_ENTRIES)
         self._cuts[number] = length, version.full_length
         self._plan.versions[number] = version._replace(
-            length=length, marks=marks_within(version.marks, length), slots=version.slots[:num_slots]
+            length=length,
+            marks=marks_within(version.marks, length),
+            slots=version.slots[:num_slots],
+            turns=turns_within(version.turns, length),
         )
 
     def _tell_of_slots(self, damage: Mapping[tuple[int, int, str], list[int]]) -> None:

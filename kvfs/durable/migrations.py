@@ -24,5 +24,12 @@ def mark_files_with_entries(database: sqlite3.Connection) -> None:
     database.executemany("UPDATE inodes SET record = ? WHERE number = ?", marked)
 
 
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: mark_files_with_entries}
+def let_versions_have_turns(_database: sqlite3.Connection) -> None:
+    """2 to 3: a row of entries may have turns behind its marks, whose number was 0 in all rows before."""
+
+
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {
+    1: mark_files_with_entries,
+    2: let_versions_have_turns,
+}
 """By the format that they begin with."""

@@ -19,6 +19,7 @@ import xxhash
 
 from kvfs.names.retention import NO_ADVICE, FileAdvice
 from kvfs.pages.free_list import IntArray
+from kvfs.pages.turns import TURN
 from libsym.abi import PAGE_ENTRIES
 
 CHECK_BYTES = 8
@@ -30,6 +31,8 @@ INODE = struct.Struct("<IIIIqqqIqq")
 """The first fields of a record, as they are; then comes what most files have alike."""
 _REST = struct.Struct("<BqiqqHH")
 VERSION = struct.Struct("<IqqI")
+NUM_TURNS_SHIFT = 24
+"""Of the last number: above are how many turns there are, below how many bytes of marks."""
 SLOT = struct.Struct("<IIqb")
 NAME = struct.Struct("<qq")
 _LENGTH = struct.Struct("<I")
@@ -82,6 +85,8 @@ class VersionRecord(NamedTuple):
     """Entries that the file had, on disk or not."""
     marks: tuple[Mark, ...]
     slots: IntArray
+    turns: bytes = b""
+    """Where those of its conversation begin: see `kvfs.pages.turns`."""
 
 
 class SlotRecord(NamedTuple):
@@ -142,19 +147,22 @@ def _xattrs(body: bytes, at: int, count: int) -> dict[bytes, bytes]:
 
 def encode_version(number: int, record: VersionRecord) -> bytes:
     marks = _JSON.encode(record.marks).encode() if record.marks else b""
-    header = VERSION.pack(record.identity, record.length, record.full_length, len(marks))
-    return _sealed(number, header + marks + record.slots.astype("<i4").tobytes())
+    assert len(marks) >> NUM_TURNS_SHIFT == 0
+    sizes = len(marks) | len(record.turns) // TURN.size << NUM_TURNS_SHIFT
+    header = VERSION.pack(record.identity, record.length, record.full_length, sizes)
+    return _sealed(number, header + marks + record.turns + record.slots.astype("<i4").tobytes())
 
 
 def decode_version(number: int, data: bytes) -> VersionRecord:
     body = _opened(number, data)
-    identity, length, full_length, num_marks = VERSION.unpack_from(body)
-    at = VERSION.size + num_marks
-    marks = parse_marks(body[VERSION.size : at])
+    identity, length, full_length, sizes = VERSION.unpack_from(body)
+    marks_stop = VERSION.size + (sizes & (1 << NUM_TURNS_SHIFT) - 1)
+    at = marks_stop + TURN.size * (sizes >> NUM_TURNS_SHIFT)
+    marks, turns = parse_marks(body[VERSION.size : marks_stop]), body[marks_stop:at]
     slots = np.frombuffer(body, "<i4", offset=at)
     if slots.size != -(-length // PAGE_ENTRIES) or not 0 <= length <= full_length:
         raise Broken(f"{length} entries, of {full_length}, are said to be in {slots.size} slots")
-    return VersionRecord(identity, length, full_length, marks, slots)
+    return VersionRecord(identity, length, full_length, marks, slots, turns)
 
 
 @lru_cache(maxsize=1024)

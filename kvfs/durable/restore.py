@@ -48,8 +48,8 @@ class Restored:
     """Names of the backing files of plain files."""
 
 
-_Version: TypeAlias = tuple[int, int, int, Marks, IntArray]
-"""Identity, length, length that it had, marks, pages."""
+_Version: TypeAlias = tuple[int, int, int, Marks, bytes, IntArray]
+"""Identity, length, length that it had, marks, turns, pages."""
 
 
 class Restorer:
@@ -111,7 +111,7 @@ class Restorer:
             raise _senseless(f"inode {number} has entries in slot {versions.slots[place]}, which does not hold them")
         np.maximum.at(self._volume.pool.fill, self._pages, fills)
         columns = (each.tolist() for each in (versions.identities, versions.lengths, versions.full_lengths))
-        each = zip(*columns, versions.marks, versions.split(self._pages), strict=True)
+        each = zip(*columns, versions.marks, versions.turns, versions.split(self._pages), strict=True)
         self._versions = dict(zip(versions.numbers, each, strict=True))
 
     def _charge_pages(self) -> None:
@@ -176,9 +176,10 @@ class Restorer:
     def _give_content(self, inode: Inode, record: InodeRecord, account: Account) -> None:
         version = self._versions.pop(inode.number, None)
         if version is not None:
-            identity, length, full_length, marks, pages = version
+            identity, length, full_length, marks, turns, pages = version
             table = PageTable.adopt(self._volume.pool, account.number, pages, length)
             kv = self._volume.new_kv(table, OWN if identity == self._own else identity, marks)
+            kv.turns = turns
             self._volume.show_restored(inode, kv)
             kv.lost = full_length - length
         elif record.has_entries:

@@ -11,7 +11,9 @@
 image is arithmetic, and a page of the image is the page of the pool, byte for byte. Slots of the last page past n
 read as zero.
 
-`__metadata__` holds the format's name and version, the model's identity, and a digest. The digest is BLAKE2b-256 over
+`__metadata__` holds the format's name and version, the model's identity, a digest, and where the last turns of a
+conversation begin (`turns`, 64 records of 16 bytes, in hexadecimal digits; those that are missing are zeros). Version 1
+had no turns: its images are read. The digest is BLAKE2b-256 over
 the pages' own BLAKE2b-256 digests one after the other, then the bytes of `tokens`, then those of `positions`. It finds
 damage; it does not say who made the image.
 """
@@ -27,11 +29,12 @@ import numpy as np
 
 from kvfs.images.model_facts import ModelFacts
 from kvfs.pages.pool import pages_for
+from kvfs.pages.turns import padded
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid
 
 FORMAT_NAME = "symphony.kv"
-FORMAT_VERSION = "1"
+FORMAT_VERSION = "2"
 TENSORS = ("pages", "tokens", "positions")
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
@@ -42,7 +45,7 @@ _INFINITY = {"F32": 0x7F80_0000, "BF16": 0x7F80, "F16": 0x7C00, "F8_E4M3": 0x7F}
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1 << 16
-"""No image's header is longer: sixteen times what it takes today. Bounds what a hostile file can make us parse."""
+"""No image's header is longer: eight times what it takes today. Bounds what a hostile file can make us parse."""
 
 CLAIM_BYTES = 4096
 """How much of a file's start `claims_to_be_image` wants to see."""
@@ -68,17 +71,18 @@ class ImageLayout:
 class ImageFormat:
     """The images of one model: sizes, offsets and headers."""
 
-    __slots__ = ("data_start", "dtype", "facts", "identity", "page_bytes", "page_shape")
+    __slots__ = ("data_start", "dtype", "facts", "identity", "page_bytes", "page_shape", "version")
 
-    def __init__(self, facts: ModelFacts) -> None:
+    def __init__(self, facts: ModelFacts, version: str = FORMAT_VERSION) -> None:
+        self.version = version
         self.facts = facts
         self.identity = dict(facts.identity)
-        assert not self.identity.keys() & {"format", "version", "digest"}
+        assert not self.identity.keys() & {"format", "version", "digest", "turns"}
         self.dtype = facts.dtype
         self.page_shape = facts.page_shape
         self.page_bytes = math.prod(facts.page_shape) * ITEM_BYTES[facts.dtype]
         self.data_start = 0  # until the longest header is known
-        longest = LENGTH_BYTES + len(self._json(_MANY_ENTRIES, "0" * 64))
+        longest = LENGTH_BYTES + len(self._json(_MANY_ENTRIES, "0" * 64, b""))
         self.data_start = -(-longest // _ALIGNMENT) * _ALIGNMENT
         assert self.data_start - LENGTH_BYTES <= MAX_HEADER_BYTES, f"a header of {longest} bytes: identity too long"
 
@@ -102,9 +106,13 @@ class ImageFormat:
         full_pages, rest = divmod(room, self.page_bytes + 8 * PAGE_ENTRIES)
         return full_pages * PAGE_ENTRIES + max(0, rest - self.page_bytes) // 8
 
-    def header(self, num_entries: int, digest: str) -> bytes:
+    @property
+    def has_turns(self) -> bool:
+        return self.version != "1"
+
+    def header(self, num_entries: int, digest: str, turns: bytes = b"") -> bytes:
         """The first `data_start` bytes of an image."""
-        text = self._json(num_entries, digest)
+        text = self._json(num_entries, digest, turns)
         length = self.data_start - LENGTH_BYTES
         assert len(text) <= length
         return length.to_bytes(LENGTH_BYTES, "little") + text.ljust(length)
@@ -121,8 +129,10 @@ class ImageFormat:
     def _tensor(self, dtype: str, shape: list[int], begin: int, end: int) -> dict[str, object]:
         return {"dtype": dtype, "shape": shape, "data_offsets": [begin - self.data_start, end - self.data_start]}
 
-    def _json(self, num_entries: int, digest: str) -> bytes:
-        metadata = {"format": FORMAT_NAME, "version": FORMAT_VERSION, **self.identity, "digest": digest}
+    def _json(self, num_entries: int, digest: str, turns: bytes) -> bytes:
+        metadata = {"format": FORMAT_NAME, "version": self.version, **self.identity, "digest": digest}
+        if self.has_turns:
+            metadata["turns"] = padded(turns).hex()
         header = {"__metadata__": metadata, **self.tensor_table(num_entries)}
         return json.dumps(header, separators=(",", ":")).encode()
 

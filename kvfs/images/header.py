@@ -21,9 +21,11 @@ from kvfs.images.format import (
     ImageFormat,
     ImageLayout,
 )
+from kvfs.pages.turns import TURNS_BYTES, turns_within, without_padding
 from libsym.errors import Invalid
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_TURNS = re.compile(rf"[0-9a-f]{{{2 * TURNS_BYTES}}}")
 _SHOWN_CHARACTERS = 12
 """Enough of a fingerprint to tell two apart in a message."""
 
@@ -50,6 +52,8 @@ class ImagePlan:
     image_format: ImageFormat
     layout: ImageLayout
     digest: str
+    turns: bytes = b""
+    """Where turns of a conversation are said to begin: see `kvfs.pages.turns`."""
 
     @property
     def num_entries(self) -> int:
@@ -68,7 +72,7 @@ def parse_header(image_format: ImageFormat, source: ByteSource) -> ImagePlan:
     size = source.size
     text = _read_text(source, size)
     header = _parse_json(text)
-    digest = _check_metadata(image_format, header.pop("__metadata__", None))
+    image_format, digest, turns = _check_metadata(image_format, header.pop("__metadata__", None))
     if LENGTH_BYTES + len(text) != image_format.data_start:
         raise Invalid(f"image's data begins at {LENGTH_BYTES + len(text)}, not at {image_format.data_start}")
     if tuple(header) != TENSORS:
@@ -81,7 +85,7 @@ def parse_header(image_format: ImageFormat, source: ByteSource) -> ImagePlan:
     if size != layout.size:
         wrong = "cut short" if size < layout.size else "too long"
         raise Invalid(f"image is {wrong}: {size} bytes, {num_entries} entries need {layout.size}")
-    return ImagePlan(image_format, layout, digest)
+    return ImagePlan(image_format, layout, digest, turns_within(turns, num_entries))
 
 
 def read_exactly(source: ByteSource, offset: int, size: int) -> bytes:
@@ -124,19 +128,25 @@ def _no_constants(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _check_metadata(image_format: ImageFormat, metadata: object) -> str:
-    """Compare the metadata with this daemon's; give the digest."""
+def _check_metadata(image_format: ImageFormat, metadata: object) -> tuple[ImageFormat, str, bytes]:
+    """Compare the metadata with this daemon's; give the format that it is of, the digest and the turns."""
     if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
         raise Invalid("image has no metadata: it was not written by Symphony")
     theirs: dict[str, str] = dict(metadata)
     name, version = theirs.pop("format", ""), theirs.pop("version", "")
     if name != FORMAT_NAME:
         raise Invalid(f"image is of format {_shown(name)}, not {FORMAT_NAME}")
-    if version != FORMAT_VERSION:
-        raise Invalid(f"image is of format version {_shown(version)} (this daemon reads version {FORMAT_VERSION})")
+    if version not in {"1", FORMAT_VERSION}:
+        raise Invalid(
+            f"image is of format version {_shown(version)} (this daemon reads versions 1 and {FORMAT_VERSION})"
+        )
+    image_format = ImageFormat(image_format.facts, version)
     digest = theirs.pop("digest", "")
     if not _DIGEST.fullmatch(digest):
         raise Invalid("image has no digest")
+    turns = theirs.pop("turns", "") if image_format.has_turns else "00" * TURNS_BYTES
+    if not _TURNS.fullmatch(turns):
+        raise Invalid("image has no list of turns")
     for key, ours in image_format.identity.items():
         if theirs.get(key) != ours:
             raise Invalid(
@@ -146,7 +156,7 @@ def _check_metadata(image_format: ImageFormat, metadata: object) -> str:
     unknown = theirs.keys() - image_format.identity.keys()
     if unknown:
         raise Invalid(f"image's metadata has an unknown key {_shown(min(unknown))}")
-    return digest
+    return image_format, digest, without_padding(bytes.fromhex(turns))
 
 
 def _claimed_entries(tokens: object, size: int) -> int:

@@ -48,10 +48,23 @@ class Snapshot:
     that `read` gave out, must be over before `close`.
     """
 
-    __slots__ = ("_computed", "_lock", "_num_full", "_pages", "closed", "image_format", "layout", "owner", "pool")
+    __slots__ = (
+        "_computed",
+        "_lock",
+        "_num_full",
+        "_pages",
+        "closed",
+        "image_format",
+        "layout",
+        "owner",
+        "pool",
+        "turns",
+    )
 
-    def __init__(self, table: PageTable, image_format: ImageFormat) -> None:
+    def __init__(self, table: PageTable, image_format: ImageFormat, turns: bytes = b"") -> None:
         assert not table.closed
+        self.turns = turns
+        """Where those of its conversation begin."""
         self.pool: PagePool = table.pool
         self.owner = table.owner
         """Who is charged: the file's account, also after the file changed hands."""
@@ -187,7 +200,7 @@ class Snapshot:
         tokens = self.pool.tokens[self._pages].reshape(-1)[:num_entries]
         positions = self.pool.positions[self._pages].reshape(-1)[:num_entries]
         entries = tokens.astype("<i4").tobytes() + positions.astype("<i4").tobytes()
-        header = self.image_format.header(num_entries, digest(digests + entries).hex())
+        header = self.image_format.header(num_entries, digest(digests + entries).hex(), self.turns)
         return _Computed(header, tail, entries)
 
     def _head_of_last(self, num_entries: int) -> bytes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from kvfs.names.plain import PlainFile
+from kvfs.pages.free_list import IntArray
 from kvfs.pages.table import PageTable
+from kvfs.pages.turns import fitting, turns_within, with_turn
 
 OWN = -1
 
@@ -44,6 +46,7 @@ class KvFile:
         "lost",
         "marks",
         "table",
+        "turns",
         "used_s",
         "users",
     )
@@ -65,6 +68,8 @@ class KvFile:
         """Counts changes of the entries: equal counts mean an equal image."""
         self.fewest = table.length
         """The fewest entries it has had since the text view looked: those are as they were then."""
+        self.turns = b""
+        """Where the last turns of its conversation begin: see `kvfs.pages.turns`."""
         self.hits = 0
         """How often it was opened, forked or read."""
         self.is_arriving = False
@@ -80,8 +85,22 @@ class KvFile:
         self.hits += 1
         self.is_arriving = False
 
+    def goes_on(self, turn_tokens: IntArray | None) -> None:
+        """A call is about to append: a turn of its conversation, which begins behind these tokens of the file and the
+        call; None: something else, behind which the records would say too little.
+        """
+        turns = b"" if turn_tokens is None else with_turn(self.turns, turn_tokens)
+        if turns != self.turns:
+            self.turns = turns
+            self.changes += 1
+
+    def fitting_turns(self) -> tuple[int, ...]:
+        """The lengths that the file had before its last turns, as far as is known."""
+        return tuple(fitting(self.turns, self.table.read()[0])) if self.turns else ()
+
     def cut(self, length: int) -> None:
         """It keeps its first entries."""
+        self.turns = turns_within(self.turns, length)
         self.table.truncate(length)
         self.changes += 1
         self.cuts += 1

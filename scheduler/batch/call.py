@@ -281,6 +281,11 @@ class PredCall(FileCall):
     def hot(self) -> HotPred | None:
         return self._hot
 
+    def begin(self, reservation: Reservation, max_positions: int) -> None:
+        super().begin(reservation, max_positions)
+        if self._num_rows:  # what is only written is told: a turn's last tokens, perhaps
+            self.file.content.goes_on(None)
+
     @property
     def num_rows(self) -> int:
         return self._num_rows

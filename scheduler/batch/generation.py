@@ -92,10 +92,14 @@ class GenerateCall(FileCall):
         output: Output,
         priority: int = 0,
         deadline_s: float | None = None,
+        turn_at: int | None = None,
     ) -> None:
-        """`max_tokens`: 0 is as many as the model's context holds."""
+        """`max_tokens`: 0 is as many as the model's context holds. `turn_at`: behind so many of the tokens a turn of a
+        conversation begins; -1: the last one goes on; None: it is of none.
+        """
         super().__init__(caller, file, tokens, positions, priority=priority, deadline_s=deadline_s)
         self._max_tokens = max_tokens
+        self._turn_at = turn_at
         self._max_positions = 0  # of the model: told with the first stretch's place
         self._sampler = sampler
         self._stop_tokens = stop_tokens
@@ -156,10 +160,19 @@ class GenerateCall(FileCall):
     def begin(self, reservation: Reservation, max_positions: int) -> None:
         super().begin(reservation, max_positions)
         if self._num_to_emit is None:
+            self._note_turn()
             self._max_positions = max_positions
             # The last token that is emitted is not computed, so it needs no position.
             room = max_positions - int(reservation.positions[len(self.tokens) - 1])
             self._num_to_emit = self._most_to_emit = min(self._max_tokens or room, room)
+
+    def _note_turn(self) -> None:
+        before = None
+        if self._turn_at == -1:
+            return
+        if self._turn_at is not None:
+            before = np.concatenate((self.file.table.read()[0], self.tokens[: self._turn_at]))
+        self.file.content.goes_on(before)
 
     def digest(self, rows: Sequence[memoryview[float]]) -> None:
         """Draw from every row that the draft turns out to be right about, and from the first where it is not."""

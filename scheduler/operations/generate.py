@@ -114,6 +114,7 @@ class Generating:
             output=TokenReplies(call, 0 if scores is None else scores.reducer.row_bytes),
             priority=check_priority(priority),
             deadline_s=deadline_of(options.get("deadline_us", 0)),
+            turn_at=options.get("turn_at"),
         )
         return generation, options.get("grammar")
 
@@ -251,6 +252,12 @@ def _deadline_us(value: Any) -> int:
     return value
 
 
+def _turn_at(value: Any) -> int:
+    if type(value) is not int or value < -1:
+        raise Invalid("a turn begins behind a whole number of the tokens, or is -1: the last one goes on")
+    return value
+
+
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "stop_tokens": _stop_token_list,
     "stop": _stop_text_list,
@@ -259,4 +266,5 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "stop_at_end": _stop_at_end,
     "deadline_us": _deadline_us,
     "logprobs": _logprobs,
+    "turn_at": _turn_at,
 }

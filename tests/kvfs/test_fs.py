@@ -364,7 +364,7 @@ def test_stat_tells_a_stranger_what_the_mount_does(fs: FileSystem) -> None:
     fs.kv_advise(ANN, "a.kv", [(Advice.PIN, 0), (Advice.PRIORITY, 5)])
     mine, theirs = fs.kv_stat(ANN, "a.kv"), fs.kv_stat(BOB, "a.kv")
     assert (mine.exclusive_pages, mine.pinned, mine.ttl_s, mine.priority) == (2, True, 0, 5)
-    hidden = ("exclusive_pages", "pinned", "lease_s", "ttl_s", "priority", "tier", "memory_pages")
+    hidden = ("exclusive_pages", "pinned", "lease_s", "ttl_s", "priority", "tier", "memory_pages", "turns")
     assert theirs == replace(mine, **dict.fromkeys(hidden))
     assert fs.kv_stat_open(handle) == mine
     fs.kv_chmod(ANN, "a.kv", 0o644)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from kvfs.images.format import ImageFormat
@@ -12,6 +13,7 @@ from kvfs.images.header import parse_header
 from kvfs.images.snapshot import Snapshot
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
+from kvfs.pages.turns import TURN, TURNS_BYTES, fitting, with_turn
 from libsym.errors import Invalid, SymError
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, import_image
 from tests.kvfs.hostile import Fuzzer, forge, with_header
@@ -99,6 +101,25 @@ def test_a_header_that_is_not_one_is_refused(
     assert message in refused(with_header(image_format, image, text))
 
 
+def test_turns_that_do_not_fit_the_tokens_are_none(pool: PagePool, image_format: ImageFormat):
+    """Whoever writes an image says what he likes: a hash decides, and a length is never beyond the entries."""
+    tokens = np.array([1, 2, 3, 4], np.int32)
+    good = b"".join(with_turn(b"", tokens[:length]) for length in (0, 3))
+    wild = TURN.pack(2, 7) + TURN.pack(2**64 - 1, 1) + TURN.pack(4, 1) + TURN.pack(0, 5)
+    data = image_format.header(4, "0" * 64, wild + good)
+    plan = parse_header(image_format, BytesSource(data + bytes(image_format.layout(4).size - len(data))))
+    assert fitting(plan.turns, tokens) == [0, 3]
+    assert len(plan.turns) <= TURNS_BYTES
+
+
+def test_an_image_of_version_1_is_read(pool: PagePool, image_format: ImageFormat):
+    older = ImageFormat(image_format.facts, "1")
+    data = forge(older, [0, 999], [0, 99_999])
+    assert b"turns" not in data[: older.data_start]
+    table = import_image(pool, image_format, BytesSource(data), ANN)
+    assert [array.tolist() for array in table.read()] == [[0, 999], [0, 99_999]]
+
+
 def test_a_header_nested_by_the_thousand_is_refused(refused: Callable[[bytes], str]):
     text = b'{"a":' + b"[" * 65_000
     assert "no JSON" in refused(len(text).to_bytes(8, "little") + text)
@@ -112,14 +133,18 @@ def test_a_header_longer_than_any_is_refused_unread(image: bytes, refused: Calla
 def edited(image: bytes, image_format: ImageFormat, edit: Callable[[dict], object]) -> bytes:
     header = json.loads(image[8:4096])
     edit(header)
-    return with_header(image_format, image, json.dumps(header).encode())
+    return with_header(image_format, image, json.dumps(header, separators=(",", ":")).encode())
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
         (lambda h: h["__metadata__"].update(format="other.kv"), "of format other.kv, not symphony.kv"),
-        (lambda h: h["__metadata__"].update(version="2"), "version 2 (this daemon reads version 1)"),
+        (lambda h: h["__metadata__"].update(version="3"), "version 3 (this daemon reads versions 1 and 2)"),
+        (lambda h: h["__metadata__"].update(version="1"), "unknown key turns"),
+        (lambda h: h["__metadata__"].pop("turns"), "no list of turns"),
+        (lambda h: h["__metadata__"].update(turns="00" * 1023), "no list of turns"),
+        (lambda h: h["__metadata__"].update(turns="0G" * 1024), "no list of turns"),
         (lambda h: h["__metadata__"].update(digest="0" * 64), "another digest"),
         (lambda h: h["__metadata__"].update(digest="0" * 63), "no digest"),
         (lambda h: h["__metadata__"].update(digest="0" * 64 + "\n"), "no digest"),
@@ -141,7 +166,7 @@ def edited(image: bytes, image_format: ImageFormat, edit: Callable[[dict], objec
         (lambda h: h["tokens"].update(shape=[40, 1]), "no shape [n]"),
         (lambda h: h["tokens"].update(shape=40), "no shape [n]"),
         (lambda h: h.update(tokens=[]), "no shape [n]"),
-        (lambda h: h["tokens"].update(shape=[10**2000]), "can't hold the entries it claims"),
+        (lambda h: h["tokens"].update(shape=[10**1200]), "can't hold the entries it claims"),
         (lambda h: h["tokens"].update(shape=[39]), "39 entries of this model"),
         (lambda h: h["positions"].update(shape=[41]), "tensor positions is not"),
         (lambda h: h["positions"].update(data_offsets=[0, 160]), "tensor positions is not"),

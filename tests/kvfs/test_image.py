@@ -71,7 +71,7 @@ def test_any_safetensors_library_reads_an_image(
     for page in pages[full:]:
         assert page.tobytes() == store.masked(store.view(int(table.pages[-1])), length % 32)
     assert {key: metadata[key] for key in fake_identity()} == fake_identity()
-    assert (metadata["format"], metadata["version"]) == ("symphony.kv", "1")
+    assert (metadata["format"], metadata["version"]) == ("symphony.kv", "2")
     page_digests = b"".join(hashlib.blake2b(page.tobytes(), digest_size=32).digest() for page in pages)
     whole = hashlib.blake2b(page_digests + tokens.tobytes() + positions.tobytes(), digest_size=32)
     assert metadata["digest"] == whole.hexdigest()

@@ -33,7 +33,7 @@ def test_a_broken_image_is_refused_and_stays_a_plain_file(mount: Mount) -> None:
         ("bytes", whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:], "another digest"),
         (
             "header",
-            whole[:8] + header.replace(b'"version":"1"', b'"version":"2"') + whole[8 + len(header) :],
+            whole[:8] + header.replace(b'"version":"2"', b'"version":"3"') + whole[8 + len(header) :],
             "version",
         ),
     ):

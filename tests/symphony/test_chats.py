@@ -112,6 +112,46 @@ def test_undo_goes_back_to_the_user_whatever_came_after_the_question(connected):
     assert text_of(chat.kv, chat.pending) == before
 
 
+def test_where_turns_began_is_noted_with_the_file_and_known_to_a_later_process(connected, daemon):
+    """Of a handbook that begins the conversation, and a question of three messages."""
+    handbook = sym.tokenize("A refund is possible within thirty days. " * 5)
+    sym.kv_write(kv := sym.kv_create("noted.kv"), handbook)
+    kv.close()
+    several = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Yes."}]
+    states = []
+    with sym.Chat(sym.kv_open("noted.kv", "rw")) as chat:
+        for question in ("First?", [*several, {"role": "user", "content": "Two?"}]):
+            states.append(text_of(chat.kv, chat.pending))
+            chat.ask(question, max_tokens=4).full_text()
+    image = (daemon.mount / "noted.kv").read_bytes()
+    (daemon.mount / "copy.kv").write_bytes(image)
+    sym.kv_fork("noted.kv", "fork.kv").close()
+    for name in ("noted.kv", "copy.kv", "fork.kv"):
+        for state in reversed(states):
+            with sym.Chat(sym.kv_open(name, "rw")) as later:
+                later.undo()
+                assert text_of(later.kv) == state, name
+        with sym.Chat(sym.kv_open(name, "rw")) as later:
+            with pytest.raises(sym.Invalid, match="no turn to undo"):
+                later.undo()
+            assert later.kv.read()[0] == handbook
+        sym.kv_remove(name)
+
+
+def test_what_others_append_is_no_part_of_the_turn_that_is_noted(connected):
+    """Then the file's tokens say where its last turn begins, as they do of files that nothing is noted with."""
+    with sym.Chat(sym.kv_create()) as chat:
+        chat.ask("One?", max_tokens=4).full_text()
+        assert sym.kv_stat(chat.kv).turns == [0]
+        before = text_of(chat.kv, chat.pending)
+        turn = sym.chat_tokens([{"role": "user", "content": "Two?"}], after_answer=True)
+        sym.generate(chat.kv, [*chat.pending, *turn], max_tokens=3).full_text()
+        assert sym.kv_stat(chat.kv).turns == []
+        with sym.Chat(chat.kv.fork()) as other:
+            other.undo()
+            assert text_of(other.kv) == before
+
+
 def test_a_file_without_a_turn_stays_as_it_is_when_the_last_turn_is_undone(connected):
     handbook = sym.tokenize("A refund is possible within thirty days.")
     sym.kv_write(sym.kv_create("handbook.kv"), handbook)

@@ -39,7 +39,9 @@ def varied(state: Path) -> Path:
             quota = tree.make(tree.root, b"quota", stat.S_IFDIR, mode=0o700, uid=9, gid=9)
             volume.domains.set_limit(quota, b"user.kv.quota", b"8M", 0)
             volume.domains.set_weight(quota, b"0.25", 0)
-            house.create("quota/q.kv", range(33))
+            talk = house.create("quota/q.kv", range(33))
+            talk.content.goes_on(talk.table.read()[0])
+            house.append(talk, [7])
             file = house.fs.find(ROOT, "dir/b.kv")
             file.xattrs = {b"user.a": b"1", b"user.b": bytes(300)}
             volume.advise(file, advised(file.advice, [(Advice.PIN, 0), (Advice.TTL, 5000), (Advice.PRIORITY, -3)]))
@@ -66,6 +68,8 @@ def test_rows_in_bulk_say_what_each_says_alone(varied: Path) -> None:
     columns = (kept.versions.identities, kept.versions.lengths, kept.versions.full_lengths)
     found = zip(*(each.tolist() for each in columns), kept.versions.marks, strict=True)
     assert list(found) == [version[:4] for version in versions.values()]
+    assert kept.versions.turns == [version.turns for version in versions.values()]
+    assert any(kept.versions.turns)
     slots = [each.tolist() for each in kept.versions.split(kept.versions.slots)]
     assert slots == [version.slots.tolist() for version in versions.values()]
     for identity, record in map(slot_row, rows["slots"]):

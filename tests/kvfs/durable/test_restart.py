@@ -16,6 +16,7 @@ from kvfs.fs import OpenKv
 from kvfs.names.content import KvFile
 from kvfs.names.domains import QUOTA, QUOTA_FILES
 from kvfs.pages.accounts import Limits
+from kvfs.pages.turns import fitting
 from kvfs.xattrs import put
 from libsym.abi import PAGE_ENTRIES, Advice
 from libsym.errors import Invalid, NoSpace, OverQuota, SymError
@@ -250,6 +251,42 @@ def test_files_that_end_in_one_page_at_different_places_are_what_they_were(tmp_p
             assert house.is_right(file)
 
     lives(tmp_path, before, after, at_last)
+
+
+def test_where_turns_begin_is_kept_and_goes_along_with_forks_images_and_cuts(tmp_path: Path) -> None:
+    async def first(house: House) -> None:
+        file = house.create("a.kv", [1, 2, 3])
+        for tokens in ([4, 5], [6, 7, 8]):
+            file.content.goes_on(file.table.read()[0])
+            house.append(file, tokens)
+        house.fs.kv_fork(ROOT, file, "fork.kv")
+        assert house.fs.kv_stat_open(file).turns == (3, 5)
+
+    async def second(house: House) -> None:
+        file = await house.open("a.kv", write=True)
+        assert house.fs.kv_stat_open(file).turns == house.fs.kv_stat(ROOT, "fork.kv").turns == (3, 5)
+        house.fs.kv_truncate(file, 5)
+        assert house.fs.kv_stat_open(file).turns == (3,)
+        house.append(file, [9])
+        snapshot = house.volume.hold(file.content)
+        assert fitting(snapshot.turns, file.table.read()[0]) == [3]
+        house.volume.close_snapshot(snapshot)
+
+    async def third(house: House) -> None:
+        file = await house.open("a.kv", write=True)
+        assert house.fs.kv_stat_open(file).turns == (3,)
+        assert house.tokens(file) == [1, 2, 3, 4, 5, 9]
+        file.content.goes_on(None)  # a call that is of no turn
+        assert house.fs.kv_stat_open(file).turns == ()
+        for _ in range(70):
+            file.content.goes_on(file.table.read()[0])
+            house.append(file, [1])
+        assert house.fs.kv_stat_open(file).turns == tuple(range(12, 76))
+
+    async def fourth(house: House) -> None:
+        assert house.fs.kv_stat(ROOT, "a.kv").turns == tuple(range(12, 76))
+
+    lives(tmp_path, first, second, third, fourth)
 
 
 def test_a_fork_of_a_restored_file_costs_no_page(tmp_path: Path) -> None:
