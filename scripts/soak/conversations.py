@@ -1,0 +1,759 @@
+#!/usr/bin/env python3
+"""Conversations that several parties hold at once: nothing is lost, and nothing is there that nobody was shown.
+
+Two gateways and three `Chat` processes talk in the same files, over real sockets, and workers drive them: each takes
+one of its conversations, lets up to three parties act on it at the same time, and then reads the file. A party asks
+(whole, streamed, with a stop text, by both names of a session, with a deadline, in a directory with a small quota),
+undoes, forks, exports, deletes or moves; it reads an answer in part, goes away in the middle, or is killed. Sometimes a
+gateway is killed, or all of it is restarted.
+
+The model knows what each party was sent: so it knows what the file may hold, for each order in which the actions may
+have taken effect. A file that holds anything else ends the run, with what was done to it.
+
+Run where one may mount, with the repository's interpreter:
+.venv/bin/python scripts/soak/conversations.py --operations 100000
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import queue
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent)]
+
+import httpx  # noqa: E402 - the path comes first
+from crashes import Daemons  # noqa: E402
+
+import libsym as sym  # noqa: E402
+from lips.gateway.file_names import file_name  # noqa: E402
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+FORM = '"[a-y]{3,24}"'
+LONG_FORM = '"[a-y]{700}"'
+STOPPING_FORM = '"[a-y]{1,8}z[a-y]{4}"'
+SLACK_CHARS = 350
+"""What may be on its way to a client that goes: the answers that are left so have 700 characters."""
+SETTLED_S = 20.0
+TURN = re.compile(r'user: (q\d+)\?\nassistant: ("[a-z]*"?|)(?:\n|$)')
+MOST_TURNS, MOST_CHARS = 12, 1800
+
+State = tuple[tuple[str, "str | Part"], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An answer whose reader went: at least this was sent, and hardly more."""
+
+    text: str
+    slack: int = SLACK_CHARS
+
+    def fits(self, answer: str) -> bool:
+        return answer.startswith(self.text) and len(answer) <= len(self.text) + self.slack
+
+
+# What an action did to the file: a function from the state before to those that there may be behind it.
+Effect = Callable[[State], list[State]]
+
+
+def nothing(state: State) -> list[State]:
+    return [state]
+
+
+def turn(question: str, answer: str | Part) -> Effect:
+    return lambda state: [(*state, (question, answer))]
+
+
+def perhaps(effect: Effect) -> Effect:
+    return lambda state: [state, *effect(state)]
+
+
+def undone(state: State) -> list[State]:
+    return [state[:-1]] if state else []
+
+
+def empty_only(state: State) -> list[State]:
+    return [] if state else [state]
+
+
+def gone(_state: State) -> list[State]:
+    return [()]
+
+
+def becomes(state: State) -> Effect:
+    return lambda _before: [state]
+
+
+@dataclass(slots=True)
+class Done:
+    """An action of a party on a conversation, and what it may have done there: effects one after the other."""
+
+    what: str
+    effects: list[Effect] = field(default_factory=list)
+    seen: list[State] = field(default_factory=list)
+    """What it read of the conversation, as it was at some moment."""
+
+
+class Wrong(Exception):  # noqa: N818 - a finding
+    """A file holds what it can't."""
+
+
+def fits(pattern: State, found: State) -> bool:
+    return len(pattern) == len(found) and all(
+        wanted[0] == there[0]
+        and (wanted[1].fits(str(there[1])) if isinstance(wanted[1], Part) else wanted[1] == there[1])
+        for wanted, there in zip(pattern, found, strict=True)
+    )
+
+
+def reachable(before: State, done: list[Done]) -> tuple[list[State], list[State]]:
+    """States at the end, and at any moment, over all orders of the actions."""
+    last, ever = [], [before]
+    for order in itertools.permutations(done):
+        states = [before]
+        for each in order:
+            for effect in each.effects:
+                states = list(dict.fromkeys(after for state in states for after in effect(state)))
+                ever += states
+        last += states
+    return list(dict.fromkeys(last)), list(dict.fromkeys(ever))
+
+
+def parsed(text: str) -> State:
+    """The turns of a text, all of it."""
+    body, found, at = text.removeprefix("<bos>"), [], 0
+    while at < len(body):
+        match = TURN.match(body, at)
+        if match is None:
+            raise Wrong(f"no turn begins at {body[at : at + 60]!r}, behind {body[max(0, at - 60) : at]!r}")
+        found.append((match[1], match[2]))
+        at = match.end()
+    return tuple(found)
+
+
+def questions() -> Iterator[str]:
+    return (f"q{number}" for number in itertools.count(1))
+
+
+# ---- the parties ---------------------------------------------------------------------------------------------------
+
+
+class Gateway:
+    """One of the two, which may be killed and comes back."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+        self._turn = threading.Lock()
+        self.url = ""
+        self.process: subprocess.Popen[str] | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lips.gateway", "--port", "0"],
+            stderr=subprocess.PIPE, text=True, env=self._environment, cwd=REPOSITORY,
+        )  # fmt: skip
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        if not line.startswith("gateway: http://"):
+            raise SystemExit(f"the gateway did not start: {line}{self.process.stderr.read()}")
+        self.url = line.split()[1]
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+
+    @staticmethod
+    def _read(process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "Traceback" in line:
+                print("gateway:", line, process.stderr.read(4000), flush=True)
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    def kill(self) -> None:
+        with self._turn:
+            assert self.process is not None
+            self.process.kill()
+            self.process.wait()
+            self.start()
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(60)
+
+
+class Talker:
+    """A `Chat` process: commands go in, and what it was told comes out, a line each."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--client"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment,
+        )  # fmt: skip
+
+    def do(self, **command: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline() or '{"error": "gone"}')
+        return answer
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.start()
+
+    def stop(self) -> None:
+        self.process.communicate()
+
+
+def client() -> None:
+    """What a `Chat` process does."""
+    chat: sym.Chat | None = None
+    pieces: Any = iter(())
+    for line in sys.stdin:
+        command = json.loads(line)
+        said: dict[str, Any] = {}
+        try:
+            match command["do"]:
+                case "open":
+                    chat = sym.Chat(sym.kv_open(command["path"], command.get("flags", "a")))
+                case "ask":
+                    assert chat is not None
+                    said["text"] = ""
+                    answer = chat.ask(
+                        command["text"],
+                        grammar=sym.Grammar.regex(command["form"]),
+                        stop=command["stop"],
+                        sampler=sym.Sampler(temperature=1.0),
+                        deadline=command.get("deadline"),
+                    )
+                    pieces = answer.text()
+                    for number, piece in enumerate(pieces, 1):
+                        said["text"] += piece
+                        if number == command.get("pieces"):
+                            break
+                case "undo":
+                    assert chat is not None
+                    chat.undo()
+                case "close":
+                    if chat is not None:
+                        chat.close()
+                    chat = None
+        except sym.SymError as error:
+            said["error"] = type(error).__name__
+        print(json.dumps(said), flush=True)
+
+
+# ---- a world -------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """The daemon, the parties, and what each conversation has to be."""
+
+    def __init__(self, base: Path, draw: random.Random) -> None:
+        self.daemons = Daemons(base, ["--kv-memory", "512M"], forked=False)
+        self.base = base
+        self.draw = draw
+        self.questions = questions()
+        self.lock = threading.Lock()
+        self.counted: Counter[str] = Counter()
+        self.begin()
+
+    def begin(self) -> None:
+        self.daemons.start()
+        os.environ["SYMPHONY_SOCKET"] = str(self.daemons.socket)
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        self.gateways = [Gateway(environment) for _ in range(2)]
+        self.talkers: queue.Queue[Talker] = queue.Queue()
+        for _ in range(3):
+            self.talkers.put(Talker(environment))
+        sym.connect(str(self.daemons.socket))
+        with self.gateways[0].client() as http:
+            http.get("/sessions").raise_for_status()
+        self.sessions = self.daemons.mount / "gateway/local/sessions"
+
+    def end(self) -> None:
+        for gateway in self.gateways:
+            gateway.stop()
+        while not self.talkers.empty():
+            self.talkers.get().stop()
+        sym.close()
+        self.daemons.end(signal.SIGTERM)
+
+    def question(self) -> str:
+        with self.lock:
+            return next(self.questions)
+
+    @contextmanager
+    def talker(self) -> Iterator[Talker]:
+        one = self.talkers.get()
+        try:
+            yield one
+        finally:
+            self.talkers.put(one)
+
+    def read(self, path: str) -> State:
+        """What a file holds, when nobody has a turn in it."""
+        try:
+            with sym.kv_open(path) as kv, sym.kv_lock(kv):
+                return parsed(sym.detokenize(kv.read()[0]))
+        except (sym.NotFound, sym.Invalid):
+            return ()
+
+
+class Conversation:
+    """One name, the party-neutral path of its file, and the state that it has."""
+
+    def __init__(self, world: World, name: str, draw: random.Random) -> None:
+        self.world = world
+        self.name = name
+        self.draw = draw
+        self.file = world.sessions / f"{file_name(name)}.kv"
+        self.state: State = ()
+        self.history: list[str] = []
+
+    @property
+    def path(self) -> str:
+        return str(self.file)
+
+    # Each action gives what it did.
+
+    def whole(self, *, stop: bool = False) -> Done:
+        question = self.world.question()
+        body = self._body(question, STOPPING_FORM if stop else FORM) | ({"stop": ["z"]} if stop else {})
+        return self._posted("whole" + " with a stop text" * stop, question, {**body, "conversation": self.name})
+
+    def stopped(self) -> Done:
+        return self.whole(stop=True)
+
+    def streamed(self) -> Done:
+        question = self.world.question()
+        body = {**self._body(question, FORM), "conversation": self.name, "stream": True}
+        return self._streamed("streamed", question, body, None)
+
+    def left(self) -> Done:
+        """The client reads some pieces of a long answer, and goes."""
+        question = self.world.question()
+        body = {**self._body(question, LONG_FORM), "conversation": self.name, "stream": True}
+        return self._streamed("left", question, body, self.draw.randrange(1, 12))
+
+    def left_unsent(self) -> Done:
+        """The client goes before a long whole answer can have been sent."""
+        question = self.world.question()
+        body = {**self._body(question, LONG_FORM), "conversation": self.name}
+        done = Done(f"{question} left unsent", [nothing])
+        with self._client() as http, suppress(httpx.HTTPError):
+            answer = http.post(CHAT, json=body, timeout=self.draw.choice((0.01, 0.05, 0.15)))
+            if answer.status_code == 200:
+                done.effects = [turn(question, content(answer))]
+        return done
+
+    def session(self) -> Done:
+        """The other name of it: the client says all of it anew."""
+        question = self.world.question()
+        said = [message for each in self.state for message in messages(*each)]
+        body = {**self._body(question, FORM), "session_id": self.name}
+        body["messages"] = said + body["messages"]
+        done = Done(f"{question} as a session", [nothing])
+        try:
+            with self._client() as http:
+                answer = http.post(CHAT, json=body)
+        except httpx.HTTPError:
+            done.effects = [perhaps(becomes((*self.state, (question, Part("")))))]
+            return done
+        if answer.status_code == 200:
+            saved = becomes((*self.state, (question, content(answer))))
+            # Beside a turn of the conversation the file may stay as it is.
+            done.effects = [perhaps(saved)]
+        return done
+
+    def undo(self) -> Done:
+        return self._did("undo", lambda http: http.post(f"/sessions/{self._quoted}/undo"), undone, empty_only)
+
+    def delete(self) -> Done:
+        return self._did("delete", lambda http: http.delete(f"/sessions/{self._quoted}"), gone, empty_only)
+
+    def fork(self) -> Done:
+        """A copy, which is read and goes again."""
+        copy = f"copy-{self.world.question()}"
+        done = Done("fork", [nothing])
+        with suppress(httpx.HTTPError), self._client() as http:
+            answer = http.post(f"/sessions/{self._quoted}/fork", json={"to": copy})
+            if answer.status_code == 200:
+                done.seen.append(self.world.read(str(self.world.sessions / f"{copy}.kv")))
+                http.delete(f"/sessions/{copy}")
+        return done
+
+    def export(self) -> Done:
+        done = Done("export", [nothing])
+        with suppress(httpx.HTTPError), self._client() as http:
+            answer = http.get(f"/sessions/{self._quoted}/export")
+            if answer.status_code == 200:
+                place = self.world.sessions / f".{self.world.question()}.kv"
+                place.write_bytes(answer.content)
+                done.seen.append(self.world.read(str(place)))
+                place.unlink()
+        return done
+
+    def chat(self) -> Done:
+        """A `Chat` process that asks, undoes and reads in part."""
+        done = Done("chat")
+        with self.world.talker() as talker:
+            if "error" in talker.do(do="open", path=self.path):
+                return done
+            for _ in range(self.draw.randrange(1, 4)):
+                if self.draw.random() < 0.25:
+                    error = talker.do(do="undo").get("error")
+                    done.what += f", undo {error or ''}"
+                    done.effects.append(undone if error is None else empty_only if error == "Invalid" else nothing)
+                    if error == "WouldBlock":
+                        break
+                    continue
+                question, pieces = self.world.question(), self.draw.choice((None, None, 1, 3))
+                form, stop = (
+                    self.draw.choice(((FORM, []), (STOPPING_FORM, ["z"]))) if pieces is None else (LONG_FORM, [])
+                )
+                deadline = self.draw.choice((None, None, None, 0.02))
+                said = talker.do(do="ask", text=f"{question}?", form=form, stop=stop, pieces=pieces, deadline=deadline)
+                done.what += f", {question} {said}"
+                if said.get("error") == "WouldBlock":
+                    break
+                if said.get("text"):
+                    done.effects.append(turn(question, said["text"]))
+                elif deadline is None and "error" not in said:
+                    done.effects.append(turn(question, ""))
+            talker.do(do="close")
+        done.effects = done.effects or [nothing]
+        return done
+
+    def killed(self) -> Done:
+        """A `Chat` process is killed in the middle of an answer."""
+        question = self.world.question()
+        done = Done(f"{question} killed", [nothing])
+        with self.world.talker() as talker:
+            if "error" not in talker.do(do="open", path=self.path):
+                said = talker.do(do="ask", text=f"{question}?", form=LONG_FORM, stop=[], pieces=2)
+                if "error" not in said:
+                    done.effects = [perhaps(turn(question, Part(said["text"], 2000)))]
+                done.what += f" {said}"
+            talker.kill()
+        return done
+
+    def gateway_killed(self) -> Done:
+        """Under a request of this conversation, and under whatever others it has."""
+        gateway = self.draw.choice(self.world.gateways)
+        question = self.world.question()
+        body = {**self._body(question, LONG_FORM), "conversation": self.name, "stream": True}
+        done = Done(f"{question} and its gateway killed", [perhaps(turn(question, Part("", 2000)))])
+        with suppress(httpx.HTTPError), gateway.client() as http, http.stream("POST", CHAT, json=body) as answer:
+            if answer.status_code != 200:
+                done.effects = [nothing]
+            next(answer.iter_lines(), None)
+            gateway.kill()
+        return done
+
+    def cached(self) -> Done:
+        """A prompt whose key is the conversation's name, twice: it is no conversation, and answered alike."""
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Once upon a time. " * 8}], "temperature": 0}
+        body |= {"prompt_cache_key": self.name, "max_tokens": 12, "repetition_penalty": 1.3}
+        with suppress(httpx.HTTPError), self._client() as http:
+            first, second = (http.post(CHAT, json=body) for _ in range(2))
+            if first.status_code == second.status_code == 200 and content(first) != content(second):
+                raise Wrong(f"a request was answered {content(first)!r}, and then {content(second)!r}")
+        return Done("cached", [nothing])
+
+    def completion(self) -> Done:
+        """An interface that has no conversations."""
+        with suppress(httpx.HTTPError), self._client() as http:
+            body = {"prompt": "q0?", "max_tokens": 4, "conversation": self.name}
+            status = http.post(COMPLETIONS, json=body).status_code
+            if status != 400:
+                raise Wrong(f"a completion with a conversation had status {status}")
+        return Done("completion", [nothing])
+
+    def several(self) -> Done:
+        """Two choices: the prompt is computed once, and the first of them is the session's."""
+        question = self.world.question()
+        body = {**self._body(question, FORM), "session_id": self.name, "n": 2}
+        done = Done(f"{question} twice", [nothing])
+        try:
+            with self._client() as http:
+                answer = http.post(CHAT, json=body)
+        except httpx.HTTPError:
+            done.effects = [perhaps(becomes(((question, Part("")),)))]
+            return done
+        if answer.status_code == 200:
+            done.effects = [perhaps(becomes(((question, content(answer)),)))]
+        return done
+
+    # A round
+
+    def round(self) -> int:
+        """Some parties act at once; then the file is one that may be. Gives how many actions that were."""
+        if len(self.state) > MOST_TURNS or sum(len(str(answer)) for _, answer in self.state) > MOST_CHARS:
+            actions: list[Callable[[], Done]] = [self.delete]
+        else:
+            actions = self.draw.choices(*zip(*self._weights(), strict=True), k=self.draw.choice((1, 1, 2, 3)))
+        done: list[Done | BaseException] = []
+
+        def act(action: Callable[[], Done]) -> None:
+            try:
+                done.append(action())
+            except BaseException as error:  # noqa: BLE001 - raised where it is looked at
+                done.append(error)
+
+        threads = [threading.Thread(target=act, args=(action,)) for action in actions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for each in done:
+            if isinstance(each, BaseException):
+                raise each
+        self.judge([each for each in done if isinstance(each, Done)])
+        return len(actions)
+
+    def judge(self, done: list[Done]) -> None:
+        self.history = [*self.history[-6:], " | ".join(each.what for each in done)]
+        last, ever = reachable(self.state, done)
+        sessions_alone = len(done) == 1 and " as a session" in done[0].what + " twice" * 0
+        end_s = time.monotonic() + SETTLED_S
+        while True:
+            found, why = (), ""
+            try:
+                found = self.world.read(self.path)
+            except Wrong as error:
+                why = str(error)
+            wanted = last[1:] if sessions_alone and len(last) > 1 else last
+            if not why and any(fits(each, found) for each in wanted):
+                break
+            if time.monotonic() > end_s:
+                raise Wrong(self._told(why or f"holds {found}", last))
+            time.sleep(0.02)
+        for each in done:
+            for seen in each.seen:
+                if not any(fits(state, seen) for state in ever):
+                    raise Wrong(self._told(f"{each.what} saw {seen}", ever))
+        self.state = found
+
+    def _told(self, what: str, states: list[State]) -> str:
+        lines = [f"{self.name}: {what}", f"before: {self.state}", *(f"may be: {each}" for each in states[:12])]
+        return "\n  ".join([*lines, *(f"did: {each}" for each in self.history)])
+
+    def _weights(self) -> list[tuple[Callable[[], Done], float]]:
+        return [
+            (self.whole, 4), (self.stopped, 2), (self.streamed, 3), (self.left, 2), (self.left_unsent, 1.5),
+            (self.session, 2), (self.several, 0.5), (self.undo, 3), (self.delete, 0.5), (self.fork, 2),
+            (self.export, 2), (self.chat, 5), (self.killed, 0.3), (self.gateway_killed, 0.05), (self.cached, 0.5),
+            (self.completion, 0.3),
+        ]  # fmt: skip
+
+    @property
+    def _quoted(self) -> str:
+        return quote(self.name, safe="")
+
+    def _client(self) -> httpx.Client:
+        return self.draw.choice(self.world.gateways).client()
+
+    @staticmethod
+    def _body(question: str, form: str) -> dict[str, Any]:
+        schema = {"type": "string", "pattern": f"^{form[1:-1]}$"}
+        form_of = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        return {"messages": [{"role": "user", "content": f"{question}?"}], "response_format": form_of}
+
+    def _posted(self, what: str, question: str, body: dict[str, Any]) -> Done:
+        done = Done(f"{question} {what}", [nothing])
+        try:
+            with self._client() as http:
+                answer = http.post(CHAT, json=body)
+        except httpx.HTTPError:
+            done.effects = [perhaps(turn(question, Part("", 2000)))]
+            return done
+        done.what += f" {answer.status_code}"
+        if answer.status_code == 200:
+            done.effects = [turn(question, content(answer))]
+        elif answer.status_code != 409:
+            raise Wrong(f"{done.what}: {answer.text}")
+        return done
+
+    def _streamed(self, what: str, question: str, body: dict[str, Any], pieces: int | None) -> Done:
+        done, text, number, is_whole = Done(f"{question} {what}", [nothing]), "", 0, False
+        try:
+            with self._client() as http, http.stream("POST", CHAT, json=body) as answer:
+                done.what += f" {answer.status_code}"
+                if answer.status_code == 409:
+                    return done
+                for line in answer.iter_lines():
+                    is_whole = is_whole or line == "data: [DONE]"
+                    if not line.startswith("data: {"):
+                        continue
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise Wrong(f"{done.what}: {line}")
+                    for choice in event["choices"]:
+                        text += choice["delta"].get("content") or ""
+                    number += 1
+                    if number == pieces:
+                        break
+        except httpx.HTTPError:
+            pass
+        done.effects = [turn(question, text) if is_whole else perhaps(turn(question, Part(text)))]
+        done.what += f" {text[:40]}"
+        return done
+
+    def _did(self, what: str, do: Callable[[httpx.Client], httpx.Response], effect: Effect, refused: Effect) -> Done:
+        done = Done(what, [perhaps(effect)])
+        with suppress(httpx.HTTPError), self._client() as http:
+            answer = do(http)
+            done.what += f" {answer.status_code}"
+            done.effects = [{200: effect, 409: nothing}.get(answer.status_code, refused)]
+            if answer.status_code >= 500:
+                raise Wrong(f"{done.what}: {answer.text}")
+        return done
+
+
+def messages(question: str, answer: str | Part) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"{question}?"}, {"role": "assistant", "content": str(answer)}]
+
+
+def content(answer: httpx.Response) -> str:
+    return str(answer.json()["choices"][0]["message"]["content"] or "")
+
+
+def moved(world: World, draw: random.Random) -> None:
+    """A new conversation whose file is moved while it begins, and whose name another program takes."""
+    name = f"moved-{world.question()}"
+    place, away = world.sessions / f"{name}.kv", world.sessions / f"{name}-away.kv"
+    conversation = Conversation(world, name, draw)
+    question = world.question()
+    body = {**conversation._body(question, LONG_FORM), "conversation": name, "stream": True}  # noqa: SLF001
+    text = ""
+    with conversation._client() as http, suppress(httpx.HTTPError), http.stream("POST", CHAT, json=body) as answer:  # noqa: SLF001
+        while not place.exists():
+            time.sleep(0.001)
+        place.rename(away)
+        with sym.kv_create(str(place)) as kv:
+            sym.kv_write(kv, mine := sym.tokenize("another program's"))
+        for line in itertools.islice(answer.iter_lines(), draw.randrange(0, 6)):
+            if line.startswith("data: {"):
+                text += "".join(each["delta"].get("content") or "" for each in json.loads(line[6:])["choices"])
+    if sym.kv_read(str(place))[0] != mine:
+        raise Wrong(f"{name}: another program's file is not what it was")
+    found = world.read(str(away))
+    if found and not fits(((question, Part(text)),), found):
+        raise Wrong(f"{name}: was moved, and holds {found}; sent was {text!r}")
+    for path in (place, away):
+        path.unlink(missing_ok=True)
+
+
+def full(world: World, draw: random.Random) -> None:
+    """A conversation in a directory with a small quota: an answer that fills that is kept as far as it was read."""
+    directory = world.daemons.mount / f"full-{world.question()}"
+    directory.mkdir()
+    os.setxattr(directory, "user.kv.quota", str(draw.choice((2, 3, 5)) * (1 << 18)).encode())
+    path, question, expected = str(directory / "a.kv"), world.question(), ()
+    with world.talker() as talker:
+        talker.do(do="open", path=path)
+        said = talker.do(do="ask", text=f"{question}?", form=LONG_FORM, stop=[])
+        talker.do(do="close")
+    if said.get("text"):
+        expected = ((question, Part(said["text"], 0)),)
+        lost = ((question, Part(said["text"][:-40], 40)),)  # what was pending had no room
+        found = world.read(path)
+        if not fits(expected, found) and not fits(lost, found):
+            raise Wrong(f"{path}: filled its quota, was read as {said}, and holds {found}")
+    (directory / "a.kv").unlink(missing_ok=True)
+    directory.rmdir()
+
+
+def names_of(worker: int) -> list[str]:
+    """Names that are easily taken for each other."""
+    return [f"{kind}{worker}" for kind in ("a b", "a-b", "a/b", "a?b", "plain")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--operations", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no longer than this")
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="some seconds of it")
+    parser.add_argument("--client", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.client:
+        client()
+        return 0
+    if options.quick:
+        options.operations = 120
+    with tempfile.TemporaryDirectory(prefix="conversations-") as place:
+        return run(Path(place), options)
+
+
+def run(base: Path, options: argparse.Namespace) -> int:
+    draw = random.Random(options.seed)
+    world = World(base, draw)
+    began_s, num_done, wrong = time.monotonic(), 0, list[BaseException]()
+    lock = threading.Lock()
+
+    def work(number: int) -> None:
+        nonlocal num_done
+        own = random.Random(options.seed * 1000 + number)
+        conversations = [Conversation(world, name, own) for name in names_of(number)]
+        try:
+            while not wrong and num_done < options.operations and time.monotonic() - began_s < options.seconds:
+                count, kind = 1, own.random()
+                if kind < 0.03:
+                    moved(world, own)
+                elif kind < 0.06:
+                    full(world, own)
+                else:
+                    count = own.choice(conversations).round()
+                with lock:
+                    num_done += count
+        except BaseException as error:  # noqa: BLE001 - told of at the end
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(options.workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took_s = time.monotonic() - began_s
+    world.end()
+    world.daemons.close()
+    for error in wrong[:1]:
+        if not isinstance(error, Wrong):
+            raise error
+        print(f"WRONG after {num_done} operations, {took_s:.0f} s, seed {options.seed}: {error}")
+        return 1
+    print(f"{num_done} operations in {took_s:.0f} s, seed {options.seed}: all conversations hold what was sent")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
