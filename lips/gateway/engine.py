@@ -265,7 +265,8 @@ async def _talking(tenant: Tenant, wanted: Wanted, prompts: Prompts) -> AsyncIte
     """
     assert wanted.turn is not None
     assert wanted.session is not None
-    async with tenant.talking(wanted.session, "a") as (kv, num_before):
+    async with tenant.talking(wanted.session, may_begin=True) as (kv, length):
+        num_before = length or 0
         if num_before:
             top, turn = [], await _later_turn(kv, wanted.turn, prompts)
         else:
@@ -287,7 +288,7 @@ async def _talking(tenant: Tenant, wanted: Wanted, prompts: Prompts) -> AsyncIte
                 if answer is not None:
                     await answer.generation.cancel()
                     answer.was_sent(is_streamed=wanted.is_streamed)
-                await _end(chat, is_new=num_before == 0)
+                await _end(chat, is_new=length is None)
 
 
 async def _later_turn(kv: sym.KV, turn: Sequence[Message], prompts: Prompts) -> list[Message]:

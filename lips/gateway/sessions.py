@@ -80,7 +80,7 @@ async def undo_session(request: Request) -> Response:
         async with tenant.talking(tenant.session_path(name)) as (kv, before):
             await sym.aio.Chat(kv).undo()
             after = (await sym.aio.kv_stat(kv)).tokens
-    return Json({"tokens": after, "removed": before - after})
+    return Json({"tokens": after, "removed": (before or 0) - after})
 
 
 async def remove_session(request: Request) -> Response:

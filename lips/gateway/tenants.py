@@ -6,7 +6,6 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path, PurePath
-from typing import Literal
 
 import anyio
 
@@ -105,13 +104,24 @@ class Tenant:
             await anyio.to_thread.run_sync(os.setxattr, str(place), ATTRIBUTE, name.encode(errors="replace"))
 
     @asynccontextmanager
-    async def talking(self, path: str, flags: Literal["rw", "a"] = "rw") -> AsyncIterator[tuple[sym.KV, int]]:
+    async def talking(self, path: str, *, may_begin: bool = False) -> AsyncIterator[tuple[sym.KV, int | None]]:
         """The file that a conversation's name has, with its lock, and its length: nobody else has a turn in it.
+
+        None: there was none, and the conversation begins with a new one.
 
         The lock excludes other gateways and programs, too; who comes second is told 409.
         """
         for _ in range(_OPEN_TRIES):
-            kv = await sym.aio.kv_open(path, flags)
+            is_made = False
+            try:
+                kv = await sym.aio.kv_open(path, "rw")
+            except sym.NotFound:
+                if not may_begin:
+                    raise
+                try:
+                    kv, is_made = await sym.aio.kv_create(path), True
+                except sym.Exists:
+                    continue
             try:
                 await sym.aio.kv_lock(kv, blocking=False)
                 if await self.is_at(kv, path):
@@ -125,7 +135,7 @@ class Tenant:
             raise ApiError(409, f"{_busy(path)}: its name moves all the time", retry_after_s=1)
         self._lengths[path] = length = (await sym.aio.kv_stat(kv)).tokens
         try:
-            yield kv, length
+            yield kv, None if is_made else length
         finally:
             del self._lengths[path]
             if not kv.closed:

@@ -48,10 +48,10 @@ from lips.gateway.file_names import file_name  # noqa: E402
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FORM = '"[a-y]{3,24}"'
-LONG_FORM = '"[a-y]{700}"'
+LONG_FORM = '"[a-y]{1200}"'
 STOPPING_FORM = '"[a-y]{1,8}z[a-y]{4}"'
-SLACK_CHARS = 350
-"""What may be on its way to a client that goes: the answers that are left so have 700 characters."""
+SLACK_CHARS = 700
+"""What may be on its way to a client that goes: the answers that are left so have 1,200 characters."""
 SETTLED_S = 20.0
 TURN = re.compile(r'user: (q\d+)\?\nassistant: ("[a-z]*"?|)(?:\n|$)')
 MOST_TURNS, MOST_CHARS = 12, 1800
@@ -134,6 +134,9 @@ def reachable(before: State, done: list[Done]) -> tuple[list[State], list[State]
                 states = list(dict.fromkeys(after for state in states for after in effect(state)))
                 ever += states
         last += states
+    # Of a turn that another party holds a copy may have a part, also of one that comes to nothing.
+    asked = [question for each in done for question in re.findall(r"\bq\d+", each.what)]
+    ever += [(*state, (question, Part("", 2000))) for state in ever for question in asked]
     return list(dict.fromkeys(last)), list(dict.fromkeys(ever))
 
 
@@ -317,13 +320,19 @@ class World:
         finally:
             self.talkers.put(one)
 
-    def read(self, path: str) -> State:
-        """What a file holds, when nobody has a turn in it."""
+    def read(self, path: str, *, in_part: bool = False) -> State:
+        """What a file holds, when nobody has a turn in it; or a copy of a file in which one is under way."""
         try:
             with sym.kv_open(path) as kv, sym.kv_lock(kv):
-                return parsed(sym.detokenize(kv.read()[0]))
+                text = sym.detokenize(kv.read()[0])
         except (sym.NotFound, sym.Invalid):
             return ()
+        try:
+            return parsed(text)
+        except Wrong:
+            if not in_part:
+                raise
+            return parsed(text[: text.rfind("\nuser: ") + 1])
 
 
 class Conversation:
@@ -405,7 +414,7 @@ class Conversation:
         with suppress(httpx.HTTPError), self._client() as http:
             answer = http.post(f"/sessions/{self._quoted}/fork", json={"to": copy})
             if answer.status_code == 200:
-                done.seen.append(self.world.read(str(self.world.sessions / f"{copy}.kv")))
+                done.seen.append(self.world.read(str(self.world.sessions / f"{copy}.kv"), in_part=True))
                 http.delete(f"/sessions/{copy}")
         return done
 
@@ -416,7 +425,7 @@ class Conversation:
             if answer.status_code == 200:
                 place = self.world.sessions / f".{self.world.question()}.kv"
                 place.write_bytes(answer.content)
-                done.seen.append(self.world.read(str(place)))
+                done.seen.append(self.world.read(str(place), in_part=True))
                 place.unlink()
         return done
 
@@ -459,7 +468,8 @@ class Conversation:
             if "error" not in talker.do(do="open", path=self.path):
                 said = talker.do(do="ask", text=f"{question}?", form=LONG_FORM, stop=[], pieces=2)
                 if "error" not in said:
-                    done.effects = [perhaps(turn(question, Part(said["text"], 2000)))]
+                    # The last token that it read was pending.
+                    done.effects = [perhaps(turn(question, Part(said["text"][:-1], 2000)))]
                 done.what += f" {said}"
             talker.kill()
         return done
@@ -652,20 +662,21 @@ def moved(world: World, draw: random.Random) -> None:
     conversation = Conversation(world, name, draw)
     question = world.question()
     body = {**conversation._body(question, LONG_FORM), "conversation": name, "stream": True}  # noqa: SLF001
-    text = ""
+    text, mine = "", list[int]()
     with conversation._client() as http, suppress(httpx.HTTPError), http.stream("POST", CHAT, json=body) as answer:  # noqa: SLF001
-        while not place.exists():
-            time.sleep(0.001)
-        place.rename(away)
-        with sym.kv_create(str(place)) as kv:
-            sym.kv_write(kv, mine := sym.tokenize("another program's"))
+        if place.exists():  # else its gateway was killed
+            place.rename(away)
+            with sym.kv_create(str(place)) as kv:
+                sym.kv_write(kv, mine := sym.tokenize("another program's"))
         for line in itertools.islice(answer.iter_lines(), draw.randrange(0, 6)):
             if line.startswith("data: {"):
                 text += "".join(each["delta"].get("content") or "" for each in json.loads(line[6:])["choices"])
-    if sym.kv_read(str(place))[0] != mine:
+    if mine and sym.kv_read(str(place))[0] != mine:
         raise Wrong(f"{name}: another program's file is not what it was")
+    if not mine:
+        return
     found = world.read(str(away))
-    if found and not fits(((question, Part(text)),), found):
+    if found and not fits(((question, Part(text, 2000)),), found):
         raise Wrong(f"{name}: was moved, and holds {found}; sent was {text!r}")
     for path in (place, away):
         path.unlink(missing_ok=True)
