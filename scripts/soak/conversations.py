@@ -108,6 +108,8 @@ class Done:
 
     what: str
     effects: list[Effect] = field(default_factory=list)
+    alone: Effect | None = None
+    """What it did if no other had a turn at the same time."""
     seen: list[State] = field(default_factory=list)
     """What it read of the conversation, as it was at some moment."""
 
@@ -260,6 +262,16 @@ def client() -> None:
                         said["text"] += piece
                         if number == command.get("pieces"):
                             break
+                case "rest":
+                    said["text"] = "".join(pieces)
+                case "fork":
+                    assert chat is not None
+                    chat.fork().close()
+                case "cut":
+                    assert chat is not None
+                    said["turns"] = turns = chat.kv.stat().turns
+                    if turns:
+                        sym.kv_truncate(chat.kv, turns[-1])
                 case "undo":
                     assert chat is not None
                     chat.undo()
@@ -396,9 +408,8 @@ class Conversation:
             done.effects = [perhaps(becomes((*self.state, (question, Part("")))))]
             return done
         if answer.status_code == 200:
-            saved = becomes((*self.state, (question, content(answer))))
-            # Beside a turn of the conversation the file may stay as it is.
-            done.effects = [perhaps(saved)]
+            done.alone = becomes((*self.state, (question, content(answer))))
+            done.effects = [perhaps(done.alone)]  # beside a turn of the conversation the file may stay as it is
         return done
 
     def undo(self) -> Done:
@@ -443,6 +454,10 @@ class Conversation:
                     if error == "WouldBlock":
                         break
                     continue
+                if done.effects and self.draw.random() < 0.15:
+                    done.what += f", cut {(said := talker.do(do='cut'))}"
+                    done.effects += [undone] if said["turns"] else []
+                    continue
                 question, pieces = self.world.question(), self.draw.choice((None, None, 1, 3))
                 form, stop = (
                     self.draw.choice(((FORM, []), (STOPPING_FORM, ["z"]))) if pieces is None else (LONG_FORM, [])
@@ -452,6 +467,13 @@ class Conversation:
                 done.what += f", {question} {said}"
                 if said.get("error") == "WouldBlock":
                     break
+                if pieces and "error" not in said and self.draw.random() < 0.3:  # a fork leaves it alone
+                    talker.do(do="fork")
+                    rest = talker.do(do="rest")
+                    said["text"] += rest.get("text", "")
+                    done.what += f", forked, and then {rest}"
+                    if deadline is None and not said["text"].endswith('"'):
+                        raise Wrong(f"a fork ended the answer of its parent: {done.what}")
                 if said.get("text"):
                     done.effects.append(turn(question, said["text"]))
                 elif deadline is None and "error" not in said:
@@ -518,7 +540,8 @@ class Conversation:
             done.effects = [perhaps(becomes(((question, Part("")),)))]
             return done
         if answer.status_code == 200:
-            done.effects = [perhaps(becomes(((question, content(answer)),)))]
+            done.alone = becomes(((question, content(answer)),))
+            done.effects = [perhaps(done.alone)]
         return done
 
     # A round
@@ -550,8 +573,9 @@ class Conversation:
 
     def judge(self, done: list[Done]) -> None:
         self.history = [*self.history[-6:], " | ".join(each.what for each in done)]
+        if len(done) == 1 and done[0].alone is not None:
+            done[0].effects = [done[0].alone]
         last, ever = reachable(self.state, done)
-        sessions_alone = len(done) == 1 and " as a session" in done[0].what + " twice" * 0
         end_s = time.monotonic() + SETTLED_S
         while True:
             found, why = (), ""
@@ -559,8 +583,7 @@ class Conversation:
                 found = self.world.read(self.path)
             except Wrong as error:
                 why = str(error)
-            wanted = last[1:] if sessions_alone and len(last) > 1 else last
-            if not why and any(fits(each, found) for each in wanted):
+            if not why and any(fits(each, found) for each in last):
                 break
             if time.monotonic() > end_s:
                 raise Wrong(self._told(why or f"holds {found}", last))
@@ -702,6 +725,30 @@ def full(world: World, draw: random.Random) -> None:
     directory.rmdir()
 
 
+def handbook(world: World, draw: random.Random) -> None:
+    """A conversation in a file that begins with something else: undo takes back its turns, and nothing more."""
+    name = f"handbook-{world.question()}"
+    conversation = Conversation(world, name, draw)
+    with sym.kv_create(conversation.path) as kv:
+        sym.kv_write(kv, book := sym.tokenize("A refund is possible within thirty days. " * 4))
+    with suppress(httpx.HTTPError), conversation._client() as http:  # noqa: SLF001
+        lengths = []
+        for _ in range(draw.randrange(0, 3)):
+            lengths.append(len(sym.kv_read(conversation.path)[0]))
+            body = conversation._body(question := world.question(), FORM)  # noqa: SLF001
+            body["messages"] = [*messages(question, "yes"), *body["messages"]]
+            http.post(CHAT, json={**body, "conversation": name}).raise_for_status()
+        for length in reversed(lengths):
+            http.post(f"/sessions/{name}/undo").raise_for_status()
+            if (left := len(sym.kv_read(conversation.path)[0])) != length:
+                raise Wrong(f"{name}: {left} tokens after an undo, and {length} before the turn")
+        status = http.post(f"/sessions/{name}/undo").status_code
+        left_over = sym.kv_read(conversation.path)[0]
+        if status != 400 or left_over != book:
+            raise Wrong(f"{name}: an undo without a turn had status {status}, and left {len(left_over)} tokens")
+    conversation.file.unlink(missing_ok=True)
+
+
 def names_of(worker: int) -> list[str]:
     """Names that are easily taken for each other."""
     return [f"{kind}{worker}" for kind in ("a b", "a-b", "a/b", "a?b", "plain")]
@@ -742,6 +789,8 @@ def run(base: Path, options: argparse.Namespace) -> int:
                     moved(world, own)
                 elif kind < 0.06:
                     full(world, own)
+                elif kind < 0.08:
+                    handbook(world, own)
                 else:
                     count = own.choice(conversations).round()
                 with lock:
