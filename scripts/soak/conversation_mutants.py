@@ -116,7 +116,9 @@ MUTANTS = (
 def copy_to(place: Path) -> None:
     """What git knows, and what was built."""
     listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout
-    built = (str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("*/*.so"))
+    built = [
+        str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("[a-z]*/**/*.so") if "build" not in path.parts
+    ]
     for name in (*listed.splitlines(), *built):
         if (REPOSITORY / name).is_file() and not name.startswith(("tests/", "scripts/bench/results", "scripts/traces")):
             (place / name).parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +141,7 @@ def judged(mutant: Mutant, options: argparse.Namespace) -> str:
     found = re.search(r"WRONG after (\d+) operations, (\d+) s, seed \d+: (.*)", done.stdout)
     if found:
         return f"found after {found[1]:>5} operations, {found[2]:>3} s: {found[3][:100]}"
-    return f"LIVES: {lines[-1][:120]}" if done.returncode == 0 else f"found, by an error: {lines[-1][:100]}"
+    return f"LIVES: {lines[-1][:120]}" if done.returncode == 0 else f"NOT JUDGED: {lines[-1][:120]}"
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
 """Conversations as files: by name, listed, forked in a shell, undone, exported; and what their turns cost."""
 
+import contextlib
 import json
 import os
 import re
@@ -32,7 +33,7 @@ def until(done):
         try:
             if done():
                 return
-        except (AssertionError, sym.WouldBlock):
+        except (AssertionError, FileNotFoundError, sym.WouldBlock):
             pass
         assert time.monotonic() < end_s
         time.sleep(0.02)
@@ -306,6 +307,27 @@ def test_what_nobody_was_shown_of_a_stop_text_is_in_no_answer_no_file_and_no_log
     assert "".join(each["delta"].get("content") or "" for each in choices) == '"ab '
     told = [entry["token"] for each in choices for entry in (each.get("logprobs") or {}).get("content", ())]
     assert "".join(told) == '"ab'
+
+
+def test_a_new_conversation_whose_file_is_moved_leaves_the_name_to_who_takes_it(http, gateway):
+    say(http, "Hi.", "other")
+    place, away = files(gateway) / "moving.kv", files(gateway) / "away.kv"
+    body = {"messages": [{"role": "user", "content": "Count."}], "conversation": "moving", "max_tokens": 2000}
+
+    def ask():
+        with gateway.client() as client, contextlib.suppress(httpx.TimeoutException):
+            client.post(CHAT, json={**body, "ignore_eos": True}, timeout=0.5)  # it is never sent
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        until(lambda: place.rename(away) or True)
+        shutil.copyfile(files(gateway) / "other.kv", place)
+        asked.result()
+    said = (files(gateway) / "other.kv").read_bytes()
+    until(lambda: subprocess.run(["flock", "-n", away, "true"], check=False).returncode == 0)
+    assert place.read_bytes() == said, "what has the name now is another's"
+    assert names(http) == {"other", "moving", "away"}
+    assert http.get("/sessions/away").json()["tokens"] == 0
 
 
 def test_a_conversation_has_one_turn_at_a_time(http, gateway):

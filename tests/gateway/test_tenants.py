@@ -163,6 +163,25 @@ def test_a_quota_is_a_keys_own(start_gateway, tmp_path):
         assert "steps" not in told, "they are the others' as well"
 
 
+def test_a_second_try_computes_the_prompt_once(start_gateway, tmp_path):
+    """The first finds no room for the answers' pages, with the prompt computed; then what is cached makes room."""
+    made = [new_key(f"again{number}") for number in range(9)]
+    path = tmp_path / "keys"
+    path.write_text("".join(f"{line} quota=10M\n" for _, line in made))
+    path.chmod(0o600)
+    gateway = start_gateway("--keys", str(path))
+    body = {"messages": [{"role": "user", "content": "word " * 150}], "n": 2, "max_tokens": 3, "temperature": 0}
+    texts = set()
+    for number, (key, _) in enumerate(made):
+        with gateway.client(key) as client:
+            if number:
+                ask(client, "thing " * 16 * number)
+            answer = client.post(CHAT, json=body)
+            assert answer.status_code == 200, answer.text
+            texts |= {each["message"]["content"] for each in answer.json()["choices"]}
+    assert len(texts) == 1, texts
+
+
 @pytest.mark.parametrize("more", [{}, {"conversation": "full"}, {"session_id": "full"}, {"n": 2}])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_fills_the_quota_is_given_as_one_that_its_length_ended(start_gateway, tmp_path, more, stream):

@@ -129,7 +129,6 @@ def test_reading_an_image_or_a_text_brings_nothing_into_memory(small):
     [
         ("a.kv", "moon", errno.EINVAL),
         ("a.kv", "mixed", errno.EINVAL),
-        ("plain", "disk", errno.EOPNOTSUPP),
         ("directory", "disk", errno.EOPNOTSUPP),
         ("pinned.kv", "disk", errno.EBUSY),
     ],
@@ -138,7 +137,6 @@ def test_a_tier_that_can_not_be_set_is_refused(small, name, value, code):
     make("a.kv", 40)
     make("pinned.kv", 40)
     sym.kv_advise("pinned.kv", sym.PIN)
-    (small.mount / "plain").write_text("no image")
     (small.mount / "directory").mkdir()
     with pytest.raises(OSError, match=os.strerror(code)) as caught:
         put(small, name, "tier", value)
