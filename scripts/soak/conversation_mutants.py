@@ -110,6 +110,30 @@ MUTANTS = (
         "        path = directory / snapshot\n",
         '        path = directory / f"{tenant.file_of(name)}.kv"\n',
     ),
+    Mutant(
+        "a name that moved is not noticed",
+        TENANTS,
+        "                if await self.is_at(kv, path):\n",
+        "                if True:\n",
+    ),
+    Mutant(
+        "a later system message is dropped",
+        ENGINE,
+        "    return list(turn)\n\n\nasync def _end(",
+        '    return [message for message in turn if message["role"] != "system"]\n\n\nasync def _end(',
+    ),
+    Mutant(
+        "a second try for room goes on behind the first",
+        ENGINE,
+        "        if is_again:  # the first try has computed some of it",
+        "        if False:",
+    ),
+    Mutant(
+        "a completion with a conversation is answered",
+        "lips/gateway/completions.py",
+        'if fields.has("conversation"):',
+        "if False:",
+    ),
 )
 
 
@@ -153,7 +177,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one mutant")
     options = parser.parse_args()
     if options.quick:
-        options.only = "a stop text stays"
+        options.only = "the gateway takes no lock"
     wanted = [mutant for mutant in MUTANTS if options.only in mutant.what]
     num_living = 0
     for mutant in wanted:

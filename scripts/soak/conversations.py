@@ -4,8 +4,9 @@
 Two gateways and three `Chat` processes talk in the same files, over real sockets, and workers drive them: each takes
 one of its conversations, lets up to three parties act on it at the same time, and then reads the file. A party asks
 (whole, streamed, with a stop text, by both names of a session, with a deadline, in a directory with a small quota),
-undoes, forks, exports, deletes or moves; it reads an answer in part, goes away in the middle, or is killed. Sometimes a
-gateway is killed, or all of it is restarted.
+undoes, forks, exports, deletes or moves; it reads an answer in part, stalls or goes away in the middle, or is killed. A
+third gateway has a key with a small quota, and answers that may take no time. Sometimes a gateway is killed, or all of
+it is restarted, the daemon by SIGTERM or, after a sync, by kill -9.
 
 The model knows what each party was sent: so it knows what the file may hold, for each order in which the actions may
 have taken effect. A file that holds anything else ends the run, with what was done to it.
@@ -29,8 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,7 @@ from crashes import Daemons  # noqa: E402
 
 import libsym as sym  # noqa: E402
 from lips.gateway.file_names import file_name  # noqa: E402
+from lips.gateway.keys import new_key  # noqa: E402
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FORM = '"[a-y]{3,24}"'
@@ -53,7 +54,7 @@ STOPPING_FORM = '"[a-y]{1,8}z[a-y]{4}"'
 SLACK_CHARS = 700
 """What may be on its way to a client that goes: the answers that are left so have 1,200 characters."""
 SETTLED_S = 20.0
-TURN = re.compile(r'user: (q\d+)\?\nassistant: ("[a-z]*"?|)(?:\n|$)')
+TURN = re.compile(r'(?:system: (s\d+)\n)?user: (q\d+)\?\nassistant: ("[a-z]*"?|)(?:\n|$)')
 MOST_TURNS, MOST_CHARS = 12, 1800
 
 State = tuple[tuple[str, "str | Part"], ...]
@@ -149,9 +150,14 @@ def parsed(text: str) -> State:
         match = TURN.match(body, at)
         if match is None:
             raise Wrong(f"no turn begins at {body[at : at + 60]!r}, behind {body[max(0, at - 60) : at]!r}")
-        found.append((match[1], match[2]))
+        found.append((f"{match[1]}+{match[2]}" if match[1] else match[2], match[3]))
         at = match.end()
     return tuple(found)
+
+
+def system_of(state: State) -> str | None:
+    """The system's message that a conversation begins with."""
+    return state[0][0].partition("+")[0] if state and "+" in state[0][0] else None
 
 
 def questions() -> Iterator[str]:
@@ -164,8 +170,10 @@ def questions() -> Iterator[str]:
 class Gateway:
     """One of the two, which may be killed and comes back."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], options: Sequence[str] = (), key: str = "") -> None:
         self._environment = environment
+        self._options = options
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._turn = threading.Lock()
         self.url = ""
         self.process: subprocess.Popen[str] | None = None
@@ -173,7 +181,7 @@ class Gateway:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lips.gateway", "--port", "0"],
+            [sys.executable, "-m", "lips.gateway", "--port", "0", *self._options],
             stderr=subprocess.PIPE, text=True, env=self._environment, cwd=REPOSITORY,
         )  # fmt: skip
         assert self.process.stderr is not None
@@ -191,7 +199,8 @@ class Gateway:
                 print("gateway:", line, process.stderr.read(4000), flush=True)
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        # Without certificates: to read those takes 50 ms of each request.
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=False, headers=self._headers)
 
     def kill(self) -> None:
         with self._turn:
@@ -296,7 +305,12 @@ class World:
         self.draw = draw
         self.questions = questions()
         self.lock = threading.Lock()
-        self.counted: Counter[str] = Counter()
+        self._pause = threading.Condition()
+        self._num_going, self._is_restarting = 0, False
+        self.small_key, line = new_key("small")
+        self._keys = base / "keys"
+        self._keys.write_text(f"{line} quota=1M\n")
+        self._keys.chmod(0o600)
         self.begin()
 
     def begin(self) -> None:
@@ -304,6 +318,7 @@ class World:
         os.environ["SYMPHONY_SOCKET"] = str(self.daemons.socket)
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         self.gateways = [Gateway(environment) for _ in range(2)]
+        self.small = Gateway(environment, ["--keys", str(self._keys), "--timeout", "0.3"], self.small_key)
         self.talkers: queue.Queue[Talker] = queue.Queue()
         for _ in range(3):
             self.talkers.put(Talker(environment))
@@ -312,13 +327,43 @@ class World:
             http.get("/sessions").raise_for_status()
         self.sessions = self.daemons.mount / "gateway/local/sessions"
 
-    def end(self) -> None:
-        for gateway in self.gateways:
+    def end(self, number: int = signal.SIGTERM) -> None:
+        for gateway in (*self.gateways, self.small):
             gateway.stop()
         while not self.talkers.empty():
             self.talkers.get().stop()
+        if number == signal.SIGKILL:
+            for entry in sym.kv_list(str(self.sessions)):
+                with sym.kv_open(str(self.sessions / entry.name)) as kv:
+                    sym.kv_sync(kv)
         sym.close()
-        self.daemons.end(signal.SIGTERM)
+        self.daemons.end(number)
+
+    @contextmanager
+    def going(self) -> Iterator[None]:
+        """The world stays as it is within the block."""
+        with self._pause:
+            self._pause.wait_for(lambda: not self._is_restarting)
+            self._num_going += 1
+        try:
+            yield
+        finally:
+            with self._pause:
+                self._num_going -= 1
+                self._pause.notify_all()
+
+    def restart(self) -> None:
+        """All of it, while nobody acts."""
+        with self._pause:
+            self._is_restarting = True
+            self._pause.wait_for(lambda: not self._num_going)
+        try:
+            self.end(self.draw.choice((signal.SIGTERM, signal.SIGKILL)))
+            self.begin()
+        finally:
+            with self._pause:
+                self._is_restarting = False
+                self._pause.notify_all()
 
     def question(self) -> str:
         with self.lock:
@@ -383,6 +428,13 @@ class Conversation:
         body = {**self._body(question, LONG_FORM), "conversation": self.name, "stream": True}
         return self._streamed("left", question, body, self.draw.randrange(1, 12))
 
+    def stalled(self) -> Done:
+        """The client reads some pieces of a long answer, nothing for a while, and then the rest."""
+        question = self.world.question()
+        body = {**self._body(question, LONG_FORM), "conversation": self.name, "stream": True}
+        stall = self.draw.randrange(1, 6), self.draw.choice((0.1, 0.4))
+        return self._streamed("stalled", question, body, None, stall)
+
     def left_unsent(self) -> Done:
         """The client goes before a long whole answer can have been sent."""
         question = self.world.question()
@@ -394,8 +446,21 @@ class Conversation:
                 done.effects = [turn(question, content(answer))]
         return done
 
+    def told(self) -> Done:
+        """A turn with a message of the system: said again it changes nothing, and another one is part of the turn."""
+        question, first = self.world.question(), system_of(self.state)
+        system = first if first is not None and self.draw.random() < 0.5 else f"s{question[1:]}"
+
+        def effect(question: str, answer: str | Part) -> Effect:
+            return lambda state: turn(question if system_of(state) == system else f"{system}+{question}", answer)(state)
+
+        body = {**self._body(f"{system}+{question}", FORM), "conversation": self.name}
+        return self._posted("told", question, body, effect)
+
     def session(self) -> Done:
         """The other name of it: the client says all of it anew."""
+        if any("+" in question for question, _ in self.state):
+            return self.whole()  # an undo would not know where such a turn begins
         question = self.world.question()
         said = [message for each in self.state for message in messages(*each)]
         body = {**self._body(question, FORM), "session_id": self.name}
@@ -601,6 +666,7 @@ class Conversation:
     def _weights(self) -> list[tuple[Callable[[], Done], float]]:
         return [
             (self.whole, 4), (self.stopped, 2), (self.streamed, 3), (self.left, 2), (self.left_unsent, 1.5),
+            (self.stalled, 0.5), (self.told, 1),
             (self.session, 2), (self.several, 0.5), (self.undo, 3), (self.delete, 0.5), (self.fork, 2),
             (self.export, 2), (self.chat, 5), (self.killed, 0.3), (self.gateway_killed, 0.05), (self.cached, 0.5),
             (self.completion, 0.3),
@@ -617,24 +683,28 @@ class Conversation:
     def _body(question: str, form: str) -> dict[str, Any]:
         schema = {"type": "string", "pattern": f"^{form[1:-1]}$"}
         form_of = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        return {"messages": [{"role": "user", "content": f"{question}?"}], "response_format": form_of}
+        return {"messages": asked(question), "response_format": form_of}
 
-    def _posted(self, what: str, question: str, body: dict[str, Any]) -> Done:
+    def _posted(
+        self, what: str, question: str, body: dict[str, Any], effect: Callable[[str, str | Part], Effect] = turn
+    ) -> Done:
         done = Done(f"{question} {what}", [nothing])
         try:
             with self._client() as http:
                 answer = http.post(CHAT, json=body)
         except httpx.HTTPError:
-            done.effects = [perhaps(turn(question, Part("", 2000)))]
+            done.effects = [perhaps(effect(question, Part("", 2000)))]
             return done
         done.what += f" {answer.status_code}"
         if answer.status_code == 200:
-            done.effects = [turn(question, content(answer))]
+            done.effects = [effect(question, content(answer))]
         elif answer.status_code != 409:
             raise Wrong(f"{done.what}: {answer.text}")
         return done
 
-    def _streamed(self, what: str, question: str, body: dict[str, Any], pieces: int | None) -> Done:
+    def _streamed(
+        self, what: str, question: str, body: dict[str, Any], pieces: int | None, stall: tuple[int, float] | None = None
+    ) -> Done:
         done, text, number, is_whole = Done(f"{question} {what}", [nothing]), "", 0, False
         try:
             with self._client() as http, http.stream("POST", CHAT, json=body) as answer:
@@ -653,6 +723,8 @@ class Conversation:
                     number += 1
                     if number == pieces:
                         break
+                    if stall is not None and number == stall[0]:
+                        time.sleep(stall[1])
         except httpx.HTTPError:
             pass
         done.effects = [turn(question, text) if is_whole else perhaps(turn(question, Part(text)))]
@@ -670,8 +742,15 @@ class Conversation:
         return done
 
 
+def asked(question: str) -> list[dict[str, str]]:
+    """The messages of a question, which may have one of the system in front: `s1+q2`."""
+    system, _, question = question.rpartition("+")
+    user = {"role": "user", "content": f"{question}?"}
+    return [{"role": "system", "content": system}, user] if system else [user]
+
+
 def messages(question: str, answer: str | Part) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"{question}?"}, {"role": "assistant", "content": str(answer)}]
+    return [*asked(question), {"role": "assistant", "content": str(answer)}]
 
 
 def content(answer: httpx.Response) -> str:
@@ -725,6 +804,45 @@ def full(world: World, draw: random.Random) -> None:
     directory.rmdir()
 
 
+def small(world: World, draw: random.Random) -> None:
+    """A conversation of a key with little room, whose answers are cut by their time: what was sent is what is there."""
+    name, did = f"small-{world.question()}", list[str]()
+    said: State = ()
+    states: list[State] = [()]
+    path = world.sessions.parent.parent / "small/sessions" / f"{name}.kv"
+    conversation = Conversation(world, name, draw)
+    with world.small.client() as http:
+        for _ in range(draw.randrange(1, 5)):
+            question, kind = world.question(), draw.choice(("whole", "streamed", "several"))
+            body = conversation._body(question, draw.choice((FORM, LONG_FORM, LONG_FORM)))  # noqa: SLF001
+            if kind == "several":
+                before = [message for each in said for message in messages(*each)]
+                body |= {"messages": before + body["messages"], "n": 2, "session_id": name}
+            else:
+                body |= {"conversation": name, "stream": kind == "streamed"}
+            with http.stream("POST", CHAT, json=body) as answer:
+                text = answer.read().decode()
+            events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+            did.append(f"{question} {kind} {answer.status_code} {text[-300:]}")
+            if answer.status_code != 200:
+                if answer.status_code not in {403, 429, 503, 507}:
+                    raise Wrong(f"{name}: {did}")
+                continue
+            choices = [each for event in events for each in event.get("choices", [])]
+            sent = "".join(each["delta"].get("content") or "" for each in choices) if events else content(answer)
+            # The last token of an answer that fills the quota has no room, and neither may a session's copy.
+            ends = [(question, sent), (question, Part(sent[:-40], 40))]
+            if kind == "several":
+                states += [(*said, end) for end in ends]
+            else:
+                states = [(*state, end) for state in states for end in ends]
+            said = (*said, ends[0])
+        found = world.read(str(path))
+        if not any(fits(each, found) for each in states):
+            raise Wrong(f"{name}: holds {found}, expected was one of {states}; {did}")
+        http.delete(f"/sessions/{name}")
+
+
 def handbook(world: World, draw: random.Random) -> None:
     """A conversation in a file that begins with something else: undo takes back its turns, and nothing more."""
     name = f"handbook-{world.question()}"
@@ -760,6 +878,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="no longer than this")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--restart-every", type=int, default=3000, metavar="N", help="operations between restarts")
     parser.add_argument("--quick", action="store_true", help="some seconds of it")
     parser.add_argument("--client", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -767,7 +886,7 @@ def main() -> int:
         client()
         return 0
     if options.quick:
-        options.operations = 120
+        options.operations, options.restart_every = 120, 60
     with tempfile.TemporaryDirectory(prefix="conversations-") as place:
         return run(Path(place), options)
 
@@ -775,26 +894,32 @@ def main() -> int:
 def run(base: Path, options: argparse.Namespace) -> int:
     draw = random.Random(options.seed)
     world = World(base, draw)
-    began_s, num_done, wrong = time.monotonic(), 0, list[BaseException]()
+    began_s, num_done, num_restarts, wrong = time.monotonic(), 0, 0, list[BaseException]()
     lock = threading.Lock()
 
     def work(number: int) -> None:
-        nonlocal num_done
+        nonlocal num_done, num_restarts
         own = random.Random(options.seed * 1000 + number)
         conversations = [Conversation(world, name, own) for name in names_of(number)]
         try:
             while not wrong and num_done < options.operations and time.monotonic() - began_s < options.seconds:
-                count, kind = 1, own.random()
-                if kind < 0.03:
-                    moved(world, own)
-                elif kind < 0.06:
-                    full(world, own)
-                elif kind < 0.08:
-                    handbook(world, own)
-                else:
-                    count = own.choice(conversations).round()
+                with world.going():
+                    count, kind = 1, own.random()
+                    if kind < 0.03:
+                        moved(world, own)
+                    elif kind < 0.06:
+                        full(world, own)
+                    elif kind < 0.09:
+                        small(world, own)
+                    elif kind < 0.11:
+                        handbook(world, own)
+                    else:
+                        count = own.choice(conversations).round()
                 with lock:
                     num_done += count
+                if number == 0 and not wrong and num_done >= (num_restarts + 1) * options.restart_every:
+                    num_restarts += 1
+                    world.restart()
         except BaseException as error:  # noqa: BLE001 - told of at the end
             wrong.append(error)
 
@@ -811,7 +936,10 @@ def run(base: Path, options: argparse.Namespace) -> int:
             raise error
         print(f"WRONG after {num_done} operations, {took_s:.0f} s, seed {options.seed}: {error}")
         return 1
-    print(f"{num_done} operations in {took_s:.0f} s, seed {options.seed}: all conversations hold what was sent")
+    print(
+        f"{num_done} operations, {num_restarts} restarts in {took_s:.0f} s, seed {options.seed}: "
+        "all conversations hold what was sent"
+    )
     return 0
 
 
