@@ -122,22 +122,25 @@ class Tenant:
                     kv, is_made = await sym.aio.kv_create(path), True
                 except sym.Exists:
                     continue
+            is_its_own = False
             try:
                 await sym.aio.kv_lock(kv, blocking=False)
-                if await self.is_at(kv, path):
-                    break
+                is_its_own = await self.is_at(kv, path)
             except sym.WouldBlock as error:
-                await sym.aio.kv_close(kv)
                 why = "wait for the end of that" if self._quota_bytes is not None else str(error)
                 raise ApiError(409, f"{_busy(path)}: {why}", retry_after_s=1) from None
-            await sym.aio.kv_close(kv)
+            finally:
+                if not is_its_own:  # also for a client that goes now: the lock would be held until a collection
+                    kv.channel.close_soon(kv.give_up())
+            if is_its_own:
+                break
         else:
             raise ApiError(409, f"{_busy(path)}: its name moves all the time", retry_after_s=1)
-        self._lengths[path] = length = (await sym.aio.kv_stat(kv)).tokens
         try:
+            self._lengths[path] = length = (await sym.aio.kv_stat(kv)).tokens
             yield kv, None if is_made else length
         finally:
-            del self._lengths[path]
+            self._lengths.pop(path, None)
             if not kv.closed:
                 kv.channel.close_soon(kv.give_up())
 

@@ -379,11 +379,18 @@ class World:
 
     def read(self, path: str, *, in_part: bool = False) -> State:
         """What a file holds, when nobody has a turn in it; or a copy of a file in which one is under way."""
-        try:
-            with sym.kv_open(path) as kv, sym.kv_lock(kv):
-                text = sym.detokenize(kv.read()[0])
-        except (sym.NotFound, sym.Invalid):
-            return ()
+        end_s = time.monotonic() + SETTLED_S
+        while True:
+            try:
+                with sym.kv_open(path) as kv, sym.kv_lock(kv, blocking=False):
+                    text = sym.detokenize(kv.read()[0])
+                break
+            except (sym.NotFound, sym.Invalid):
+                return ()
+            except sym.WouldBlock as error:
+                if time.monotonic() > end_s:
+                    raise Wrong(f"nobody acts, and {error}") from None
+                time.sleep(0.01)
         try:
             return parsed(text)
         except Wrong:

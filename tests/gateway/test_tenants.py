@@ -266,3 +266,36 @@ def test_without_keys_nothing_but_the_machine_itself_is_listened_to(gateway, gat
     assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
     assert http.get("/v1/models", headers={"origin": "https://evil.example"}).status_code == 403
     assert http.get("/v1/models", headers={"origin": gateway.url}).status_code == 200
+
+
+HELD = """
+import anyio
+import libsym as sym
+from lips.gateway.tenants import Tenant
+
+async def main():
+    tenant = Tenant("ann", "", None, None, 1000, None)
+    await sym.aio.kv_close(await sym.aio.kv_create("a.kv"))
+    lock = sym.aio.kv_lock
+
+    async def locked(kv, **options):
+        await lock(kv, **options)
+        scope.cancel()
+        await anyio.lowlevel.checkpoint()
+
+    sym.aio.kv_lock = locked
+    with anyio.CancelScope() as scope:
+        try:
+            async with tenant.talking("a.kv"):
+                raise AssertionError("the turn was cancelled before")
+        except BaseException as error:
+            kept = error  # as a server does for a while: its traceback has the frame, and that the file
+            raise
+    await lock(await sym.aio.kv_open("a.kv", "rw"), blocking=False)
+
+sym.main(main)
+"""
+
+
+def test_a_client_that_goes_before_its_turn_begins_leaves_no_lock(gateway_daemon):
+    gateway_daemon.run(HELD)
