@@ -44,7 +44,19 @@ from kvfs.pages.table import PageTable, Reservation
 from kvfs.pages.turns import turns_within
 from kvfs.volume import Volume, VolumeStatistics
 from libsym.abi import RANGE_END, Advice
-from libsym.errors import BadHandle, Busy, Exists, Invalid, IsDirectory, NotDirectory, NotFound, NotSupported, SymError
+from libsym.errors import (
+    BadHandle,
+    Busy,
+    Exists,
+    Invalid,
+    IsDirectory,
+    NoAccess,
+    NotDirectory,
+    NotFound,
+    NotPermitted,
+    NotSupported,
+    SymError,
+)
 
 MAX_MERGED = 256
 """Files in one merge: holding each takes some microseconds of the daemon's thread."""
@@ -53,16 +65,23 @@ _WHOLE: Ranges = np.array([[0, RANGE_END]])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claim:
-    """The right to make the file of a name that there is not yet: of those who ask for it, one has it at a time.
+    """The right to make the file of a name that there is not yet: of one user's programs one has it at a time.
 
-    Advisory, as locks are: it keeps nobody from making a file of that name in another way.
+    Advisory, as locks are: it keeps nobody from making a file of that name in another way. A user who never ends a
+    claim holds up no other user, but for those that chose to wait for him a while (`shared_key`).
     """
 
     place: Place
+    uid: int
 
     @property
-    def key(self) -> tuple[int, bytes]:
-        """What is locked."""
+    def key(self) -> tuple[int, bytes, int]:
+        """The lock among the programs of one user."""
+        return *self.shared_key, self.uid
+
+    @property
+    def shared_key(self) -> tuple[int, bytes]:
+        """The lock among users, taken besides where it is free."""
         return self.place.directory.number, self.place.name
 
 
@@ -178,7 +197,7 @@ class FileSystem:
         self._tree = self.volume.tree
         self._paths = Paths(self._tree)
         self.claims = FileLocks()
-        """Names that files are being made for, each by the `Claim` that has it."""
+        """Names that files are being made for, each by the `Claim` that has it: by `key`, and by `shared_key`."""
         self._marks: WeakKeyDictionary[Assembly, Marks] = WeakKeyDictionary()
         """Of files that are being made of entries that something else computed."""
 
@@ -240,14 +259,26 @@ class FileSystem:
         self.volume.heat.note(inode, inode.content)
         return self._open(inode, inode.content, self._origin(creds, path, inode), writable=write)
 
-    def kv_open_or_claim(self, creds: Credentials, path: str, *, write: bool) -> OpenKv | Claim:
-        """`kv_open`, or a claim on the name of a file that is not there: to be acquired, and then made a file of."""
+    def kv_open_or_claim(
+        self, creds: Credentials, path: str, *, write: bool, owner: int | None = None
+    ) -> OpenKv | Claim:
+        """`kv_open`, or a claim on the name of a file that is not there: to be acquired, and then made a file of.
+
+        NoAccess: the file belongs to neither the caller, nor root, nor `owner`. None admits any owner.
+        """
         try:
-            return self.kv_open(creds, path, write=write)
+            file = self.kv_open(creds, path, write=write)
         except NotFound:
             place = self._free_place(creds, path)
             assert place is not None
-            return Claim(place)
+            return Claim(place, creds.uid)
+        if owner is not None and file.inode.uid not in {0, creds.uid, owner}:
+            self.kv_close(file)
+            raise NoAccess(
+                f"{path}: is a file of uid {file.inode.uid}, and you are uid {creds.uid}: remove it or choose another "
+                f"name; if you trust what that user wrote, owner={file.inode.uid}"
+            )
+        return file
 
     def kv_create_claimed(self, creds: Credentials, claim: Claim, mode: int) -> OpenKv:
         """An anonymous file, charged to whom it will be under its name. Closing it gives the claim back."""
@@ -266,7 +297,7 @@ class FileSystem:
         require(place.directory, creds, WRITE | SEARCH, f"directory of {place.path}")
         self._tree.name(handle.inode, place.directory, place.name)
         handle.inode.mode = mode_for_new(place.directory, creds, handle.inode.mode)
-        handle.origin = handle.claim.key
+        handle.origin = handle.claim.shared_key
         handle.writable = write
         self.volume.heat.note(handle.inode, handle.content)
         self._give_up_claim(handle)
@@ -586,9 +617,14 @@ class FileSystem:
         origin = None if place is None else (place.directory.number, place.name)
         return self._open(inode, content, origin, writable=True)
 
+    def give_up(self, claim: Claim) -> None:
+        """Let the next waiter have the name; nothing happens where the claim was not acquired."""
+        self.claims.release(claim.shared_key, claim)
+        self.claims.release(claim.key, claim)
+
     def _give_up_claim(self, handle: OpenKv) -> None:
         if handle.claim is not None:
-            self.claims.release(handle.claim.key, handle.claim)
+            self.give_up(handle.claim)
             handle.claim = None
 
     def _payer(self, creds: Credentials, place: Place | None) -> Account:
@@ -640,6 +676,9 @@ class FileSystem:
             require_owner(inode, creds, what)
             self.volume.advise(inode, new)
         is_owners = creds.uid in {0, inode.uid}
+        is_group_writers = creds.in_group(inode.gid) and inode.mode & stat.S_IWGRP
+        if any(kind == Advice.COLD for kind, _value in advice) and not (is_owners or is_group_writers):
+            raise NotPermitted(f"{what}: only its owner, uid {inode.uid}, and writers of its group may have it go")
         others_use_it = inode.opens > (handle is not None)
         for kind, _value in advice:
             if kind == Advice.WILLNEED:

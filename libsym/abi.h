@@ -35,6 +35,7 @@
 #define SYM_MIN_SLOTS 64u
 #define SYM_MAX_SLOTS 1024u
 #define SYM_RANGE_END INT64_MAX /* KV_EXTRACT: where the file ends */
+#define SYM_ANY_OWNER (-1)      /* KV_CLAIM: a file of any user is opened */
 #define SYM_NO_TIMEOUT (-1)     /* RECV, KV_PRESSURE: waits for ever; TRACE: until it is cancelled */
 #define SYM_MAX_BATCH 256       /* PRED_BATCH: calls */
 #define SYM_MAX_ADVICE 16       /* KV_ADVISE: pieces in one call; more of them contradict each other */

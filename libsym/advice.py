@@ -89,8 +89,9 @@ def kv_advise(kv: KV | Path, *advice: Advised) -> Script[None]:
     change it at any time; `kv_stat` and `getfattr -d` show it, `setfattr -n user.kv.ttl -v 3600` sets it from a shell.
 
     WILLNEED brings a file's pages into memory if there is room, COLD lets them go to disk as soon as nothing computes
-    with them, until its next use. Both return at once, and are only hints. Whoever may read a file may give them; but
-    COLD does nothing to a file that is pinned, and nothing, unless the owner gives it, while others have it open.
+    with them, until its next use. Both return at once, and are only hints. WILLNEED takes the permission to read the
+    file. COLD is for its owner, root, and writers of its group (else NotPermitted). It does nothing to a file that is
+    pinned, and nothing, unless the owner gives it, while others have it open.
 
     >>> with sym.kv_create("advised.kv") as kv:
     ...     sym.kv_advise(kv, sym.TTL(3600), sym.PIN)

@@ -466,7 +466,9 @@ async def kv_write(kv: OpenFile, tokens: Iterable[int], positions: Positions = N
     return await run(channel_of(kv, "kv_write"), write_script(kv, tokens, positions))
 
 
-async def kv_open_or_compute(path: Path, compute: Compute, flags: Flags = "r", *, mode: int = 0o600) -> KV:
+async def kv_open_or_compute(
+    path: Path, compute: Compute, flags: Flags = "r", *, mode: int = 0o600, owner: computed.Owner = None
+) -> KV:
     """As `libsym.kv_open_or_compute`; `compute` may be a coroutine function.
 
     >>> async with await sym.aio.kv_open_or_compute("prefix.kv", await sym.aio.tokenize("Be brief.")) as kv:
@@ -476,7 +478,7 @@ async def kv_open_or_compute(path: Path, compute: Compute, flags: Flags = "r", *
     channel = await connected()
     tokens = () if callable(compute) else int32(compute, "token")
     while True:
-        kv, is_there = await run(channel, computed.claim_script(path, flags, mode))
+        kv, is_there = await run(channel, computed.claim_script(path, flags, mode, owner))
         if is_there:
             return kv
         try:

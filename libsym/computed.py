@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
+from numbers import Integral
+from typing import Literal
 
-from libsym.abi import Op
-from libsym.arguments import Path, int32, path_bytes, path_text, permissions
+from libsym.abi import ANY_OWNER, Op
+from libsym.arguments import Path, int32, path_bytes, path_text, permissions, shown
 from libsym.channel.process import process
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Exists, Invalid
@@ -14,15 +16,25 @@ from libsym.kv import KV, Flags, checked_flags, kv_stat, opened
 
 Compute = Iterable[int] | Callable[[KV], object]
 """What a file is to have: its tokens, or a function that fills it."""
+Owner = int | Literal["any"] | None
+"""Users whose files are taken beside the caller's own and root's: one uid, or all."""
+_NO_UID = (1 << 32) - 1
+"""A number that chown(2) takes for "leave it"."""
 
 
-def kv_open_or_compute(path: Path, compute: Compute, flags: Flags = "r", *, mode: int = 0o600) -> KV:
+def kv_open_or_compute(
+    path: Path, compute: Compute, flags: Flags = "r", *, mode: int = 0o600, owner: Owner = None
+) -> KV:
     """Opens a KV file, or computes it if there is none: once, however many programs and threads ask for it.
 
     `compute`: the tokens that it is to have, or a function that is given the empty file, without a name yet, and fills
     it. The name appears in one step when that has returned, so nobody ever sees half a file. The others wait, and then
     open it. Whoever fails, is killed or interrupted leaves nothing, and the next one computes. A file that has the name
     already is opened as it is, an empty one too. A function that leaves its file empty, or closes it, gets Invalid.
+
+    The file has to be the caller's or root's: what another user has put there is NoAccess. `owner` admits a user's
+    files by the uid, or "any" user's, as those of a team that trusts each other. Others' claims are waited for then,
+    for half a minute at most; without `owner` the programs of one user wait for each other alone.
 
     >>> with sym.kv_open_or_compute("prefix.kv", sym.tokenize("Be brief.")) as kv:
     ...     kv.len()
@@ -33,7 +45,7 @@ def kv_open_or_compute(path: Path, compute: Compute, flags: Flags = "r", *, mode
     channel = process.channel()
     tokens = () if callable(compute) else int32(compute, "token")
     while True:
-        kv, is_there = channel.run(claim_script(path, flags, mode))
+        kv, is_there = channel.run(claim_script(path, flags, mode, owner))
         if is_there:
             return kv
         try:
@@ -54,10 +66,11 @@ def refuse_coroutine(result: object) -> None:
         raise Invalid("compute is a coroutine function, which nobody awaits here: sym.aio.kv_open_or_compute() does")
 
 
-def claim_script(path: Path, flags: Flags, mode: int) -> Script[tuple[KV, bool]]:
+def claim_script(path: Path, flags: Flags, mode: int, owner: Owner) -> Script[tuple[KV, bool]]:
     """The file, if it is there; else an empty one without a name, which nobody else is given as long as it is open."""
     name, write = path_text(path), checked_flags(flags)
-    reply = yield Call(Op.KV_CLAIM, flags=write, args=(permissions(mode), 0, 0, 0), payload=path_bytes(name))
+    args = (permissions(mode), _admitted(owner), 0, 0)
+    reply = yield Call(Op.KV_CLAIM, flags=write, args=args, payload=path_bytes(name))
     is_there = reply.args[3] != 0  # it was found in a directory
     kv = opened(reply, name if is_there else None, writable=bool(write) or not is_there)
     return kv, is_there
@@ -83,3 +96,14 @@ def name_script(kv: KV, path: Path, flags: Flags) -> Script[bool]:
     kv.named(path_text(path), reply.args[2], reply.args[3])
     kv.writable = bool(write)
     return True
+
+
+def _admitted(owner: object) -> int:
+    """Return the number for the wire. Root's files are always taken, so 0 stands for no other user."""
+    if owner is None:
+        return 0
+    if owner == "any":
+        return ANY_OWNER
+    if isinstance(owner, bool) or not isinstance(owner, Integral) or not 0 <= int(owner) < _NO_UID:
+        raise Invalid(f"owner={shown(owner)}: give a uid as a whole number, or 'any'")
+    return int(owner)

@@ -76,6 +76,7 @@ def checks() -> list[Check]:
         check_fusermount,
         check_libfuse,
         check_allow_other,
+        check_links,
         check_model,
         check_memory,
         check_cpu,
@@ -168,6 +169,15 @@ def check_allow_other(conf: Path = Path("/etc/fuse.conf"), uid: int | None = Non
     return Check(
         name, None, f"not in {conf}: only you can use your mount", f"to share it, as root: echo {name} >> {conf}"
     )
+
+
+def check_links(setting: Path = Path("/proc/sys/fs/protected_symlinks")) -> Check:
+    """Whether the kernel keeps a user from leading others away on the mount, as the daemon does in system calls."""
+    name = setting.name
+    if setting.exists() and setting.read_text(encoding="ascii").strip() != "0":
+        return Check(name, True, "on: the mount follows no links of others in directories that all may write to")
+    detail = "off: on the mount, links of others in directories that all may write to are followed"
+    return Check(name, None, detail, f"as root: sysctl -w fs.{name}=1, and a line in /etc/sysctl.d")
 
 
 def check_model() -> Check:

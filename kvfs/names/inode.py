@@ -222,6 +222,20 @@ def require_owner(inode: Inode, creds: Credentials, what: str) -> None:
         raise NotPermitted(f"{what}: only its owner, uid {inode.uid}, may do this")
 
 
+def require_followable(link: Inode, directory: Inode, creds: Credentials, what: str) -> None:
+    """Raise NoAccess for a link that a stranger may have planted, as Linux does for `fs.protected_symlinks`.
+
+    A directory that its group or everybody may write to counts, sticky or not. A link of the caller, of root or of the
+    directory's owner is followed: each of them has the power already.
+    """
+    is_shared = directory.mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if is_shared and link.uid not in {0, creds.uid, directory.uid}:
+        raise NoAccess(
+            f"{what}: leads through a link of uid {link.uid} in a directory that others may write to, which is not "
+            "followed; use the path that it leads to"
+        )
+
+
 def mode_for_new(directory: Inode, creds: Credentials, mode: int) -> int:
     """The mode of a file made by `creds`: it can't run with the group of a directory that gives it a strange one."""
     inherits = directory.mode & stat.S_ISGID and mode & stat.S_ISGID and mode & stat.S_IXGRP

@@ -1,7 +1,8 @@
 """Walks a path for a LIP, by the rules that the kernel follows on the mount.
 
 A relative path begins at the root of the mount; an absolute one must lie below the mount. So must every symbolic link
-on the way and every `..`, for KV files are nowhere else. Each directory passed needs its search bit.
+on the way and every `..`, for KV files are nowhere else. Each directory passed needs its search bit. A link of others
+is not followed in a directory that others may write to.
 
 For a connection that is confined to a domain, the domain is all there is: relative paths begin at its directory, and
 absolute ones must begin with its path. What lies above it is not even looked at.
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from kvfs.names.inode import SEARCH, Credentials, Inode, require
+from kvfs.names.inode import SEARCH, Credentials, Inode, require, require_followable
 from kvfs.names.tree import MAX_NAME_BYTES, Tree
 from libsym.errors import CrossDevice, Invalid, NameTooLong, NotDirectory, NotFound, TooManyLinks
 
@@ -103,6 +104,7 @@ class Paths:
             if not inode.is_symlink:
                 current = inode
                 continue
+            require_followable(inode, current, creds, path)
             if not links_left:
                 raise TooManyLinks(f"{path}: more than {MAX_LINKS} symbolic links on the way (a loop?)")
             links_left -= 1

@@ -3,15 +3,23 @@
 Who finds no file of a name claims the name and gets an anonymous file. The others wait. The claim belongs to that
 file: KV_NAME gives it its name and the claim back, closing it before that (or the end of the program) gives the claim
 to the next, who looks again whether there is a file.
+
+Programs of one user wait without limit. A claim of another user, which may never end, is waited for by those callers
+alone that would take the other's file, and for `PATIENCE_S` at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
+import trio
+
 from kvfs.fs import Claim, FileSystem, OpenKv
-from libsym.abi import OPEN_WRITE, Op
+from libsym.abi import ANY_OWNER, OPEN_WRITE, Op
+from libsym.channel.server import Request
+from libsym.errors import Invalid, WouldBlock
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.connection.lip import MAX_WAITS
 from scheduler.connection.system_call import SystemCall
@@ -20,6 +28,10 @@ from scheduler.operations.opening import opened
 from scheduler.operations.operation import Operation, Outcome, Table
 from scheduler.payloads import mode_of, text_of
 from scheduler.replies import Reply
+
+PATIENCE_S = 30.0
+"""For another user's claim: computing a long context takes about so long, and a text twice is no harm."""
+_MAX_UID = (1 << 32) - 2
 
 
 class Claiming:
@@ -40,13 +52,15 @@ class Claiming:
         """Open the file if it is there; else a coroutine waits for the claim."""
         lip, request = call.lip, call.request
         path, write = text_of(request), bool(request.flags & OPEN_WRITE)
-        mode = mode_of(request)
+        mode, owner = mode_of(request), _owner_of(request)
 
         def look() -> OpenKv | Claim:
-            return self._fs.kv_open_or_claim(lip.credentials, path, write=write)
+            return self._fs.kv_open_or_claim(lip.credentials, path, write=write, owner=owner)
 
         found = look()
-        return self._wait(call, found, mode, look) if isinstance(found, Claim) else opened(self._fs, lip, found)
+        if not isinstance(found, Claim):
+            return opened(self._fs, lip, found)
+        return self._wait(call, found, mode, look, PATIENCE_S if owner != 0 else 0.0)
 
     def _name(self, call: SystemCall) -> None:
         """Give a file the name that it has claimed, when the calls before this are over."""
@@ -62,13 +76,13 @@ class Claiming:
         self._batches.exclusive(file, partial(call.answer_by, name))
 
     async def _wait(
-        self, call: SystemCall, claim: Claim, mode: int, look: Callable[[], OpenKv | Claim]
+        self, call: SystemCall, claim: Claim, mode: int, look: Callable[[], OpenKv | Claim], patience_s: float
     ) -> Reply | None:
         lip = call.lip
         while True:
-            await self._fs.claims.acquire(claim.key, claim, exclusive=True)
             file = None
             try:
+                await self._acquire(claim, patience_s)
                 found = look()
                 if not isinstance(found, Claim):
                     return opened(self._fs, lip, found)
@@ -78,8 +92,17 @@ class Claiming:
                     return None
             finally:
                 if file is None:
-                    self._fs.claims.release(claim.key, claim)
+                    self._fs.give_up(claim)
             claim = found  # the path leads to another directory now
+
+    async def _acquire(self, claim: Claim, patience_s: float) -> None:
+        """Wait for the user's other claims on the name, and with patience for other users'; those may go on."""
+        await self._fs.claims.acquire(claim.key, claim, exclusive=True)
+        with suppress(WouldBlock):
+            self._fs.claims.acquire_nowait(claim.shared_key, claim, exclusive=True)
+            return
+        with trio.move_on_after(patience_s):
+            await self._fs.claims.acquire(claim.shared_key, claim, exclusive=True)
 
     def _give(self, call: SystemCall, file: OpenKv) -> None:
         """A claim whose answer nobody looks at keeps others waiting: CANCEL ends it, before its answer or behind it."""
@@ -96,3 +119,13 @@ class Claiming:
         else:
             call.when_cancelled(take_back)
             call.tie(handle)
+
+
+def _owner_of(request: Request) -> int | None:
+    """Return the user whose file the caller takes beside its own and root's: 0 is no other, None all of them."""
+    owner = request.args[1]
+    if owner == ANY_OWNER:
+        return None
+    if not 0 <= owner <= _MAX_UID:
+        raise Invalid(f"owner {owner} is no uid")
+    return owner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 import trio
@@ -147,10 +148,24 @@ def test_only_the_owner_gives_advice_that_is_kept(fs: FileSystem) -> None:
             fs.kv_advise(BOB, "closed.kv", [advice])
     with pytest.raises(NotPermitted):
         set_attribute(fs, "open.kv", "pinned", "1", BOB.uid)
-    fs.kv_advise(BOB, "open.kv", [(Advice.WILLNEED, 0), (Advice.COLD, 0)])
+    fs.kv_advise(BOB, "open.kv", [(Advice.WILLNEED, 0)])
     fs.kv_advise(ROOT, "closed.kv", [(Advice.PIN, 0)])
     assert fs.kv_stat(ANN, "closed.kv").pinned
     assert not fs.kv_stat(ANN, "open.kv").pinned
+
+
+def test_the_owner_and_writers_of_the_group_may_have_a_file_go(fs: FileSystem) -> None:
+    """A reader could put a file to disk again and again, while its user computes with it."""
+    member = replace(BOB, groups=frozenset({ANN.gid}))
+    make(fs, "read.kv", 0o646)
+    make(fs, "team.kv", 0o660)
+    for who, path in ((BOB, "read.kv"), (member, "read.kv")):
+        with pytest.raises(NotPermitted, match="only its owner, uid 1000, and writers of its group"):
+            fs.kv_advise(who, path, [(Advice.COLD, 0)])
+    with pytest.raises(NotPermitted):
+        fs.kv_advise_open(BOB, fs.kv_open(BOB, "read.kv", write=True), [(Advice.COLD, 0)])
+    for who in (ANN, ROOT, member):
+        fs.kv_advise(who, "team.kv", [(Advice.COLD, 0)])
 
 
 def test_there_is_no_advice_on_what_is_no_kv_file(fs: FileSystem) -> None:

@@ -261,6 +261,25 @@ def test_a_claimed_file_has_its_name_when_it_is_given_it_and_gives_the_claim_bac
     fs.kv_close(handle)
 
 
+def test_a_file_of_another_user_is_not_taken_for_one_that_was_to_be_computed(fs: FileSystem) -> None:
+    fs.kv_close(fs.kv_create(ANN, "anns.kv", 0o644))
+    fs.kv_close(fs.kv_create(ROOT, "roots.kv", 0o644))
+    for who, path, owner in (
+        (ANN, "anns.kv", 0),
+        (BOB, "roots.kv", 0),
+        (BOB, "anns.kv", ANN.uid),
+        (BOB, "anns.kv", None),
+    ):
+        handle = fs.kv_open_or_claim(who, path, write=False, owner=owner)
+        assert isinstance(handle, OpenKv)
+        fs.kv_close(handle)
+    for who, owner in ((BOB, 0), (BOB, 1005), (ROOT, 0)):
+        with pytest.raises(NoAccess, match=r"anns\.kv: is a file of uid 1000.*owner=1000"):
+            fs.kv_open_or_claim(who, "anns.kv", write=False, owner=owner)
+    assert fs.kv_stat(ANN, "anns.kv").nlink == 1
+    assert fs.volume.tree.root.entries[b"anns.kv"].opens == 0, "no handle is left"
+
+
 @pytest.mark.parametrize("what", ["taken", "closed to her", "removed"])
 def test_a_claimed_name_that_can_not_be_given_leaves_a_file_without_one(fs: FileSystem, what: str) -> None:
     tree = fs.volume.tree

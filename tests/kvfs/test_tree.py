@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import PurePath
 
 import pytest
@@ -46,8 +47,8 @@ class Forest:
     def directory(self, path: str, mode: int = 0o755, uid: int = 0, gid: int = 0) -> Inode:
         return self.make(path, stat.S_IFDIR, mode, uid, gid)
 
-    def symlink(self, path: str, target: str) -> Inode:
-        inode = self.make(path, stat.S_IFLNK, 0o777)
+    def symlink(self, path: str, target: str, uid: int = 0) -> Inode:
+        inode = self.make(path, stat.S_IFLNK, 0o777, uid)
         inode.target = os.fsencode(target)
         return inode
 
@@ -239,6 +240,34 @@ def test_symbolic_links_are_followed_but_not_out_of_the_mount(forest: Forest) ->
     with pytest.raises(TooManyLinks):
         forest.paths.resolve(ROOT, "chain40")
     assert forest.paths.place(ROOT, "loop").inode is not None, "the last name itself is not followed"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o2770])
+def test_in_a_directory_that_others_may_write_to_no_link_of_others_is_followed(forest: Forest, mode: int) -> None:
+    """Nobody is led away: neither by the last name of a path nor on its way, and root is no exception."""
+    forest.directory("private", 0o755)
+    forest.make("private/f")
+    forest.directory("shared", mode, uid=1009)
+    for name, uid in (("mine", ANN.uid), ("roots", 0), ("of_the_directory", 1009), ("planted", 4242)):
+        forest.symlink(f"shared/{name}", "../private/f", uid)
+        forest.symlink(f"shared/{name}_way", "../private", uid)
+    caller = replace(ANN, groups=frozenset({0}))  # of the directory's group: it may search
+    for name in ("mine", "roots", "of_the_directory"):
+        assert forest.paths.resolve(caller, f"shared/{name}") is forest.paths.resolve(caller, f"shared/{name}_way/f")
+    for who in (ROOT, caller):
+        for path in ("shared/planted", "shared/planted_way/f"):
+            with pytest.raises(NoAccess, match="a link of uid 4242 in a directory that others may write to"):
+                forest.paths.resolve(who, path)
+    assert forest.paths.place(caller, "shared/planted").inode is not None, "the link itself can be removed"
+
+
+def test_in_a_directory_of_one_user_alone_that_users_links_are_followed(forest: Forest) -> None:
+    forest.make("f")
+    forest.directory("anns", 0o755, uid=ANN.uid)
+    forest.symlink("anns/link", "../f", ANN.uid)
+    forest.symlink("anns/given", "../f", 4242)
+    for path in ("anns/link", "anns/given"):
+        assert forest.paths.resolve(ROOT, path) is forest.paths.resolve(ANN, "f")
 
 
 def test_every_directory_on_the_way_needs_its_search_bit(forest: Forest) -> None:

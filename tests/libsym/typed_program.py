@@ -131,7 +131,7 @@ def files(kv: sym.KV) -> None:
     assert_type(pressure.candidates, tuple[sym.Candidate, ...])
     assert_type((pressure.kind, pressure.candidates[0].path), tuple[str, str | None])
     assert_type(sym.kv_open_or_compute("a.kv", [1, 2], "rw", mode=0o640), sym.KV)
-    assert_type(sym.kv_open_or_compute("a.kv", lambda kv: sym.kv_write(kv, [1])), sym.KV)
+    assert_type(sym.kv_open_or_compute("a.kv", lambda kv: sym.kv_write(kv, [1]), owner="any"), sym.KV)
     sym.kv_mkdir("d/e", 0o755, parents=True)
     sym.kv_rename("a.kv", "b.kv")
     sym.kv_chmod("b.kv", 0o600)

@@ -9,11 +9,12 @@ import trio
 import trio.testing
 
 from kvfs.names.tree import Credentials
-from libsym.abi import LOCK_NOWAIT, REBASE, Op
+from libsym.abi import ANY_OWNER, LOCK_NOWAIT, REBASE, Op
 from libsym.channel.server import Request
 from scheduler.connection.lip import MAX_LATER, MAX_WAITS
 from scheduler.connection.under_way import MAX_CONNECTION_BYTES, MAX_USER_BYTES
 from scheduler.gate import FILES_A_TURN
+from scheduler.operations.claims import PATIENCE_S
 from scheduler.operations.registry import all_operations
 from tests.kvfs.fakes import commit_all
 from tests.scheduler.bench import Bench
@@ -90,6 +91,62 @@ def test_a_claim_goes_to_the_next_when_its_file_is_closed_or_its_program_goes(be
         assert len(bench.fs.claims) == 0
 
     trio.run(main)
+
+
+def test_a_claim_of_another_user_holds_up_nobody_and_a_team_for_a_bounded_time(bench):
+    """Of each user one program computes; who would take another's file waits for it a while."""
+
+    async def main():
+        bench.tree.root.mode = 0o1777
+        hostile, mine, next_mine, team, patient = lips = [bench.lip(uid) for uid in (4242, 1000, 1000, 1001, 1002)]
+        async with trio.open_nursery() as nursery:
+            for lip in lips:
+                owner = ANY_OWNER if lip in (team, patient) else 0
+                bench.gate.handle(lip, request(Op.KV_CLAIM, 1, args=(0o644, owner), payload=b"new.kv"), nursery)
+                await trio.lowlevel.checkpoint()
+            assert [[*lip.channel.args] for lip in lips] == [[1], [1], [], [], []]
+            await trio.sleep(PATIENCE_S + 1)
+            assert [[*lip.channel.args] for lip in lips] == [[1], [1], [], [1], [1]]
+            bench.gate.handle(mine, request(Op.KV_NAME, 2, 1), nursery)
+            await trio.sleep(1)
+            assert next_mine.channel.args[1][3] != 0, "the file is there: opened"
+            bench.gate.handle(team, request(Op.KV_NAME, 2, 1), nursery)
+            bench.gate.handle(hostile, request(Op.KV_CLAIM, 3, args=(0o644, 0), payload=b"new.kv"), nursery)
+            await trio.sleep(1)
+            assert team.channel.errors[2] == errno.EEXIST, "the first that has its name stays"
+            assert hostile.channel.errors[3] == errno.EACCES
+            for lip in lips:
+                await bench.gate.see_off(lip)
+        assert len(bench.fs.claims) == 0
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+
+
+def test_a_team_waits_for_the_user_who_computes_and_takes_that_file(bench):
+    async def main():
+        bench.tree.root.mode = 0o1777
+        first, second = bench.lip(1000), bench.lip(1001)
+        async with trio.open_nursery() as nursery:
+            for lip in (first, second):
+                claim = request(Op.KV_CLAIM, 1, args=(0o644, ANY_OWNER), payload=b"new.kv")
+                bench.gate.handle(lip, claim, nursery)
+                await trio.testing.wait_all_tasks_blocked()
+            assert not second.channel.args
+            bench.gate.handle(first, request(Op.KV_NAME, 2, 1), nursery)
+            await trio.testing.wait_all_tasks_blocked()
+            assert second.channel.args[1][2] == first.channel.args[2][2], "the same inode"
+            for lip in (first, second):
+                await bench.gate.see_off(lip)
+        assert len(bench.fs.claims) == 0
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("owner", [-2, 1 << 32])
+def test_an_owner_that_is_no_uid_is_refused(bench, owner):
+    lip = bench.lip()
+    bench.gate.handle(lip, request(Op.KV_CLAIM, 1, args=(0o600, owner), payload=b"new.kv"), None)
+    assert lip.channel.errors == {1: errno.EINVAL}
 
 
 def test_a_claim_that_is_cancelled_behind_its_answer_or_as_it_is_given_goes_to_the_next(bench):

@@ -14,6 +14,7 @@ from symphony.doctor import (
     Check,
     check_books,
     check_daemon,
+    check_links,
     check_mount,
     checks,
     mounted_kind,
@@ -39,6 +40,16 @@ def test_this_machine_can_run_symphony(named_socket):
     assert [name for name, check in found.items() if check.ok is False] == []
     assert found["model"].ok
     assert found["python"].ok
+
+
+@pytest.mark.parametrize(("setting", "ok"), [("0\n", None), ("1\n", True), (None, None)])
+def test_links_that_the_kernel_follows_in_shared_directories_are_noted(tmp_path, setting, ok):
+    path = tmp_path / "protected_symlinks"
+    if setting is not None:
+        path.write_text(setting)
+    check = check_links(path)
+    assert (check.name, check.ok) == ("protected_symlinks", ok)
+    assert ("sysctl -w fs.protected_symlinks=1" in check.advice) == (ok is None)
 
 
 def test_without_a_daemon_the_socket_is_named_and_nothing_has_failed(named_socket):

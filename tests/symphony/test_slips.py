@@ -169,6 +169,8 @@ SLIPS = {
     "a mode as text": (lambda _: sym.kv_create("q.kv", "rw"), "mode='rw': .*as 0o600"),
     "a directory's mode as text": (lambda _: sym.kv_mkdir("d", "0700"), "mode='0700'"),
     "a computed file's mode as text": (lambda _: sym.kv_open_or_compute("q.kv", [1], mode="0600"), "mode='0600'"),
+    "an owner by name": (lambda _: sym.kv_open_or_compute("q.kv", [1], owner="ann"), "owner='ann': give a uid"),
+    "an owner that is no uid": (lambda _: sym.kv_open_or_compute("q.kv", [1], owner=-1), "owner=-1: give a uid"),
     "a pattern that is a number": (lambda _: sym.Grammar.regex(5), "regular expression must be text, not 5"),
     "no grammar": (lambda _: sym.Grammar.lark(None), "Lark grammar must be text, not None"),
     "a text for a conversation": (lambda _: sym.chat_tokens("hi"), "a conversation is a list of messages"),

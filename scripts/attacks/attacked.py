@@ -1,0 +1,134 @@
+"""A daemon that an attack is made on, and the other user who makes it.
+
+    with daemon("--kv-memory", "64M") as served:
+        as_user(ATTACKER, ["touch", served.mount / "mine"])
+        as_user(ATTACKER, "sym.kv_create().close()", served=served)
+
+An attack is a script that is run as root. `verdict` prints its one line and gives its exit status: 0 when the promise
+held, 1 when the attack works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+ATTACKER, VICTIM = 4242, 4243
+ANSWER_S = 30
+"""A command that takes longer hangs."""
+
+_BECOME = """
+import os, sys, time
+import libsym as sym
+uid = int(sys.argv.pop(1))
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+"""
+"""Before a user's code: modules are found as root finds them, wherever the checkout lies."""
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A daemon that serves every user."""
+
+    socket: Path
+    mount: Path
+    state: Path
+    log: Path
+    process: subprocess.Popen[str]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"SYMPHONY_SOCKET": str(self.socket), "PYTHONPATH": str(ROOT)}
+
+    def serves(self) -> bool:
+        """Whether the daemon lives, and its mount answers."""
+        if self.process.poll() is not None or not os.path.ismount(self.mount):
+            return False
+        return as_user(0, ["ls", self.mount]).returncode == 0
+
+
+def as_user(
+    uid: int, what: str | Sequence[object], *arguments: object, served: Daemon | None = None, **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run Python code, or a command, as a user without groups; its output is text.
+
+    Code has `os`, `sys`, `time` and `sym`, and its `arguments` from `sys.argv[1]` on. A command that hangs for ANSWER_S
+    raises subprocess.TimeoutExpired.
+    """
+    how = {"capture_output": True, "text": True, "timeout": ANSWER_S, "cwd": "/", "check": False, **how}
+    how.setdefault("env", served.environment if served else os.environ | {"PYTHONPATH": str(ROOT)})
+    if isinstance(what, str):
+        source = _BECOME + textwrap.dedent(what)
+        return subprocess.run([sys.executable, "-c", source, str(uid), *map(str, arguments)], **how)  # noqa: PLW1510 - in `how`
+    return subprocess.run(list(map(str, [*what, *arguments])), user=uid, group=uid, extra_groups=[], **how)  # noqa: PLW1510
+
+
+@contextmanager
+def daemon(*options: object, tree: Path = ROOT) -> Iterator[Daemon]:
+    """Serve until the attack is over. Nothing of the daemon is left, whatever the attack has made of it.
+
+    `tree`: the built checkout whose daemon is attacked.
+    """
+    with tempfile.TemporaryDirectory(prefix="attack-") as directory:
+        where = Path(directory)
+        where.chmod(0o755)
+        mount, socket, state, log = where / "kv", where / "socket", where / "state", where / "log"
+        mount.mkdir()
+        command = [sys.executable, "-m", "symphony", "serve", "--model", "tiny", "--mount", mount]
+        command += ["--socket", socket, "--state", state, *options]
+        environment = os.environ | {"PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": directory}
+        with (
+            log.open("w") as errors,
+            subprocess.Popen(
+                list(map(str, command)), cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+            ) as process,
+        ):
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline().startswith("symphony:"), log.read_text()
+                mount.chmod(0o1777)
+                yield Daemon(socket, mount, state, log, process)
+            finally:
+                _end(process)
+                subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        process.send_signal(number)
+        try:
+            process.wait(ANSWER_S)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def options(description: str | None) -> argparse.Namespace:
+    """Read the options that every attack has: `--quick` and `--tree`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few seconds: the form that the suite runs")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the built checkout whose daemon is attacked")
+    return parser.parse_args()
+
+
+def verdict(held: str, broken: Sequence[str]) -> int:
+    """Print what held, or what the attack got; the exit status."""
+    print(f"BROKEN: {'; '.join(broken)}" if broken else f"held: {held}")
+    return 1 if broken else 0
