@@ -4,6 +4,9 @@ llguidance does the parsing, over the bytes of the model's tokens, and it is met
 worker's thread (a large schema takes a second); masks are computed in the thread `aside`, as a rule while a step runs:
 there is no trio in them. What a grammar may cost is limited; one that would cost more is an error of its own call.
 
+Compiled grammars are kept for each account by itself: a schema that compiles at once would tell a user that another one
+has it, and one user's grammars would put out everybody's.
+
 Text is matched byte by byte and special tokens are never text. Where one continuation alone is possible, it is
 tokenized as the model would (`forced`): those tokens need no draws. The model's end tokens may come where the grammar
 may end.
@@ -12,10 +15,10 @@ may end.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +31,13 @@ from scheduler.batch.call import Decision
 MAX_SOURCE_BYTES = 256 << 10
 """Of a schema or a grammar."""
 NUM_KEPT = 32
-"""Compiled grammars that are kept for the next call with the same; each may hold some megabytes."""
+"""Compiled grammars of one account that are kept for the next call with the same."""
+MAX_KEPT_BYTES = 512 << 10
+"""Of sources, of one account. Compiled they take some 60 times as much: 30 MB."""
+MAX_ALL_KEPT_BYTES = 8 * MAX_KEPT_BYTES
+"""Of sources, of all accounts. Beyond that the user who has most gives up first."""
+_LEAST_BYTES = 1 << 10
+"""A grammar counts for so much at least: the shortest takes 70 kB."""
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,  # about 7 ms a token, at worst
@@ -111,8 +120,16 @@ class Grammar:
             raise Invalid(f"the grammar can't go on: {_reason(self._matcher)}")
 
 
+class Owner(NamedTuple):
+    """The account that a grammar is kept for: a user, or one domain of a user."""
+
+    uid: int
+    domain: int
+    """The inode of its directory; 0: none."""
+
+
 class Grammars:
-    """Compiles grammars for one model, and keeps the latest."""
+    """Compiles grammars for one model, and keeps the latest of each account."""
 
     def __init__(self, text: GrammarText) -> None:
         self._text = text
@@ -121,29 +138,30 @@ class Grammars:
         self._lock = Lock()  # the daemon's thread takes it, so it is held for moments
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = Lock()  # held for as long as it takes to make it
-        self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        self._kept: dict[Owner, OrderedDict[tuple[str, str], LLMatcher]] = {}
 
-    def kept(self, kind: str, source: str) -> Grammar | None:
-        """A grammar that was compiled before: at once."""
+    def kept(self, owner: Owner, kind: str, source: str) -> Grammar | None:
+        """A grammar that was compiled for the account before: at once."""
         with self._lock:
-            found = self._kept.get((kind, source))
+            kept = self._kept.get(owner, {})
+            found = kept.pop((kind, source), None)
             if found is None:
                 return None
-            self._kept.move_to_end((kind, source))
+            kept[kind, source] = found  # now the latest
             return Grammar(found.deep_copy(), self._text.vocab_size)
 
-    def compile(self, kind: str, source: str) -> Grammar:
+    def compile(self, owner: Owner, kind: str, source: str) -> Grammar:
         """A grammar at its beginning. For a worker's thread: it may take seconds, the first one of a model longer."""
         with self._lock:
             self.num_compiling += 1
         try:
-            return self._compile(kind, source)
+            return self._compile(owner, kind, source)
         finally:
             with self._lock:
                 self.num_compiling -= 1
 
-    def _compile(self, kind: str, source: str) -> Grammar:
-        if (known := self.kept(kind, source)) is not None:
+    def _compile(self, owner: Owner, kind: str, source: str) -> Grammar:
+        if (known := self.kept(owner, kind, source)) is not None:
             return known
         if len(source) > MAX_SOURCE_BYTES:
             raise Invalid(f"a grammar of {len(source)} characters: {MAX_SOURCE_BYTES} is the most")
@@ -151,10 +169,25 @@ class Grammars:
         if matcher.is_error():
             raise Invalid(f"the {kind} grammar can't be used: {_reason(matcher)}")
         with self._lock:
-            self._kept[kind, source] = matcher
-            while len(self._kept) > NUM_KEPT:
-                self._kept.popitem(last=False)
+            self._kept.setdefault(owner, OrderedDict())[kind, source] = matcher
+            self._make_room(owner)
             return Grammar(matcher.deep_copy(), self._text.vocab_size)
+
+    def _make_room(self, owner: Owner) -> None:
+        """Forget the oldest: of the account while it has too many, of the largest user while all have."""
+        while len(self._kept[owner]) > NUM_KEPT or _num_bytes(self._kept[owner]) > MAX_KEPT_BYTES:
+            self._kept[owner].popitem(last=False)
+        sizes = {each: _num_bytes(kept) for each, kept in self._kept.items()}
+        while sum(sizes.values()) > MAX_ALL_KEPT_BYTES:
+            users = Counter[int]()
+            for each, size in sizes.items():
+                users[each.uid] += size
+            ((largest, _),) = users.most_common(1)
+            loser = max((each for each in sizes if each.uid == largest), key=sizes.__getitem__)
+            self._kept[loser].popitem(last=False)
+            sizes[loser] = _num_bytes(self._kept[loser])
+            if not self._kept[loser]:
+                del self._kept[loser], sizes[loser]
 
     def _model_tokenizer(self) -> LLTokenizer:
         with self._tokenizer_lock:
@@ -165,6 +198,10 @@ class Grammars:
                     eos_token=sorted(self._text.eos_ids),
                 )
             return self._tokenizer
+
+
+def _num_bytes(kept: Iterable[tuple[str, str]]) -> int:
+    return sum(max(len(source), _LEAST_BYTES) for _kind, source in kept)
 
 
 class _ModelTokenizer:

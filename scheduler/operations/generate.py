@@ -26,9 +26,9 @@ from libsym.rows.stops import StopTexts, TokenTexts
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.drafts import NgramDraft
 from scheduler.batch.generation import GenerateCall
-from scheduler.batch.grammar import Grammars, GrammarText
+from scheduler.batch.grammar import Grammars, GrammarText, Owner
 from scheduler.batch.reduction import TokenScores
-from scheduler.connection.lip import MAX_LATER
+from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
 from scheduler.operations.pred import Limited, appendable
@@ -65,7 +65,7 @@ class Generating:
         """Begin at once, unless a grammar has to be compiled first: then the coroutine does."""
         generation, described = self._parse(call)
         call.tie(call.request.handle)
-        if described is not None and (grammar := self._grammars.kept(*described)) is None:
+        if described is not None and (grammar := self._grammars.kept(_owner(call.lip), *described)) is None:
             return self._compile_first(call, generation, described)
         if described is not None:
             generation.grammar = grammar
@@ -76,7 +76,11 @@ class Generating:
         left_s = math.inf if generation.deadline_s is None else max(0.0, generation.deadline_s - time.monotonic())
         with trio.move_on_after(left_s):
             generation.grammar = await trio.to_thread.run_sync(
-                self._grammars.compile, *described, limiter=self._compilers, abandon_on_cancel=True
+                self._grammars.compile,
+                _owner(call.lip),
+                *described,
+                limiter=self._compilers,
+                abandon_on_cancel=True,
             )
             await trio.lowlevel.checkpoint_if_cancelled()  # in the moment when it was compiled
         if generation.grammar is None:
@@ -218,6 +222,11 @@ def _stop_text_list(value: Any) -> list[str]:
     if len(value) > MAX_STOP_TEXTS or any(len(text) > MAX_STOP_TEXT_CHARS for text in value):
         raise Invalid(f"at most {MAX_STOP_TEXTS} stop texts are possible, of at most {MAX_STOP_TEXT_CHARS} characters")
     return value
+
+
+def _owner(lip: Lip) -> Owner:
+    root = lip.credentials.root
+    return Owner(lip.uid, 0 if root is None else root.number)
 
 
 def _grammar_pair(value: Any) -> tuple[str, str]:

@@ -72,12 +72,13 @@ def as_user(
     Code has `os`, `sys`, `time` and `sym`, and its `arguments` from `sys.argv[1]` on. A command that hangs for ANSWER_S
     raises subprocess.TimeoutExpired.
     """
-    how = {"capture_output": True, "text": True, "timeout": ANSWER_S, "cwd": "/", "check": False, **how}
+    how = {"capture_output": True, "text": True, "timeout": ANSWER_S, "cwd": "/", **how}
     how.setdefault("env", served.environment if served else os.environ | {"PYTHONPATH": str(ROOT)})
     if isinstance(what, str):
         source = _BECOME + textwrap.dedent(what)
-        return subprocess.run([sys.executable, "-c", source, str(uid), *map(str, arguments)], **how)  # noqa: PLW1510 - in `how`
-    return subprocess.run(list(map(str, [*what, *arguments])), user=uid, group=uid, extra_groups=[], **how)  # noqa: PLW1510
+        return subprocess.run([sys.executable, "-c", source, str(uid), *map(str, arguments)], check=False, **how)
+    command = list(map(str, [*what, *arguments]))
+    return subprocess.run(command, check=False, user=uid, group=uid, extra_groups=[], **how)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from decoder.cpu.backend import CpuDecoder
 from decoder.model import Model, load_model
 from decoder.model_config import KV_DTYPE
 from libsym.abi import PAGE_ENTRIES
-from scheduler.batch.grammar import Grammars
+from scheduler.batch.grammar import Grammars, Owner
 
 
 class PlainLoop:
@@ -105,7 +105,7 @@ def stretches_of(grammars: Grammars, schema: str, texts: list[list[int]]) -> lis
     """A draw and what the grammar forces after it are one stretch; the last of a text is in no step."""
     found = []
     for text in texts:
-        grammar = grammars.compile("compact_json", schema)
+        grammar = grammars.compile(Owner(0, 0), "compact_json", schema)
         stretches, index = [], 0
         while index < len(text):
             grammar.advance(text[index])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -248,6 +250,25 @@ def test_several_threads_may_encode_at_once():
     assert set(lengths[::2]) == {20}
     assert len(set(lengths[1::2])) == 1
     assert lengths[1] > 20
+
+
+def test_a_word_that_was_tokenized_before_takes_as_long_as_any_other():
+    """A user could tell a right guess of another one's secret from a wrong one."""
+    letters = random.Random(7)
+    known, new = ([letters.choices("abcdefghijklmnopqrstuvwxyz", k=200) for _ in range(300)] for _ in range(2))
+    for word in known:
+        smollm().encode("".join(word))
+
+    def took_s(word):
+        began_s = time.perf_counter()
+        smollm().encode("".join(word))
+        return time.perf_counter() - began_s
+
+    pairs = [
+        (took_s(one), took_s(other)) if letters.random() < 0.5 else (took_s(other), took_s(one))[::-1]
+        for one, other in zip(known, new, strict=True)
+    ]
+    assert sum(one < other for one, other in pairs) < 0.8 * len(pairs), "0.96 with the library's cache"
 
 
 def test_a_long_text_keeps_no_other_thread_waiting():

@@ -11,10 +11,12 @@ from decoder.checkpoints.gguf import read_gguf
 from decoder.model import packaged_gguf
 from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer
 from libsym.errors import Invalid
-from scheduler.batch.grammar import NUM_KEPT, Grammars
+from scheduler.batch import grammar as grammar_module
+from scheduler.batch.grammar import NUM_KEPT, Grammars, Owner
 
 VOCAB_SIZE = 300  # the byte tokenizer has 259: the model may have more than the tokenizer
 EOS = 257
+ANN, BOB = Owner(1000, 0), Owner(1001, 0)
 
 
 class Text:
@@ -50,7 +52,7 @@ def walk(grammar, text):
 
 
 def test_only_what_may_follow_is_allowed(grammars):
-    grammar = grammars.compile("regex", "[ab]{2}[0-9]")
+    grammar = grammars.compile(ANN, "regex", "[ab]{2}[0-9]")
     assert allowed(grammar) == set(b"ab")
     grammar.advance(ord("a"))
     grammar.advance(ord("b"))
@@ -59,13 +61,13 @@ def test_only_what_may_follow_is_allowed(grammars):
 
 
 def test_where_it_may_end_the_end_token_is_allowed(grammars):
-    grammar = grammars.compile("regex", "a{1,3}")
+    grammar = grammars.compile(ANN, "regex", "a{1,3}")
     grammar.advance(ord("a"))
     assert allowed(grammar) == {ord("a"), EOS}
 
 
 def test_it_is_over_when_nothing_may_follow(grammars):
-    grammar = grammars.compile("regex", "a{1,2}")
+    grammar = grammars.compile(ANN, "regex", "a{1,2}")
     grammar.advance(ord("a"))
     assert not grammar.is_over
     grammar.advance(ord("a"))
@@ -74,7 +76,7 @@ def test_it_is_over_when_nothing_may_follow(grammars):
 
 
 def test_what_has_to_follow_is_forced_and_counts_as_taken(grammars):
-    grammar = grammars.compile("regex", "(yes|no), thank you(!|\\.)")
+    grammar = grammars.compile(ANN, "regex", "(yes|no), thank you(!|\\.)")
     grammar.advance(ord("n"))
     assert bytes(grammar.forced()) == b"o, thank you"
     assert allowed(grammar) == set(b"!.")
@@ -90,7 +92,7 @@ def smollm():
 
 def test_what_is_forced_is_tokenized_as_the_model_would(smollm):
     grammars, tokenizer = smollm
-    grammar = grammars.compile("regex", "(yes|no), thank you very much; naïve café(!|\\.)")
+    grammar = grammars.compile(ANN, "regex", "(yes|no), thank you very much; naïve café(!|\\.)")
     assert tokenizer.encode("yes")[0] in allowed(grammar)
     grammar.advance(tokenizer.encode("yes")[0])
     assert grammar.forced() == tokenizer.encode(", thank you very much; naïve café")
@@ -98,14 +100,14 @@ def test_what_is_forced_is_tokenized_as_the_model_would(smollm):
 
 def test_special_tokens_of_a_real_model_are_no_text(smollm):
     grammars, tokenizer = smollm
-    grammar = grammars.compile("regex", "(?s:.)*")
+    grammar = grammars.compile(ANN, "regex", "(?s:.)*")
     assert allowed(grammar) & tokenizer.special_ids == tokenizer.eos_ids
 
 
 def test_a_tokenizer_that_puts_a_space_before_a_text_puts_none_into_what_is_forced():
     text = Text(byte_tokenizer(VOCAB_SIZE))
     text.own_encoder = lambda: lambda given: list(b" " + given.encode())
-    grammar = Grammars(text).compile("regex", "[ab] and so on[.!]")
+    grammar = Grammars(text).compile(ANN, "regex", "[ab] and so on[.!]")
     grammar.advance(ord("a"))
     assert bytes(grammar.forced()) == b" and so on"
 
@@ -117,7 +119,7 @@ def test_a_text_that_the_tokenizer_cannot_spell_alone_is_forced_by_its_longest_t
         raise Invalid(f"{given} can't be spelled")
 
     text.own_encoder = lambda: refuse
-    grammar = Grammars(text).compile("regex", "[ab] and so on[.!]")
+    grammar = Grammars(text).compile(ANN, "regex", "[ab] and so on[.!]")
     grammar.advance(ord("a"))
     assert bytes(grammar.forced()) == b" and so on"
 
@@ -128,7 +130,7 @@ def test_nobody_waits_for_the_first_grammar_who_only_asks_what_is_kept():
     make, answered = text.own_encoder, threading.Event()
 
     def ask():
-        assert grammars.kept("regex", "a") is None
+        assert grammars.kept(ANN, "regex", "a") is None
         answered.set()
 
     def own_encoder():
@@ -138,30 +140,30 @@ def test_nobody_waits_for_the_first_grammar_who_only_asks_what_is_kept():
 
     text.own_encoder = own_encoder
     grammars = Grammars(text)
-    grammars.compile("regex", "a")
+    grammars.compile(ANN, "regex", "a")
 
 
 def test_special_tokens_and_padding_are_no_text(grammars):
-    assert allowed(grammars.compile("regex", "(.|\\n)+")) <= set(range(256))
+    assert allowed(grammars.compile(ANN, "regex", "(.|\\n)+")) <= set(range(256))
 
 
 def test_the_mask_has_a_word_for_each_32_tokens(grammars):
-    words = grammars.compile("regex", "a").allowed()
+    words = grammars.compile(ANN, "regex", "a").allowed()
     assert (words.itemsize, len(words)) == (4, -(-VOCAB_SIZE // 32))
 
 
 def test_compact_json_has_no_white_space_and_other_json_may(grammars):
     schema = json.dumps({"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]})
     for text in (b'{"a":[1,{"b":null}],"more":2}', b'{"a":[]}'):
-        walk(grammars.compile("compact_json", schema), text)
-    walk(grammars.compile("json", schema), b'{ "a" :\n [1, 2] , "more": 2}')
+        walk(grammars.compile(ANN, "compact_json", schema), text)
+    walk(grammars.compile(ANN, "json", schema), b'{ "a" :\n [1, 2] , "more": 2}')
     for text in (b"{ ", b'{"a" ', b'{"a": ', b'{"a":[1, '):
         with pytest.raises(AssertionError):
-            walk(grammars.compile("compact_json", schema), text)
+            walk(grammars.compile(ANN, "compact_json", schema), text)
 
 
 def test_compact_json_of_any_schema_is_any_json(grammars):
-    walk(grammars.compile("compact_json", "true"), b'{"a":[1,{"b":null}]}')
+    walk(grammars.compile(ANN, "compact_json", "true"), b'{"a":[1,{"b":null}]}')
 
 
 def test_json_of_a_schema_is_what_comes_of_it(grammars):
@@ -173,7 +175,7 @@ def test_json_of_a_schema_is_what_comes_of_it(grammars):
     }
     choose = random.Random(1)
     for _ in range(5):
-        grammar, tokens = grammars.compile("json", json.dumps(schema)), []
+        grammar, tokens = grammars.compile(ANN, "json", json.dumps(schema)), []
         while not grammar.is_over and len(tokens) < 2000:
             choices = sorted(allowed(grammar) - set(b" \t\r\n"))
             token = EOS if EOS in choices else choose.choice(choices)
@@ -188,27 +190,63 @@ def test_json_of_a_schema_is_what_comes_of_it(grammars):
 
 def test_a_lark_grammar_parses(grammars):
     source = 'start: sum\nsum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/\n'
-    grammar = grammars.compile("lark", source)
+    grammar = grammars.compile(ANN, "lark", source)
     walk(grammar, b"12+3")
     assert allowed(grammar) == {*b"0123456789+", EOS}
 
 
 def test_a_compiled_grammar_begins_anew_each_time(grammars):
-    first = grammars.compile("regex", "ab+")
+    first = grammars.compile(ANN, "regex", "ab+")
     first.advance(ord("a"))
-    second = grammars.compile("regex", "ab+")
+    second = grammars.compile(ANN, "regex", "ab+")
     assert allowed(second) == {ord("a")}
     assert ord("b") in allowed(first)
-    assert grammars.kept("regex", "ab+") is not None
-    assert grammars.kept("lark", "ab+") is None
+    assert grammars.kept(ANN, "regex", "ab+") is not None
+    assert grammars.kept(ANN, "lark", "ab+") is None
 
 
 def test_the_latest_grammars_are_kept(grammars):
     for number in range(NUM_KEPT + 1):
-        grammars.compile("regex", f"a{number}")
-        grammars.compile("regex", "a0")
-    assert grammars.kept("regex", "a0") is not None
-    assert grammars.kept("regex", "a1") is None
+        grammars.compile(ANN, "regex", f"a{number}")
+        grammars.compile(ANN, "regex", "a0")
+    assert grammars.kept(ANN, "regex", "a0") is not None
+    assert grammars.kept(ANN, "regex", "a1") is None
+
+
+def test_no_account_finds_a_grammar_of_another_and_none_is_put_out_by_others(grammars):
+    """Of a user, a key of a gateway is an account: its domain."""
+    key, other_key = Owner(1000, 5), Owner(1000, 6)
+    for owner in (ANN, key):
+        grammars.compile(owner, "regex", "secret")
+    for number in range(NUM_KEPT + 1):
+        for owner in (BOB, other_key):
+            assert grammars.kept(owner, "regex", "secret") is None
+            grammars.compile(owner, "regex", f"a{number}")
+    for owner in (ANN, key):
+        assert grammars.kept(owner, "regex", "secret") is not None
+
+
+def test_what_is_kept_of_an_account_and_of_all_is_bounded_and_the_largest_user_gives_up_first(grammars, monkeypatch):
+    monkeypatch.setattr(grammar_module, "MAX_KEPT_BYTES", 8 << 10)
+    monkeypatch.setattr(grammar_module, "MAX_ALL_KEPT_BYTES", 64 << 10)
+
+    def kept(owner):
+        return [number for number in range(5) if grammars.kept(owner, "regex", sized(number)) is not None]
+
+    def sized(number):
+        return f"a{number}|" + "b" * (2 << 10)
+
+    grammars.compile(BOB, "regex", "secret")
+    for number in range(5):
+        grammars.compile(ANN, "regex", sized(number))
+    assert kept(ANN) == [2, 3, 4]
+    domains = [Owner(1000, number) for number in range(12)]
+    for domain in domains:
+        for number in range(3):
+            grammars.compile(domain, "regex", sized(number))
+    assert 20 < sum(len(kept(domain)) for domain in domains) < 32
+    assert 2 in kept(domains[-1]), "the latest of all"
+    assert grammars.kept(BOB, "regex", "secret") is not None, "of a user who has less"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +262,7 @@ def test_the_latest_grammars_are_kept(grammars):
 )
 def test_what_is_no_grammar_is_refused_in_one_line_that_says_why(grammars, kind, source, words):
     with pytest.raises(Invalid, match=words) as caught:
-        grammars.compile(kind, source)
+        grammars.compile(ANN, kind, source)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 700
 
@@ -232,10 +270,10 @@ def test_what_is_no_grammar_is_refused_in_one_line_that_says_why(grammars, kind,
 def test_a_grammar_that_costs_too_much_is_an_error_of_its_own(grammars):
     """Thousands of ways to read each letter: the parser's work for one token is limited."""
     source = "start: a\na: a a | a a a | LETTER | LETTER a\nLETTER: /x/\n"
-    other = grammars.compile("regex", "x+")
+    other = grammars.compile(ANN, "regex", "x+")
 
     def go_on():
-        grammar = grammars.compile("lark", source)
+        grammar = grammars.compile(ANN, "lark", source)
         for _ in range(2000):
             grammar.allowed()
             grammar.advance(ord("x"))
@@ -247,14 +285,14 @@ def test_a_grammar_that_costs_too_much_is_an_error_of_its_own(grammars):
 
 
 def test_a_token_that_was_not_allowed_is_an_error(grammars):
-    grammar = grammars.compile("regex", "a")
+    grammar = grammars.compile(ANN, "regex", "a")
     with pytest.raises(Invalid, match="grammar"):
         grammar.advance(ord("b"))
 
 
 def test_grammars_are_compiled_in_several_threads_at_once(grammars):
     made = []
-    threads = [threading.Thread(target=lambda: made.append(grammars.compile("regex", "[ab]c"))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: made.append(grammars.compile(ANN, "regex", "[ab]c"))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
