@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ATTACKS = [
+    "caches",
     "shared_names",
 ]
 
@@ -30,3 +31,25 @@ def test_an_attack_fails(name):
 
 def test_every_attack_is_tried():
     assert {path.stem for path in (ROOT / "scripts/attacks").glob("*.py")} == {"attacked", *ATTACKS}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("Cases: \\fItwins\\fP.\n", ""), "twins: no case asks this cache"),
+        (("\\fItwins\\fP", "\\fIsecrets\\fP"), "secrets: there is no such case"),
+        ((", \\fIflights of keys\\fP", ""), "flights of keys: no cache of the table has this case"),
+        ((".SH CACHES", ".SH NONE"), "grammars: no cache of the table has this case"),
+    ],
+)
+def test_a_cache_of_the_manual_without_a_case_fails_the_checks(tmp_path, change, says):
+    table = (ROOT / "man/symphony-security.7").read_text()
+    assert change[0] in table
+    page = tmp_path / "page.7"
+    page.write_text(table.replace(*change))
+    command = [sys.executable, ROOT / "scripts/attacks/caches.py", "--table"]
+    done = subprocess.run([*command, page], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert says in done.stdout.splitlines()
+    assert subprocess.run([*command, ROOT / "man/symphony-security.7"], check=False).returncode == 0
+    assert "caches.py --table man/symphony-security.7" in (ROOT / "scripts/check").read_text()

@@ -143,12 +143,11 @@ class Grammars:
     def kept(self, owner: Owner, kind: str, source: str) -> Grammar | None:
         """A grammar that was compiled for the account before: at once."""
         with self._lock:
-            kept = self._kept.get(owner, {})
-            found = kept.pop((kind, source), None)
-            if found is None:
+            kept = self._kept.get(owner)
+            if kept is None or (kind, source) not in kept:
                 return None
-            kept[kind, source] = found  # now the latest
-            return Grammar(found.deep_copy(), self._text.vocab_size)
+            kept.move_to_end((kind, source))
+            return Grammar(kept[kind, source].deep_copy(), self._text.vocab_size)
 
     def compile(self, owner: Owner, kind: str, source: str) -> Grammar:
         """A grammar at its beginning. For a worker's thread: it may take seconds, the first one of a model longer."""
