@@ -34,7 +34,7 @@ from attacked import _BECOME, ATTACKER, ROOT, VICTIM, Daemon, daemon, verdict
 from lips.gateway.keys import new_key
 
 P = 0.01
-NUM_PAIRS, NUM_QUICK_PAIRS = 200, 16
+NUM_PAIRS, NUM_QUICK_PAIRS = 200, 10
 """Of ten pairs on, the test can tell at P at all."""
 Took = tuple[float, float]
 """Seconds to the first token, or to what comes first, and to the end."""
