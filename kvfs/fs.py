@@ -314,8 +314,13 @@ class FileSystem:
         self.volume.require_usable(inode.content, self._tree.path_of(inode))
         return self._open(inode, inode.content, None, writable=write)
 
-    def kv_fork(self, creds: Credentials, source: OpenKv, path: str | None, mode: int = 0o600) -> OpenKv:
-        """A copy of the source's entries as they are now, open for writing: page numbers are copied, never pages."""
+    def kv_fork(
+        self, creds: Credentials, source: OpenKv, path: str | None, mode: int = 0o600, *, is_ended: bool = False
+    ) -> OpenKv:
+        """A copy of the source's entries as they are now, open for writing: page numbers are copied, never pages.
+
+        `is_ended`: without a turn whose answer is under way.
+        """
         self._require_open(source)
         _check_mode(mode)
         place = self._free_place(creds, path)
@@ -326,6 +331,9 @@ class FileSystem:
         source.content.used_by_program()
         self.volume.heat.note(source.inode, source.content)
         self.volume.pager.forked(source.table)
+        under_way = source.content.under_way
+        if is_ended and under_way is not None and under_way.length < fork.table.length:
+            self.kv_truncate(fork, under_way.length)
         return fork
 
     def begin_extract(
@@ -373,6 +381,8 @@ class FileSystem:
         """Give a handle back, and its lock; not while one of its reservations is open."""
         self._require_open(handle)
         handle.closed = True
+        if handle.content.under_way is not None and handle.content.under_way.by is handle:
+            handle.content.under_way = None
         self.volume.locks.release(handle.inode.number, handle)
         self._give_up_claim(handle)
         self.volume.pager.closed(handle.table)

@@ -115,6 +115,7 @@ enum sym_flag {
     SYM_REDUCED = 16,         /* PRED: a struct sym_reduction follows: rows are answered by numbers, not by slots */
     SYM_ATTENTION = 32,       /* PRED: a struct sym_attention follows: what is attended to is answered, too */
     SYM_OPEN_WRITE = 1,       /* KV_OPEN, KV_CLAIM, KV_NAME: for appending and truncating, too */
+    SYM_FORK_ENDED = 1,       /* KV_FORK: without a turn of a conversation whose answer is under way */
     SYM_TOKENIZE_SPECIAL = 1, /* TOKENIZE: special tokens spelled out in the text become one token each */
     SYM_REBASE = 1,           /* KV_EXTRACT, KV_MERGE: entries get positions from 0 on */
     SYM_LOCK_SHARED = 1,      /* KV_LOCK: together with others that share it */

@@ -85,10 +85,10 @@ def seed64(seed: int) -> int:
         raise Invalid(f"seed={seed!r}: must be a whole number") from None
 
 
-def draw_number(number: int) -> int:
-    """Of a draw among those of its seed, from 0 on."""
+def draw_number(number: int, name: str = "first_draw") -> int:
+    """Of a draw among those of its seed, from 0 on. `name`: of the argument that it was given as."""
     if isinstance(number, bool) or not isinstance(number, Integral) or not 0 <= number < 1 << 63:
-        raise Invalid(f"first_draw={shown(number)}: the number of a draw, from 0 on")
+        raise Invalid(f"{name}={shown(number)}: the number of a draw, from 0 on")
     return int(number)
 
 

@@ -177,7 +177,8 @@ class Turns(Generic[G]):
         pending = self._before
         if not self._is_answering:
             length, pending = yield from self._end_of_turn()
-        kv = yield from script_of(kv_fork)(self.kv, path)
+        is_others = self.kv.talker() is not self
+        kv = yield from script_of(kv_fork)(self.kv, path, ended=is_others)
         if length is not None and (yield from script_of(kv_stat)(kv)).tokens > length:
             yield from script_of(kv_truncate)(kv, length)
         fork = type(self)(kv, self._top, self._tools)

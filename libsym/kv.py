@@ -9,7 +9,7 @@ from numbers import Integral
 from os import PathLike
 from typing import Literal, Self, TypeVar
 
-from libsym.abi import LOCK_NOWAIT, LOCK_SHARED, OPEN_WRITE, RANGE_END, REBASE, Op
+from libsym.abi import FORK_ENDED, LOCK_NOWAIT, LOCK_SHARED, OPEN_WRITE, RANGE_END, REBASE, Op
 from libsym.arguments import Path, int32, int64, path_bytes, path_text, permissions, shown
 from libsym.channel.process import process
 from libsym.channel.reply import Reply
@@ -103,15 +103,15 @@ class KV(OpenFile):
         """
         kv_close(self)
 
-    def fork(self, path: Path | None = None, *, mode: int = 0o600) -> KV:
-        """A copy-on-write copy of what is in the file now, open for writing, in constant time.
+    def fork(self, path: Path | None = None, *, mode: int = 0o600, ended: bool = False) -> KV:
+        """A copy-on-write copy of what is in the file now, open for writing, in constant time: see `libsym.kv_fork`.
 
         >>> base = sym.kv_create()
         >>> length = sym.kv_write(base, [1, 2, 3])
         >>> base.fork().read()
         ([1, 2, 3], [0, 1, 2])
         """
-        return self._channel.run(_fork(self, path, mode))
+        return self._channel.run(_fork(self, path, mode, ended=ended))
 
     def extract(
         self, ranges: Iterable[Range], path: Path | None = None, *, rebase: bool = True, mode: int = 0o600
@@ -309,10 +309,11 @@ def kv_close(kv: KV) -> Script[None]:
 
 
 @system_call
-def kv_fork(kv: KV | Path, path: Path | None = None, *, mode: int = 0o600) -> Script[KV]:
+def kv_fork(kv: KV | Path, path: Path | None = None, *, mode: int = 0o600, ended: bool = False) -> Script[KV]:
     """A copy-on-write copy in constant time, open for writing; also of a file that another thread appends to.
 
-    Of an open file, or by its path.
+    Of an open file, or by its path. `ended`: up to the last ended turn of the conversation in the file, without a turn
+    whose answer is under way.
 
     >>> base = sym.kv_create()
     >>> length = sym.kv_write(base, [1, 2, 3])
@@ -320,12 +321,12 @@ def kv_fork(kv: KV | Path, path: Path | None = None, *, mode: int = 0o600) -> Sc
     >>> sym.kv_write(fork, [4]), base.len()
     (4, 3)
     """
-    return (yield from _reading(kv, lambda file: _fork(file, path, mode)))
+    return (yield from _reading(kv, lambda file: _fork(file, path, mode, ended=ended)))
 
 
-def _fork(kv: KV, path: Path | None, mode: int) -> Script[KV]:
-    name = _name(path)
-    reply = yield Call(Op.KV_FORK, handle=kv.handle, args=(permissions(mode), 0, 0, 0), payload=_name_bytes(name))
+def _fork(kv: KV, path: Path | None, mode: int, *, ended: bool) -> Script[KV]:
+    name, flags = _name(path), FORK_ENDED if ended else 0
+    reply = yield Call(Op.KV_FORK, flags, kv.handle, args=(permissions(mode), 0, 0, 0), payload=_name_bytes(name))
     return opened(reply, name, writable=True)
 
 

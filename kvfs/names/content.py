@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kvfs.names.plain import PlainFile
 from kvfs.pages.free_list import IntArray
@@ -21,6 +21,15 @@ def marks_within(marks: Marks, length: int) -> Marks:
         if length and (not found or found[-1][1] < length):
             found.append((by, min(stop, length)))
     return tuple(found)
+
+
+class TurnUnderWay(NamedTuple):
+    """A turn of a conversation whose answer has not ended, or was cancelled and may be cut still."""
+
+    by: object
+    """The handle that it is appended by."""
+    length: int
+    """Of the file without it."""
 
 
 class KvFile:
@@ -47,6 +56,7 @@ class KvFile:
         "marks",
         "table",
         "turns",
+        "under_way",
         "used_s",
         "users",
     )
@@ -70,6 +80,7 @@ class KvFile:
         """The fewest entries it has had since the text view looked: those are as they were then."""
         self.turns = b""
         """Where the last turns of its conversation begin: see `kvfs.pages.turns`."""
+        self.under_way: TurnUnderWay | None = None
         self.hits = 0
         """How often it was opened, forked or read."""
         self.is_arriving = False
@@ -89,6 +100,7 @@ class KvFile:
         """A call is about to append: a turn of its conversation, which begins behind these tokens of the file and the
         call; None: something else, behind which the records would say too little.
         """
+        self.under_way = None
         turns = b"" if turn_tokens is None else with_turn(self.turns, turn_tokens)
         if turns != self.turns:
             self.turns = turns
@@ -100,7 +112,7 @@ class KvFile:
 
     def cut(self, length: int) -> None:
         """It keeps its first entries."""
-        self.turns = turns_within(self.turns, length)
+        self.turns, self.under_way = turns_within(self.turns, length), None
         self.table.truncate(length)
         self.changes += 1
         self.cuts += 1

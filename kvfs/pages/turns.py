@@ -31,7 +31,14 @@ def turns_within(turns: bytes, length: int) -> bytes:
 
 def fitting(turns: bytes, tokens: IntArray) -> list[int]:
     """Where turns begin in a file with these tokens, as far as is known."""
-    return [at for at, check in TURN.iter_unpack(turns) if at < tokens.size and check == _hash(tokens[:at])]
+    data, hashed, end, found = tokens.astype("<i4"), xxhash.xxh3_64(), 0, []
+    for at, check in sorted(TURN.iter_unpack(turns)):  # in order one pass hashes all
+        if at < tokens.size:
+            hashed.update(data[end:at].tobytes())
+            end = at
+            if hashed.intdigest() == check:
+                found.append(at)
+    return found
 
 
 def padded(turns: bytes) -> bytes:

@@ -263,8 +263,8 @@ class Dist:
         check_limits(temperature, top_k, top_p, min_p)
         if u is None:
             u = uniform(int.from_bytes(os.urandom(8), "little") if seed is None else seed, draw)
-        elif seed is not None:
-            raise Invalid("sample() takes a seed or u, not both")
+        elif seed is not None or draw != 0:
+            raise Invalid("sample() takes a seed, perhaps with draw, or u, not both")
         elif not 0.0 <= real(u, "u") < 1.0:
             raise Invalid(f"u={u}: must be at least 0 and below 1")
         top_k, top_p, min_p = min(top_k or 0, self._vocab_size), 1.0 if top_p is None else top_p, min_p or 0.0

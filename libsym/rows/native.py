@@ -27,12 +27,12 @@ def uniform(seed: int, draw: int = 0) -> float:
     >>> uniform(0), uniform(0, draw=1), uniform(1)
     (0.6524484863740322, 0.7012121095215252, 0.36818951565166946)
     """
-    return float(lib.sym_uniform(stream_of(seed, draw)))
+    return float(lib.sym_uniform(stream_of(seed, draw, "draw")))
 
 
-def stream_of(seed: int, draw: int) -> int:
-    """Where the stream of a seed stands before the draw of this number."""
-    return int(lib.sym_stream(seed64(seed), draw_number(draw)))
+def stream_of(seed: int, draw: int, name: str = "first_draw") -> int:
+    """Where the stream of a seed stands before the draw of this number. `name`: of the argument that has the number."""
+    return int(lib.sym_stream(seed64(seed), draw_number(draw, name)))
 
 
 def bitmask_bytes(vocab_size: int) -> int:

@@ -19,7 +19,7 @@ from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
 from lips.gateway.gateway import Gateway
 from lips.gateway.logprobs import chat_form
-from lips.gateway.names import conversation_of, session_path
+from lips.gateway.names import conversation_of, session_for
 from lips.gateway.prompts import messages_of
 from lips.gateway.sampling import chat_logprobs, sampling
 from lips.gateway.tenants import Tenant
@@ -77,7 +77,7 @@ async def _wanted(gateway: Gateway, tenant: Tenant, request: Request, fields: Fi
         tools=told,
         sampling=how,
         grammar=choice.grammar() or response_grammar(fields),
-        session=session_path(tenant, request, fields),
+        session=session_for(tenant, request, fields),
         deadline_s=gateway.settings.answer_s,
         is_streamed=fields.flag("stream"),
     )

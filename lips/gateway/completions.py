@@ -22,7 +22,7 @@ from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
 from lips.gateway.gateway import Gateway
 from lips.gateway.logprobs import Offsets, text_form
-from lips.gateway.names import session_path
+from lips.gateway.names import session_for
 from lips.gateway.sampling import sampling, text_logprobs
 from lips.gateway.tenants import Tenant
 
@@ -104,7 +104,7 @@ async def completions(request: Request) -> Work:
             tokens=tokens,
             sampling=how,
             grammar=grammar,
-            session=session_path(tenant, request, fields),
+            session=session_for(tenant, request, fields),
             deadline_s=gateway.settings.answer_s,
             is_streamed=fields.flag("stream"),
         )

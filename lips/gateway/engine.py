@@ -21,7 +21,7 @@ from libsym.generate import AskOptions
 from lips.gateway.errors import ApiError
 from lips.gateway.prompts import Message, Prompts
 from lips.gateway.sampling import Sampling
-from lips.gateway.tenants import Tenant
+from lips.gateway.tenants import Session, Tenant
 
 log = logging.getLogger(__name__)
 Found = TypeVar("Found")
@@ -39,10 +39,10 @@ class Wanted:
     """The whole prompt."""
     sampling: Sampling
     grammar: sym.Grammar | None = None
-    session: str | None = None
-    """The conversation's path: its file has what was said in the end."""
-    base: str | None = None
-    """In place of the session's, the file that may have a part of the prompt."""
+    session: Session | None = None
+    """The conversation: its file has what was said in the end."""
+    base: Session | None = None
+    """In place of the session, where the file is that may have a part of the prompt."""
     turn: Sequence[dict[str, Any]] | None = None
     """In place of `tokens`: messages that go on with what the session's file has."""
     tools: Sequence[Any] | None = None
@@ -199,12 +199,12 @@ async def _computing(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
                 cache.grown(entry, whole[: first.num_entries or len(tokens)])
 
 
-async def _known_file(path: str | None) -> sym.KV | None:
+async def _known_file(session: Session | None) -> sym.KV | None:
     """A fork of the file, if there is one: the name stays with what was said before, until there is more."""
-    if path is None:
+    if session is None:
         return None
     try:
-        return await sym.aio.kv_fork(path)
+        return await sym.aio.kv_fork(session.path)
     except sym.NotFound:
         return None
 
@@ -265,14 +265,15 @@ async def _talking(tenant: Tenant, wanted: Wanted, prompts: Prompts) -> AsyncIte
     """
     assert wanted.turn is not None
     assert wanted.session is not None
-    async with tenant.talking(wanted.session, may_begin=True) as (kv, length):
+    path = wanted.session.path
+    async with tenant.answering(path) as (kv, length):
         num_before = length or 0
         if num_before:
             top, turn = [], await _later_turn(kv, wanted.turn, prompts)
         else:
             top = [message for message in wanted.turn if message["role"] == "system"]
             turn = [message for message in wanted.turn if message["role"] != "system"]
-            await tenant.tell_name(wanted.session, wanted.session)
+            await tenant.tell_name(path, wanted.session)
         chat = sym.aio.Chat(kv, top, wanted.tools)
         options = _options(wanted)
         if wanted.sampling.sampler.repetition_penalty != 1.0:
@@ -332,12 +333,13 @@ async def _settle(generations: list[AsyncGeneration]) -> None:
                 await each.cancel()
 
 
-async def _save(tenant: Tenant, path: str, kv: sym.KV, num_tokens: int | None, pending: list[int]) -> None:
+async def _save(tenant: Tenant, session: Session, kv: sym.KV, num_tokens: int | None, pending: list[int]) -> None:
     """Make the file at the path this one's fork, cut to so many tokens, with those that are pending, at once.
 
     Nobody sees half of it. A conversation that is being answered keeps its file. The client has its answer all the
     same; with its next request it says the whole again.
     """
+    path = session.path
     directory, _, name = path.rpartition("/")
     new = f"{directory}/.{name}.{secrets.token_hex(4)}.new"
     try:
@@ -348,13 +350,14 @@ async def _save(tenant: Tenant, path: str, kv: sym.KV, num_tokens: int | None, p
             if pending:
                 with suppress(sym.Invalid, sym.OverQuota, sym.NoSpace):  # no room: the client says them again
                     await sym.aio.kv_write(fork, pending)
-            await tenant.tell_name(new, path)
-            async with tenant.saving:
+            await tenant.tell_name(new, session)
+            async with tenant.saving, tenant.talking(path, may_begin=True) as (old, length):
                 try:
-                    async with tenant.talking(path):
-                        await sym.aio.kv_rename(new, path)
-                except sym.NotFound:
                     await sym.aio.kv_rename(new, path)
+                except BaseException:
+                    if length is None:
+                        await sym.aio.kv_remove(old)
+                    raise
         except BaseException:
             await sym.aio.kv_remove(fork)
             raise

@@ -17,7 +17,7 @@ from lips.gateway.engine import Answer, Answers, Wanted
 from lips.gateway.errors import ApiError, anthropic_form
 from lips.gateway.fields import Fields, parse_inner
 from lips.gateway.gateway import Gateway
-from lips.gateway.names import conversation_of, session_path
+from lips.gateway.names import conversation_of, session_for
 from lips.gateway.prompts import Message
 from lips.gateway.sampling import sampling
 from lips.gateway.spoken import hear
@@ -54,7 +54,7 @@ async def messages(request: Request) -> Work:
         tools=told,
         sampling=sampling(_with_stops(fields)),
         grammar=choice.grammar(),
-        session=session_path(tenant, request, fields),
+        session=session_for(tenant, request, fields),
         deadline_s=gateway.settings.answer_s,
         is_streamed=fields.flag("stream"),
     )

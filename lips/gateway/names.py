@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from lips.gateway.fields import Fields
 from lips.gateway.file_names import file_name
-from lips.gateway.tenants import Tenant
+from lips.gateway.tenants import Session, Tenant
 
 _HEADERS = ("x-session-id", "session_id", "session-id")
 _OF_CLAUDE = re.compile(r"session_([0-9a-fA-F-]{8,64})")
@@ -37,13 +37,13 @@ def _session_of(request: Request, fields: Fields) -> str | None:
     return next((each for each in candidates if isinstance(each, str) and each), None)
 
 
-def session_path(tenant: Tenant, request: Request, fields: Fields) -> str | None:
-    """Return the file of the conversation that a request goes on with, or that it is sent for as a whole.
+def session_for(tenant: Tenant, request: Request, fields: Fields) -> Session | None:
+    """Return the conversation that a request goes on with, or that it is sent for as a whole.
 
     A key of the prompt cache is no conversation: its file is in a directory of its own.
     """
     name = conversation_of(fields) or _session_of(request, fields)
     if name is not None:
-        return tenant.session_path(name)
+        return tenant.session(name)
     key = fields.body.get("prompt_cache_key")
-    return f"{tenant.cached}/{file_name(key)}.kv" if isinstance(key, str) and key else None
+    return Session(f"{tenant.cached}/{file_name(key)}.kv") if isinstance(key, str) and key else None

@@ -26,11 +26,11 @@ from lips.gateway.engine import Answers, Wanted
 from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
 from lips.gateway.gateway import Gateway
-from lips.gateway.names import conversation_of, session_path
+from lips.gateway.names import conversation_of, session_for
 from lips.gateway.sampling import sampling
 from lips.gateway.spoken import hear
 from lips.gateway.stored import Stored
-from lips.gateway.tenants import Tenant
+from lips.gateway.tenants import Session, Tenant
 from lips.gateway.tools import Arguments, Call, Choice, Part
 
 log = logging.getLogger(__name__)
@@ -134,8 +134,8 @@ async def _asked(gateway: Gateway, tenant: Tenant, request: Request, fields: Fie
         items = [*before.items, *before.response["output"], *items]
     turns, told_tools = await gateway.prompts.turns(form.messages_of_items(items, instructions), choice.tools)
     how = sampling(Fields({**fields.body, "stop": None, "n": None}), max_tokens_names=("max_output_tokens",))
-    own = stored.kv_path(tenant, response_id) if is_stored else None
-    session = session_path(tenant, request, fields)
+    own = Session(stored.kv_path(tenant, response_id)) if is_stored else None
+    session = session_for(tenant, request, fields)
     wanted = Wanted(
         tokens=() if conversation else await sym.aio.chat_tokens(turns, told_tools),
         turn=turns if conversation else None,
@@ -143,7 +143,7 @@ async def _asked(gateway: Gateway, tenant: Tenant, request: Request, fields: Fie
         sampling=how,
         grammar=choice.grammar() or response_grammar(form.format_of(fields)),
         session=session if conversation else own or session,
-        base=stored.kv_path(tenant, previous) if previous else session,
+        base=Session(stored.kv_path(tenant, previous)) if previous else session,
         deadline_s=gateway.settings.answer_s,
         is_streamed=fields.flag("stream") or fields.flag("background"),
     )

@@ -48,11 +48,12 @@ async def _described(tenant: Tenant, entry: sym.KvEntry) -> dict[str, Any] | Non
     }
 
 
-async def session(request: Request) -> Response:
-    """What was said, as the file has it."""
+async def session(request: Request, more: str = "") -> Response:
+    """What was said, as the file has it. `more`: of the name, behind what the route found of it."""
     tenant, name = await _named(request)
+    name += more
     with tenant.use():
-        async with tenant.up_to_last_turn(tenant.session_path(name)) as kv:
+        async with tenant.up_to_last_turn(tenant.session(name).path) as kv:
             tokens, _ = await sym.aio.kv_read(kv)
         text = await sym.aio.detokenize(tokens) if tokens else ""
     gateway: Gateway = request.app.state.gateway
@@ -66,10 +67,10 @@ async def fork_session(request: Request) -> Response:
     if not isinstance(to, str):
         raise ApiError(400, "to is no text: the fork's name is expected", param="to")
     with tenant.use():
-        async with tenant.up_to_last_turn(tenant.session_path(name)) as kv:
-            path = tenant.session_path(to)
-            await sym.aio.kv_close(await sym.aio.kv_fork(kv, path))
-            await tenant.tell_name(path, path)
+        async with tenant.up_to_last_turn(tenant.session(name).path) as kv:
+            fork = tenant.session(to)
+            await sym.aio.kv_close(await sym.aio.kv_fork(kv, fork.path))
+            await tenant.tell_name(fork.path, fork)
     return Json({"name": to})
 
 
@@ -77,7 +78,7 @@ async def undo_session(request: Request) -> Response:
     """The last question and its answer are cut off."""
     tenant, name = await _named(request)
     with tenant.use():
-        async with tenant.talking(tenant.session_path(name)) as (kv, before):
+        async with tenant.talking(tenant.session(name).path) as (kv, before):
             await sym.aio.Chat(kv).undo()
             after = (await sym.aio.kv_stat(kv)).tokens
     return Json({"tokens": after, "removed": (before or 0) - after})
@@ -86,7 +87,7 @@ async def undo_session(request: Request) -> Response:
 async def remove_session(request: Request) -> Response:
     tenant, name = await _named(request)
     with tenant.use():
-        async with tenant.talking(tenant.session_path(name)) as (kv, _):
+        async with tenant.talking(tenant.session(name).path) as (kv, _):
             await sym.aio.kv_remove(kv)
     return Json({"name": name, "deleted": True})
 
@@ -111,6 +112,8 @@ class _Export(Response):
 
 async def export_session(request: Request) -> Response:
     """The KV image, as `cat` on the mount gives it: `cat` brings it back, also on another machine with this model."""
+    if not request.scope["raw_path"].endswith(b"/export"):  # the slash is encoded: a name ends so
+        return await session(request, "/export")
     tenant, name = await _named(request)
     sessions, directory = tenant.sessions, tenant.place / "sessions"
     snapshot = f".{secrets.token_hex(8)}.new"
@@ -125,7 +128,7 @@ async def export_session(request: Request) -> Response:
             raise
 
     with tenant.use():
-        async with tenant.up_to_last_turn(tenant.session_path(name)) as kv:
+        async with tenant.up_to_last_turn(tenant.session(name).path) as kv:
             await sym.aio.kv_close(await sym.aio.kv_fork(kv, f"{sessions}/{snapshot}"))
         try:
             file, num_bytes = await anyio.to_thread.run_sync(opened)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 import anyio
@@ -19,6 +20,15 @@ ROOT = "gateway"
 LOCAL = "local"
 DEFAULT_QUOTA_BYTES = 1 << 40
 _OPEN_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Where what was said is kept: the file of a conversation, or of a key of the prompt cache."""
+
+    path: str
+    whole_name: str | None = None
+    """The conversation's name, where that of the file is cut."""
 
 
 class Tenant:
@@ -40,7 +50,6 @@ class Tenant:
         self.cache = Cache(max_tokens)
         self._lengths: dict[str, int] = {}  # of conversations that are being answered here, before that turn
         self._kept_names: set[str] = set()
-        self._whole_names: dict[str, str] = {}  # by the cut ones, until a file has them
         self.saving = anyio.Lock()
         """Conversations that were sent as a whole are saved one after the other: the last one stays."""
         self.num_prompt_tokens = self.num_cached_tokens = self.num_completion_tokens = 0
@@ -72,18 +81,14 @@ class Tenant:
         """The directory of prompts that clients gave a key."""
         return f"{self._root}cached"
 
-    def session_path(self, name: str) -> str:
-        """Return the path of a conversation's file."""
-        return f"{self.sessions}/{self.file_of(name)}.kv"
+    def session(self, name: str) -> Session:
+        """Return where a conversation is."""
+        stem = self.file_of(name)
+        return Session(f"{self.sessions}/{stem}.kv", name if is_cut(stem) and stem != name else None)
 
     def file_of(self, name: str) -> str:
         """Return the name of a conversation's file, without its suffix."""
-        if name in self._kept_names:
-            return name
-        found = file_name(name)
-        if is_cut(found):
-            self._whole_names[found] = name
-        return found
+        return name if name in self._kept_names else file_name(name)
 
     async def name_of(self, stem: str) -> str:
         """Return the conversation of a file that is there. A file keeps a name that no rule of today gives."""
@@ -96,9 +101,9 @@ class Tenant:
             self._kept_names.add(name := stem)
         return name
 
-    async def tell_name(self, file: str, path: str) -> None:
-        """Keep with a file the whole name of the conversation that the path is for, where the path's is cut."""
-        name = self._whole_names.pop(PurePath(path).stem, None)
+    async def tell_name(self, file: str, session: Session) -> None:
+        """Keep with a file the whole name of the conversation that it is for, where its own is cut."""
+        name = session.whole_name
         if name is not None:
             place = self.place / PurePath(file).parent.name / PurePath(file).name
             await anyio.to_thread.run_sync(os.setxattr, str(place), ATTRIBUTE, name.encode(errors="replace"))
@@ -137,12 +142,20 @@ class Tenant:
         else:
             raise ApiError(409, f"{_busy(path)}: its name moves all the time", retry_after_s=1)
         try:
-            self._lengths[path] = length = (await sym.aio.kv_stat(kv)).tokens
-            yield kv, None if is_made else length
+            yield kv, None if is_made else (await sym.aio.kv_stat(kv)).tokens
         finally:
-            self._lengths.pop(path, None)
             if not kv.closed:
                 kv.channel.close_soon(kv.give_up())
+
+    @asynccontextmanager
+    async def answering(self, path: str) -> AsyncIterator[tuple[sym.KV, int | None]]:
+        """As `talking`, for a turn, which ends when its client has all of it: until then no reader here sees it."""
+        async with self.talking(path, may_begin=True) as (kv, length):
+            self._lengths[path] = length or 0
+            try:
+                yield kv, length
+            finally:
+                del self._lengths[path]
 
     async def is_at(self, kv: sym.KV, path: str) -> bool:
         """Whether the path still means the open file."""
@@ -155,7 +168,7 @@ class Tenant:
     async def up_to_last_turn(self, path: str) -> AsyncIterator[sym.KV]:
         """A fork of a conversation as its last ended turn left it; nothing waits for a turn that is under way."""
         num_tokens = self._lengths.get(path)
-        async with await sym.aio.kv_fork(path) as kv:
+        async with await sym.aio.kv_fork(path, ended=True) as kv:
             if num_tokens is not None and (await sym.aio.kv_stat(kv)).tokens > num_tokens:
                 await sym.aio.kv_truncate(kv, num_tokens)
             yield kv

@@ -27,6 +27,7 @@ import numpy as np
 
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
+from kvfs.names.content import TurnUnderWay
 from kvfs.pages.table import Reservation
 from libsym.abi import Finish
 from libsym.channel.server import ServerChannel
@@ -167,12 +168,14 @@ class GenerateCall(FileCall):
             self._num_to_emit = self._most_to_emit = min(self._max_tokens or room, room)
 
     def _note_turn(self) -> None:
-        before = None
-        if self._turn_at == -1:
+        content = self.file.content
+        if self._turn_at is None:
+            content.goes_on(None)
             return
-        if self._turn_at is not None:
-            before = np.concatenate((self.file.table.read()[0], self.tokens[: self._turn_at]))
-        self.file.content.goes_on(before)
+        behind = max(0, self._turn_at)
+        if self._turn_at != -1:
+            content.goes_on(np.concatenate((self.file.table.read()[0], self.tokens[:behind])))
+        content.under_way = TurnUnderWay(self.file, self.file.table.length + behind)
 
     def digest(self, rows: Sequence[memoryview[float]]) -> None:
         """Draw from every row that the draft turns out to be right about, and from the first where it is not."""
@@ -265,6 +268,8 @@ class GenerateCall(FileCall):
     def end(self, error: SymError | None) -> None:
         error = self._error if error is None else error
         num_entries = self.file.table.length
+        if self._turn_at is not None and error is None and self._finish is not None:
+            self.file.content.under_way = None
         if error is None:
             early = Finish.DEADLINE if self.is_late else Finish.CANCELLED
             self._output.end(self._finish or early, self._stopped_by, num_entries)

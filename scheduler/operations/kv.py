@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import partial
 
 from kvfs.fs import FileSystem
-from libsym.abi import OPEN_WRITE, Op
+from libsym.abi import FORK_ENDED, OPEN_WRITE, Op
 from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import Invalid
 from scheduler.batch.batch_scheduler import BatchScheduler
@@ -52,7 +52,8 @@ class KvFiles:
     def _fork(self, call: SystemCall) -> Reply:
         lip, request = call.lip, call.request
         source = lip.file(request.handle)
-        return lip.opened(self._fs.kv_fork(lip.credentials, source, text_of(request) or None, mode_of(request)))
+        path, is_ended = text_of(request) or None, bool(request.flags & FORK_ENDED)
+        return lip.opened(self._fs.kv_fork(lip.credentials, source, path, mode_of(request), is_ended=is_ended))
 
     def _stat(self, call: SystemCall) -> Reply:
         lip, request = call.lip, call.request

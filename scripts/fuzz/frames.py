@@ -122,6 +122,7 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.KV_OPEN, 0, 0, (), b"private/" + SECRET_TEXT[:4].encode(), often),
         (Op.KV_CLOSE, 0, 2, (), b"", often),
         (Op.KV_FORK, 0, 1, (0o600,), b"", rare),
+        (Op.KV_FORK, abi.FORK_ENDED, 1, (0o600,), b"", rare),
         (Op.KV_REMOVE, 0, 0, (), b"evil.kv", often),
         (Op.KV_TRUNCATE, 0, 1, (1,), b"", often),
         (Op.KV_STAT, 0, 1, (), b"", often),

@@ -11,10 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
+import anyio
 import httpx
 import pytest
 
 import libsym as sym
+from lips.gateway.engine import _save
+from lips.gateway.tenants import make_tenant
 
 CHAT = "/v1/chat/completions"
 
@@ -101,7 +104,7 @@ def test_a_name_that_a_client_gives_its_session_is_its_files(gateway, http, head
 
 
 @pytest.mark.parametrize(
-    "name", ["a b", "a/b", "a?b", "a%2fb", "50%", ".hidden", "é" * 60, "long " * 100, "q~0123456789abcdef"]
+    "name", ["a b", "a/b", "a?b", "a%2fb", "50%", ".hidden", "é" * 60, "long " * 100, "a/export", "q~0123456789abcdef"]
 )
 def test_a_conversation_of_any_name_is_a_file_of_its_own(http, gateway, name):
     others = {"a b", "a/b", "a%2fb", "a?b"} - {name}
@@ -188,6 +191,7 @@ def test_reading_forking_and_exporting_see_a_conversation_up_to_its_last_ended_t
 
 def test_a_turn_excludes_other_gateways_and_programs(http, gateway, start_gateway):
     say(http, "First.", "shared")
+    before = http.get("/sessions/shared").json()
     body = {"messages": [{"role": "user", "content": "Count."}], "conversation": "shared"}
     other = start_gateway()
     with (
@@ -195,7 +199,13 @@ def test_a_turn_excludes_other_gateways_and_programs(http, gateway, start_gatewa
         other.client() as client,
     ):
         lines = answer.iter_lines()
-        next(lines)
+        for _ in range(20):
+            next(lines)
+        assert client.get("/sessions/shared").json() == before, "up to the last ended turn"
+        client.post("/sessions/shared/fork", json={"to": "fork"})
+        (files(gateway) / "exported.kv").write_bytes(client.get("/sessions/shared/export").content)
+        for name in ("fork", "exported"):
+            assert client.get(f"/sessions/{name}").json()["messages"] == before["messages"]
         assert client.post(CHAT, json={**body, "max_tokens": 2}).status_code == 409
         assert client.delete("/sessions/shared").status_code == 409
         whole = {**body, "conversation": None, "session_id": "shared", "max_tokens": 2}
@@ -273,6 +283,54 @@ def test_requests_of_one_session_at_the_same_time_are_all_answered(http, gateway
         assert set(pool.map(ask, range(24))) == {200}
     assert "many" in names(http)
     assert not [each.name for each in files(gateway).iterdir() if each.name.endswith(".new")]
+
+
+def test_each_of_two_requests_of_a_session_keeps_its_whole_name(http, gateway):
+    name = "long " * 100
+    body = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2, "session_id": name}
+    with http.stream("POST", CHAT, json={**body, "max_tokens": 60, "ignore_eos": True, "stream": True}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        with gateway.client() as other:
+            assert other.post(CHAT, json=body).status_code == 200
+        assert list(lines)
+    until(lambda: http.get(f"/sessions/{quote(name)}").json()["tokens"] > 60)
+    assert names(http) == {name}
+    assert http.post("/sessions/nobody/fork", json={"to": name + "too"}).status_code == 404
+    assert http.post(f"/sessions/{quote(name)}/fork", json={"to": name + "too"}).status_code == 200
+    assert names(http) == {name, name + "too"}
+
+
+def test_a_session_is_not_saved_over_a_turn_that_begins_just_then(gateway_daemon, monkeypatch):
+    """Between the look at who has the name and the saving, the turn makes the file."""
+    kv_open = sym.aio.kv_open
+
+    async def race():
+        tenant = await make_tenant("raced", 1000, None)
+        path = tenant.session("raced").path
+        turn = []
+
+        async def opened(name, flags):
+            try:
+                return await kv_open(name, flags)
+            except sym.NotFound:
+                if not turn:
+                    turn.append(await sym.aio.kv_create(path))
+                    await sym.aio.kv_lock(turn[0])
+                    await sym.aio.kv_write(turn[0], [1, 2, 3])
+                raise
+
+        monkeypatch.setattr(sym.aio, "kv_open", opened)
+        async with await sym.aio.kv_create() as kv:
+            await sym.aio.kv_write(kv, [4, 5])
+            await _save(tenant, tenant.session("raced"), kv, None, [])
+        assert (await sym.aio.kv_read(path))[0] == [1, 2, 3]
+        await sym.aio.kv_remove(turn[0])
+        assert not await sym.aio.kv_list(tenant.sessions)
+
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(gateway_daemon.socket))
+    with sym.connection().use():
+        anyio.run(race)
 
 
 def test_a_conversation_that_could_not_begin_leaves_no_file(http):

@@ -57,6 +57,21 @@ def test_a_tree_of_thoughts_goes_on_with_those_that_the_model_finds_best(lips):
     assert sym.daemon_stat()["num_free_pages"] == free
 
 
+def test_thoughts_of_all_levels_are_drawn_apart(lips, monkeypatch):
+    drawn, generate = [], sym.generate
+
+    def noted(*arguments, **options):
+        drawn.append(generate(*arguments, **options))
+        return drawn[-1]
+
+    monkeypatch.setattr(sym, "generate", noted)
+    root = root_of("Task: Plan a day.")
+    tree_of_thought.think(root, breadth=2, keep=1, depth=3, max_tokens=4)
+    assert len({generation.seed for generation in drawn}) == len(drawn) == 6
+    root.remove()
+    root.kv.close()
+
+
 def test_a_thoughts_score_is_what_the_model_says_without_the_tree(lips):
     root = root_of("Task: Boil an egg.")
     [thought] = tree_of_thought.think(root, breadth=2, keep=1, depth=1, max_tokens=10)

@@ -227,6 +227,30 @@ def test_a_fork_leaves_an_answer_under_way_alone_and_is_as_the_conversation_was_
     assert answer.finish == "length"
 
 
+def test_a_fork_by_another_handle_ends_with_the_last_ended_turn(connected):
+    """So does `Chat.fork`, which `symphony run chat` offers where another talks."""
+    with sym.Chat(sym.kv_create("talked.kv")) as chat, sym.Chat(sym.kv_open("talked.kv", "rw")) as other:
+        first = chat.ask("One?", max_tokens=4).full_text()
+        ended = text_of(chat.kv, chat.pending)
+
+        def forks():
+            return [text_of(other.fork().kv), text_of(sym.kv_fork("talked.kv", ended=True))]
+
+        answer = chat.ask("Two?", max_tokens=900, stop_at_end=False)
+        said = [next(answer) for _ in range(40)]
+        assert text_of(sym.kv_fork("talked.kv")).startswith(f"{ended}\nuser: Two?\nassistant: ")
+        assert forks() == [ended, ended]
+        answer.cancel()
+        assert forks() == [ended, ended], "what was not read may be cut still"
+        chat.settle()
+        second = text_of(chat.kv, chat.pending)
+        assert second == conversation(("One?", first), ("Two?", sym.detokenize(said)))
+        chat.ask("Three?", max_tokens=4).full_text()
+        assert all(text.startswith(second) and "Three?" in text for text in forks()), "it has ended by itself"
+        assert text_of(chat.fork().kv, chat.pending) == text_of(chat.kv, chat.pending)
+    sym.kv_remove("talked.kv")
+
+
 def test_an_answer_that_fills_the_context_is_kept_and_its_file_is_closed(connected):
     with sym.Chat(sym.kv_create("full.kv")) as chat:
         said = chat.ask("One?", max_tokens=10_000).full_text()
