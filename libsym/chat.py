@@ -96,9 +96,12 @@ class Turns(Generic[G]):
         if self.kv.path is not None and not self.kv.is_locked:
             yield from script_of(kv_lock)(self.kv, blocking=False)
             if self.pending and (yield from script_of(kv_stat)(self.kv)).tokens != self._ended_at():
-                log.warning("%s went on without the last %d tokens of this chat", self.kv.name, len(self.pending))
-                self._settled([])
+                self._forget_pending()
         self.kv.talker = weakref.ref(self)
+
+    def _forget_pending(self) -> None:
+        log.warning("%s went on without the last %d tokens of this chat", self.kv.name, len(self.pending))
+        self._settled([])
 
     def _ended_at(self) -> int:
         """The file's length, as the last turn left it."""
@@ -123,8 +126,10 @@ class Turns(Generic[G]):
         turn: list[Message] = [{"role": role, "content": content}] if isinstance(content, str) else list(content)
         yield from self._talk()
         yield from self._end_turn()
-        pending = self.pending
         self._start = (yield from script_of(kv_stat)(self.kv)).tokens
+        if self._pending and self._start != self._length:  # by another handle: locks are advice
+            self._forget_pending()
+        pending = self._pending
         self._first_draw = self._start + len(pending)
         is_users = any(message.get("role") == "user" for message in turn if isinstance(message, Mapping))
         self._turn_at = len(pending) if is_users else GOES_ON

@@ -451,6 +451,17 @@ def test_what_was_pending_has_no_place_where_another_has_gone_on(connected, capl
     chat.close()
 
 
+def test_a_cut_by_another_handle_ends_what_is_pending(connected, caplog):
+    with sym.Chat(sym.kv_create("cut.kv")) as chat, sym.kv_open("cut.kv", "rw") as other:
+        chat.ask("One?", max_tokens=4).full_text()
+        assert chat.pending
+        sym.kv_truncate(other, 5)
+        second = chat.ask("Two?", max_tokens=2).full_text()
+        assert text_of(chat.kv, chat.pending) == f"<bos>user\nuser: Two?\nassistant: {second}"
+    assert "without the last 1 tokens" in caplog.text
+    sym.kv_remove("cut.kv")
+
+
 def test_two_chats_on_one_handle_exclude_each_other(connected):
     for kv in (sym.kv_create(), sym.kv_create("both.kv")):
         first, second = sym.Chat(kv), sym.Chat(kv)
