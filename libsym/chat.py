@@ -132,7 +132,7 @@ class Turns(Generic[G]):
         pending = self._pending
         self._first_draw = self._start + len(pending)
         is_users = any(message.get("role") == "user" for message in turn if isinstance(message, Mapping))
-        self._turn_at = len(pending) if is_users else GOES_ON
+        self._turn_at = len(pending) if is_users or not self._first_draw else GOES_ON
         if self._first_draw:
             tokens = yield from script_of(chat_tokens)(turn, after_answer=True)
         else:

@@ -48,7 +48,7 @@ class Tenant:
         self.make_room: Callable[[], int] = lambda: 0
         """Where the machine has none left, the gateway drops of somebody's cache: gives how many files went."""
         self.cache = Cache(max_tokens)
-        self._lengths: dict[str, int] = {}  # of conversations that are being answered here, before that turn
+        self._lengths: dict[int, int] = {}  # by inode: of conversations that are being answered here, before that turn
         self._kept_names: set[str] = set()
         self.saving = anyio.Lock()
         """Conversations that were sent as a whole are saved one after the other: the last one stays."""
@@ -151,11 +151,12 @@ class Tenant:
     async def answering(self, path: str) -> AsyncIterator[tuple[sym.KV, int | None]]:
         """As `talking`, for a turn, which ends when its client has all of it: until then no reader here sees it."""
         async with self.talking(path, may_begin=True) as (kv, length):
-            self._lengths[path] = length or 0
+            number = (await sym.aio.kv_stat(kv)).ino  # the name may be another file's before it ends
+            self._lengths[number] = length or 0
             try:
                 yield kv, length
             finally:
-                del self._lengths[path]
+                del self._lengths[number]
 
     async def is_at(self, kv: sym.KV, path: str) -> bool:
         """Whether the path still means the open file."""
@@ -167,11 +168,12 @@ class Tenant:
     @asynccontextmanager
     async def up_to_last_turn(self, path: str) -> AsyncIterator[sym.KV]:
         """A fork of a conversation as its last ended turn left it; nothing waits for a turn that is under way."""
-        num_tokens = self._lengths.get(path)
-        async with await sym.aio.kv_fork(path, ended=True) as kv:
-            if num_tokens is not None and (await sym.aio.kv_stat(kv)).tokens > num_tokens:
-                await sym.aio.kv_truncate(kv, num_tokens)
-            yield kv
+        async with await sym.aio.kv_open(path) as file:
+            num_tokens = self._lengths.get((await sym.aio.kv_stat(file)).ino)
+            async with await sym.aio.kv_fork(file, ended=True) as kv:
+                if num_tokens is not None and (await sym.aio.kv_stat(kv)).tokens > num_tokens:
+                    await sym.aio.kv_truncate(kv, num_tokens)
+                yield kv
 
 
 def _busy(path: str) -> str:

@@ -388,6 +388,24 @@ def test_a_new_conversation_whose_file_is_moved_leaves_the_name_to_who_takes_it(
     assert http.get("/sessions/away").json()["tokens"] == 0
 
 
+def test_a_conversation_that_is_moved_during_a_turn_and_one_that_has_its_name_then_are_two(http, gateway):
+    say(http, "First.", "one")
+    before = http.get("/sessions/one").json()
+    body = {"messages": [{"role": "user", "content": "Count."}], "conversation": "one", "stream": True}
+    with http.stream("POST", CHAT, json={**body, "max_tokens": 120, "ignore_eos": True}) as answer:
+        lines = answer.iter_lines()
+        for _ in range(10):
+            next(lines)
+        (files(gateway) / "one.kv").rename(files(gateway) / "away.kv")
+        with gateway.client() as other:
+            say(other, "A question that is longer than the whole turn before it was, by some words.", "one")
+            assert other.get("/sessions/one").json()["messages"][0]["content"].startswith("A question that is longer")
+            assert other.get("/sessions/away").json()["messages"] == before["messages"]
+        assert list(lines)[-2] == "data: [DONE]", "no error follows"
+    until(lambda: http.get("/sessions/away").json()["tokens"] > before["tokens"] + 100)
+    assert len(http.get("/sessions/one").json()["messages"]) == 2
+
+
 def test_a_conversation_has_one_turn_at_a_time(http, gateway):
     body = {"messages": [{"role": "user", "content": "Count."}], "conversation": "busy", "stream": True}
     with http.stream("POST", CHAT, json={**body, "max_tokens": 3000, "ignore_eos": True}) as answer:

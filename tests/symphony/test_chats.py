@@ -138,6 +138,14 @@ def test_where_turns_began_is_noted_with_the_file_and_known_to_a_later_process(c
         sym.kv_remove(name)
 
 
+def test_a_conversation_that_no_user_begins_has_a_turn_all_the_same(connected):
+    chat = sym.Chat(sym.kv_create())
+    chat.ask("Be brief.", role="system", max_tokens=3).full_text()
+    chat.ask("42", role="tool", max_tokens=3).full_text()
+    chat.undo()
+    assert (chat.kv.len(), chat.pending) == (0, [])
+
+
 def test_what_others_append_is_no_part_of_the_turn_that_is_noted(connected):
     """Then the file's tokens say where its last turn begins, as they do of files that nothing is noted with."""
     with sym.Chat(sym.kv_create()) as chat:
