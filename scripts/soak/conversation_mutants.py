@@ -45,8 +45,8 @@ MUTANTS = (
     Mutant(
         "a session is saved whoever talks",
         ENGINE,
-        "                    async with tenant.talking(path):\n                        await",
-        "                    if True:\n                        await",
+        "            async with tenant.saving, tenant.talking(path, may_begin=True) as (old, length):\n",
+        "            async with tenant.saving:\n                length = 0\n",
     ),
     Mutant("a turn that failed stays asked", CHAT, "return answer.is_lost or (", "return False and ("),
     Mutant(
