@@ -106,6 +106,12 @@ class KvFile:
             self.turns = turns
             self.changes += 1
 
+    def turn_ended(self, *, by_itself: bool) -> None:
+        """The call of a turn is over. One that appended nothing is no turn, whatever is written there later."""
+        self.turns = turns_within(self.turns, self.table.length)
+        if by_itself:
+            self.under_way = None
+
     def fitting_turns(self) -> tuple[int, ...]:
         """The lengths that the file had before its last turns, as far as is known."""
         return tuple(fitting(self.turns, self.table.read()[0])) if self.turns else ()

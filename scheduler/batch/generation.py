@@ -268,8 +268,8 @@ class GenerateCall(FileCall):
     def end(self, error: SymError | None) -> None:
         error = self._error if error is None else error
         num_entries = self.file.table.length
-        if self._turn_at is not None and error is None and self._finish is not None:
-            self.file.content.under_way = None
+        if self._turn_at is not None:
+            self.file.content.turn_ended(by_itself=error is None and self._finish is not None)
         if error is None:
             early = Finish.DEADLINE if self.is_late else Finish.CANCELLED
             self._output.end(self._finish or early, self._stopped_by, num_entries)

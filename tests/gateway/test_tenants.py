@@ -89,14 +89,17 @@ def test_neither_sees_the_others_conversations(two):
 def test_who_comes_second_in_a_conversation_of_a_key_is_told_of_no_process(two):
     gateway, keys, _ = two
     body = {"messages": [{"role": "user", "content": "Count."}], "conversation": "busy", "max_tokens": 3000}
-    with gateway.client(keys["ann"]) as ann, gateway.client(keys["ann"]) as other:
-        with ann.stream("POST", CHAT, json={**body, "ignore_eos": True, "stream": True}) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            refused = other.post(CHAT, json=body)
-            assert refused.status_code == 409
-            assert "busy is being answered" in refused.text
-            assert "pid" not in refused.text
+    with (
+        gateway.client(keys["ann"]) as ann,
+        gateway.client(keys["ann"]) as other,
+        ann.stream("POST", CHAT, json={**body, "ignore_eos": True, "stream": True}) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        refused = other.post(CHAT, json=body)
+        assert refused.status_code == 409
+        assert "busy is being answered" in refused.text
+        assert "pid" not in refused.text
 
 
 def test_tokens_are_counted_also_of_a_client_that_goes_away(start_gateway, tmp_path):

@@ -146,6 +146,15 @@ def test_a_conversation_that_no_user_begins_has_a_turn_all_the_same(connected):
     assert (chat.kv.len(), chat.pending) == (0, [])
 
 
+def test_a_turn_that_failed_is_not_noted_whatever_is_written_in_its_place(connected):
+    with sym.Chat(sym.kv_create()) as chat:
+        chat.ask("One?", max_tokens=4).full_text()
+        assert chat.ask("Two?", deadline=1e-6).full_text() == ""
+        chat.settle()
+        sym.kv_write(chat.kv, [*chat.pending, *sym.tokenize(" And a handbook.")])
+        assert sym.kv_stat(chat.kv).turns == [0]
+
+
 def test_what_others_append_is_no_part_of_the_turn_that_is_noted(connected):
     """Then the file's tokens say where its last turn begins, as they do of files that nothing is noted with."""
     with sym.Chat(sym.kv_create()) as chat:
