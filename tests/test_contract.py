@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -102,3 +103,9 @@ def test_the_daemon_runs_without_torch_and_triton():
     loaded = set(json.loads(run_python("import json, sys, symphony.daemon; print(json.dumps(sorted(sys.modules)))")))
     assert "symphony.daemon" in loaded
     assert loaded & {"torch", "triton", "transformers"} == set()
+
+
+def test_each_mutant_of_the_soak_of_conversations_has_its_place_in_the_code():
+    mutants = runpy.run_path(str(ROOT / "scripts/soak/conversation_mutants.py"), run_name="mutants")["MUTANTS"]
+    places = {mutant.what: (ROOT / mutant.file).read_text().count(mutant.old) for mutant in mutants}
+    assert set(places.values()) == {1}, places
