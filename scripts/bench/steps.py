@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
-sys.path.append(str(Path(__file__).resolve().parent / "attacks"))
+sys.path.append(str(Path(__file__).resolve().parent / "crowds"))
 
 from attacked import ROOT, processor
 from steps_bench import Bench, benched

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.append(str(Path(__file__).resolve().parent / "attacks"))
+sys.path.append(str(Path(__file__).resolve().parent / "crowds"))
 
 from attacked import Attacked, attacked
 from load import Others, cpu_s, wait_for_quiet

@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[3]))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "attacks"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "crowds"))
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import branches

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[3]))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "attacks"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "crowds"))
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import plain

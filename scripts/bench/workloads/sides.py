@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "attacks"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "crowds"))
 
 from attacked import ROOT, Attacked, attacked
 from kinds import Job

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Processes that connect as fast as they can and never say a word: what is left for other users.
 
-    .venv/bin/python scripts/bench/attacks/handshakes.py [--tree CHECKOUT] [--processes 8] [--seconds 3]
+    .venv/bin/python scripts/bench/crowds/handshakes.py [--tree CHECKOUT] [--processes 8] [--seconds 3]
 
 They are one user's (root starts this). Another user creates files on the mount meanwhile, a third one connects.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Stat loops of one user beside another user's `stat`, while the model computes: only then does the mount keep a pace.
 
-    .venv/bin/python scripts/bench/attacks/stats.py [--tree OTHER_CHECKOUT] [--loops 8] [--seconds 6]
+    .venv/bin/python scripts/bench/crowds/stats.py [--tree OTHER_CHECKOUT] [--loops 8] [--seconds 6]
 
 Prints what a stat takes the victim, who makes one every 20 ms, and one who makes them without a pause; alone and beside
 the loops; and how many the loops get. Needs root, to be several users.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tasks of one program that each fork a file and make one `pred()`: how many get a distribution.
 
-    .venv/bin/python scripts/bench/attacks/many_tasks.py [--tree CHECKOUT] [--model smollm2] [--tasks 1000]
+    .venv/bin/python scripts/bench/crowds/many_tasks.py [--tree CHECKOUT] [--model smollm2] [--tasks 1000]
 
 A task looks at its row and drops it, so the program as a whole holds no row for longer than that: none may fail.
 """

@@ -1,4 +1,4 @@
-"""A daemon of an attack's own, from this checkout or another one, and who attacks it."""
+"""A daemon of a crowd's own, from this checkout or another one, and who crowds it."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class Attacked:
 
 
 def arguments(description: str | None, model: str = "tiny") -> argparse.ArgumentParser:
-    """What every attack takes; it may add its own."""
+    """What every crowd takes; it may add its own."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tree", type=Path, default=ROOT, help="the built checkout whose daemon is attacked")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the built checkout whose daemon is crowded")
     parser.add_argument("--model", default=model)
     return parser
 
 
 @contextmanager
 def attacked(args: argparse.Namespace, *options: str) -> Iterator[Attacked]:
-    """Serve until the attack is over; every user may reach the socket and the mount."""
+    """Serve until the crowd has gone; every user may reach the socket and the mount."""
     with tempfile.TemporaryDirectory() as directory:
         where = Path(directory)
         where.chmod(0o755)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Requests that wait with a payload of 1 MB each: what the daemon's memory comes to, and goes back to.
 
-    .venv/bin/python scripts/bench/attacks/large_requests.py [--tree CHECKOUT]
+    .venv/bin/python scripts/bench/crowds/large_requests.py [--tree CHECKOUT]
 
 One connection has a thousand locks under way, with payloads that mean nothing, and makes 200 small `pred()`s;
 another has a thousand `pred()`s with masks of 1 MB under way, behind a generation. Then they go.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """One ordinary user decodes in more loops than a step has seats; another user makes calls of three tokens meanwhile.
 
-    .venv/bin/python scripts/bench/attacks/crowd.py [--generations 600] [--priority 100] [--calls 10] [--tree CHECKOUT]
+    .venv/bin/python scripts/bench/crowds/crowd.py [--generations 600] [--priority 100] [--calls 10] [--tree CHECKOUT]
 
 What is wanted: each of the other user's calls is answered within a few steps, whatever the first one's priority is.
 """
