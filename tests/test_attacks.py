@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ATTACKS = [
     "caches",
     "shared_names",
+    "dates",
 ]
 
 pytestmark = [

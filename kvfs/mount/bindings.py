@@ -20,6 +20,7 @@ from kvfs.mount import shim
 from kvfs.mount.control_handlers import ControlHandlers
 from kvfs.mount.handlers import FileHandlers
 from kvfs.mount.requests import Requests
+from kvfs.names.inode import MAX_TIME_NS, MIN_TIME_NS
 from kvfs.names.tree import CONTROL_NAME, ROOT_NUMBER
 
 _NS = 1_000_000_000
@@ -105,7 +106,7 @@ def _bind_attributes(requests: Requests, routes: _Routes) -> None:
 
     def setattr_(request: Any, number: int, fields: int, has_file: int, fh: int, *values: int) -> int:
         *others, atime_s, atime_ns, mtime_s, mtime_ns = values
-        times_ns = (atime_s * _NS + atime_ns, mtime_s * _NS + mtime_ns)
+        times_ns = (_time_ns(atime_s, atime_ns), _time_ns(mtime_s, mtime_ns))
         handle = fh if has_file else None
         return paced(slow, whose(number).setattr, request, number, fields, handle, *others, *times_ns)
 
@@ -126,6 +127,11 @@ def _bind_attributes(requests: Requests, routes: _Routes) -> None:
     shim.bind("setattr", setattr_)
     for callback in (getxattr, setxattr, removexattr):
         shim.bind(callback.__name__, callback)
+
+
+def _time_ns(seconds: int, nanoseconds: int) -> int:
+    """A time that a user sets. Outside of the range it becomes the nearest in it, as on other file systems."""
+    return min(max(seconds * _NS + nanoseconds, MIN_TIME_NS), MAX_TIME_NS)
 
 
 def _bind_others(requests: Requests, routes: _Routes) -> None:

@@ -19,6 +19,9 @@ from libsym.errors import NoAccess, NotPermitted
 READ, WRITE, SEARCH = 4, 2, 1
 """The bits of one class of a mode."""
 
+MIN_TIME_NS, MAX_TIME_NS = -(1 << 63), (1 << 63) - 1
+"""The first and the last time that an inode can have, in 1677 and in 2262: the index and frames have 64 bits for it."""
+
 _KINDS = {
     stat.S_IFDIR: "dir",
     stat.S_IFREG: "file",
