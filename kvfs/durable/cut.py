@@ -6,7 +6,7 @@ need are needed from the cut on, those that only the old rows need until the com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvfs.durable.index import Rows
-from kvfs.durable.journal import Journal, NameChange, entries_needed, is_gone
+from kvfs.durable.journal import OPERATIONS_A_CUT, Journal, NameChange, entries_needed, is_gone
 from kvfs.durable.records import (
     ENTRY_BYTES,
     SlotRecord,
@@ -102,6 +102,8 @@ class Cutter:
         self._gone_slots: list[tuple[int, int]] = []  # whose rows the next commit removes
         self.known: dict[int, Known] = {}
         self._kept_next_inode = 0
+        self.when_left_out: Callable[[Inode, Exception], None] = lambda _inode, _error: None
+        """Told of each inode that a commit could not write."""
         journal.num_names_kept = lambda inode: self._known(inode).num_names
 
     def durable_length(self, kv: KvFile) -> int:
@@ -109,7 +111,9 @@ class Cutter:
         return self._pool.on_disk.durable_length(kv.table.pages, kv.table.length, PAGE_ENTRIES)
 
     def is_ready(self, put: NamePut) -> bool:
-        """Whether the name may be committed: the file has on disk what it had when it got it."""
+        """Whether the name may be committed: the file can be written, and has on disk what it had when it got it."""
+        if put.after in self._journal.left_out:
+            return False
         needed = entries_needed(put)
         if not needed:
             return True
@@ -123,6 +127,9 @@ class Cutter:
         puts = [put for change in changes for put in change.puts if not self.is_ready(put)]
         return [put.after.content for put in puts if put.after is not None and isinstance(put.after.content, KvFile)]
 
+    def _are_ready(self, changes: Iterable[NameChange]) -> bool:
+        return all(self.is_ready(put) for change in changes for put in change.puts)
+
     def holding_up(self, inode: Inode) -> list[KvFile]:
         """Files whose entries have to be on disk before all of an inode's names can be."""
         return self.unready(self._journal.closure([inode], self._journal.prefix(self.is_ready)))
@@ -130,31 +137,85 @@ class Cutter:
     def take(self, wanted: Iterable[Inode], next_inode: int, num_others: int = 0, *, is_full: bool = False) -> Cut:
         """All that `wanted` depends on and is ready, what is at the front of the journal, and some others.
 
-        `is_full`: the disk is, so what is ready does not wait for what is not.
+        `is_full`: the disk is, so what is ready does not wait for what is not. An inode that can't be written is left
+        out, with the names that lead to it: then the cut is taken anew.
         """
-        cut = Cut(number=self._journal.number)
         wanted = [inode for inode in wanted if inode.names or inode.parent is not None]
-        prefix = (self._journal.apart if is_full else self._journal.prefix)(self.is_ready)
-        cut.changes = self._with_closures(prefix, wanted)
-        touched = self._take_names(cut)
-        dirty = self._journal.dirty
-        first = islice(dirty, None if is_full else 4 * num_others)
-        others = tuple(islice((each for each in first if is_gone(each) or self._is_named(cut, each)), num_others))
-        gone = [each for each in others if is_gone(each)]
-        written = [
-            inode
-            for inode in dict.fromkeys([*touched, *wanted, *self._journal.directories_above(wanted), *others])
-            if self._is_named(cut, inode) and (inode in dirty or not self._known(inode).num_names)
-        ]
-        cut.inodes = self._journal.take(cut.changes, {*written, *gone})
-        for inode in written:
-            self._write(cut, inode)
+        while True:
+            cut, unwritable = self._take(wanted, num_others, is_full=is_full)
+            if not unwritable:
+                break
+            self.failed(cut)
+            self.leave_out(unwritable)
         for identity, slots in _by_identity(cut.new_slots):
             self._slots[identity].need(slots)
         cut.rows.gone_slots, self._gone_slots = self._gone_slots, []
         if next_inode != self._kept_next_inode and cut.rows.count:
             cut.rows.next_inode = next_inode
         return cut
+
+    def _take(self, wanted: list[Inode], num_others: int, *, is_full: bool) -> tuple[Cut, dict[Inode, Exception]]:
+        """A cut, apart from what concerns slots; and the inodes that it should have and can't."""
+        left_out = self._journal.left_out
+        for inode in [each for each in left_out if is_gone(each)]:
+            del left_out[inode]
+        cut = Cut(number=self._journal.number)
+        if is_full:
+            prefix = self._journal.apart(self.is_ready)
+        elif left_out:
+            prefix = self._journal.apart(self.is_ready, OPERATIONS_A_CUT)
+        else:
+            prefix = self._journal.prefix(self.is_ready)
+        cut.changes = self._with_closures(prefix, wanted)
+        touched = self._take_names(cut)
+        dirty = self._journal.dirty
+        writable = (inode for inode in dirty if inode not in left_out)
+        first = islice(writable, None if is_full else 4 * num_others)
+        others = tuple(islice((each for each in first if is_gone(each) or self._is_named(cut, each)), num_others))
+        gone = [each for each in others if is_gone(each)]
+        written = [
+            inode
+            for inode in dict.fromkeys([*touched, *wanted, *self._journal.directories_above(wanted), *others])
+            if inode not in left_out
+            and self._is_named(cut, inode)
+            and (inode in dirty or not self._known(inode).num_names)
+        ]
+        cut.inodes = self._journal.take(cut.changes, {*written, *gone})
+        return cut, self._write_all(cut, written)
+
+    def _write_all(self, cut: Cut, inodes: Iterable[Inode]) -> dict[Inode, Exception]:
+        """Write what can be written; the rest, each with the reason."""
+        unwritable: dict[Inode, Exception] = {}
+        for inode in inodes:
+            try:
+                self._write(cut, inode)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this inode's alone
+                unwritable[inode] = error
+        return unwritable
+
+    def leave_out(self, unwritable: dict[Inode, Exception]) -> None:
+        """Commits go on without some inodes."""
+        for inode, error in unwritable.items():
+            self._journal.left_out[inode] = repr(error)
+            self.when_left_out(inode, error)
+
+    def try_again(self, inodes: Iterable[Inode]) -> None:
+        """Commits may have what they left out, as far as it can be written by now."""
+        left_out, trial = self._journal.left_out, Cut()
+        tried = [inode for inode in inodes if inode in left_out]
+        unwritable = self._write_all(trial, (inode for inode in tried if not is_gone(inode)))
+        self.failed(trial)
+        for inode in tried:
+            if inode not in unwritable:
+                del left_out[inode]
+
+    def left_out(self, wanted: Inode | None = None) -> Inode | None:
+        """An inode that commits leave out, if there is one: any, or one that holds up the names of `wanted`."""
+        found = self._journal.left_out
+        if wanted is None:
+            return next((each for each in found if not is_gone(each)), None)
+        puts = (put for change in self._journal.closure([wanted]) for put in change.puts)
+        return next((each for each in (wanted, *(put.after for put in puts)) if each in found), None)
 
     def forget_slots(self, identity: int, slots: IntArray) -> None:
         """They are free: the next commit removes their rows."""
@@ -167,9 +228,9 @@ class Cutter:
         if not wanted or len(prefix) == len(self._journal.operations):
             return prefix
         closure = self._journal.closure(wanted, prefix)
-        if self.unready(closure):
+        if not self._are_ready(closure):
             alone = [self._journal.closure([inode], prefix) for inode in wanted]
-            closure = [change for each in alone if not self.unready(each) for change in each]
+            closure = [change for each in alone if self._are_ready(each) for change in each]
         return sorted({*prefix, *closure}, key=lambda change: change.number)
 
     def _take_names(self, cut: Cut) -> list[Inode]:
@@ -277,7 +338,6 @@ class Cutter:
         for page, slot in zip(pages.tolist(), slots.tolist(), strict=True):
             if slot in recorded:
                 continue
-            recorded.add(slot)
             kept = int(pool.on_disk.kept[page])
             entries = np.zeros((2, PAGE_ENTRIES), np.dtype("<i4"))
             entries[0, :kept], entries[1, :kept] = pool.tokens[page, :kept], pool.positions[page, :kept]
@@ -286,6 +346,7 @@ class Cutter:
             cut.rows.slots.append(
                 (identity, slot, signed(record.check), kept, record.entries, slot_check(identity, record))
             )
+            recorded.add(slot)
 
     # When the commit is over
 

@@ -8,6 +8,7 @@ overtakes them, with all that it depends on: an fsync waits for no other file's 
 
 from __future__ import annotations
 
+import math
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class Journal(Changes):
         """By number, in order."""
         self._about: dict[_Thing, dict[int, NameChange]] = {}
         """Operations by what they say something of: a name, an inode, or (in a tuple) what is in a directory."""
+        self.left_out: dict[Inode, str] = {}
+        """Inodes that a commit could not write, each with the reason. Names that lead to them wait."""
         self.number = 0
         """Of the last change, of any kind."""
         self.when_changed: Callable[[], None] = lambda: None
@@ -82,7 +85,12 @@ class Journal(Changes):
         return not self.dirty and not self.operations
 
     def num_left(self, number: int) -> int:
-        """How much is not kept yet; 0 if nothing of it has changed by this number."""
+        """How much is not kept yet; 0 if nothing of it has changed by this number. As long as something is left out,
+        later changes do not count: so the number shows whether there is progress.
+        """
+        if self.left_out:
+            changes = (*self.operations, *self.dirty.values())
+            return sum(each <= number for each in changes)
         first = next(iter(self.operations), number + 1)
         is_left = first <= number or any(since <= number for since in self.dirty.values())
         return len(self.operations) + len(self.dirty) if is_left else 0
@@ -119,15 +127,18 @@ class Journal(Changes):
                 num_safe = len(taken)
         return taken[:num_safe]
 
-    def apart(self, is_ready: Callable[[NamePut], bool]) -> list[NameChange]:
-        """All operations that are ready, and depend on none that is not: for a disk that is full.
+    def apart(self, is_ready: Callable[[NamePut], bool], most: float = math.inf) -> list[NameChange]:
+        """The operations, up to `most`, that are ready, and depend on none that is not.
 
-        What is removed behind a file that does not fit has to be forgotten, or there would never be room again.
+        On a full disk, what is removed behind a file that does not fit has to be forgotten, or there would never be
+        room again. A file that can't be written holds up nothing but what depends on it.
         """
         held = _Held()
         while True:
             taken, num_names = list[NameChange](), dict[Inode, int]()
             for change in self.operations.values():
+                if len(taken) >= most:
+                    break
                 if held.holds(change) or not all(map(is_ready, change.puts)):
                     held.add(change)
                     continue
@@ -219,11 +230,16 @@ class Journal(Changes):
 
     def first_operations(self) -> list[NameChange]:
         """Those that the next commit may take."""
-        return list(islice(self.operations.values(), OPERATIONS_A_CUT))
+        changes = self.operations.values()
+        return list(islice((change for change in changes if not self.waits(change)), OPERATIONS_A_CUT))
+
+    def waits(self, change: NameChange) -> bool:
+        """Whether it gives a name to a file that can't be written."""
+        return any(put.after in self.left_out for put in change.puts)
 
     def first_dirty(self, count: int) -> list[Inode]:
-        """Those that have been dirty longest."""
-        return list(islice(self.dirty, count))
+        """Those that have been dirty longest, and can be written."""
+        return list(islice((inode for inode in self.dirty if inode not in self.left_out), count))
 
 
 class _Held:

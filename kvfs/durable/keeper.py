@@ -65,6 +65,10 @@ SYNCS_A_CUT = 32
 """A cut holds the trio thread for some 40 µs an inode; who does not come into this commit comes into the next."""
 
 
+class _LeftOut(SymError):  # noqa: N818 - as the errors of libsym
+    """An inode can't be written, whatever the disk does: commits leave it out."""
+
+
 @dataclass(slots=True, eq=False)
 class _Asked:
     """Somebody waits for a commit."""
@@ -143,6 +147,7 @@ class Keeper:
         self._files: dict[int, SlotFile] = {}
         self.slots = {identity: Slots() for identity in kept.facts}  # also where no file has a page
         self._cutter = Cutter(volume.pool, journal, self.slots, own, volume.bits)
+        self._cutter.when_left_out = self._note_left_out
         restored = Restorer(volume, kept, own).run()
         for identity in kept.facts:
             self._files[identity] = state.slot_file(identity, kept.facts[identity])
@@ -168,6 +173,7 @@ class Keeper:
         self._num_commits = 0
         self._error = ""
         self._is_full = False
+        self._is_running = False
         volume.storage = self
         self.pages_in.progressed = self.pages_out.progressed = volume.pager.progressed
         volume.pool.cold = self.pages_in
@@ -230,15 +236,18 @@ class Keeper:
             is_whole = self._cutter.knows(inode, wanted.extent)
             return 0 if is_whole and not self._journal.concerns(inode, number) else 1
 
+        self._cutter.try_again((inode,))
         while True:
             for each in (inode.content, *self._cutter.holding_up(inode)):
                 await self._write_or_make_room(each)
             if not await self._commit(num_left, (inode,)):
                 return
+            self._require_written(inode)
 
     async def sync_all(self) -> None:
         """Everything that there was when this was called. What an error keeps from the disk holds up nothing else."""
         number = self._journal.number
+        self._cutter.try_again(tuple(self._journal.left_out))
         files: deque[_Wanted] = deque()
         for place, inode in enumerate(dict.fromkeys([*self._committing.inodes, *self._journal.dirty])):
             files.append(_Wanted(inode))
@@ -259,7 +268,19 @@ class Keeper:
                 raise error
             if not left:
                 return
+            if left == before:
+                self._require_written()
             before = left
+
+    def _require_written(self, inode: Inode | None = None) -> None:
+        """EIO: an inode (this one, or one that holds it up) is left out of all commits."""
+        left_out = self._cutter.left_out(inode)
+        if left_out is not None:
+            raise _LeftOut(self._why_left_out(left_out), errno.EIO)
+
+    def _why_left_out(self, inode: Inode) -> str:
+        path = self._volume.tree.path_of(inode)
+        return f"{path} is left out of what is kept, for it can't be written: {self._journal.left_out[inode]}"
 
     def require_room(self, num_bytes: int) -> None:
         room = self._room_bytes()
@@ -289,14 +310,18 @@ class Keeper:
         for inode in self._expiring:
             self._volume.resume_expiry(inode)
         self._expiring = []
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self.jobs.run)
-            await nursery.start(self._volume.pager.run)
-            self._volume.pager.start(self)
-            nursery.start_soon(self._commit_for_ever)
-            nursery.start_soon(self._write_back_for_ever)
-            nursery.start_soon(self._pin_again)
-            task_status.started()
+        self._is_running = True
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.jobs.run)
+                await nursery.start(self._volume.pager.run)
+                self._volume.pager.start(self)
+                nursery.start_soon(self._commit_for_ever)
+                nursery.start_soon(self._write_back_for_ever)
+                nursery.start_soon(self._pin_again)
+                task_status.started()
+        finally:
+            self._is_running = False
 
     async def _pin_again(self) -> None:
         """What is pinned comes into memory again: a millisecond for each file, in turns with others."""
@@ -308,14 +333,16 @@ class Keeper:
 
     async def drain(self, limit_s: float = math.inf) -> list[str]:
         """Keep everything that has a name, as the daemon ends, what has waited longest first. The names of what is not
-        kept, because the disk fails, or in this time.
+        kept, because the disk fails, or in this time, or because it is an error of the storage that ends the daemon.
         """
-        why = f"{limit_s:.3g} s were not enough"
-        with trio.move_on_after(limit_s):
-            try:
-                return await self._drained()
-            except SymError as error:
-                why = str(error)
+        why = "an error has ended the storage"
+        if self._is_running:
+            why = f"{limit_s:.3g} s were not enough"
+            with trio.move_on_after(limit_s):
+                try:
+                    return await self._drained()
+                except SymError as error:
+                    why = str(error)
         names = self.unsynced_names()
         for first in range(0, len(names), NAMES_A_LINE):
             some = names[first : first + NAMES_A_LINE]
@@ -355,6 +382,7 @@ class Keeper:
         return sorted(tree.path_of(inode) for inode in dirty | named if inode.names)
 
     def statistics(self) -> StorageStatistics:
+        left_out = self._cutter.left_out()
         return StorageStatistics(
             self._used_bytes(),
             self._disk_limit_bytes,
@@ -363,7 +391,7 @@ class Keeper:
             self._num_commits,
             self.pages_out.num_bytes,
             self.pages_in.num_bytes,
-            self._error,
+            self._error or ("" if left_out is None else self._why_left_out(left_out)),
         )
 
     def _room_bytes(self) -> int | None:
@@ -388,6 +416,8 @@ class Keeper:
                 await trio.sleep(LOOK_S)
             try:
                 await self.sync_all()
+            except _LeftOut:  # which the log has
+                await trio.sleep(AGAIN_S)
             except SymError as error:
                 self._failed(error)
                 await trio.sleep(AGAIN_S)
@@ -419,9 +449,10 @@ class Keeper:
         """The bytes of a file onto the disk."""
         try:
             await self._write_now(content)
-        except SymError as error:
-            self._failed(error)
-            raise
+        except Exception as error:
+            ours = as_ours(error)
+            self._failed(ours)
+            raise ours from error
 
     async def _write_now(self, content: Content | None) -> None:
         if isinstance(content, KvFile):
@@ -474,15 +505,12 @@ class Keeper:
     async def _commit_once(self, wanted: Iterable[Inode], num_others: int) -> SymError | None:
         """Why it failed."""
         cut = self._cutter.take(wanted, self._volume.tree.next_number, num_others, is_full=self._is_full)
+        self._committing = cut  # where an exception ends the storage, too: what it has is in the journal no more
         self._backing.update(cut.new_backing)
         covered = self.pages_out.begin_sync()
-        if cut.is_empty and not covered.size:
-            return None
-        self._committing = cut
-        try:
-            return await self._make_durable(cut, covered)
-        finally:
-            self._committing = Cut()
+        error = None if cut.is_empty and not covered.size else await self._make_durable(cut, covered)
+        self._committing = Cut()
+        return error
 
     async def _make_durable(self, cut: Cut, covered: IntArray) -> SymError | None:
         job = self.jobs.start(lambda: self._sync_slots() if covered.size else None)
@@ -552,6 +580,10 @@ class Keeper:
         self.slots[identity].disown(slots)
         if self.slots[identity].num_freed * self._files[identity].slot_bytes > GIVE_BACK_BYTES:
             self._something_dirty.set()  # of files without a name nothing else is ever committed
+
+    def _note_left_out(self, inode: Inode, error: Exception) -> None:
+        path = self._volume.tree.path_of(inode)
+        log.error("%s", self._why_left_out(inode), extra={"file": path}, exc_info=error)
 
     def _failed(self, error: SymError) -> None:
         if str(error) != self._error:
