@@ -270,6 +270,8 @@ def _misfits_of_device(config: Config) -> Iterator[Unfit]:
 
 def _value(key: str, value: Any) -> Any:
     """Unfit: it is of the wrong kind."""
+    if isinstance(value, str | Path) and any("\ud800" <= each <= "\udfff" for each in str(value)):
+        raise Unfit(f"{key} is {str(value)!r}: a text in UTF-8 needed", key)  # logs and status files have it, too
     if key in ("mount", "socket", "state", "mount_helper"):
         return _path(key, value)
     if key in ("kv_memory", "gpu_memory", "disk", "quota"):

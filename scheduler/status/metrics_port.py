@@ -16,7 +16,6 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from http import HTTPStatus
 
 import h11
@@ -79,25 +78,30 @@ class MetricsPort:
             oldest = next(iter(self._serving))
             del self._serving[oldest]
             oldest.cancel()
-        gone = suppress(OSError, trio.BrokenResourceError)
-        with connection, trio.move_on_after(DEADLINE_S) as scope, gone:
+        with connection, trio.move_on_after(DEADLINE_S) as scope:
             self._serving[scope] = None
             try:
                 await self._answer(connection)
+            except (OSError, trio.BrokenResourceError):
+                pass  # it has gone
+            except Exception:
+                log.exception("connection for metrics dropped")  # a defect of ours, and no more than that
             finally:
                 self._serving.pop(scope, None)
 
     async def _answer(self, connection: trio.socket.SocketType) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_BYTES)
+        request = None
         try:
             request = await _request(http, connection)
-        except h11.RemoteProtocolError as error:
-            await _send(http, connection, error.error_status_hint, f"{error}\n".encode())
-        else:
             if request is None:
                 return
+            http.next_event()  # so that a request without a body is over
             status, text = self._told_for(request)
-            await _send(http, connection, status, text, has_text=request.method != b"HEAD")
+        except h11.RemoteProtocolError as error:
+            status, text = error.error_status_hint, f"{error}\n".encode()
+        has_text = request is None or request.method != b"HEAD"
+        await _send(http, connection, status, text, has_text=has_text)
         if http.their_state not in (h11.DONE, h11.MUST_CLOSE):
             await _read_to_the_end(connection)
 
@@ -122,12 +126,11 @@ async def _request(http: h11.Connection, connection: trio.socket.SocketType) -> 
     """None: the client has gone."""
     while (event := http.next_event()) is h11.NEED_DATA:
         http.receive_data(await connection.recv(MAX_REQUEST_BYTES))
-    http.next_event()  # so that a request without a body is over
     return event if isinstance(event, h11.Request) else None
 
 
 async def _send(
-    http: h11.Connection, connection: trio.socket.SocketType, status: int, text: bytes, *, has_text: bool = True
+    http: h11.Connection, connection: trio.socket.SocketType, status: int, text: bytes, *, has_text: bool
 ) -> None:
     """The answer, and that nothing follows it."""
     headers = [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(text))), ("Connection", "close")]

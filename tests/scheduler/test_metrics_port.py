@@ -192,3 +192,29 @@ def test_without_a_port_there_is_none():
     off = MetricsPort(None, str)
     assert off.number is None
     trio.run(off.run)
+
+
+BAD_BODY = "Transfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_a_body_that_is_none_harms_nobody(port, method):
+    """A HEAD has no room for what is wrong with its body: the answer ended the daemon."""
+
+    async def scenario():
+        answer = await port.ask(get(method=method, more=BAD_BODY) + "no size\r\n")
+        assert answer.startswith("HTTP/1.1 400 ")
+        assert "made" in await port.ask(get())
+
+    port.run(scenario)
+
+
+def test_a_text_that_can_not_be_made_costs_that_connection_alone(port, caplog):
+    async def scenario():
+        port.served._text = lambda: "\ud800"
+        assert await port.ask(get()) == ""
+        port.served._text = lambda: "made again"
+        assert "made again" in await port.ask(get())
+
+    port.run(scenario)
+    assert "connection for metrics dropped" in caplog.text

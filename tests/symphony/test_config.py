@@ -127,6 +127,13 @@ def test_an_error_names_file_line_and_key(tmp_path, text, line, says):
     assert says in str(raised.value)
 
 
+@pytest.mark.parametrize("key", ["model", "mount", "state", "socket", "policy"])
+def test_what_is_no_text_in_utf_8_is_refused(key):
+    """A word of the command line that is none has surrogates in it, which no log and no status file takes."""
+    with pytest.raises(Invalid, match=f"^{key} is '/a.udcff': a text in UTF-8 needed"):
+        load(None, {key: "/a\udcff"})
+
+
 def test_what_the_command_line_says_is_no_error_of_the_file(tmp_path):
     path = tmp_path / "symphony.toml"
     path.write_text("threads = 3\n")

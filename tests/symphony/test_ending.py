@@ -56,6 +56,21 @@ class HungDecoder(backends.CpuDecoder):
 backends.CpuDecoder = HungDecoder
 sys.exit(main())
 """
+FAILING_COMMIT = """
+import sys
+from kvfs.durable.cut import Cutter
+from symphony.cli import main
+
+take = Cutter.take
+
+def planted(cutter, wanted, *rest, **named):
+    if any(name == b"planted" for inode in wanted for _, name in inode.names):
+        raise RuntimeError("planted")
+    return take(cutter, wanted, *rest, **named)
+
+Cutter.take = planted
+sys.exit(main())
+"""
 
 
 HANGUP = """
@@ -177,3 +192,20 @@ def test_on_a_full_disk_the_rest_is_named_at_once(start_daemon, tmp_path):
         assert 0 < len(shorter) < len(found) == 28
         assert shorter <= set(re.findall(r"/late\d+\.kv", log)), "what is not named is whole"
         assert daemon.stop() == 0
+
+
+def test_a_commit_that_fails_ends_the_whole_daemon_and_names_what_is_lost(start_daemon, tmp_path):
+    daemon = start_daemon(*TINY, command=[sys.executable, "-c", FAILING_COMMIT])
+    daemon.process.stdin.close()
+    daemon.shell("echo kept > kv/kept && sync kv/kept && echo lost > kv/planted")
+    began_s = time.monotonic()
+    assert daemon.shell("sync kv/planted", check=False).returncode
+    assert daemon.process.wait(AT_ONCE_S) == 1
+    assert time.monotonic() - began_s < AT_ONCE_S, "and does not wait --drain for commits that never come"
+    log = daemon.log.read_text()
+    assert "RuntimeError: planted" in log
+    assert "not kept: /planted: an error has ended the storage" in log
+    assert_nothing_is_left(daemon.mount, daemon.socket, tmp_path / "state")
+    daemon = start_daemon(*TINY)
+    assert daemon.shell("cat kv/kept").stdout == "kept\n"
+    assert daemon.stop() == 0
