@@ -12,6 +12,7 @@ ATTACKS = [
     "caches",
     "shared_names",
     "dates",
+    "metrics",
 ]
 
 pytestmark = [

@@ -29,14 +29,14 @@ ANSWER_S = 30
 """A command that takes longer hangs."""
 
 _BECOME = """
-import os, sys, time
+import array, encodings.idna, errno, json, os, select, signal, socket, struct, subprocess, sys, threading, time
 import libsym as sym
 uid = int(sys.argv.pop(1))
 os.setgroups([])
 os.setresgid(uid, uid, uid)
 os.setresuid(uid, uid, uid)
 """
-"""Before a user's code: modules are found as root finds them, wherever the checkout lies."""
+"""Before a user's code. These modules are there even where the user may read neither Python nor the checkout."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def as_user(
 ) -> subprocess.CompletedProcess[str]:
     """Run Python code, or a command, as a user without groups; its output is text.
 
-    Code has `os`, `sys`, `time` and `sym`, and its `arguments` from `sys.argv[1]` on. A command that hangs for ANSWER_S
-    raises subprocess.TimeoutExpired.
+    Code has `sym` and the modules of `_BECOME`, and its `arguments` from `sys.argv[1]` on. A command that hangs for
+    ANSWER_S raises subprocess.TimeoutExpired.
     """
     how = {"capture_output": True, "text": True, "timeout": ANSWER_S, "cwd": "/", **how}
     how.setdefault("env", served.environment if served else os.environ | {"PYTHONPATH": str(ROOT)})
