@@ -49,6 +49,23 @@ def test_modes_owners_and_times_are_kept(mount: Mount) -> None:
     assert mount.sh("stat -c '%a %g' d/f d/d").split() == ["644", "34", "2755", "34"]
 
 
+@pytest.mark.parametrize(
+    ("date", "nearest"),
+    [
+        ("2262-04-11 23:47:16.5 UTC", "2262-04-11 23:47:16.500000000"),
+        ("2300-01-01 UTC", "2262-04-11 23:47:16.854775807"),
+        ("@9223372036854775807", "2262-04-11 23:47:16.854775807"),
+        ("1600-01-01 UTC", "1677-09-21 00:12:43.145224192"),
+        ("@-9223372036854775808", "1677-09-21 00:12:43.145224192"),
+    ],
+)
+def test_a_time_beyond_what_is_kept_becomes_the_nearest(mount: Mount, date: str, nearest: str) -> None:
+    mount.sh(f"touch f; touch -d '{date}' f")
+    assert mount.sh("TZ=UTC stat -c '%x %y' f").strip() == f"{nearest} +0000 {nearest} +0000"
+    mount.sh(f"touch g; touch -a -d '{date}' g")
+    assert mount.sh("TZ=UTC stat -c %x g").strip() == f"{nearest} +0000"
+
+
 def test_permissions_are_the_modes(mount: Mount) -> None:
     a_kv_file(mount)
     mount.sh("mkdir -m 1777 tmp; touch tmp/mine; mkdir -m 700 private; touch private/f; chmod 755 .")
