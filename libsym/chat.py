@@ -51,6 +51,16 @@ class Turns(Generic[G]):
         return f"<{type(self).__name__} in {self.kv!r}>"
 
     @property
+    def answer(self) -> G | None:
+        """The answer of the turn that has begun, from the moment that its question is sent; None between turns.
+
+        >>> chat = sym.Chat(sym.kv_create())
+        >>> chat.answer is None, chat.ask("Hello", max_tokens=3) is chat.answer
+        (True, True)
+        """
+        return self._answer
+
+    @property
     def pending(self) -> list[int]:
         """Tokens of the conversation that are not in the file yet: the next question brings them.
 

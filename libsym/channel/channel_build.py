@@ -29,12 +29,19 @@ def _abi() -> str:
 
 ffi = FFI()
 ffi.cdef(_abi())
-for _header in ("steps.h", "channel/region.h", "channel/server.h", "channel/client.h", "rows/rows.h"):
+for _header in (
+    "steps.h",
+    "channel/json_size.h",
+    "channel/region.h",
+    "channel/server.h",
+    "channel/client.h",
+    "rows/rows.h",
+):
     ffi.cdef(_declarations(LIBSYM / _header))
 ffi.cdef("struct sym_call { sym_answer *answers; ...; };")  # Python looks for replies without a call
 ffi.set_source(
     "libsym._channel",
-    '#include "client_state.h"\n#include "rows.h"\n#include "server.h"\n',
+    '#include "client_state.h"\n#include "json_size.h"\n#include "rows.h"\n#include "server.h"\n',
     sources=[os.path.relpath(path) for folder in FOLDERS for path in sorted(folder.glob("*.c")) if path.stem[0] != "_"],
     include_dirs=[str(folder) for folder in FOLDERS],
     depends=[str(path) for folder in FOLDERS for path in sorted(folder.glob("*.[ch]")) if path.stem[0] != "_"],
