@@ -13,6 +13,8 @@ ATTACKS = [
     "shared_names",
     "dates",
     "metrics",
+    "gateway_costs",
+    "gateway_files",
 ]
 
 pytestmark = [

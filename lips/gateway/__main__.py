@@ -35,6 +35,7 @@ def main() -> None:
     if keys is None and not all(is_local(listener.getsockname()[0]) for listener in listeners):
         sys.exit(f"gateway: {options.host} can be reached from outside: give --keys FILE (--new-key NAME makes a key)")
     settings = Settings(
+        directory=options.directory,
         max_body_bytes=options.max_body,
         body_s=options.body_timeout,
         answer_s=options.timeout,
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=port, default=8080, help="port to listen on, 0 for any (default: %(default)s)")
     parser.add_argument("--keys", type=Path, metavar="FILE", help="the keys that are answered: see lips(7)")
+    parser.add_argument("--directory", metavar="PATH", help="of conversations, on the mount (default: gateway-UID)")
     parser.add_argument("--new-key", metavar="NAME", help="print a new key, and its line of FILE on standard error")
     for name, value, what in (
         ("--max-body", default.max_body_bytes, "bytes of a request at most"),

@@ -61,6 +61,8 @@ class _Party:
     def __init__(self, limits: Limits, now_s: float) -> None:
         self.change(limits, now_s)
         self.num_running = 0
+        self.num_bytes = 0
+        """Of bodies whose requests have not ended."""
         self.waiting: deque[anyio.Event] = deque()
 
     def change(self, limits: Limits, now_s: float) -> None:
@@ -73,10 +75,17 @@ class Admission:
     """Of one server."""
 
     def __init__(
-        self, max_running: int, max_waiting: int, wait_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        max_running: int,
+        max_waiting: int,
+        wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_bytes: int = 64 << 20,
     ) -> None:
         self.max_running = max_running
         self.max_waiting = max_waiting
+        self._max_bytes = max_bytes
         self._wait_s = wait_s
         self._clock = clock
         self._parties: dict[str, _Party] = {}
@@ -84,16 +93,24 @@ class Admission:
         """Tenants that wait, the one whose turn it is first."""
         self.num_running = self.num_waiting = self.num_refused = 0
 
-    @asynccontextmanager
-    async def admit(self, name: str, limits: Limits) -> AsyncIterator[None]:
-        """A request's `count` and `enter`."""
-        self.count(name, limits)
-        async with self.enter(name, limits):
-            yield
-
     def count(self, name: str, limits: Limits) -> None:
-        """One more request. ApiError 429: its tenant has used up its rates; the error says when to try again."""
+        """One more request, whatever comes of it, before any of it is read.
+
+        ApiError 429: its tenant has used up its rates; the error says when to try again.
+        """
         self._check_rates(name, self._party(name, limits))
+
+    def hold(self, name: str, num_bytes: int) -> None:
+        """Bytes of a request that was counted, until `release`. ApiError 429: its tenant has too many under way."""
+        party = self._parties[name]
+        if party.num_bytes + num_bytes > self._max_bytes:
+            self.num_refused += 1
+            raise self._full(f"requests of {name} that are under way have {party.num_bytes} bytes")
+        party.num_bytes += num_bytes
+
+    def release(self, name: str, num_bytes: int) -> None:
+        """Their request has ended."""
+        self._parties[name].num_bytes -= num_bytes
 
     @asynccontextmanager
     async def enter(self, name: str, limits: Limits) -> AsyncIterator[None]:
@@ -108,9 +125,8 @@ class Admission:
             self._let_in()
 
     def charge(self, name: str, num_tokens: int) -> None:
-        """Tokens that a request was found to cost."""
-        if name in self._parties:
-            self._parties[name].tokens.take(num_tokens)
+        """Tokens that a request was found to cost: its tenant's next ones wait for them."""
+        self._parties[name].tokens.take(num_tokens)
 
     def _party(self, name: str, limits: Limits) -> _Party:
         party = self._parties.get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import libsym as sym
 from lips.gateway import chat, completions, messages, page, plain, responses, sessions
-from lips.gateway.asgi import Form, error_response, told
+from lips.gateway.asgi import Exchange, Form, error_response, told
 from lips.gateway.errors import ApiError, anthropic_form, openai_form
-from lips.gateway.gateway import Gateway
+from lips.gateway.gateway import ENDED, Gateway
 
 ROUTES: Sequence[BaseRoute] = [
     *chat.routes,
@@ -56,13 +57,16 @@ class _Counted:
             await self._app(scope, receive, send)
             return
 
+        exchange = Exchange(receive, send)
+
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = getattr(scope.get("route"), "path", "other")
                 self._gateway.num_requests[route, message["status"]] += 1
-            await send(message)
+            await exchange.send(message)
 
-        await self._app(scope, receive, counted)
+        with ExitStack() as scope[ENDED]:
+            await self._app(scope, exchange.receive, counted)
 
 
 def _form_of(request: Request) -> Form:

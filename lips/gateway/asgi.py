@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 import libsym as sym
 from lips.gateway.errors import STATUSES, ApiError, from_system
@@ -21,15 +21,22 @@ Form = Callable[[ApiError], dict[str, Any]]
 """How an interface tells of an error."""
 Emit = Callable[[bytes], Awaitable[None]]
 """Sends a part of the answer. (No generator of parts: one that is not exhausted ends in nobody's task.)"""
+LINGERS_S = 5.0
+"""So long a request that has its answer may go on with its body."""
 WRITE_S = 60.0
 """So long a client may leave what it is sent unread: then it is taken for gone."""
 
 
-async def read_body(request: Request, max_bytes: int, max_s: float) -> bytes:
-    """The whole body, if it is no larger and comes in time."""
+async def read_body(request: Request, max_bytes: int, max_s: float, hold: Callable[[int], None]) -> bytes:
+    """The whole body, if it is no larger and comes in time.
+
+    `hold` is told of its bytes: before any is read where the request says how many, and else as they come.
+    """
     declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > max_bytes:
+    num_held = int(declared) if declared.isdecimal() else 0
+    if num_held > max_bytes:
         raise _too_large(max_bytes)
+    hold(num_held)
     found = bytearray()
     try:
         with anyio.fail_after(max_s):
@@ -37,6 +44,9 @@ async def read_body(request: Request, max_bytes: int, max_s: float) -> bytes:
                 found += part
                 if len(found) > max_bytes:
                     raise _too_large(max_bytes)
+                if len(found) > num_held:
+                    hold(len(found) - num_held)
+                    num_held = len(found)
     except TimeoutError:
         raise ApiError(408, f"the body did not come within {max_s:g} s") from None
     return bytes(found)
@@ -44,6 +54,42 @@ async def read_body(request: Request, max_bytes: int, max_s: float) -> bytes:
 
 def _too_large(max_bytes: int) -> ApiError:
     return ApiError(413, f"the body is larger than {max_bytes} bytes, the most that is taken")
+
+
+class Exchange:
+    """A request and its answer. What an answered request still sends is read and dropped.
+
+    Hypercorn waits for its application to take each part of a body, also while the application sends the answer's end.
+    And a connection that is closed with bytes unread takes the answer with it.
+    """
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._is_whole = message["type"] == "http.disconnect" or not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        is_end = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if not is_end or self._is_whole:
+            await self._send(message)
+            return
+        await self._send({**message, "more_body": True})
+        with anyio.move_on_after(LINGERS_S):
+            while not self._is_whole:
+                await self.receive()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._drop)
+            await self._send({"type": "http.response.body", "body": b""})
+            tasks.cancel_scope.cancel()
+
+    async def _drop(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
 
 def error_response(error: ApiError, form: Form) -> Response:

@@ -45,7 +45,7 @@ class Asked:
 async def chat_completions(request: Request) -> Work:
     gateway: Gateway = request.app.state.gateway
     tenant = await gateway.tenant_of(request)
-    fields = await gateway.fields_of(request)
+    fields = await gateway.fields_of(request, tenant)
     options = fields.child("stream_options")
     asked = Asked(
         gateway,

@@ -83,7 +83,7 @@ class _Counted:
 async def completions(request: Request) -> Work:
     gateway: Gateway = request.app.state.gateway
     tenant = await gateway.tenant_of(request)
-    fields = await gateway.fields_of(request)
+    fields = await gateway.fields_of(request, tenant)
     if fields.text("suffix"):
         raise ApiError(400, "suffix: this model does not fill in", param="suffix")
     generates = fields.body.get("max_tokens") != 0
@@ -144,7 +144,6 @@ def _is_token(value: object, below: int = 1 << 31) -> bool:
 
 async def _answer(asked: Asked, counted: _Counted, take: Take) -> None:
     """Tells what comes, of some prompts at once."""
-    asked.gateway.admission.count(asked.tenant.name, asked.tenant.limits)
     if len(asked.wanted) == 1:  # a lock for each token would cost 32 clients a tenth of their throughput
         await _answer_prompt(asked, 0, counted, take)
         return
@@ -182,10 +181,11 @@ async def _answer_prompt(asked: Asked, number: int, counted: _Counted, take: Tak
             await take(first + index, *part(one, text, wanted.tokens if top is not None else (), scored), None)
     if not asked.generates:
         counted.num_prompt += len(wanted.tokens)
+        asked.tenant.num_prompt_tokens += len(wanted.tokens)
         for index in range(len(said)):
             await take(first + index, "", None, "length")
         return
-    async with asked.gateway.answered(asked.tenant, wanted, is_counted=True) as answers:
+    async with asked.gateway.answered(asked.tenant, wanted) as answers:
         async with aclosing(answers.pieces()) as pieces:
             async for answer, piece in pieces:
                 index = first + answer.index
@@ -212,6 +212,7 @@ async def _prompt_part(asked: Asked, wanted: Wanted, top: int | None) -> tuple[s
                         tokens[start : start + _CHUNK_TOKENS],
                         tokens[start + 1 : start + _CHUNK_TOKENS + 1],
                     )
+                    asked.gateway.admission.charge(asked.tenant.name, len(chunk))  # whatever comes of it
                     rows = await sym.aio.pred(
                         kv, chunk, rows="all", top_k=max(top, 1), logprobs=sorted({*following, 0})
                     )

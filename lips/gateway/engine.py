@@ -26,6 +26,8 @@ from lips.gateway.tenants import Session, Tenant
 log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 Finish = Literal["stop", "length"]
+Charge = Callable[[int], None]
+"""Is told of tokens that were computed, whatever comes of them."""
 _ROOM_TRIES = 4
 _SETTLES_S = 10
 """What was cancelled ends within a step; this is for a daemon that hangs."""
@@ -155,23 +157,24 @@ class Answers:
 
 
 @asynccontextmanager
-async def answered(tenant: Tenant, wanted: Wanted, prompts: Prompts) -> AsyncIterator[Answers]:
-    """Answers to what is wanted, from the first token on.
+async def answered(tenant: Tenant, wanted: Wanted, prompts: Prompts, charge: Charge) -> AsyncIterator[Answers]:
+    """Answers to what is wanted, from the first token on. `charge` is told of the prompt's tokens.
 
     Behind the block they are cancelled where they have not ended, and what was computed is kept for the next prompt.
     """
-    async with _computing(tenant, wanted) if wanted.turn is None else _talking(tenant, wanted, prompts) as answers:
+    computing = _computing(tenant, wanted, charge) if wanted.turn is None else _talking(tenant, wanted, prompts, charge)
+    async with computing as answers:
         if all(each.generation.finish == "deadline" and not each.generation.tokens for each in answers.answers):
             raise ApiError(503, f"the answer did not begin within {wanted.deadline_s:g} s", retry_after_s=1)
         yield answers
 
 
 @asynccontextmanager
-async def _computing(tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
+async def _computing(tenant: Tenant, wanted: Wanted, charge: Charge) -> AsyncIterator[Answers]:
     """A whole prompt: what is known of its beginning is not computed again."""
     tokens, cache = list(wanted.tokens), tenant.cache
     async with cache.place(tokens, await _known_file(wanted.base or wanted.session)) as (kv, num_cached):
-        generations = await _begin(tenant, kv, tokens, num_cached, wanted)
+        generations = await _begin(tenant, kv, tokens, num_cached, wanted, charge)
         if len(generations) > 1:
             cache.keep(kv, tokens[:-1])
             entry = None
@@ -210,7 +213,7 @@ async def _known_file(session: Session | None) -> sym.KV | None:
 
 
 async def _begin(
-    tenant: Tenant, kv: sym.KV, tokens: list[int], num_cached: int, wanted: Wanted
+    tenant: Tenant, kv: sym.KV, tokens: list[int], num_cached: int, wanted: Wanted, charge: Charge
 ) -> list[AsyncGeneration]:
     """The generations, when each has its first token."""
     options: AskOptions = {**_options(wanted), "before": tokens}
@@ -221,9 +224,10 @@ async def _begin(
         if is_again:  # the first try has computed some of it
             await sym.aio.kv_truncate(kv, num_cached)
         is_again = True
-        if wanted.sampling.n > 1:
-            return await sym.aio.generate_n(kv, tokens[num_cached:], wanted.sampling.n, **options)
-        return [await sym.aio.generate(kv, tokens[num_cached:], **options)]
+        async with _charged(charge, kv, num_cached, lambda: len(tokens) - num_cached):
+            if wanted.sampling.n > 1:
+                return await sym.aio.generate_n(kv, tokens[num_cached:], wanted.sampling.n, **options)
+            return [await sym.aio.generate(kv, tokens[num_cached:], **options)]
 
     return await _with_room(tenant, begin)
 
@@ -242,6 +246,23 @@ async def _with_room(tenant: Tenant, begin: Callable[[], Awaitable[Found]]) -> F
     raise ApiError(503, "there is no room for this prompt now: try again", retry_after_s=1)
 
 
+@asynccontextmanager
+async def _charged(charge: Charge, kv: sym.KV, num_before: int, num_given: Callable[[], int]) -> AsyncIterator[None]:
+    """Charge for tokens that a call in the block was given; where the daemon refuses it, for those that the file has.
+
+    A call that its client drops is charged whole: how much of it was computed, nobody knows before its step has ended.
+    """
+    try:
+        yield
+    except sym.SymError:
+        charge(max(0, (await sym.aio.kv_stat(kv)).tokens - num_before))
+        raise
+    except BaseException:
+        charge(num_given())
+        raise
+    charge(num_given())
+
+
 def _options(wanted: Wanted) -> AskOptions:
     sampling = wanted.sampling
     return {
@@ -258,7 +279,7 @@ def _options(wanted: Wanted) -> AskOptions:
 
 
 @asynccontextmanager
-async def _talking(tenant: Tenant, wanted: Wanted, prompts: Prompts) -> AsyncIterator[Answers]:
+async def _talking(tenant: Tenant, wanted: Wanted, prompts: Prompts, charge: Charge) -> AsyncIterator[Answers]:
     """A turn of a conversation that its file holds; the file has all of it in the end, the answer's last token, too.
 
     A turn that breaks off leaves what its client was sent: pieces of a stream, or nothing, not even the question.
@@ -279,8 +300,13 @@ async def _talking(tenant: Tenant, wanted: Wanted, prompts: Prompts) -> AsyncIte
         if wanted.sampling.sampler.repetition_penalty != 1.0:
             options["before"] = (await sym.aio.kv_read(kv))[0]
         answer = None
+
+        async def ask() -> AsyncGeneration:
+            async with _charged(charge, kv, num_before, lambda: len(chat.answer.given) if chat.answer else 0):
+                return await chat.ask(turn, **options)
+
         try:
-            generation = await _with_room(tenant, lambda: chat.ask(turn, **options))
+            generation = await _with_room(tenant, ask)
             [answer] = _listed([generation], wanted.sampling)
             yield Answers([answer], num_before + len(generation.given), num_before)
             answer = None

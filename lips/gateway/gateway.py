@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -23,18 +24,26 @@ from lips.gateway.engine import Answers, Wanted
 from lips.gateway.errors import ApiError
 from lips.gateway.fields import Fields, parse_json
 from lips.gateway.keys import Keys
+from lips.gateway.places import Place, own_place
 from lips.gateway.prompts import Prompts
 from lips.gateway.tenants import LOCAL, Tenant, make_tenant
 
 log = logging.getLogger(__name__)
 _CACHED_SHARE = 0.5
 _SWEPT_EVERY_S = 3600.0
+_BODIES_AT_ONCE = 8
+"""Of one tenant, where each is as large as it may be; smaller ones are as many more."""
+_TOKEN_BYTES = 1024
+"""A token's worth of a body: to parse and tokenize so much takes about as long as a small model takes for a token."""
+ENDED = "symphony.ended"
+"""In a request's scope: what is to be done when it has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """As the command line says."""
 
+    directory: str | None = None
     max_body_bytes: int = 8 << 20
     body_s: float = 30.0
     answer_s: float = 600.0
@@ -56,6 +65,8 @@ class Gateway:
     """Of one tenant."""
     admission: Admission
     prompts: Prompts
+    directory: str
+    """The gateway's own, from the mount's root."""
     tenants: dict[str, Tenant] = field(default_factory=dict)
     started_s: int = field(default_factory=lambda: int(time.time()))
     num_requests: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -85,7 +96,9 @@ class Gateway:
             found = self.tenants.get(name)
             if found is None or not found.connection.is_open:
                 await self.connect()
-                found = await make_tenant(name, self.max_cached_tokens, quota_bytes)
+                found = await make_tenant(
+                    Place(self.model.mount, self.directory), name, self.max_cached_tokens, quota_bytes
+                )
                 found.make_room = self._make_room
                 await stored.sweep(found)
                 self.tenants[name] = found
@@ -115,30 +128,36 @@ class Gateway:
         if self.model.name != self.prompts.model:
             self.prompts = Prompts(self.model.name)
 
-    async def fields_of(self, request: Request) -> Fields:
-        """The body of a request."""
-        return Fields(parse_json(await read_body(request, self.settings.max_body_bytes, self.settings.body_s)))
+    async def fields_of(self, request: Request, tenant: Tenant) -> Fields:
+        """The body of a request, which is counted before it is read, and charged what its texts take to go through."""
+        name, settings, ended = tenant.name, self.settings, request.scope[ENDED]
+
+        def hold(num_bytes: int) -> None:
+            self.admission.hold(name, num_bytes)
+            ended.callback(self.admission.release, name, num_bytes)
+
+        self.admission.count(name, tenant.limits)
+        body = await read_body(request, settings.max_body_bytes, settings.body_s, hold)
+        self.admission.charge(name, len(body) // _TOKEN_BYTES)
+        return Fields(parse_json(body))
 
     @asynccontextmanager
-    async def answered(self, tenant: Tenant, wanted: Wanted, *, is_counted: bool = False) -> AsyncIterator[Answers]:
-        """As `engine.answered`, when the tenant's turn has come. `is_counted`: the request was, and has more parts."""
+    async def answered(self, tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
+        """As `engine.answered`, when the tenant's turn has come."""
         self.check_length(len(wanted.tokens))
         answers: Answers | None = None
-        enter = self.admission.enter if is_counted else self.admission.admit
-        async with enter(tenant.name, tenant.limits):
+        charge = partial(self.admission.charge, tenant.name)
+        async with self.admission.enter(tenant.name, tenant.limits):
             try:
                 with tenant.use():
-                    async with engine.answered(tenant, wanted, self.prompts) as answers:
+                    async with engine.answered(tenant, wanted, self.prompts, charge) as answers:
                         yield answers
             finally:  # what a client that has gone had computed counts as well
                 if answers is not None:
-                    self._count(tenant, answers)
-
-    def _count(self, tenant: Tenant, answers: Answers) -> None:
-        tenant.num_prompt_tokens += answers.num_prompt
-        tenant.num_cached_tokens += answers.num_cached
-        tenant.num_completion_tokens += answers.num_completion
-        self.admission.charge(tenant.name, answers.num_prompt - answers.num_cached + answers.num_completion)
+                    tenant.num_prompt_tokens += answers.num_prompt
+                    tenant.num_cached_tokens += answers.num_cached
+                    tenant.num_completion_tokens += answers.num_completion
+                    charge(answers.num_completion)
 
     def check_length(self, num_tokens: int) -> None:
         """An answer has room for a token at least."""
@@ -188,12 +207,19 @@ async def make_gateway(settings: Settings, keys: Keys | None) -> Gateway:
     """For the daemon that there is."""
     model, stat = await sym.aio.model_info(), await sym.aio.daemon_stat()
     room = int(stat["num_pages"]) * model.page_entries
+    place = await anyio.to_thread.run_sync(own_place, model.mount, settings.directory)
     return Gateway(
         settings=settings,
         model=model,
         vocabulary=await sym.aio.vocabulary(),
         keys=keys,
         max_cached_tokens=int(room * _CACHED_SHARE),
-        admission=Admission(settings.max_running, settings.max_waiting, settings.wait_s),
+        admission=Admission(
+            settings.max_running,
+            settings.max_waiting,
+            settings.wait_s,
+            max_bytes=_BODIES_AT_ONCE * settings.max_body_bytes,
+        ),
         prompts=Prompts(model.name),
+        directory=place.path,
     )

@@ -43,7 +43,7 @@ class Asked:
 async def messages(request: Request) -> Work:
     gateway: Gateway = request.app.state.gateway
     tenant = await gateway.tenant_of(request)
-    fields = await gateway.fields_of(request)
+    fields = await gateway.fields_of(request, tenant)
     fields.required("max_tokens")
     choice, turns = _choice(fields), _turns(fields)
     conversation = conversation_of(fields)
@@ -66,8 +66,8 @@ async def messages(request: Request) -> Work:
 
 async def count_tokens(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
-    await gateway.tenant_of(request)
-    fields = await gateway.fields_of(request)
+    tenant = await gateway.tenant_of(request)
+    fields = await gateway.fields_of(request, tenant)
     return Json({"input_tokens": len(await gateway.prompts.tokens(_turns(fields), _choice(fields).tools))})
 
 

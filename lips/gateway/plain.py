@@ -51,8 +51,8 @@ def _model(gateway: Gateway) -> dict[str, Any]:
 async def tokenize(request: Request) -> Response:
     """A text, or messages, as the model has them."""
     gateway: Gateway = request.app.state.gateway
-    await gateway.tenant_of(request)
-    fields = await gateway.fields_of(request)
+    tenant = await gateway.tenant_of(request)
+    fields = await gateway.fields_of(request, tenant)
     if fields.has("messages"):
         tokens = await gateway.prompts.tokens(messages_of(fields), fields.list("tools"))
     else:
@@ -65,8 +65,8 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
-    await gateway.tenant_of(request)
-    fields = await gateway.fields_of(request)
+    tenant = await gateway.tenant_of(request)
+    fields = await gateway.fields_of(request, tenant)
     text = await sym.aio.detokenize(_tokens(fields, gateway.model.vocab_size))
     return Json({"prompt": text, "content": text})
 

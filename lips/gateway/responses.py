@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -25,7 +25,7 @@ from lips.gateway.chat import response_grammar
 from lips.gateway.engine import Answers, Wanted
 from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
-from lips.gateway.gateway import Gateway
+from lips.gateway.gateway import ENDED, Gateway
 from lips.gateway.names import conversation_of, session_for
 from lips.gateway.sampling import sampling
 from lips.gateway.spoken import hear
@@ -101,7 +101,7 @@ class Asked:
 async def responses(request: Request) -> Work | Response:
     gateway: Gateway = request.app.state.gateway
     tenant = await gateway.tenant_of(request)
-    fields = await gateway.fields_of(request)
+    fields = await gateway.fields_of(request, tenant)
     asked = await _asked(gateway, tenant, request, fields)
     is_streamed = fields.flag("stream")
     if fields.flag("background"):
@@ -111,7 +111,7 @@ async def responses(request: Request) -> Work | Response:
             )
         await stored.save(tenant, Stored(asked.response("queued"), asked.items))
         gateway.responses[tenant.name, asked.id] = asked
-        gateway.background.start_soon(_in_background, asked)
+        gateway.background.start_soon(_in_background, asked, request.scope[ENDED].pop_all())
         return Json(asked.response("queued"))
     if is_streamed:
         return Streamed(partial(_events, asked), openai_form, partial(_failed, asked))
@@ -175,8 +175,13 @@ def _failed(asked: Asked, error: ApiError) -> bytes:
     return event({"type": kind, "sequence_number": 1 << 20, "response": asked.response("failed", error=error)}, kind)
 
 
-async def _in_background(asked: Asked) -> None:
-    """Nothing that goes wrong leaves it: the server is its parent."""
+async def _in_background(asked: Asked, ended: ExitStack) -> None:
+    """Nothing that goes wrong leaves it: the server is its parent. `ended`: what is left to do when it has ended."""
+    with ended:
+        await _respond(asked)
+
+
+async def _respond(asked: Asked) -> None:
     try:
         await _response(asked)
     except Exception as error:  # noqa: BLE001 - `told` knows every kind, and the response tells it

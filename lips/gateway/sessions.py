@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ import libsym as sym
 from lips.gateway.asgi import Json
 from lips.gateway.errors import ApiError
 from lips.gateway.gateway import Gateway
+from lips.gateway.places import open_file
 from lips.gateway.tenants import Tenant
 
 _SUFFIX = ".kv"
@@ -28,24 +30,29 @@ async def sessions(request: Request) -> Response:
     tenant = await _tenant(request)
     with tenant.use():
         files = [entry for entry in await sym.aio.kv_list(tenant.sessions) if entry.name.endswith(_SUFFIX)]
-        described = [await _described(tenant, entry) for entry in files if not entry.name.startswith(".")]
-    found = [each for each in described if each is not None]
+        files = [entry for entry in files if not entry.name.startswith(".")]
+        modified_s = await anyio.to_thread.run_sync(_modified_s, tenant, [entry.name for entry in files])
+        found: list[dict[str, Any]] = [
+            {
+                "name": await tenant.name_of(entry.name.removesuffix(_SUFFIX)),
+                "tokens": entry.tokens,
+                "size": entry.size,
+                "modified": modified_s[entry.name],
+            }
+            for entry in files
+            if entry.name in modified_s
+        ]
     return Json({"sessions": sorted(found, key=lambda each: -each["modified"])})
 
 
-async def _described(tenant: Tenant, entry: sym.KvEntry) -> dict[str, Any] | None:
-    """None: it has just gone."""
-    path = tenant.place / "sessions" / entry.name
-    try:
-        modified = (await anyio.to_thread.run_sync(path.stat)).st_mtime
-    except FileNotFoundError:
-        return None
-    return {
-        "name": await tenant.name_of(entry.name.removesuffix(_SUFFIX)),
-        "tokens": entry.tokens,
-        "size": entry.size,
-        "modified": modified,
-    }
+def _modified_s(tenant: Tenant, names: list[str]) -> dict[str, float]:
+    """When each was written last, but for those that have just gone."""
+    found = {}
+    with tenant.place.opened("sessions") as directory:
+        for name in names:
+            with suppress(FileNotFoundError):
+                found[name] = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime
+    return found
 
 
 async def session(request: Request, more: str = "") -> Response:
@@ -63,7 +70,7 @@ async def session(request: Request, more: str = "") -> Response:
 async def fork_session(request: Request) -> Response:
     """As `cp`: both go on by themselves."""
     tenant, name = await _named(request)
-    to = (await request.app.state.gateway.fields_of(request)).required("to")
+    to = (await request.app.state.gateway.fields_of(request, tenant)).required("to")
     if not isinstance(to, str):
         raise ApiError(400, "to is no text: the fork's name is expected", param="to")
     with tenant.use():
@@ -115,12 +122,11 @@ async def export_session(request: Request) -> Response:
     if not request.scope["raw_path"].endswith(b"/export"):  # the slash is encoded: a name ends so
         return await session(request, "/export")
     tenant, name = await _named(request)
-    sessions, directory = tenant.sessions, tenant.place / "sessions"
     snapshot = f".{secrets.token_hex(8)}.new"
 
     def opened() -> tuple[BinaryIO, int]:
-        path = directory / snapshot
-        file = path.open("rb", buffering=0)
+        with tenant.place.opened("sessions") as directory:
+            file = os.fdopen(open_file(snapshot, directory), "rb", buffering=0)
         try:
             return file, os.fstat(file.fileno()).st_size
         except OSError:
@@ -129,11 +135,11 @@ async def export_session(request: Request) -> Response:
 
     with tenant.use():
         async with tenant.up_to_last_turn(tenant.session(name).path) as kv:
-            await sym.aio.kv_close(await sym.aio.kv_fork(kv, f"{sessions}/{snapshot}"))
+            await sym.aio.kv_close(await sym.aio.kv_fork(kv, f"{tenant.sessions}/{snapshot}"))
         try:
             file, num_bytes = await anyio.to_thread.run_sync(opened)
         finally:
-            await sym.aio.kv_remove(f"{sessions}/{snapshot}")
+            await sym.aio.kv_remove(f"{tenant.sessions}/{snapshot}")
     return _Export(file, num_bytes, f"{tenant.file_of(name)}{_SUFFIX}")
 
 
@@ -152,7 +158,7 @@ async def live(request: Request) -> Response:
     tenant = await gateway.tenant_of(request)
     own = {
         "model": gateway.model.name,
-        "place": f"{tenant.place}/sessions",
+        "place": f"{tenant.place.mount}/{tenant.place.path}/sessions",
         "prompt_tokens": tenant.num_prompt_tokens,
         "cached_tokens": tenant.num_cached_tokens,
     }

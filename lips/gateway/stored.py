@@ -1,28 +1,35 @@
 """What POST /v1/responses keeps: for each response a KV file, and beside it what was said, as JSON.
 
-/kv/gateway/local/responses/resp_…kv      what the next response goes on from
-/kv/gateway/local/responses/resp_…json    the response, and all items before it
+/kv/gateway-UID/local/responses/resp_…kv      what the next response goes on from
+/kv/gateway-UID/local/responses/resp_…json    the response, and all items before it
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import secrets
+import stat
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import anyio
 
 import libsym as sym
 from lips.gateway.errors import ApiError
+from lips.gateway.places import open_file
 from lips.gateway.tenants import Tenant
 
 KEPT_S = 7 * 24 * 3600.0
 UNDER_WAY = ("queued", "in_progress")
 """What a response is before it has ended."""
+_SWEPT = {"responses": (".json", ".kv", ".new"), "cached": (".kv",), "sessions": (".new",)}
+"""What goes of each directory when it is old; of responses, files whose other half has gone."""
+_OTHER = {".json": ".kv", ".kv": ".json"}
 _ID = re.compile(r"resp_[0-9a-f]{24}")
 
 
@@ -45,8 +52,8 @@ def checked(response_id: str) -> str:
     return response_id
 
 
-def _json_path(tenant: Tenant, response_id: str) -> Path:
-    return tenant.place / "responses" / f"{checked(response_id)}.json"
+def _json_name(response_id: str) -> str:
+    return f"{checked(response_id)}.json"
 
 
 def _unknown(response_id: str) -> ApiError:
@@ -54,9 +61,14 @@ def _unknown(response_id: str) -> ApiError:
 
 
 async def load(tenant: Tenant, response_id: str) -> Stored:
-    path = _json_path(tenant, response_id)
+    name = _json_name(response_id)
+
+    def read() -> bytes:
+        with tenant.place.file("responses", name) as file:
+            return file.read()
+
     try:
-        text = await anyio.to_thread.run_sync(path.read_bytes)
+        text = await anyio.to_thread.run_sync(read)
     except FileNotFoundError:
         raise _unknown(response_id) from None
     found = json.loads(text)
@@ -65,46 +77,53 @@ async def load(tenant: Tenant, response_id: str) -> Stored:
 
 async def save(tenant: Tenant, stored: Stored) -> None:
     """Whole or not at all. Both files go when nobody has wanted the KV for long."""
-    path = _json_path(tenant, stored.response["id"])
+    name = _json_name(stored.response["id"])
     text = json.dumps({"response": stored.response, "items": stored.items}, ensure_ascii=False).encode(errors="replace")
 
     def write() -> None:
-        new = path.with_suffix(".new")
-        try:
-            new.write_bytes(text)
-            new.replace(path)
-        except OSError:
-            new.unlink(missing_ok=True)
-            raise
+        new = f"{name}.{secrets.token_hex(4)}.new"
+        with tenant.place.opened("responses") as directory:
+            fd = open_file(new, directory, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            try:
+                with os.fdopen(fd, "wb") as file:
+                    file.write(text)
+                os.replace(new, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except OSError:
+                os.unlink(new, dir_fd=directory)
+                raise
 
     await anyio.to_thread.run_sync(write)
 
 
 async def sweep(tenant: Tenant) -> None:
     """What is older than responses are kept, and whose KV has gone, goes too; so does what was left half made."""
+    await anyio.to_thread.run_sync(_remove_old, tenant)
+
+
+def _remove_old(tenant: Tenant) -> None:
     oldest_s = time.time() - KEPT_S
-
-    def remove_old() -> None:
-        for path in (tenant.place / "responses").glob("resp_*.json"):
-            if path.stat().st_mtime < oldest_s and not path.with_suffix(".kv").exists():
-                path.unlink()
-        for path in (tenant.place / "responses").glob("resp_*.kv"):
-            if path.stat().st_mtime < oldest_s and not path.with_suffix(".json").exists():
-                path.unlink(missing_ok=True)
-        for path in (tenant.place / "cached").glob("*.kv"):
-            if path.stat().st_mtime < oldest_s:
-                path.unlink(missing_ok=True)
-        for path in [*(tenant.place / "responses").glob("*.new"), *(tenant.place / "sessions").glob(".*.new")]:
-            if path.stat().st_mtime < oldest_s:
-                path.unlink(missing_ok=True)
-
-    await anyio.to_thread.run_sync(remove_old)
+    for place, suffixes in _SWEPT.items():
+        with tenant.place.opened(place) as directory, os.scandir(directory) as entries:
+            names = {each.name for each in entries}
+            for path in map(PurePath, names):
+                has_other = place == "responses" and path.stem + _OTHER.get(path.suffix, "/") in names
+                if has_other or path.suffix not in suffixes:
+                    continue
+                with suppress(FileNotFoundError):
+                    about = os.stat(path, dir_fd=directory, follow_symlinks=False)
+                    if stat.S_ISREG(about.st_mode) and about.st_mtime < oldest_s:
+                        os.unlink(path, dir_fd=directory)
 
 
 async def remove(tenant: Tenant, response_id: str) -> None:
-    path = _json_path(tenant, response_id)
+    name = _json_name(response_id)
+
+    def unlink() -> None:
+        with tenant.place.opened("responses") as directory:
+            os.unlink(name, dir_fd=directory)
+
     try:
-        await anyio.to_thread.run_sync(path.unlink)
+        await anyio.to_thread.run_sync(unlink)
     except FileNotFoundError:
         raise _unknown(response_id) from None
     await remove_kv(tenant, response_id)

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import anyio
 
@@ -15,8 +15,8 @@ from lips.gateway.admission import Limits
 from lips.gateway.cache import Cache
 from lips.gateway.errors import ApiError
 from lips.gateway.file_names import ATTRIBUTE, conversation_name, file_name, is_cut
+from lips.gateway.places import Place
 
-ROOT = "gateway"
 LOCAL = "local"
 DEFAULT_QUOTA_BYTES = 1 << 40
 _OPEN_TRIES = 8
@@ -35,13 +35,13 @@ class Tenant:
     """One party, which knows nothing of the others."""
 
     def __init__(
-        self, name: str, root: str, place: Path, connection: sym.Connection, max_tokens: int, quota_bytes: int | None
+        self, name: str, root: str, place: Place, connection: sym.Connection, max_tokens: int, quota_bytes: int | None
     ) -> None:
         """`root`: of its paths over this connection, "" in a domain."""
         self.name = name
         self._root = root
         self.place = place
-        """Its directory as the machine's other programs see it."""
+        """Its directory as the machine's other programs have it."""
         self.connection = connection
         self._quota_bytes = quota_bytes
         self.limits = Limits()
@@ -63,7 +63,7 @@ class Tenant:
     async def set_quota(self, num_bytes: int | None) -> None:
         """As the file of keys now has it."""
         if num_bytes is not None and num_bytes != self._quota_bytes:
-            await _set_quota(self.place, num_bytes)
+            await anyio.to_thread.run_sync(_make, self.place, num_bytes)
             self._quota_bytes = num_bytes
 
     @property
@@ -94,9 +94,8 @@ class Tenant:
         """Return the conversation of a file that is there. A file keeps a name that no rule of today gives."""
         name = conversation_name(stem)
         if is_cut(stem):
-            path = self.place / "sessions" / f"{stem}.kv"
             with suppress(OSError):  # gone meanwhile, or without the attribute
-                name = (await anyio.to_thread.run_sync(os.getxattr, str(path), ATTRIBUTE)).decode(errors="replace")
+                name = (await anyio.to_thread.run_sync(self._attribute, f"{stem}.kv")).decode(errors="replace")
         if file_name(name) != stem:
             self._kept_names.add(name := stem)
         return name
@@ -105,8 +104,15 @@ class Tenant:
         """Keep with a file the whole name of the conversation that it is for, where its own is cut."""
         name = session.whole_name
         if name is not None:
-            place = self.place / PurePath(file).parent.name / PurePath(file).name
-            await anyio.to_thread.run_sync(os.setxattr, str(place), ATTRIBUTE, name.encode(errors="replace"))
+            await anyio.to_thread.run_sync(self._set_attribute, PurePath(file), name.encode(errors="replace"))
+
+    def _attribute(self, file: str) -> bytes:
+        with self.place.file("sessions", file) as found:
+            return os.getxattr(found.fileno(), ATTRIBUTE)
+
+    def _set_attribute(self, file: PurePath, value: bytes) -> None:
+        with self.place.file(file.parent.name, file.name) as found:
+            os.setxattr(found.fileno(), ATTRIBUTE, value)
 
     @asynccontextmanager
     async def talking(self, path: str, *, may_begin: bool = False) -> AsyncIterator[tuple[sym.KV, int | None]]:
@@ -180,24 +186,26 @@ def _busy(path: str) -> str:
     return f"conversation {conversation_name(PurePath(path).stem)} is being answered"
 
 
-async def make_tenant(name: str, max_tokens: int, quota_bytes: int | None) -> Tenant:
+async def make_tenant(gateways: Place, name: str, max_tokens: int, quota_bytes: int | None) -> Tenant:
     """The directory is made if need be; with a quota it is a domain, which the connection can't leave."""
-    directory = f"{ROOT}/{name}"
-    await sym.aio.kv_mkdir(directory, parents=True)
-    place = Path((await sym.aio.model_info()).mount, directory)
+    place = Place(gateways.mount, f"{gateways.path}/{name}")
+    await anyio.to_thread.run_sync(_make, place, quota_bytes)
     if quota_bytes is None:
-        connection, root = await sym.aio.connection(), f"{directory}/"
+        connection, root = await sym.aio.connection(), f"{place.path}/"
     else:
-        await _set_quota(place, quota_bytes)
-        connection, root = await sym.aio.connection(domain=directory), ""
+        connection, root = await sym.aio.connection(domain=place.path), ""
     tenant = Tenant(name, root, place, connection, max_tokens, quota_bytes)
     with tenant.use():
-        for each in (tenant.sessions, tenant.responses, tenant.cached):
-            await sym.aio.kv_mkdir(each, parents=True)
         for entry in await sym.aio.kv_list(tenant.sessions):
             await tenant.name_of(entry.name.removesuffix(".kv"))
     return tenant
 
 
-async def _set_quota(place: Path, num_bytes: int) -> None:
-    await anyio.to_thread.run_sync(os.setxattr, str(place), "user.kv.quota", str(num_bytes).encode())
+def _make(place: Place, quota_bytes: int | None) -> None:
+    """What is not there yet. A directory becomes a domain, by its quota, while it is empty."""
+    with place.opened(make=True) as directory:
+        if quota_bytes is not None:
+            os.setxattr(directory, "user.kv.quota", str(quota_bytes).encode())
+    for name in ("sessions", "responses", "cached"):
+        with place.opened(name, make=True):
+            pass

@@ -133,3 +133,21 @@ def verdict(held: str, broken: Sequence[str]) -> int:
     """Print what held, or what the attack got; the exit status."""
     print(f"BROKEN: {'; '.join(broken)}" if broken else f"held: {held}")
     return 1 if broken else 0
+
+
+@contextmanager
+def gateway(served: Daemon, *options: object, tree: Path = ROOT) -> Iterator[str]:
+    """Serve the HTTP interfaces before a daemon, as root; its URL. RuntimeError: it does not start, and says why."""
+    command = [sys.executable, "-m", "lips.gateway", "--port", "0", *options]
+    environment = served.environment | {"PYTHONPATH": str(tree)}
+    with subprocess.Popen(
+        list(map(str, command)), cwd=tree, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            if not line.startswith("gateway: http://"):
+                raise RuntimeError((line + process.stderr.read()).strip())
+            yield line.split()[1]
+        finally:
+            _end(process)

@@ -325,7 +325,7 @@ class World:
         sym.connect(str(self.daemons.socket))
         with self.gateways[0].client() as http:
             http.get("/sessions").raise_for_status()
-        self.sessions = self.daemons.mount / "gateway/local/sessions"
+        self.sessions = self.daemons.mount / f"gateway-{os.geteuid()}/local/sessions"
 
     def end(self, number: int = signal.SIGTERM) -> None:
         for gateway in (*self.gateways, self.small):

@@ -35,7 +35,7 @@ class Gateway:
             _, more = self.process.communicate(timeout=READY_S)
             raise AssertionError(line + more)
         self.url = line.split()[1]
-        self.files = daemon.mount / "gateway"
+        self.files = daemon.mount / f"gateway-{os.geteuid()}"
 
     def client(self, key: str | None = None) -> httpx.Client:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}

@@ -17,7 +17,8 @@ class Clock:
 
 
 async def ask(admission, name, order, end, limits=NO_LIMITS):
-    async with admission.admit(name, limits):
+    admission.count(name, limits)
+    async with admission.enter(name, limits):
         order.append(name)
         await end.wait()
 
@@ -111,22 +112,22 @@ def test_rates_fill_up_again_as_time_goes_by():
         admission = Admission(10, 10, 1.0, clock)
         limits = Limits(requests_per_min=2, tokens_per_min=100)
 
-        async def passes():
+        def passes():
             try:
-                async with admission.admit("a", limits):
-                    return True
+                admission.count("a", limits)
             except ApiError as error:
                 return error.retry_after_s
+            return True
 
-        assert [await passes(), await passes()] == [True, True]
-        assert await passes() == pytest.approx(30)
+        assert [passes(), passes()] == [True, True]
+        assert passes() == pytest.approx(30)
         clock.now_s = 31
-        assert await passes() is True
+        assert passes() is True
         admission.charge("a", 200)
         clock.now_s = 62
-        assert await passes() == pytest.approx(60 - 31 + 0.6, abs=0.1)
+        assert passes() == pytest.approx(60 - 31 + 0.6, abs=0.1)
         clock.now_s = 130
-        assert await passes() is True
+        assert passes() is True
 
     run(scenario)
 
@@ -151,3 +152,20 @@ def test_limits_that_change_hold_for_what_is_running_too():
         assert len(order) == 6
 
     run(scenario)
+
+
+def test_a_request_is_counted_whatever_comes_of_it_and_its_bytes_are_held_until_it_has_ended():
+    clock = Clock()
+    admission = Admission(10, 10, 1.0, clock, max_bytes=100)
+    for name in "ab":
+        admission.count(name, Limits(requests_per_min=1))
+    admission.hold("a", 60)
+    with pytest.raises(ApiError, match="60 bytes") as refused:
+        admission.hold("a", 41)
+    assert (refused.value.status, refused.value.code) == (429, "overloaded")
+    admission.hold("a", 40)
+    admission.hold("b", 100)
+    admission.release("a", 60)
+    admission.hold("a", 60)
+    with pytest.raises(ApiError, match="1 requests a minute"):
+        admission.count("a", Limits(requests_per_min=1))

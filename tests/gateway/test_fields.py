@@ -1,5 +1,6 @@
 """Bodies of requests: whatever comes, it is read or refused in words."""
 
+import gc
 import json
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from lips.gateway.errors import ApiError
-from lips.gateway.fields import Fields, parse_json
+from lips.gateway.fields import MAX_VALUES, Fields, parse_inner, parse_json
 from lips.gateway.names import conversation_of
 from lips.gateway.prompts import messages_of
 from lips.gateway.responses_form import choice_of, format_of, items_of, messages_of_items
@@ -79,6 +80,24 @@ def test_brackets_in_texts_are_no_nesting():
     assert parse_json(json.dumps({"text": "[" * 1000 + '"\\' * 5}).encode())
     with pytest.raises(ApiError, match="deep"):
         parse_json(b'{"a":' + b"[" * 100 + b"]" * 100 + b"}")
+
+
+def test_a_million_values_pass_and_no_more():
+    prompts = [[5] * 8192] * 64
+    assert parse_json(json.dumps({"prompt": prompts}).encode()) == {"prompt": prompts}
+    assert parse_json(b'{"a":[' + b"1," * (MAX_VALUES - 4) + b"1]}")
+    with pytest.raises(ApiError, match="more than 1000000 values"):
+        parse_json(b'{"a":[' + b"1," * (MAX_VALUES - 3) + b"1]}")
+    with pytest.raises(ValueError, match="more than 1000000 values"):
+        parse_inner("[" + "[]," * MAX_VALUES + "1]")
+    assert gc.isenabled()
+
+
+def test_a_number_beyond_all_is_named():
+    with pytest.raises(ApiError, match="larger than any: -1e999"):
+        parse_json(b'{"a": -1e999}')
+    with pytest.raises(ApiError, match="NaN is no JSON number"):
+        parse_json(b'{"a": NaN}')
 
 
 def test_a_field_that_is_wrong_is_named_with_its_value_and_what_is_expected():

@@ -211,7 +211,10 @@ def test_a_turn_excludes_other_gateways_and_programs(http, gateway, start_gatewa
         whole = {**body, "conversation": None, "session_id": "shared", "max_tokens": 2}
         assert client.post(CHAT, json=whole).status_code == 200
     assert "First." in [each["content"] for each in http.get("/sessions/shared").json()["messages"]]
-    with sym.connection(str(gateway.daemon.socket)).use(), sym.kv_open("gateway/local/sessions/shared.kv", "rw") as kv:
+    with (
+        sym.connection(str(gateway.daemon.socket)).use(),
+        sym.kv_open(f"{gateway.files}/local/sessions/shared.kv", "rw") as kv,
+    ):
         until(lambda: sym.kv_lock(kv, blocking=False))
         assert http.post(CHAT, json={**body, "max_tokens": 2}).status_code == 409
 

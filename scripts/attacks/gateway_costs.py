@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""A key that may do little stalls a gateway for all, or computes without being charged.
+
+Texts of a megabyte to tokenize, bodies of millions of values, requests that fail, bodies that never come, scores of a
+prompt alone, and prompts that are dropped before their first token.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Thread
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from attacked import ROOT, daemon, gateway, options, verdict
+
+sys.path.insert(0, str(ROOT))
+from lips.gateway.keys import new_key
+
+SCORED = {"prompt": "word " * 300, "max_tokens": 0, "echo": True, "logprobs": 0}
+LARGE = 8 << 20
+
+
+class Client:
+    """What one key does."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.url, self.key = url, key
+
+    def status(self, path: str, body: object) -> int:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        head = {"content-type": "application/json", "authorization": f"Bearer {self.key}"}
+        try:
+            with urlopen(Request(self.url + path, data, head), timeout=60) as answer:
+                return answer.status
+        except HTTPError as error:
+            return error.code
+
+    @contextmanager
+    def begun(self, path: str, body: bytes, num_bytes: int | None = None):
+        """A request that is sent as far as `body`, of so many bytes that it says to have."""
+        where = urlsplit(self.url)
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self.key}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {num_bytes or len(body)}\r\n\r\n"
+        with socket.create_connection((where.hostname, where.port), timeout=30) as connection:
+            connection.sendall(head.encode() + body)
+            yield connection
+
+
+def status_of(connection: socket.socket) -> int | None:
+    """The status that is there within half a second."""
+    connection.settimeout(0.5)
+    try:
+        return int(connection.recv(100).split()[1])
+    except TimeoutError:
+        return None
+
+
+def slowest_health_s(url: str, attack: Sequence[Thread]) -> float:
+    slowest = 0.0
+    for thread in attack:
+        thread.start()
+    while any(thread.is_alive() for thread in attack):
+        began_s = time.monotonic()
+        urlopen(f"{url}/health", timeout=60).close()
+        slowest = max(slowest, time.monotonic() - began_s)
+        time.sleep(0.01)
+    return slowest
+
+
+def main() -> int:
+    args = options(__doc__)
+    rounds = 3 if args.quick else 10
+    broken = []
+    with ExitStack() as stack:
+        served = stack.enter_context(daemon(tree=args.tree))
+        path = Path(stack.enter_context(tempfile.TemporaryDirectory()), "keys")
+        lines, keys = [], {}
+        for name in ("texts", "fails", "counts", "scores", "drops", "large", "free"):
+            limits = {"free": "", "fails": " rate=2", "counts": " rate=2"}.get(name, " rate=1000 tokens=10")
+            keys[name], line = new_key(name)
+            lines.append(line + limits)
+        path.write_text("\n".join(lines) + "\n")
+        path.chmod(0o600)
+        url = stack.enter_context(gateway(served, "--keys", path, tree=args.tree))
+        clients = {name: Client(url, key) for name, key in keys.items()}
+
+        found = [clients["texts"].status("/tokenize", {"prompt": "a b " * 50_000}) for _ in range(rounds)]
+        broken += [] if found[1:] == [429] * (rounds - 1) else [f"texts to tokenize cost nothing: {found}"]
+        found = [clients["fails"].status("/v1/chat/completions", b"no JSON") for _ in range(3)]
+        broken += [] if found == [400, 400, 429] else [f"requests that fail are not counted: {found}"]
+        counted = {"model": "x", "messages": [{"role": "user", "content": "Hi"}]}
+        found = [clients["counts"].status("/v1/messages/count_tokens", counted) for _ in range(3)]
+        broken += [] if found == [200, 200, 429] else [f"count_tokens is not counted: {found}"]
+        found = [clients["scores"].status("/v1/completions", SCORED) for _ in range(2)]
+        broken += [] if found == [200, 429] else [f"scores of a prompt are not charged: {found}"]
+
+        for number in range(10):  # at one of these moments it is being computed
+            with clients["drops"].begun("/v1/completions", json.dumps({"prompt": f"{number} word" * 500}).encode()):
+                time.sleep(0.03 * number)
+        time.sleep(1)
+        found = [clients["drops"].status("/v1/completions", {"prompt": "x", "max_tokens": 1})]
+        broken += [] if found == [429] else [f"prompts that are dropped are not charged: {found}"]
+
+        for num_values in (LARGE // 3 - 8, 999_000):  # more than are parsed, and as many as are
+            many = b'{"prompt": [' + b"[]," * num_values + b"[]]}"
+            threads = [Thread(target=clients["free"].status, args=("/v1/completions", many)) for _ in range(rounds)]
+            took_s = slowest_health_s(url, threads)
+            broken += [] if took_s < 2 else [f"bodies of {num_values} values move /health to {took_s:.1f} s"]
+        clients["large"].status("/v1/completions", SCORED)  # its tokens are used up
+        with clients["large"].begun("/v1/completions", b"{", LARGE) as connection:
+            broken += [] if status_of(connection) == 429 else ["a body is read before its request is admitted"]
+        with ExitStack() as bodies:
+            begun = [bodies.enter_context(clients["free"].begun("/tokenize", b"{", LARGE)) for _ in range(12)]
+            found = [status_of(each) for each in begun]
+            broken += [] if found == [None] * 8 + [429] * 4 else [f"bodies under way have no bound: {found}"]
+    return verdict("what a key has read, computed or dropped is counted, and bounded before it is read", broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
