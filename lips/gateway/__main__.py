@@ -12,9 +12,9 @@ from pathlib import Path
 import libsym as sym
 
 try:
-    from lips.gateway.gateway import Settings, is_local
-    from lips.gateway.keys import KeyFileError, Keys, new_key
-    from lips.gateway.server import listening, serve
+    from lips.gateway.gateway import Settings
+    from lips.gateway.keys import VARIABLE, KeyFile, KeyFileError, Keys, new_key, one_key
+    from lips.gateway.server import LOOPBACKS, listening, serve
 except ModuleNotFoundError as error:
     raise SystemExit(f"gateway needs the package {error.name}: pip install 'symphony-os[gateway]'") from None
 
@@ -27,13 +27,11 @@ def main() -> None:
             print(key, flush=True)
             print(line, file=sys.stderr, flush=True)
             return
-        keys = Keys(options.keys) if options.keys else None
+        keys: Keys = KeyFile(options.keys) if options.keys else one_key(options.key_file)
     except KeyFileError as error:
         sys.exit(f"gateway: {error}")
     logging.basicConfig(level=logging.WARNING, format="gateway: %(message)s")
-    listeners = listening(options.host, options.port)
-    if keys is None and not all(is_local(listener.getsockname()[0]) for listener in listeners):
-        sys.exit(f"gateway: {options.host} can be reached from outside: give --keys FILE (--new-key NAME makes a key)")
+    listeners, absent = listening((options.host,) if options.host else LOOPBACKS, options.port)
     settings = Settings(
         directory=options.directory,
         max_body_bytes=options.max_body,
@@ -42,17 +40,24 @@ def main() -> None:
         max_running=options.max_running,
         max_waiting=options.max_waiting,
     )
-    sym.main(partial(serve, listeners, settings, keys))
+    sym.main(partial(serve, listeners, absent, settings, keys))
 
 
 def _parser() -> argparse.ArgumentParser:
     default = Settings()
     parser = argparse.ArgumentParser(prog="gateway", description="Serves the usual HTTP interfaces of language models.")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--host", help=f"address to listen on (default: {' and '.join(LOOPBACKS)})")
     parser.add_argument("--port", type=port, default=8080, help="port to listen on, 0 for any (default: %(default)s)")
-    parser.add_argument("--keys", type=Path, metavar="FILE", help="the keys that are answered: see lips(7)")
     parser.add_argument("--directory", metavar="PATH", help="of conversations, on the mount (default: gateway-UID)")
-    parser.add_argument("--new-key", metavar="NAME", help="print a new key, and its line of FILE on standard error")
+    keys = parser.add_mutually_exclusive_group()
+    keys.add_argument("--keys", type=Path, metavar="FILE", help="the keys that are answered: see lips(7)")
+    keys.add_argument(
+        "--key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"the one key that is answered (default: {VARIABLE}, else one that is made and kept)",
+    )
+    keys.add_argument("--new-key", metavar="NAME", help="print a new key, and its line of FILE on standard error")
     for name, value, what in (
         ("--max-body", default.max_body_bytes, "bytes of a request at most"),
         ("--max-running", default.max_running, "answers at once"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -46,7 +47,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
 
 
 class _Counted:
-    """Counts answers by route and status."""
+    """Counts answers by route and status, and keeps what is somebody's out of caches."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -61,6 +62,9 @@ class _Counted:
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.setdefault("cache-control", "no-store")
+                headers.setdefault("x-content-type-options", "nosniff")
                 route = getattr(scope.get("route"), "path", "other")
                 self._gateway.num_requests[route, message["status"]] += 1
             await exchange.send(message)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -23,10 +23,11 @@ from lips.gateway.asgi import read_body
 from lips.gateway.engine import Answers, Wanted
 from lips.gateway.errors import ApiError
 from lips.gateway.fields import Fields, parse_json
-from lips.gateway.keys import Keys
+from lips.gateway.keys import Key, Keys, OneKey
+from lips.gateway.origins import check_is_own
 from lips.gateway.places import Place, own_place
 from lips.gateway.prompts import Prompts
-from lips.gateway.tenants import LOCAL, Tenant, make_tenant
+from lips.gateway.tenants import Tenant, make_tenant
 
 log = logging.getLogger(__name__)
 _CACHED_SHARE = 0.5
@@ -59,8 +60,7 @@ class Gateway:
     settings: Settings
     model: sym.ModelInfo
     vocabulary: Sequence[bytes]
-    keys: Keys | None
-    """None: all who reach it are the one tenant `local`."""
+    keys: Keys
     max_cached_tokens: int
     """Of one tenant."""
     admission: Admission
@@ -75,21 +75,31 @@ class Gateway:
     """Those of /v1/responses that are being made, by tenant and id."""
     background: anyio.abc.TaskGroup = field(init=False)
     """What goes on without a client: `serve` gives it."""
+    ending: anyio.Event = field(default_factory=anyio.Event)
     _making: anyio.Lock = field(default_factory=anyio.Lock)
 
     async def tenant_of(self, request: Request) -> Tenant:
-        """By the key that a request brings. Without keys by nothing, but for requests that a web page sends here."""
-        if self.keys is None:
-            _check_is_no_other_page(request)
-            return await self._tenant(LOCAL, None)
-        key = self.keys.find(_presented(request))
-        if key is None:
-            raise ApiError(
-                401, "this server wants a key that it knows: Authorization: Bearer KEY", code="invalid_api_key"
-            )
+        """Return the tenant of a request's key, or that of its client's account."""
+        key = self.keys.find(_presented(request)) or self._key_of_account(request)
         tenant = await self._tenant(key.name, key.quota_bytes)
         tenant.limits = key.limits
         return tenant
+
+    def _key_of_account(self, request: Request) -> Key:
+        """Where there is one key, the gateway's own account and root need not bring it."""
+        if not isinstance(self.keys, OneKey):
+            raise ApiError(
+                401, "this server wants a key that it knows: Authorization: Bearer KEY", code="invalid_api_key"
+            )
+        if request.state.uid not in {0, os.geteuid()}:
+            raise ApiError(
+                403,
+                "this server wants its key from all but its own account's and root's programs on this machine: "
+                "Authorization: Bearer KEY, which is what it printed behind #key= when it started",
+                code="invalid_api_key",
+            )
+        check_is_own(request)
+        return self.keys.key
 
     async def _tenant(self, name: str, quota_bytes: int | None) -> Tenant:
         async with self._making:
@@ -176,34 +186,7 @@ def _presented(request: Request) -> str:
     return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
-def _check_is_no_other_page(request: Request) -> None:
-    """Without keys any page in a browser of this machine could ask: by scripts, or by a name that points here."""
-    host = _name_of(request.headers.get("host", ""))
-    if host and not is_local(host):
-        raise ApiError(403, f"without keys this server answers to its machine's own names, not to {host[:60]}")
-    origin = request.headers.get("origin")
-    if origin is not None and not is_local(_name_of(origin.partition("://")[2])):
-        raise ApiError(403, f"without keys this server answers no pages of {origin[:60]}")
-
-
-def _name_of(host: str) -> str:
-    """Without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
-
-
-def is_local(name: str) -> bool:
-    """Whether a host is this machine by a name that nobody outside can reach it by."""
-    if name.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-async def make_gateway(settings: Settings, keys: Keys | None) -> Gateway:
+async def make_gateway(settings: Settings, keys: Keys) -> Gateway:
     """For the daemon that there is."""
     model, stat = await sym.aio.model_info(), await sym.aio.daemon_stat()
     room = int(stat["num_pages"]) * model.page_entries

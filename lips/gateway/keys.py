@@ -1,7 +1,8 @@
-"""Keys, from a file that knows their digests alone: each is a tenant with a domain, a quota and rates of its own.
+"""Keys: those of a file that knows their digests alone, or the one key of a gateway that has no such file.
 
-A line a key: `NAME sha256:DIGEST [quota=2G] [rate=60] [tokens=100000] [concurrent=8]`; rates are by the minute. Blank
-lines and those that begin with # say nothing. The file is read again when it has changed.
+Each key of the file is a tenant with a domain, a quota and rates of its own. A line a key:
+`NAME sha256:DIGEST [quota=2G] [rate=60] [tokens=100000] [concurrent=8]`; rates are by the minute. Blank lines and those
+that begin with # say nothing. The file is read again when it has changed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import re
 import secrets
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 _PREFIX = "sk-sym-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+VARIABLE = "SYMPHONY_API_KEY"
+_ONE_KEY = re.compile(r"[!-~]{16,512}")
 
 
 class KeyFileError(ValueError):
@@ -35,7 +39,8 @@ class Key:
 
     name: str
     digest: bytes
-    quota_bytes: int = DEFAULT_QUOTA_BYTES
+    quota_bytes: int | None = DEFAULT_QUOTA_BYTES
+    """None: a tenant without a domain."""
     limits: Limits = NO_LIMITS
 
 
@@ -52,7 +57,106 @@ def _digest(key: str) -> bytes:
 
 
 class Keys:
-    """Of one file."""
+    """Keys that a gateway answers."""
+
+    def known(self) -> list[Key]:
+        """Return the keys of this moment."""
+        raise NotImplementedError
+
+    def find(self, presented: str) -> Key | None:
+        """Return the key that a client presents. The time of the search tells nothing of a key that is close."""
+        digest, found = _digest(presented), None
+        for key in self.known():
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+    def prove(self, challenge: str, proof: str) -> str | None:
+        """Return the proof that the gateway knows a key, for a page that has proved the same.
+
+        The gateway signs nothing for strangers, so that nobody can collect proofs before he takes its port.
+        """
+        found = None
+        for key in self.known():
+            if hmac.compare_digest(_proof(key, "page", challenge).encode(), proof.encode(errors="replace")):
+                found = _proof(key, "gateway", challenge)
+        return found
+
+
+def _proof(key: Key, side: str, challenge: str) -> str:
+    return hmac.new(key.digest, f"{side} {challenge}".encode(errors="replace"), "sha256").hexdigest()
+
+
+class OneKey(Keys):
+    """Key of a gateway that has no file of keys: the tenant `local`."""
+
+    def __init__(self, text: str, where: str) -> None:
+        if not _ONE_KEY.fullmatch(text):
+            raise KeyFileError(f"{where}: a key of 16 to 512 ASCII characters without blanks is expected")
+        self.text = text
+        self.where = where
+        self.key = Key(LOCAL, _digest(text), None)
+
+    def known(self) -> list[Key]:
+        return [self.key]
+
+
+def one_key(path: Path | None) -> OneKey:
+    """Return the key of a file, else that of the environment, else the one that was made once and kept."""
+    if path is not None:
+        return OneKey(_read(path, os.O_CLOEXEC), str(path))
+    if VARIABLE in os.environ:
+        return OneKey(os.environ[VARIABLE], VARIABLE)
+    path = _kept_path()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            _keep(path, _PREFIX + secrets.token_urlsafe(32))
+        return OneKey(_read(path, os.O_CLOEXEC | os.O_NOFOLLOW), str(path))
+    except OSError as error:
+        raise KeyFileError(f"no key is kept in {path} ({error.strerror}): set {VARIABLE}, or give --key-file") from None
+
+
+def _kept_path() -> Path:
+    """Return the place of the key in the unit's StateDirectory, else in that of the account."""
+    if of_unit := os.environ.get("STATE_DIRECTORY"):
+        return Path(of_unit.partition(":")[0], "gateway.key")
+    state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    return Path(state, "symphony", "gateway.key")
+
+
+def _keep(path: Path, text: str) -> None:
+    """Make the file whole or not at all. Of two gateways that start at once the first one's key stays."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            path.hardlink_to(new)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _read(path: Path, flags: int) -> str:
+    with os.fdopen(os.open(path, os.O_RDONLY | flags), "rb") as file:
+        about = os.fstat(file.fileno())
+        _check_is_private(about, path)
+        if about.st_uid not in {0, os.geteuid()}:
+            raise KeyFileError(f"{path} belongs to uid {about.st_uid}, who knows what is in it")
+        return file.read(1 << 10).decode(errors="replace").strip()
+
+
+def _check_is_private(about: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(about.st_mode):
+        raise KeyFileError(f"{path} is no regular file")
+    if stat.S_IMODE(about.st_mode) & 0o077:
+        raise KeyFileError(f"{path} can be read or written by others: chmod 600 {path}")
+
+
+class KeyFile(Keys):
+    """Keys of a file, which is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,16 +165,7 @@ class Keys:
         self._complaint = ""
         self.refresh()
 
-    def find(self, presented: str) -> Key | None:
-        """The key that was presented; None: it is none of them. How long it takes tells nothing of which is close."""
-        self._refresh_if_it_can_be()
-        digest, found = _digest(presented), None
-        for key in self._keys:
-            if hmac.compare_digest(key.digest, digest):
-                found = key
-        return found
-
-    def _refresh_if_it_can_be(self) -> None:
+    def known(self) -> list[Key]:
         """With a file that has a fault the keys from before stay. The log has the fault once."""
         try:
             self.refresh()
@@ -80,6 +175,7 @@ class Keys:
             if complaint != self._complaint:
                 log.warning("%s; the keys from before stay", complaint)
         self._complaint = complaint
+        return self._keys
 
     def refresh(self) -> None:
         """Read the file, if it has changed since."""
@@ -88,8 +184,7 @@ class Keys:
             read_at = about.st_mtime_ns, about.st_size, about.st_ino
             if read_at == self._read_at:
                 return
-            if stat.S_IMODE(about.st_mode) & 0o077:
-                raise KeyFileError(f"{self._path} can be read or written by others: chmod 600 {self._path}")
+            _check_is_private(about, self._path)
             self._keys = parse(file.read().decode(errors="replace"), str(self._path))
             self._read_at = read_at
 

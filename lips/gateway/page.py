@@ -9,7 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lips.gateway.errors import ApiError
+from lips.gateway.asgi import Emit, Streamed, event
+from lips.gateway.errors import ApiError, openai_form
+from lips.gateway.gateway import Gateway
 
 PLACE = Path(__file__).with_name("page")
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
@@ -25,7 +27,6 @@ def _read(name: str) -> tuple[bytes, dict[str, str]]:
     return content, {
         "content-type": f"{_KINDS[Path(name).suffix]}; charset=utf-8",
         "content-security-policy": _POLICY,
-        "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
         "etag": f'"{sha256(content).hexdigest()[:16]}"',
@@ -46,4 +47,19 @@ async def page(request: Request) -> Response:
     return Response(content, headers=headers)
 
 
-routes = [Route("/", page), Route("/page/{name}", page)]
+async def proof(request: Request) -> Streamed:
+    """Prove to a page that this server knows the page's key, then stay: the end of this answer voids the proof."""
+    gateway: Gateway = request.app.state.gateway
+    asked = request.query_params
+    proved = gateway.keys.prove(asked.get("challenge", ""), asked.get("proof", ""))
+    if proved is None:
+        raise ApiError(401, "this server knows no such key", code="invalid_api_key")
+
+    async def answer(emit: Emit) -> None:
+        await emit(event({"proof": proved}))
+        await gateway.ending.wait()
+
+    return Streamed(answer, openai_form, lambda error: event(openai_form(error)))
+
+
+routes = [Route("/", page), Route("/proof", proof), Route("/page/{name}", page)]

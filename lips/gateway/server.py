@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import signal
 import socket
@@ -9,85 +11,123 @@ import sys
 from typing import Any, cast
 
 import anyio
-from hypercorn.asyncio import serve as serve_app
 from hypercorn.config import Config
 
 from lips.gateway.app import make_app
+from lips.gateway.connections import Connections, raise_limit
 from lips.gateway.gateway import Settings, make_gateway
-from lips.gateway.keys import Keys
+from lips.gateway.keys import Keys, OneKey
 
+log = logging.getLogger(__name__)
+LOOPBACKS = ("127.0.0.1", "::1")
+"""Both, so that nobody else answers on this port to what `localhost` may mean."""
 GOES_ON_S = 30.0
 """So long answers that have begun may go on when the gateway is asked to end."""
 BACKLOG = 1024
 _FIRST_PASSED = 3
 """The first descriptor that systemd passes on."""
+_PORT_TRIES = 16
+_ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+"""This machine lacks the address."""
 
 
-def listening(host: str, port: int) -> list[socket.socket]:
-    """The sockets that systemd has opened, else one of our own for each address of the host."""
+def listening(hosts: tuple[str, ...], port: int) -> tuple[list[socket.socket], list[OSError]]:
+    """Return the sockets that systemd has opened, else one of our own for each address; and what is not there."""
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
         count = int(os.environ.get("LISTEN_FDS", "0"))
-        return [socket.socket(fileno=fd) for fd in range(_FIRST_PASSED, _FIRST_PASSED + count)]
-    found = []
+        return [socket.socket(fileno=fd) for fd in range(_FIRST_PASSED, _FIRST_PASSED + count)], []
+    addresses = [(host, each) for host in hosts for each in _addresses(host, port)]
+    for tries_left in reversed(range(_PORT_TRIES)):
+        try:
+            return _all_bound(addresses)
+        except OSError as error:  # a port that was free for one address can be taken for the next
+            if port or error.errno != errno.EADDRINUSE or not tries_left:
+                raise
+    raise AssertionError
+
+
+def _addresses(host: str, port: int) -> list[tuple[Any, ...]]:
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
     except OSError as error:
         raise OSError(error.errno, error.strerror, host) from None
-    for family, kind, _, _, address in addresses:
+
+
+def _all_bound(addresses: list[tuple[str, tuple[Any, ...]]]) -> tuple[list[socket.socket], list[OSError]]:
+    """One port for all; an address that this machine lacks is left out."""
+    found: list[socket.socket] = []
+    absent: list[OSError] = []
+    for host, (family, kind, _, _, (name, wanted, *more)) in addresses:
+        port = found[0].getsockname()[1] if found else wanted
         try:
-            found.append(_bound(family, kind, address))
+            found.append(_bound(family, kind, (name, port, *more)))
         except OSError as error:
-            raise OSError(error.errno, error.strerror, f"{host} port {port}") from None
-        if port == 0:
-            break  # any port is one port
-    return found
+            told = OSError(error.errno, error.strerror, f"{host} port {port}")
+            if error.errno not in _ABSENT:
+                for each in found:
+                    each.close()
+                raise told from None
+            absent.append(told)
+    if not found:
+        raise absent[0]
+    return found, absent
 
 
 def _bound(family: int, kind: int, address: tuple[object, ...]) -> socket.socket:
     made = socket.socket(family, kind)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if family == socket.AF_INET6:
-        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    made.bind(address)
-    made.listen(BACKLOG)  # now: what comes before Hypercorn accepts is kept
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+        made.listen(BACKLOG)  # now: what comes before the server accepts is kept
+    except OSError:
+        made.close()
+        raise
     return made
 
 
 def url_of(listener: socket.socket) -> str:
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
     host, port, *_ = listener.getsockname()
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve(listeners: list[socket.socket], settings: Settings, keys: Keys | None) -> None:
+async def serve(listeners: list[socket.socket], absent: list[OSError], settings: Settings, keys: Keys) -> None:
     """Until SIGTERM or Ctrl-C; then answers that have begun may end."""
     gateway = await make_gateway(settings, keys)
-    app = make_app(gateway)
     config = Config()
-    config.bind = [f"fd://{listener.fileno()}" for listener in listeners]
     config.accesslog = config.errorlog = None
     config.backlog = BACKLOG
-    config.graceful_timeout = GOES_ON_S
     config.include_server_header = False
+    connections = Connections(cast(Any, make_app(gateway)), config, raise_limit())
     for listener in listeners:
-        print(f"gateway: {url_of(listener)}", file=sys.stderr, flush=True)
-    to_end, has_ended = anyio.Event(), anyio.Event()
-
-    async def serve_until_told() -> None:  # in a task of its own: Hypercorn cancels the one that it runs in
-        try:
-            await serve_app(cast(Any, app), config, shutdown_trigger=to_end.wait)
-        finally:
-            has_ended.set()
-
+        await connections.listen(listener)
+    _tell(listeners, absent, keys)
     async with anyio.create_task_group() as tasks:
         gateway.background = tasks
-        tasks.start_soon(_end_by_signal, to_end)
-        tasks.start_soon(serve_until_told)
         tasks.start_soon(gateway.sweep)
-        await has_ended.wait()
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                break
+            gateway.ending.set()
+            await connections.end(GOES_ON_S)
         tasks.cancel_scope.cancel()
 
 
-async def _end_by_signal(ended: anyio.Event) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            ended.set()
+def _tell(listeners: list[socket.socket], absent: list[OSError], keys: Keys) -> None:
+    """Print the addresses. The second line has the key behind the #, which no browser sends and no server logs."""
+    lines = [url_of(listener) for listener in listeners]
+    if isinstance(keys, OneKey):
+        lines.insert(1, f"the key is in {keys.where}" if _is_journal() else f"{lines[0]}/#key={keys.text}")
+    for line in lines:
+        print(f"gateway: {line}", file=sys.stderr, flush=True)
+    for error in absent:
+        log.warning("%s: %s", error.filename, error.strerror)
+
+
+def _is_journal() -> bool:
+    """Whether standard error goes to systemd's journal, which others may read."""
+    about = os.fstat(sys.stderr.fileno())
+    return os.environ.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}"

@@ -19,7 +19,7 @@ from lips.gateway.asgi import Json
 from lips.gateway.errors import ApiError
 from lips.gateway.gateway import Gateway
 from lips.gateway.places import open_file
-from lips.gateway.tenants import Tenant
+from lips.gateway.tenants import LOCAL, Tenant
 
 _SUFFIX = ".kv"
 _PART_BYTES = 1 << 20
@@ -162,7 +162,7 @@ async def live(request: Request) -> Response:
         "prompt_tokens": tenant.num_prompt_tokens,
         "cached_tokens": tenant.num_cached_tokens,
     }
-    if gateway.keys is not None:
+    if tenant.name != LOCAL:
         return Json(own)
     stat = await sym.aio.daemon_stat()
     whole = {

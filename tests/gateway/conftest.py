@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,16 +19,34 @@ ROOT = Path(__file__).resolve().parents[2]
 READY_S = 60
 
 
+BLIND = """import errno, os, runpy, socket
+class Blind(socket.socket):
+    def __init__(self, family=-1, *more, **others):
+        if family == socket.AF_NETLINK:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        super().__init__(family, *more, **others)
+socket.socket = Blind
+runpy.run_module("lips.gateway", run_name="__main__", alter_sys=True)
+"""
+"""A gateway that cannot find whose a connection is, as in a unit without AF_NETLINK: all clients need the key."""
+
+
 class Gateway:
     """A gateway of a test's own, as a process."""
 
-    def __init__(self, daemon: Daemon, *options: str) -> None:
+    def __init__(self, daemon: Daemon, *options: str, blind: bool = False, **environment: str) -> None:
         self.daemon = daemon
+        self.is_blind = blind
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lips.gateway", "--port", "0", *options],
+            [sys.executable, *(["-c", BLIND] if blind else ["-m", "lips.gateway"]), "--port", "0", *options],
             stderr=subprocess.PIPE,
             text=True,
-            env={**daemon.environment, "PYTHONPATH": str(ROOT)},
+            env={
+                **daemon.environment,
+                "PYTHONPATH": str(ROOT),
+                "XDG_STATE_HOME": str(daemon.mount.parent / "of_gateway"),
+                **environment,
+            },
         )
         assert self.process.stderr is not None
         line = self.process.stderr.readline()
@@ -35,10 +54,22 @@ class Gateway:
             _, more = self.process.communicate(timeout=READY_S)
             raise AssertionError(line + more)
         self.url = line.split()[1]
+        self.key = ""
+        if "--keys" not in options:
+            self.key = self._told(f"gateway: {self.url}/#key=")
         self.files = daemon.mount / f"gateway-{os.geteuid()}"
 
+    def _told(self, what: str) -> str:
+        """The rest of the next line, which begins so."""
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        assert line.startswith(what), line
+        return line.removeprefix(what).strip()
+
     def client(self, key: str | None = None) -> httpx.Client:
-        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        """A client with a key; without one it brings that of the gateway only where it has to."""
+        key = key or (self.key if self.is_blind else "")
+        headers = {"authorization": f"Bearer {key}"} if key else {}
         return httpx.Client(base_url=self.url, timeout=60, headers=headers, trust_env=False)
 
     def stop(self) -> str:
@@ -64,28 +95,48 @@ def gateway_daemon(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def _gateway(gateway_daemon):
-    gateway = Gateway(gateway_daemon)
+def _gateways(gateway_daemon):
+    """By whether clients have to bring the key; each is started when it is wanted first."""
+    started: dict[bool, Gateway] = {}
+
+    def of(wants_key: bool) -> Gateway:
+        if wants_key not in started:
+            started[wants_key] = Gateway(gateway_daemon, blind=wants_key)
+        return started[wants_key]
+
     try:
-        yield gateway
-        said = gateway.stop()
-        assert "Traceback" not in said, said
+        yield of
+        for gateway in started.values():
+            said = gateway.stop()
+            assert "Traceback" not in said, said
     finally:
-        gateway.process.kill()
-        gateway.process.wait()
+        for gateway in started.values():
+            gateway.process.kill()
+            gateway.process.wait()
+
+
+CLIENTS = {"test_anthropic", "test_clients", "test_curl", "test_openai"}
+"""Tests that run twice: their client is known by its account, and brings the key."""
+
+
+def pytest_generate_tests(metafunc):
+    if "gateway" in metafunc.fixturenames and metafunc.module.__name__.rpartition(".")[2] in CLIENTS:
+        metafunc.parametrize("gateway", [False, True], ids=["account", "key"], indirect=True)
 
 
 @pytest.fixture
-def gateway(_gateway, monkeypatch):
+def gateway(_gateways, monkeypatch, request):
     """The gateway, whose clients find it by the usual variables; afterwards nothing runs in it any more."""
-    monkeypatch.setenv("OPENAI_BASE_URL", f"{_gateway.url}/v1")
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    monkeypatch.setenv("ANTHROPIC_BASE_URL", _gateway.url)
-    monkeypatch.setenv("ANTHROPIC_API_KEY", "none")
+    gateway = _gateways(getattr(request, "param", False))
+    key = gateway.key if gateway.is_blind else "none"
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{gateway.url}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", gateway.url)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", key)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    yield _gateway
+    yield gateway
     end_s = time.monotonic() + READY_S
-    with _gateway.client() as client:
+    with gateway.client() as client:
         while "symphony_gateway_running 0\n" not in client.get("/metrics").text:
             assert time.monotonic() < end_s, "a request goes on whose client has gone"
             time.sleep(0.05)
@@ -102,8 +153,8 @@ def start_gateway(gateway_daemon):
     """Makes gateways with options of their own."""
     started: list[Gateway] = []
 
-    def start(*options: str) -> Gateway:
-        started.append(Gateway(gateway_daemon, *options))
+    def start(*options: str, **how: Any) -> Gateway:
+        started.append(Gateway(gateway_daemon, *options, **how))
         return started[-1]
 
     yield start

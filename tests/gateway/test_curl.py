@@ -17,9 +17,15 @@ ENDLESS = {**QUESTION, "max_tokens": 4000, "ignore_eos": True, "stream": True}
 COULD_NOT_SEND, TOOK_TOO_LONG, NOTHING_CAME = 55, 28, 52
 
 
+def key_of(gateway):
+    """As options, where one is needed."""
+    return ["-H", f"Authorization: Bearer {gateway.key}"] if gateway.is_blind else []
+
+
 @pytest.fixture
 def curl(gateway):
     def run(*options, path="/v1/chat/completions", given=b"", timeout=100):
+        options = [*key_of(gateway), *options]
         command = ["curl", "-sS", "--noproxy", "*", "-w", "\\n%{http_code}", *options, f"{gateway.url}{path}"]
         done = subprocess.run(command, input=given, capture_output=True, timeout=timeout, check=False)
         body, _, status = done.stdout.rpartition(b"\n")
@@ -81,6 +87,7 @@ def test_one_that_gives_up_frees_its_place(curl, http):
 
 def test_several_requests_go_over_one_connection(gateway):
     one = [
+        *key_of(gateway),
         "--noproxy",
         "*",
         "-sS",
@@ -105,6 +112,7 @@ def test_two_hundred_at_once_are_all_answered(gateway, tmp_path):
     """By one curl, which opens a connection for each."""
     body = json.dumps({**QUESTION, "stream": True, "max_tokens": 2, "ignore_eos": True})
     each = [f'url = "{gateway.url}/v1/chat/completions"', f"data = {json.dumps(body)}", 'noproxy = "*"']
+    each += [f'header = "{header}"' for header in key_of(gateway)[1:]]
     each += [f'output = "{tmp_path}/%d"', 'write-out = "%{http_code}\\n"', "silent"]
     text = "\nnext\n".join("\n".join(each).replace("%d", str(number)) for number in range(200))
     config = tmp_path / "config"

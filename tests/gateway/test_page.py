@@ -2,11 +2,15 @@
 
 import json
 import shutil
+import signal
+import socket
+import threading
 import time
 from urllib.parse import quote
 
 import pytest
 
+from tests.gateway.conftest import Gateway
 from tests.symphony.browser import Browser
 
 WIDTH, HEIGHT = 1100, 700
@@ -168,3 +172,87 @@ def test_a_key_is_asked_for_where_one_is_needed(browser, start_gateway, tmp_path
         document.getElementById("key").dispatchEvent(new Event("change"))""")
     say(browser, "Hello.")
     assert len(browser.run(NAMES)) == 1
+
+
+class Impostor(threading.Thread):
+    """Another user's server, on the port of a gateway that has ended: all that it is sent."""
+
+    def __init__(self, port):
+        super().__init__()
+        self.listener = socket.create_server(("127.0.0.1", port))
+        self.listener.settimeout(0.1)
+        self.heard, self.has_to_end = [], threading.Event()
+        self.start()
+
+    def run(self):
+        while not self.has_to_end.is_set():
+            try:
+                connection, _ = self.listener.accept()
+            except TimeoutError:
+                continue
+            with connection:
+                connection.settimeout(5)
+                self.heard.append(connection.recv(1 << 16).decode())
+                said = b'data: {"proof": "' + b"0" * 64 + b'"}\n\n'
+                connection.sendall(
+                    b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(said) + said
+                )
+
+    def end(self):
+        self.has_to_end.set()
+        self.join()
+        self.listener.close()
+        return self.heard
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_whoever_takes_the_port_is_not_sent_the_key(browser, gateway_daemon, number):
+    """The page has it from its address, and goes on when the gateway is there again."""
+    gateway = Gateway(gateway_daemon, blind=True)
+    port = gateway.url.rpartition(":")[2]
+    filled = """/^[0-9.]+ %$/.test(document.getElementById("kv").textContent)"""
+    try:
+        browser.go(f"{gateway.url}/#key={gateway.key}")
+        until(browser, filled)
+        assert browser.run("location.href") == f"{gateway.url}/"
+        assert browser.run("Object.values(sessionStorage).length + Object.values(localStorage).length") == 0
+        gateway.process.send_signal(number)
+        gateway.process.communicate(timeout=60)
+        impostor = Impostor(int(port))
+        browser.run("""document.getElementById("kv").textContent = "?" """)
+        until(browser, """document.getElementById("kv").textContent !== "?" """)
+        say(browser, "Hello.", ends=False)
+        until(browser, """document.querySelector(".wrong")?.textContent.includes("does not know the key")""")
+        heard = impostor.end()
+        assert any(each.startswith("GET /proof?challenge=") for each in heard)
+        assert not any("authorization" in each.lower() or gateway.key in each for each in heard)
+        gateway = Gateway(gateway_daemon, "--port", port, blind=True)
+        until(browser, filled)
+        gateway.stop()
+    finally:
+        gateway.process.kill()
+        gateway.process.communicate()
+
+
+@pytest.mark.slow
+def test_without_webcrypto_the_key_is_sent_only_for_what_the_user_does(browser, gateway_daemon):
+    gateway = Gateway(gateway_daemon, blind=True)
+    try:
+        browser.ask(
+            "Page.addScriptToEvaluateOnNewDocument",
+            source="""Object.defineProperty(Crypto.prototype, "subtle", { value: undefined });
+            const send = fetch;
+            window.sent = [];
+            window.fetch = (path, ...more) => { sent.push(path); return send(path, ...more); };""",
+        )
+        browser.go(gateway.url)
+        browser.run(f"""document.getElementById("key").value = {json.dumps(gateway.key)};
+            document.getElementById("key").dispatchEvent(new Event("change")); sent.length = 0""")
+        say(browser, "Hello.")
+        time.sleep(2.5)  # two polls
+        assert set(browser.run("sent")) == {"/v1/chat/completions", "/sessions"}
+        gateway.stop()
+    finally:
+        gateway.process.kill()
+        gateway.process.communicate()

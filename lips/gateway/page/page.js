@@ -9,27 +9,74 @@ let current = null; // the conversation's name; null: a new one
 let asking = null; // what ends the answer that is coming
 let before = null; // the figures of a second ago
 
-$("key").value = sessionStorage.getItem("key") ?? "";
+// Where no certificate says whose this page is, another server on this port could serve a page that reads what is stored.
+const store = location.protocol === "https:" ? sessionStorage : null;
+$("key").value = new URLSearchParams(location.hash.slice(1)).get("key") ?? store?.getItem("key") ?? "";
+if (location.hash) history.replaceState(null, "", location.pathname);
 $("settings").onsubmit = (event) => event.preventDefault();
-$("key").addEventListener("change", () => { sessionStorage.setItem("key", $("key").value); refresh(); });
+$("key").addEventListener("change", () => { store?.setItem("key", $("key").value); forgetProof(); refresh(); });
 
 function tell(text, isWrong = false) {
     $("status").textContent = text;
     $("status").classList.toggle("wrong", isWrong);
 }
 
-async function request(path, options = {}) {
-    const headers = { ...options.headers };
-    if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
-    const answer = await fetch(path, { ...options, headers });
+// ---- the key: whoever took the port of a gateway that has ended would get it, so the server proves first that it knows it
+
+let proof = null; // what is promised by the server of now; null: none, or its connection was lost
+let ends = null; // what ends that connection
+
+function forgetProof(connection = ends) {
+    if (connection !== ends) return; // one of before
+    proof = null;
+    ends?.abort();
+}
+
+const bytes = (text) => new TextEncoder().encode(text);
+const hex = (buffer) => Array.from(new Uint8Array(buffer), (each) => each.toString(16).padStart(2, "0")).join("");
+
+async function prove(key) {
+    const connection = ends = new AbortController();
+    try {
+        await proven(key, connection);
+    } catch (error) {
+        forgetProof(connection);
+        throw error;
+    }
+}
+
+async function proven(key, connection) {
+    const digest = await crypto.subtle.digest("SHA-256", bytes(key));
+    const signer = await crypto.subtle.importKey("raw", digest, { name: "HMAC", hash: "SHA-256" }, false, ["sign"]);
+    const signed = async (side) => hex(await crypto.subtle.sign("HMAC", signer, bytes(`${side} ${challenge}`)));
+    const challenge = hex(crypto.getRandomValues(new Uint8Array(32)));
+    const answer = await checked(await fetch(`/proof?challenge=${challenge}&proof=${await signed("page")}`, { signal: connection.signal }));
+    const coming = events(answer), { value } = await coming.next();
+    if (value?.proof !== await signed("gateway")) throw new Error("What answers here does not know the key, and is not told it");
+    coming.next().catch(() => {}).then(() => forgetProof(connection)); // the answer goes on until the server ends
+}
+
+async function checked(answer) {
     if (answer.ok) return answer;
-    let message = `${answer.status} ${answer.statusText}`;
-    try { message = (await answer.json()).error.message; } catch { /* no JSON: the status has to do */ }
-    if (answer.status === 401) {
+    let message = `${answer.status} ${answer.statusText}`, code = null;
+    try { ({ message, code } = (await answer.json()).error); } catch { /* no JSON: the status has to do */ }
+    if (code === "invalid_api_key") {
         document.querySelector("details").open = true;
         message += " (Settings: Key)";
     }
     throw new Error(message);
+}
+
+async function request(path, options = {}) {
+    const headers = { ...options.headers }, key = $("key").value;
+    if (key) {
+        if (crypto.subtle) await (proof ??= prove(key));
+        headers.authorization = `Bearer ${key}`;
+    }
+    return checked(await fetch(path, { ...options, headers }).catch((error) => {
+        if (error.name !== "AbortError") forgetProof();
+        throw error;
+    }));
 }
 
 const json = async (path, body) => (await request(path, body === undefined ? {} : {
@@ -301,7 +348,7 @@ $("log").addEventListener("keydown", (event) => {
 // ---- figures
 
 async function live() {
-    if (document.hidden) return;
+    if (document.hidden || ($("key").value && !crypto.subtle)) return; // the key would go to whoever is there now
     try {
         const now = await json("/live");
         $("model").textContent = now.model;
@@ -319,7 +366,10 @@ async function live() {
 }
 
 setInterval(live, LIVE_MS);
-document.addEventListener("visibilitychange", live);
+document.addEventListener("visibilitychange", () => {
+    if (document.hidden) forgetProof(); // browsers have few connections for all pages of a server
+    live();
+});
 show(null);
 refresh();
 live();

@@ -1,0 +1,130 @@
+"""Connections: whose each is, how many an account or address may have, and HTTP/1.1 alone on them."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import resource
+import socket
+from collections import Counter
+
+from h11 import Request as H11Request
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.typing import ASGIFramework
+from hypercorn.utils import wrap_app
+
+from lips.gateway.peers import uid_of
+
+log = logging.getLogger(__name__)
+FEWEST = 1024
+_REFUSED = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 5\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_SITE_BITS = 64  # of an IPv6 address: one client may have all addresses of such a network
+
+
+async def _stay_with_http1(_self: H11Protocol, _request: H11Request) -> None:
+    """Ignore an upgrade to HTTP/2, as RFC 9110 allows."""
+
+
+# Hypercorn has no option against HTTP/2 without TLS, and ends no connection of it that is idle from its beginning.
+H11Protocol._check_protocol = _stay_with_http1  # type: ignore[assignment,method-assign]  # noqa: SLF001 - as said
+
+
+def raise_limit() -> int:
+    """Have as many files as the kernel lets this process have; return the number."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
+class _Connection(TCPServer):
+    """One of Hypercorn's, which would go on until its idle time is over when its client has closed it."""
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
+class Connections:
+    """Those of one server."""
+
+    def __init__(self, app: ASGIFramework, config: Config, max_files: int) -> None:
+        self._app = wrap_app(app, 0, "asgi")
+        self._config = config
+        self.most = max(FEWEST, max_files // 4)
+        """Of one account or address."""
+        self._context = WorkerContext(None)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_by_party: Counter[str] = Counter()
+        self._refused: set[str] = set()
+        self._complaint = ""
+        self._servers: list[asyncio.Server] = []
+
+    async def listen(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._servers.append(await asyncio.start_server(self._serve, sock=listener, backlog=self._config.backlog))
+
+    async def end(self, within_s: float) -> None:
+        """Take no more connections, and give answers that have begun so long."""
+        await self._context.terminated.set()
+        for server in self._servers:
+            server.close()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=within_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        uid = self._uid_of(connection)
+        party = _party(connection, uid)
+        if self._num_by_party[party] >= self.most:
+            self._refuse(party, writer)
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._num_by_party[party] += 1
+        self._tasks.add(task)
+        try:
+            loop = asyncio.get_running_loop()
+            await _Connection(self._app, loop, self._config, self._context, {"uid": uid}, reader, writer)
+        finally:
+            self._tasks.discard(task)
+            self._num_by_party[party] -= 1
+            if not self._num_by_party[party]:
+                del self._num_by_party[party]
+                self._refused.discard(party)
+
+    def _uid_of(self, connection: socket.socket) -> int | None:
+        try:
+            return uid_of(connection)
+        except OSError as error:
+            if error.strerror != self._complaint:
+                self._complaint = str(error.strerror)
+                log.warning("whose a connection is cannot be found: %s", error.strerror)
+            return None
+
+    def _refuse(self, party: str, writer: asyncio.StreamWriter) -> None:
+        """Answer and close. The log has each party once, until it has no connections."""
+        if party not in self._refused:
+            self._refused.add(party)
+            log.warning("%s has %d connections, the most that it may have: more are refused", party, self.most)
+        writer.write(_REFUSED)
+        writer.close()
+
+
+def _party(connection: socket.socket, uid: int | None) -> str:
+    """Return the name of the account or address that a connection counts for."""
+    if uid is not None:
+        return f"uid {uid}"
+    try:
+        address = ipaddress.ip_address(connection.getpeername()[0].partition("%")[0])
+    except OSError:  # the client has closed it
+        return "unknown"
+    if address.version == 6 and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network((address, _SITE_BITS), strict=False))
+    return str(address)
