@@ -15,6 +15,8 @@ ATTACKS = [
     "metrics",
     "gateway_costs",
     "gateway_files",
+    "gateway_doors",
+    "gateway_idle",
 ]
 
 pytestmark = [

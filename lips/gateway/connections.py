@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import resource
 import socket
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 
 from h11 import Request as H11Request
 from hypercorn.asyncio.tcp_server import TCPServer
@@ -22,6 +25,7 @@ from lips.gateway.peers import uid_of
 log = logging.getLogger(__name__)
 FEWEST = 1024
 _REFUSED = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 5\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_ACCEPTS_AGAIN_S = 0.5
 _SITE_BITS = 64  # of an IPv6 address: one client may have all addresses of such a network
 
 
@@ -61,39 +65,53 @@ class Connections:
         self._num_by_party: Counter[str] = Counter()
         self._refused: set[str] = set()
         self._complaint = ""
-        self._servers: list[asyncio.Server] = []
+        self._listeners: dict[socket.socket, asyncio.Task[None]] = {}
 
-    async def listen(self, listener: socket.socket) -> None:
+    def listen(self, listener: socket.socket) -> None:
         listener.setblocking(False)
-        self._servers.append(await asyncio.start_server(self._serve, sock=listener, backlog=self._config.backlog))
+        self._listeners[listener] = asyncio.create_task(self._accept(listener))
 
     async def end(self, within_s: float) -> None:
         """Take no more connections, and give answers that have begun so long."""
         await self._context.terminated.set()
-        for server in self._servers:
-            server.close()
+        await _cancelled(self._listeners.values())
+        for listener in self._listeners:
+            listener.close()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=within_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await _cancelled(late)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = writer.get_extra_info("socket")
-        uid = self._uid_of(connection)
-        party = _party(connection, uid)
-        if self._num_by_party[party] >= self.most:
-            self._refuse(party, writer)
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        self._num_by_party[party] += 1
-        self._tasks.add(task)
+    async def _accept(self, listener: socket.socket) -> None:
+        """For ever. A connection that is refused costs little: neither a task nor a buffer."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno != errno.ECONNABORTED:  # no files or no memory: some may be free soon
+                    log.warning("no connection can be accepted: %s", error.strerror)
+                    await asyncio.sleep(_ACCEPTS_AGAIN_S)
+                continue
+            uid = self._uid_of(connection)
+            party = _party(connection, uid)
+            if self._num_by_party[party] < self.most:
+                self._num_by_party[party] += 1
+                task = asyncio.create_task(self._serve(connection, uid, party))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                self._refuse(party, connection)
+            await asyncio.sleep(0)  # to accept is no turn of the loop where somebody waits already
+
+    async def _serve(self, connection: socket.socket, uid: int | None, party: str) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
         try:
-            loop = asyncio.get_running_loop()
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection)
+            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
             await _Connection(self._app, loop, self._config, self._context, {"uid": uid}, reader, writer)
         finally:
-            self._tasks.discard(task)
             self._num_by_party[party] -= 1
             if not self._num_by_party[party]:
                 del self._num_by_party[party]
@@ -108,13 +126,19 @@ class Connections:
                 log.warning("whose a connection is cannot be found: %s", error.strerror)
             return None
 
-    def _refuse(self, party: str, writer: asyncio.StreamWriter) -> None:
+    def _refuse(self, party: str, connection: socket.socket) -> None:
         """Answer and close. The log has each party once, until it has no connections."""
         if party not in self._refused:
             self._refused.add(party)
             log.warning("%s has %d connections, the most that it may have: more are refused", party, self.most)
-        writer.write(_REFUSED)
-        writer.close()
+        with connection, suppress(OSError):  # it may have gone
+            connection.send(_REFUSED, socket.MSG_DONTWAIT)
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _party(connection: socket.socket, uid: int | None) -> str:

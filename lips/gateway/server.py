@@ -103,7 +103,7 @@ async def serve(listeners: list[socket.socket], absent: list[OSError], settings:
     config.include_server_header = False
     connections = Connections(cast(Any, make_app(gateway)), config, raise_limit())
     for listener in listeners:
-        await connections.listen(listener)
+        connections.listen(listener)
     _tell(listeners, absent, keys)
     async with anyio.create_task_group() as tasks:
         gateway.background = tasks

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,19 +136,48 @@ def verdict(held: str, broken: Sequence[str]) -> int:
     return 1 if broken else 0
 
 
+@dataclass(frozen=True)
+class Gateway:
+    """A gateway of root's, before a daemon."""
+
+    port: int
+    key: str
+    """Empty: a gateway of before had none."""
+    pid: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
 @contextmanager
-def gateway(served: Daemon, *options: object, tree: Path = ROOT) -> Iterator[str]:
-    """Serve the HTTP interfaces before a daemon, as root; its URL. RuntimeError: it does not start, and says why."""
-    command = [sys.executable, "-m", "lips.gateway", "--port", "0", *options]
-    environment = served.environment | {"PYTHONPATH": str(tree)}
-    with subprocess.Popen(
-        list(map(str, command)), cwd=tree, env=environment, stderr=subprocess.PIPE, text=True
-    ) as process:
+def gateway(served: Daemon, *options: object, tree: Path = ROOT, wrapper: Sequence[object] = ()) -> Iterator[Gateway]:
+    """Serve HTTP until the attack is over. `wrapper`: a command that starts the gateway's.
+
+    A gateway that does not start raises RuntimeError with its reason.
+    """
+    command = [*wrapper, sys.executable, "-m", "lips.gateway", "--port", "0", *options]
+    environment = served.environment | {
+        "PYTHONPATH": str(tree),
+        "XDG_STATE_HOME": str(served.state.parent / "of_gateway"),
+    }
+    with (
+        (served.state.parent / "gateway.log").open("w+") as said,
+        subprocess.Popen(list(map(str, command)), cwd=tree, env=environment, stderr=said, text=True) as process,
+    ):
         try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            if not line.startswith("gateway: http://"):
-                raise RuntimeError((line + process.stderr.read()).strip())
-            yield line.split()[1]
+            Path(said.name).chmod(0o600)
+            end_s = time.monotonic() + ANSWER_S
+            while not (lines := Path(said.name).read_text().splitlines()):
+                if process.poll() is not None or time.monotonic() > end_s:
+                    raise RuntimeError("the gateway did not start")
+                time.sleep(0.1)
+            time.sleep(0.5)  # one of before says no more
+            lines = Path(said.name).read_text().splitlines()
+            if not lines[0].startswith("gateway: http://"):
+                raise RuntimeError("\n".join(lines))
+            port = int(lines[0].rpartition(":")[2])
+            key = lines[1].partition("#key=")[2] if len(lines) > 1 else ""
+            yield Gateway(port, key, process.pid)
         finally:
             _end(process)

@@ -90,7 +90,7 @@ def main() -> int:
             lines.append(line + limits)
         path.write_text("\n".join(lines) + "\n")
         path.chmod(0o600)
-        url = stack.enter_context(gateway(served, "--keys", path, tree=args.tree))
+        url = stack.enter_context(gateway(served, "--keys", path, tree=args.tree)).url
         clients = {name: Client(url, key) for name, key in keys.items()}
 
         found = [clients["texts"].status("/tokenize", {"prompt": "a b " * 50_000}) for _ in range(rounds)]

@@ -52,7 +52,7 @@ def used(served: Daemon, place: Path, victim: Path, tree: Path) -> list[str]:
     """Use a gateway as its clients do. Return what it did in the victim's directory, or that it names nobody."""
     broken = ["it serves from a directory of another user"]
     try:
-        with gateway(served, tree=tree) as url:
+        with gateway(served, tree=tree) as gate:
             sent(url, "/sessions")
             if as_user(ATTACKER, SWAPPED, place, victim).returncode == 0:
                 status, _ = sent(url, f"/v1/responses/{PLANTED}")
@@ -85,7 +85,7 @@ def main() -> int:
             broken += [] if "others may write" in str(refused) else [f"a directory that others may write to: {refused}"]
         as_user(ATTACKER, MADE_FIRST, mount / own).check_returncode()
         try:
-            with gateway(served, "--directory", "mine", tree=args.tree) as url:
+            with gateway(served, "--directory", "mine", tree=args.tree) as gate:
                 question = {"messages": [{"role": "user", "content": "Hi"}], "conversation": "x", "max_tokens": 2}
                 broken += [] if sent(url, "/v1/chat/completions", question)[0] == 200 else ["--directory serves nobody"]
             broken += [] if (mount / "mine/local/sessions/x.kv").is_file() else ["--directory was not used"]

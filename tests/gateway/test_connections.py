@@ -35,7 +35,7 @@ def test_an_account_has_its_part_and_another_one_as_much(monkeypatch, caplog):
         (listener,), _ = listening(("127.0.0.1",), 0)
         served = Connections(app, config(), 0)
         served.most = 3
-        await served.listen(listener)
+        served.listen(listener)
 
         opened = []
 
@@ -102,7 +102,7 @@ def test_an_answer_is_told_whose_connection_it_is_and_may_end(caplog):
             await app(scope, receive, send)
 
         served = Connections(slow, config(), 0)
-        await served.listen(listener)
+        served.listen(listener)
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await begun.wait()
