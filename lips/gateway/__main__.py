@@ -31,7 +31,7 @@ def main() -> None:
     except KeyFileError as error:
         sys.exit(f"gateway: {error}")
     logging.basicConfig(level=logging.WARNING, format="gateway: %(message)s")
-    listeners, absent = listening((options.host,) if options.host else LOOPBACKS, options.port)
+    listeners, absent = listening(options.host or LOOPBACKS, options.port)
     settings = Settings(
         directory=options.directory,
         max_body_bytes=options.max_body,
@@ -46,7 +46,9 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     default = Settings()
     parser = argparse.ArgumentParser(prog="gateway", description="Serves the usual HTTP interfaces of language models.")
-    parser.add_argument("--host", help=f"address to listen on (default: {' and '.join(LOOPBACKS)})")
+    parser.add_argument(
+        "--host", action="append", help=f"address to listen on, and more (default: {' and '.join(LOOPBACKS)})"
+    )
     parser.add_argument("--port", type=port, default=8080, help="port to listen on, 0 for any (default: %(default)s)")
     parser.add_argument("--directory", metavar="PATH", help="of conversations, on the mount (default: gateway-UID)")
     keys = parser.add_mutually_exclusive_group()

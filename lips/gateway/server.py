@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Any, cast
 
 import anyio
@@ -31,7 +32,7 @@ _ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 """This machine lacks the address."""
 
 
-def listening(hosts: tuple[str, ...], port: int) -> tuple[list[socket.socket], list[OSError]]:
+def listening(hosts: Sequence[str], port: int) -> tuple[list[socket.socket], list[OSError]]:
     """Return the sockets that systemd has opened, else one of our own for each address; and what is not there."""
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
         count = int(os.environ.get("LISTEN_FDS", "0"))

@@ -53,11 +53,11 @@ def used(served: Daemon, place: Path, victim: Path, tree: Path) -> list[str]:
     broken = ["it serves from a directory of another user"]
     try:
         with gateway(served, tree=tree) as gate:
-            sent(url, "/sessions")
+            sent(gate.url, "/sessions")
             if as_user(ATTACKER, SWAPPED, place, victim).returncode == 0:
-                status, _ = sent(url, f"/v1/responses/{PLANTED}")
+                status, _ = sent(gate.url, f"/v1/responses/{PLANTED}")
                 broken += ["a file of its user was read"] if status == 200 else []
-                sent(url, "/v1/responses", {"input": "Hi", "background": True, "max_output_tokens": 2})
+                sent(gate.url, "/v1/responses", {"input": "Hi", "background": True, "max_output_tokens": 2})
                 broken += ["a file was written"] if len(list(victim.iterdir())) > 1 else []
     except RuntimeError as refused:
         broken = [] if f"uid {ATTACKER}" in str(refused) else [f"the refusal does not name the uid: {refused}"]
@@ -87,7 +87,7 @@ def main() -> int:
         try:
             with gateway(served, "--directory", "mine", tree=args.tree) as gate:
                 question = {"messages": [{"role": "user", "content": "Hi"}], "conversation": "x", "max_tokens": 2}
-                broken += [] if sent(url, "/v1/chat/completions", question)[0] == 200 else ["--directory serves nobody"]
+                broken += [] if sent(gate.url, "/v1/chat/completions", question)[0] == 200 else ["--directory serves nobody"]
             broken += [] if (mount / "mine/local/sessions/x.kv").is_file() else ["--directory was not used"]
         except RuntimeError as refused:
             broken.append(f"--directory is no way out: {refused}")

@@ -7,6 +7,7 @@ import subprocess
 import httpx
 import pytest
 
+from lips.gateway.keys import VARIABLE
 from tests.symphony.daemons import SYMPHONY
 
 pytestmark = pytest.mark.slow
@@ -14,9 +15,12 @@ pytestmark = pytest.mark.slow
 
 def test_symphony_runs_it_under_its_name_where_it_may_listen_and_ctrl_c_ends_it(gateway_daemon):
     command = [*SYMPHONY, "run", "gateway", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=gateway_daemon.environment) as running:
+    environment = gateway_daemon.environment | {VARIABLE: "of-the-environment"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as running:
         try:
             url = running.stderr.readline().split()[1]
+            assert running.stderr.readline() == f"gateway: {url}/#key=of-the-environment\n"
+            assert running.stderr.readline() == f"gateway: http://[::1]:{url.rpartition(':')[2]}\n"
             assert httpx.get(f"{url}/health", trust_env=False).json() == {"status": "ok"}
             programs = json.loads(gateway_daemon.symphony("ps", "--json").stdout)
             assert [each["isolation"] for each in programs if each["name"] == "gateway"] == ["none"]
