@@ -87,7 +87,9 @@ def main() -> int:
         try:
             with gateway(served, "--directory", "mine", tree=args.tree) as gate:
                 question = {"messages": [{"role": "user", "content": "Hi"}], "conversation": "x", "max_tokens": 2}
-                broken += [] if sent(gate.url, "/v1/chat/completions", question)[0] == 200 else ["--directory serves nobody"]
+                broken += (
+                    [] if sent(gate.url, "/v1/chat/completions", question)[0] == 200 else ["--directory serves nobody"]
+                )
             broken += [] if (mount / "mine/local/sessions/x.kv").is_file() else ["--directory was not used"]
         except RuntimeError as refused:
             broken.append(f"--directory is no way out: {refused}")
