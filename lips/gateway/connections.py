@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
-from h11 import Request as H11Request
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
@@ -29,7 +28,7 @@ _ACCEPTS_AGAIN_S = 0.5
 _SITE_BITS = 64  # of an IPv6 address: one client may have all addresses of such a network
 
 
-async def _stay_with_http1(_self: H11Protocol, _request: H11Request) -> None:
+async def _stay_with_http1(_self: H11Protocol, _request: object) -> None:
     """Ignore an upgrade to HTTP/2, as RFC 9110 allows."""
 
 

@@ -17,8 +17,10 @@ def test_llm_asks_by_its_command_line(gateway, tmp_path):
         - model_id: symphony
           model_name: SmolLM2-135M-Instruct
           api_base: {gateway.url}/v1
+          api_key_name: symphony
         """)
     )
+    (tmp_path / "keys.json").write_text(json.dumps({"symphony": os.environ["OPENAI_API_KEY"]}))
     command = [sys.executable, "-m", "llm", "-m", "symphony", "-o", "temperature", "0", "-o", "max_tokens", "24"]
     done = subprocess.run(
         [*command, "What is the capital of France?"],
