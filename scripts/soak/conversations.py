@@ -316,7 +316,7 @@ class World:
     def begin(self) -> None:
         self.daemons.start()
         os.environ["SYMPHONY_SOCKET"] = str(self.daemons.socket)
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_STATE_HOME": str(self.base / "of_gateway")}
         self.gateways = [Gateway(environment) for _ in range(2)]
         self.small = Gateway(environment, ["--keys", str(self._keys), "--timeout", "0.3"], self.small_key)
         self.talkers: queue.Queue[Talker] = queue.Queue()
