@@ -17,6 +17,7 @@ import pytest
 
 import libsym as sym
 from lips.gateway.engine import _save
+from lips.gateway.places import Place
 from lips.gateway.tenants import make_tenant
 
 CHAT = "/v1/chat/completions"
@@ -309,7 +310,7 @@ def test_a_session_is_not_saved_over_a_turn_that_begins_just_then(gateway_daemon
     kv_open = sym.aio.kv_open
 
     async def race():
-        tenant = await make_tenant("raced", 1000, None)
+        tenant = await make_tenant(Place(sym.model_info().mount, "raced"), "raced", 1000, None)
         path = tenant.session("raced").path
         turn = []
 
