@@ -9,27 +9,27 @@ A launcher lives as long as its programs, and so longer than a daemon that is up
 these messages it speaks (PROTOCOL; one that says nothing speaks the first), and is answered with the one that both do.
 Words that the other side does not know are skipped.
 
-Nothing that a launcher does reaches others. What is no request ends its connection; what it floods waits in its own
+Nothing that a launcher does reaches others. `peer_socket.py` sees to the descriptors that it sends. What is no request
+ends its connection; what it floods waits in its own
 socket, for its requests are taken one by one; where it does not read, it is not listened to either. Its programs live
 on without it, and so do their connections: it comes again and names them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
-import os
 import socket
-from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import trio
 
-from libsym.errors import Invalid, NotPermitted, ProtocolError, SymError, WouldBlock
+from libsym.errors import Invalid, NotPermitted, ProtocolError, SymError
 from scheduler.connection.places import Places
 from scheduler.payloads import bounded_json
+from scheduler.peer_socket import PeerSocket, Threads
 from scheduler.peers import accept_for_ever, peer_credentials
 from scheduler.programs.limits import ProgramLimits
 from scheduler.programs.link import MAX_MESSAGE_BYTES, Link
@@ -48,11 +48,12 @@ MAX_TEXTS, MAX_OTHER_BYTES = 64, 1024
 MAX_PID = 1 << 22
 READ_WITHIN_S = 30.0
 """A launcher that takes nothing for so long, though there is something, is not served any more."""
-_ANCILLARY_BYTES = socket.CMSG_SPACE(array("i").itemsize)
 _REASONS = ("exit", "signal", "time", "memory", "tokens", "pages", "page_seconds", "processes", "killed", "restart")
 _IDS = frozenset("0123456789abcdef")
 
-Adopt = Callable[[trio.socket.SocketType, Program], None]
+Adopt = Callable[[socket.socket, Program], None]
+Passed = list[int] | SymError
+"""A list of the descriptor that came with a request, for its owner to take out; or why that is no connection."""
 
 
 class Launchers:
@@ -64,25 +65,31 @@ class Launchers:
         adopt: Adopt,
         exempt: frozenset[int] = frozenset(),
         house: dict[str, Any] | None = None,
+        threads: Threads | None = None,
     ) -> None:
-        """`house`: what launchers are told, as `_Requests` has it."""
+        """`house`: what launchers are told, as `_Requests` has it. `threads`: for what may hang in what they send."""
         self._programs = programs
         self._house = house or {}
         self._adopt = adopt
+        self._threads = threads or Threads()
         self._places = Places(MAX_LAUNCHERS, "launchers", exempt)
         self.num_connected = 0
 
     async def run(self, listening: trio.socket.SocketType) -> None:
         """Accept for ever."""
         async with trio.open_nursery() as nursery:
-            await accept_for_ever(listening, "launcher", lambda connection: nursery.start_soon(self._serve, connection))
+            await accept_for_ever(
+                listening,
+                "launcher",
+                lambda connection: nursery.start_soon(self._serve, PeerSocket(connection, self._threads)),
+            )
 
-    async def _serve(self, connection: trio.socket.SocketType) -> None:
+    async def _serve(self, connection: PeerSocket) -> None:
         """One launcher; nothing that happens to it reaches the others."""
         subject: dict[str, object] = {}
         with connection:
             try:
-                pid, credentials = peer_credentials(connection)
+                pid, credentials = peer_credentials(connection.socket)
                 subject = {"program": pid, "user": credentials.uid}
                 with self._places.one_for(credentials.uid):
                     await self._serve_link(connection, Link(credentials.uid, credentials.gid))
@@ -93,7 +100,7 @@ class Launchers:
             except* Exception:
                 log.exception("launcher dropped", extra=subject)
 
-    async def _serve_link(self, connection: trio.socket.SocketType, link: Link) -> None:
+    async def _serve_link(self, connection: PeerSocket, link: Link) -> None:
         self.num_connected += 1
         try:
             async with trio.open_nursery() as nursery:
@@ -106,20 +113,23 @@ class Launchers:
             link.close()
             self._programs.launcher_gone(link)
 
-    async def _receive(self, connection: trio.socket.SocketType, link: Link) -> None:
+    async def _receive(self, connection: PeerSocket, link: Link) -> None:
         requests = _Requests(self._programs, self._adopt, link, self._house)
         while True:
             await link.has_room()
-            data, ancillary, flags, _ = await connection.recvmsg(
-                MAX_MESSAGE_BYTES + 1, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
-            )
-            with contextlib.ExitStack() as received:
-                fds = _descriptors(ancillary, received)
+            data, fds, flags = await connection.receive_descriptors(MAX_MESSAGE_BYTES + 1)
+            try:
                 if not data:
                     return
                 if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(data) > MAX_MESSAGE_BYTES or len(fds) > 1:
                     raise ProtocolError(f"a message of more than {MAX_MESSAGE_BYTES} bytes, or than one descriptor")
-                answer = requests.take(data, fds[0] if fds else None)
+                passed: Passed = Invalid("a connection is passed on with its descriptor, and none came")
+                if fds:
+                    # On a thread: the sender may have locked the socket for ever.
+                    passed = await connection.on_thread(partial(_why_none, fds[0])) or fds
+                answer = requests.take(data, passed)
+            finally:
+                connection.dispose(fds)
             if answer is not None:
                 link.tell(answer)
             await trio.lowlevel.checkpoint()
@@ -134,7 +144,7 @@ class _Requests:
         self._programs = programs
         self._adopt = adopt
         self._link = link
-        self._begin: dict[str, Callable[[dict[str, Any], int | None], dict[str, Any]]] = {
+        self._begin: dict[str, Callable[[dict[str, Any], Passed], dict[str, Any]]] = {
             "start": self._start,
             "pid": self._pid,
             "connect": self._connect,
@@ -142,8 +152,8 @@ class _Requests:
             "end": self._end,
         }
 
-    def take(self, data: bytes, fd: int | None) -> dict[str, Any] | None:
-        """The answer to a request; None: it was an answer itself. The descriptor stays the caller's."""
+    def take(self, data: bytes, passed: Passed) -> dict[str, Any] | None:
+        """The answer to a request; None: it was an answer itself."""
         try:
             found = bounded_json("the daemon", data, max_texts=MAX_TEXTS, max_other_bytes=MAX_OTHER_BYTES)
         except Invalid as error:
@@ -161,7 +171,7 @@ class _Requests:
             begin = self._begin.get(do) if isinstance(do, str) else None
             if begin is None:
                 raise Invalid(f"there is no request {str(do)[:60]!r}: {', '.join(self._begin)}")
-            return {"n": number, "ok": True, **begin(found, fd)}
+            return {"n": number, "ok": True, **begin(found, passed)}
         except SymError as error:
             return {"n": number, "error": str(error), "errno": error.errno}
 
@@ -175,7 +185,7 @@ class _Requests:
         else:
             self._link.answered(number, found)  # one that is not asked for: whoever asked has given up
 
-    def _start(self, found: dict[str, Any], _fd: int | None) -> dict[str, Any]:
+    def _start(self, found: dict[str, Any], _passed: Passed) -> dict[str, Any]:
         protocol = _protocol(found.get("protocol", 1))
         pid, parent = found.get("pid"), found.get("parent")
         self._programs.start(
@@ -189,35 +199,36 @@ class _Requests:
         )
         return {**self._house, "protocol": protocol}
 
-    def _pid(self, found: dict[str, Any], _fd: int | None) -> dict[str, Any]:
+    def _pid(self, found: dict[str, Any], _passed: Passed) -> dict[str, Any]:
         self._programs.has_pid(self._program(found), _pid(found.get("pid")))
         return {}
 
-    def _connect(self, found: dict[str, Any], fd: int | None) -> dict[str, Any]:
+    def _connect(self, found: dict[str, Any], passed: Passed) -> dict[str, Any]:
         program = self._program(found)
-        if fd is None:
-            raise Invalid("a connection is passed on with its descriptor, and none came")
-        connection = _connected_socket(fd)
+        if isinstance(passed, SymError):
+            raise passed
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=passed[0])
         try:
             self._check_peer(connection)
         except BaseException:
-            connection.close()
+            connection.detach()
             raise
+        passed.clear()
         self._adopt(connection, program)
         return {}
 
-    def _check_peer(self, connection: trio.socket.SocketType) -> None:
+    def _check_peer(self, connection: socket.socket) -> None:
         """NotPermitted: a launcher has connections of its own user, unless that is root."""
         uid = peer_credentials(connection)[1].uid
         if self._link.uid not in (0, uid):
             raise NotPermitted(f"uid {self._link.uid} can't pass on a connection of uid {uid}")
 
-    def _limit(self, found: dict[str, Any], _fd: int | None) -> dict[str, Any]:
+    def _limit(self, found: dict[str, Any], _passed: Passed) -> dict[str, Any]:
         """Which limit it has run into, if any: a program may end by it before its launcher has heard of it."""
         over = self._program(found).over
         return {"what": None if over is None else over.what}
 
-    def _end(self, found: dict[str, Any], _fd: int | None) -> dict[str, Any]:
+    def _end(self, found: dict[str, Any], _passed: Passed) -> dict[str, Any]:
         program, status, reason = self._program(found), found.get("status"), found.get("reason")
         if not isinstance(status, int) or isinstance(status, bool) or not -255 <= status <= 255:
             raise Invalid("a program ends with a status of 0 to 255")
@@ -230,7 +241,7 @@ class _Requests:
         return self._programs.of_launcher(self._link, _id(found.get("id")))
 
 
-async def _send(connection: trio.socket.SocketType, link: Link) -> None:
+async def _send(connection: PeerSocket, link: Link) -> None:
     """One packet each. A launcher that does not read is given a while."""
     while True:
         data = await link.next()
@@ -245,40 +256,22 @@ async def _break_off(link: Link) -> None:
     raise SymError("it does not read what it has to know", errno.ETIMEDOUT)
 
 
-def _descriptors(ancillary: list[tuple[int, int, bytes]], received: contextlib.ExitStack) -> list[int]:
-    """Those that came with a message; they are closed with `received`."""
-    fds = array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    for fd in fds:
-        received.callback(os.close, fd)
-    return list(fds)
-
-
-def _connected_socket(fd: int) -> trio.socket.SocketType:
-    """Of a copy of a descriptor. Invalid: it is no connection as the listener accepts them."""
-    with contextlib.ExitStack() as undo:
-        try:
-            copy = os.dup(fd)
-        except OSError as error:
-            raise WouldBlock(f"the daemon can take no more connections now: {error.strerror}") from None
-        undo.callback(os.close, copy)
-        try:
-            connection = socket.socket(fileno=copy)
-        except OSError as error:
-            raise Invalid(f"what was passed on is no socket: {error.strerror}") from None
-        undo.pop_all()
-        undo.callback(connection.close)
+def _why_none(fd: int) -> SymError | None:
+    """Return why a descriptor is no connection as the listener accepts them, if so. It stays open."""
+    try:
+        connection = socket.socket(fileno=fd)
+    except OSError as error:
+        return Invalid(f"what was passed on is no socket: {error.strerror}")
+    try:
         is_stream = connection.family == socket.AF_UNIX and connection.type == socket.SOCK_STREAM
         if not is_stream or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            raise Invalid("what was passed on is no connection of a Unix socket for streams")
-        try:
-            connection.getpeername()
-        except OSError as error:
-            raise Invalid(f"what was passed on can't be served: {error.strerror}") from None
-        undo.pop_all()
-    return trio.socket.from_stdlib_socket(connection)
+            return Invalid("what was passed on is no connection of a Unix socket for streams")
+        connection.getpeername()
+    except OSError as error:
+        return Invalid(f"what was passed on can't be served: {error.strerror}")
+    finally:
+        connection.detach()
+    return None
 
 
 def _protocol(newest: Any) -> int:

@@ -25,6 +25,7 @@ from scheduler.connection.lip import Lip
 from scheduler.connection.places import Places
 from scheduler.connection.under_way import num_calls_in
 from scheduler.gate import Gate
+from scheduler.peer_socket import PeerSocket, Threads, refuse_descriptors
 from scheduler.peers import NO_ROOM, accept_for_ever, peer_credentials, peer_pidfd
 from scheduler.programs.program import Program
 
@@ -49,10 +50,13 @@ _FULL_S = 0.005
 class Listener:
     """Accepts connections and serves each until either side goes."""
 
-    def __init__(self, gate: Gate, vocab_size: int, exempt: frozenset[int] = frozenset()) -> None:
-        """`exempt`: users that may take the last places."""
+    def __init__(
+        self, gate: Gate, vocab_size: int, exempt: frozenset[int] = frozenset(), threads: Threads | None = None
+    ) -> None:
+        """`exempt`: users that may take the last places. `threads`: for connections that may bring descriptors."""
         self._gate = gate
         self._vocab_size = vocab_size
+        self._threads = threads or Threads()
         self.lips: set[Lip] = set()
         self._handshakes = Places(MAX_HANDSHAKES, "handshakes", exempt)
         self._connections = Places(MAX_LIPS, "connections", exempt)
@@ -70,15 +74,20 @@ class Listener:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await accept_for_ever(
-                listening, "connection", lambda connection: nursery.start_soon(self._serve, connection)
+                listening,
+                "connection",
+                lambda connection: nursery.start_soon(self._serve, PeerSocket(connection, self._threads)),
             )
 
-    def adopt(self, connection: trio.socket.SocketType, program: Program) -> None:
-        """Serve a connection that a launcher has accepted for a program of its, as one that was accepted here."""
-        assert self._nursery is not None
-        self._nursery.start_soon(self._serve, connection, program)
+    def adopt(self, connection: socket.socket, program: Program) -> None:
+        """Serve a connection that a launcher has accepted for a program of its, as one that was accepted here.
 
-    async def _serve(self, connection: trio.socket.SocketType, program: Program | None = None) -> None:
+        The launcher may keep a copy: the connection's flags, and what is in its queue, are not the daemon's alone.
+        """
+        assert self._nursery is not None
+        self._nursery.start_soon(self._serve, PeerSocket(connection, self._threads, is_shared=True), program)
+
+    async def _serve(self, connection: PeerSocket, program: Program | None = None) -> None:
         """One connection, from the handshake to the end; nothing that happens to it reaches the others."""
         lip = None
         with connection, ExitStack() as place:
@@ -92,7 +101,7 @@ class Listener:
             except* Exception:
                 log.exception("connection dropped", extra=_subject(lip))
 
-    async def _serve_lip(self, connection: trio.socket.SocketType, lip: Lip) -> None:
+    async def _serve_lip(self, connection: PeerSocket, lip: Lip) -> None:
         self.lips.add(lip)
         lip.channel.made_room = lip.made_room
         self._gate.welcome(lip)
@@ -109,32 +118,31 @@ class Listener:
                 self.lips.remove(lip)
             log.debug("program %d gone", lip.pid, extra=lip.subject)
 
-    async def _let_in(self, connection: trio.socket.SocketType, place: ExitStack) -> Lip | None:
+    async def _let_in(self, connection: PeerSocket, place: ExitStack) -> Lip | None:
         """The handshake, and a place among the connections; None when the other side was refused, or hung up."""
         subject: dict[str, object] = {}
         try:
             try:
-                pid, credentials = peer_credentials(connection)
+                pid, credentials = peer_credentials(connection.socket)
                 subject = {"program": pid, "user": credentials.uid}
-                keep_descriptors(connection.fileno())
+                keep_descriptors(connection.socket.fileno())
                 with self._handshakes.one_for(credentials.uid):
                     version = check_greeting(await _greeting(connection))
                     place.enter_context(self._connections.one_for(credentials.uid))
                     return await self._welcome(connection, pid, credentials, version)
             except SymError as error:
                 self._warn(error, subject)
-                await connection.send(refusal(error))
+                with trio.move_on_after(GREETING_TIMEOUT_S):  # a launcher may have filled the connection
+                    await connection.send(refusal(error))
         except ConnectionError as error:
             log.debug("hung up during the handshake: %s", error)
         return None
 
-    async def _welcome(
-        self, connection: trio.socket.SocketType, pid: int, credentials: Credentials, version: int
-    ) -> Lip:
+    async def _welcome(self, connection: PeerSocket, pid: int, credentials: Credentials, version: int) -> Lip:
         channel = self._new_channel(version)
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", channel.fds))
         try:
-            await connection.sendmsg([welcome(version)], [rights])
+            await connection.send(welcome(version), [rights])
         except BaseException:
             channel.close()
             raise
@@ -184,12 +192,12 @@ class Listener:
                 channel.clear_doorbell()
 
 
-async def _greeting(connection: trio.socket.SocketType) -> bytes:
+async def _greeting(connection: PeerSocket) -> bytes:
     """What the other side says first. SymError: it does not come in time."""
     greeting = b""
     with trio.move_on_after(GREETING_TIMEOUT_S):
         while len(greeting) < GREETING_BYTES:
-            data = await connection.recv(GREETING_BYTES - len(greeting))
+            data = await connection.receive(GREETING_BYTES - len(greeting))
             if not data:
                 raise ConnectionResetError("it had not greeted yet")
             greeting += data
@@ -213,19 +221,16 @@ def keep_descriptors(*fds: int) -> None:
         )
 
 
-async def _wait_for_hangup(connection: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+async def _wait_for_hangup(connection: PeerSocket, scope: trio.CancelScope) -> None:
     """Nothing more is ever sent on the socket: when it is readable, the program has gone (or breaks the protocol)."""
-    try:
-        await connection.recv(1)
-    except ConnectionError:
-        log.debug("connection reset")
+    await connection.wait_readable()
     scope.cancel()
 
 
-async def _wait_for_end(connection: trio.socket.SocketType, pid: int, scope: trio.CancelScope) -> None:
+async def _wait_for_end(connection: PeerSocket, pid: int, scope: trio.CancelScope) -> None:
     """The process itself: a child of its may have inherited the socket, and keep it open without being the program."""
     try:
-        pidfd = peer_pidfd(connection, pid)
+        pidfd = peer_pidfd(connection.socket, pid)
     except ProcessLookupError:
         scope.cancel()
         return
@@ -262,6 +267,8 @@ def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.soc
     clear_way(path, kind)
     listening = socket.socket(socket.AF_UNIX, kind)
     listening.bind(str(path))
+    if kind == socket.SOCK_STREAM:  # launchers send descriptors
+        refuse_descriptors(listening)
     path.chmod(0o666)  # permission is per file: whoever may reach the socket may own KV files
     listening.listen(BACKLOG)
     return listening

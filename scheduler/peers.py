@@ -43,7 +43,7 @@ async def accept_for_ever(
             await trio.sleep(pause_s)
 
 
-def peer_credentials(connection: trio.socket.SocketType) -> tuple[int, Credentials]:
+def peer_credentials(connection: socket.socket) -> tuple[int, Credentials]:
     """The pid and the identity of the process at the other end, as it was when it connected."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3i", peer)
@@ -55,7 +55,7 @@ def peer_credentials(connection: trio.socket.SocketType) -> tuple[int, Credentia
     return pid, Credentials(uid, gid, frozenset(groups))
 
 
-def peer_pidfd(connection: trio.socket.SocketType, pid: int) -> int | None:
+def peer_pidfd(connection: socket.socket, pid: int) -> int | None:
     """A descriptor of the process that connected, readable when it has ended. None: this kernel tells nothing of it.
 
     ProcessLookupError: it has ended.

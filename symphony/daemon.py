@@ -42,6 +42,7 @@ from scheduler.batch.cost_model import CostModel
 from scheduler.gate import Gate
 from scheduler.launchers import Launchers
 from scheduler.listener import Listener
+from scheduler.peer_socket import Threads
 from scheduler.programs.admission import Admission
 from scheduler.programs.registry import Programs
 from scheduler.programs.watch import ProgramWatch
@@ -152,12 +153,13 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     text = LoadedText(model, arena, backend.description, str(config.mount))
     began_s = time.monotonic()
     gate = Gate(fs, batches, text, programs, lambda: daemon_info(house, time.monotonic() - began_s))
-    listener = Listener(gate, model.config.vocab_size, exempt)
+    threads = Threads()
+    listener = Listener(gate, model.config.vocab_size, exempt, threads)
     hidden = [config.state, config.socket, programs_socket(config.socket)]
     if config.mount_helper is not None:
         hidden.append(config.mount_helper)
     for_sandboxes = {"mount": str(config.mount.absolute()), "hidden": [str(path.absolute()) for path in hidden]}
-    launchers = Launchers(programs, listener.adopt, exempt, for_sandboxes)
+    launchers = Launchers(programs, listener.adopt, exempt, for_sandboxes, threads)
     held = HeldTimes()
     shown = Control(fs, batches, gate, programs, text, held)
     helper = None if config.mount_helper is None else HelpersMount(config.mount_helper)

@@ -14,6 +14,7 @@ import trio
 from libsym.channel.socket_path import make_socket_directory, programs_socket
 from libsym.errors import Invalid, SymError
 from scheduler.listener import bind, clear_way
+from scheduler.peer_socket import close_listening, refuse_descriptors
 from symphony.service.activation import Activated
 
 Listening = tuple[trio.socket.SocketType, trio.socket.SocketType]
@@ -40,8 +41,9 @@ class Sockets:
         """While programs are served."""
         with ExitStack() as stack:
             if self._activated is not None:
+                refuse_descriptors(self._activated.calls)
                 handed = (self._activated.calls, self._activated.launchers)
-                calls, launchers = (stack.enter_context(trio.socket.from_stdlib_socket(each)) for each in handed)
+                calls, launchers = (stack.enter_context(_closed_on_thread(each)) for each in handed)
             else:
                 launchers = stack.enter_context(_bound(programs_socket(self._path), socket.SOCK_SEQPACKET))
                 calls = stack.enter_context(_bound(self._path))
@@ -74,8 +76,17 @@ def _bound(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> Iterator
         listening: socket.socket = bind(path, kind)
     identity = path.stat().st_ino
     try:
-        with trio.socket.from_stdlib_socket(listening) as wrapped:
+        with _closed_on_thread(listening) as wrapped:
             yield wrapped
     finally:
         if path.exists() and path.stat().st_ino == identity:
             path.unlink()
+
+
+@contextmanager
+def _closed_on_thread(listening: socket.socket) -> Iterator[trio.socket.SocketType]:
+    wrapped = trio.socket.from_stdlib_socket(listening)
+    try:
+        yield wrapped
+    finally:
+        close_listening(wrapped)

@@ -17,6 +17,8 @@ ATTACKS = [
     "gateway_files",
     "gateway_doors",
     "gateway_idle",
+    "descriptors",
+    "nonblocking",
 ]
 
 pytestmark = [

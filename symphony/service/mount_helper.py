@@ -45,6 +45,7 @@ SOURCE, KIND = "symphony", "fuse.kv"
 MAX_REQUEST_BYTES = 8192
 MAX_CONNECTIONS = 64
 """At once. A daemon has one, for as long as its mount."""
+SO_PASSRIGHTS = 83
 READ_AHEAD_KB = 512
 """In place of the 128 that the kernel offers to FUSE: images are read a quarter faster."""
 STALE_WITHIN_S = 2.0
@@ -108,7 +109,7 @@ class Helper:
     def _serve(self, connection: socket.socket) -> None:
         """One packet, or the end."""
         try:
-            data = connection.recv(MAX_REQUEST_BYTES)
+            data = connection.recv(MAX_REQUEST_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except ConnectionError:
@@ -207,7 +208,9 @@ def _refuse(connection: socket.socket, error: OSError) -> None:
 
 
 def _send(connection: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
-    socket.send_fds(connection, [json.dumps(message).encode()], list(descriptors), socket.MSG_NOSIGNAL)
+    socket.send_fds(
+        connection, [json.dumps(message).encode()], list(descriptors), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+    )
 
 
 def say(text: str) -> None:
@@ -341,7 +344,17 @@ def listening_socket() -> socket.socket:
     listening.set_inheritable(False)
     if (listening.family, listening.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
         raise SystemExit("symphony-mount: the socket has to be ListenSequentialPacket=")
+    refuse_descriptors(listening)
     return listening
+
+
+def refuse_descriptors(listening: socket.socket) -> None:
+    """Have the kernel refuse descriptors that are sent here: closing one may take as long as its sender likes.
+
+    Linux before 6.16 can't. There the mode of the socket lets nobody but the daemon's user in.
+    """
+    with suppress(OSError):
+        listening.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
 
 
 def _uid(user: str) -> int:

@@ -52,6 +52,7 @@ class Opcode(IntEnum):
     STATFS = 17
     RELEASE = 18
     FSYNC = 20
+    FLUSH = 25
     INIT = 26
     OPENDIR = 27
     READDIR = 28

@@ -15,6 +15,7 @@ import pytest
 from symphony.doctor import check_helper, check_service, mounted_kind
 from symphony.service.mount_helper import MAX_CONNECTIONS
 from symphony.service.mounting import ANSWER_TIMEOUT_S
+from tests.scheduler.weapons import kernel_can_refuse
 from tests.symphony.services import OTHER_UID, SERVICE_UID, Helper, as_user, start_service
 
 AT_ONCE_S = ANSWER_TIMEOUT_S - 5
@@ -144,6 +145,15 @@ def test_the_helper_refuses_what_its_unit_does_not_name(service, helper, message
     assert answer["errno"] == code
     assert text in answer["error"]
     assert service.stat()["pid"] == service.process.pid
+
+
+@pytest.mark.skipif(not kernel_can_refuse(), reason="NO REFUSAL TESTED: it needs Linux 6.16")
+def test_the_helper_has_the_kernel_refuse_descriptors(helper, service):
+    """The unit's socket lets them pass: the helper itself sets the option."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(str(helper.path))
+        with pytest.raises(PermissionError):
+            socket.send_fds(client, [b"x"], [0])
 
 
 def test_the_helper_serves_no_other_user_not_even_root(service, helper):

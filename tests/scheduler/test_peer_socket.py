@@ -1,0 +1,314 @@
+"""What other users send: descriptors that take long to close, and connections whose flags are theirs."""
+
+import ctypes
+import os
+import socket
+import threading
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trio
+
+from libsym.channel.handshake import GREETING, welcome
+from scheduler import peer_socket
+from scheduler.launchers import Launchers
+from scheduler.listener import Listener, bind
+from scheduler.peer_socket import THREADS_PER_UID, Threads, close_listening
+from scheduler.programs.admission import Admission
+from scheduler.programs.registry import Programs
+from tests.scheduler.programs.test_launchers import ID, Talk
+from tests.scheduler.test_listener import Gate
+from tests.scheduler.weapons import HELD_UP_S, HungMount, eventually, kernel_can_refuse, lingering
+
+OTHER_UID = 65534
+NO_OPTION = 9999
+"""An option that no kernel has."""
+NUM_PACKETS = 100
+SYS_SETRESUID = 117
+
+
+needs_the_option = pytest.mark.skipif(not kernel_can_refuse(), reason="NO REFUSAL TESTED: it needs Linux 6.16")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NO OTHER USER TESTED: it needs root")
+
+
+@pytest.fixture
+def older_kernel(monkeypatch):
+    monkeypatch.setattr(peer_socket, "SO_PASSRIGHTS", NO_OPTION)
+
+
+@pytest.fixture
+def hung_mount():
+    if not Path("/dev/fuse").exists():
+        pytest.skip("NO HUNG FILE TESTED: there is no /dev/fuse")
+    directory = Path(os.environ.get("TMPDIR", "/tmp")) / f"hung-{os.getpid()}"
+    directory.mkdir(mode=0o755)
+    mount = HungMount(directory)
+    yield mount
+    mount.let_go()
+    directory.rmdir()
+
+
+@contextmanager
+def as_uid(uid):
+    """This thread alone: the C library would wait for all threads to follow, and some of them hang."""
+    assert _become(uid) == 0
+    try:
+        yield
+    finally:
+        assert _become(0) == 0
+
+
+def _become(uid):
+    return ctypes.CDLL(None).syscall(SYS_SETRESUID, -1, uid, -1)
+
+
+class House:
+    """Both sockets of a daemon."""
+
+    def __init__(self, path):
+        self.calls, self.launchers = path / "socket", path / "socket.programs"
+        self.threads = Threads()
+        self.listener = Listener(Gate(), 16, threads=self.threads)
+        self.programs = Programs(Admission(), path / "programs.json")
+        self.for_launchers = Launchers(self.programs, self.listener.adopt, threads=self.threads)
+        self.clients = ExitStack()
+
+    def client(self, path, kind=socket.SOCK_STREAM, uid=0):
+        connection = self.clients.enter_context(socket.socket(socket.AF_UNIX, kind))
+        with as_uid(uid) if uid else ExitStack():
+            connection.connect(str(path))
+        return connection
+
+    def attacker(self, door):
+        """A connection of another uid, if there can be one."""
+        uid = OTHER_UID if os.geteuid() == 0 else 0
+        if door == "calls":
+            return self.client(self.calls, uid=uid)
+        return self.client(self.launchers, socket.SOCK_SEQPACKET, uid=uid)
+
+    async def require_service(self):
+        """Another client is served by now."""
+        with trio.fail_after(HELD_UP_S):
+            client = self.client(self.calls)
+            client.send(GREETING)
+            assert await answer_of(client) == welcome()
+            launcher = Talk(trio.socket.from_stdlib_socket(self.client(self.launchers, socket.SOCK_SEQPACKET)))
+            assert "is no program" in (await launcher.ask("limit", id="0000000f"))["error"]
+            launcher.connection.close()
+            client.close()
+
+
+async def answer_of(client):
+    await trio.lowlevel.wait_readable(client)
+    raw, fds, _, _ = socket.recv_fds(client, 4096, 3)
+    for fd in fds:
+        os.close(fd)
+    return raw
+
+
+def send(connection, fds, data=b"x"):
+    """Send a packet with descriptors, and keep none of them."""
+    try:
+        socket.send_fds(connection, [data], fds, socket.MSG_DONTWAIT)
+    except OSError:
+        threading.Thread(target=close_all, args=(fds,), daemon=True).start()  # these closes are the last
+        raise
+    close_all(fds)
+
+
+def fill(connection):
+    connection.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            connection.send(bytes(4096))
+
+
+def close_all(fds):
+    for fd in fds:
+        os.close(fd)
+
+
+@asynccontextmanager
+async def serving(path):
+    for each in (path, *path.parents):
+        if each.stat().st_uid == os.geteuid() and each.stat().st_mode & 0o777 == 0o700:  # pytest's own
+            each.chmod(0o755)
+    house = House(path)
+    calls = trio.socket.from_stdlib_socket(bind(house.calls))
+    launchers = trio.socket.from_stdlib_socket(bind(house.launchers, socket.SOCK_SEQPACKET))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(house.listener.run, calls)
+        nursery.start_soon(house.for_launchers.run, launchers)
+        with house.clients:
+            yield house
+        nursery.cancel_scope.cancel()
+    close_listening(calls)
+    close_listening(launchers)
+
+
+def run(path, scenario):
+    async def main():
+        began_s = trio.current_time()
+        async with serving(path) as house:
+            await scenario(house)
+            await house.require_service()
+        assert trio.current_time() - began_s < HELD_UP_S
+
+    trio.run(main)
+
+
+def num_open():
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - links that may be gone by now
+
+
+# ---- descriptors
+
+
+@needs_the_option
+def test_the_kernel_refuses_descriptors_from_the_first_moment_on(tmp_path):
+    with bind(tmp_path / "socket") as listening, socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "socket"))
+        with pytest.raises(PermissionError):
+            send(client, [os.dup(0)])
+        with listening.accept()[0], pytest.raises(PermissionError):
+            send(client, [os.dup(0)])
+
+
+DOORS = pytest.mark.parametrize("door", ["calls", "launchers"])
+
+
+@DOORS
+@pytest.mark.usefixtures("older_kernel")
+def test_a_hundred_lingering_sockets_hold_up_nobody(tmp_path, door):
+    async def scenario(house):
+        attacker = house.attacker(door)
+        for _ in range(NUM_PACKETS):
+            await trio.lowlevel.wait_writable(attacker)
+            try:
+                send(attacker, [weapon()])
+            except ConnectionError:  # what was sent is no greeting
+                attacker = house.attacker(door)
+        attacker.close()
+
+    with lingering() as weapon:
+        run(tmp_path, scenario)
+
+
+@DOORS
+@pytest.mark.usefixtures("older_kernel")
+def test_packets_that_nobody_has_read_hold_up_nobody_when_their_connection_ends(tmp_path, door):
+    async def scenario(house):
+        attacker = house.attacker(door)
+        if door == "calls":
+            attacker.send(GREETING)
+            assert await answer_of(attacker) == welcome()
+        else:
+            attacker.send(b"no request")
+        with suppress(ConnectionError):  # it has ended already
+            send(attacker, [weapon()])
+            send(attacker, [weapon(), weapon()])
+        attacker.close()
+
+    with lingering() as weapon:
+        run(tmp_path, scenario)
+
+
+@DOORS
+@pytest.mark.usefixtures("older_kernel")
+def test_packets_of_connections_that_wait_hold_up_no_end_of_the_daemon(tmp_path, door):
+    async def main():
+        kind = socket.SOCK_STREAM if door == "calls" else socket.SOCK_SEQPACKET
+        listening = trio.socket.from_stdlib_socket(bind(tmp_path / "socket", kind))
+        with socket.socket(socket.AF_UNIX, kind) as attacker:
+            attacker.connect(str(tmp_path / "socket"))
+            send(attacker, [weapon()])
+        began_s = trio.current_time()
+        close_listening(listening)
+        assert trio.current_time() - began_s < HELD_UP_S
+
+    with lingering() as weapon:
+        trio.run(main)
+
+
+@needs_root
+@DOORS
+@pytest.mark.usefixtures("older_kernel")
+def test_files_of_a_hung_mount_hold_up_their_sender_alone(tmp_path, door, hung_mount):
+    async def scenario(house):
+        for _ in range(THREADS_PER_UID + 2):
+            hung_mount.send_by(house.attacker(door))
+        await eventually(lambda: hung_mount.num_hung() == THREADS_PER_UID)
+        await house.require_service()
+        unheard = Talk(trio.socket.from_stdlib_socket(house.attacker("launchers")))
+        await unheard.send({"n": 1, "do": "limit", "id": ID}, [0])
+        with trio.move_on_after(0.3) as patience:
+            await unheard.receive()
+        assert patience.cancelled_caught, "who has used up his threads is not read"
+        assert hung_mount.num_hung() == THREADS_PER_UID
+        hung_mount.let_go()
+        assert (await unheard.receive())["error"]
+
+    run(tmp_path, scenario)
+
+
+@needs_root
+@pytest.mark.usefixtures("older_kernel")
+def test_one_whose_threads_hang_leaves_no_descriptors_by_connections_without_any(tmp_path, hung_mount):
+    async def scenario(house):
+        for _ in range(THREADS_PER_UID + 1):
+            hung_mount.send_by(house.attacker("launchers"))
+        await eventually(lambda: hung_mount.num_hung() == THREADS_PER_UID)
+        before = num_open()
+        for _ in range(50):
+            for packets in ([], [b"x"], [b"", b"x"]):
+                with house.attacker("launchers") as attacker, suppress(ConnectionError):  # the first ends it
+                    for packet in packets:
+                        attacker.send(packet)
+        await house.require_service()  # behind those, which have been accepted by now
+        await eventually(lambda: num_open() <= before)
+        hung_mount.let_go()
+
+    run(tmp_path, scenario)
+
+
+def test_what_is_sent_is_closed(tmp_path, older_kernel):
+    async def scenario(house):
+        before = num_open()
+        for door in ("calls", "launchers"):
+            attacker = house.attacker(door)
+            for _ in range(5):
+                send(attacker, [os.dup(0) for _ in range(100)])
+            attacker.close()
+        await eventually(lambda: num_open() <= before)
+
+    run(tmp_path, scenario)
+
+
+# ---- flags that another process sets
+
+
+@asynccontextmanager
+async def passed_on(house):
+    """The launcher's copy of a connection that the daemon serves, and the program's end."""
+    launcher = Talk(trio.socket.from_stdlib_socket(house.client(house.launchers, socket.SOCK_SEQPACKET)))
+    await launcher.start()
+    program, copy = socket.socketpair()
+    with program, copy:
+        yield launcher, copy, program
+    await launcher.ask("end", id=ID, status=0, reason="exit")
+    launcher.connection.close()
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["to read", "to write"])
+def test_a_connection_made_blocking_by_its_launcher_blocks_nobody(tmp_path, is_full):
+    async def scenario(house):
+        async with passed_on(house) as (launcher, copy, program):
+            if is_full:
+                fill(copy)
+            assert (await launcher.ask("connect", [copy.fileno()], id=ID))["ok"]
+            copy.setblocking(True)
+            program.send(GREETING if is_full else GREETING[:1])
+            await house.require_service()
+
+    run(tmp_path, scenario)
