@@ -19,6 +19,7 @@ ATTACKS = [
     "gateway_idle",
     "descriptors",
     "nonblocking",
+    "socket_directory",
 ]
 
 pytestmark = [

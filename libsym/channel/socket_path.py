@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from pathlib import Path
 
 from libsym.errors import NoAccess
 
+log = logging.getLogger(__name__)
+
 _SYSTEM_SOCKET = Path("/run/symphony/symphony.sock")
 
 
 def find_socket() -> Path:
-    """Where a program looks: `default_socket()`; for an ordinary user without a daemon there, the system's daemon."""
-    own = default_socket()
+    """Where a program looks: `default_socket()`; for an ordinary user without a daemon there, the system's daemon.
+
+    NoAccess: another user has taken the place of the user's own, and there is no system's daemon. If there is one, a
+    warning says so.
+    """
+    try:
+        own = default_socket()
+    except NoAccess as error:
+        if not _SYSTEM_SOCKET.exists():
+            raise
+        log.warning("%s. Going on with the daemon at %s", error, _SYSTEM_SOCKET)
+        return _SYSTEM_SOCKET
     if "SYMPHONY_SOCKET" not in os.environ and not own.exists() and _SYSTEM_SOCKET.exists():
         return _SYSTEM_SOCKET
     return own
@@ -33,9 +46,14 @@ def default_socket() -> Path:
         return _SYSTEM_SOCKET
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "symphony.sock"
-    directory = Path(f"/tmp/symphony-{uid}")  # noqa: S108  # checked below to be the user's own
+    directory = shared_name(uid)
     check_private(directory, uid)
     return directory / "symphony.sock"
+
+
+def shared_name(uid: int) -> Path:
+    """Where a user without a runtime directory has sockets, unless another user was there first."""
+    return Path(f"/tmp/symphony-{uid}")  # noqa: S108 - `check_private` sees whose it is
 
 
 def programs_socket(socket: Path) -> Path:
@@ -55,4 +73,7 @@ def check_private(directory: Path, uid: int) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
-        raise NoAccess(f"{directory} is not a directory of yours alone (0700): remove it, or set SYMPHONY_SOCKET")
+        raise NoAccess(
+            f"{directory} is not a directory of yours alone (0700; it is uid {found.st_uid}'s): remove it, or set "
+            "SYMPHONY_SOCKET"
+        )

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from libsym.channel.socket_path import check_private, shared_name
+from libsym.errors import NoAccess
 from symphony.launcher.statuses import FAILED
+
+log = logging.getLogger(__name__)
+
+_USERS = Path("/run/symphony/users")
+"""Made by tmpfiles.d, sticky and for everybody: for users whose place in /tmp is taken."""
 
 
 class Refused(Exception):  # noqa: N818 - what it says is what happens
@@ -73,7 +82,21 @@ def _base() -> Path:
         return Path(runtime) / "symphony"
     if uid == 0:
         return Path("/run/symphony/launcher")
-    return Path(f"/tmp/symphony-{uid}")  # noqa: S108  # checked when it is made to be the user's own
+    shared = shared_name(uid)
+    try:
+        check_private(shared, uid)
+    except NoAccess as error:
+        if _USERS.is_dir():
+            found = _among_users(uid)
+            log.warning("%s. The launcher's directory is %s", error, found)
+            return found
+    return shared  # `make` sees whose it is
+
+
+def _among_users(uid: int) -> Path:
+    """The directory that is the user's, whatever others have made there; else a name that nobody can guess."""
+    own = sorted(each for each in _USERS.glob(f"{uid}-*") if not each.is_symlink() and _is_of(each, uid))
+    return own[0] if own else _USERS / f"{uid}-{secrets.token_hex(8)}"
 
 
 def _is_of(directory: Path, uid: int) -> bool:

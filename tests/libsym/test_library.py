@@ -71,6 +71,24 @@ def test_a_user_without_a_daemon_finds_the_systems(monkeypatch: pytest.MonkeyPat
     assert find_socket() == own
 
 
+def test_a_user_whose_place_another_has_taken_finds_the_systems_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken, system = tmp_path / "taken", tmp_path / "system.sock"
+    taken.mkdir(mode=0o777)
+    monkeypatch.delenv("SYMPHONY_SOCKET", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54_321)
+    monkeypatch.setattr(paths, "shared_name", lambda _uid: taken)
+    monkeypatch.setattr(paths, "_SYSTEM_SOCKET", system)
+    with pytest.raises(sym.NoAccess, match=f"it is uid {taken.stat().st_uid}'s"):
+        find_socket()
+    assert not caplog.messages
+    system.touch()
+    assert find_socket() == system
+    assert caplog.messages[0].endswith(f"set SYMPHONY_SOCKET. Going on with the daemon at {system}")
+
+
 def test_a_directory_that_others_can_enter_is_no_place_for_a_socket(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     check_private(mine, os.getuid())  # not there yet
