@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
+from itertools import islice
 
 from kvfs.alarms import Alarm, Alarms
 from kvfs.names.content import KvFile
-from kvfs.names.inode import Inode
+from kvfs.names.inode import SOME_NAMES, Inode
 from kvfs.names.tree import Tree
 
 log = logging.getLogger(__name__)
+
+LINES_A_MINUTE = 100
+"""Of the log, for files that expire; then it counts them."""
 
 
 class Expiry:
@@ -25,6 +29,8 @@ class Expiry:
         self._tree = tree
         self._alarms = alarms
         self._of: dict[int, Alarm] = {}
+        self._num_expired = 0
+        """Files, in this minute of the log."""
 
     def note_use(self, inode: Inode) -> None:
         """Nobody has the file open any more, or its advice has changed: the time runs from now on."""
@@ -48,14 +54,30 @@ class Expiry:
         if alarm is not None:
             self._alarms.cancel(alarm)
 
-    def _expire(self, inode: Inode) -> None:
+    def _expire(self, inode: Inode, *, is_said: bool = False) -> None:
+        """Remove some of its names, and the rest in later turns."""
         del self._of[inode.number]
         if inode.opens or not isinstance(inode.content, KvFile):
             return  # in use, or a plain file by now: its next close looks again
-        path = self._tree.path_of(inode)
-        log.info("%s expires: unused for %g s", path, inode.advice.ttl_s, extra={"file": path})
-        for directory, name in tuple(inode.names):
+        if not is_said:
+            self._say(inode)
+        for directory, name in tuple(islice(inode.names, SOME_NAMES)):
             self._tree.unlink(self._tree.get(directory), name)
+        if inode.names:
+            self._of[inode.number] = self._alarms.set(0, lambda: self._expire(inode, is_said=True))
+
+    def _say(self, inode: Inode) -> None:
+        if not self._num_expired:
+            self._alarms.set(60, self._say_how_many)
+        self._num_expired += 1
+        if self._num_expired <= LINES_A_MINUTE:
+            path = str(self._tree.path_of(inode))
+            log.info("%s expires: unused for %g s", path, inode.advice.ttl_s, extra={"file": path})
+
+    def _say_how_many(self) -> None:
+        if self._num_expired > LINES_A_MINUTE:
+            log.info("%d more files have expired within a minute", self._num_expired - LINES_A_MINUTE)
+        self._num_expired = 0
 
     def check(self) -> None:
         """Raise AssertionError unless every file that has to expire will."""

@@ -36,6 +36,7 @@ from kvfs.names.inode import (
 )
 from kvfs.names.locks import FileLocks
 from kvfs.names.retention import advised, is_stored
+from kvfs.names.tree import PathOf
 from kvfs.names.walk import Paths, Place
 from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece, Ranges, ranges_within
@@ -673,7 +674,7 @@ class FileSystem:
         self,
         creds: Credentials,
         inode: Inode,
-        what: str,
+        what: object,
         advice: Sequence[tuple[int, int]],
         handle: OpenKv | None = None,
     ) -> None:
@@ -726,7 +727,7 @@ class FileSystem:
         if handle.inode.content is handle.content:
             handle.inode.modified()
 
-    def name_of(self, handle: OpenKv) -> str:
+    def name_of(self, handle: OpenKv) -> PathOf:
         """How messages call the file of a handle."""
         return self._tree.path_of(handle.inode)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from kvfs.names.content import KvFile
-from kvfs.names.inode import READ, SEARCH, Credentials, Inode, allows
+from kvfs.names.inode import READ, SEARCH, SOME_NAMES, Credentials, Inode, allows
+from kvfs.names.walk import MAX_PATH_BYTES
 from kvfs.volume import Volume
 
 
@@ -55,15 +57,19 @@ def _file(volume: Volume, inode: Inode, kv: KvFile, path: str) -> HotFile:
 
 
 def path_for(volume: Volume, inode: Inode, creds: Credentials) -> str | None:
-    """The first of its names that the caller may find by listing directories, as a path; None: there is none."""
+    """One of its names that the caller may find by listing directories, as a path that a call takes; or None.
+
+    Of many names the first few are looked at.
+    """
     top = creds.root or volume.tree.root
-    for number, name in sorted(inode.names):
-        way: list[bytes] = [name]
+    for number, name in sorted(islice(inode.names, SOME_NAMES)):
+        way, num_bytes = [name], len(name)
         directory: Inode | None = volume.tree.get(number)
-        while directory is not None and allows(directory, creds, READ | SEARCH):
+        while directory is not None and num_bytes <= MAX_PATH_BYTES and allows(directory, creds, READ | SEARCH):
             if directory is top:
                 return os.fsdecode(b"/".join(reversed(way)))
             above = directory.parent if directory is not volume.tree.root else None
             way.append(next(iter(directory.names))[1] if above is not None else b"")
+            num_bytes += 1 + len(way[-1])
             directory = above
     return None

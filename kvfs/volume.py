@@ -181,7 +181,7 @@ class Volume:
         """What the images of a file look like."""
         return self._formats[kv.identity]
 
-    def require_usable(self, kv: KvFile, what: str) -> None:
+    def require_usable(self, kv: KvFile, what: object) -> None:
         """Invalid: its entries are of no use with the running model."""
         if kv.identity != OWN:
             raise mismatch(self.format_of(kv).facts, self.model, what)
@@ -221,7 +221,7 @@ class Volume:
             self.truncate_kv(content, min(num_entries, content.table.length), self.tree.path_of(inode))
         inode.modified()
 
-    def truncate_kv(self, kv: KvFile, num_entries: int, what: str) -> None:
+    def truncate_kv(self, kv: KvFile, num_entries: int, what: object) -> None:
         """Keep the first entries of one version."""
         if kv.table.reservation is not None:
             raise Busy(f"{what}: a step is appending to it; try again when it is over")
@@ -287,7 +287,7 @@ class Volume:
         try:
             self.pins.note(inode, inode.advice, inode.advice)
         except SymError as error:
-            path = self.tree.path_of(inode)
+            path = str(self.tree.path_of(inode))
             log.warning("%s is pinned, and may leave memory all the same: %s", path, error, extra={"file": path})
 
     def file_of(self, table: PageTable) -> tuple[Inode, KvFile] | None:
@@ -330,7 +330,7 @@ class Volume:
         self._expiry.note_use(inode)
 
     def _charge_another(self, inode: Inode, old: Account, new: Account) -> None:
-        new.require_files(1 if inode.domain is None else 1 + inode.domain.num_files)
+        new.require_files(inode.num_files if inode.domain is None else 1 + inode.domain.num_files)
         if inode.domain is not None:
             new.adopt(inode.domain)
         elif isinstance(inode.content, KvFile):
@@ -339,8 +339,8 @@ class Volume:
             new.require_plain(inode.content.charged)
             new.charge_plain(inode.content.charged)
             old.charge_plain(-inode.content.charged)
-        old.refund_files()
-        new.charge_files()
+        old.refund_files(inode.num_files)
+        new.charge_files(inode.num_files)
         inode.account = new
 
     def _plain(self, inode: Inode) -> PlainFile:

@@ -10,6 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ATTACKS = [
     "caches",
+    "deep_tree",
+    "hard_links",
     "shared_names",
     "dates",
     "metrics",

@@ -136,6 +136,6 @@ class TextHandle:
         self._tree.closed(self._inode)
 
 
-def not_at_end(name: str) -> NotSupported:
+def not_at_end(name: object) -> NotSupported:
     """The error for a write that is no append."""
     return NotSupported(f"{name}: text can only be appended to a context, or replace all of it")

@@ -248,7 +248,7 @@ class TextWriter:
 
     @property
     def _name(self) -> str:
-        return self._fs.volume.tree.path_of(self._handle.inode)
+        return str(self._fs.volume.tree.path_of(self._handle.inode))
 
 
 def is_killed(pid: int) -> bool:

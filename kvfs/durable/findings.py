@@ -16,7 +16,7 @@ class Finding:
     kind: str
     """One word, for scripts: see symphony(1)."""
     paths: tuple[str, ...]
-    """Every file, directory, … that it touches, as it is called below the mount."""
+    """Every file, directory, … that it touches, as it is called below the mount; of a file with many names some."""
     what: str
     repair: str
     """What --repair does about it, or has done."""

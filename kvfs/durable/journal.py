@@ -16,10 +16,13 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from kvfs.names.content import KvFile
-from kvfs.names.inode import Changes, Inode, NamePut
+from kvfs.names.inode import SOME_NAMES, Changes, Inode, NamePut
 
 OPERATIONS_A_CUT = 32
 """So many operations are taken at once: a fork takes 30 µs, and nothing else runs meanwhile. A commit takes longer."""
+
+DIRECTORIES_ABOVE = 128
+"""So far up a sync looks for renames of directories around a file: a tree may be deeper."""
 
 _Thing: TypeAlias = Inode | tuple[Inode] | tuple[int, bytes]
 _NONE: dict[int, Any] = {}
@@ -181,21 +184,25 @@ class Journal(Changes):
         return [chosen[number] for number in sorted(chosen)]
 
     def directories_above(self, inodes: Iterable[Inode]) -> list[Inode]:
-        """Those that these lie in, up to the root: a domain's quota is in its directory."""
+        """Those that these lie in, as far up as is looked: a domain's quota is in its directory."""
         found: set[Inode] = set()
         for inode in inodes:
             self._add_with_directories(found, inode)
         return [*found.difference(inodes)]
 
     def _add_with_directories(self, inodes: set[Inode], inode: Inode) -> list[Inode]:
-        """The inode, and the directories that it lies in; those that were not among `inodes`."""
+        """The inode, and the directories that some of its names lie in; those that were not among `inodes`.
+
+        A directory further up, or of another name, is found by the operation that made it, if that is not kept yet.
+        """
         waiting, added = [inode], list[Inode]()
-        while waiting:
-            each = waiting.pop()
-            if each not in inodes:
-                inodes.add(each)
-                added.append(each)
-                waiting += [self.directory(number) for number, _ in each.names]
+        for _ in range(DIRECTORIES_ABOVE):
+            new = [each for each in dict.fromkeys(waiting) if each not in inodes]
+            if not new:
+                break
+            inodes.update(new)
+            added += new
+            waiting = [self.directory(number) for each in new for number, _ in islice(each.names, SOME_NAMES)]
         return added
 
     def _add(self, change: NameChange) -> None:

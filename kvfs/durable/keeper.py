@@ -379,7 +379,7 @@ class Keeper:
         changes = [*self._committing.changes, *journal.operations.values()]
         named = {put.after for change in changes for put in change.puts if put.after is not None}
         dirty = {*journal.dirty, *self._committing.inodes}
-        return sorted(tree.path_of(inode) for inode in dirty | named if inode.names)
+        return sorted(str(tree.path_of(inode)) for inode in dirty | named if inode.names)
 
     def statistics(self) -> StorageStatistics:
         left_out = self._cutter.left_out()
@@ -582,7 +582,7 @@ class Keeper:
             self._something_dirty.set()  # of files without a name nothing else is ever committed
 
     def _note_left_out(self, inode: Inode, error: Exception) -> None:
-        path = self._volume.tree.path_of(inode)
+        path = str(self._volume.tree.path_of(inode))
         log.error("%s", self._why_left_out(inode), extra={"file": path}, exc_info=error)
 
     def _failed(self, error: SymError) -> None:

@@ -217,7 +217,7 @@ class PagesIn:
             if isinstance(inode.content, KvFile):
                 where = np.flatnonzero(np.isin(inode.content.table.pages, pages))
                 if where.size:
-                    found.append((self._volume.tree.path_of(inode), int(where[0]) * 32))
+                    found.append((str(self._volume.tree.path_of(inode)), int(where[0]) * 32))
         return found
 
 

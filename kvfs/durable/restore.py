@@ -77,7 +77,7 @@ class Restorer:
         self._find_pages()
         self._restore_tree()
         for inode, name in self._without_bytes:
-            path = self._volume.tree.path_of(inode)
+            path = str(self._volume.tree.path_of(inode))
             log.error("the bytes of %s are lost: there is no %s", path, name, extra={"file": path})
         for account, num_files in self._num_files.items():
             account.charge_files(num_files)
@@ -155,6 +155,8 @@ class Restorer:
         domain, directories = domain_below(directory), list[Inode]()
         for _, name, number, _ in names:
             inode = found.get(number)
+            if inode is not None and inode.account is not None:
+                self._num_files[inode.account] += 1
             if inode is None:
                 record = records.get(number)
                 if record is None:

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from time import perf_counter
 
 import numpy as np
@@ -22,7 +23,7 @@ from kvfs.durable.findings import Finding, Progress
 from kvfs.durable.keeper import Keeper
 from kvfs.durable.slot_file import SLOTS_A_JOB, SlotFile, disk_error
 from kvfs.names.content import KvFile
-from kvfs.names.inode import Inode, shown
+from kvfs.names.inode import SOME_NAMES, Inode, shown
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.on_disk import NO_SLOT
@@ -274,8 +275,9 @@ async def _mended(
 
 def _paths_of(volume: Volume, inode: Inode) -> tuple[str, ...]:
     tree = volume.tree
+    names = islice(inode.names, SOME_NAMES)
     return tuple(
-        f"{tree.path_of(tree.get(directory)).rstrip('/')}/{shown(name)}" for directory, name in sorted(inode.names)
+        sorted(f"{str(tree.path_of(tree.get(directory))).rstrip('/')}/{shown(name)}" for directory, name in names)
     )
 
 

@@ -40,7 +40,7 @@ class ModelFacts(Protocol):
         ...
 
 
-def mismatch(kept: ModelFacts, running: ModelFacts, what: str) -> Invalid:
+def mismatch(kept: ModelFacts, running: ModelFacts, what: object) -> Invalid:
     """Why a file can't be used with the running model."""
     for key, ours in running.identity.items():
         theirs = kept.identity.get(key, "unknown")

@@ -141,8 +141,8 @@ def _bind_others(requests: Requests, routes: _Routes) -> None:
     def symlink(request: Any, target: Any, parent: int, name: Any, uid: int, gid: int) -> int:
         return paced(quick, routes.whose(parent).symlink, request, parent, text(name), text(target), uid, gid)
 
-    def link(request: Any, number: int, parent: int, name: Any) -> int:
-        return paced(quick, routes.whose_are(number, parent).link, request, number, parent, text(name))
+    def link(request: Any, number: int, parent: int, name: Any, uid: int) -> int:
+        return paced(quick, routes.whose_are(number, parent).link, request, number, parent, text(name), uid)
 
     def rename(request: Any, parent: int, name: Any, new_parent: int, new_name: Any, flags: int) -> int:
         name, new_name = text(name), text(new_name)

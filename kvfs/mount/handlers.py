@@ -22,7 +22,7 @@ from kvfs.mount.open_files import Handle, OpenFiles
 from kvfs.mount.turns import PATIENCE_S, Turns
 from kvfs.mount.wire import Answers
 from kvfs.names.content import KvFile
-from kvfs.names.inode import Inode
+from kvfs.names.inode import Credentials, Inode, require_owner, shown
 from kvfs.names.tree import MAX_NAME_BYTES
 from kvfs.volume import Volume
 from libsym.errors import BadHandle, Exists, NotSupported, SymError
@@ -108,8 +108,10 @@ class FileHandlers:
     def readlink(self, number: int) -> int:
         return self._answers.data(self._nodes.inode(number).target)
 
-    def link(self, number: int, new_parent: int, new_name: bytes) -> int:
+    def link(self, number: int, new_parent: int, new_name: bytes, uid: int) -> int:
+        """The file's account is charged for the name, so it takes its owner, or root."""
         inode = self._nodes.inode(number)
+        require_owner(inode, Credentials(uid, 0), shown(new_name))
         self._tree.link(inode, self._tree.get(new_parent), new_name)
         self._nodes.looked_up(number, inode)
         return self._answers.entry(self._attributes(inode, number), number)

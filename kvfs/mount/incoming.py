@@ -79,7 +79,7 @@ async def take_in(volume: Volume, inode: Inode, disk: DiskWork, until_s: float) 
     try:
         await _import(volume, inode, content, disk, until_s)
     except SymError as error:
-        path = volume.tree.path_of(inode)
+        path = str(volume.tree.path_of(inode))
         log.info("%s stays a plain file: %s", path, error, extra={"file": path})
         raise
     return True

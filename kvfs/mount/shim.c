@@ -131,7 +131,7 @@ static void on_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, co
 }
 
 static void on_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char *name) {
-    answer(req, kvfs_link(req, inode, parent, name));
+    answer(req, kvfs_link(req, inode, parent, name, fuse_req_ctx(req)->uid));
 }
 
 static void on_unlink(fuse_req_t req, fuse_ino_t parent, const char *name) {

@@ -33,7 +33,7 @@ int kvfs_readlink(fuse_req_t req, uint64_t inode);
 int kvfs_mknod(fuse_req_t req, uint64_t parent, const char *name, uint32_t mode, uint32_t device, uint32_t uid,
                uint32_t gid);
 int kvfs_symlink(fuse_req_t req, const char *target, uint64_t parent, const char *name, uint32_t uid, uint32_t gid);
-int kvfs_link(fuse_req_t req, uint64_t inode, uint64_t parent, const char *name);
+int kvfs_link(fuse_req_t req, uint64_t inode, uint64_t parent, const char *name, uint32_t uid);
 int kvfs_unlink(fuse_req_t req, uint64_t parent, const char *name);
 int kvfs_rmdir(fuse_req_t req, uint64_t parent, const char *name);
 int kvfs_rename(fuse_req_t req, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,

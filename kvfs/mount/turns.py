@@ -46,7 +46,7 @@ class Turns:
         self._exclusive = exclusive
         self._patience_s = patience_s
 
-    async def change(self, kv: KvFile, what: str, function: Callable[[], None]) -> None:
+    async def change(self, kv: KvFile, what: object, function: Callable[[], None]) -> None:
         """Call a function when nothing else is being done to a file. Busy: its turn has not come, and will not."""
         turn = _Turn(function)
         self._exclusive(kv, turn.take)
@@ -59,7 +59,7 @@ class Turns:
                 turn.is_wanted = False
         if turn.outcome is None:
             text = "%s: a truncation has waited %g s for its turn in vain"
-            log.info(text, what, self._patience_s, extra={"file": what})
+            log.info(text, what, self._patience_s, extra={"file": str(what)})
             raise Busy(f"{what}: calls have been appending to it for {self._patience_s:g} s; try again later")
         turn.outcome.unwrap()
 

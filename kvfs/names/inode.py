@@ -19,6 +19,9 @@ from libsym.errors import NoAccess, NotPermitted
 READ, WRITE, SEARCH = 4, 2, 1
 """The bits of one class of a mode."""
 
+SOME_NAMES = 8
+"""So many of a file's names a call looks at: there may be 200,000."""
+
 MIN_TIME_NS, MAX_TIME_NS = -(1 << 63), (1 << 63) - 1
 """The first and the last time that an inode can have, in 1677 and in 2262: the index and frames have 64 bits for it."""
 
@@ -140,6 +143,11 @@ class Inode:
             return 0 if self.parent is None else 2 + self.num_subdirectories
         return len(self.names)
 
+    @property
+    def num_files(self) -> int:
+        """How many files its account is charged for it: one, and one for each hard link after the first."""
+        return max(1, len(self.names))
+
     def exclusive_pages(self, table: PageTable) -> int:
         """Pages of its table that are free once a name is removed: none while it has another one."""
         return 0 if self.nlink > 1 else table.exclusive_pages
@@ -206,7 +214,7 @@ def allows(inode: Inode, creds: Credentials, wanted: int) -> bool:
     return granted & wanted == wanted
 
 
-def require(inode: Inode, creds: Credentials, wanted: int, what: str) -> None:
+def require(inode: Inode, creds: Credentials, wanted: int, what: object) -> None:
     """Raise NoAccess unless the mode bits allow it."""
     if not allows(inode, creds, wanted):
         verb = {READ: "read", WRITE: "write", SEARCH: "search"}.get(wanted, "change")
@@ -220,7 +228,7 @@ def require_removable(directory: Inode, inode: Inode, creds: Credentials, what: 
         raise NotPermitted(f"{what}: its directory is sticky, and uid {creds.uid} owns neither of them")
 
 
-def require_owner(inode: Inode, creds: Credentials, what: str) -> None:
+def require_owner(inode: Inode, creds: Credentials, what: object) -> None:
     if creds.uid not in {0, inode.uid}:
         raise NotPermitted(f"{what}: only its owner, uid {inode.uid}, may do this")
 
@@ -250,4 +258,6 @@ def mode_for_new(directory: Inode, creds: Credentials, mode: int) -> int:
 def shown(name: bytes) -> str:
     """A name fit for one line of a message."""
     text = name.decode(errors="replace")
+    if text.isprintable():
+        return text
     return "".join(character if character.isprintable() else "?" for character in text)

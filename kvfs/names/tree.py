@@ -3,8 +3,12 @@
 The tree knows neither pages nor paths: a file's content is opaque to it, and a path is walked by `kvfs.names.walk`. It
 checks no permissions: `kvfs.names.inode` has the rules.
 
-Every inode is charged to an account: of the domain that its directory lies in, else of its uid. No name crosses the
-boundary of a domain, so that only a change of owner moves a charge.
+Every inode is charged to an account: of the domain that its directory lies in, else of its uid; a second hard link and
+each further one counts as one file more. The inode knows its account, and a directory its domain. No name crosses the
+boundary of a domain, so a rename moves no charge, whatever lies below, and only a change of owner does.
+
+A tree may be deeper than any path, and a file may have more names than anybody looks at: no call walks to the root, and
+none goes through all names of a file.
 
 An inode lives while anything refers to it: a name, an open handle (of the mount or of a LIP), or the kernel's memory
 of it (a lookup). Its number is never used again while the daemon lives, so a stale one can't reach another file.
@@ -15,7 +19,10 @@ Owned by the daemon's trio thread. No call awaits: each change is atomic.
 from __future__ import annotations
 
 import stat
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
 
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import NOT_KEPT, Changes, Inode, NamePut, shown
@@ -35,6 +42,11 @@ from libsym.errors import (
 
 ROOT_NUMBER = 1
 MAX_NAME_BYTES = 255
+
+MAX_SHOWN_BYTES, MAX_SHOWN_NAMES = 4096, 128
+"""Of a path for a message: a failing call in a deep tree builds one, in 0.1 ms."""
+MAX_WALK = 2048
+"""Names that a path of 4,096 bytes can have."""
 
 CONTROL_NAME = b".symphony"
 """The name of the control files in the root: nothing else may have it there."""
@@ -96,20 +108,9 @@ class Tree:
         check_name(name)
         raise NotFound(f"{shown(name)}: no such file")
 
-    def path_of(self, inode: Inode) -> str:
-        """A path of the inode below the root, for people; of several hard links, any."""
-        parts: list[bytes] = []
-        directory: Inode | None = inode
-        if not inode.is_directory:
-            if not inode.names:
-                return f"(unnamed file {inode.number})"
-            number, name = min(inode.names)
-            parts.append(name)
-            directory = self._inodes[number]
-        while directory is not None and directory is not self.root:
-            parts.append(min(directory.names)[1] if directory.names else b"(removed)")
-            directory = directory.parent
-        return "/" + "/".join(shown(part) for part in reversed(parts))
+    def path_of(self, inode: Inode) -> PathOf:
+        """A path of the inode below the root, for people."""
+        return PathOf(self, inode)
 
     # Making
 
@@ -162,6 +163,8 @@ class Tree:
         if domain_around(inode) is not domain_below(directory):
             raise CrossDevice(f"{shown(name)}: the file lies in another domain: copy it")
         self.require_free(directory, name)
+        if inode.account is not None:
+            inode.account.require_files()
         self._attach(directory, name, inode)
         self._tell()
 
@@ -241,12 +244,27 @@ class Tree:
         self._tell()
 
     def _refuse_loop(self, moved: Inode, target: Inode, new_name: bytes) -> None:
-        """A directory can't move into itself or below."""
-        directory: Inode | None = target
-        while moved.is_directory and directory is not None and directory is not self.root:
+        """A directory can't move into itself or below.
+
+        Directories above both are searched up to MAX_WALK from each, so that relative paths always do.
+        """
+        if target is moved.parent or not (moved.num_subdirectories or moved is target):
+            return
+        above = set(self._upwards(moved.parent))
+        for directory in self._upwards(target):
             if directory is moved:
                 raise Invalid(f"{shown(new_name)}: can't move a directory into itself")
-            directory = directory.parent
+            if directory in above or directory is self.root:
+                return
+        raise NameTooLong(f"{shown(new_name)} lies {MAX_WALK} directories away or more: move it there in steps")
+
+    def _upwards(self, directory: Inode | None) -> Iterator[Inode]:
+        """The first MAX_WALK of a directory and those that it lies in."""
+        for _ in range(MAX_WALK):
+            if directory is None:
+                return
+            yield directory
+            directory = None if directory is self.root else directory.parent
 
     def _require_replaceable(self, moved: Inode, replaced: Inode, name: bytes) -> None:
         if replaced.is_directory and not moved.is_directory:
@@ -260,6 +278,8 @@ class Tree:
         directory.entries[name] = inode
         self._put(directory, name, inode)
         self.num_names += 1
+        if inode.names and inode.account is not None:
+            inode.account.charge_files()
         inode.names.add((directory.number, name))
         if inode.is_directory:
             inode.parent = directory
@@ -272,6 +292,9 @@ class Tree:
         self._put(directory, name, None, before=inode)
         self.num_names -= 1
         inode.names.remove((directory.number, name))
+        if inode.names and inode.account is not None:
+            inode.account.refund_files()
+        directory.entries, inode.names = _fitting(directory.entries), _fitting(inode.names)
         if inode.is_directory:
             inode.parent = None
             directory.num_subdirectories -= 1
@@ -369,7 +392,7 @@ class Tree:
         for inode in self:
             used = bool(inode.names or inode.opens or inode is self.root)
             _expect(used == (inode.account is not None), f"inode {inode.number} is charged to {inode.account}")
-            charged += [] if inode.account is None else [inode.account]
+            charged += [] if inode.account is None else [inode.account] * inode.num_files
             if inode.domain is not None and inode.account is not None:
                 payer = domain_around(inode) or self._accounts.of(inode.uid)
                 _expect(inode.domain.parent is payer, f"the domain of inode {inode.number} is paid for by another")
@@ -377,6 +400,46 @@ class Tree:
                 around, below = domain_around(child), domain_below(inode)
                 _expect(around is below, f"inode {child.number} lies in a domain that does not pay for it")
         self._accounts.check_files(charged)
+
+
+@dataclass(frozen=True, slots=True)
+class PathOf:
+    """A path of an inode below the root, for people: built from its end backwards when it is shown.
+
+    Of several hard links it is any. MAX_SHOWN_BYTES and MAX_SHOWN_NAMES limit what is shown of it.
+    """
+
+    tree: Tree
+    inode: Inode
+
+    def __str__(self) -> str:
+        here, parts, num_bytes = self.inode, list[str](), 0
+        if not (here.names or here.is_directory):
+            return f"(unnamed file {here.number})"
+        while here is not self.tree.root:
+            number, name = next(iter(here.names), (ROOT_NUMBER, b"(removed)"))
+            part = shown(name)
+            num_bytes += 1 + len(part.encode())
+            if num_bytes > MAX_SHOWN_BYTES - len("…".encode()) or len(parts) == MAX_SHOWN_NAMES:
+                parts.append("…")
+                break
+            parts.append(part)
+            here = self.tree.get(number)
+        else:
+            parts.append("")
+        return "/".join(reversed(parts)) or "/"
+
+
+_Table = TypeVar("_Table", dict[bytes, Inode], set[tuple[int, bytes]])
+
+
+def _fitting(table: _Table) -> _Table:
+    """The table, or a copy where most of its room is of members that are gone.
+
+    Python never shrinks one: each would keep the memory of the most that it had, and looking for its first member would
+    pass all that room.
+    """
+    return type(table)(table) if sys.getsizeof(table) > 4096 + 512 * len(table) else table
 
 
 def domain_around(inode: Inode) -> Account | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import PurePath
 
 from kvfs.names.inode import SEARCH, Credentials, Inode, require, require_followable
@@ -124,7 +125,7 @@ class Paths:
             encoded = encoded[len(mount) :]
         names = [name for name in encoded.split(b"/") if name]
         if absolute:
-            above = [*self._names_above(top)][::-1]
+            above = [*islice(self._names_above(top), len(names) + 1)][::-1]
             if names[: len(above)] != above:
                 raise CrossDevice(f"{path} does not lie in the domain that this connection is confined to")
             names = names[len(above) :]

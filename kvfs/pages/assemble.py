@@ -233,7 +233,7 @@ def assemble(pool: PagePool, owner: int, pieces: Sequence[Piece], *, rebase: boo
     return assembly.finish()
 
 
-def ranges_within(ranges: Ranges, length: int, what: str) -> Ranges:
+def ranges_within(ranges: Ranges, length: int, what: object) -> Ranges:
     """The ranges of a file of that length. Negative numbers count from its end; RANGE_END as a stop is its end."""
     found = np.where(ranges == RANGE_END, length, ranges)
     found[found < 0] += length

@@ -122,6 +122,50 @@ def _end(process: subprocess.Popen[str]) -> None:
         return
 
 
+class Program:
+    """A program of a user that does what it is told, a line `WHAT COUNT` each time; it says so when it is done."""
+
+    def __init__(self, process: subprocess.Popen[str], daemon_pid: int) -> None:
+        self._process, self._daemon_pid = process, daemon_pid
+
+    def begin(self, what: str, count: float) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{what} {count}\n")
+        self._process.stdin.flush()
+
+    def wait(self) -> str:
+        """Wait until it is done, or has begun; its line."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the program has failed: see above"
+        return line.strip()
+
+    def cost_us(self, what: str, count: int) -> float:
+        """The daemon's processor time for each of so many calls."""
+        before_ns = self._daemon_ns()
+        self.begin(what, count)
+        self.wait()
+        return (self._daemon_ns() - before_ns) / count / 1000
+
+    def _daemon_ns(self) -> int:
+        tasks = Path(f"/proc/{self._daemon_pid}/task").glob("*/schedstat")
+        return sum(int(each.read_text().split()[0]) for each in tasks)
+
+
+@contextmanager
+def program(served: Daemon, uid: int, code: str, *arguments: object) -> Iterator[Program]:
+    """Run a program of a user until the end. Its first line says that it has begun."""
+    command = [sys.executable, "-c", _BECOME + textwrap.dedent(code), str(uid), *map(str, arguments)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd="/", env=served.environment) as process:
+        try:
+            found = Program(process, served.pid)
+            found.wait()
+            yield found
+        finally:
+            process.kill()
+
+
 def options(description: str | None) -> argparse.Namespace:
     """Read the options that every attack has: `--quick` and `--tree`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -203,6 +204,43 @@ def test_an_unused_file_goes_after_its_ttl_with_all_its_names_and_pages(fs: File
         fs.check()
 
     in_time(fs, main)
+
+
+def test_a_file_with_many_names_goes_with_all_of_them(fs: FileSystem) -> None:
+    async def main() -> None:
+        make(fs, "f")
+        for number in range(100):
+            fs.volume.tree.link(fs.find(ROOT, "f"), fs.volume.tree.root, b"%d" % number)
+        fs.kv_advise(ANN, "f", ttl(10))
+        fs.volume.alarms.set(10, lambda: left.append(len(names(fs))))
+        await trio.sleep(11)
+        assert not names(fs)
+        fs.check()
+
+    left = list[int]()
+    in_time(fs, main)
+    assert left[0] > 50, "one alarm removes some names only: the rest is for later turns"
+
+
+def test_the_log_names_some_of_the_files_that_expire_at_once_and_counts_the_others(
+    fs: FileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        for number in range(250):
+            make(fs, f"{number}")
+            fs.kv_advise(ANN, f"{number}", ttl(10))
+        await trio.sleep(75)
+        make(fs, "last")
+        fs.kv_advise(ANN, "last", ttl(10))
+        await trio.sleep(75)
+
+    caplog.set_level(logging.INFO, "kvfs.expiry")
+    in_time(fs, main)
+    assert not names(fs)
+    said = [record.getMessage() for record in caplog.records if record.name == "kvfs.expiry"]
+    assert len(said) == 102
+    assert said[100] == "150 more files have expired within a minute"
+    assert said[101].startswith("/last expires")
 
 
 def test_use_puts_the_end_off_and_an_open_file_does_not_expire(fs: FileSystem) -> None:

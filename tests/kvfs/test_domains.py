@@ -246,7 +246,8 @@ def test_files_of_every_kind_count(house: House) -> None:
         with pytest.raises(OverQuota):
             house.fs.kv_fork(ANN, handle, path)
         assert house.fs.pool.refcount.sum() == 1
-    house.tree.link(handle.inode, house.inode("d/sub"), b"hard")  # one more name, no more files
+    with pytest.raises(OverQuota):
+        house.tree.link(handle.inode, house.inode("d/sub"), b"hard")
     house.fs.kv_remove(ANN, "d/link")
     house.fs.kv_close(house.fs.kv_create(ANN, "d/b.kv"))
     house.fs.kv_close(handle)
@@ -261,6 +262,46 @@ def test_a_user_is_at_his_limit_of_files_at_once_and_well_again_after_rm(house: 
     house.fs.kv_close(house.fs.kv_create(BOB, "bobs.kv"))
     house.fs.kv_remove(ANN, "3.kv")
     house.fs.kv_close(house.fs.kv_create(ANN, None))
+
+
+def test_each_hard_link_after_the_first_counts_as_a_file_of_its_owner(house: House) -> None:
+    account, root = house.fs.pool.accounts.of(1000), house.tree.root
+    file = house.plain("f")
+    for number in range(11):
+        house.tree.link(file, root, b"%d" % number)
+    assert account.num_files == 12
+    with pytest.raises(OverQuota, match="uid 1000 is at its quota of 12 files"):
+        house.tree.link(file, root, b"more")
+    house.tree.rename(root, b"f", root, b"g")
+    house.tree.rename(root, b"1", root, b"2")  # names of one file: nothing happens
+    house.tree.rename(root, b"1", root, b"g", RENAME_EXCHANGE)
+    house.fs.check()
+    assert account.num_files == 12
+    with pytest.raises(OverQuota):
+        house.plain("more")
+    house.plain("bobs", BOB)
+    house.tree.rename(root, b"bobs", root, b"3")
+    assert account.num_files == 11
+    house.fs.volume.change_owner(file, 0)
+    assert (account.num_files, house.fs.pool.accounts.of(0).num_files) == (0, 12)
+    for name in list(root.entries):
+        house.tree.unlink(root, name)
+    house.fs.check()
+
+
+def test_a_rename_moves_no_charge_whatever_lies_below(house: House) -> None:
+    house.domain("d")
+    for path in ("d/a", "d/a/b", "d/c", "e", "e/f"):
+        house.mkdir(path)
+    house.fs.kv_close(house.kv("d/a/b/x.kv", 40))
+    used = house.attributes("d"), house.used(ANN)
+    house.fs.kv_rename(ANN, "d/a", "d/c/a")
+    house.fs.kv_rename(ANN, "d", "e/f/d")
+    house.fs.check()
+    assert (house.attributes("e/f/d"), house.used(ANN)) == used
+    assert house.inode("e/f/d/c/a/b/x.kv").account is house.inode("e/f/d").domain
+    house.fs.kv_close(house.kv("e/f/d/c/a/y.kv", 1))
+    assert house.attributes("e/f/d")["used"] == used[0]["used"] + PAGE
 
 
 def test_no_name_crosses_the_boundary_of_a_domain(house: House) -> None:

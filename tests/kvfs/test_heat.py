@@ -8,7 +8,7 @@ import pytest
 
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.heat import HALF_LIFE_S, NUM_OF_ALL, NUM_OF_OWNER, Heat
-from kvfs.hot import hot_files
+from kvfs.hot import hot_files, path_for
 from kvfs.names.tree import Credentials
 from tests.kvfs.fakes import commit_all
 
@@ -141,3 +141,14 @@ def test_removed_renamed_and_given_files_are_told_as_they_are_now(fs, clock):
     assert seen(fs, BOB) == ["given.kv"]
     fs.kv_remove(BOB, "given.kv")
     assert seen(fs, ROOT) == ["after.kv"]
+
+
+def test_a_file_that_no_path_of_a_call_can_name_has_none_to_show(fs: FileSystem) -> None:
+    directory = fs.volume.tree.root
+    for depth in range(2100):
+        if depth == 2000:
+            above = directory
+        directory = fs.volume.tree.make(directory, b"d", stat.S_IFDIR, mode=0o755, uid=0, gid=0)
+    near, far = (fs.volume.make_plain(each, b"f", 0o644, 0, 0) for each in (above, directory))
+    assert path_for(fs.volume, near, ANN) == "d/" * 2000 + "f"
+    assert path_for(fs.volume, far, ANN) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -299,8 +300,80 @@ def test_a_place_is_a_name_that_may_not_exist_yet(forest: Forest) -> None:
 def test_the_path_of_an_inode_is_for_people(forest: Forest) -> None:
     forest.directory("d")
     inode = forest.make("d/f\n")
-    assert forest.tree.path_of(inode) == "/d/f?"
+    assert str(forest.tree.path_of(inode)) == "/d/f?"
     forest.tree.opened(inode)
     forest.tree.unlink(forest.paths.resolve(ROOT, "d"), b"f\n")
-    assert "unnamed" in forest.tree.path_of(inode)
+    assert "unnamed" in str(forest.tree.path_of(inode))
     forest.tree.closed(inode)
+
+
+def descend(forest: Forest, depth: int, name: bytes = b"d") -> Inode:
+    directory = forest.tree.root
+    for _ in range(depth):
+        directory = forest.tree.make(directory, name, stat.S_IFDIR, mode=0o755, uid=0, gid=0)
+    return directory
+
+
+def test_a_path_is_built_when_it_is_shown_and_of_a_deep_inode_its_end_is(forest: Forest) -> None:
+    deep, tree = descend(forest, 5000, b"n" * 255), forest.tree
+    below = tree.make(deep, b"below", stat.S_IFDIR, mode=0o755, uid=0, gid=0)
+    path = tree.path_of(below)
+    tree.rename(deep, b"below", deep, b"new")
+    assert str(path).startswith("…/nnn")
+    assert str(path).endswith("nnn/new")
+    assert 3800 < len(str(path).encode()) <= 4096
+    wide = tree.make(deep, b"\xff" * 255, stat.S_IFREG, mode=0o644, uid=0, gid=0)
+    assert len(str(tree.path_of(wide)).encode()) <= 4096
+    forest.directory("s")
+    short = forest.tree.make(descend(forest, 5000), b"f", stat.S_IFREG, mode=0o644, uid=0, gid=0)
+    assert str(tree.path_of(short)) == "…/" + "d/" * 127 + "f"
+
+
+def test_a_path_for_a_message_passes_no_more_directories_than_it_shows(forest: Forest) -> None:
+    deep, passed = descend(forest, 5000), list[int]()
+    path, get = forest.tree.path_of(deep), forest.tree.get
+    forest.tree.get = lambda number: passed.append(number) or get(number)  # type: ignore[method-assign,func-returns-value]
+    assert str(path)
+    assert 0 < len(passed) <= 128
+
+
+def test_directories_move_in_a_deep_tree_as_elsewhere_and_from_far_away_in_steps(forest: Forest) -> None:
+    forest.directory("m")
+    forest.directory("m/sub")
+    forest.directory("leaf")
+    deep, tree, root = descend(forest, 5000), forest.tree, forest.tree.root
+    with pytest.raises(NameTooLong, match="2048 directories away"):
+        tree.rename(root, b"m", deep, b"m")
+    with pytest.raises(NameTooLong):
+        tree.rename(root, b"m", deep.parent, b"d", RENAME_EXCHANGE)
+    tree.rename(root, b"leaf", deep, b"leaf")
+    here = root
+    while here is not deep:
+        there = here
+        for _ in range(2000):
+            there = there if there is deep else there.entries[b"d"]
+        tree.rename(here, b"m", there, b"m")
+        here = there
+    moved = deep.entries[b"m"]
+    with pytest.raises(Invalid, match="into itself"):
+        tree.rename(deep, b"m", moved.entries[b"sub"], b"m")
+    with pytest.raises(Invalid):
+        tree.rename(deep, b"leaf", deep.entries[b"leaf"], b"leaf")
+    above = deep.parent
+    assert above is not None
+    tree.rename(deep, b"m", above, b"m")
+    tree.rename(above, b"m", deep, b"n")
+    tree.rename(deep, b"n", root, b"m")
+    assert forest.names() == ["d", "m"]
+
+
+def test_what_had_many_names_gives_their_memory_back(forest: Forest) -> None:
+    directory, tree = forest.directory("d"), forest.tree
+    inode = forest.make("d/first")
+    for number in range(5000):
+        tree.link(inode, directory, b"%d" % number)
+    assert sys.getsizeof(inode.names) > 100_000
+    for number in range(5000):
+        tree.unlink(directory, b"%d" % number)
+    assert sys.getsizeof(inode.names) + sys.getsizeof(directory.entries) < 10_000
+    assert str(tree.path_of(inode)) == "/d/first"

@@ -135,7 +135,7 @@ class House:
         return inode.content.read_at(0, inode.content.size)
 
     def names(self) -> list[str]:
-        return sorted(self.tree.path_of(inode) for inode in self.tree if inode.names)
+        return sorted(str(self.tree.path_of(inode)) for inode in self.tree if inode.names)
 
 
 @asynccontextmanager

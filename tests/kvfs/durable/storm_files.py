@@ -145,7 +145,7 @@ def check_after_cut(house: House, files: Iterable[Mine]) -> list[Mine]:
                     f"{mine} came back as {house.tree.path_of(inode)} with {len(tokens)} entries that it has not had; "
                     f"promised were {mine.promised}"
                 )
-            path = house.tree.path_of(inode).lstrip("/")
+            path = str(house.tree.path_of(inode)).lstrip("/")
             found.append(Mine(inode, path, None, list(entries), promised=len(entries)))
     for mine in known.values():
         if mine.promised >= 0 and mine.path is not None:

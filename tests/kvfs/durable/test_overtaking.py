@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import threading
 from pathlib import Path
 from typing import Self
@@ -10,6 +11,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from kvfs.durable.index import Rows
+from kvfs.durable.journal import DIRECTORIES_ABOVE
+from kvfs.names.inode import SOME_NAMES
 from kvfs.names.plain import PlainFile
 from tests.kvfs.durable.house import ROOT, House, running
 
@@ -98,6 +101,44 @@ def test_a_synced_file_is_where_its_directory_is_now(tmp_path: Path) -> None:
 
     trio.run(work)
     assert names_after(tmp_path) == ["/e", "/e/a.kv", "/held.kv"]
+
+
+def test_a_file_is_synced_with_all_new_directories_above_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with running(House(tmp_path)) as house:
+            hold_back_names(house)
+            directory = house.tree.root
+            for _ in range(3 * DIRECTORIES_ABOVE):
+                directory = house.tree.make(directory, b"d", stat.S_IFDIR, mode=0o755, uid=0, gid=0)
+            await house.keeper.sync(directory)
+
+    trio.run(work)
+    after = House(tmp_path)
+    after.keeper.close()
+    directory, depth = after.tree.root, 0
+    while directory.entries.get(b"d") is not None:
+        directory, depth = directory.entries[b"d"], depth + 1
+    assert depth == 3 * DIRECTORIES_ABOVE
+
+
+def test_a_sync_looks_at_few_directories_above_a_file_and_at_few_of_its_names(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with running(House(tmp_path)) as house:
+            directory, journal = house.tree.root, house.keeper._journal
+            for _ in range(1000):
+                directory = house.tree.make(directory, b"d", stat.S_IFDIR, mode=0o755, uid=0, gid=0)
+            deep = house.tree.make(directory, b"f", stat.S_IFREG, mode=0o600, uid=0, gid=0)
+            for number in range(1000):
+                beside = house.tree.make(house.tree.root, b"%d" % number, stat.S_IFDIR, mode=0o755, uid=0, gid=0)
+                house.tree.link(deep, beside, b"f")
+            await house.keeper.sync_all()
+            passed = list[int]()
+            journal.directory = lambda number: passed.append(number) or house.tree.get(number)  # type: ignore[func-returns-value]
+            deep.changed()
+            await house.keeper.sync(deep)
+            assert 0 < len(passed) < 10 * (DIRECTORIES_ABOVE + SOME_NAMES)
+
+    trio.run(work)
 
 
 def test_syncing_everything_waits_for_the_commit_that_has_some_of_it(tmp_path: Path) -> None:

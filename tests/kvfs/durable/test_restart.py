@@ -102,7 +102,7 @@ def test_times_are_those_of_before_to_the_nanosecond(tmp_path: Path) -> None:
     seen = {}
 
     def times(house: House) -> dict[str, tuple[int, int]]:
-        return {house.tree.path_of(inode): (inode.mtime_ns, inode.ctime_ns) for inode in house.tree}
+        return {str(house.tree.path_of(inode)): (inode.mtime_ns, inode.ctime_ns) for inode in house.tree}
 
     async def before(house: House) -> None:
         house.fs.kv_mkdir(ROOT, "d", 0o755)

@@ -107,7 +107,7 @@ class Restarts(RuleBasedStateMachine):
         self.model.note(self.house)
 
     def path(self, directory: Inode, name: bytes) -> str:
-        return f"{self.house.tree.path_of(directory).rstrip('/')}/{name.decode()}".lstrip("/")
+        return f"{str(self.house.tree.path_of(directory)).rstrip('/')}/{name.decode()}".lstrip("/")
 
     def handle_on(self, one: int) -> OpenKv:
         """One that was kept, or a new one; whose pages are in memory."""

@@ -189,7 +189,7 @@ class Workload:
             self._let_go(source)
 
     def _path(self, directory: Inode, name: bytes) -> str:
-        return f"{self.house.tree.path_of(directory).rstrip('/')}/{name.decode()}".lstrip("/")
+        return f"{str(self.house.tree.path_of(directory)).rstrip('/')}/{name.decode()}".lstrip("/")
 
     async def _close(self, _nursery: trio.Nursery) -> None:
         if self._handles:

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""A tree so deep that no path names its bottom: the cost of a call there, and what another user gets meanwhile.
+
+The daemon's processor time of each call is compared with that of the same call at depth 1. Calls that fail count most:
+their messages name a path.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from attacked import ATTACKER, VICTIM, Daemon, Program, as_user, daemon, options, program, verdict
+
+DEPTH, QUICK_DEPTH = 100_000, 4_000
+CALLS, QUICK_CALLS = 200, 40
+MOST, SLACK_US = 3, 800
+"""A call at depth may cost so many times what it costs at depth 1, and so much more: a path of 4,096 bytes is built."""
+
+WORK = """
+    def fail():
+        try:
+            os.setxattr(b".", b"user.kv.weight", b"1")
+        except OSError as error:
+            assert error.errno == errno.EINVAL, error
+        else:
+            raise AssertionError("a directory that is no domain has a weight")
+
+    def sync():
+        number = os.open(b".", os.O_RDONLY)
+        os.fsync(number)
+        os.close(number)
+
+    def make_and_sync():
+        os.mkdir(b"new")
+        sync()
+        os.rmdir(b"new")
+
+    def move():
+        os.rename(b"a/b", b"b")
+        os.rename(b"b", b"a/b")
+
+    def move_from_root():
+        try:
+            os.rename(sys.argv[1] + "/moved/sub", b"sub")
+            os.rename(b"sub", sys.argv[1] + "/moved/sub")
+        except OSError as error:
+            assert error.errno == errno.ENAMETOOLONG, error
+
+    os.mkdir(sys.argv[1])
+    os.makedirs(sys.argv[1] + "/moved/sub/c")
+    os.chdir(sys.argv[1])
+    name, depth = b"d" * 255, 0
+    print("ready", flush=True)
+    for line in sys.stdin:
+        what, count = line.split()
+        if what == "descend":
+            for _ in range(int(count)):
+                os.mkdir(name)
+                os.chdir(name)
+            os.makedirs(b"a/b/c")
+        elif what == "threads":
+            def many():
+                end = time.monotonic() + float(count)
+                while time.monotonic() < end:
+                    fail()
+            threads = [threading.Thread(target=many) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        else:
+            for _ in range(int(count)):
+                globals()[what]()
+        print("done", flush=True)
+"""
+PREDS = """
+    with sym.kv_create() as kv:
+        sym.pred(kv, [1])
+        end, count = time.monotonic() + float(sys.argv[1]), 0
+        while time.monotonic() < end:
+            sym.pred(kv, [1])
+            count += 1
+    print(count)
+"""
+
+
+def preds(served: Daemon, attacker: Program, seconds: float) -> int:
+    """What another user gets in so many seconds, while the attacker's threads call."""
+    attacker.begin("threads", seconds + 3)
+    time.sleep(0.5)
+    count = int(as_user(VICTIM, PREDS, seconds, served=served).stdout)
+    attacker.wait()
+    return count
+
+
+def main() -> int:
+    args = options(__doc__)
+    depth, calls, seconds = (QUICK_DEPTH, QUICK_CALLS, 1.0) if args.quick else (DEPTH, CALLS, 5.0)
+    names = ["fail", "sync", "make_and_sync", "move", "move_from_root"]
+    with daemon(tree=args.tree) as served, program(served, ATTACKER, WORK, served.mount / "mine") as attacker:
+        attacker.begin("descend", 1)
+        attacker.wait()
+        shallow, got = {each: attacker.cost_us(each, calls) for each in names}, preds(served, attacker, seconds)
+        attacker.begin("descend", depth - 1)
+        attacker.wait()
+        attacker.cost_us("sync", 1)  # what is not kept yet of the way
+        deep, got_deep = {each: attacker.cost_us(each, calls) for each in names}, preds(served, attacker, seconds)
+    broken = [
+        f"{each} costs {deep[each]:.0f} us at depth {depth}, {shallow[each]:.0f} at depth 1"
+        for each in names
+        if deep[each] > MOST * shallow[each] + SLACK_US
+    ]
+    if got_deep < got / 2:
+        broken.append(f"{got_deep} preds of another user in {seconds:g} s, {got} while the calls were at depth 1")
+    costs = ", ".join(f"{each} {shallow[each]:.0f} to {deep[each]:.0f}" for each in names)
+    return verdict(f"from depth 1 to {depth}, us of a call: {costs}; another user's preds {got} to {got_deep}", broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

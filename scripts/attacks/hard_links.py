@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Hard links: as many as one user gets, under a quota of files and without one, and what a file with them costs.
+
+With a quota each name counts, and a stranger adds none to a file of somebody else. Without one the daemon's processor
+time of each call on a file with many names is compared with that of the same call on a file with one.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from attacked import ATTACKER, VICTIM, daemon, options, program, verdict
+
+LINKS, QUICK_LINKS = 200_000, 6_000
+CALLS, QUICK_CALLS = 100, 20
+QUOTA = 3000
+MOST, SLACK_US = 2, 1000
+"""A call on a file with many names may cost so many times what it costs on one with one name, and so much more."""
+
+WORK = """
+    os.chdir(sys.argv[1])
+    where = f"d{os.getuid()}"
+    os.mkdir(where)
+    os.chmod(where, 0o777)
+    os.chdir(where)
+    for name in ("one", "many"):
+        with open(name, "w") as file:
+            file.write("x")
+        os.chmod(name, 0o666)
+
+    def fail(name):
+        try:
+            os.setxattr(name, b"user.kv.tier", b"disk")
+        except OSError as error:
+            assert error.errno in (errno.ENOTSUP, errno.EINVAL), error
+
+    def sync(name):
+        with open(name, "r+") as file:
+            os.utime(name)
+            os.fsync(file.fileno())
+
+    def move(name):
+        os.rename(name, "moved")
+        os.rename("moved", name)
+
+    def link(name):
+        os.link(name, "linked")
+        os.unlink("linked")
+
+    print("ready", flush=True)
+    for line in sys.stdin:
+        what, count = line.split()
+        if what == "links":
+            made = 0
+            try:
+                for number in range(int(count)):
+                    os.link("many", f"{number:0200}")
+                    made += 1
+            except OSError as error:
+                assert error.errno == errno.EDQUOT, error
+            print(made, flush=True)
+        elif what == "stranger":
+            made = 0
+            try:
+                for number in range(int(count)):
+                    os.link("../d4242/many", f"s{number}")
+                    made += 1
+            except OSError as error:
+                assert error.errno == errno.EPERM, error
+            print(made, flush=True)
+        else:
+            call, name = what.split(":")
+            for _ in range(int(count)):
+                globals()[call](name)
+            print("done", flush=True)
+"""
+
+
+def main() -> int:
+    args = options(__doc__)
+    links, calls = (QUICK_LINKS, QUICK_CALLS) if args.quick else (LINKS, CALLS)
+    broken, names = [], ["fail", "sync", "move", "link"]
+    with (
+        daemon("--quota-files", QUOTA, tree=args.tree) as served,
+        program(served, ATTACKER, WORK, served.mount) as attacker,
+        program(served, VICTIM, WORK, served.mount) as stranger,
+    ):
+        attacker.begin("links", 2 * QUOTA)
+        if (made := int(attacker.wait())) >= QUOTA:
+            broken.append(f"{made} hard links with a quota of {QUOTA} files")
+        stranger.begin("stranger", 10)
+        if made := int(stranger.wait()):
+            broken.append(f"a stranger adds {made} names to a file, at its owner's cost")
+    with daemon(tree=args.tree) as served, program(served, ATTACKER, WORK, served.mount) as attacker:
+        one = {each: attacker.cost_us(f"{each}:one", calls) for each in names}
+        attacker.begin("links", links)
+        attacker.wait()
+        attacker.cost_us("sync:many", 1)  # what is not kept yet of the names
+        many = {each: attacker.cost_us(f"{each}:many", calls) for each in names}
+    broken += [
+        f"{each} costs {many[each]:.0f} us with {links} names, {one[each]:.0f} with one"
+        for each in names
+        if many[each] > MOST * one[each] + SLACK_US
+    ]
+    costs = ", ".join(f"{each} {one[each]:.0f} to {many[each]:.0f}" for each in names)
+    return verdict(f"each name counts; from 1 to {links} names, us of a call: {costs}", broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
