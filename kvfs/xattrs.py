@@ -12,7 +12,7 @@ and ignored.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import trio
 
@@ -69,10 +69,18 @@ def get(volume: Volume, inode: Inode, name: bytes) -> bytes:
     return found
 
 
+def has(volume: Volume, inode: Inode, name: bytes) -> bool:
+    """Whether `names` has this one."""
+    return name in inode.xattrs or name in _computed(inode) or name in _own(volume, inode)
+
+
 def names(volume: Volume, inode: Inode) -> list[bytes]:
     """Every name that `get` answers."""
-    computed = _KV if isinstance(inode.content, KvFile) else {}
-    return [*sorted(inode.xattrs), *computed, *_own(volume, inode)]
+    return [*sorted(inode.xattrs), *_computed(inode), *_own(volume, inode)]
+
+
+def _computed(inode: Inode) -> Collection[bytes]:
+    return _KV if isinstance(inode.content, KvFile) else ()
 
 
 def _own(volume: Volume, inode: Inode) -> dict[bytes, bytes]:
@@ -103,12 +111,13 @@ def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> No
         volume.advise(inode, advice.from_attribute(inode.advice, name, value))
         return
     _require_settable(name)
-    others = [(key, kept) for key, kept in inode.xattrs.items() if key != name]
-    if len(name) + 1 + sum(len(key) + 1 for key, _kept in others) > MAX_NAMES_BYTES:
+    noted, old = inode.xattrs, inode.xattrs.get(name)
+    # listxattr(2) ends each name in a NUL.
+    if old is None and noted.name_bytes + len(name) + len(noted) + 1 > MAX_NAMES_BYTES:
         raise SymError(f"{shown(name)}: a file may have {MAX_NAMES_BYTES} bytes of attributes' names", errno.ENOSPC)
-    if len(value) + sum(len(kept) for _key, kept in others) > MAX_VALUE_BYTES:
+    if noted.value_bytes + len(value) - len(old or b"") > MAX_VALUE_BYTES:
         raise SymError(f"{shown(name)}: a file may have {MAX_VALUE_BYTES} bytes of attributes", errno.ENOSPC)
-    inode.xattrs[name] = value
+    noted[name] = value
     inode.changed()
 
 

@@ -16,7 +16,16 @@ from libsym.errors import Invalid
 Path = str | os.PathLike[str]
 _SEED_MASK = (1 << 64) - 1
 _UNORDERED = (set, frozenset, dict)
-_short = reprlib.Repr()
+_MAX_SHOWN_BITS = 1 << 12
+"""Python writes no number of more than 4,300 digits."""
+
+
+class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if x.bit_length() < _MAX_SHOWN_BITS else f"<{x.bit_length()} bits>"
+
+
+_short = _Short()
 _short.maxstring = _short.maxother = 60
 
 
@@ -65,7 +74,10 @@ def permissions(mode: object) -> int:
 def real(number: object, what: str) -> float:
     if not isinstance(number, (int, float, Real)):
         raise Invalid(f"{what}={shown(number)}: must be a number")
-    return float(number)
+    try:
+        return float(number)
+    except OverflowError:
+        raise Invalid(f"{what}={shown(number)}: is beyond every floating-point number") from None
 
 
 def wait_ms(timeout: float | None) -> int:
@@ -73,7 +85,7 @@ def wait_ms(timeout: float | None) -> int:
     if timeout is None:
         return NO_TIMEOUT
     if not isinstance(timeout, (int, float)) or not 0 <= timeout < 1 << 40:  # NaN is not
-        raise Invalid(f"timeout={timeout!r}: give seconds, or None to wait for ever")
+        raise Invalid(f"timeout={shown(timeout)}: give seconds, or None to wait for ever")
     return math.ceil(timeout * 1000)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeAlias
 
 from libsym.abi import Op
-from libsym.arguments import utf8
+from libsym.arguments import int64, utf8
 from libsym.channel.scripts import Call, Script
 from libsym.errors import Invalid, ProtocolError
 from libsym.faces import system_call
@@ -155,7 +155,7 @@ def kill(program: Program, signal: int = 15) -> Script[None]:
     ...     print(error)
     this program has no launcher, which kill() needs: start it with `symphony run`
     """
-    yield Call(Op.KILL, args=(int(signal), 0, 0, 0), payload=_id_of(program))
+    yield Call(Op.KILL, args=(int64(signal, "signal"), 0, 0, 0), payload=_id_of(program))
 
 
 @system_call

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypedDict
 
 from libsym.abi import Finish, Op
-from libsym.arguments import int32, seed64, shown, utf8
+from libsym.arguments import int32, int64, seed64, shown, utf8
 from libsym.channel.client import ClientChannel
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
@@ -695,7 +695,7 @@ def checked_logprobs(logprobs: object) -> int:
 
 def check_max_tokens(max_tokens: int | None) -> None:
     if max_tokens is not None and (not isinstance(max_tokens, Integral) or max_tokens < 1):
-        raise Invalid(f"max_tokens={max_tokens!r}: 1 or more, or None for as many as the context holds")
+        raise Invalid(f"max_tokens={shown(max_tokens)}: 1 or more, or None for as many as the context holds")
 
 
 def checked_stops(stop: str | int | Iterable[str | int]) -> tuple[list[str], list[int]]:
@@ -711,7 +711,7 @@ def checked_stops(stop: str | int | Iterable[str | int]) -> tuple[list[str], lis
                 raise Invalid("a stop text must not be empty: every text has that in it")
             texts.append(one)
         elif isinstance(one, Integral):
-            tokens.append(int(one))
+            tokens.append(int64(one, "stop token"))
         else:
             raise Invalid(f"stop={one!r}: token ids and texts can end a generation")
     if len(texts) > MAX_STOP_TEXTS or any(len(text) > MAX_STOP_TEXT_CHARS for text in texts):

@@ -27,6 +27,8 @@ _MAX_LINE_BYTES = 1 << 20
 _MAX_OUTPUT_CHARS = 80_000  # of the code's output and its traceback, which the child cuts itself unless it lies
 _START_S = 30.0
 _LEAST_MEMORY_BYTES = 64 << 20
+_MAX_S = 1_000_000
+"""Of one run: poll(2) takes 24 days at most."""
 
 
 class Interpreter:
@@ -62,8 +64,11 @@ class Interpreter:
         self._functions = dict(functions or {})
         self._seconds = real(seconds, "seconds")
         memory = int64(memory, "memory")
-        if not self._seconds > 0 or memory < _LEAST_MEMORY_BYTES:
-            raise Invalid(f"Interpreter: seconds={seconds} and memory={memory}: more than 0, and 64 MiB at least")
+        if not 0 < self._seconds <= _MAX_S or memory < _LEAST_MEMORY_BYTES:
+            raise Invalid(
+                f"Interpreter: seconds={seconds} and memory={memory}: more than 0 and at most {_MAX_S}, and 64 MiB at "
+                "least"
+            )
         if not all(isinstance(name, str) and name.isidentifier() for name in self._functions):
             raise Invalid(f"Interpreter: functions are named as in Python, not {shown(list(self._functions))}")
         readable = [os.path.realpath(path) for path in read]

@@ -385,7 +385,7 @@ def checked_priority(priority: int | None) -> int:
         return 0
     if not isinstance(priority, Integral) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise Invalid(
-            f"priority={priority!r}: a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}, higher goes first"
+            f"priority={shown(priority)}: a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}, higher goes first"
         )
     return int(priority)
 
@@ -465,7 +465,7 @@ def _reduction(
     ids: array[int], top_k: int | None, logprobs: Iterable[int] | None, sampler: Sampler | None, first_draw: int
 ) -> bytes:
     if top_k is not None and (not isinstance(top_k, Integral) or top_k < 1):
-        raise Invalid(f"top_k={top_k!r}: how many of the likeliest tokens, 1 or more")
+        raise Invalid(f"top_k={shown(top_k)}: how many of the likeliest tokens, 1 or more")
     sampling = None
     if sampler is not None:
         sampler = checked_sampler(sampler)

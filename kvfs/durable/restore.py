@@ -20,7 +20,7 @@ import numpy as np
 from kvfs.durable.kept import Kept, KeptSlots
 from kvfs.durable.records import SEE_FSCK, InodeRecord
 from kvfs.names.content import OWN, Marks
-from kvfs.names.inode import Inode
+from kvfs.names.inode import Inode, Xattrs
 from kvfs.names.plain import backing_name
 from kvfs.names.tree import ROOT_NUMBER, domain_below
 from kvfs.pages.accounts import Account, Limits
@@ -226,7 +226,7 @@ def _give_attributes(inode: Inode, record: InodeRecord) -> None:
         inode.used_ns, _, inode.advice, _, _, _, inode.target, xattrs, _,
     ) = record  # fmt: skip
     if xattrs:
-        inode.xattrs = dict(xattrs)
+        inode.xattrs = Xattrs(xattrs)
 
 
 def record_of(inode: Inode, backing: int, *, has_entries: bool) -> InodeRecord:

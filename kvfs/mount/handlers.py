@@ -187,7 +187,7 @@ class FileHandlers:
 
     async def setxattr(self, number: int, name: bytes, value: bytes, flags: int, uid: int) -> int:
         inode = self._nodes.inode(number)
-        if flags & _XATTR_CREATE and name in xattrs.names(self._volume, inode):
+        if flags & _XATTR_CREATE and xattrs.has(self._volume, inode, name):
             raise Exists(f"attribute {name.decode(errors='replace')} is set already")
         if flags & _XATTR_REPLACE:
             xattrs.get(self._volume, inode, name)  # ENODATA if there is none

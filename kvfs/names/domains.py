@@ -69,7 +69,8 @@ class Domains:
             self._require_empty(directory, "stops being a domain")
             domain.is_open = False
             directory.domain = None
-            directory.xattrs.pop(WEIGHT, None)
+            if WEIGHT in directory.xattrs:
+                del directory.xattrs[WEIGHT]
         directory.changed()
 
     def set_weight(self, directory: Inode, value: bytes, uid: int) -> None:

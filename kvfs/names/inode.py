@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import stat
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kvfs.names.content import Content, KvFile
 from kvfs.names.retention import NO_ADVICE
@@ -49,6 +51,28 @@ class Credentials:
 
     def in_group(self, gid: int) -> bool:
         return gid == self.gid or gid in self.groups
+
+
+class Xattrs(dict[bytes, bytes]):
+    """Extended attributes that a user noted. Set and delete single ones: the sums follow."""
+
+    __slots__ = ("name_bytes", "value_bytes")
+
+    def __init__(self, kept: Mapping[bytes, bytes] = MappingProxyType({})) -> None:
+        super().__init__(kept)
+        self.name_bytes = sum(map(len, kept))
+        self.value_bytes = sum(map(len, kept.values()))
+
+    def __setitem__(self, name: bytes, value: bytes) -> None:
+        old = self.get(name)
+        self.name_bytes += len(name) if old is None else 0
+        self.value_bytes += len(value) - len(old or b"")
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: bytes) -> None:
+        self.value_bytes -= len(self[name])
+        self.name_bytes -= len(name)
+        super().__delitem__(name)
 
 
 class Inode:
@@ -102,7 +126,7 @@ class Inode:
         self.domain: Account | None = None
         """Of a directory that is a domain: who pays for what is below it."""
         self.atime_ns = self.mtime_ns = self.ctime_ns = time.time_ns()
-        self.xattrs: dict[bytes, bytes] = {}
+        self.xattrs = Xattrs()
         self.advice = NO_ADVICE
         """Of a KV file; change it with `Volume.advise`."""
         self.names: set[tuple[int, bytes]] = set()

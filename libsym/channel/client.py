@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from libsym._channel import ffi, lib
 from libsym.abi import HEADER_BYTES, MAX_FRAME_BYTES, Op
+from libsym.arguments import shown
 from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call, Script
 from libsym.errors import BadHandle, Invalid, NotConnected, ProtocolError, SymError, TooLarge
@@ -295,7 +296,9 @@ class Stream:
 def wrong_number(request: Call) -> Invalid:
     """The error of arguments that C does not take."""
     wrong = [arg for arg in request.args if not isinstance(arg, Integral) or not -(1 << 63) <= arg < 1 << 63]
-    return Invalid(f"{request.op.name.lower()}() takes a whole number of 64 bits, not {(wrong or request.args)[0]!r}")
+    return Invalid(
+        f"{request.op.name.lower()}() takes a whole number of 64 bits, not {shown((wrong or request.args)[0])}"
+    )
 
 
 def _new_result() -> tuple[Any, memoryview]:

@@ -70,7 +70,7 @@ class Dist:
                 values.frombytes(logits.astype("f4").tobytes())
             elif is_row:
                 values.extend(logits)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             values = array("f")
         if not values:
             raise Invalid(f"Dist.of() takes one row of logits, a number for each token, not {shown(logits)}")

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from libsym._channel import ffi, lib
-from libsym.arguments import draw_number, int32, real, seed64
+from libsym.arguments import draw_number, int32, real, seed64, shown
 from libsym.errors import Invalid
 from libsym.rows.token_set import TokenSet
 
@@ -85,7 +85,7 @@ def check_limits(temperature: float, top_k: int | None, top_p: float | None, min
     if not temperature >= 0.0:
         raise Invalid(f"temperature={temperature}: must be 0 (the argmax) or more")
     if top_k is not None and (not isinstance(top_k, (int, Integral)) or top_k < 1):
-        raise Invalid(f"top_k={top_k!r}: must be a whole number, 1 or more, or None to keep all")
+        raise Invalid(f"top_k={shown(top_k)}: must be a whole number, 1 or more, or None to keep all")
     if top_p is not None and not 0.0 < top_p <= 1.0:
         raise Invalid(f"top_p={top_p}: must be above 0 and at most 1, or None to keep all")
     if min_p is not None and not 0.0 <= min_p <= 1.0:

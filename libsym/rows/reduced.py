@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from libsym._channel import ffi, lib
 from libsym.abi import REDUCED_STRUCT, REDUCTION_STRUCT, SCORED_STRUCT
-from libsym.arguments import int64
+from libsym.arguments import int64, shown
 from libsym.channel.hot import address
 from libsym.errors import Invalid, ProtocolError
 from libsym.rows.attention import Attention, asked
@@ -38,7 +38,7 @@ def reduction_block(top_k: int | None = None, named: Iterable[int] = (), samplin
     """What is wanted of each row: struct sym_reduction with what follows it."""
     tokens = list(named)
     if top_k is not None and not 1 <= top_k < 1 << 32:
-        raise Invalid(f"top_k={top_k}: must be 1 or more")
+        raise Invalid(f"top_k={shown(top_k)}: must be 1 or more")
     try:
         body = struct.pack(f"={len(tokens)}i", *tokens)
     except struct.error as error:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
+from libsym.arguments import utf8
 from libsym.errors import Invalid, SymError
 from scheduler.batch.call import Decision
 
@@ -164,6 +165,7 @@ class Grammars:
             return known
         if len(source) > MAX_SOURCE_BYTES:
             raise Invalid(f"a grammar of {len(source)} characters: {MAX_SOURCE_BYTES} is the most")
+        utf8(source, "the grammar")
         matcher = LLMatcher(self._model_tokenizer(), _described(kind, source), log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise Invalid(f"the {kind} grammar can't be used: {_reason(matcher)}")

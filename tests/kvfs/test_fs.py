@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -13,6 +14,7 @@ import trio
 from kvfs import xattrs
 from kvfs.du import Denied, DuRow, total, walk
 from kvfs.fs import Claim, FileSystem, OpenKv
+from kvfs.names.inode import Inode
 from kvfs.names.tree import Credentials
 from kvfs.pages.assemble import Assembly
 from libsym.abi import Advice
@@ -440,6 +442,34 @@ def test_a_name_that_is_a_hard_link_owns_nothing_that_its_removal_would_free(fs:
     assert du(fs, ".")[2].exclusive_pages == 2, "who removes all of its names frees them"
     tree.unlink(tree.root, b"b.kv")
     assert du(fs, "d")[2].exclusive_pages == fs.kv_stat(ANN, "d/a.kv").exclusive_pages == 2
+
+
+def test_attributes_are_bounded_together_and_one_more_costs_the_same_beside_thousands(fs: FileSystem) -> None:
+    few, many = (fs.volume.make_plain(fs.volume.tree.root, name, 0o600, 0, 0) for name in (b"few", b"many"))
+
+    def put_s(inode: Inode, value: bytes) -> float:
+        began_s = time.perf_counter()
+        xattrs.put(fs.volume, inode, b"user.x", value, 0)
+        return time.perf_counter() - began_s
+
+    xattrs.put(fs.volume, many, b"user.large", bytes(xattrs.MAX_VALUE_BYTES), 0)
+    with pytest.raises(SymError, match="bytes of attributes"):
+        xattrs.put(fs.volume, many, b"user.x", b"1", 0)
+    xattrs.put(fs.volume, many, b"user.large", b"", 0)
+    xattrs.remove(fs.volume, many, b"user.large", 0)
+    for number in range(5000):
+        xattrs.put(fs.volume, many, b"user.%d" % number, b"1234567890", 0)
+    assert min(put_s(many, b"%d" % i) for i in range(50)) < 10 * min(put_s(few, b"%d" % i) for i in range(50))
+    room = xattrs.MAX_VALUE_BYTES - 5000 * 10
+    xattrs.put(fs.volume, many, b"user.x", bytes(room), 0)
+    with pytest.raises(SymError, match="bytes of attributes"):
+        xattrs.put(fs.volume, many, b"user.x", bytes(room + 1), 0)
+    names = [b"user." + b"%d" % number * 50 for number in range(1000, 1100)]
+    fit = (xattrs.MAX_NAMES_BYTES - sum(len(name) + 1 for name in many.xattrs)) // 206
+    for name in names[:fit]:
+        xattrs.put(fs.volume, many, name, b"", 0)
+    with pytest.raises(SymError, match="bytes of attributes' names"):
+        xattrs.put(fs.volume, many, names[fit], b"", 0)
 
 
 def test_books_that_do_not_balance_are_an_error_of_one_line_that_says_where(fs: FileSystem) -> None:

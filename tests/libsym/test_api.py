@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
@@ -383,6 +385,43 @@ def test_wrong_arguments_are_refused_before_they_are_sent() -> None:
             call()
         assert "\n" not in str(caught.value)
     assert len(kv) == 0
+
+
+@pytest.mark.parametrize("huge", [10**400, -(10**400), 10**5000, Fraction(10**400)], ids=["e400", "-", "e5000", "/1"])
+def test_numbers_beyond_every_float_are_refused(huge: Any) -> None:
+    """10**5000 has more digits than Python writes: the message must not fail."""
+    kv, row = sym.kv_create(), sym.Dist.of([1.0, 2.0])
+    refused: list[Callable[[], object]] = [
+        lambda: sym.pred(kv, [1], deadline=huge),
+        lambda: sym.pred(kv, [1], priority=huge),
+        lambda: sym.pred(kv, [1], rows=huge),
+        lambda: sym.pred(kv, [1], top_k=huge),
+        lambda: sym.pred(kv, [1], first_draw=huge),
+        lambda: sym.generate(kv, [1], deadline=huge),
+        lambda: sym.generate(kv, [1], max_tokens=huge),
+        lambda: sym.generate(kv, [1], stop=huge),
+        lambda: sym.generate(kv, [1], logprobs=huge),
+        lambda: sym.Sampler(temperature=huge),
+        lambda: sym.Sampler(top_p=huge),
+        lambda: sym.Sampler(presence_penalty=huge),
+        lambda: sym.Sampler(logit_bias={1: huge}),
+        lambda: row.sample(min_p=huge),
+        lambda: sym.Dist.of([1.0, huge]),
+        lambda: sym.Budget(seconds=huge),
+        lambda: sym.Budget(tokens=huge),
+        lambda: sym.Interpreter(seconds=huge),
+        lambda: sym.Interpreter(memory=huge),
+        lambda: sym.PIN(huge),
+        lambda: sym.TTL(huge),
+        lambda: sym.recv(timeout=huge),
+        lambda: sym.kill("1f2e3d4c", huge),
+        lambda: sym.kv_truncate(kv, huge),
+        lambda: sym.kv_create(mode=huge),
+    ]
+    for number, call in enumerate(refused):
+        with pytest.raises(sym.Invalid) as caught:
+            call()
+        assert len(str(caught.value)) < 600, number
 
 
 def test_numbers_beyond_64_bits_are_refused() -> None:

@@ -258,6 +258,9 @@ def test_what_is_kept_of_an_account_and_of_all_is_bounded_and_the_largest_user_g
         ("json", "{", "JSON"),
         ("yaml", "a: b", "yaml"),
         ("regex", "a" * 300_000, "300000"),
+        ("regex", "half \ud800", "surrogate"),
+        ("lark", 'start: "half \ud800"', "surrogate"),
+        ("json", '{"const": "half \ud800"}', "surrogate"),
     ],
 )
 def test_what_is_no_grammar_is_refused_in_one_line_that_says_why(grammars, kind, source, words):
