@@ -22,6 +22,7 @@ ATTACKS = [
     "descriptors",
     "nonblocking",
     "socket_directory",
+    "open_directories",
 ]
 
 pytestmark = [

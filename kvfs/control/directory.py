@@ -14,6 +14,7 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvfs.control.handles import ControlHandle, Document, TextHandle, not_at_end
@@ -23,6 +24,7 @@ from kvfs.control.text_writer import TextWriter
 from kvfs.fs import FileSystem
 from kvfs.names.content import OWN, KvFile
 from kvfs.names.inode import Credentials, Inode, shown
+from kvfs.names.order import FIRST_PLACE
 from kvfs.names.tree import CONTROL_NAME, ROOT_NUMBER, require_directory
 from libsym.errors import Busy, Exists, IsDirectory, NotFound, NotPermitted, SymError
 
@@ -93,18 +95,27 @@ class ControlTree:
             return self._of_the_daemon(number, _DIRECTORY | 0o555, 2 + num_directories, _DIRECTORY_BYTES)
         return self._of_the_daemon(number, _FILE | 0o444, 1, len(self._generated(number)))
 
-    def listing(self, number: int) -> list[tuple[bytes, int]]:
-        """Names and numbers in a directory, without `.` and `..`."""
-        if number == CONTROL_ROOT:
-            return list(_FIXED.items())
-        if number == _PROCESSES:
-            return [(b"%d" % pid, _PROCESS + 2 * pid) for pid in self._files.processes()]
+    def end_of_listing(self, number: int) -> int:
+        """The place behind the last name that a directory has now."""
+        return self._tree.order(self._mirrored(number)).end if number & _TEXT_BIT else CONTROL_ROOT
+
+    def listing(self, number: int, start: int, end: int) -> Iterator[tuple[int, bytes, int]]:
+        """Places, names and numbers in a directory from a place on, without `.` and `..`."""
         if number & _TEXT_BIT:
-            entries = self._mirrored(number).entries
-            return [(name, _TEXT + inode.number) for name, inode in entries.items() if _is_mirrored(inode)]
+            found = self._tree.order(self._mirrored(number)).between(start, end)
+            return ((place, name, _TEXT + inode.number) for place, name, inode in found if _is_mirrored(inode))
+        return ((place, name, found) for place, name, found in self._own_names(number) if start <= place < end)
+
+    def _own_names(self, number: int) -> list[tuple[int, bytes, int]]:
+        """As `listing`, of a directory that mirrors no other."""
+        if number == CONTROL_ROOT:
+            return [(place, *each) for place, each in enumerate(_FIXED.items(), FIRST_PLACE)]
+        if number == _PROCESSES:
+            pids = sorted(self._files.processes())
+            return [(FIRST_PLACE + pid, b"%d" % pid, _PROCESS + 2 * pid) for pid in pids]
         if number & _PROCESS_BIT and not number & 1:
             self._process(number)
-            return [(_STATUS, number + 1)]
+            return [(FIRST_PLACE, _STATUS, number + 1)]
         raise NotFound(f"control file {number - CONTROL_ROOT} is not a directory")
 
     def inode_behind(self, number: int) -> Inode:

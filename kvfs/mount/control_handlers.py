@@ -15,10 +15,11 @@ from kvfs.control.directory import CONTROL_ROOT, ControlTree
 from kvfs.control.handles import ControlHandle
 from kvfs.mount import wire
 from kvfs.mount.eager import Eager
-from kvfs.mount.handlers import DOTS, FileHandlers
+from kvfs.mount.handlers import FileHandlers
 from kvfs.mount.turns import Turns
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Credentials
+from kvfs.names.order import DOTS
 from kvfs.volume import Volume
 from libsym.errors import Invalid, NotPermitted, NotSupported, SymError
 
@@ -27,10 +28,10 @@ _GONE = frozenset({errno.ENOENT, errno.ESTALE})
 
 @dataclass(slots=True)
 class _Listing:
-    """An open directory of control files: names and numbers as they were at opendir or rewinddir."""
+    """An open directory of control files; its end as of others."""
 
     number: int
-    entries: tuple[tuple[bytes, int], ...] = ()
+    end: int = 0
 
 
 class ControlHandlers:
@@ -171,11 +172,12 @@ class ControlHandlers:
 
     def readdir(self, fh: int, start: int, room: int) -> int:
         listing = self._listings[fh]
-        if start == 0:
-            dots = [(name, listing.number) for name in DOTS]
-            listing.entries = (*dots, *self._control.listing(listing.number))
+        if start == 0 or not listing.end:
+            listing.end = self._control.end_of_listing(listing.number)
+        dots = ((place, name, listing.number) for place, name in DOTS[start:])
+        found = self._control.listing(listing.number, start, listing.end)
         answer = []
-        for place, (name, number) in enumerate(listing.entries[start:], start):
+        for place, name, number in itertools.chain(dots, found):
             try:
                 attributes = self._control.attributes(number)
             except SymError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import logging
 import os
 import stat
@@ -23,6 +24,7 @@ from kvfs.mount.turns import PATIENCE_S, Turns
 from kvfs.mount.wire import Answers
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Credentials, Inode, require_owner, shown
+from kvfs.names.order import DOTS, FIRST_PLACE
 from kvfs.names.tree import MAX_NAME_BYTES
 from kvfs.volume import Volume
 from libsym.errors import BadHandle, Exists, NotSupported, SymError
@@ -36,15 +38,13 @@ _KV_BLOCK_BYTES = 1 << 20
 _XATTR_CREATE, _XATTR_REPLACE = 1, 2
 """Flags of setxattr(2)."""
 
-DOTS = (b".", b"..")
-
 
 @dataclass(slots=True)
 class _Listing:
-    """An open directory: its names as they were at opendir or rewinddir, so that changes shift nobody's place."""
+    """An open directory. Names that came since opendir or rewinddir are beyond its end: see `kvfs.names.order`."""
 
     directory: Inode
-    names: tuple[bytes, ...] = ()
+    end: int = 0
 
 
 class FileHandlers:
@@ -286,20 +286,17 @@ class FileHandlers:
 
     def readdir(self, fh: int, start: int, room: int) -> int:
         listing = self._listing(fh)
-        if start == 0:
-            listing.names = (*DOTS, *listing.directory.entries)
-        entries = listing.directory.entries
+        directory, order = listing.directory, self._tree.order(listing.directory)
+        if start == 0 or not listing.end:
+            listing.end = order.end
+        dots = ((place, name, self._tree.child(directory, name)) for place, name in DOTS[start:])
         answer = []
-        for place in range(start, len(listing.names)):
-            name = listing.names[place]
-            inode = self._tree.child(listing.directory, name) if place < len(DOTS) else entries.get(name)
-            if inode is None:
-                continue  # removed since
+        for place, name, inode in itertools.chain(dots, order.between(start, listing.end)):
             room -= wire.listing_entry_bytes(name)
             if room < 0:
                 break
             node = self._files.node_of(inode)
-            if place >= len(DOTS):
+            if place >= FIRST_PLACE:
                 self._nodes.looked_up(node, inode)
             answer.append(wire.listing_entry(name, self._attributes(inode, node), node, place + 1))
         return self._answers.data(b"".join(answer))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvfs.names.content import Content, KvFile
+from kvfs.names.order import NameOrder
 from kvfs.names.retention import NO_ADVICE
 from kvfs.pages.accounts import Account
 from kvfs.pages.table import PageTable
@@ -97,6 +98,7 @@ class Inode:
         "num_subdirectories",
         "number",
         "opens",
+        "order",
         "parent",
         "target",
         "uid",
@@ -137,6 +139,8 @@ class Inode:
         """Of a regular file."""
         self.entries: dict[bytes, Inode] = {}
         """Of a directory."""
+        self.order: NameOrder[Inode] | None = None
+        """Of a directory's entries, once somebody has read it: see `Tree.order`."""
         self.parent: Inode | None = None
         """Of a directory that has a name; the root is its own."""
         self.num_subdirectories = 0

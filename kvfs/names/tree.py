@@ -27,6 +27,7 @@ from typing import TypeVar
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import NOT_KEPT, Changes, Inode, NamePut, shown
 from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
+from kvfs.names.order import NameOrder
 from kvfs.pages.accounts import Account, Accounts
 from libsym.errors import (
     CrossDevice,
@@ -107,6 +108,12 @@ class Tree:
             return directory.parent or directory
         check_name(name)
         raise NotFound(f"{shown(name)}: no such file")
+
+    def order(self, directory: Inode) -> NameOrder[Inode]:
+        """Where readers of the directory go on."""
+        if directory.order is None:
+            directory.order = NameOrder(directory.entries)
+        return directory.order
 
     def path_of(self, inode: Inode) -> PathOf:
         """A path of the inode below the root, for people."""
@@ -295,6 +302,8 @@ class Tree:
         if inode.names and inode.account is not None:
             inode.account.refund_files()
         directory.entries, inode.names = _fitting(directory.entries), _fitting(inode.names)
+        if directory.order is not None:
+            directory.order.entries = directory.entries
         if inode.is_directory:
             inode.parent = None
             directory.num_subdirectories -= 1
@@ -309,6 +318,9 @@ class Tree:
     def _tell(self) -> None:
         """An operation is complete."""
         puts, self._puts = self._puts, {}
+        for (_, name), (directory, before, after) in puts.items():
+            if directory.order is not None and (before is None) != (after is None):
+                directory.order.changed(name)
         self._changes.of_names(
             tuple(
                 NamePut(directory, name, before, after, *_content_of(after))

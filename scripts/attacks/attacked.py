@@ -30,7 +30,8 @@ ANSWER_S = 30
 """A command that takes longer hangs."""
 
 _BECOME = """
-import array, encodings.idna, errno, json, os, select, signal, socket, struct, subprocess, sys, threading, time
+import array, encodings.idna, errno, json, os, resource, select
+import signal, socket, struct, subprocess, sys, threading, time
 import libsym as sym
 uid = int(sys.argv.pop(1))
 os.setgroups([])
@@ -80,6 +81,20 @@ def as_user(
         return subprocess.run([sys.executable, "-c", source, str(uid), *map(str, arguments)], check=False, **how)
     command = list(map(str, [*what, *arguments]))
     return subprocess.run(command, check=False, user=uid, group=uid, extra_groups=[], **how)
+
+
+@contextmanager
+def running_as(uid: int, code: str, *arguments: object, served: Daemon) -> Iterator[subprocess.Popen[str]]:
+    """Run Python code as in `as_user`, until the attack is over; it has been told so when its input ends."""
+    command = list(map(str, [sys.executable, "-c", _BECOME + textwrap.dedent(code), uid, *arguments]))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd="/", env=served.environment) as process:
+        yield process
+
+
+def memory_bytes(served: Daemon) -> int:
+    """What the daemon has in memory."""
+    return int(Path(f"/proc/{served.pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import stat
 import sys
 from dataclasses import replace
@@ -377,3 +379,83 @@ def test_what_had_many_names_gives_their_memory_back(forest: Forest) -> None:
         tree.unlink(directory, b"%d" % number)
     assert sys.getsizeof(inode.names) + sys.getsizeof(directory.entries) < 10_000
     assert str(tree.path_of(inode)) == "/d/first"
+
+
+class Reader:
+    """One that reads a directory some names at a time, as the mount does."""
+
+    def __init__(self, forest: Forest) -> None:
+        self.order = forest.tree.order(forest.tree.root)
+        self.place, self.end = 0, self.order.end
+        self.seen: list[bytes] = []
+
+    def read(self, most: int = 10_000) -> list[bytes]:
+        found = [each[:2] for each in itertools.islice(self.order.between(self.place, self.end), most)]
+        names = [name for _number, name in found]
+        self.place = found[-1][0] + 1 if found else self.place
+        self.seen += names
+        return names
+
+
+def test_a_reader_goes_on_in_a_directory_that_gives_memory_back(forest: Forest) -> None:
+    for number in range(5000):
+        forest.make(f"n{number}")
+    reader, root = Reader(forest), forest.tree.root
+    for number in range(4997):
+        forest.tree.unlink(root, b"n%d" % number)
+    forest.make("later")
+    reader.read()
+    assert reader.seen == [b"n4997", b"n4998", b"n4999"]
+    another = Reader(forest)
+    another.read()
+    assert another.seen == [b"n4997", b"n4998", b"n4999", b"later"]
+
+
+def test_a_reader_of_a_directory_sees_what_stays_once_and_what_comes_later_never(forest: Forest) -> None:
+    dice, tree, root = random.Random(51), forest.tree, forest.tree.root
+    stay = [b"stay%d" % number for number in range(300)]
+    for number, name in enumerate(stay):
+        forest.make(os.fsdecode(name))
+        forest.make(f"go{number}")
+    readers: list[tuple[Reader, set[bytes]]] = []
+    for number in range(3000):
+        name = b"go%d" % dice.randrange(400)
+        if name in root.entries:
+            new_name = b"go%d" % dice.randrange(400)
+            dice.choice([tree.unlink, lambda root, name, to=new_name: tree.rename(root, name, root, to)])(root, name)
+        else:
+            forest.make(os.fsdecode(name))
+        if number % 100 == 0:
+            readers.append((Reader(forest), set(root.entries)))
+        for reader, _there in readers:
+            reader.read(dice.randrange(4))
+    assert len(readers) == 30
+    for reader, there in readers:
+        reader.read()
+        seen = reader.seen
+        assert [name for name in seen if name.startswith(b"stay")] == stay
+        assert len(seen) == len(set(seen))
+        assert set(seen) <= there
+    assert set(Reader(forest).read()) == set(root.entries)
+
+
+def test_a_name_that_is_replaced_or_exchanged_keeps_its_place(forest: Forest) -> None:
+    root = forest.tree.root
+    for name in ("a", "b", "c", "new"):
+        forest.make(name)
+    reader = Reader(forest)
+    assert reader.read(1) == [b"a"]
+    forest.tree.rename(root, b"new", root, b"b")
+    forest.tree.rename(root, b"a", root, b"c", RENAME_EXCHANGE)
+    assert reader.read() == [b"b", b"c"]
+    assert Reader(forest).read() == [b"a", b"b", b"c"]
+
+
+def test_names_that_come_and_go_leave_nothing_in_the_order_of_a_directory(forest: Forest) -> None:
+    forest.make("stays")
+    reader = Reader(forest)
+    for number in range(2000):
+        forest.make(f"n{number % 3}")
+        forest.tree.unlink(forest.tree.root, b"n%d" % (number % 3))
+    assert len(reader.order) < 100
+    assert reader.read() == Reader(forest).read() == [b"stays"]
