@@ -23,6 +23,7 @@ ATTACKS = [
     "nonblocking",
     "socket_directory",
     "open_directories",
+    "control_files",
 ]
 
 pytestmark = [

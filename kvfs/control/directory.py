@@ -14,9 +14,11 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
+from kvfs.control.documents import Documents
 from kvfs.control.handles import ControlHandle, Document, TextHandle, not_at_end
 from kvfs.control.sources import ControlFiles
 from kvfs.control.text_view import TextView
@@ -70,6 +72,7 @@ class ControlTree:
         self._tree = fs.volume.tree
         self._files = files
         self._view = TextView(files)
+        self._documents = Documents()
         self._since_ns = time.time_ns()
         self._handles: set[ControlHandle] = set()
 
@@ -93,7 +96,7 @@ class ControlTree:
         if number in {CONTROL_ROOT, _PROCESSES}:
             num_directories = 2 if number == CONTROL_ROOT else len(self._files.processes())
             return self._of_the_daemon(number, _DIRECTORY | 0o555, 2 + num_directories, _DIRECTORY_BYTES)
-        return self._of_the_daemon(number, _FILE | 0o444, 1, len(self._generated(number)))
+        return self._of_the_daemon(number, _FILE | 0o444, 1, len(self._document(number)()))
 
     def end_of_listing(self, number: int) -> int:
         """The place behind the last name that a directory has now."""
@@ -142,14 +145,14 @@ class ControlTree:
 
     # Open files
 
-    async def open(self, number: int, flags: int, pid: int) -> ControlHandle:
-        """Open a file for process `pid`. The kernel has checked that it may."""
+    async def open(self, number: int, flags: int, uid: int, pid: int) -> ControlHandle:
+        """Open a file for process `pid` of `uid`. The kernel has checked that it may."""
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         if number & _TEXT_BIT:
             return await self._open_text(number, flags, pid, writes=writes)
         if writes or flags & os.O_TRUNC:
             raise NotPermitted("control files can't be changed")
-        return self._keep(Document(self._generated(number), self._handles.discard))
+        return self._keep(Document(self._document(number), partial(self._documents.hold, uid), self._handles.discard))
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, creds: Credentials, pid: int
@@ -244,11 +247,18 @@ class ControlTree:
             raise NotFound(f"process {pid} is not connected any more")
         return pid
 
+    def _status(self, pid: int, since_ns: int) -> str:
+        """Of the program that began then: another one may have its process number now."""
+        process = self._files.processes().get(pid)
+        if process is None or process.since_ns != since_ns:
+            raise NotFound(f"process {pid} is not connected any more")
+        return self._files.status(pid)
+
     def _process_attributes(self, number: int) -> Attributes:
         process = self._files.processes()[self._process(number)]
         is_status = bool(number & 1)
         mode, nlink = (_FILE | 0o400, 1) if is_status else (_DIRECTORY | 0o500, 2)
-        size = len(self._generated(number)) if is_status else _DIRECTORY_BYTES
+        size = len(self._document(number)()) if is_status else _DIRECTORY_BYTES
         since = process.since_ns
         now = time.time_ns() if is_status else since
         return Attributes(number, mode, nlink, process.uid, process.gid, size, now, now, since)
@@ -258,14 +268,16 @@ class ControlTree:
         now = time.time_ns() if number == _METRICS else self._since_ns
         return Attributes(number, mode, nlink, root.uid, root.gid, size, now, now, self._since_ns)
 
-    def _generated(self, number: int) -> bytes:
-        """What a file says now."""
+    def _document(self, number: int) -> Callable[[], bytes]:
+        """What makes a file's bytes."""
         if number == _MODEL:
-            return self._files.model().encode()
+            return partial(self._documents.get, _MODEL, self._files.model)
         if number == _METRICS:
-            return self._files.metrics().encode()
+            return partial(self._documents.get, _METRICS, self._files.metrics)
         if number & _PROCESS_BIT and number & 1:
-            return self._files.status(self._process(number)).encode()
+            pid = self._process(number)
+            since_ns = self._files.processes()[pid].since_ns
+            return partial(self._documents.get, (pid, since_ns), partial(self._status, pid, since_ns))
         if number in {CONTROL_ROOT, _PROCESSES} or number & _PROCESS_BIT:
             raise IsDirectory("a directory has no bytes")
         raise NotFound(f"there is no control file {number - CONTROL_ROOT}")

@@ -1,4 +1,4 @@
-"""Open control files: documents made at open, and texts that grow."""
+"""Open control files: documents that are made when they are read, and texts that grow."""
 
 from __future__ import annotations
 
@@ -42,14 +42,37 @@ class ControlHandle(Protocol):
 
 
 class Document:
-    """A file that was made when it was opened."""
+    """A file that is made at the first read, and again at one that goes back from the end."""
 
-    def __init__(self, data: bytes, closed: Callable[[ControlHandle], None]) -> None:
-        self._data = data
+    def __init__(
+        self, make: Callable[[], bytes], hold: Callable[[], Callable[[], None]], closed: Callable[[ControlHandle], None]
+    ) -> None:
+        """`hold`: count what is kept; what it returns takes that back."""
+        self._make = make
+        self._hold = hold
         self._closed = closed
+        self._data: bytes | None = None
+        """What was read in part."""
+        self._let_go: Callable[[], None] | None = None
+        self._end = 0
+        """Of what was read to the end."""
 
     async def read(self, offset: int, size: int) -> bytes:
-        return self._data[offset : offset + size]
+        if self._data is None and offset >= self._end > 0:
+            return b""
+        data = self._make() if self._data is None else self._data
+        if offset + size >= len(data):
+            self._drop()
+            self._end = len(data)
+        elif self._data is None:
+            self._let_go = self._hold()
+            self._data = data
+        return data[offset : offset + size]
+
+    def _drop(self) -> None:
+        if self._let_go is not None:
+            self._let_go()
+        self._data = self._let_go = None
 
     async def write(self, offset: int, data: bytes) -> int:  # noqa: ARG002 - as the protocol has it
         raise NotPermitted("control files can't be changed")
@@ -64,6 +87,7 @@ class Document:
         self.close()
 
     def close(self) -> None:
+        self._drop()
         self._closed(self)
 
 

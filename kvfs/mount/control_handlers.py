@@ -128,9 +128,9 @@ class ControlHandlers:
         handle, attributes = await self._control.create(parent, name, mode, flags, Credentials(uid, gid), pid)
         return self._answers.created(wire.attributes(*attributes), self._opened(handle), wire.OPEN_DIRECT_IO)
 
-    async def open(self, number: int, flags: int, _uid: int, pid: int) -> int:
+    async def open(self, number: int, flags: int, uid: int, pid: int) -> int:
         await self._eager.leave()
-        handle = await self._control.open(number, flags, pid)
+        handle = await self._control.open(number, flags, uid, pid)
         return self._answers.opened(self._opened(handle), wire.OPEN_DIRECT_IO)
 
     async def read(self, fh: int, offset: int, size: int) -> int:

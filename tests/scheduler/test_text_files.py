@@ -38,7 +38,7 @@ class Texts(Bench):
         return (await self.control.create(self.texts, name, mode, flags, ME, 0))[0]
 
     async def open(self, name, flags=os.O_RDONLY):
-        return await self.control.open(self.control.lookup(self.texts, name).number, flags, 0)
+        return await self.control.open(self.control.lookup(self.texts, name).number, flags, ME.uid, 0)
 
     async def close(self, handle, pid=0):
         """As the last close(2): what FLUSH raises; RELEASE follows in any case."""
@@ -593,7 +593,7 @@ def test_the_control_files_themselves_cant_be_changed(bench):
         root = bench.control.lookup(ROOT_NUMBER, b".symphony")
         model = bench.control.lookup(root.number, b"model")
         with pytest.raises(NotPermitted):
-            await bench.control.open(model.number, os.O_WRONLY, 0)
+            await bench.control.open(model.number, os.O_WRONLY, ME.uid, 0)
         with pytest.raises(NotPermitted):
             await bench.control.create(root.number, b"x", 0o600, NEW, ME, 0)
         with pytest.raises(NotPermitted):
@@ -644,7 +644,7 @@ def test_a_file_that_is_no_kv_file_any_more_has_no_text(bench):
         bench.fs.volume.truncate(bench.fs.volume.tree.root.entries[b"a"], 0)  # through its image: a plain file now
         assert await reader.read(0, 10) == b""
         with pytest.raises(SymError) as caught:
-            await bench.control.open(number, os.O_RDONLY, 0)
+            await bench.control.open(number, os.O_RDONLY, ME.uid, 0)
         assert caught.value.errno == errno.ESTALE
         with pytest.raises(NotFound):
             bench.control.lookup(bench.texts, b"a")
