@@ -24,6 +24,7 @@ ATTACKS = [
     "socket_directory",
     "open_directories",
     "control_files",
+    "unlinked",
 ]
 
 pytestmark = [

@@ -13,7 +13,10 @@ import itertools
 import logging
 import os
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from kvfs import xattrs
 from kvfs.mount import wire
@@ -39,6 +42,9 @@ _XATTR_CREATE, _XATTR_REPLACE = 1, 2
 """Flags of setxattr(2)."""
 
 
+Forget: TypeAlias = Callable[[int, bytes], None]
+
+
 @dataclass(slots=True)
 class _Listing:
     """An open directory. Names that came since opendir or rewinddir are beyond its end: see `kvfs.names.order`."""
@@ -50,13 +56,18 @@ class _Listing:
 class FileHandlers:
     """The handlers of one mount's files. `num_handles` are open; `dispose` when the mount is gone."""
 
-    def __init__(self, volume: Volume, answers: Answers, eager: Eager, turns: Turns) -> None:
+    def __init__(self, volume: Volume, answers: Answers, eager: Eager, turns: Turns, forget: Forget) -> None:
+        """`forget`: tell the kernel, soon, that a name (of a directory with this number) is no more."""
         self._volume = volume
         self._tree = volume.tree
         self._answers = answers
         self._eager = eager
         self._nodes = Nodes(volume.tree)
         self._files = OpenFiles(volume, eager, self._nodes, turns)
+        self._forget = forget
+        self._is_removing = False
+        """By a request of the kernel, which knows."""
+        volume.tree.lost = self._lost
         self._handles: dict[int, Handle | _Listing] = {}
         self._next_handle = 0
 
@@ -66,6 +77,7 @@ class FileHandlers:
 
     def dispose(self) -> None:
         """Give up what the kernel held: it will not tell any more."""
+        self._forget = lambda _directory, _name: None
         for number, handle in self._handles.items():
             if isinstance(handle, _Listing):
                 self._tree.closed(handle.directory)
@@ -117,16 +129,32 @@ class FileHandlers:
         return self._answers.entry(self._attributes(inode, number), number)
 
     def unlink(self, parent: int, name: bytes) -> int:
-        self._tree.unlink(self._tree.get(parent), name)
+        with self._removing():
+            self._tree.unlink(self._tree.get(parent), name)
         return 0
 
     def rmdir(self, parent: int, name: bytes) -> int:
-        self._tree.rmdir(self._tree.get(parent), name)
+        with self._removing():
+            self._tree.rmdir(self._tree.get(parent), name)
         return 0
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int) -> int:
-        self._tree.rename(self._tree.get(parent), name, self._tree.get(new_parent), new_name, flags)
+        with self._removing():
+            self._tree.rename(self._tree.get(parent), name, self._tree.get(new_parent), new_name, flags)
         return 0
+
+    @contextmanager
+    def _removing(self) -> Iterator[None]:
+        self._is_removing = True
+        try:
+            yield
+        finally:
+            self._is_removing = False
+
+    def _lost(self, directory: Inode, name: bytes) -> None:
+        """The last name of something that the kernel remembers was removed, and its owner pays until that ends."""
+        if not self._is_removing:
+            self._forget(directory.number, name)
 
     # Attributes
 

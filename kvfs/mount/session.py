@@ -81,7 +81,7 @@ async def serve_mount(
     requests = Requests(eager, Pace(is_busy), catch_up)
     answers = Answers(shim.out, shim.send)
     turns = Turns(eager, exclusive)
-    files = FileHandlers(fs.volume, answers, eager, turns)
+    files = FileHandlers(fs.volume, answers, eager, turns, _forget)
     controls = None if control is None else ControlHandlers(control, fs.volume, answers, eager, files, turns)
     bind(requests, files, controls)
     agreed = trio.Event()
@@ -98,6 +98,11 @@ async def serve_mount(
         fs.alias_mountpoint()
         _unmount(where, files, control, mounter)
     raise NotConnected(f"{where} was unmounted by somebody else; restart to mount it again")
+
+
+def _forget(directory: int, name: bytes) -> None:
+    """In pyfuse3's thread for that: the kernel locks the directory meanwhile, and requests of ours may hold it."""
+    pyfuse3.invalidate_entry_async(pyfuse3.InodeT(directory), pyfuse3.FileNameT(name), ignore_enoent=True)
 
 
 async def _mount(where: Path, agreed: trio.Event, mounter: Mounter | None, *, allow_other: bool) -> None:

@@ -93,7 +93,7 @@ class Domains:
 
     def _begin(self, directory: Inode, limits: Limits) -> None:
         self._require_empty(directory, "becomes a domain")
-        if directory.account is None:
+        if directory.account is None or directory.parent is None:
             raise Invalid("the directory was removed: it can't become a domain")
         if sum(account.is_domain for account in directory.account.chain()) >= MAX_DEPTH:
             raise Invalid(f"{self._tree.path_of(directory)} lies in {MAX_DEPTH} domains: there can't be one more")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kvfs.names.content import Content, KvFile
-from kvfs.names.inode import NOT_KEPT, Changes, Inode, NamePut, shown
+from kvfs.names.inode import NOT_KEPT, Changes, Inode, NamePut, Xattrs, shown
 from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
 from kvfs.names.order import NameOrder
 from kvfs.pages.accounts import Account, Accounts
@@ -77,6 +77,8 @@ class Tree:
         self._accounts = accounts
         self._discard = discard
         self._idle = idle
+        self.lost: Callable[[Inode, bytes], None] = lambda _directory, _name: None
+        """Told of the last name of an inode that the kernel remembers."""
         self.next_number = ROOT_NUMBER + 1
         self.root = Inode(ROOT_NUMBER, stat.S_IFDIR, mode, uid, gid, accounts.of(uid), changes)
         accounts.of(uid).charge_files()
@@ -327,6 +329,9 @@ class Tree:
                 for (_, name), (directory, before, after) in puts.items()
             )
         )
+        for (_, name), (directory, before, _) in puts.items():
+            if before is not None and before.lookups and not before.names:
+                self.lost(directory, name)
 
     # Restoring
 
@@ -365,18 +370,19 @@ class Tree:
     def drop_if_unused(self, inode: Inode) -> None:
         """Give up the content when no name and no handle leads to it, and the inode when the kernel forgot it as well.
 
-        What a LIP removes the kernel may remember for hours: that must not keep the pages.
+        A program can keep the kernel from forgetting (O_PATH): that keeps the charge for the inode, and nothing else.
         """
         if inode.opens or inode.names or inode is self.root:
             return
         self._discard(inode)
-        if inode.account is not None:
-            inode.account.refund_files()
-            inode.account = None
+        inode.xattrs, inode.order = Xattrs(), None
         if inode.domain is not None:
             inode.domain.is_open = False
             inode.domain = None
         if not inode.lookups:
+            assert inode.account is not None
+            inode.account.refund_files()
+            inode.account = None
             del self._inodes[inode.number]
 
     # The books
@@ -402,10 +408,9 @@ class Tree:
     def _check_accounts(self) -> None:
         charged = []
         for inode in self:
-            used = bool(inode.names or inode.opens or inode is self.root)
-            _expect(used == (inode.account is not None), f"inode {inode.number} is charged to {inode.account}")
-            charged += [] if inode.account is None else [inode.account] * inode.num_files
-            if inode.domain is not None and inode.account is not None:
+            assert inode.account is not None, f"inode {inode.number} is charged to nobody"
+            charged += [inode.account] * inode.num_files
+            if inode.domain is not None:
                 payer = domain_around(inode) or self._accounts.of(inode.uid)
                 _expect(inode.domain.parent is payer, f"the domain of inode {inode.number} is paid for by another")
             for child in inode.entries.values():
