@@ -273,6 +273,8 @@ def client() -> None:
                             break
                 case "rest":
                     said["text"] = "".join(pieces)
+                    assert chat is not None
+                    said["is_full"] = chat.kv.len() >= sym.model_info().max_context - 1
                 case "fork":
                     assert chat is not None
                     chat.fork().close()
@@ -544,7 +546,7 @@ class Conversation:
                     rest = talker.do(do="rest")
                     said["text"] += rest.get("text", "")
                     done.what += f", forked, and then {rest}"
-                    if deadline is None and not said["text"].endswith('"'):
+                    if deadline is None and not rest.get("is_full", True) and not said["text"].endswith('"'):
                         raise Wrong(f"a fork ended the answer of its parent: {done.what}")
                 if said.get("text"):
                     done.effects.append(turn(question, said["text"]))
@@ -552,6 +554,26 @@ class Conversation:
                     done.effects.append(turn(question, ""))
             talker.do(do="close")
         done.effects = done.effects or [nothing]
+        return done
+
+    def beside(self) -> Done:
+        """A session is answered while a `Chat` process talks in the file, and not saved over its turns."""
+        done = Done("beside", [nothing])
+        with self.world.talker() as talker:
+            if "error" in talker.do(do="open", path=self.path):
+                return done
+            for turn_number in range(2):
+                question = self.world.question()
+                said = talker.do(do="ask", text=f"{question}?", form=FORM, stop=[])
+                done.what += f", {question} {said}"
+                if "error" in said:
+                    break
+                done.effects.append(turn(question, said["text"]))
+                if not turn_number:
+                    body = {**self._body(self.world.question(), FORM), "session_id": self.name}
+                    with suppress(httpx.HTTPError), self._client() as http:
+                        done.what += f", session {http.post(CHAT, json=body).status_code}"
+            talker.do(do="close")
         return done
 
     def killed(self) -> Done:
@@ -673,7 +695,7 @@ class Conversation:
     def _weights(self) -> list[tuple[Callable[[], Done], float]]:
         return [
             (self.whole, 4), (self.stopped, 2), (self.streamed, 3), (self.left, 2), (self.left_unsent, 1.5),
-            (self.stalled, 0.5), (self.told, 1),
+            (self.stalled, 0.5), (self.told, 1), (self.beside, 0.5),
             (self.session, 2), (self.several, 0.5), (self.undo, 3), (self.delete, 0.5), (self.fork, 2),
             (self.export, 2), (self.chat, 5), (self.killed, 0.3), (self.gateway_killed, 0.05), (self.cached, 0.5),
             (self.completion, 0.3),
