@@ -25,6 +25,7 @@ ATTACKS = [
     "open_directories",
     "control_files",
     "unlinked",
+    "binds",
 ]
 
 pytestmark = [

@@ -74,6 +74,17 @@ def test_the_kernels_files_are_bound_to_be_read_alone(launchers):
     assert lines(launchers, "print(os.path.isdir('/sys/devices'))", "--bind", "/sys:ro") == ["True"]
 
 
+def test_a_directory_that_kv_is_mounted_below_is_not_bound_to_be_written_to(launchers):
+    """A program would move what is between them, and choose what the next sandboxes have in KV's place."""
+    outer = launchers.runtime / "outer"
+    (outer / "between/kv").mkdir(parents=True)
+    launchers.daemon.mount = str(outer / "between/kv")
+    assert refusal(launchers, "--bind", outer) == (
+        f"symphony: {outer} can't be bound to be written to: KV is mounted in it, at {outer}/between/kv\n"
+    )
+    assert lines(launchers, f"print(os.listdir({str(outer)!r}))", "--bind", f"{outer}:ro") == ["['between']"]
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_bind_within_another_has_rights_of_its_own_in_whatever_order_they_come(launchers, turned):
     outer = launchers.runtime / "outer"

@@ -110,13 +110,15 @@ def _open_network(spec: dict[str, Any], outside: Outside) -> str:
 
 def _resolve(spec: dict[str, Any]) -> None:
     """Paths that links lead to, while links lead there."""
+    if spec["mount"]:
+        spec["mount"] = os.path.realpath(spec["mount"])
     spec["hidden"] = {*spec["hidden"], *map(os.path.realpath, spec["hidden"])}
     for path, real, writable in spec["shows"]:
         below = [each for each in spec["hidden"] if writable and Path(each).is_relative_to(real)]
         if below:  # it could move them, and its children would see them
             raise Lacks(f"{path} can't be bound to be written to: {below[0]} in it is Symphony's own")
-    if spec["mount"]:
-        spec["mount"] = os.path.realpath(spec["mount"])
+        if spec["mount"] and writable and Path(real) in Path(spec["mount"]).parents:
+            raise Lacks(f"{path} can't be bound to be written to: KV is mounted in it, at {spec['mount']}")
 
 
 def _map_ids(outside: Outside) -> None:

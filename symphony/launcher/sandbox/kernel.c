@@ -44,29 +44,31 @@ int sym_open_path(const char *path) {
     return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
 }
 
+static int place_tree(int tree, int place) {
+    return (int)syscall(MOVE_MOUNT, tree, "", place, "", 0x04 | 0x40 /* both by their descriptors */);
+}
+
 int sym_mount_beneath(int what, int place) {
     const int tree = (int)syscall(OPEN_TREE, what, "", 0x1 /* a mount of its own */ | AT_EMPTY_PATH | O_CLOEXEC);
     if (tree < 0)
         return -1;
     int failed = restrict_mount_at(tree, "", false, true, AT_EMPTY_PATH);
     if (!failed)
-        failed = (int)syscall(MOVE_MOUNT, tree, "", place, "", 0x04 | 0x40 /* both by their descriptors */);
+        failed = place_tree(tree, place);
     close(tree);
     return failed;
 }
 
-int sym_show(const char *source, const char *place, bool directory, bool read_only, bool no_devices) {
-    struct stat found;
-    if (lstat(place, &found) != 0) {
-        if (errno != ENOENT)
-            return -1;
-        const int made = directory ? mkdir(place, 0755) : open(place, O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-        if (made < 0 || (!directory && close(made) != 0))
-            return -1;
-    }
-    if (mount(source, place, NULL, MS_BIND | MS_REC, NULL) != 0)
+int sym_show(const char *source, int place, bool read_only, bool no_devices) {
+    const unsigned below = 0x8000;
+    const int tree = (int)syscall(OPEN_TREE, AT_FDCWD, source, 0x1 /* mounts of its own */ | below | O_CLOEXEC);
+    if (tree < 0)
         return -1;
-    return sym_restrict_mount(place, read_only, no_devices, true);
+    int failed = restrict_mount_at(tree, "", read_only, no_devices, AT_EMPTY_PATH | below);
+    if (!failed)
+        failed = place_tree(tree, place);
+    close(tree);
+    return failed;
 }
 
 int sym_no_new_privileges(void) { return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); }

@@ -38,8 +38,8 @@ int sym_open_path(const char *path);
 /* What is mounted at one descriptor is mounted at another, too, without devices and without what is below. */
 int sym_mount_beneath(int what, int place);
 
-/* What is at `source` is at `place`, too, with all that is mounted below. Only the last part of `place` is made. */
-int sym_show(const char *source, const char *place, bool directory, bool read_only, bool no_devices);
+/* What is at `source` is at `place`, too, with all that is mounted below. `place` is of sym_open_path. */
+int sym_show(const char *source, int place, bool read_only, bool no_devices);
 
 /* Nothing in the mount at `path` runs as its owner; it is read-only, or has no devices, where that is asked for. */
 int sym_restrict_mount(const char *path, bool read_only, bool no_devices, bool and_those_below);

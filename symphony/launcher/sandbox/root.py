@@ -6,9 +6,11 @@ gets; `/own`, what it may write to. All but `/old` is one tmpfs, so one bound ho
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +69,11 @@ def build(spec: dict[str, Any], system: Iterable[Shown | Link], wanted: Iterable
         for each in wanted:
             _show(each)
         for path in spec["empty"]:
-            _make_place(f"/new{path}", is_directory=True)
+            _make_directory(path)
         for path in spec["hidden"]:
             _hide(path)
         if spec["mount"]:
-            _make_place(f"/new{spec['mount']}", is_directory=True)
+            _make_directory(spec["mount"])
         _restrict("/new", read_only=True, no_devices=True, below=False)
         mount(None, "/new", None, lib.MS_REC | lib.MS_PRIVATE)  # what the machine mounts later has no limits
         mount(None, "/", None, lib.MS_REC | lib.MS_SHARED)
@@ -145,28 +147,76 @@ def _show(each: Shown | Link) -> None:
     if isinstance(each, Link):
         _link(each.path, each.target)
         return
-    place = f"/new{each.path}"
-    how = (each.is_directory, not each.writable, not each.has_devices)
-    if lib.sym_show(os.fsencode(each.source), os.fsencode(place), *how) != 0:
-        _make_place(place, is_directory=each.is_directory)
-        done(lib.sym_show(os.fsencode(each.source), os.fsencode(place), *how), each.path)
+    with _place(each.path, is_directory=each.is_directory) as place:
+        done(lib.sym_show(os.fsencode(each.source), place, not each.writable, not each.has_devices), each.path)
 
 
-def _make_place(place: str, *, is_directory: bool) -> None:
-    """Something to mount on; in a directory that is shown it is there."""
-    if os.path.lexists(place):
-        return
-    os.makedirs(place if is_directory else os.path.dirname(place), exist_ok=True)
-    if not is_directory:
-        os.close(os.open(place, os.O_CREAT | os.O_CLOEXEC, 0o644))
+@contextmanager
+def _place(path: str, *, is_directory: bool) -> Iterator[int]:
+    """Something to mount on. In a directory that is shown it is there.
+
+    A program that may write to such a directory can put a link in the place of anything in it, at any time. So no link
+    is followed, and nothing is made there.
+    """
+    place = _opened(path)
+    if place is None:
+        outer = _own_directory(os.path.dirname(path))
+        if outer is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        name = os.path.basename(path)
+        if is_directory:
+            os.mkdir(name, 0o755, dir_fd=outer)
+        else:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=outer))
+        os.close(outer)
+        place = done(lib.sym_open_path(os.fsencode(f"/new{path}")), path)
+    try:
+        yield place
+    finally:
+        os.close(place)
+
+
+def _own_directory(path: str) -> int | None:
+    """Open a directory of the sandbox's own, which is made if it is not there. None: it is shown, or behind a link."""
+    try:
+        found = _opened(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+        raise
+    if found is None:
+        outer = _own_directory(os.path.dirname(path))
+        if outer is None:
+            return None
+        os.mkdir(os.path.basename(path), 0o755, dir_fd=outer)
+        os.close(outer)
+        return _own_directory(path)
+    if os.fstat(found).st_dev == os.stat("/").st_dev:
+        return found
+    os.close(found)
+    return None
+
+
+def _opened(path: str) -> int | None:
+    """Open what is in the sandbox, by no link. None: nothing is there."""
+    fd: int = lib.sym_open_path(os.fsencode(f"/new{path}"))
+    if fd < 0 and ffi.errno == errno.ENOENT:
+        return None
+    return done(fd, path)
 
 
 def _link(path: str, target: str) -> None:
     """Where the directory of a link is shown, the link is, too; one above it leads there by itself."""
-    place = f"/new{path}"
-    if not os.path.lexists(place) and not any(map(os.path.islink, Path(place).parents)):
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        os.symlink(target, place)
+    outer = _own_directory(os.path.dirname(path))
+    if outer is not None:
+        with suppress(FileExistsError):
+            os.symlink(target, os.path.basename(path), dir_fd=outer)
+        os.close(outer)
+
+
+def _make_directory(path: str) -> None:
+    with _place(path, is_directory=True):
+        pass
 
 
 def _write(path: str, text: str) -> None:

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""A program in a sandbox swaps a directory and a link while sandboxes with the same `--bind` are made.
+
+    .venv/bin/python scripts/attacks/binds.py [--quick] [--tree CHECKOUT]
+
+One bind of the user lies below another one, which the program may write to. In the place of the directory between them
+the program puts a link to the machine's tree, as a sandbox that is being made has it. The program's children, and its
+user's next programs, are to show nothing else by it, and are to make nothing outside. Needs root, whose programs have
+the same sandbox.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from attacked import Daemon, daemon, options, verdict
+
+SWAP = """
+import ctypes, os, sys
+import libsym as sym
+
+outer, target, num_children = sys.argv[1:]
+if num_children == "0":  # a child: what does it see?
+    for where in (outer + "/a/b", outer + "/link/b", target):
+        if os.path.exists(where + "/secret"):
+            print("a child reads", where, flush=True)
+    sys.exit(0)
+os.symlink("/old" + target, outer + "/link")
+libc, swap = ctypes.CDLL(None), 2
+swapper = os.fork()
+if swapper == 0:
+    while True:
+        libc.renameat2(-100, (outer + "/a").encode(), -100, (outer + "/link").encode(), swap)
+for _ in range(int(num_children)):
+    try:
+        sym.wait(sym.spawn(sys.argv[0], [outer, target, "0"]))
+    except sym.SymError:
+        pass  # a child that is refused is what is wanted
+os.kill(swapper, 9)
+"""
+
+
+def symphony(served: Daemon, tree: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """A command of root's, with a launcher of its own."""
+    environment = served.environment | {"PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": str(served.state.parent)}
+    command = [sys.executable, "-P", "-m", "symphony", *words]
+    return subprocess.run(
+        list(map(str, command)), env=environment, cwd=served.state.parent / "programs", capture_output=True, text=True,
+        check=False, timeout=100,
+    )  # fmt: skip
+
+
+def attack(served: Daemon, tree: Path, num_children: int) -> list[str]:
+    """What the race got, for a directory and a file below the one that the program writes to."""
+    outer, target = served.state.parent / "bound", served.state.parent / "private"
+    (outer / "a/b").mkdir(parents=True)
+    (outer / "a/c").touch()
+    target.mkdir(mode=0o700)
+    (target / "secret").touch()
+    program = served.state.parent / "programs/swap.py"
+    program.parent.mkdir()
+    program.write_text(SWAP)
+    binds = [word for path in (outer, outer / "a/b", outer / "a/c") for word in ("--bind", path)]
+    done = symphony(served, tree, "run", *binds, program, outer, target, num_children)
+    broken = done.stdout.splitlines()
+    if done.returncode:
+        broken.append(done.stderr.strip())
+    if made := sorted(path.name for path in target.iterdir() if path.name != "secret"):
+        broken.append(f"a sandbox has made {', '.join(made)} outside of what is bound")
+    return broken
+
+
+def main() -> int:
+    asked = options(__doc__)
+    num_children = 15 if asked.quick else 300
+    with daemon("--kv-memory", "64M", tree=asked.tree) as served:
+        broken = attack(served, asked.tree, num_children)
+    return verdict(f"{num_children} sandboxes that were made meanwhile show and make nothing else", broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
