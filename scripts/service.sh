@@ -49,9 +49,12 @@ require_no_other() {
         "--prefix $other, or take that away first: scripts/uninstall --prefix $other"
 }
 
-# One installation or removal at a time.
+# One installation or removal at a time. Whoever can open the file can hold its lock: so that is root alone.
 lock_prefix() {
-    exec 8>"$root$prefix/.lock"
+    local lock=$root$prefix/.lock
+    (umask 077 && : >>"$lock")
+    chmod 600 "$lock" # up to 0.2 all could read it
+    exec 8>"$lock"
     flock -n 8 || fail "another scripts/install or scripts/uninstall is at work on $prefix: wait for it"
 }
 
@@ -63,11 +66,28 @@ our_units() { [ ! -f "$root$prefix/files.list" ] || grep -o 'lib/systemd/system/
 # The version that a link names; nothing if there is none.
 version_at() { [ ! -L "$root$prefix/$1" ] || readlink "$root$prefix/$1"; }
 
-# remove_files LIST: what is in it, and the directories that it leaves empty below /usr/local.
+# Whether what lies at PATH is as a version here has it, put there or not.
+is_staged() {
+    local there=$root$1 staged
+    for staged in "$root$prefix"/*/files"$1"; do
+        if [ -L "$staged" ]; then
+            [ "$(readlink "$staged")" != "$(readlink "$there")" ] || return 0
+        elif [ ! -L "$there" ] && cmp -s "$staged" "$there"; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+# remove_files LIST: what is in it and is ours, and the directories that it leaves empty below /usr/local.
 remove_files() {
     local path
     while read -r path; do
-        rm -f "$root$path" "$root$path.installing"
+        rm -f "$root$path.installing"
+        ! is_ours "$path" || rm -f "$root$path"
         (cd "$root/usr/local" && rmdir -p --ignore-fail-on-non-empty "$(dirname "${path#/usr/local/}")" 2>/dev/null) || true
     done <"$1"
 }
+
+# Whether scripts/install has put PATH there; its list comes last.
+is_ours() { grep -qsxF "$1" "$root$prefix/files.list" || is_staged "$1"; }

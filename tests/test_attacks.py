@@ -26,6 +26,7 @@ ATTACKS = [
     "control_files",
     "unlinked",
     "binds",
+    "upgrade",
 ]
 
 pytestmark = [

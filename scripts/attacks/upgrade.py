@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Files of others, and a lock that another user holds, in the way of scripts/install and scripts/uninstall.
+
+    .venv/bin/python scripts/attacks/upgrade.py [--quick] [--tree CHECKOUT]
+
+Below a directory of its own: two versions are there, as far as a rollback and a removal look at them. Another user
+holds whatever he can lock for as long as he likes. What somebody else has put where a unit or a page of the other
+version goes is there afterwards as it was, and so is the version that ran. Needs root.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attacked import ATTACKER, options, verdict
+
+VERSIONS = "7.1", "7.2"
+UNIT, OWN = (f"/usr/local/{path}" for path in ("lib/systemd/system/symphony.service", "bin/symphony"))
+WORDS = "somebody else's\n"
+
+
+class Machine:
+    """A directory with what `scripts/install --root` would have made of two versions; 7.2 runs, and has a unit more."""
+
+    def __init__(self, root: Path, tree: Path) -> None:
+        self.root, self.tree, self.prefix = root, tree, root / "opt/symphony"
+        for version in VERSIONS:
+            here = self.prefix / version
+            self._write(here / "bin/symphony", "#!/bin/sh\n", mode=0o755)
+            self._write(here / "stamp", version)
+            self._write(here / "symphony.toml", "")
+            paths = sorted((OWN, UNIT)) if version == "7.1" else [OWN]
+            for path in paths:
+                self._write(Path(f"{here}/files{path}"), f"of {version}\n")
+            self._write(here / "files.list", "".join(f"{path}\n" for path in paths))
+        self._write(self.prefix / "files.list", f"{OWN}\n")
+        (root / "usr/local/bin").mkdir(parents=True)
+        (root / "usr/local/bin/symphony").symlink_to("../../../opt/symphony/current/bin/symphony")
+        for name, version in (("current", "7.2"), ("previous", "7.1")):
+            (self.prefix / name).symlink_to(version)
+        self._write(self.prefix / ".lock", "", mode=0o644)  # as 0.2 made it
+
+    def _write(self, path: Path, text: str, *, mode: int = 0o644) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+
+    def plant(self, path: str) -> Path:
+        planted = Path(f"{self.root}{path}")
+        self._write(planted, WORDS)
+        return planted
+
+    def does(self, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [self.tree / "scripts" / script, "--root", self.root, *words]
+        return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd="/")
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """The lock of a file, by the attacker if he gets it."""
+    command = ["flock", path, "sh", "-c", "echo held; exec sleep 60"]
+    with subprocess.Popen(
+        list(map(str, command)), user=ATTACKER, group=ATTACKER, extra_groups=[], stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as holder:  # fmt: skip
+        try:
+            assert holder.stdout is not None
+            holder.stdout.readline()  # nothing: he could not open it
+            yield
+        finally:
+            holder.kill()
+
+
+def rolls_back(machine: Machine) -> list[str]:
+    """A unit of somebody else's is where the version before has one."""
+    planted = machine.plant(UNIT)
+    done = machine.does("install", "--rollback")
+    broken = []
+    if planted.read_text() != WORDS:
+        broken.append("a rollback replaced a unit that was not Symphony's")
+    elif done.returncode == 0 or f"{planted} is there, and is not Symphony's" not in done.stderr:
+        broken.append(f"a rollback said nothing of it: {done.stderr.strip()}")
+    if (machine.prefix / "current").readlink() != Path("7.2"):
+        broken.append("the version that ran is not there any more")
+    return broken
+
+
+def is_locked_out(machine: Machine) -> list[str]:
+    """One use of the lock closes it, also the one of an earlier release."""
+    with held(machine.prefix / ".lock"):
+        done = machine.does("uninstall")
+    return [f"another user's lock: {done.stderr.strip()}"] if "another scripts/install" in done.stderr else []
+
+
+def is_removed(machine: Machine) -> list[str]:
+    """An installation that found something in its way leaves it there when it is taken away."""
+    planted = machine.plant(UNIT)
+    done = machine.does("uninstall")
+    if not planted.exists():
+        return ["scripts/uninstall removed a unit that was not Symphony's"]
+    return [] if done.returncode == 0 and not machine.prefix.exists() else [f"it is not gone: {done.stderr.strip()}"]
+
+
+def main() -> int:
+    asked = options(__doc__)
+    broken = list[str]()
+    for attack in (rolls_back, is_locked_out, is_removed):
+        with tempfile.TemporaryDirectory(prefix="attack-") as directory:
+            Path(directory).chmod(0o755)
+            machine = Machine(Path(directory), asked.tree)
+            if attack is is_locked_out:
+                machine.does("install", "--rollback")
+            broken += attack(machine)
+    return verdict("files of others stay where they are, and nobody else holds the lock", broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
