@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -41,6 +43,8 @@ class TierPolicy:
 
     def _use(self, name: str) -> None:
         stamp = _stamp_of(name)  # before it is read: what is written meanwhile is read again
+        if name.endswith(".py"):
+            _require_operators(name)
         rank = loading.load(loading.DEFAULT if name == NO_POLICY else name)
         before, self._guarded, self._stamp = self._guarded, None, stamp
         if name not in loading.NAMES and name != NO_POLICY:
@@ -53,6 +57,25 @@ class TierPolicy:
     def info(self) -> dict[str, Any]:
         """For `symphony stat`."""
         return {"policy": self.name, "policy_error": "" if self._guarded is None else self._guarded.failure or ""}
+
+
+def _require_operators(path: str) -> None:
+    """Invalid: another user could change what the file holds, and the daemon would run that with its rights.
+
+    Only this user and root own the file, the links to it and the directories on the way. Not everybody may write to
+    them, but for sticky directories, where others replace no files of these two. A group is the operator's choice.
+    """
+    for name in (os.path.abspath(path), os.path.realpath(path)):
+        for where in (Path(name), *Path(name).parents):
+            try:
+                about = where.lstat()
+            except OSError:
+                return  # who reads it says why it can't be read
+            if about.st_uid not in (0, os.geteuid()):
+                raise Invalid(f"policy {path}: {where} belongs to uid {about.st_uid}, and the daemon runs what is in it")
+            is_sticky = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
+            if about.st_mode & stat.S_IWOTH and not is_sticky and not stat.S_ISLNK(about.st_mode):
+                raise Invalid(f"policy {path}: all may write to {where}, and the daemon runs what is in it: chmod o-w")
 
 
 def _stamp_of(path: str) -> Stamp | None:

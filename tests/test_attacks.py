@@ -27,6 +27,7 @@ ATTACKS = [
     "unlinked",
     "binds",
     "upgrade",
+    "operators_files",
 ]
 
 pytestmark = [

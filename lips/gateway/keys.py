@@ -143,8 +143,6 @@ def _read(path: Path, flags: int) -> str:
     with os.fdopen(os.open(path, os.O_RDONLY | flags), "rb") as file:
         about = os.fstat(file.fileno())
         _check_is_private(about, path)
-        if about.st_uid not in {0, os.geteuid()}:
-            raise KeyFileError(f"{path} belongs to uid {about.st_uid}, who knows what is in it")
         return file.read(1 << 10).decode(errors="replace").strip()
 
 
@@ -153,6 +151,8 @@ def _check_is_private(about: os.stat_result, path: Path) -> None:
         raise KeyFileError(f"{path} is no regular file")
     if stat.S_IMODE(about.st_mode) & 0o077:
         raise KeyFileError(f"{path} can be read or written by others: chmod 600 {path}")
+    if about.st_uid not in {0, os.geteuid()}:
+        raise KeyFileError(f"{path} belongs to uid {about.st_uid}, who knows what is in it")
 
 
 class KeyFile(Keys):
