@@ -65,17 +65,17 @@ def _require_operators(path: str) -> None:
     Only this user and root own the file, the links to it and the directories on the way. Not everybody may write to
     them, but for sticky directories, where others replace no files of these two. A group is the operator's choice.
     """
-    for name in (os.path.abspath(path), os.path.realpath(path)):
-        for where in (Path(name), *Path(name).parents):
+    for name in (Path(path).absolute(), Path(path).resolve()):
+        for where in (name, *name.parents):
             try:
                 about = where.lstat()
             except OSError:
                 return  # who reads it says why it can't be read
             if about.st_uid not in (0, os.geteuid()):
-                raise Invalid(f"policy {path}: {where} belongs to uid {about.st_uid}, and the daemon runs what is in it")
+                raise Invalid(f"policy {path}: {where} belongs to uid {about.st_uid}, and the daemon runs it")
             is_sticky = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
             if about.st_mode & stat.S_IWOTH and not is_sticky and not stat.S_ISLNK(about.st_mode):
-                raise Invalid(f"policy {path}: all may write to {where}, and the daemon runs what is in it: chmod o-w")
+                raise Invalid(f"policy {path}: all may write to {where}, and the daemon runs it: chmod o-w")
 
 
 def _stamp_of(path: str) -> Stamp | None:

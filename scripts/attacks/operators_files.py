@@ -28,18 +28,18 @@ def rank(files, gaps):
 """
 
 
-def owned(file: Path, elsewhere: Path) -> Path:
+def owned(file: Path, _elsewhere: Path) -> Path:
     """By the attacker, in a directory of root's."""
     os.chown(file, ATTACKER, ATTACKER)
     return file
 
 
-def writable(file: Path, elsewhere: Path) -> Path:
+def writable(file: Path, _elsewhere: Path) -> Path:
     file.chmod(0o666)
     return file
 
 
-def replaceable(file: Path, elsewhere: Path) -> Path:
+def replaceable(file: Path, _elsewhere: Path) -> Path:
     """In a directory that all may write to."""
     file.parent.chmod(0o777)
     return file
