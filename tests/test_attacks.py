@@ -28,6 +28,7 @@ ATTACKS = [
     "binds",
     "upgrade",
     "operators_files",
+    "images",
 ]
 
 pytestmark = [

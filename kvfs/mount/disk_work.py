@@ -236,6 +236,7 @@ class DiskWork:
 
     async def long_job(
         self,
+        inode: Inode,
         content: PlainFile,
         function: Callable[[ByteSource, Callable[[], None]], _Result],
         undo: Callable[[], None] = lambda: None,
@@ -267,8 +268,9 @@ class DiskWork:
 
         job = _Job(content, work, settle, is_long=True)
         await self._eager.leave()
+        limiter = self._eager.long_jobs(inode.uid)
         try:
-            await self._eager.long_jobs.acquire()
+            await limiter.acquire()
         except BaseException:
             undo()
             raise
@@ -277,7 +279,7 @@ class DiskWork:
             self._changes[content] = job
             return await self._answer_to(job, left_s)
         finally:
-            self._eager.long_jobs.release()  # a thread that was left behind takes no processor
+            limiter.release()  # a thread that was left behind takes no processor
 
     # Workers
 

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType, coroutine
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -42,11 +43,12 @@ def _rest(started: Coroutine[Any, Any, _Result]) -> Generator[Any, Any, _Result]
 class Eager:
     """Starts coroutines and lets them leave. All on the trio thread."""
 
-    __slots__ = ("_is_starting", "long_jobs")
+    __slots__ = ("_is_starting", "_long_jobs")
 
     def __init__(self) -> None:
         self._is_starting = False
-        self.long_jobs = trio.CapacityLimiter(max(2, os.cpu_count() or 1))
+        self._long_jobs: WeakValueDictionary[int, trio.CapacityLimiter] = WeakValueDictionary()
+        """Of each account that has some. In one queue for all an account's jobs held up everybody's, for minutes."""
 
     def start(self, started: Coroutine[Any, Any, object]) -> object:
         """Run the first part: the result if that was all, or `LEFT`: then `finish` it."""
@@ -77,14 +79,18 @@ class Eager:
         await self.leave()
         return await trio.to_thread.run_sync(function, *arguments)
 
-    async def long_job(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """The same for what may take minutes: one a processor, and interrupted at its checkpoints.
+    def long_jobs(self, account: int) -> trio.CapacityLimiter:
+        """How many an account may have at once: one a processor."""
+        return self._long_jobs.setdefault(account, trio.CapacityLimiter(max(2, os.cpu_count() or 1)))
+
+    async def long_job(self, account: int, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """The same for what may take minutes: one a processor for each account, and interrupted at its checkpoints.
 
         The function gets a checkpoint as its last argument, to be called often: it raises what must pass through.
         """
         await self.leave()
         job = functools.partial(function, *arguments, trio.from_thread.check_cancelled)
-        return await trio.to_thread.run_sync(job, limiter=self.long_jobs)
+        return await trio.to_thread.run_sync(job, limiter=self.long_jobs(account))
 
 
 class Mutex:

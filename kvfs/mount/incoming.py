@@ -92,9 +92,9 @@ async def _import(volume: Volume, inode: Inode, content: PlainFile, disk: DiskWo
     try:
         incoming = await _begin(volume, plan, inode, disk)
     except (NoSpace, OverQuota):
-        surveyed = await disk.long_job(content, volume.survey_import(plan, inode))
+        surveyed = await disk.long_job(inode, content, volume.survey_import(plan, inode))
         incoming = await _begin(volume, plan, inode, disk, surveyed)
-    await disk.long_job(content, incoming.load, undo=partial(volume.abandon_import, incoming, inode))
+    await disk.long_job(inode, content, incoming.load, undo=partial(volume.abandon_import, incoming, inode))
     volume.finish_import(incoming, inode)
 
 

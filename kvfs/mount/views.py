@@ -88,8 +88,8 @@ class Reader:
             if not self._prepared:
                 while missing := self._snapshot.unhashed():
                     async with self._spans.lent(missing) as pages:
-                        await self._eager.long_job(self._snapshot.hash, pages)
-                await self._eager.long_job(self._snapshot.prepare)
+                        await self._eager.long_job(self._snapshot.owner, self._snapshot.hash, pages)
+                await self._eager.long_job(self._snapshot.owner, self._snapshot.prepare)
                 self._prepared = True
 
     def fork_into(self, inode: Inode) -> None:

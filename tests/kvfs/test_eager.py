@@ -112,7 +112,7 @@ async def test_a_long_job_ends_at_its_next_checkpoint(eager: Eager) -> None:
 
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(eager.long_job, job)
+            nursery.start_soon(eager.long_job, 0, job)
             await trio.to_thread.run_sync(at_work.wait)
             scope.cancel()
     assert scope.cancelled_caught
@@ -125,3 +125,17 @@ async def _value(number: int) -> int:
 
 async def _yields() -> None:
     await trio.lowlevel.checkpoint()
+
+
+@in_trio
+async def test_long_jobs_of_one_account_hold_up_no_other(eager: Eager) -> None:
+    ends = threading.Event()
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(eager.long_job, 1, lambda _checkpoint: ends.wait())
+        await trio.testing.wait_all_tasks_blocked()
+        try:
+            with trio.fail_after(10):
+                assert await eager.long_job(2, lambda _checkpoint: "done") == "done"
+        finally:
+            ends.set()
