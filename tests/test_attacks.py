@@ -1,6 +1,7 @@
 """Attacks of other users and of keys, in their short form: each promise holds."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,11 @@ def test_an_attack_fails(name):
 
 def test_every_attack_is_tried():
     assert {path.stem for path in (ROOT / "scripts/attacks").glob("*.py")} == {"attacked", *ATTACKS}
+
+
+def test_the_page_on_security_names_every_attack():
+    page = (ROOT / "man/symphony-security.7").read_text()
+    assert [name for name in ATTACKS if not re.search(rf"\.IR? {name}\.py", page)] == []
 
 
 @pytest.mark.parametrize(
