@@ -30,6 +30,7 @@ ATTACKS = [
     "upgrade",
     "operators_files",
     "images",
+    "watchdog",
 ]
 
 pytestmark = [
