@@ -18,6 +18,7 @@ import trio
 from decoder.batch import IntArray
 from kvfs.fs import OpenKv
 from libsym.abi import Finish, Op
+from libsym.arguments import utf8
 from libsym.channel.server import PAYLOAD_BYTES, Request, ServerChannel
 from libsym.errors import Invalid, SymError
 from libsym.generate import MAX_LOGPROBS, MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
@@ -233,6 +234,7 @@ def _grammar_pair(value: Any) -> tuple[str, str]:
     pair = (value.get("kind"), value.get("source")) if isinstance(value, dict) else (None, None)
     if not isinstance(pair[0], str) or not isinstance(pair[1], str):
         raise Invalid("a grammar has a kind and a source, which are texts")
+    utf8(pair[1], "a grammar")  # the compiler takes no other
     return pair[0], pair[1]
 
 

@@ -266,6 +266,9 @@ WRONG_GENERATIONS = {
     "more names than there are": generate(int32(1) + GREEDY + options(**{f"x{i}": None for i in range(200)})),
     "a stop text that is none": generate(int32(1) + GREEDY + options(stop=[1])),
     "an empty stop text": generate(int32(1) + GREEDY + options(stop=[""])),
+    "half a character in a grammar": generate(
+        int32(1) + GREEDY + b'{"grammar": {"kind": "regex", "source": "\\ud800"}}'
+    ),
     "half a character to stop at": generate(int32(1) + GREEDY + b'{"stop": ["\\ud800"]}'),
     "too many stop texts": generate(int32(1) + GREEDY + options(stop=["a"] * 65)),
     "a stop text that is too long": generate(int32(1) + GREEDY + options(stop=["a" * 1025])),
