@@ -199,10 +199,12 @@ class CallsInFlight:
 
     def _take_out(self, call: FileCall, error: SymError | None) -> bool:
         """End a call if nothing was begun for it."""
+        # Who cancels a batch cancels all of its calls, those that have ended, too: such a call waits for nothing.
+        is_waiting_for_rows, call.is_waiting_for_rows = call.is_waiting_for_rows, False
         if self._queues.take_out(call):
             self._report(call, error)
             self._queues.left(call)
-        elif call.is_waiting_for_rows:
+        elif is_waiting_for_rows:
             self.leave(call, error)
         else:
             return False

@@ -200,6 +200,29 @@ def test_a_call_of_a_batch_that_is_late_while_they_wait_gives_its_slot_back(two)
     two.play(scenario)
 
 
+@pytest.mark.parametrize("is_head", [True, False])
+def test_a_call_of_a_batch_whose_file_was_closed_has_ended_also_for_who_cancels_the_rest(two, is_head):
+    """Else the other program's call leaves the queue in its place, and the file is stuck for everybody."""
+
+    async def scenario():
+        two.hold_all()
+        two.hold_all(of=1)
+        if not is_head:
+            two.ask(9, 90, of=1)
+        two.send(batch(2, part(10) + part(11, handle=2)))
+        two.ask(2, 20, of=1)
+        two.send(Request(Op.KV_CLOSE, 0, 5, 1, (0, 0, 0, 0), b""))
+        two.send(Request(Op.CANCEL, 0, 6, 0, (1, 0, 0, 0), b""))
+        assert errnos(two.lips[0].channel.replies[1][0]) == [errno.EBADF, errno.ECANCELED]
+        assert two.errors()[6] == 0
+        two.let_go(3, of=1)
+        two.let_go(4, of=1)
+        await two.answered(2, of=1)
+        assert two.tokens == ([20] if is_head else [90, 20])
+
+    two.play(scenario)
+
+
 def test_a_batch_that_gets_no_slots_fails_as_a_whole_and_appends_nothing(two):
     async def scenario():
         two.hold_all()
