@@ -11,6 +11,7 @@ in the attacker's region, the daemon's log has no traceback, and its memory and 
 
     scripts/fuzz/frames.py                        # 10,000,000 frames: some minutes
     scripts/fuzz/frames.py --frames 1000000 --json
+    scripts/fuzz/frames.py --recorded             # frames that libsym sent, mutated: see recorded.py
 """
 
 from __future__ import annotations
@@ -198,6 +199,8 @@ NUDGE = nudge()
 class Frames:
     """Bursts of frames of one length each: mostly valid, one field broken."""
 
+    num_in_a_burst = BURST
+
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         calls = valid_calls()
@@ -251,12 +254,32 @@ class Frames:
         return frames.tobytes()
 
 
+class RecordedFrames:
+    """Bursts of frames that libsym sent, mutated."""
+
+    num_in_a_burst = 512
+
+    def __init__(self, seed: int) -> None:
+        from tests.scheduler.hostile import Mutator, recorded_frames
+
+        self.rng = np.random.default_rng(seed)
+        self._mutator = Mutator(recorded_frames(), seed, fatal_share=0)  # `burst` says when
+
+    def burst(self, count: int, *, fatal: bool) -> bytes:
+        frames: list[bytes] = []
+        while len(frames) < count:
+            frames += [frame for frame, _ in self._mutator.frames(1 + len(frames))]
+        if fatal:
+            frames[-1] = bytes(64)
+        return b"".join(frames)
+
+
 class Attacker:
     """One connection after the other, until so many frames were taken from its rings."""
 
-    def __init__(self, path: str, seed: int) -> None:
+    def __init__(self, path: str, seed: int, frames: Frames | RecordedFrames) -> None:
         self.path = path
-        self.frames = Frames(seed)
+        self.frames = frames
         self.counts: Counter[str] = Counter()
         self.leaks: list[str] = []
         self.mutating = threading.Event()
@@ -302,11 +325,11 @@ class Attacker:
         connection.setblocking(False)
         words = np.frombuffer(region, np.uint64, 80)
         ring = memoryview(region)[SUBMIT_RING : SUBMIT_RING + RING_BYTES]
-        tail = 0
+        tail, burst = 0, self.frames.num_in_a_burst
         fatal = False
-        for sent in range(BURST, num_frames + 2 * BURST, BURST):
+        for sent in range(burst, num_frames + 2 * burst, burst):
             fatal = sent >= num_frames or self.frames.rng.random() < FATAL_IN_BURSTS
-            raw = self.frames.burst(BURST, fatal=fatal)
+            raw = self.frames.burst(burst, fatal=fatal)
             at = tail % RING_BYTES
             first = min(len(raw), RING_BYTES - at)
             ring[at : at + first] = raw[:first]
@@ -316,8 +339,8 @@ class Attacker:
             tail = self.wait(connection, doorbell, words, ring, tail, -1 if fatal else RING_BYTES // 2)
             if not tail:
                 break
-            self.counts["frames"] += BURST
-        self.counts["frames"] += BURST * fatal
+            self.counts["frames"] += burst
+        self.counts["frames"] += burst * fatal
 
     def wait(
         self, connection: socket.socket, doorbell: int, words: np.ndarray, ring: memoryview, tail: int, most: int
@@ -421,13 +444,14 @@ class Attacker:
             at = end
 
 
-def attack(path: str, num_frames: int, seed: int, root_uid: bool) -> None:
+def attack(path: str, num_frames: int, seed: int, *, is_root: bool, recorded: bool) -> None:
     """The process of the attacker."""
-    if root_uid:
+    frames = RecordedFrames(seed) if recorded else Frames(seed)  # while it may read what it needs for them
+    if is_root:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-    attacker = Attacker(path, seed)
+    attacker = Attacker(path, seed, frames)
     attacker.run(num_frames)
     print(json.dumps({**attacker.counts, "leaks": attacker.leaks[:10]}), flush=True)
 
@@ -507,18 +531,18 @@ class Daemon:
             subprocess.run(["fusermount3", "-uzq", self.mount], check=False)
 
 
-def fuzz(num_frames: int, seed: int, num_attackers: int) -> dict[str, object]:
+def fuzz(num_frames: int, seed: int, num_attackers: int, *, recorded: bool) -> dict[str, object]:
     directory = Path(tempfile.mkdtemp(prefix="symphony-fuzz-"))
     directory.chmod(0o755)
     daemon = Daemon(directory)
     try:
-        return judge(daemon, num_frames, seed, num_attackers)
+        return judge(daemon, num_frames, seed, num_attackers, recorded=recorded)
     finally:
         daemon.stop()
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def judge(daemon: Daemon, num_frames: int, seed: int, num_attackers: int) -> dict[str, object]:
+def judge(daemon: Daemon, num_frames: int, seed: int, num_attackers: int, *, recorded: bool) -> dict[str, object]:
     (daemon.mount / "private").mkdir(0o700)
     environment = {**os.environ, "SYMPHONY_SOCKET": str(daemon.socket)}
     me = [sys.executable, __file__]
@@ -526,10 +550,10 @@ def judge(daemon: Daemon, num_frames: int, seed: int, num_attackers: int) -> dic
         [*me, "--honest"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
     memory, descriptors, start = daemon.memory_bytes(), daemon.num_descriptors(), time.monotonic()
-    share = -(-num_frames // num_attackers)
+    share, kind = -(-num_frames // num_attackers), ["--recorded"] * recorded
     attackers = [
         subprocess.Popen(
-            [*me, "--attack", str(daemon.socket), "--frames", str(share), "--seed", str(seed + 100 * number)],
+            [*me, "--attack", str(daemon.socket), "--frames", str(share), "--seed", str(seed + 100 * number), *kind],
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
@@ -590,6 +614,7 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=10_000_000, help="how many are taken from the attackers' rings")
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--attackers", type=int, default=1, help="processes")
+    parser.add_argument("--recorded", action="store_true", help="frames that libsym sent, mutated")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     parser.add_argument("--honest", action="store_true", help=argparse.SUPPRESS)
@@ -598,9 +623,9 @@ def main() -> int:
         be_honest()
         return 0
     if args.attack:
-        attack(args.attack, args.frames, args.seed, os.geteuid() == 0)
+        attack(args.attack, args.frames, args.seed, is_root=os.geteuid() == 0, recorded=args.recorded)
         return 0
-    result = fuzz(args.frames, args.seed, args.attackers)
+    result = fuzz(args.frames, args.seed, args.attackers, recorded=args.recorded)
     if args.json:
         print(json.dumps(result))
     else:
