@@ -274,7 +274,7 @@ def client() -> None:
                 case "rest":
                     said["text"] = "".join(pieces)
                     assert chat is not None
-                    said["is_full"] = chat.kv.len() >= sym.model_info().max_context - 1
+                    said["is_full"] = chat.kv.len() >= sym.model_info().max_positions - 1
                 case "fork":
                     assert chat is not None
                     chat.fork().close()
