@@ -115,12 +115,20 @@ def _gateways(gateway_daemon):
             gateway.process.wait()
 
 
-CLIENTS = {"test_anthropic", "test_clients", "test_curl", "test_openai"}
-"""Tests that run twice: their client is known by its account, and brings the key."""
+BOTH_WAYS = {
+    "test_it_answers_and_counts",
+    "test_a_stream_is_the_same_answer_in_pieces",
+    "test_the_async_client_has_many_at_once",
+    "test_errors_are_the_clients_own_classes",
+    "test_a_question_needs_no_headers",
+    "test_several_requests_go_over_one_connection",
+}
+"""Tests that run twice, as all of `test_clients` do: their client is known by its account, and brings the key."""
 
 
 def pytest_generate_tests(metafunc):
-    if "gateway" in metafunc.fixturenames and metafunc.module.__name__.rpartition(".")[2] in CLIENTS:
+    is_of_clients = metafunc.module.__name__.endswith(".test_clients")
+    if "gateway" in metafunc.fixturenames and (is_of_clients or metafunc.function.__name__ in BOTH_WAYS):
         metafunc.parametrize("gateway", [False, True], ids=["account", "key"], indirect=True)
 
 

@@ -247,7 +247,7 @@ class Mutator:
         number = number if rng.random() >= self.unnamed_share else 0
         header = [HEADER_BYTES + len(request.payload), request.op, 0, request.flags, 0, number, request.handle]
         if rng.random() < 0.003:
-            header[1] = rng.choice((0, 999, 65535, *Op))
+            header[1] = rng.choice((0, 999, 65535, rng.choice(list(Op))))
         if rng.random() < self._fatal_share:
             at = rng.choice((0, 2, 4))
             header[at] = rng.choice((0, 1, 63, MAX_FRAME_BYTES + 1) if at == 0 else (1, (1 << 16) - 1))
