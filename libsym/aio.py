@@ -66,6 +66,7 @@ from libsym.vocabulary import token_set_script
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Owner = computed.Owner
 Compute = Iterable[int] | Callable[[KV], object]
 """What a file is to have: its tokens, or a function that fills it, a coroutine function if need be."""
 
@@ -467,7 +468,7 @@ async def kv_write(kv: OpenFile, tokens: Iterable[int], positions: Positions = N
 
 
 async def kv_open_or_compute(
-    path: Path, compute: Compute, flags: Flags = "r", *, mode: int = 0o600, owner: computed.Owner = None
+    path: Path, compute: Compute, flags: Flags = "r", *, mode: int = 0o600, owner: Owner = None
 ) -> KV:
     """As `libsym.kv_open_or_compute`; `compute` may be a coroutine function.
 

@@ -22,10 +22,11 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from kvfs.names.content import Content, KvFile
-from kvfs.names.inode import NOT_KEPT, Changes, Inode, NamePut, Xattrs, shown
+from kvfs.names.inode import NOT_KEPT, SOME_NAMES, Changes, Inode, NamePut, Xattrs, shown
 from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
 from kvfs.names.order import NameOrder
 from kvfs.pages.accounts import Account, Accounts
@@ -434,7 +435,7 @@ class PathOf:
         if not (here.names or here.is_directory):
             return f"(unnamed file {here.number})"
         while here is not self.tree.root:
-            number, name = next(iter(here.names), (ROOT_NUMBER, b"(removed)"))
+            number, name = min(islice(here.names, SOME_NAMES), default=(ROOT_NUMBER, b"(removed)"))
             part = shown(name)
             num_bytes += 1 + len(part.encode())
             if num_bytes > MAX_SHOWN_BYTES - len("…".encode()) or len(parts) == MAX_SHOWN_NAMES:

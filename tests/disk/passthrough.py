@@ -80,7 +80,7 @@ class PassThrough:
         self._handlers: dict[int, Callable[[Request], bytes]] = {
             code: getattr(self, f"_{code.name.lower()}")
             for code in Opcode
-            if code not in UNANSWERED and code != Opcode.INIT
+            if code not in UNANSWERED and code not in {Opcode.INIT, Opcode.FLUSH}
         }
         self._record_what_is_there()
 

@@ -12,7 +12,7 @@ from lips import gumbel, watermark
 
 pytestmark = pytest.mark.slow
 PROMPT = "Once upon a time"
-KEY, NUM_TEXTS, MAX_TOKENS = 7, 4, 36
+KEY, NUM_TEXTS, MAX_TOKENS = 7, 4, 72
 
 
 def watermarked(prompt, number):
@@ -33,21 +33,23 @@ def unmarked(prompt, number):
 
 
 def texts(draw):
-    """Some texts that are drawn so, side by side: they share the daemon's steps."""
+    """Some texts that are drawn so, by number, side by side. One that ended early is too short to tell."""
     prompt = sym.tokenize(PROMPT)
-    with ThreadPoolExecutor(NUM_TEXTS) as threads:
-        return list(threads.map(draw, [prompt] * NUM_TEXTS, range(NUM_TEXTS)))
+    with ThreadPoolExecutor(2 * NUM_TEXTS) as threads:
+        drawn = threads.map(draw, [prompt] * 2 * NUM_TEXTS, range(2 * NUM_TEXTS))
+        return [(number, text) for number, text in enumerate(drawn) if len(text) == MAX_TOKENS][:NUM_TEXTS]
 
 
 @pytest.mark.parametrize(("module", "draw", "key_step"), [(watermark, watermarked, 0), (gumbel, gumbelled, 1)])
 def test_only_the_key_finds_it_and_no_text_without_it_is_accused(lips, module, draw, key_step):
     size = sym.model_info().vocab_size
     marked, plain = texts(draw), texts(unmarked)
-    keys = [KEY + key_step * number for number in range(NUM_TEXTS)]
+    assert len(marked) == len(plain) == NUM_TEXTS
     before = sym.getrusage().tokens
-    found = [module.p_value(text, key, size) for text, key in zip(marked, keys, strict=True)]
-    innocent = [module.p_value(text, key, size) for text, key in zip(plain, keys, strict=True)]
-    others = [module.p_value(text, key + 1000, size) for text, key in zip(marked, keys, strict=True)]
+    keyed = [(text, KEY + key_step * number) for number, text in marked]
+    found = [module.p_value(text, key, size) for text, key in keyed]
+    innocent = [module.p_value(text, KEY + key_step * number, size) for number, text in plain]
+    others = [module.p_value(text, key + 1000, size) for text, key in keyed]
     assert sym.getrusage().tokens == before, "it takes the text and the key, and no model"
     assert max(found) < 1e-4
     assert min(innocent + others) > 50 * max(found), "an AUC of 1"
