@@ -107,14 +107,14 @@ MUTANTS = (
     Mutant(
         "an export is what is there when it is read",
         "lips/gateway/sessions.py",
-        "        path = directory / snapshot\n",
-        '        path = directory / f"{tenant.file_of(name)}.kv"\n',
+        "file = os.fdopen(open_file(snapshot, directory)",
+        'file = os.fdopen(open_file(f"{tenant.file_of(name)}.kv", directory)',
     ),
     Mutant(
         "a name that moved is not noticed",
         TENANTS,
-        "                if await self.is_at(kv, path):\n",
-        "                if True:\n",
+        "is_its_own = await self.is_at(kv, path)",
+        "is_its_own = True",
     ),
     Mutant(
         "a later system message is dropped",
