@@ -57,7 +57,7 @@ def _file(volume: Volume, inode: Inode, kv: KvFile, path: str) -> HotFile:
 
 
 def path_for(volume: Volume, inode: Inode, creds: Credentials) -> str | None:
-    """One of its names that the caller may find by listing directories, as a path that a call takes; or None.
+    """A name of it that the caller may find by listing directories, as a path that a call takes; or None.
 
     Of many names the first few are looked at.
     """

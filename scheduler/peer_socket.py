@@ -80,7 +80,7 @@ class Threads:
 
 
 class PeerSocket:
-    """One connection that the daemon has accepted, or that a launcher has passed on."""
+    """A connection that the daemon has accepted, or that a launcher has passed on."""
 
     def __init__(
         self, connection: socket.socket | trio.socket.SocketType, threads: Threads, *, is_shared: bool = False

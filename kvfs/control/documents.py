@@ -26,7 +26,7 @@ _MAX_SHARED = 1024
 
 
 class Documents:
-    """What control files say. Owned by the trio thread."""
+    """Documents of control files. Owned by the trio thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -52,7 +52,7 @@ class Document:
         self._hold = hold
         self._closed = closed
         self._data: bytes | None = None
-        """What was read in part."""
+        """Documents that a reader has read in part."""
         self._let_go: Callable[[], None] | None = None
         self._end = 0
         """Of what was read to the end."""

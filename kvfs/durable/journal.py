@@ -184,7 +184,7 @@ class Journal(Changes):
         return [chosen[number] for number in sorted(chosen)]
 
     def directories_above(self, inodes: Iterable[Inode]) -> list[Inode]:
-        """Those that these lie in, as far up as is looked: a domain's quota is in its directory."""
+        """Directories that these lie in, DIRECTORIES_ABOVE levels up: a domain's quota is in its directory."""
         found: set[Inode] = set()
         for inode in inodes:
             self._add_with_directories(found, inode)
@@ -245,7 +245,7 @@ class Journal(Changes):
         return any(put.after in self.left_out for put in change.puts)
 
     def first_dirty(self, count: int) -> list[Inode]:
-        """Those that have been dirty longest, and can be written."""
+        """Inodes that have been dirty longest, and can be written."""
         return list(islice((inode for inode in self.dirty if inode not in self.left_out), count))
 
 

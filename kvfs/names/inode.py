@@ -124,7 +124,7 @@ class Inode:
         self.uid = uid
         self.gid = gid
         self.account: Account | None = account
-        """Who pays for the inode and its content; None once nothing refers to it, the kernel included."""
+        """The account that pays for the inode and its content; None once nothing refers to it, the kernel included."""
         self.domain: Account | None = None
         """Of a directory that is a domain: who pays for what is below it."""
         self.atime_ns = self.mtime_ns = self.ctime_ns = time.time_ns()

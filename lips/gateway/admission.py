@@ -94,7 +94,7 @@ class Admission:
         self.num_running = self.num_waiting = self.num_refused = 0
 
     def count(self, name: str, limits: Limits) -> None:
-        """One more request, whatever comes of it, before any of it is read.
+        """Count a request, whatever comes of it, before any of it is read.
 
         ApiError 429: its tenant has used up its rates; the error says when to try again.
         """

@@ -52,7 +52,7 @@ class _Connection(TCPServer):
 
 
 class Connections:
-    """Those of one server."""
+    """Connections of one server."""
 
     def __init__(self, app: ASGIFramework, config: Config, max_files: int) -> None:
         self._app = wrap_app(app, 0, "asgi")

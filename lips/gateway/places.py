@@ -113,7 +113,7 @@ _WAY_OUT = "; --directory PATH names another directory on the mount"
 
 
 def _check_others(fd: int, where: Path) -> None:
-    """Others may write to a directory on the way only where it is sticky."""
+    """Refuse a directory on the way that other users may write to, unless it is sticky."""
     mode = os.fstat(fd).st_mode
     if mode & _OTHERS and not mode & stat.S_ISVTX:
         raise PermissionError(errno.EPERM, "others may write to it: chmod go-w, or chmod +t", where)

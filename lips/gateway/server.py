@@ -55,7 +55,7 @@ def _addresses(host: str, port: int) -> list[tuple[Any, ...]]:
 
 
 def _all_bound(addresses: list[tuple[str, tuple[Any, ...]]]) -> tuple[list[socket.socket], list[OSError]]:
-    """One port for all; an address that this machine lacks is left out."""
+    """Listen on one port for all hosts; an address that this machine lacks is left out."""
     found: list[socket.socket] = []
     absent: list[OSError] = []
     for host, (family, kind, _, _, (name, wanted, *more)) in addresses:

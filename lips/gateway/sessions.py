@@ -56,7 +56,7 @@ def _modified_s(tenant: Tenant, names: list[str]) -> dict[str, float]:
 
 
 async def session(request: Request, more: str = "") -> Response:
-    """What was said, as the file has it. `more`: of the name, behind what the route found of it."""
+    """Answer with what was said, as the file has it. `more`: of the name, behind what the route found of it."""
     tenant, name = await _named(request)
     name += more
     with tenant.use():

@@ -202,7 +202,7 @@ async def make_tenant(gateways: Place, name: str, max_tokens: int, quota_bytes: 
 
 
 def _make(place: Place, quota_bytes: int | None) -> None:
-    """What is not there yet. A directory becomes a domain, by its quota, while it is empty."""
+    """Make what is not there yet. A directory becomes a domain, by its quota, while it is empty."""
     with place.opened(make=True) as directory:
         if quota_bytes is not None:
             os.setxattr(directory, "user.kv.quota", str(quota_bytes).encode())

@@ -93,7 +93,7 @@ def running_as(uid: int, code: str, *arguments: object, served: Daemon) -> Itera
 
 
 def memory_bytes(served: Daemon) -> int:
-    """What the daemon has in memory."""
+    """Bytes that the daemon has in memory."""
     return int(Path(f"/proc/{served.pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

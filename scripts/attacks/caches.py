@@ -225,7 +225,7 @@ def _chat(secret: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """One cache: how the victim uses a secret, and how the attacker asks for one."""
+    """A cache: how the victim uses a secret, and how the attacker asks for one."""
 
     prime: str
     guess: str
@@ -298,7 +298,7 @@ def parties(model: str, tree: Path) -> Iterator[tuple[tuple[Party, Party], tuple
 
 
 def differs(case: Case, parties: tuple[Party, Party], num_pairs: int) -> str:
-    """What tells right guesses from wrong ones, twice; empty: nothing."""
+    """Differences that tell right guesses from wrong ones, twice; empty: none."""
     first = compared(case, parties, num_pairs)
     told = {what: found for what, found in first.items() if found[0] < P}
     if not told:

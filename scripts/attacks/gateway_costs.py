@@ -30,7 +30,7 @@ LARGE = 8 << 20
 
 
 class Client:
-    """What one key does."""
+    """A client with one key."""
 
     def __init__(self, url: str, key: str) -> None:
         self.url, self.key = url, key

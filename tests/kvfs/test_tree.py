@@ -408,7 +408,7 @@ def test_what_had_many_names_gives_their_memory_back(forest: Forest) -> None:
 
 
 class Reader:
-    """One that reads a directory some names at a time, as the mount does."""
+    """A reader that takes a directory some names at a time, as the mount does."""
 
     def __init__(self, forest: Forest) -> None:
         self.order = forest.tree.order(forest.tree.root)

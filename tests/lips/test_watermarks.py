@@ -33,7 +33,7 @@ def unmarked(prompt, number):
 
 
 def texts(draw):
-    """Some texts that are drawn so, by number, side by side. One that ended early is too short to tell."""
+    """Texts that are drawn so, by number, side by side. A text that ended early is too short to tell."""
     prompt = sym.tokenize(PROMPT)
     with ThreadPoolExecutor(2 * NUM_TEXTS) as threads:
         drawn = threads.map(draw, [prompt] * 2 * NUM_TEXTS, range(2 * NUM_TEXTS))

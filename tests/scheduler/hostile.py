@@ -709,7 +709,7 @@ class Fuzzer:
         assert not lip.tied
 
     async def _check(self, bench: FuzzedBench, lip: Lip, free: int) -> None:
-        """What is true when a program has gone."""
+        """Check what has to be true when a program has gone."""
         fs = bench.fs
         _remove_all(fs.volume.tree, fs.volume.tree.root)
         with trio.move_on_after(SETTLED_S) as scope:
