@@ -400,6 +400,9 @@ class World:
                 raise
             return parsed(text[: text.rfind("\nuser: ") + 1])
 
+    def is_full(self, path: str) -> bool:
+        return sym.kv_stat(path).tokens >= sym.model_info().max_positions - 1
+
 
 class Conversation:
     """One name, the party-neutral path of its file, and the state that it has."""
@@ -677,7 +680,7 @@ class Conversation:
                 found = self.world.read(self.path)
             except Wrong as error:
                 why = str(error)
-            if not why and any(fits(each, found) for each in last):
+            if not why and self._fits(found, last):
                 break
             if time.monotonic() > end_s:
                 raise Wrong(self._told(why or f"holds {found}", last))
@@ -687,6 +690,17 @@ class Conversation:
                 if not any(fits(state, seen) for state in ever):
                     raise Wrong(self._told(f"{each.what} saw {seen}", ever))
         self.state = found
+
+    def _fits(self, found: State, last: list[State]) -> bool:
+        """Whether the file holds one of them; the last token of an answer that fills the context has no room."""
+        if any(fits(each, found) for each in last):
+            return True
+        shorter = [
+            (*each[:-1], (each[-1][0], Part(each[-1][1][:-8], 8)))
+            for each in last
+            if each and isinstance(each[-1][1], str)
+        ]
+        return any(fits(each, found) for each in shorter) and self.world.is_full(self.path)
 
     def _told(self, what: str, states: list[State]) -> str:
         lines = [f"{self.name}: {what}", f"before: {self.state}", *(f"may be: {each}" for each in states[:12])]
@@ -727,9 +741,13 @@ class Conversation:
         done.what += f" {answer.status_code}"
         if answer.status_code == 200:
             done.effects = [effect(question, content(answer))]
-        elif answer.status_code != 409:
+        elif answer.status_code != 409 and not self._had_no_room(answer):
             raise Wrong(f"{done.what}: {answer.text}")
         return done
+
+    @staticmethod
+    def _had_no_room(answer: httpx.Response) -> bool:
+        return answer.status_code == 400 and "beyond the model's context" in answer.text
 
     def _streamed(
         self, what: str, question: str, body: dict[str, Any], pieces: int | None, stall: tuple[int, float] | None = None
@@ -740,6 +758,11 @@ class Conversation:
                 done.what += f" {answer.status_code}"
                 if answer.status_code == 409:
                     return done
+                if answer.status_code != 200:
+                    answer.read()
+                    if self._had_no_room(answer):
+                        return done
+                    raise Wrong(f"{done.what}: {answer.text}")
                 for line in answer.iter_lines():
                     is_whole = is_whole or line == "data: [DONE]"
                     if not line.startswith("data: {"):
