@@ -113,7 +113,8 @@ class CallsInFlight:
     def when_unused(self, file: OpenKv, action: Callable[[], None]) -> None:
         """Run `action` when no earlier call by this very handle is in flight. Those that wait for rows end at once."""
         for call in self._queues.without_rows(file):
-            self.refuse(call, BadHandle("the file was closed while pred() waited for result slots"))
+            if call.is_waiting_for_rows:  # the end of a call before it may have given it slots, or ended it
+                self.refuse(call, BadHandle("the file was closed while pred() waited for result slots"))
         if not self._queues.when_unused(file, action):
             member = self._run.member_of(file.table)
             if member is not None and member.call.file is file:

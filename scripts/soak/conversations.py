@@ -138,8 +138,9 @@ def reachable(before: State, done: list[Done]) -> tuple[list[State], list[State]
                 ever += states
         last += states
     # Of a turn that another party holds a copy may have a part, also of one that comes to nothing.
-    asked = [question for each in done for question in re.findall(r"\bq\d+", each.what)]
-    ever += [(*state, (question, Part("", 2000))) for state in ever for question in asked]
+    asked = [number for each in done for number in re.findall(r"\bq(\d+)", each.what)]
+    questions = [question for number in asked for question in (f"q{number}", f"s{number}+q{number}")]
+    ever += [(*state, (question, Part("", 2000))) for state in ever for question in questions]
     return list(dict.fromkeys(last)), list(dict.fromkeys(ever))
 
 
@@ -779,7 +780,10 @@ class Conversation:
                         time.sleep(stall[1])
         except httpx.HTTPError:
             pass
-        done.effects = [turn(question, text) if is_whole else perhaps(turn(question, Part(text)))]
+        # Behind what a client left there is hardly more. A gateway that was killed may have written the whole answer,
+        # and the last token that it sent was pending.
+        rest = Part(text) if number == pieces else Part(text[:-8], 2000)
+        done.effects = [turn(question, text) if is_whole else perhaps(turn(question, rest))]
         done.what += f" {text[:40]}"
         return done
 

@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from libsym.abi import ROWS_LAST, ROWS_NONE, Op
+from libsym.abi import ROWS_ALL, ROWS_LAST, ROWS_NONE, Op
 from libsym.channel.server import Request
 from libsym.errors import BatchFailed, NoBuffers
 from scheduler.batch.policy import Limits
@@ -134,6 +134,23 @@ def test_a_call_that_ends_while_it_waits_lets_the_next_one_go_on(two, how, is_he
         await two.answered(2, of=1)
         assert two.tokens == ([20] if is_head else [90, 20])
         assert two.lips[0].slots.num_waiting == 0
+
+    two.play(scenario)
+
+
+def test_a_call_that_gets_slots_as_its_file_is_closed_goes_on(two):
+    """The end of the call in front of it gives them."""
+
+    async def scenario():
+        two.hold_all()
+        two.lips[0].channel.free.add(5)
+        two.send(Request(Op.PRED, ROWS_ALL, 1, 1, (2, 0, 0, 0), int32(10, 11)))
+        two.ask(2, 20)
+        assert two.lips[0].slots.num_waiting == 2
+        two.send(Request(Op.KV_CLOSE, 0, 3, 1, (0, 0, 0, 0), b""))
+        await two.answered(3)
+        assert two.errors() == {1: errno.EBADF, 2: 0, 3: 0}
+        assert two.tokens == [20]
 
     two.play(scenario)
 
