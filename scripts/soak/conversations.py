@@ -819,23 +819,49 @@ def moved(world: World, draw: random.Random) -> None:
     place, away = world.sessions / f"{name}.kv", world.sessions / f"{name}-away.kv"
     conversation = Conversation(world, name, draw)
     question = world.question()
-    body = {**conversation._body(question, LONG_FORM), "conversation": name, "stream": True}  # noqa: SLF001
-    text, mine = "", list[int]()
-    with conversation._client() as http, suppress(httpx.HTTPError), http.stream("POST", CHAT, json=body) as answer:  # noqa: SLF001
-        if place.exists():  # else its gateway was killed
-            place.rename(away)
-            with sym.kv_create(str(place)) as kv:
-                sym.kv_write(kv, mine := sym.tokenize("another program's"))
-        for line in itertools.islice(answer.iter_lines(), draw.randrange(0, 6)):
-            if line.startswith("data: {"):
-                text += "".join(each["delta"].get("content") or "" for each in json.loads(line[6:])["choices"])
-    if mine and sym.kv_read(str(place))[0] != mine:
-        raise Wrong(f"{name}: another program's file is not what it was")
-    if not mine:
-        return
-    found = world.read(str(away))
+    body = {**conversation._body(question, LONG_FORM), "conversation": name}  # noqa: SLF001
+    mine = list[int]()
+
+    def move() -> None:
+        place.rename(away)
+        with sym.kv_create(str(place)) as kv:
+            sym.kv_write(kv, sym.tokenize("another program's"))
+        mine.extend(sym.tokenize("another program's"))
+
+    def streamed() -> str:
+        sent = ""
+        stream = conversation._client()  # noqa: SLF001
+        with stream, suppress(httpx.HTTPError), stream.stream("POST", CHAT, json={**body, "stream": True}) as answer:
+            if place.exists():  # else its gateway was killed
+                move()
+            for line in itertools.islice(answer.iter_lines(), draw.randrange(0, 6)):
+                if line.startswith("data: {"):
+                    sent += "".join(each["delta"].get("content") or "" for each in json.loads(line[6:])["choices"])
+        return sent
+
+    def unsent() -> str:
+        """The client goes before its answer was sent: so the conversation has not begun, and goes, too."""
+        sent = list[str]()
+
+        def ask() -> None:
+            with suppress(httpx.HTTPError), conversation._client() as http:  # noqa: SLF001
+                answer = http.post(CHAT, json=body, timeout=draw.choice((0.05, 0.1, 0.2)))
+                sent.extend([content(answer)] if answer.status_code == 200 else [])
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while asking.is_alive() and not mine:
+            with suppress(FileNotFoundError):
+                move()
+        asking.join()
+        return "".join(sent)
+
+    text = draw.choice((streamed, unsent))()
+    found = world.read(str(away))  # waits for the turn's end
     if found and not fits(((question, Part(text, 2000)),), found):
         raise Wrong(f"{name}: was moved, and holds {found}; sent was {text!r}")
+    if mine and (not place.exists() or sym.kv_read(str(place))[0] != mine):
+        raise Wrong(f"{name}: another program's file is not what it was")
     for path in (place, away):
         path.unlink(missing_ok=True)
 
