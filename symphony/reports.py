@@ -85,10 +85,13 @@ def _costs(kinds: dict[str, Any]) -> str:
 
 def _held(held: dict[str, Any]) -> str:
     """How long the daemon's main thread did nothing else than one thing."""
-    return (
+    line = (
         f"longest {1000 * held['longest_s']:.1f} ms; "
         f"{held['num_long']:,} of {held['num']:,} times over {1000 * held['long_s']:g} ms"
     )
+    for worst in held["worst"][:1]:
+        line += f"; the longest was {1000 * worst['processor_s']:.1f} ms of processor, by {worst['task']}"
+    return line
 
 
 def _disk_line(disk: dict[str, Any]) -> str:

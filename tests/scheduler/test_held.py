@@ -1,5 +1,7 @@
 """How long tasks hold the trio thread."""
 
+import re
+
 import pytest
 import trio
 
@@ -23,13 +25,24 @@ def clock(monkeypatch):
     return found
 
 
+@pytest.fixture
+def processor(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(held, "thread_time", found)
+    return found
+
+
 def held_for(clock, *seconds):
     times = HeldTimes()
-    for each in seconds:
-        clock.now_s = 0.0
-        times.after_io_wait(0.0)
-        clock.now_s = each
-        times.after_task_step(None)
+
+    async def main():
+        for each in seconds:
+            clock.now_s = 0.0
+            times.after_io_wait(0.0)
+            clock.now_s = each
+            times.after_task_step(trio.lowlevel.current_task())
+
+    trio.run(main)
     return times
 
 
@@ -74,6 +87,30 @@ def test_each_task_of_a_turn_is_measured_by_itself_and_waits_are_not(clock):
     assert (info["num_long"], info["longest_s"]) == (2, pytest.approx(0.006))
     assert info["total_s"] == pytest.approx(0.009)
     assert info["num"] > 2
+
+
+def test_the_longest_are_told_with_their_tasks_and_the_processors_time(clock, processor):
+    times = HeldTimes()
+
+    async def busy(seconds, processor_s):
+        clock.now_s += seconds
+        processor.now_s += processor_s
+        await trio.lowlevel.checkpoint()
+
+    async def main():
+        times.install()
+        for number in range(12):
+            await busy(0.002 + number / 1000, 0.001)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(busy, 0.5, 0.4)
+            nursery.start_soon(busy, 0.0009, 0.0009)
+
+    trio.run(main)
+    worst = times.info()["worst"]
+    assert [round(1000 * each["held_s"]) for each in worst] == [500, *range(13, 4, -1)]
+    assert [round(1000 * each["processor_s"]) for each in worst] == [400, *[1] * 9]
+    assert worst[0]["task"].startswith("tests.scheduler.test_held.test_the_longest")
+    assert re.fullmatch(r".*main tests\.scheduler\.test_held:\d+", worst[1]["task"])
 
 
 def test_as_a_metric_the_bounds_are_seconds(clock):
