@@ -49,6 +49,13 @@ def test_an_attack_fails(name):
     assert done.stdout.startswith("held: ")
 
 
+def test_how_long_attacks_held_the_main_thread_is_told():
+    command = [sys.executable, ROOT / "scripts/soak/attacks.py", "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^1 attacks; held over 1 ms \d+ of [1-9]\d* times", done.stdout, re.MULTILINE)
+
+
 def test_every_attack_is_tried():
     assert {path.stem for path in (ROOT / "scripts/attacks").glob("*.py")} == {"attacked", *ATTACKS}
 

@@ -11,6 +11,7 @@ held, 1 when the attack works.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ATTACKER, VICTIM = 4242, 4243
 ANSWER_S = 30
 """A command that takes longer hangs."""
+HELD = os.environ.get("SYMPHONY_ATTACKS_HELD")
+"""Where scripts/soak/attacks.py reads how long each daemon was held."""
 
 _BECOME = """
 import array, encodings.idna, errno, json, os, resource, select
@@ -121,10 +124,19 @@ def daemon(*options: object, tree: Path = ROOT) -> Iterator[Daemon]:
                 assert process.stdout is not None
                 assert process.stdout.readline().startswith("symphony:"), log.read_text()
                 mount.chmod(0o1777)
-                yield Daemon(socket, mount, state, log, process)
+                yield (served := Daemon(socket, mount, state, log, process))
+                if HELD is not None and served.process.poll() is None:
+                    _note_held(served, HELD)
             finally:
                 _end(process)
                 subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
+
+
+def _note_held(served: Daemon, file: str) -> None:
+    """How long the daemon's main thread was held, for who makes attacks one after the other."""
+    asked = as_user(0, [sys.executable, "-m", "symphony", "stat", "--json"], served=served)
+    with Path(file).open("a") as told:
+        told.write(json.dumps(json.loads(asked.stdout)["held"]) + "\n")
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Makes the attacks of scripts/attacks in turns, and says how long they held the main threads of their daemons.
+
+Each attack has daemons of its own. A daemon is asked at its end how long a task held its main thread without a break:
+everybody else waited so long. The table has those of the long times that took the processor longest, with their tasks:
+where that is much less than the whole, others had the cores. An attack that works ends the run with status 1.
+
+Run as root, with the repository's interpreter:
+.venv/bin/python scripts/soak/attacks.py --minutes 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from heapq import nlargest
+from pathlib import Path
+from typing import Any
+
+ATTACKS = Path(__file__).resolve().parents[1] / "attacks"
+NUM_SHOWN = 10
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--only", nargs="+", metavar="ATTACK", help="in place of all of them")
+    parser.add_argument("--quick", action="store_true", help="the short form of one attack, once")
+    options = parser.parse_args()
+    names = options.only or sorted(path.stem for path in ATTACKS.glob("*.py") if path.stem != "attacked")
+    if options.quick:
+        options.minutes, names = 0, options.only or ["metrics"]
+    end_s = time.monotonic() + 60 * options.minutes
+    num_made, worst = Counter[str](), list[tuple[float, float, str, str]]()
+    num, num_long = 0, 0
+    with tempfile.TemporaryDirectory(prefix="attacks-") as directory:
+        told = Path(directory) / "held"
+        while not num_made or time.monotonic() < end_s:
+            for name in names:
+                command = [sys.executable, ATTACKS / f"{name}.py", *["--quick"] * options.quick]
+                environment = os.environ | {"SYMPHONY_ATTACKS_HELD": str(told)}
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+                print(f"{name:20} {(done.stdout.strip() or done.stderr.strip()).splitlines()[-1][:100]}", flush=True)
+                if done.returncode:
+                    return 1
+                num_made[name] += 1
+                held: list[dict[str, Any]] = [json.loads(line) for line in told.read_text().splitlines()]
+                told.unlink()
+                num += sum(each["num"] for each in held)
+                num_long += sum(each["num_long"] for each in held)
+                worst += [
+                    (long["processor_s"], long["held_s"], name, long["task"]) for each in held for long in each["worst"]
+                ]
+                worst = nlargest(NUM_SHOWN, worst)
+                if num_made and time.monotonic() > end_s:
+                    break
+    print(
+        f"{sum(num_made.values())} attacks; held over 1 ms {num_long:,} of {num:,} times; those with most of the processor:"
+    )
+    print("  held ms  processor ms  attack               task")
+    for processor_s, held_s, name, task in worst:
+        print(f"  {1000 * held_s:7.1f}  {1000 * processor_s:12.1f}  {name:20} {task}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
