@@ -60,9 +60,7 @@ def main() -> int:
                 worst = nlargest(NUM_SHOWN, worst)
                 if num_made and time.monotonic() > end_s:
                     break
-    print(
-        f"{sum(num_made.values())} attacks; held over 1 ms {num_long:,} of {num:,} times; those with most of the processor:"
-    )
+    print(f"{sum(num_made.values())} attacks; held over 1 ms {num_long:,} of {num:,} times; those that took it most:")
     print("  held ms  processor ms  attack               task")
     for processor_s, held_s, name, task in worst:
         print(f"  {1000 * held_s:7.1f}  {1000 * processor_s:12.1f}  {name:20} {task}")
