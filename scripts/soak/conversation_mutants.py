@@ -105,10 +105,17 @@ MUTANTS = (
         "await sym.aio.kv_remove(chat.kv.path)",
     ),
     Mutant(
-        "an export is what is there when it is read",
+        "an export's length is that of another look",
         "lips/gateway/sessions.py",
-        "file = os.fdopen(open_file(snapshot, directory)",
-        'file = os.fdopen(open_file(f"{tenant.file_of(name)}.kv", directory)',
+        "            return file, os.fstat(file.fileno()).st_size\n",
+        "            name_in = f'{tenant.place.mount}/{tenant.place.path}/sessions/{tenant.file_of(name)}.kv'\n"
+        "            return file, os.stat(name_in).st_size\n",
+    ),
+    Mutant(
+        "a copy has a turn that another answers",
+        TENANTS,
+        "async with await sym.aio.kv_fork(file, ended=True) as kv:",
+        "async with await sym.aio.kv_fork(file) as kv:",
     ),
     Mutant(
         "a name that moved is not noticed",

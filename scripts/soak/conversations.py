@@ -25,6 +25,7 @@ import queue
 import random
 import re
 import signal
+import string
 import subprocess
 import sys
 import tempfile
@@ -66,9 +67,10 @@ class Part:
 
     text: str
     slack: int = SLACK_CHARS
+    least: int = 0
 
     def fits(self, answer: str) -> bool:
-        return answer.startswith(self.text) and len(answer) <= len(self.text) + self.slack
+        return answer.startswith(self.text) and self.least <= len(answer) <= len(self.text) + self.slack
 
 
 # What an action did to the file: a function from the state before to those that there may be behind it.
@@ -137,10 +139,14 @@ def reachable(before: State, done: list[Done]) -> tuple[list[State], list[State]
                 states = list(dict.fromkeys(after for state in states for after in effect(state)))
                 ever += states
         last += states
-    # Of a turn that another party holds a copy may have a part, also of one that comes to nothing.
-    asked = [number for each in done for number in re.findall(r"\bq(\d+)", each.what)]
-    questions = [question for number in asked for question in (f"q{number}", f"s{number}+q{number}")]
-    ever += [(*state, (question, Part("", 2000))) for state in ever for question in questions]
+    # A copy may have a turn that comes to nothing, or that lacks its last tokens, once its answer has ended: none of
+    # which another gateway has drawn a part. Programs have deadlines, and are killed.
+    ended = list(dict.fromkeys(ever))
+    for each in done:
+        ends = [Part("", 2000)] if re.search("^chat|killed", each.what) else [Part("", 28), Part("", 2000, least=1180)]
+        for number in re.findall(r"\bq(\d+)", each.what):
+            asked = (f"q{number}", f"s{number}+q{number}")
+            ever += [(*state, (question, end)) for state in ended for question in asked for end in ends]
     return list(dict.fromkeys(last)), list(dict.fromkeys(ever))
 
 
@@ -177,6 +183,7 @@ class Gateway:
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._turn = threading.Lock()
         self.url = ""
+        self.num_kills = 0
         self.process: subprocess.Popen[str] | None = None
         self.start()
 
@@ -206,6 +213,7 @@ class Gateway:
     def kill(self) -> None:
         with self._turn:
             assert self.process is not None
+            self.num_kills += 1
             self.process.kill()
             self.process.wait()
             self.start()
@@ -380,15 +388,20 @@ class World:
         finally:
             self.talkers.put(one)
 
-    def read(self, path: str, *, in_part: bool = False) -> State:
-        """What a file holds, when nobody has a turn in it; or a copy of a file in which one is under way."""
+    def read(self, path: str, *, in_part: bool = False, is_there: bool = False) -> State:
+        """What a file holds, when nobody has a turn in it; or a copy of a file in which one is under way.
+
+        `is_there`: else a file that is not there, or is none, holds nothing.
+        """
         end_s = time.monotonic() + SETTLED_S
         while True:
             try:
                 with sym.kv_open(path) as kv, sym.kv_lock(kv, blocking=False):
                     text = sym.detokenize(kv.read()[0])
                 break
-            except (sym.NotFound, sym.Invalid):
+            except (sym.NotFound, sym.Invalid) as error:
+                if is_there:
+                    raise Wrong(f"{path} is no conversation: {error}") from error
                 return ()
             except sym.WouldBlock as error:
                 if time.monotonic() > end_s:
@@ -508,14 +521,22 @@ class Conversation:
         return done
 
     def export(self) -> Done:
-        done = Done("export", [nothing])
-        with suppress(httpx.HTTPError), self._client() as http:
-            answer = http.get(f"/sessions/{self._quoted}/export")
+        """An image, which is a file of its own then: whole, whatever goes on in the conversation."""
+        done, gateway = Done("export", [nothing]), self.draw.choice(self.world.gateways)
+        num_kills = gateway.num_kills
+        place = self.world.sessions / f".{self.world.question()}.kv"
+        try:
+            with gateway.client() as http:
+                answer = http.get(f"/sessions/{self._quoted}/export")
             if answer.status_code == 200:
-                place = self.world.sessions / f".{self.world.question()}.kv"
                 place.write_bytes(answer.content)
-                done.seen.append(self.world.read(str(place), in_part=True))
+                done.seen.append(self.world.read(str(place), in_part=True, is_there=True))
                 place.unlink()
+        except httpx.ConnectError:
+            pass  # killed, and not there again
+        except (httpx.HTTPError, OSError) as error:
+            if gateway.num_kills == num_kills:
+                raise Wrong(f"{self.name}: its export is no image: {error!r}") from error
         return done
 
     def chat(self) -> Done:
@@ -609,8 +630,10 @@ class Conversation:
 
     def cached(self) -> Done:
         """A prompt whose key is the conversation's name, twice: it is no conversation, and answered alike."""
-        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Once upon a time. " * 8}], "temperature": 0}
-        body |= {"prompt_cache_key": self.name, "max_tokens": 12, "repetition_penalty": 1.3}
+        # Letters, and a penalty, that count with this model; and long, or nothing of it is kept.
+        said = " ".join("".join(self.draw.sample(string.ascii_letters, 52)) for _ in range(4))
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": said}], "temperature": 0}
+        body |= {"prompt_cache_key": self.name, "max_tokens": 12, "repetition_penalty": 5.0}
         with suppress(httpx.HTTPError), self._client() as http:
             first, second = (http.post(CHAT, json=body) for _ in range(2))
             if first.status_code == second.status_code == 200 and content(first) != content(second):
@@ -1002,6 +1025,7 @@ def run(base: Path, options: argparse.Namespace) -> int:
                 if number == 0 and not wrong and num_done >= (num_restarts + 1) * options.restart_every:
                     num_restarts += 1
                     world.restart()
+                    print(f"{num_done} operations in {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
         except BaseException as error:  # noqa: BLE001 - told of at the end
             wrong.append(error)
 
