@@ -922,7 +922,7 @@ def small(world: World, draw: random.Random) -> None:
             body = conversation._body(question, draw.choice((FORM, LONG_FORM, LONG_FORM)))  # noqa: SLF001
             if kind == "several":
                 before = [message for each in said for message in messages(*each)]
-                body |= {"messages": before + body["messages"], "n": 2, "session_id": name}
+                body |= {"messages": before + body["messages"], "n": 4, "session_id": name}
             else:
                 body |= {"conversation": name, "stream": kind == "streamed"}
             with http.stream("POST", CHAT, json=body) as answer:
@@ -1014,9 +1014,9 @@ def run(base: Path, options: argparse.Namespace) -> int:
                         moved(world, own)
                     elif kind < 0.06:
                         full(world, own)
-                    elif kind < 0.09:
+                    elif kind < 0.12:
                         small(world, own)
-                    elif kind < 0.11:
+                    elif kind < 0.14:
                         handbook(world, own)
                     else:
                         count = own.choice(conversations).round()
