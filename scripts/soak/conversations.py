@@ -845,10 +845,13 @@ def moved(world: World, draw: random.Random) -> None:
     body = {**conversation._body(question, LONG_FORM), "conversation": name}  # noqa: SLF001
     mine = list[int]()
 
+    other = world.sessions / f".{name}.kv"
+    with sym.kv_create(str(other)) as kv:
+        sym.kv_write(kv, sym.tokenize("another program's"))
+
     def move() -> None:
         place.rename(away)
-        with sym.kv_create(str(place)) as kv:
-            sym.kv_write(kv, sym.tokenize("another program's"))
+        other.rename(place)  # with all that it has: the gateway may find it there, and talk in it
         mine.extend(sym.tokenize("another program's"))
 
     def streamed() -> str:
@@ -883,9 +886,9 @@ def moved(world: World, draw: random.Random) -> None:
     found = world.read(str(away))  # waits for the turn's end
     if found and not fits(((question, Part(text, 2000)),), found):
         raise Wrong(f"{name}: was moved, and holds {found}; sent was {text!r}")
-    if mine and (not place.exists() or sym.kv_read(str(place))[0] != mine):
+    if mine and (not place.exists() or sym.kv_read(str(place))[0][: len(mine)] != mine):
         raise Wrong(f"{name}: another program's file is not what it was")
-    for path in (place, away):
+    for path in (place, away, other):
         path.unlink(missing_ok=True)
 
 
@@ -1037,10 +1040,12 @@ def run(base: Path, options: argparse.Namespace) -> int:
     took_s = time.monotonic() - began_s
     world.end()
     world.daemons.close()
+    log = world.daemons.log.read_text()
     for error in wrong[:1]:
         if not isinstance(error, Wrong):
             raise error
         print(f"WRONG after {num_done} operations, {took_s:.0f} s, seed {options.seed}: {error}")
+        print(log[-4000:])
         return 1
     print(
         f"{num_done} operations, {num_restarts} restarts in {took_s:.0f} s, seed {options.seed}: "
