@@ -388,10 +388,6 @@ class PagePool:
             self.keep_digests(group, np.frombuffer(b"".join(values), np.uint8).reshape(-1, DIGEST_BYTES))
         return self.digests[pages].tobytes()
 
-    def keep_digest(self, page: int, value: bytes) -> None:
-        """Note the digest of a full page."""
-        self.keep_digests(np.array([page], np.int32), np.frombuffer(value, np.uint8).reshape(1, DIGEST_BYTES))
-
     def keep_digests(self, pages: IntArray, values: npt.NDArray[np.uint8]) -> None:
         """Note the digests of full pages, one a row."""
         self.digests[pages] = values
