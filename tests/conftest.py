@@ -3,9 +3,12 @@
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.patches import Patches
 
 # Triton decides at its import whether kernels run in its interpreter, and transformers imports Triton.
 # On a machine with a GPU, TRITON_INTERPRET=0 runs the kernel tests there.
@@ -26,3 +29,14 @@ def _others_come_in(tmp_path_factory: pytest.TempPathFactory) -> None:
     for directory in (base, *base.parents):
         if top in directory.parents:
             directory.chmod(0o755)
+
+
+@pytest.fixture
+def monkeypatch() -> Iterator[Patches]:
+    """pytest's, but a function that was put in the place of our own code's has to be called."""
+    patches = Patches()
+    try:
+        yield patches
+    finally:
+        patches.undo()
+    assert not patches.uncalled, f"patched, and never called: {', '.join(patches.uncalled)}"

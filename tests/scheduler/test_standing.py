@@ -43,6 +43,7 @@ from scheduler.connection.system_call import SystemCall
 from scheduler.operations.decode_call import decode_call
 from scheduler.operations.generate import TokenReplies
 from tests.decoder.foreign_threads import foreign_threads, have_ended
+from tests.patches import guard
 from tests.scheduler.bench import ME, VOCAB_SIZE, Bench, Program, Steps
 
 SUBMIT_TAIL, COMPLETE_HEAD, COMPLETE_TAIL = 128, 192, 320
@@ -723,7 +724,7 @@ def test_a_grammar_that_fails_fails_its_own_generation(bench):
 def test_who_is_over_quota_takes_nobody_elses_room(bench, monkeypatch):
     ann, asked = Credentials(1001, 1001), []
     leave = StandingRun.leave
-    monkeypatch.setattr(StandingRun, "leave", lambda *words: asked.append(words) or leave(*words))
+    monkeypatch.setattr(StandingRun, "leave", guard(lambda *words: asked.append(words) or leave(*words)))
 
     async def scenario():
         bench.fs.pool.accounts.of(1001).limits = AccountLimits(num_bytes=2 * bench.fs.pool.page_bytes)
@@ -854,7 +855,7 @@ def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench, monke
         return chunk
 
     async def scenario():
-        monkeypatch.setattr(bench.batches.cost, "observe", lambda records: None)  # these steps take no time at all
+        monkeypatch.setattr(bench.batches.cost, "observe", guard(lambda records: None))  # no time at all
         cost = bench.batches.cost.coefficients
         cost.rows_ns = [2**knot * 1e6 for knot in range(len(cost.rows_ns))]
         bench.batches._run.set_cost(cost)
