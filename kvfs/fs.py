@@ -615,7 +615,7 @@ class FileSystem:
     ) -> OpenKv:
         """`make_table` is told which account pays. OverQuota, and no file: it has no room for the file or its pages."""
         account = payer or self._payer(creds, place)
-        account.require_files()
+        self._tree.require_one_more(account)
         table = make_table(account.number)
         if place is None:
             inode = self._tree.new_inode(stat.S_IFREG, mode, creds.uid, creds.gid, account)

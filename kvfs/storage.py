@@ -56,8 +56,21 @@ class Storage(Protocol):
         """The same for everything."""
         ...
 
+    async def bring_xattrs(self, inode: Inode) -> None:
+        """Return when an inode's attributes are at hand, and nothing else was done since; EIO: they are damaged."""
+        ...
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether many attributes are in memory because they are not kept yet: more have to `catch_up` before."""
+        ...
+
+    async def catch_up(self) -> None:
+        """Return when some more are kept; or raise why they can't be."""
+        ...
+
     def require_room(self, num_bytes: int) -> None:
-        """NoSpace: plain files may not grow by so much."""
+        """NoSpace: what is no page may not grow by so much."""
         ...
 
     def num_free_slots(self) -> int | None:
@@ -82,6 +95,16 @@ class InMemory:
 
     async def sync_all(self) -> None:
         """As on tmpfs."""
+
+    async def bring_xattrs(self, inode: Inode) -> None:
+        raise AssertionError(f"the attributes of inode {inode.number} are nowhere")
+
+    @property
+    def is_behind(self) -> bool:
+        return False
+
+    async def catch_up(self) -> None:
+        """Nothing is ever kept."""
 
     def require_room(self, num_bytes: int) -> None:
         """The file system below will say."""

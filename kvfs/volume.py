@@ -119,7 +119,9 @@ class Volume:
         """Whatever keeps it."""
         self.bits = bits
         self._same_bits = same_bits
-        self.tree = Tree(pool.accounts, uid, gid, self._discard, root_mode, self._note_idle, changes)
+        self.tree = Tree(
+            pool.accounts, uid, gid, self._discard, root_mode, self._note_idle, changes, self._require_room
+        )
         self.alarms = Alarms()
         """What happens at a time; somebody has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)
@@ -326,21 +328,29 @@ class Volume:
         """A file that was restored: what is left of its TTL runs from now on."""
         self._expiry.resume(inode)
 
+    def _require_room(self, num_bytes: int) -> None:
+        self.storage.require_room(num_bytes)
+
     def _note_idle(self, inode: Inode) -> None:
         self._expiry.note_use(inode)
 
     def _charge_another(self, inode: Inode, old: Account, new: Account) -> None:
-        new.require_files(inode.num_files if inode.domain is None else 1 + inode.domain.num_files)
-        if inode.domain is not None:
-            new.adopt(inode.domain)
-        elif isinstance(inode.content, KvFile):
-            inode.content.table.change_owner(new.number)
-        elif isinstance(inode.content, PlainFile):
-            new.require_plain(inode.content.charged)
-            new.charge_plain(inode.content.charged)
-            old.charge_plain(-inode.content.charged)
-        old.refund_files(inode.num_files)
-        new.charge_files(inode.num_files)
+        plain_bytes = inode.content.charged if isinstance(inode.content, PlainFile) else 0
+        num_files, other_bytes = inode.num_files, inode.other_bytes + plain_bytes
+        new.require_files(num_files, other_bytes)
+        new.charge_files(num_files)
+        new.charge_bytes(other_bytes)
+        try:
+            if inode.domain is not None:
+                new.adopt(inode.domain)
+            elif isinstance(inode.content, KvFile):
+                inode.content.table.change_owner(new.number)
+        except OverQuota:
+            new.refund_files(num_files)
+            new.charge_bytes(-other_bytes)
+            raise
+        old.refund_files(num_files)
+        old.charge_bytes(-other_bytes)
         inode.account = new
 
     def _plain(self, inode: Inode) -> PlainFile:
@@ -357,7 +367,7 @@ class Volume:
         """
         growth = max(size, content.size) - content.charged
         if growth > 0:
-            _account(inode).require_plain(growth)
+            _account(inode).require_bytes(growth)
             self.storage.require_room(growth)
         self._charge(inode, content, content.charged + growth)
         self._changing.add(content)
@@ -372,7 +382,7 @@ class Volume:
             self._charge(inode, content, content.size)
 
     def _charge(self, inode: Inode, content: PlainFile, num_bytes: int) -> None:
-        _account(inode).charge_plain(num_bytes - content.charged)
+        _account(inode).charge_bytes(num_bytes - content.charged)
         content.charged = num_bytes
 
     def _replace(self, inode: Inode, content: PlainFile | KvFile) -> None:
@@ -557,7 +567,9 @@ class Volume:
         for inode, content in plain:
             is_right = content.charged == content.size or content in self._changing
             assert is_right, f"inode {inode.number} has {content.size} bytes, {content.charged} are charged"
-        self.pool.accounts.check_plain((_account(inode), content.charged) for inode, content in plain)
+        charged = [(_account(inode), content.charged) for inode, content in plain]
+        charged += [(_account(inode), inode.other_bytes) for inode in self.tree]
+        self.pool.accounts.check_bytes(charged)
         shown = {inode.content for inode in self.tree if isinstance(inode.content, KvFile)}
         assert shown <= self._kv_files, "an inode shows a version that was given back"
         tables = [kv.table for kv in self._kv_files]

@@ -4,6 +4,9 @@ The latter are computed, and can't be set; but a domain's quotas and its weight 
 `kvfs.names.domains`), and so can the advice on a KV file (see `kvfs.names.retention`), and its tier: that may take some
 time, and is `move`'s.
 
+What a user noted is charged to the file's account, as its pages are. All functions but `has_away` want it at hand: see
+`Xattrs`.
+
 An image that comes back to the mount brings its attributes along, while it is a plain file still (`cp -a`, `tar`) or
 just after (`rsync`). Advice waits on the plain file, and holds once that is a KV file. What is computed is accepted,
 and ignored.
@@ -20,7 +23,7 @@ from kvfs.images.model_facts import ModelFacts
 from kvfs.names import retention as advice
 from kvfs.names.content import KvFile
 from kvfs.names.domains import QUOTA, QUOTA_FILES, WEIGHT
-from kvfs.names.inode import Credentials, Inode, require_owner, shown
+from kvfs.names.inode import MOST_IN_MEMORY, Credentials, Inode, require_owner, shown
 from kvfs.names.plain import PlainFile
 from kvfs.pages.table import PageTable
 from kvfs.volume import Volume
@@ -55,6 +58,16 @@ _KV: dict[bytes, Callable[[Inode, KvFile, ModelFacts], str]] = {
 """Counts are of pages, except `tokens`."""
 
 _TELLING = frozenset({*_KV, LOST, OTHER_BITS})
+
+
+def has_away(inode: Inode, name: bytes = _USER) -> bool:
+    """Whether the index alone can tell something of an attribute, or of all."""
+    return inode.xattrs.is_away and name.startswith(_USER)
+
+
+def are_large_with(inode: Inode, value: bytes) -> bool:
+    """Whether a file's attributes are kept in the index alone once this value is among them."""
+    return inode.xattrs.sums.num_bytes + len(value) > MOST_IN_MEMORY
 
 
 def get(volume: Volume, inode: Inode, name: bytes) -> bytes:
@@ -111,14 +124,14 @@ def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> No
         volume.advise(inode, advice.from_attribute(inode.advice, name, value))
         return
     _require_settable(name)
-    noted, old = inode.xattrs, inode.xattrs.get(name)
+    sums, old = inode.xattrs.sums, inode.xattrs.get(name)
     # listxattr(2) ends each name in a NUL.
-    if old is None and noted.name_bytes + len(name) + len(noted) + 1 > MAX_NAMES_BYTES:
+    if old is None and sums.name_bytes + len(name) + sums.number + 1 > MAX_NAMES_BYTES:
         raise SymError(f"{shown(name)}: a file may have {MAX_NAMES_BYTES} bytes of attributes' names", errno.ENOSPC)
-    if noted.value_bytes + len(value) - len(old or b"") > MAX_VALUE_BYTES:
+    if sums.value_bytes + len(value) - len(old or b"") > MAX_VALUE_BYTES:
         raise SymError(f"{shown(name)}: a file may have {MAX_VALUE_BYTES} bytes of attributes", errno.ENOSPC)
-    noted[name] = value
-    inode.changed()
+    volume.tree.require_bytes(inode, inode.xattrs.growth(name, value))
+    inode.note(name, value)
 
 
 def remove(volume: Volume, inode: Inode, name: bytes, uid: int) -> None:
@@ -141,8 +154,7 @@ def remove(volume: Volume, inode: Inode, name: bytes, uid: int) -> None:
         _require_settable(name)
     if name not in inode.xattrs:
         raise _no_data(name)
-    del inode.xattrs[name]
-    inode.changed()
+    inode.remove_note(name)
 
 
 async def move(volume: Volume, inode: Inode, value: bytes, uid: int, patience_s: float) -> None:

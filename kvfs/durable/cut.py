@@ -21,6 +21,7 @@ from kvfs.durable.records import (
     VersionRecord,
     encode_inode,
     encode_version,
+    encode_xattrs,
     name_check,
     signed,
     slot_check,
@@ -28,7 +29,7 @@ from kvfs.durable.records import (
 from kvfs.durable.restore import record_of
 from kvfs.durable.slots import Slots
 from kvfs.names.content import OWN, Content, KvFile, marks_within
-from kvfs.names.inode import Inode, NamePut
+from kvfs.names.inode import Inode, NamePut, Xattrs
 from kvfs.names.plain import PlainFile, backing_name
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool, pages_for
@@ -70,6 +71,8 @@ class Cut:
     """(identity, slots) that its rows need."""
     old_slots: list[tuple[int, IntArray]] = field(default_factory=list)
     """Those that the rows need which it replaces."""
+    xattrs: list[tuple[Xattrs, int | None]] = field(default_factory=list)
+    """Attributes that get a row of their own (by their `changes`), or lose it."""
     new_backing: list[str] = field(default_factory=list)
     """Backing files that a row names and none has named before."""
     gone_backing: list[str] = field(default_factory=list)
@@ -150,6 +153,10 @@ class Cutter:
         for identity, slots in _by_identity(cut.new_slots):
             self._slots[identity].need(slots)
         cut.rows.gone_slots, self._gone_slots = self._gone_slots, []
+        gone = self._journal.gone_xattrs
+        forgotten = [each for each in gone if cut.known.get(each, self.known.get(each)) is None]
+        gone.difference_update(forgotten)
+        cut.rows.gone_xattrs += [(each,) for each in forgotten]
         if next_inode != self._kept_next_inode and cut.rows.count:
             cut.rows.next_inode = next_inode
         return cut
@@ -294,9 +301,21 @@ class Cutter:
         elif isinstance(content, KvFile) and self._may_show(content, old):
             new = self._version(cut, number, content, old)
         cut.known[number] = new
+        self._write_xattrs(cut, inode)
         cut.rows.inodes.append(
             (number, encode_inode(number, record_of(inode, new.backing, has_entries=new.kv is not None)))
         )
+
+    def _write_xattrs(self, cut: Cut, inode: Inode) -> None:
+        """The row of attributes that are not in the inode's own."""
+        xattrs, number = inode.xattrs, inode.number
+        if xattrs.are_large and xattrs.kept != xattrs.changes:
+            cut.rows.xattrs.append((number, encode_xattrs(number, xattrs)))
+            cut.xattrs.append((xattrs, xattrs.changes))
+            xattrs.kept = -1 if xattrs.kept is None else xattrs.kept  # from now on there may be one
+        elif not xattrs.are_large and xattrs.kept is not None:
+            cut.rows.gone_xattrs.append((number,))
+            cut.xattrs.append((xattrs, None))
 
     def _may_show(self, kv: KvFile, old: Known) -> bool:
         """Whether the index may know the version: a new one is shown with all the entries that it began with."""
@@ -357,6 +376,9 @@ class Cutter:
                 self.known.pop(number, None)
             else:
                 self.known[number] = known
+        for xattrs, changes in cut.xattrs:
+            xattrs.kept = changes
+            xattrs.put_away()
         for kv in cut.versions:
             kv.committed()
         for identity, slots in _by_identity(cut.old_slots):
@@ -386,6 +408,7 @@ class Cutter:
             assert isinstance(slot, int)
             self._slots[identity].recorded.discard(slot)
         self._gone_slots += cut.rows.gone_slots
+        self._journal.gone_xattrs.update(number for (number,) in cut.rows.gone_xattrs)
         return cut.new_slots
 
 

@@ -9,27 +9,39 @@ the database's `user_version`: an older one is migrated, a newer one refused.
     names(directory, name, number, row_check)
     versions(number, record)                           of the inodes that are KV files: entries, and where turns begin
     slots(identity, slot, page_check, kept, entries, row_check)
+    xattrs(number, record)                             of the inodes that have many, which are not in their records
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
+import threading
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvfs.durable.migrations import MIGRATIONS
-from kvfs.durable.records import SEE_FSCK, Broken, text_check
+from kvfs.durable.records import SEE_FSCK, Broken, decode_xattrs, text_check
 from kvfs.durable.superblock import sync_directory
 from libsym.errors import Invalid, SymError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 6 << 20
 """Of the log: what it grows to before SQLite takes it in (1,000 pages), and half as much for when that has no room."""
+
+SPARE_PAGES = 1024
+"""Free pages that an index keeps for what comes next: 4 MiB."""
+PAGES_A_SLICE = 1024
+"""So many it gives back at once; a commit waits for that, some 20 ms."""
+MOST_REWRITTEN_BYTES = 256 << 20
+"""Of an index of an older release: so much fits in memory, and a start takes some seconds longer."""
+_INCREMENTAL = 2
+_SETTINGS = ("synchronous=FULL", "cache_size=-16384", f"journal_size_limit={LOG_BYTES}")
 
 APPLICATION_ID = 0x53594D4B
 """`SYMK`: what file(1) may say."""
@@ -44,6 +56,7 @@ CREATE TABLE versions (number INTEGER PRIMARY KEY, record BLOB NOT NULL);
 CREATE TABLE slots (identity INTEGER NOT NULL, slot INTEGER NOT NULL, page_check INTEGER NOT NULL,
                     kept INTEGER NOT NULL, entries BLOB NOT NULL, row_check INTEGER NOT NULL,
                     PRIMARY KEY (identity, slot)) WITHOUT ROWID;
+CREATE TABLE xattrs (number INTEGER PRIMARY KEY, record BLOB NOT NULL);
 """
 
 Row = tuple[object, ...]
@@ -62,6 +75,8 @@ class Rows:
     slots: list[Row] = field(default_factory=list)
     gone_slots: list[tuple[int, int]] = field(default_factory=list)
     identities: list[tuple[int, str, int]] = field(default_factory=list)
+    xattrs: list[tuple[int, bytes]] = field(default_factory=list)
+    gone_xattrs: list[tuple[int]] = field(default_factory=list)
     next_inode: int = 0
 
     @property
@@ -70,7 +85,7 @@ class Rows:
 
 
 class Index:
-    """An open index. One thread at a time."""
+    """An open index. Threads take turns."""
 
     def __init__(self, path: Path, new_uuid: str | None = None) -> None:
         """Opens it, or makes it where there is none. Invalid: it is of a newer release, or no index at all.
@@ -79,10 +94,12 @@ class Index:
         """
         self.path = path
         self._new_uuid = new_uuid or str(uuid.uuid4())
+        self._turn = threading.Lock()
         try:
             _sync_log(path)
             self._database = _connect(path)
             self._prepare()
+            self._let_shrink()
             self._settle()
             _hold_room(path)
         except sqlite3.Error as error:
@@ -128,16 +145,65 @@ class Index:
         """All of it is on disk when this returns; or an error, and none of it is."""
         database = self._database
         try:
-            database.execute("BEGIN IMMEDIATE")
-            try:
-                self._write(rows)
-                database.execute("COMMIT")
-            except BaseException:
-                if database.in_transaction:
-                    database.execute("ROLLBACK")
-                raise
+            with self._turn:
+                database.execute("BEGIN IMMEDIATE")
+                try:
+                    self._write(rows)
+                    database.execute("COMMIT")
+                except BaseException:
+                    if database.in_transaction:
+                        database.execute("ROLLBACK")
+                    raise
         except sqlite3.Error as error:
             raise _failed("write", self.path, error) from error
+
+    def xattrs(self, number: int) -> dict[bytes, bytes] | None:
+        """The attributes of an inode that are not in its record; None: it has no such row. EIO: they are damaged."""
+        try:
+            with self._turn:
+                row = self._database.execute("SELECT record FROM xattrs WHERE number = ?", (number,)).fetchone()
+            if row is None:
+                return None
+            if not isinstance(row[0], bytes):
+                raise Broken(f"{row[0]!r} stands where bytes should")
+            return decode_xattrs(number, row[0])
+        except sqlite3.Error as error:
+            raise _failed("read", self.path, error) from error
+        except Broken as error:
+            raise SymError(f"attributes of inode {number} are damaged ({error}): {SEE_FSCK}", errno.EIO) from error
+
+    def shrink(self) -> bool:
+        """Give some free pages back to the file system; whether there are more to give. SymError: it can't be done."""
+        try:
+            with self._turn:
+                spare = _pragma(self._database, "freelist_count") - SPARE_PAGES
+                if spare <= 0 or _pragma(self._database, "auto_vacuum") != _INCREMENTAL:
+                    return False
+                # As a script: Python takes but the first step of a statement without columns, which is one page.
+                self._database.executescript(f"PRAGMA incremental_vacuum({min(spare, PAGES_A_SLICE)})")
+                if spare > PAGES_A_SLICE:
+                    return True
+                self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except sqlite3.Error as error:
+            raise _failed("shrink", self.path, error) from error
+        return False
+
+    def _let_shrink(self) -> None:
+        """An index of an older release gets what lets it shrink: it is written anew, once, and while it is small."""
+        database = self._database
+        if _pragma(database, "auto_vacuum") == _INCREMENTAL:
+            return
+        num_pages = _pragma(database, "page_count") - _pragma(database, "freelist_count")
+        num_bytes = num_pages * _pragma(database, "page_size")
+        if num_bytes > MOST_REWRITTEN_BYTES:
+            log.info("%s has %d bytes: it keeps the room of what is removed, for later use", self.path, num_bytes)
+            return
+        database.execute("PRAGMA temp_store=MEMORY")  # what it says of prompts stays where it is
+        try:
+            database.execute("VACUUM")
+        except sqlite3.Error as error:  # damage is told of when it is read
+            log.info("%s keeps the room of what is removed, for later use: %s", self.path, error)
+        database.execute("PRAGMA temp_store=DEFAULT")
 
     def _write(self, rows: Rows) -> None:
         many = self._database.executemany
@@ -146,6 +212,8 @@ class Index:
         many("INSERT OR REPLACE INTO slots VALUES (?, ?, ?, ?, ?, ?)", rows.slots)
         many("INSERT OR REPLACE INTO versions VALUES (?, ?)", rows.versions)
         many("DELETE FROM versions WHERE number = ?", rows.gone_versions)
+        many("INSERT OR REPLACE INTO xattrs VALUES (?, ?)", rows.xattrs)
+        many("DELETE FROM xattrs WHERE number = ?", rows.gone_xattrs)
         many("INSERT OR REPLACE INTO inodes VALUES (?, ?)", rows.inodes)
         many("DELETE FROM inodes WHERE number = ?", rows.gone_inodes)
         many("DELETE FROM names WHERE directory = ? AND name = ?", rows.gone_names)
@@ -170,6 +238,14 @@ class Index:
         except sqlite3.Error as error:
             return [str(error)]
         return [] if found == ["ok"] else found
+
+    def forget_lost_xattrs(self) -> set[int]:
+        """Remove attributes of inodes that are gone; the inodes whose attributes are left."""
+        try:
+            self._database.execute("DELETE FROM xattrs WHERE number NOT IN (SELECT number FROM inodes)")
+            return {number for (number,) in self._database.execute("SELECT number FROM xattrs")}
+        except sqlite3.Error as error:
+            raise _failed("read", self.path, error) from error
 
     def close(self) -> None:
         """Everything is on disk already; what is left of the log is taken in."""
@@ -206,7 +282,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     path.touch(mode=0o600)
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
     # Exclusive: nobody else reads or checkpoints, and no shared memory is needed.
-    for setting in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=FULL", "cache_size=-16384"):
+    for setting in (f"auto_vacuum={_INCREMENTAL}", "locking_mode=EXCLUSIVE", "journal_mode=WAL", *_SETTINGS):
         database.execute(f"PRAGMA {setting}")
     return database
 

@@ -58,6 +58,8 @@ class Journal(Changes):
         """Operations by what they say something of: a name, an inode, or (in a tuple) what is in a directory."""
         self.left_out: dict[Inode, str] = {}
         """Inodes that a commit could not write, each with the reason. Names that lead to them wait."""
+        self.gone_xattrs: set[int] = set()
+        """Inodes that are gone, and whose attributes have a row of their own: until the index forgets both."""
         self.number = 0
         """Of the last change, of any kind."""
         self.when_changed: Callable[[], None] = lambda: None
@@ -80,6 +82,10 @@ class Journal(Changes):
         self._add(NameChange(self.number, puts))
         if len(self.operations) == 1:
             self.when_changed()
+
+    def of_xattrs_gone(self, inode: Inode) -> None:
+        self.gone_xattrs.add(inode.number)
+        self.when_changed()
 
     # What a commit takes
 

@@ -32,6 +32,7 @@ from kvfs.durable.journal import Journal
 from kvfs.durable.kept import Kept
 from kvfs.durable.pages_in import PagesIn, as_ours
 from kvfs.durable.pages_out import PagesOut
+from kvfs.durable.records import SEE_FSCK
 from kvfs.durable.restore import Restored, Restorer, remove_leftovers
 from kvfs.durable.slot_file import SlotFile, disk_error
 from kvfs.durable.slots import Slots
@@ -49,6 +50,8 @@ log = logging.getLogger(__name__)
 
 WRITE_BACK_S = 5.0
 WRITE_BACK_BYTES = 256 << 20
+WRITE_BACK_XATTRS_BYTES = 8 << 20
+"""Of attributes: they are in memory, beside the pages, until the index has them."""
 GIVE_BACK_BYTES = 64 << 20
 """Of freed slots: a commit gives them back to the file system."""
 LOOK_S = 0.5
@@ -136,7 +139,7 @@ class Keeper:
     ) -> None:
         """`volume` is empty, and its pool has room for the restored pages; `journal` is told of its changes.
 
-        `disk_limit_bytes`: what pages and plain files may take on disk.
+        `disk_limit_bytes`: what pages, names and all else may take on disk.
         """
         self._state = state
         self._volume = volume
@@ -171,6 +174,9 @@ class Keeper:
         journal.directory = volume.tree.get
         self._doubtful: list[tuple[int, IntArray]] = []
         self._num_commits = 0
+        self._something_gone = trio.Event()
+        """From the index, perhaps."""
+        self._bringing = trio.Lock()
         self._error = ""
         self._is_full = False
         self._is_running = False
@@ -282,6 +288,31 @@ class Keeper:
         path = self._volume.tree.path_of(inode)
         return f"{path} is left out of what is kept, for it can't be written: {self._journal.left_out[inode]}"
 
+    async def bring_xattrs(self, inode: Inode) -> None:
+        """One at a time: a program that asks for many takes none of the other jobs' turns."""
+        xattrs = inode.xattrs
+        with trio.move_on_after(self.jobs.deadline_s):
+            async with self._bringing:
+                while xattrs.is_away:
+                    changes = xattrs.changes
+                    noted = await self.jobs.do(partial(self._state.index.xattrs, inode.number))
+                    if not xattrs.is_away or xattrs.changes != changes:
+                        continue  # a commit has put away what another call has set meanwhile, or the file is gone
+                    if noted is None:
+                        raise SymError(f"the attributes of inode {inode.number} are lost: {SEE_FSCK}", errno.EIO)
+                    xattrs.bring(noted)
+            return
+        raise self.jobs.late()
+
+    @property
+    def is_behind(self) -> bool:
+        xattrs = (inode.xattrs for inode in self._journal.first_dirty(LOOKED_AT))
+        return sum(each.sums.num_bytes for each in xattrs if not each.is_away) > WRITE_BACK_XATTRS_BYTES
+
+    async def catch_up(self) -> None:
+        """By a commit that all who wait share."""
+        await self._commit(lambda: 0, others=OTHERS_A_CUT)
+
     def require_room(self, num_bytes: int) -> None:
         room = self._room_bytes()
         if room is not None and num_bytes > room:
@@ -319,9 +350,21 @@ class Keeper:
                 nursery.start_soon(self._commit_for_ever)
                 nursery.start_soon(self._write_back_for_ever)
                 nursery.start_soon(self._pin_again)
+                nursery.start_soon(self._shrink_for_ever)
                 task_status.started()
         finally:
             self._is_running = False
+
+    async def _shrink_for_ever(self) -> None:
+        """The index gives its free pages back, a few at a time: commits come in between."""
+        while True:
+            await self._something_gone.wait()
+            self._something_gone = trio.Event()
+            try:
+                while await self.jobs.do(self._state.index.shrink):
+                    pass
+            except SymError as error:
+                log.info("the index stays as large as it is: %s", error)
 
     async def _pin_again(self) -> None:
         """What is pinned comes into memory again: a millisecond for each file, in turns with others."""
@@ -399,8 +442,8 @@ class Keeper:
         return None if self._disk_limit_bytes is None else self._disk_limit_bytes - self._used_bytes()
 
     def _used_bytes(self) -> int:
-        plain_bytes = sum(account.plain_bytes for account in self._volume.pool.accounts if account.parent is None)
-        return plain_bytes + sum(self.slots[each].num_used * file.slot_bytes for each, file in self._files.items())
+        other_bytes = self._volume.pool.accounts.total.num_bytes
+        return other_bytes + sum(self.slots[each].num_used * file.slot_bytes for each, file in self._files.items())
 
     # Writing back
 
@@ -412,7 +455,7 @@ class Keeper:
             await self._something_dirty.wait()
             self._something_dirty = trio.Event()
             ends_s = trio.current_time() + WRITE_BACK_S
-            while trio.current_time() < ends_s and self._dirty_bytes() < WRITE_BACK_BYTES:  # noqa: ASYNC110
+            while trio.current_time() < ends_s and not self._is_much_dirty():  # noqa: ASYNC110
                 await trio.sleep(LOOK_S)
             try:
                 await self.sync_all()
@@ -423,6 +466,9 @@ class Keeper:
                 await trio.sleep(AGAIN_S)
             if self._inherited or not self._journal.is_empty:
                 self._something_dirty.set()
+
+    def _is_much_dirty(self) -> bool:
+        return self.is_behind or self._dirty_bytes() > WRITE_BACK_BYTES
 
     def _dirty_bytes(self) -> int:
         """Of pages that named files have and no slot holds; of the files that have been dirty longest."""
@@ -530,6 +576,7 @@ class Keeper:
             self.slots[identity].need_no_more(slots)
         self._doubtful = []
         self._free(cut)
+        self._something_gone.set()
         return None
 
     def _sync_slots(self) -> None:

@@ -95,6 +95,8 @@ class Kept:
     """Directory, name, inode, and a checksum."""
     slots: dict[int, KeptSlots] = field(default_factory=dict)
     """Those that a version needs; others are free: the commit that removes their rows was not made any more."""
+    xattrs: dict[int, dict[bytes, bytes]] = field(default_factory=dict)
+    """Of domains whose attributes have a row of their own."""
     next_inode: int = 0
 
     def num_slots(self, own: int) -> tuple[int, int]:
@@ -112,6 +114,12 @@ def read_index(index: Index) -> Kept:
     kept.next_inode = int(about.get("next_inode", "0"))
     kept.facts = dict(map(identity_row, index.rows("identities")))
     kept.inodes = _table(index, "inodes", _inodes, inode_row)
+    apart = [number for number, record in kept.inodes.items() if record.apart is not None]
+    if lost := {*apart} - index.forget_lost_xattrs():
+        raise Broken(f"the attributes of inode {min(lost)} are lost")
+    for number in apart:
+        if kept.inodes[number].is_domain:
+            kept.xattrs[number] = index.xattrs(number) or {}
     kept.names = _table(index, "names", _names, name_row)
     slots = _table(index, "slots", _slots, slot_row)
     unknown = {*slots, *np.unique(kept.versions.identities).tolist()} - kept.facts.keys()

@@ -105,6 +105,7 @@ class Mender:
         self._give_default_rows()
         self._mend_backing()
         self._mend_root()
+        self._mend_attributes()
         self._mend_names()
         self._find_unreachable()
         self._mend_counts()
@@ -333,6 +334,20 @@ class Mender:
             why = "is damaged" if is_broken else "is no directory's"
             uid = self._owner[0]
             self._note("inode", [ROOT_NUMBER], f"its row {why}", f"it is a directory of uid {uid} with mode 0755")
+
+    def _mend_attributes(self) -> None:
+        """Those that have a row of their own. A row that no inode has is of a file that was removed."""
+        sound = self._rows.xattrs
+        for number, inode in tuple(self._plan.inodes.items()):
+            sums = sound.get(number)
+            if inode.apart == sums or (inode.apart is None and inode.xattrs):
+                continue
+            if sums is None:
+                why = self._why("xattrs", (number,))
+                self._note("attributes", [number], f"its attributes' row {why}", "it has none any more")
+            elif number in self._rows.inodes:
+                self._note("attributes", [number], "its row knows nothing of its attributes", "it has them")
+            self._plan.inodes[number] = inode._replace(apart=sums)
 
     # Names
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 
-from kvfs.durable.records import decode_inode, encode_inode
+from kvfs.durable.records import decode_inode, encode_inode, encode_xattrs
+from kvfs.names.inode import MOST_IN_MEMORY, XattrSums
+
+_LARGE_ROW_BYTES = 256
+"""A row of a few attributes has as much: more are looked at."""
 
 
 def mark_files_with_entries(database: sqlite3.Connection) -> None:
@@ -28,8 +32,23 @@ def let_versions_have_turns(_database: sqlite3.Connection) -> None:
     """2 to 3: a row of entries may have turns behind its marks, whose number was 0 in all rows before."""
 
 
+def put_large_attributes_apart(database: sqlite3.Connection) -> None:
+    """3 to 4: attributes that are large together have a row of their own, and are read when they are wanted."""
+    database.execute("CREATE TABLE xattrs (number INTEGER PRIMARY KEY, record BLOB NOT NULL)")
+    large = database.execute("SELECT number FROM inodes WHERE length(record) > ?", (_LARGE_ROW_BYTES,)).fetchall()
+    for (number,) in large:  # one by one: together they may be larger than memory
+        (row,) = database.execute("SELECT record FROM inodes WHERE number = ?", (number,)).fetchone()
+        record = decode_inode(number, row)
+        sums = XattrSums.of(record.xattrs)
+        if sums.num_bytes > MOST_IN_MEMORY:
+            database.execute("INSERT INTO xattrs VALUES (?, ?)", (number, encode_xattrs(number, record.xattrs)))
+            inode = encode_inode(number, record._replace(xattrs={}, apart=sums))
+            database.execute("UPDATE inodes SET record = ? WHERE number = ?", (inode, number))
+
+
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {
     1: mark_files_with_entries,
     2: let_versions_have_turns,
+    3: put_large_attributes_apart,
 }
 """By the format that they begin with."""

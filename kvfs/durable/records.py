@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from kvfs.names.inode import XattrSums
 from kvfs.names.retention import NO_ADVICE, FileAdvice
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.turns import TURN
@@ -35,6 +36,8 @@ NUM_TURNS_SHIFT = 24
 """Of the last number: above are how many turns there are, below how many bytes of marks."""
 SLOT = struct.Struct("<IIqb")
 NAME = struct.Struct("<qq")
+_COUNT = struct.Struct("<H")
+_APART = struct.Struct("<III")
 _LENGTH = struct.Struct("<I")
 _JSON = json.JSONEncoder(separators=(",", ":"))  # making one takes as long as writing a mark
 
@@ -73,6 +76,8 @@ class InodeRecord(NamedTuple):
     xattrs: Mapping[bytes, bytes] = MappingProxyType({})
     has_entries: bool = False
     """Of a KV file of which there is a version: if its row is lost, the file is not taken for an empty one."""
+    apart: XattrSums | None = None
+    """Of an inode whose attributes have a row of their own, and are not in this one: how much they are."""
 
 
 class VersionRecord(NamedTuple):
@@ -102,9 +107,9 @@ class SlotRecord(NamedTuple):
 
 def encode_inode(number: int, record: InodeRecord) -> bytes:
     advice, limits = record.advice, (record.limit_bytes, record.limit_files)
-    texts = b"".join(_LENGTH.pack(len(text)) + text for pair in sorted(record.xattrs.items()) for text in pair)
+    texts = _texts(record.xattrs) if record.apart is None else _APART.pack(*record.apart)
     rest = _REST.pack(
-        advice.pinned | record.is_domain << 1 | record.has_entries << 2,
+        advice.pinned | record.is_domain << 1 | record.has_entries << 2 | (record.apart is not None) << 3,
         advice.ttl_ms,
         advice.priority,
         *(_NO_LIMIT if limit is None else limit for limit in limits),
@@ -120,7 +125,9 @@ def decode_inode(number: int, data: bytes) -> InodeRecord:
     return InodeRecord._make(INODE.unpack_from(body) + rest_of_inode(body[INODE.size :]))
 
 
-def rest_of_inode(data: bytes) -> tuple[FileAdvice, bool, int | None, int | None, bytes, Mapping[bytes, bytes], bool]:
+def rest_of_inode(
+    data: bytes,
+) -> tuple[FileAdvice, bool, int | None, int | None, bytes, Mapping[bytes, bytes], bool, XattrSums | None]:
     """The other fields of a record, from `advice` on."""
     flags, ttl_ms, priority, limit_bytes, limit_files, num_target, num_xattrs = _REST.unpack_from(data)
     at = _REST.size + num_target
@@ -132,7 +139,22 @@ def rest_of_inode(data: bytes) -> tuple[FileAdvice, bool, int | None, int | None
         data[_REST.size : at],
         _xattrs(data, at, num_xattrs) if num_xattrs else {},
         bool(flags & 4),
+        XattrSums._make(_APART.unpack_from(data, at)) if flags & 8 else None,
     )
+
+
+def encode_xattrs(number: int, xattrs: Mapping[bytes, bytes]) -> bytes:
+    """The row of attributes that an inode's own row has not."""
+    return _sealed(number, _COUNT.pack(len(xattrs)) + _texts(xattrs))
+
+
+def decode_xattrs(number: int, data: bytes) -> dict[bytes, bytes]:
+    body = _opened(number, data)
+    return _xattrs(body, _COUNT.size, *_COUNT.unpack_from(body))
+
+
+def _texts(xattrs: Mapping[bytes, bytes]) -> bytes:
+    return b"".join(_LENGTH.pack(len(text)) + text for pair in sorted(xattrs.items()) for text in pair)
 
 
 def _xattrs(body: bytes, at: int, count: int) -> dict[bytes, bytes]:

@@ -64,6 +64,7 @@ class Restorer:
         self._pages = np.full(kept.versions.slots.size, -1, np.int32)  # of all versions
         self._versions: dict[int, _Version] = {}  # by inode
         self._num_files: Counter[Account] = Counter()
+        self._other_bytes: Counter[Account] = Counter()
         self._without_bytes: list[tuple[Inode, str]] = []
         self.restored = Restored()
 
@@ -81,6 +82,7 @@ class Restorer:
             log.error("the bytes of %s are lost: there is no %s", path, name, extra={"file": path})
         for account, num_files in self._num_files.items():
             account.charge_files(num_files)
+            account.charge_bytes(self._other_bytes[account])
         self._charge_pages()
         return self.restored
 
@@ -132,6 +134,11 @@ class Restorer:
             children.setdefault(directory_number, []).extend(names)
         if ROOT_NUMBER in kept.inodes:
             _give_attributes(tree.root, kept.inodes[ROOT_NUMBER])
+            assert tree.root.account is not None
+            tree.root.account.refund_files()
+            tree.root.account = self._volume.pool.accounts.of(tree.root.uid)
+            tree.root.account.charge_files()
+            tree.root.charge(tree.root.other_bytes)
             self._give_limits(tree.root, kept.inodes[ROOT_NUMBER])
         found = {ROOT_NUMBER: tree.root}
         waiting = deque([tree.root])
@@ -165,6 +172,7 @@ class Restorer:
                 inode = found[number] = tree.restore(number, record.file_type, account)
                 _give_attributes(inode, record)
                 self._num_files[account] += 1
+                self._other_bytes[account] += inode.other_bytes
                 if record.file_type == stat.S_IFREG:
                     self._give_content(inode, record, account)
                 elif record.file_type == stat.S_IFDIR:
@@ -208,11 +216,12 @@ class Restorer:
         inode.content = content = self._volume.existing_plain(inode, record.backing, size)
         content.is_lost = is_lost
         content.charged = size
-        account.charge_plain(size)
+        account.charge_bytes(size)
 
     def _give_limits(self, inode: Inode, record: InodeRecord) -> None:
         if record.is_domain:
-            self._volume.domains.restore(inode, Limits(record.limit_bytes, record.limit_files))
+            limits = Limits(record.limit_bytes, record.limit_files)
+            self._volume.domains.restore(inode, limits, self._kept.xattrs.get(inode.number, record.xattrs))
 
 
 def _senseless(what: str) -> SymError:
@@ -223,10 +232,10 @@ def _senseless(what: str) -> SymError:
 def _give_attributes(inode: Inode, record: InodeRecord) -> None:
     (
         inode.file_type, inode.mode, inode.uid, inode.gid, inode.atime_ns, inode.mtime_ns, inode.ctime_ns, inode.device,
-        inode.used_ns, _, inode.advice, _, _, _, inode.target, xattrs, _,
+        inode.used_ns, _, inode.advice, _, _, _, inode.target, xattrs, _, apart,
     ) = record  # fmt: skip
-    if xattrs:
-        inode.xattrs = Xattrs(xattrs)
+    if xattrs or apart is not None:
+        inode.xattrs = Xattrs(xattrs, apart)
 
 
 def record_of(inode: Inode, backing: int, *, has_entries: bool) -> InodeRecord:
@@ -248,8 +257,9 @@ def record_of(inode: Inode, backing: int, *, has_entries: bool) -> InodeRecord:
         None if domain is None else domain.limits.num_bytes,
         None if domain is None else domain.limits.num_files,
         inode.target,
-        inode.xattrs,
+        {} if inode.xattrs.are_large else inode.xattrs,
         has_entries,
+        inode.xattrs.sums if inode.xattrs.are_large else None,
     )
 
 

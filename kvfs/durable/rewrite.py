@@ -16,10 +16,10 @@ from typing import TypeVar
 from kvfs.durable.identity import KeptFacts
 from kvfs.durable.index import Index, Row, Rows
 from kvfs.durable.mend import Backing, Plan
-from kvfs.durable.records import encode_inode, encode_version, name_check, signed, slot_check, text_check
+from kvfs.durable.records import encode_inode, encode_version, encode_xattrs, name_check, signed, slot_check, text_check
 from kvfs.durable.salvage import Salvage
 from kvfs.durable.slot_survey import SlotSurvey
-from kvfs.durable.sound_rows import SoundRows, slot_records
+from kvfs.durable.sound_rows import SoundRows, slot_records, xattrs_rows
 from kvfs.durable.state import INDEX_NAME, REPAIRED_NAME, finish_repair
 from kvfs.durable.superblock import make_slot_file, superblock, sync_directory, write_superblock
 from libsym.errors import SymError
@@ -92,6 +92,8 @@ def _write_index(path: Path, plan: Plan, salvage: Salvage) -> None:
     )
     for batch in batches:
         index.commit(Rows(inodes=[*batch[0]], versions=[*batch[1]], names=[*batch[2]], slots=[*batch[3]]))
+    for number, row in _xattrs_rows(plan, salvage):  # one by one: a batch would be 512 MiB
+        index.commit(Rows(xattrs=[(number, row)]))
     index.close()
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -107,6 +109,14 @@ def _slot_rows(plan: Plan, salvage: Salvage) -> Iterable[Row]:
             needed.discard((identity, record.slot))
             check = slot_check(identity, record)
             yield identity, record.slot, signed(record.check), record.kept, record.entries, check
+
+
+def _xattrs_rows(plan: Plan, salvage: Salvage) -> Iterable[tuple[int, bytes]]:
+    needed = {number for number, inode in plan.inodes.items() if inode.apart is not None}
+    for number, xattrs in xattrs_rows(salvage, SoundRows()):
+        if number in needed:
+            needed.discard(number)
+            yield number, encode_xattrs(number, xattrs)
 
 
 def _batches(rows: Iterable[T]) -> Iterable[list[T]]:

@@ -15,6 +15,7 @@ from kvfs.durable.records import (
     VersionRecord,
     decode_inode,
     decode_version,
+    decode_xattrs,
     name_check,
     slot_check,
     text_check,
@@ -42,6 +43,10 @@ def identity_row(row: Row) -> tuple[int, KeptFacts]:
 
 def inode_row(row: Row) -> tuple[int, InodeRecord]:
     return _decoded("inode", decode_inode, row)
+
+
+def xattrs_row(row: Row) -> tuple[int, dict[bytes, bytes]]:
+    return _decoded("the attributes of inode", decode_xattrs, row)
 
 
 def version_row(row: Row) -> tuple[int, VersionRecord]:

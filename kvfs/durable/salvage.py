@@ -102,7 +102,9 @@ TABLES = {
     "versions": _by_number("versions", "number"),
     "names": _NAMES,
     "slots": _SLOTS,
+    "xattrs": _by_number("xattrs", "number"),
 }
+_OF_ALL_FORMATS = TABLES.keys() - {"xattrs"}
 
 
 class Salvage:
@@ -229,7 +231,7 @@ def _open(copy: Path, index: Path) -> tuple[sqlite3.Connection | None, list[str]
             problem = problem or f"its first page: {error}"
             database.close()
             continue
-        if tables >= TABLES.keys():
+        if tables >= _OF_ALL_FORMATS:
             _require_readable(index, version, application)
             if application != APPLICATION_ID or not 1 <= version <= FORMAT_VERSION:
                 problem = problem or f"its header: it is said to be of format {version} and kind {application:#x}"

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from kvfs.durable.identity import KeptFacts
 from kvfs.durable.index import Row
 from kvfs.durable.records import Broken, InodeRecord, SlotRecord, VersionRecord
-from kvfs.durable.rows import about_row, identity_row, inode_row, name_row, slot_row, version_row
+from kvfs.durable.rows import about_row, identity_row, inode_row, name_row, slot_row, version_row, xattrs_row
 from kvfs.durable.salvage import TABLES, Salvage
+from kvfs.names.inode import XattrSums
 from kvfs.pages.free_list import IntArray
 
 T = TypeVar("T")
@@ -49,12 +50,14 @@ class SoundRows:
     versions: dict[int, VersionRecord] = field(default_factory=dict)
     names: dict[tuple[int, bytes], int] = field(default_factory=dict)
     slots: dict[int, SlotRows] = field(default_factory=dict)
+    xattrs: dict[int, XattrSums] = field(default_factory=dict)
+    """How much they are: of attributes that have a row of their own."""
     broken: dict[str, list[Row]] = field(default_factory=dict)
     """Keys of rows with wrong checksums, by table."""
 
 
 def sound_rows(salvage: Salvage) -> SoundRows:
-    """Read all of an index but the tokens."""
+    """Read all of an index but the tokens and large attributes."""
     found = SoundRows()
     for key, value in _verified(salvage, "about", about_row, found):
         found.about.setdefault(key, value)
@@ -66,6 +69,8 @@ def sound_rows(salvage: Salvage) -> SoundRows:
         found.versions.setdefault(number, version)
     for directory, name, number in _verified(salvage, "names", name_row, found):
         found.names.setdefault((directory, name), number)
+    for number, xattrs in xattrs_rows(salvage, found):
+        found.xattrs.setdefault(number, XattrSums.of(xattrs))
     slots: dict[int, tuple[array[int], array[int], array[int]]] = {}
     for identity, record in slot_records(salvage, found):
         numbers, checks, kept = slots.setdefault(identity, (array("i"), array("Q"), array("b")))
@@ -79,6 +84,11 @@ def sound_rows(salvage: Salvage) -> SoundRows:
 def slot_records(salvage: Salvage, found: SoundRows) -> Iterator[tuple[int, SlotRecord]]:
     """The sound rows of slots, tokens and all."""
     return _verified(salvage, "slots", slot_row, found)
+
+
+def xattrs_rows(salvage: Salvage, found: SoundRows) -> Iterator[tuple[int, dict[bytes, bytes]]]:
+    """The sound rows of attributes."""
+    return _verified(salvage, "xattrs", xattrs_row, found)
 
 
 def _verified(salvage: Salvage, table: str, decode: Callable[[Row], T], found: SoundRows) -> Iterator[T]:

@@ -25,7 +25,7 @@ from kvfs.names.tree import CONTROL_NAME, ROOT_NUMBER
 
 _NS = 1_000_000_000
 
-_PACED_NUMBERS = ("readlink", "opendir", "readdir", "statfs", "listxattr")
+_PACED_NUMBERS = ("readlink", "opendir", "readdir", "statfs")
 """Quick, and all arguments are numbers."""
 _QUICK_NUMBERS = ("releasedir",)
 _SLOW_NUMBERS = ("read", "flush", "fsync", "fsyncdir", "release", "flock", "fallocate")
@@ -72,7 +72,8 @@ def bind(requests: Requests, files: FileHandlers, controls: ControlHandlers | No
         _bind_numbers(name, routes, requests.begin)
     for name in _PACED_NAMES:
         _bind_name(name, routes, requests.paced, requests.answer)
-    _bind_numbers("open", routes, requests.paced, requests.begin)
+    for name in ("open", "listxattr"):
+        _bind_numbers(name, routes, requests.paced, requests.begin)
     _bind_name("create", routes, requests.paced, requests.begin)
     _bind_attributes(requests, routes)
     _bind_others(requests, routes)
@@ -113,15 +114,15 @@ def _bind_attributes(requests: Requests, routes: _Routes) -> None:
     def getxattr(request: Any, number: int, name: Any, room: int) -> int:
         name = text(name)
         if name == _CAPABILITIES:
-            return quick(whose(number).getxattr, request, number, name, room)
-        return paced(quick, whose(number).getxattr, request, number, name, room)
+            return slow(whose(number).getxattr, request, number, name, room)
+        return paced(slow, whose(number).getxattr, request, number, name, room)
 
     def setxattr(request: Any, number: int, name: Any, value: Any, size: int, flags: int, uid: int) -> int:
         value = bytes(shim.view(value, size))
         return paced(slow, whose(number).setxattr, request, number, text(name), value, flags, uid)
 
     def removexattr(request: Any, number: int, name: Any, uid: int) -> int:
-        return paced(quick, whose(number).removexattr, request, number, text(name), uid)
+        return paced(slow, whose(number).removexattr, request, number, text(name), uid)
 
     shim.bind("getattr", getattr_)
     shim.bind("setattr", setattr_)

@@ -102,17 +102,17 @@ class ControlHandlers:
     def statfs(self, number: int) -> int:
         return self._files.statfs(self._control.inode_around(number).number)
 
-    def getxattr(self, number: int, name: bytes, room: int) -> int:
-        return self._files.getxattr(self._behind(number), name, room)
+    async def getxattr(self, number: int, name: bytes, room: int) -> int:
+        return await self._files.getxattr(self._behind(number), name, room)
 
-    def listxattr(self, number: int, room: int) -> int:
-        return self._files.listxattr(self._behind(number), room)
+    async def listxattr(self, number: int, room: int) -> int:
+        return await self._files.listxattr(self._behind(number), room)
 
     async def setxattr(self, number: int, name: bytes, value: bytes, flags: int, uid: int) -> int:
         return await self._files.setxattr(self._behind(number), name, value, flags, uid)
 
-    def removexattr(self, number: int, name: bytes, uid: int) -> int:
-        return self._files.removexattr(self._behind(number), name, uid)
+    async def removexattr(self, number: int, name: bytes, uid: int) -> int:
+        return await self._files.removexattr(self._behind(number), name, uid)
 
     def _behind(self, number: int) -> int:
         """The inode whose extended attributes these are: those of a text are those of its KV file."""

@@ -16,7 +16,8 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 from kvfs import xattrs
 from kvfs.mount import wire
@@ -42,6 +43,7 @@ _XATTR_CREATE, _XATTR_REPLACE = 1, 2
 """Flags of setxattr(2)."""
 
 
+_Result = TypeVar("_Result")
 Forget: TypeAlias = Callable[[int, bytes], None]
 
 
@@ -113,9 +115,10 @@ class FileHandlers:
         return self._looked_up(inode)
 
     def symlink(self, parent: int, name: bytes, target: bytes, uid: int, gid: int) -> int:
-        inode = self._tree.make(self._tree.get(parent), name, stat.S_IFLNK, mode=0o777, uid=uid, gid=gid)
-        inode.target = target
-        return self._looked_up(inode)
+        directory = self._tree.get(parent)
+        return self._looked_up(
+            self._tree.make(directory, name, stat.S_IFLNK, mode=0o777, uid=uid, gid=gid, target=target)
+        )
 
     def readlink(self, number: int) -> int:
         return self._answers.data(self._nodes.inode(number).target)
@@ -206,29 +209,58 @@ class FileHandlers:
             name_bytes=MAX_NAME_BYTES,
         )
 
-    def getxattr(self, number: int, name: bytes, room: int) -> int:
-        return self._attribute_data(xattrs.get(self._volume, self._nodes.inode(number), name), room)
+    async def getxattr(self, number: int, name: bytes, room: int) -> int:
+        inode = self._nodes.inode(number)
+        get = partial(xattrs.get, self._volume, inode, name)
+        value = await self._with_away(inode, get) if xattrs.has_away(inode, name) else get()
+        return self._attribute_data(value, room)
 
-    def listxattr(self, number: int, room: int) -> int:
-        names = xattrs.names(self._volume, self._nodes.inode(number))
+    async def listxattr(self, number: int, room: int) -> int:
+        inode = self._nodes.inode(number)
+        get = partial(xattrs.names, self._volume, inode)
+        names = await self._with_away(inode, get) if xattrs.has_away(inode) else get()
         return self._attribute_data(b"".join(name + b"\0" for name in names), room)
 
     async def setxattr(self, number: int, name: bytes, value: bytes, flags: int, uid: int) -> int:
         inode = self._nodes.inode(number)
-        if flags & _XATTR_CREATE and xattrs.has(self._volume, inode, name):
-            raise Exists(f"attribute {name.decode(errors='replace')} is set already")
-        if flags & _XATTR_REPLACE:
-            xattrs.get(self._volume, inode, name)  # ENODATA if there is none
+
+        def put() -> None:
+            if flags & _XATTR_CREATE and xattrs.has(self._volume, inode, name):
+                raise Exists(f"attribute {name.decode(errors='replace')} is set already")
+            if flags & _XATTR_REPLACE:
+                xattrs.get(self._volume, inode, name)  # ENODATA if there is none
+            if name != xattrs.TIER:
+                xattrs.put(self._volume, inode, name, value, uid)
+
+        if xattrs.are_large_with(inode, value) and self._volume.storage.is_behind:
+            await self._eager.leave()
+            await self._volume.storage.catch_up()
+        if xattrs.has_away(inode, name):
+            await self._with_away(inode, put)
+        else:
+            put()
         if name == xattrs.TIER:
             await self._eager.leave()
             await xattrs.move(self._volume, inode, value, uid, PATIENCE_S)
-        else:
-            xattrs.put(self._volume, inode, name, value, uid)
         return 0
 
-    def removexattr(self, number: int, name: bytes, uid: int) -> int:
-        xattrs.remove(self._volume, self._nodes.inode(number), name, uid)
+    async def removexattr(self, number: int, name: bytes, uid: int) -> int:
+        inode = self._nodes.inode(number)
+        remove = partial(xattrs.remove, self._volume, inode, name, uid)
+        if xattrs.has_away(inode, name):
+            await self._with_away(inode, remove)
+        else:
+            remove()
         return 0
+
+    async def _with_away(self, inode: Inode, work: Callable[[], _Result]) -> _Result:
+        """Do something with attributes that the index alone has; unless it changes them, they stay there."""
+        await self._eager.leave()
+        await self._volume.storage.bring_xattrs(inode)
+        try:
+            return work()
+        finally:
+            inode.xattrs.put_away()
 
     # Files
 

@@ -13,6 +13,7 @@ A weight is kept as any other attribute of the directory, so that records of dom
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kvfs.names.inode import Inode
@@ -70,7 +71,7 @@ class Domains:
             domain.is_open = False
             directory.domain = None
             if WEIGHT in directory.xattrs:
-                del directory.xattrs[WEIGHT]
+                directory.remove_note(WEIGHT)
         directory.changed()
 
     def set_weight(self, directory: Inode, value: bytes, uid: int) -> None:
@@ -79,17 +80,17 @@ class Domains:
         if directory.domain is None:
             raise Invalid(f"{self._tree.path_of(directory)} is no domain: set {QUOTA.decode()} first")
         weight = parse_weight(_text(value))
+        text = f"{weight:.12g}".encode()
+        self._tree.require_bytes(directory, directory.xattrs.growth(WEIGHT, text))
         self._accounts.weigh(directory.domain, weight)
-        directory.xattrs[WEIGHT] = f"{weight:.12g}".encode()
-        directory.changed()
+        directory.note(WEIGHT, text)
 
     def remove_weight(self, directory: Inode, uid: int) -> None:
         """The domain's weight is that of any other."""
         self._require_owner(directory, uid)
         assert directory.domain is not None, "whoever asks has seen the weight"
         self._accounts.weigh(directory.domain, DEFAULT_WEIGHT)
-        del directory.xattrs[WEIGHT]
-        directory.changed()
+        directory.remove_note(WEIGHT)
 
     def _begin(self, directory: Inode, limits: Limits) -> None:
         self._require_empty(directory, "becomes a domain")
@@ -97,16 +98,19 @@ class Domains:
             raise Invalid("the directory was removed: it can't become a domain")
         if sum(account.is_domain for account in directory.account.chain()) >= MAX_DEPTH:
             raise Invalid(f"{self._tree.path_of(directory)} lies in {MAX_DEPTH} domains: there can't be one more")
-        self.restore(directory, limits)
+        self.restore(directory, limits, directory.xattrs)
 
-    def restore(self, directory: Inode, limits: Limits) -> None:
-        """A directory is a domain from now on: an empty one, or one that was a domain when the daemon before ended."""
+    def restore(self, directory: Inode, limits: Limits, noted: Mapping[bytes, bytes]) -> None:
+        """A directory is a domain from now on: an empty one, or one that was a domain when the daemon before ended.
+
+        `noted`: its attributes, wherever they are kept.
+        """
         assert directory.account is not None
         directory.domain = self._accounts.new_domain(
             directory.account, limits, lambda: f"the domain {self._tree.path_of(directory)}"
         )
-        if WEIGHT in directory.xattrs:
-            directory.domain.weight = parse_weight(_text(directory.xattrs[WEIGHT]))
+        if WEIGHT in noted:
+            directory.domain.weight = parse_weight(_text(noted[WEIGHT]))
 
     def _require_owner(self, directory: Inode, uid: int) -> None:
         path = self._tree.path_of(directory)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from kvfs.names.content import Content, KvFile
 from kvfs.names.order import NameOrder
@@ -24,6 +25,12 @@ READ, WRITE, SEARCH = 4, 2, 1
 
 SOME_NAMES = 8
 """So many of a file's names a call looks at: there may be 200,000."""
+
+ATTRIBUTE_BYTES = 64
+"""What an attribute is charged beside its name and value, which is what Python takes for a short one."""
+
+MOST_IN_MEMORY = 1024
+"""Bytes of a file's attributes, as they are charged: more are in the index alone. An inode itself takes as much."""
 
 MIN_TIME_NS, MAX_TIME_NS = -(1 << 63), (1 << 63) - 1
 """The first and the last time that an inode can have, in 1677 and in 2262: the index and frames have 64 bits for it."""
@@ -54,25 +61,81 @@ class Credentials:
         return gid == self.gid or gid in self.groups
 
 
+class XattrSums(NamedTuple):
+    """How much a user noted on a file."""
+
+    number: int = 0
+    name_bytes: int = 0
+    value_bytes: int = 0
+
+    @classmethod
+    def of(cls, noted: Mapping[bytes, bytes]) -> XattrSums:
+        return cls(len(noted), sum(map(len, noted)), sum(map(len, noted.values())))
+
+    @property
+    def num_bytes(self) -> int:
+        """What an account is charged for it."""
+        return self.number * ATTRIBUTE_BYTES + self.name_bytes + self.value_bytes
+
+
 class Xattrs(dict[bytes, bytes]):
-    """Extended attributes that a user noted. Set and delete single ones: the sums follow."""
+    """Extended attributes that a user noted. Set and delete single ones: the sums follow.
 
-    __slots__ = ("name_bytes", "value_bytes")
+    More than MOST_IN_MEMORY are *away* once the index has them: the sums stay, and the rest is read when it is needed.
+    """
 
-    def __init__(self, kept: Mapping[bytes, bytes] = MappingProxyType({})) -> None:
-        super().__init__(kept)
-        self.name_bytes = sum(map(len, kept))
-        self.value_bytes = sum(map(len, kept.values()))
+    __slots__ = ("changes", "is_away", "kept", "sums")
+
+    def __init__(self, noted: Mapping[bytes, bytes] = MappingProxyType({}), away: XattrSums | None = None) -> None:
+        """`away`: the index alone has so many."""
+        super().__init__(noted)
+        self.sums = away or XattrSums.of(noted)
+        self.is_away = away is not None
+        self.changes = 0
+        """Counts them."""
+        self.kept: int | None = 0 if self.is_away else None
+        """`changes` when the row of the index was written, apart from the inode's own; None: there is none."""
+
+    @property
+    def are_large(self) -> bool:
+        return self.sums.num_bytes > MOST_IN_MEMORY
+
+    def growth(self, name: bytes, value: bytes) -> int:
+        """How many bytes more are charged if this one is set."""
+        old = self.get(name)
+        return len(value) - len(old) if old is not None else ATTRIBUTE_BYTES + len(name) + len(value)
+
+    def bring(self, noted: Mapping[bytes, bytes]) -> None:
+        """They are at hand again: what the index has."""
+        self.update(noted)
+        self.is_away = False
+
+    def put_away(self) -> None:
+        """Give their memory back if the index has them."""
+        if self.are_large and self.kept == self.changes:
+            super().clear()
+            self.is_away = True
+
+    def clear(self) -> None:
+        """None is left."""
+        super().clear()
+        self.sums, self.is_away = XattrSums(), False
+        self.changes += 1
 
     def __setitem__(self, name: bytes, value: bytes) -> None:
+        assert not self.is_away
+        number, name_bytes, value_bytes = self.sums
         old = self.get(name)
-        self.name_bytes += len(name) if old is None else 0
-        self.value_bytes += len(value) - len(old or b"")
+        if old is None:
+            number, name_bytes = number + 1, name_bytes + len(name)
+        self.sums = XattrSums(number, name_bytes, value_bytes + len(value) - len(old or b""))
+        self.changes += 1
         super().__setitem__(name, value)
 
     def __delitem__(self, name: bytes) -> None:
-        self.value_bytes -= len(self[name])
-        self.name_bytes -= len(name)
+        number, name_bytes, value_bytes = self.sums
+        self.sums = XattrSums(number - 1, name_bytes - len(name), value_bytes - len(self[name]))
+        self.changes += 1
         super().__delitem__(name)
 
 
@@ -176,6 +239,28 @@ class Inode:
         """How many files its account is charged for it: one, and one for each hard link after the first."""
         return max(1, len(self.names))
 
+    @property
+    def other_bytes(self) -> int:
+        """What its account is charged for it beside its name and its content."""
+        return self.xattrs.sums.num_bytes + len(self.target)
+
+    def note(self, name: bytes, value: bytes) -> None:
+        """Set an attribute of the user's, and charge it; there has to be room."""
+        self.charge(self.xattrs.growth(name, value))
+        self.xattrs[name] = value
+        self.changed()
+
+    def remove_note(self, name: bytes) -> None:
+        before = self.xattrs.sums.num_bytes
+        del self.xattrs[name]
+        self.charge(self.xattrs.sums.num_bytes - before)
+        self.changed()
+
+    def charge(self, num_bytes: int) -> None:
+        """Its account pays for so much more, or less."""
+        if num_bytes and self.account is not None:
+            self.account.charge_bytes(num_bytes)
+
     def exclusive_pages(self, table: PageTable) -> int:
         """Pages of its table that are free once a name is removed: none while it has another one."""
         return 0 if self.nlink > 1 else table.exclusive_pages
@@ -224,6 +309,9 @@ class Changes:
 
     def of_names(self, puts: tuple[NamePut, ...]) -> None:
         """One operation did all of this."""
+
+    def of_xattrs_gone(self, inode: Inode) -> None:
+        """Nothing leads to an inode any more whose attributes have a row of their own."""
 
 
 NOT_KEPT = Changes()

@@ -5,7 +5,8 @@ checks no permissions: `kvfs.names.inode` has the rules.
 
 Every inode is charged to an account: of the domain that its directory lies in, else of its uid; a second hard link and
 each further one counts as one file more. The inode knows its account, and a directory its domain. No name crosses the
-boundary of a domain, so a rename moves no charge, whatever lies below, and only a change of owner does.
+boundary of a domain, and each name costs the same, so a rename moves no charge, whatever lies below, and only a change
+of owner does.
 
 A tree may be deeper than any path, and a file may have more names than anybody looks at: no call walks to the root, and
 none goes through all names of a file.
@@ -26,10 +27,10 @@ from itertools import islice
 from typing import TypeVar
 
 from kvfs.names.content import Content, KvFile
-from kvfs.names.inode import NOT_KEPT, SOME_NAMES, Changes, Inode, NamePut, Xattrs, shown
+from kvfs.names.inode import NOT_KEPT, SOME_NAMES, Changes, Inode, NamePut, shown
 from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
 from kvfs.names.order import NameOrder
-from kvfs.pages.accounts import Account, Accounts
+from kvfs.pages.accounts import Account, Accounts, names_bytes
 from libsym.errors import (
     CrossDevice,
     Exists,
@@ -72,8 +73,11 @@ class Tree:
         mode: int = 0o755,
         idle: Callable[[Inode], None] = lambda _inode: None,
         changes: Changes = NOT_KEPT,
+        require_room: Callable[[int], None] = lambda _num_bytes: None,
     ) -> None:
+        """`require_room`: NoSpace where the disk has no room for so many bytes more."""
         self._changes = changes
+        self._require_room = require_room
         self._puts: dict[tuple[int, bytes], tuple[Inode, Inode | None, Inode | None]] = {}  # of the operation under way
         self._accounts = accounts
         self._discard = discard
@@ -124,27 +128,47 @@ class Tree:
 
     # Making
 
-    def new_inode(self, file_type: int, mode: int, uid: int, gid: int, account: Account | None = None) -> Inode:
+    def require_one_more(self, account: Account, other_bytes: int = 0) -> None:
+        """Raise OverQuota or NoSpace unless an account may have one more name, and so many bytes with it."""
+        account.require_files(1, other_bytes)
+        num_files = self._accounts.total.num_files
+        other_bytes += names_bytes(num_files + 1) - names_bytes(num_files)
+        if other_bytes:
+            self._require_room(other_bytes)
+
+    def require_bytes(self, inode: Inode, num_bytes: int) -> None:
+        """Raise OverQuota or NoSpace unless what is noted on an inode may grow by so much."""
+        if num_bytes > 0 and inode.account is not None:
+            inode.account.require_bytes(num_bytes)
+            self._require_room(num_bytes)
+
+    def new_inode(
+        self, file_type: int, mode: int, uid: int, gid: int, account: Account | None = None, target: bytes = b""
+    ) -> Inode:
         """An inode without a name: it lives from its first reference on, see `drop_if_unused`.
 
         Raises OverQuota if who pays (`account`, or that of the uid) has no room for one more.
         """
         account = account or self._accounts.of(uid)
-        account.require_files()
+        self.require_one_more(account, len(target))
         account.charge_files()
         inode = Inode(self.next_number, file_type, mode & 0o7777, uid, gid, account, self._changes)
+        inode.target = target
+        inode.charge(inode.other_bytes)
         self.next_number += 1
         self._inodes[inode.number] = inode
         return inode
 
-    def make(self, directory: Inode, name: bytes, file_type: int, *, mode: int, uid: int, gid: int) -> Inode:
+    def make(
+        self, directory: Inode, name: bytes, file_type: int, *, mode: int, uid: int, gid: int, target: bytes = b""
+    ) -> Inode:
         """A new inode under a new name. In a setgid directory it gets the directory's group."""
         self.require_free(directory, name)
         if directory.mode & stat.S_ISGID:
             gid = directory.gid
             if file_type == stat.S_IFDIR:
                 mode |= stat.S_ISGID
-        inode = self.new_inode(file_type, mode, uid, gid, self.account_for(directory, uid))
+        inode = self.new_inode(file_type, mode, uid, gid, self.account_for(directory, uid), target)
         self._attach(directory, name, inode)
         self._tell()
         return inode
@@ -174,7 +198,7 @@ class Tree:
             raise CrossDevice(f"{shown(name)}: the file lies in another domain: copy it")
         self.require_free(directory, name)
         if inode.account is not None:
-            inode.account.require_files()
+            self.require_one_more(inode.account)
         self._attach(directory, name, inode)
         self._tell()
 
@@ -376,12 +400,17 @@ class Tree:
         if inode.opens or inode.names or inode is self.root:
             return
         self._discard(inode)
-        inode.xattrs, inode.order = Xattrs(), None
+        inode.charge(-inode.xattrs.sums.num_bytes)
+        inode.xattrs.clear()
+        if inode.xattrs.kept is not None:
+            self._changes.of_xattrs_gone(inode)
+        inode.order = None
         if inode.domain is not None:
             inode.domain.is_open = False
             inode.domain = None
         if not inode.lookups:
             assert inode.account is not None
+            inode.charge(-inode.other_bytes)
             inode.account.refund_files()
             inode.account = None
             del self._inodes[inode.number]

@@ -1,10 +1,11 @@
-"""Who pays: pages, bytes of plain files, and files are charged to accounts, and an account may have a limit.
+"""Who pays: pages, other bytes, and files are charged to accounts, and an account may have a limit.
 
 An account is a number: a uid for what lies outside of any domain, `FIRST_DOMAIN | n` for a domain. It is charged once
-for each distinct page that its tables, readers and imports refer to, and once for each inode. A plain file is charged
-by its size (a hole counts, as it does in `st_blocks`). What a domain is charged its parent is charged as well: the
-domain around it, or else the uid that owns its directory. So a domain is a part of its owner's quota, never a way out
-of it.
+for each distinct page that its tables, readers and imports refer to, and once for each inode and each further hard
+link. Other bytes are those of plain files (by size: a hole counts, as it does in `st_blocks`), of attributes, and of
+the paths in symbolic links. Names beyond the first FREE_NAMES take NAME_BYTES, however long they are: so a rename moves no
+charge, and small quotas that were made for so many pages hold as many. What a domain is charged its parent is charged as well: the domain around it, or else the uid that owns its directory. So a domain is a
+part of its owner's quota, never a way out of it.
 
 Owned by the daemon's trio thread; limits are checked before anything changes.
 """
@@ -26,8 +27,24 @@ from libsym.errors import OverQuota
 FIRST_DOMAIN = 1 << 32
 """Account numbers from here on are domains; a uid is less."""
 
+NAME_BYTES, FREE_NAMES = 512, 128
+"""What a name is charged: the longest one, and its rows in the index. The first names of an account take nothing."""
+
 _SWEEP_AT = 64
 """Accounts that hold nothing are forgotten when there are more than this, and twice what was left the last time."""
+
+
+class Total:
+    """What all accounts are charged beside pages."""
+
+    __slots__ = ("num_files", "other_bytes")
+
+    def __init__(self) -> None:
+        self.num_files = self.other_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.other_bytes + names_bytes(self.num_files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +52,7 @@ class Limits:
     """What an account may have; None: as much as there is."""
 
     num_bytes: int | None = None
-    """Of pages and plain files together."""
+    """Of pages, names and all else together."""
     num_files: int | None = None
 
 
@@ -52,10 +69,11 @@ class Account:
         "limits",
         "num_files",
         "number",
+        "other_bytes",
         "page_bytes",
         "pages",
         "parent",
-        "plain_bytes",
+        "total",
         "watchers",
         "weight",
     )
@@ -68,6 +86,7 @@ class Account:
         describe: Callable[[], str],
         pages: PageCounts,
         page_bytes: int,
+        total: Total,
     ) -> None:
         self.number = number
         self.limits = limits
@@ -78,8 +97,9 @@ class Account:
         """False for a domain that was ended: it goes when its last page and file have gone."""
         self.pages = pages
         self.page_bytes = page_bytes
-        self.plain_bytes = 0
-        """Of plain files."""
+        self.other_bytes = 0
+        """Of plain files, attributes, and what symbolic links lead to."""
+        self.total = total
         self.num_files = 0
         self.weight = DEFAULT_WEIGHT
         """Of its share of the steps, among the uids, or among the domains of one account."""
@@ -93,13 +113,13 @@ class Account:
     @property
     def is_idle(self) -> bool:
         """Nothing is charged to it, and nothing needs to be remembered of it."""
-        charged = self.pages.num_pages or self.plain_bytes or self.num_files or self.watchers
+        charged = self.pages.num_pages or self.other_bytes or self.num_files or self.watchers
         return not (charged or (self.is_domain and self.is_open))
 
     @property
     def num_bytes(self) -> int:
-        """What its distinct pages and its plain files take."""
-        return self.pages.num_bytes + self.plain_bytes
+        """What its distinct pages, its names and all else take."""
+        return self.pages.num_bytes + self.other_bytes + names_bytes(self.num_files)
 
     @property
     def num_free_bytes(self) -> int | None:
@@ -130,23 +150,25 @@ class Account:
         for account in self.chain():
             account.limit_bytes(count)
 
-    def require_pages(self, pages: IntArray, plain_bytes: int = 0) -> None:
+    def require_pages(self, pages: IntArray, other_bytes: int = 0, num_files: int = 0) -> None:
         """Raise OverQuota unless there is room for those of these pages that the account does not hold yet.
 
-        `plain_bytes`: and for so much of plain files.
+        And for so many other bytes and names besides.
         """
         for account in self.chain():
             if account.limits.num_bytes is not None:
-                account.limit_bytes(account.pages.num_new(pages), plain_bytes, account.pages.size_of(pages))
+                num_new, page_bytes = account.pages.num_new(pages), account.pages.size_of(pages)
+                account.limit_bytes(num_new, other_bytes, page_bytes, num_files)
 
-    def require_plain(self, plain_bytes: int) -> None:
-        """Raise OverQuota unless plain files may grow by so much."""
+    def require_bytes(self, other_bytes: int) -> None:
+        """Raise OverQuota unless what is no page may grow by so much."""
         for account in self.chain():
-            account.limit_bytes(0, plain_bytes)
+            account.limit_bytes(0, other_bytes)
 
-    def require_files(self, count: int = 1) -> None:
-        """Raise OverQuota unless there is room for so many more files, directories, links, …"""
+    def require_files(self, count: int = 1, other_bytes: int = 0) -> None:
+        """Raise OverQuota unless there is room for so many more files, directories, links, …, and bytes in them."""
         for account in self.chain():
+            account.limit_bytes(0, other_bytes, num_files=count)
             limit = account.limits.num_files
             if limit is not None and account.num_files + count > limit:
                 raise OverQuota(
@@ -154,17 +176,21 @@ class Account:
                     "remove some, or have the quota raised"
                 )
 
-    def limit_bytes(self, num_pages: int, plain_bytes: int = 0, page_bytes: int | None = None) -> None:
+    def limit_bytes(
+        self, num_pages: int, other_bytes: int = 0, page_bytes: int | None = None, num_files: int = 0
+    ) -> None:
         """Raise OverQuota if so much more is too much for this account, whatever those above it may have.
 
-        `page_bytes`: of pages of another model.
+        `page_bytes`: of pages of another model. `num_files`: and the names of so many files.
         """
-        limit, wanted = self.limits.num_bytes, num_pages * (page_bytes or self.page_bytes) + plain_bytes
+        limit, others = self.limits.num_bytes, self.num_bytes - self.pages.num_bytes
+        other_bytes += names_bytes(self.num_files + num_files) - names_bytes(self.num_files)
+        wanted = num_pages * (page_bytes or self.page_bytes) + other_bytes
         if limit is not None and wanted > 0 and self.num_bytes + wanted > limit:
             holds = f"{self.pages.num_pages} pages" + (
-                f", {self.plain_bytes} bytes of plain files" if self.plain_bytes else ""
+                f", {others} bytes of names, plain files and attributes" if others else ""
             )
-            more = f"{num_pages} more" if num_pages else f"{plain_bytes} bytes more"
+            more = f"{num_pages} more" if num_pages else f"{other_bytes} bytes more"
             raise OverQuota(
                 f"{self.describe()} is at its quota of {limit} bytes ({limit // self.page_bytes} pages): it holds "
                 f"{holds} and {more} are wanted; remove files or forks, or have it raised"
@@ -190,37 +216,40 @@ class Account:
             account.pages.subtract(pages)
             account.tell_watchers()
 
-    def charge_plain(self, num_bytes: int) -> None:
-        """Charge plain files' growth, or take back (below 0) what they have lost."""
+    def charge_bytes(self, num_bytes: int) -> None:
+        """Charge the growth of what is no page, or take back (below 0) what it has lost."""
         for account in self.chain():
-            account.plain_bytes += num_bytes
-            assert account.plain_bytes >= 0, f"{account.describe()} gives back bytes that it does not have"
+            account.other_bytes += num_bytes
+            assert account.other_bytes >= 0, f"{account.describe()} gives back bytes that it does not have"
             account.tell_watchers()
+        self.total.other_bytes += num_bytes
 
     def tell_watchers(self) -> None:
         for watcher in self.watchers:
             watcher()
 
     def charge_files(self, count: int = 1) -> None:
+        """Charge files, and their names; or take back (below 0) those that are gone."""
         for account in self.chain():
             account.num_files += count
+            assert account.num_files >= 0, f"{account.describe()} gives back files that it does not have"
+            account.tell_watchers()
+        self.total.num_files += count
 
     def refund_files(self, count: int = 1) -> None:
-        for account in self.chain():
-            account.num_files -= count
-            assert account.num_files >= 0, f"{account.describe()} gives back files that it does not have"
+        self.charge_files(-count)
 
     def adopt(self, domain: Account) -> None:
         """Become the parent of a domain instead of the one that it has, or raise OverQuota and change nothing."""
         self.require_files(domain.num_files)
-        self.require_pages(domain.pages.all(), domain.plain_bytes)
+        self.require_pages(domain.pages.all(), domain.other_bytes, domain.num_files)
         assert domain.parent is not None
         for account in domain.parent.chain():
             account.pages.subtract_all(domain.pages)
         for account in self.chain():
             account.pages.add_all(domain.pages)
-        domain.parent.charge_plain(-domain.plain_bytes)
-        self.charge_plain(domain.plain_bytes)
+        domain.parent.charge_bytes(-domain.other_bytes)
+        self.charge_bytes(domain.other_bytes)
         domain.parent.refund_files(domain.num_files)
         self.charge_files(domain.num_files)
         domain.parent = self
@@ -245,6 +274,7 @@ class Accounts:
         self._weights = dict(weights)
         self._accounts: dict[int, Account] = {}
         self._next_domain = FIRST_DOMAIN
+        self.total = Total()
         self._sweep_at = _SWEEP_AT
         self._distinct = Distinct(num_pages)
         self.sizes = PageSizes(page_bytes)
@@ -301,7 +331,7 @@ class Accounts:
             self._accounts = {each.number: each for each in self if not each.is_idle}
             self._sweep_at = max(_SWEEP_AT, 2 * len(self._accounts))
         pages = PageCounts(self.num_pages, self._distinct, self.sizes)
-        account = self._accounts[number] = Account(number, limits, parent, describe, pages, self.page_bytes)
+        account = self._accounts[number] = Account(number, limits, parent, describe, pages, self.page_bytes, self.total)
         return account
 
     # The books
@@ -316,17 +346,17 @@ class Accounts:
             pages = np.concatenate(pages_of.get(account.number, [_NO_PAGES]))
             account.pages.check(np.bincount(pages, minlength=self.num_pages), account.describe())
 
-    def check_plain(self, charged: Iterable[tuple[Account, int]]) -> None:
-        """Raise AssertionError unless these (account, bytes of a plain file) are what was charged."""
-        plain_bytes: dict[int, int] = {}
+    def check_bytes(self, charged: Iterable[tuple[Account, int]]) -> None:
+        """Raise AssertionError unless these (account, bytes that are no page's) are what was charged."""
+        other_bytes: dict[int, int] = {}
         for each, num_bytes in charged:
             for account in each.chain():
-                plain_bytes[account.number] = plain_bytes.get(account.number, 0) + num_bytes
+                other_bytes[account.number] = other_bytes.get(account.number, 0) + num_bytes
         for account in self:
-            has = plain_bytes.get(account.number, 0)
-            if account.plain_bytes != has:
+            has = other_bytes.get(account.number, 0)
+            if account.other_bytes != has:
                 raise AssertionError(
-                    f"{account.describe()} is charged {account.plain_bytes} bytes of plain files, has {has}"
+                    f"{account.describe()} is charged {account.other_bytes} bytes beside pages, has {has}"
                 )
 
     def check_files(self, charged: Iterable[Account]) -> None:
@@ -339,6 +369,15 @@ class Accounts:
             has = num_files.get(account.number, 0)
             if account.num_files != has:
                 raise AssertionError(f"{account.describe()} is charged {account.num_files} files, has {has}")
+        outermost = [account for account in self if account.parent is None]
+        sums = [sum(each.other_bytes for each in outermost), sum(each.num_files for each in outermost)]
+        if [self.total.other_bytes, self.total.num_files] != sums:
+            raise AssertionError(f"accounts have {sums} bytes and files, all together {self.total.num_bytes} bytes")
+
+
+def names_bytes(num_files: int) -> int:
+    """What so many names are charged."""
+    return max(0, num_files - FREE_NAMES) * NAME_BYTES
 
 
 _NO_PAGES = np.empty(0, np.int32)

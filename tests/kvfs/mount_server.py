@@ -251,6 +251,7 @@ class Server:
             inode = tree.make(directory, name.encode(), file_type, mode=mode, uid=uid, gid=gid)
             inode.mode = mode  # whatever the directory's setgid bit adds
             inode.target = target.encode()
+            inode.charge(len(target))
             if kind == "kv":
                 inode.content = self.fs.volume.new_kv(PageTable(self.fs.pool, inode.account.number))
 

@@ -69,7 +69,7 @@ class Bench:
 
     @property
     def charged(self) -> int:
-        return self.fs.pool.accounts.of(UID).plain_bytes
+        return self.fs.pool.accounts.of(UID).other_bytes
 
     def hang(self, *calls: str, whose: Handle | None = None) -> None:
         self.trouble.stall(*calls, whose="" if whose is None else f"{whose.file.inode.number}.")

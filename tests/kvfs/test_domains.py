@@ -530,6 +530,7 @@ def test_links_out_of_the_domain_do_not_help(house: House, confined: Credentials
     ):
         link = house.tree.make(house.inode("home/d"), name.encode(), stat.S_IFLNK, mode=0o777, uid=1000, gid=1000)
         link.target = target.encode()
+        link.charge(len(target))
     house.fs.kv_close(house.fs.kv_create(confined, "a.kv"))
     for path in ("out", "abs", "up/d/a.kv"):
         assert house.fs.kv_stat(ANN, f"home/d/{path}").kind == "kv", "for others they lead there"
@@ -601,11 +602,11 @@ def test_bytes_of_plain_files_count_to_the_domain_as_pages_do(house: House) -> N
     file = house.plain("d/a")
     house.resize(file, 3 * PAGE)
     assert house.attributes("d")["used"] == house.used_bytes(ANN) == 3 * PAGE
-    with pytest.raises(OverQuota, match="holds 0 pages, 12288 bytes of plain files and 4097 bytes more are wanted"):
+    with pytest.raises(OverQuota, match="holds 0 pages, 12288 bytes of names, plain files and attributes and 4097 bytes more are wanted"):
         house.resize(file, 4 * PAGE + 1)
     assert house.fs.volume.size_of(file) == 3 * PAGE
     handle = house.kv("d/a.kv", 32)
-    with pytest.raises(OverQuota, match="holds 1 pages, 12288 bytes of plain files and 1 more are wanted"):
+    with pytest.raises(OverQuota, match="holds 1 pages, 12288 bytes of names, plain files and attributes and 1 more are wanted"):
         house.append(handle, 1)
     house.resize(file, 2 * PAGE)
     house.append(handle, 1)
@@ -730,7 +731,7 @@ def test_the_recount_finds_bytes_that_were_charged_to_nobody(house: House) -> No
     file = house.plain("a")
     assert file.content is not None
     file.content.size = file.content.charged = 10
-    with pytest.raises(AssertionError, match="uid 1000 is charged 0 bytes of plain files, has 10"):
+    with pytest.raises(AssertionError, match="uid 1000 is charged 0 bytes beside pages, has 10"):
         house.fs.check()
     file.content.charged = 0
     with pytest.raises(AssertionError, match="has 10 bytes, 0 are charged"):

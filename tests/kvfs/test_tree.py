@@ -53,6 +53,7 @@ class Forest:
     def symlink(self, path: str, target: str, uid: int = 0) -> Inode:
         inode = self.make(path, stat.S_IFLNK, 0o777, uid)
         inode.target = os.fsencode(target)
+        inode.charge(len(inode.target))
         return inode
 
     def names(self, path: str = ".") -> list[str]:
@@ -95,14 +96,14 @@ def test_what_the_kernel_remembers_is_charged_until_it_forgets_and_holds_no_attr
     account = held.account
     assert account is not None
     held.lookups, replaced.lookups = 2, 1
-    held.xattrs[b"user.x"] = bytes(1000)
+    held.note(b"user.x", bytes(1000))
     tree.link(held, tree.root, b"other")
     tree.unlink(tree.root, b"other")
     assert not lost
     tree.rename(tree.root, b"unknown", tree.root, b"replaced")
     tree.unlink(tree.root, b"held")
     assert lost == [(1, b"replaced"), (1, b"held")], "whoever knows the kernel can tell it"
-    assert (account.num_files, held.xattrs, held.xattrs.value_bytes) == (3, {}, 0)
+    assert (account.num_files, held.xattrs, account.other_bytes) == (3, {}, 0)
     tree.check()
     tree.forget(held, 1)
     assert account.num_files == 3

@@ -34,7 +34,7 @@ def varied(state: Path) -> Path:
         async with running(House(state), drain=True) as house:
             tree, volume = house.tree, house.volume
             tree.link(house.fs.find(ROOT, "a.kv"), house.fs.find(ROOT, "dir"), b"again.kv")
-            tree.make(tree.root, b"link", stat.S_IFLNK, mode=0o777, uid=7, gid=8).target = b"dir/deep"
+            tree.make(tree.root, b"link", stat.S_IFLNK, mode=0o777, uid=7, gid=8, target=b"dir/deep")
             tree.make(tree.root, b"null", stat.S_IFCHR, mode=0o666, uid=0, gid=0).device = 0x103
             quota = tree.make(tree.root, b"quota", stat.S_IFDIR, mode=0o700, uid=9, gid=9)
             volume.domains.set_limit(quota, b"user.kv.quota", b"8M", 0)
@@ -43,7 +43,8 @@ def varied(state: Path) -> Path:
             talk.content.goes_on(talk.table.read()[0])
             house.append(talk, [7])
             file = house.fs.find(ROOT, "dir/b.kv")
-            file.xattrs = {b"user.a": b"1", b"user.b": bytes(300)}
+            file.note(b"user.a", b"1")
+            file.note(b"user.b", bytes(300))
             volume.advise(file, advised(file.advice, [(Advice.PIN, 0), (Advice.TTL, 5000), (Advice.PRIORITY, -3)]))
 
     trio.run(vary)

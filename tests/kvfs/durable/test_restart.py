@@ -158,7 +158,7 @@ class Charges:
 
     async def look(self, house: House) -> None:
         self.seen.append(
-            {each.describe(): (each.num_bytes, each.num_files, each.plain_bytes) for each in house.fs.pool.accounts}
+            {each.describe(): (each.num_bytes, each.num_files, each.other_bytes) for each in house.fs.pool.accounts}
         )
 
 

@@ -276,6 +276,7 @@ class Workload:
     async def _symlink(self, _nursery: trio.Nursery) -> None:
         inode = self.house.tree.make(*self._place(), 0o120000, mode=0o777, uid=0, gid=0)
         inode.target = b"somewhere/%d" % inode.number
+        inode.charge(len(inode.target))
 
     # Attributes
 
