@@ -26,6 +26,7 @@ ATTACKS = [
     "open_directories",
     "control_files",
     "unlinked",
+    "attributes",
     "binds",
     "upgrade",
     "operators_files",

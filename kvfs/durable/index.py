@@ -162,11 +162,7 @@ class Index:
         try:
             with self._turn:
                 row = self._database.execute("SELECT record FROM xattrs WHERE number = ?", (number,)).fetchone()
-            if row is None:
-                return None
-            if not isinstance(row[0], bytes):
-                raise Broken(f"{row[0]!r} stands where bytes should")
-            return decode_xattrs(number, row[0])
+            return None if row is None else decode_xattrs(number, row[0])
         except sqlite3.Error as error:
             raise _failed("read", self.path, error) from error
         except Broken as error:

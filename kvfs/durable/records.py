@@ -38,6 +38,8 @@ SLOT = struct.Struct("<IIqb")
 NAME = struct.Struct("<qq")
 _COUNT = struct.Struct("<H")
 _APART = struct.Struct("<III")
+_OF_XATTRS = 1 << 63
+"""In the seed of its checksum: such a row is no inode's own, wherever a damaged index has it."""
 _LENGTH = struct.Struct("<I")
 _JSON = json.JSONEncoder(separators=(",", ":"))  # making one takes as long as writing a mark
 
@@ -145,11 +147,13 @@ def rest_of_inode(
 
 def encode_xattrs(number: int, xattrs: Mapping[bytes, bytes]) -> bytes:
     """The row of attributes that an inode's own row has not."""
-    return _sealed(number, _COUNT.pack(len(xattrs)) + _texts(xattrs))
+    return _sealed(number | _OF_XATTRS, _COUNT.pack(len(xattrs)) + _texts(xattrs))
 
 
-def decode_xattrs(number: int, data: bytes) -> dict[bytes, bytes]:
-    body = _opened(number, data)
+def decode_xattrs(number: int, data: object) -> dict[bytes, bytes]:
+    if not isinstance(data, bytes):
+        raise Broken(f"{data!r} stands where bytes should")
+    body = _opened(number | _OF_XATTRS, data)
     return _xattrs(body, _COUNT.size, *_COUNT.unpack_from(body))
 
 

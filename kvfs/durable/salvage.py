@@ -14,7 +14,7 @@ import struct
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -32,6 +32,7 @@ _MAX_BARREN = 400
 """Scans of a table, one after the other, that find nothing: then nothing more is looked for. A tenth of a second."""
 _PAGE_BYTES = 4096
 _NAME_BITS = 64
+_AS_FORMAT_3 = "DROP TABLE xattrs; PRAGMA user_version=3; PRAGMA auto_vacuum=0; VACUUM;"
 _SHOWN_PROBLEMS = 20
 
 
@@ -266,11 +267,21 @@ def _migrate(database: sqlite3.Connection, version: int) -> None:
             return
 
 
+def _has_pointer_map(copy: Path) -> bool:
+    """Whether it was made, or written anew, by a release whose indexes shrink: else the first table is on page 2."""
+    with copy.open("rb") as file:
+        file.seek(_PAGE_BYTES)
+        return file.read(1) == b"\1"  # its first entry: page 3 is the root of a table
+
+
 def _mend_first_page(copy: Path) -> None:
     """Its header and the list of its tables, which begin in the same places in every index."""
     with tempfile.TemporaryDirectory(dir=copy.parent) as directory:
         path = Path(directory) / "index.db"
         Index(path).close()
+        if not _has_pointer_map(copy):
+            with closing(sqlite3.connect(path)) as database:
+                database.executescript(_AS_FORMAT_3)
         page = bytearray(path.read_bytes()[:_PAGE_BYTES])
     num_pages = -(-copy.stat().st_size // _PAGE_BYTES)
     struct.pack_into(">III", page, 28, num_pages, 0, 0)  # its size, and no list of free pages

@@ -3,9 +3,11 @@
 An account is a number: a uid for what lies outside of any domain, `FIRST_DOMAIN | n` for a domain. It is charged once
 for each distinct page that its tables, readers and imports refer to, and once for each inode and each further hard
 link. Other bytes are those of plain files (by size: a hole counts, as it does in `st_blocks`), of attributes, and of
-the paths in symbolic links. Names beyond the first FREE_NAMES take NAME_BYTES, however long they are: so a rename moves no
-charge, and small quotas that were made for so many pages hold as many. What a domain is charged its parent is charged as well: the domain around it, or else the uid that owns its directory. So a domain is a
-part of its owner's quota, never a way out of it.
+the paths in symbolic links. Names beyond the first FREE_NAMES take NAME_BYTES each, whatever their length: so a rename
+moves no charge, and a small quota that was meant for so many pages holds as many.
+
+What a domain is charged its parent is charged as well: the domain around it, or else the uid that owns its directory.
+So a domain is a part of its owner's quota, never a way out of it.
 
 Owned by the daemon's trio thread; limits are checked before anything changes.
 """

@@ -23,8 +23,8 @@ QUOTA_BYTES = 1 << 20
 FREE_BYTES = 128 * 255
 """Names that an account has for nothing."""
 DISK_MIB, QUICK_DISK_MIB = 400, 40
-MOST_BYTES = 24 << 20
-"""Of memory, for attributes of any size: what few SQLite pages and the daemon's own rows take."""
+MOST_BYTES = 32 << 20
+"""Of memory: the index's cache has 16 MiB, and what is not kept yet 8."""
 EMPTY_BYTES = 14 << 20
 """Of an index and its log when the files are gone: few pages that are free, for what comes next."""
 SHRINKS_S = 60

@@ -295,3 +295,54 @@ def test_weights_of_users_are_told_and_those_of_domains_outlive_the_daemon(start
     daemon = start_daemon("--config", str(config))
     assert daemon.run(ask) == "0.25\n"
     assert daemon.stat()["weight"] == (0.5 if os.geteuid() == 0 else 1)
+
+
+@needs_root
+def test_attributes_and_names_count_and_large_ones_are_read_from_disk(start_daemon, open_to_all):
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "8M", "--quota", "256K")
+    daemon.mount.chmod(0o1777)
+    code = """
+os.chdir(sys.argv[2])
+def code_of(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+large, found = os.urandom(60_000), []
+for number in range(8):
+    open(f"f{number}", "w").close()
+    found.append(code_of(os.setxattr, f"f{number}", "user.x", large))
+print(found)
+os.setxattr("f0", "user.y", b"1")
+descriptor = os.open("f0", os.O_RDONLY)
+print("ready", flush=True)
+sys.stdin.readline()
+assert os.getxattr("f0", "user.x") == large and os.getxattr(descriptor, "user.y") == b"1"
+assert os.listxattr("f0") == ["user.x", "user.y"]
+print([code_of(os.setxattr, "f0", "user.y", b"2", os.XATTR_CREATE), code_of(os.getxattr, "f0", "user.z")])
+os.setxattr("f0", "user.y", b"2", os.XATTR_REPLACE)
+assert os.getxattr("f0", "user.y") == b"2"
+os.unlink("f0")
+print("ready", flush=True)
+sys.stdin.readline()
+assert os.getxattr(descriptor, "user.x") == large
+os.close(descriptor)
+os.setxattr("f7", "user.x", large)
+os.removexattr("f7", "user.x")
+print(code_of(os.getxattr, "f7", "user.x"), code_of(os.symlink, "t" * 4000, "link"), os.readlink("link") == "t" * 4000)
+"""
+    command = [sys.executable, "-c", "import errno, os, sys\n" + AS_USER + code, str(ANN), daemon.mount]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd="/") as process:
+        assert process.stdout.readline() == f"{[None] * 4 + ['EDQUOT'] * 4}\n"
+        for _ in range(2):
+            while (line := process.stdout.readline()) != "ready\n":
+                assert line == "['EEXIST', 'ENODATA']\n"
+            daemon.symphony("sync")
+            process.stdin.write("\n")
+            process.stdin.flush()
+        assert process.stdout.readline() == "ENODATA None True\n"
+    assert process.returncode == 0
+    sym.connect(str(daemon.socket))
+    sym.daemon_check()
+    sym.close()

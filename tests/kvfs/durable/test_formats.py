@@ -19,6 +19,10 @@ FORMATS = Path(__file__).with_name("formats")
 """A state of each older format, as a release of its time left it."""
 
 
+FIRST_WITH_LARGE = 3
+"""Its a.kv has large attributes, in the record of the inode."""
+
+
 def test_there_is_a_state_of_every_older_format() -> None:
     assert sorted(path.name for path in FORMATS.iterdir()) == [f"{each}.tar.xz" for each in range(1, FORMAT_VERSION)]
 
@@ -40,6 +44,11 @@ def test_a_state_of_an_older_format_is_opened_with_all_that_it_has(older: int, t
             assert house.is_right(fork)
             assert house.fs.kv_stat(ROOT, "empty.kv").tokens == 0
             house.append(file, [7])
+            inode = house.fs.find(ROOT, "a.kv")
+            large = {b"user.large": bytes(range(256)) * 200, b"user.small": b"1"} if older == FIRST_WITH_LARGE else {}
+            assert inode.xattrs.is_away == bool(large), "a migration puts them apart"
+            await house.keeper.bring_xattrs(inode)
+            assert inode.xattrs == large
 
     trio.run(look)
     again = House(tmp_path / "state")

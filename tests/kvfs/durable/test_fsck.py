@@ -24,6 +24,7 @@ from tests.kvfs.durable.damage import (
     own_slots,
     slot_at,
     sql,
+    zero_page,
 )
 from tests.kvfs.durable.house import ROOT, House, running
 from tests.kvfs.durable.test_formats import FORMATS
@@ -242,3 +243,15 @@ def test_where_there_is_no_state_nothing_is_made(tmp_path: Path) -> None:
     with pytest.raises(SymError, match="no state"):
         fsck(tmp_path / "nowhere", repair=True)
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("older", range(1, FORMAT_VERSION))
+def test_an_index_of_an_older_format_whose_first_page_is_lost_is_read_all_the_same(older: int, tmp_path: Path) -> None:
+    with tarfile.open(FORMATS / f"{older}.tar.xz") as planted:
+        planted.extractall(tmp_path, filter="data")
+    zero_page(tmp_path / "state", 1)
+    fsck(tmp_path / "state", repair=True)
+    assert fsck(tmp_path / "state").findings == ()
+    house = House(tmp_path / "state")
+    assert house.names() == ["/a.kv", "/dir", "/dir/fork.kv", "/empty.kv"]
+    house.keeper.close()
