@@ -32,6 +32,8 @@ _MAX_BARREN = 400
 """Scans of a table, one after the other, that find nothing: then nothing more is looked for. A tenth of a second."""
 _PAGE_BYTES = 4096
 _NAME_BITS = 64
+_WITHOUT_ROWID = {b"\2", b"\x0a"}
+"""How a page of such a table begins."""
 _AS_FORMAT_3 = "DROP TABLE xattrs; PRAGMA user_version=3; PRAGMA auto_vacuum=0; VACUUM;"
 _SHOWN_PROBLEMS = 20
 
@@ -268,10 +270,10 @@ def _migrate(database: sqlite3.Connection, version: int) -> None:
 
 
 def _has_pointer_map(copy: Path) -> bool:
-    """Whether it was made, or written anew, by a release whose indexes shrink: else the first table is on page 2."""
+    """Whether it was made, or written anew, by a release whose indexes shrink: else page 2 is the root of a table."""
     with copy.open("rb") as file:
         file.seek(_PAGE_BYTES)
-        return file.read(1) == b"\1"  # its first entry: page 3 is the root of a table
+        return file.read(1) not in _WITHOUT_ROWID
 
 
 def _mend_first_page(copy: Path) -> None:
