@@ -278,7 +278,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     path.touch(mode=0o600)
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
     # Exclusive: nobody else reads or checkpoints, and no shared memory is needed.
-    for setting in (f"auto_vacuum={_INCREMENTAL}", "locking_mode=EXCLUSIVE", "journal_mode=WAL", *_SETTINGS):
+    for setting in ("locking_mode=EXCLUSIVE", f"auto_vacuum={_INCREMENTAL}", "journal_mode=WAL", *_SETTINGS):
         database.execute(f"PRAGMA {setting}")
     return database
 
