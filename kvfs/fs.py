@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePath
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvfs.images.model_facts import ModelFacts
-from kvfs.names.content import KvFile, Marks, marks_within
+from kvfs.names.content import KvFile, Marks
 from kvfs.names.disk import Disk
 from kvfs.names.inode import (
     NOT_KEPT,
@@ -42,7 +43,6 @@ from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Piece, Ranges, ranges_within
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable, Reservation
-from kvfs.pages.turns import turns_within
 from kvfs.volume import Volume, VolumeStatistics
 from libsym.abi import RANGE_END, Advice
 from libsym.errors import (
@@ -243,7 +243,7 @@ class FileSystem:
         """A new, empty KV file, open for writing. Without a path it is anonymous: gone when it is closed."""
         _check_mode(mode)
         place = self._free_place(creds, path)
-        return self._create(creds, place, mode, lambda owner: PageTable(self.pool, owner))
+        return self._create(creds, place, mode, self._new)
 
     def kv_open(self, creds: Credentials, path: str, *, write: bool) -> OpenKv:
         """A handle on an existing KV file; `write` needs read permission too, for an append attends to what it has."""
@@ -285,7 +285,7 @@ class FileSystem:
         """An anonymous file, charged to whom it will be under its name. Closing it gives the claim back."""
         _check_mode(mode)
         payer = self._payer(creds, claim.place)
-        file = self._create(creds, None, mode, lambda owner: PageTable(self.pool, owner), payer)
+        file = self._create(creds, None, mode, self._new, payer)
         file.claim = claim
         return file
 
@@ -307,7 +307,7 @@ class FileSystem:
         """`kv_create` in a directory that the mount has led to: the kernel has checked permissions."""
         self._tree.require_free(directory, name)
         place = Place(directory, name, os.fsdecode(name), must_be_directory=False)
-        return self._create(creds, place, mode, lambda owner: PageTable(self.pool, owner))
+        return self._create(creds, place, mode, self._new)
 
     def kv_open_inode(self, inode: Inode, *, write: bool) -> OpenKv:
         """`kv_open` of a file that the mount has led to: the kernel has checked permissions."""
@@ -325,13 +325,9 @@ class FileSystem:
         self._require_open(source)
         _check_mode(mode)
         place = self._free_place(creds, path)
-        fork = self._create(creds, place, mode, source.table.fork)
-        fork.content.marks = marks_within(source.content.marks, fork.table.length)
-        fork.content.turns = turns_within(source.content.turns, fork.table.length)
-        fork.content.forked_from = (source.inode.number, fork.table.length)
+        fork = self._create(creds, place, mode, partial(self.volume.fork, source.inode, source.content))
         source.content.used_by_program()
         self.volume.heat.note(source.inode, source.content)
-        self.volume.pager.forked(source.table)
         under_way = source.content.under_way
         if is_ended and under_way is not None and under_way.length < fork.table.length:
             self.kv_truncate(fork, under_way.length)
@@ -368,7 +364,7 @@ class FileSystem:
         try:
             place = self._free_place(creds, path)
             file = self._create(
-                creds, place, mode, lambda owner: self.volume.finish_assembly(assembly).hand_over(owner)
+                creds, place, mode, lambda owner: self.volume.new_kv(self.volume.finish_assembly(assembly).hand_over(owner))
             )
         except BaseException:
             if not assembly.closed:
@@ -610,23 +606,25 @@ class FileSystem:
         creds: Credentials,
         place: Place | None,
         mode: int,
-        make_table: Callable[[int], PageTable],
+        make: Callable[[int], KvFile],
         payer: Account | None = None,
     ) -> OpenKv:
-        """`make_table` is told which account pays. OverQuota, and no file: it has no room for the file or its pages."""
+        """`make` is told which account pays. OverQuota, and no file: it has no room for the file or its pages."""
         account = payer or self._payer(creds, place)
         self._tree.require_one_more(account)
-        table = make_table(account.number)
+        content = make(account.number)
         if place is None:
             inode = self._tree.new_inode(stat.S_IFREG, mode, creds.uid, creds.gid, account)
         else:
             mode = mode_for_new(place.directory, creds, mode)
             inode = self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
-        content = self.volume.new_kv(table)
         self.volume.show(inode, content)
         self.volume.heat.note(inode, content)
         origin = None if place is None else (place.directory.number, place.name)
         return self._open(inode, content, origin, writable=True)
+
+    def _new(self, owner: int) -> KvFile:
+        return self.volume.new_kv(PageTable(self.pool, owner))
 
     def give_up(self, claim: Claim) -> None:
         """Let the next waiter have the name; nothing happens where the claim was not acquired."""

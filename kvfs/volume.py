@@ -238,19 +238,26 @@ class Volume:
         self._replace(inode, self.new_kv(PageTable(self.pool, _payer(inode))))
         inode.modified()
 
-    def fork_into(self, snapshot: Snapshot, source: KvFile, inode: Inode) -> None:
+    def fork(self, origin: Inode, source: KvFile, owner: int, snapshot: Snapshot | None = None) -> KvFile:
+        """A version with the entries of `source`, a version of `origin`, charged to an account; or raise OverQuota.
+
+        `snapshot`: what a reader of `source` sees, in place of what the file has now.
+        """
+        held = None if snapshot is None else (snapshot.held_pages(), snapshot.layout.num_entries)
+        table = source.table.fork(owner, held)
+        fork = self.new_kv(table, source.identity, marks_within(source.marks, table.length))
+        fork.turns = turns_within(source.turns if snapshot is None else snapshot.turns, table.length)
+        fork.forked_from = (origin.number, table.length)
+        self.pager.forked(source.table)
+        return fork
+
+    def fork_into(self, snapshot: Snapshot, origin: Inode, source: KvFile, inode: Inode) -> None:
         """Make a plain file, which must be empty, a fork of what a reader of `source` sees, or raise OverQuota."""
         assert isinstance(inode.content, PlainFile)
         assert inode.content.size == 0
-        owner = _payer(inode)
-        pages = snapshot.held_pages().copy()
-        self.pool.retain(pages, owner)
-        table = PageTable.adopt(self.pool, owner, pages, snapshot.layout.num_entries)
-        fork = self.new_kv(table, source.identity, marks_within(source.marks, table.length))
-        fork.turns = snapshot.turns
+        fork = self.fork(origin, source, _payer(inode), snapshot)
         self._replace(inode, fork)
         self.heat.note(inode, fork)
-        self.pager.forked(source.table)
         inode.modified()
 
     def change_owner(self, inode: Inode, uid: int) -> None:

@@ -332,7 +332,7 @@ class OpenFiles:
             reader = self._reader(source)
             at_start = source_offset == target_offset == file.inode.content.size == 0
             if reader is not None and at_start and self._is_whole(source, size):
-                reader.fork_into(file.inode)
+                reader.fork_into(source.file.inode, file.inode)
                 self._see_all(file)
                 file.fork = Fork(source, reader.size, min(size, reader.size))
                 return file.fork.answered

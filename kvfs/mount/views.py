@@ -92,12 +92,12 @@ class Reader:
                 await self._eager.long_job(self._snapshot.owner, self._snapshot.prepare)
                 self._prepared = True
 
-    def fork_into(self, inode: Inode) -> None:
-        """Make an empty plain file a KV file with what this reader sees."""
+    def fork_into(self, origin: Inode, inode: Inode) -> None:
+        """Make an empty plain file a fork of what this reader of `origin` sees."""
         assert not self._closing
         kv, _changes = self.version
         assert isinstance(kv, KvFile)
-        self._volume.fork_into(self._snapshot, kv, inode)
+        self._volume.fork_into(self._snapshot, origin, kv, inode)
 
     def close(self) -> None:
         """Give the pages back, as soon as nobody is reading."""

@@ -120,16 +120,18 @@ class PageTable:
         positions = self.pool.positions[pages].reshape(-1)[first - begin : stop - begin]
         return tokens, positions
 
-    def fork(self, owner: int | None = None) -> PageTable:
+    def fork(self, owner: int | None = None, held: tuple[IntArray, int] | None = None) -> PageTable:
         """A second table over the same pages, for `owner` (default: the same): integers are copied, never KV.
 
         While a reservation is open, the fork has the committed entries only. OverQuota: another owner has no room.
+        `held`: the pages and the length that this table had when a reader took references on them.
         """
-        assert not self.closed
-        pages = self.pages.copy()
+        assert held is not None or not self.closed
+        pages, length = held or (self.pages, self.length)
+        pages = pages.copy()
         owner = self._owner if owner is None else owner
         self.pool.retain(pages, owner)
-        fork = PageTable.adopt(self.pool, owner, pages, self.length)
+        fork = PageTable.adopt(self.pool, owner, pages, length)
         fork._source = ref(self)  # noqa: SLF001 - of its own kind
         return fork
 

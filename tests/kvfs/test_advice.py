@@ -85,7 +85,7 @@ def test_a_plain_file_does_not_expire_before_it_is_a_kv_file(fs: FileSystem) -> 
         await trio.sleep(60)
         volume.tree.opened(inode)
         snapshot = volume.open_snapshot(source.content)
-        volume.fork_into(snapshot, source.content, inode)
+        volume.fork_into(snapshot, source.inode, source.content, inode)
         volume.close_snapshot(snapshot)
         volume.tree.closed(inode)
         stat = fs.kv_stat(ANN, "a.kv")

@@ -96,6 +96,35 @@ def test_a_fork_belongs_to_whoever_forked(fs: FileSystem) -> None:
     assert base.table.length == 40
 
 
+def copied_by_cp(fs: FileSystem, source: OpenKv, path: str) -> OpenKv:
+    """A fork as `cp` on the mount makes one."""
+    volume = fs.volume
+    inode = volume.make_plain(volume.tree.root, path.encode(), 0o600, ANN.uid, ANN.gid)
+    snapshot = volume.open_snapshot(source.content)
+    volume.fork_into(snapshot, source.inode, source.content, inode)
+    volume.close_snapshot(snapshot)
+    return fs.kv_open(ANN, path, write=True)
+
+
+def forked_by_call(fs: FileSystem, source: OpenKv, path: str) -> OpenKv:
+    return fs.kv_fork(ANN, source, path)
+
+
+@pytest.mark.parametrize("fork_of", [forked_by_call, copied_by_cp])
+def test_pages_that_a_fork_used_are_its_source_s_again_when_it_goes(fs: FileSystem, fork_of) -> None:
+    base = fs.kv_create(ANN, "base.kv")
+    append(fs, base, 64)
+    fork = fork_of(fs, base, "fork.kv")
+    assert fork.content.forked_from == (base.inode.number, 64), "a trace tells whose fork it is"
+    reservation = fs.reserve(fork, [1], [64])
+    assert fs.volume.pager.acquire(reservation, 0, lambda _error: None) is None
+    commit_all(reservation)
+    assert (fs.pool.row_of[base.table.pages] == fork.table.row).all(), "the fork used them last"
+    fs.kv_close(fork)
+    fs.kv_remove(ANN, "fork.kv")
+    assert (fs.pool.row_of[base.table.pages] == base.table.row).all()
+
+
 def test_a_fork_during_a_step_has_what_was_committed(fs: FileSystem) -> None:
     base = fs.kv_create(ANN, "base.kv")
     append(fs, base, 5)

@@ -144,7 +144,8 @@ def test_a_plain_file_that_becomes_a_kv_file_while_it_is_synced_is_kept_as_that(
                     inode.modified()
                     nursery.start_soon(house.sync, "file")
                     await trio.testing.wait_all_tasks_blocked()
-                    house.volume.fork_into(house.volume.hold(source.content), source.content, inode)
+                    snapshot = house.volume.hold(source.content)
+                    house.volume.fork_into(snapshot, source.inode, source.content, inode)
                     gate.let_pass(100)
 
     async def after() -> None:

@@ -326,7 +326,8 @@ def test_files_of_another_model_do_all_but_compute(tmp_path: Path) -> None:
             assert await image(house, kv(house, name)) == known
         copy = house.volume.make_plain(house.tree.root, b"copy.kv", 0o600, 0, 0)
         snapshot = house.volume.open_snapshot(kv(house, "theirs.kv"))
-        house.volume.fork_into(snapshot, kv(house, "theirs.kv"), copy)
+        theirs = house.tree.root.entries[b"theirs.kv"]
+        house.volume.fork_into(snapshot, theirs, kv(house, "theirs.kv"), copy)
         house.volume.close_snapshot(snapshot)
         house.fs.kv_rename(ROOT, "theirs.kv", "moved.kv")
         house.fs.kv_remove(ROOT, "fork.kv")

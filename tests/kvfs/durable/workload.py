@@ -219,7 +219,8 @@ class Workload:
 
     async def _fork_into(self, _nursery: trio.Nursery) -> None:
         """As cp does."""
-        source = self._file().content
+        origin = self._file()
+        source = origin.content
         directory, name = self._place()
         inode = self.house.volume.make_plain(directory, name, 0o600, 0, 0)
         self.model.note(self.house)
@@ -227,7 +228,7 @@ class Workload:
             await trio.sleep(0.002)
         if isinstance(source, KvFile) and source.users:
             snapshot = self.house.volume.open_snapshot(source)
-            self.house.volume.fork_into(snapshot, source, inode)
+            self.house.volume.fork_into(snapshot, origin, source, inode)
             self.house.volume.close_snapshot(snapshot)
 
     def _plain(self) -> Inode:
