@@ -364,7 +364,10 @@ class FileSystem:
         try:
             place = self._free_place(creds, path)
             file = self._create(
-                creds, place, mode, lambda owner: self.volume.new_kv(self.volume.finish_assembly(assembly).hand_over(owner))
+                creds,
+                place,
+                mode,
+                lambda owner: self.volume.new_kv(self.volume.finish_assembly(assembly).hand_over(owner)),
             )
         except BaseException:
             if not assembly.closed:

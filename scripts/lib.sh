@@ -47,9 +47,10 @@ missing_packages() {
         2>/dev/null || echo python3-dev
     command -v getfattr >/dev/null || echo attr
     [ "$level" = test ] || return 0
-    for tool in chromium curl fio git rsync mandoc; do # the tests run these; mandoc reads the manual
+    for tool in chromium curl fio git mandoc restic rsync vim; do # the tests run these; mandoc reads the manual
         command -v $tool >/dev/null || echo $tool
     done
+    command -v borg >/dev/null || echo borgbackup
 }
 
 install_packages() {

@@ -3,6 +3,8 @@
 The kernel sends a FLUSH at every close of a duplicated descriptor (`cat a > b` closes one before its first byte is
 written), so a test that fails is not the end: bytes that claim to be an image and are none give an error to whoever
 closes, `cp` for one, and stay a plain file that may be written further. What does not claim to be one is a plain file.
+A close says nothing while the file has gaps that nobody wrote, or is still open for another writer: `restic` closes a
+file between two of its parts.
 """
 
 from __future__ import annotations

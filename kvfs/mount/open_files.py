@@ -31,7 +31,7 @@ from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.volume import Volume
-from libsym.errors import NotSupported, SymError
+from libsym.errors import Invalid, NotSupported, SymError
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,8 @@ class Handle:
     writable: bool
     wrote: bool = False
     """Something was changed through it: its FLUSH tests the content."""
+    closes: bool = False
+    """A descriptor was closed since the last change: perhaps the last one."""
     direct: bool = False
     """It goes past the page cache, and so it can't be mapped for sharing."""
     own: Reader | None = None
@@ -141,18 +143,30 @@ class OpenFiles:
         return handle
 
     async def flush(self, handle: Handle) -> None:
-        """A descriptor of the handle was closed: raise if what was written is a broken image."""
+        """A descriptor of the handle was closed: raise if what was written is a broken image, and nothing shows that
+        more will be written.
+        """
         if handle.wrote:
             began_s = trio.current_time()
+            handle.closes = True
             try:
                 async with handle.file.lock:
                     content = handle.file.inode.content
                     if isinstance(content, PlainFile):
                         self._disk.require_rest(content)  # a program that was interrupted closes its files, and ends
                     await self._settle(handle.file, began_s)
+            except Invalid:
+                if not self._is_being_written(handle.file):
+                    raise
             except trio.Cancelled:  # Ctrl-C: the bytes are what they are, and the release is not to begin again
                 handle.wrote = False
                 raise
+
+    def _is_being_written(self, file: OpenFile) -> bool:
+        """Whether parts of the file are missing, or another handle wrote and has not been closed since."""
+        content = file.inode.content
+        has_gaps = isinstance(content, PlainFile) and bool(content.gaps)
+        return has_gaps or any(handle.wrote and not handle.closes for handle in file.handles)
 
     async def release(self, handle: Handle) -> None:
         """The handle's last descriptor was closed. If it was the last one that had written, this test is for good."""
@@ -284,7 +298,7 @@ class OpenFiles:
                     async with file.lock:
                         is_done = await self._truncate(file, size, node, began_s)
         if handle is not None:
-            handle.wrote = True
+            handle.wrote, handle.closes = True, False
 
     async def _cut(self, file: OpenFile, kv: KvFile, size: int, node: int) -> bool:
         """Entries, in their turn: without the lock, which whoever opens the file needs. False: it is another file."""
@@ -368,7 +382,7 @@ class OpenFiles:
         content = handle.file.inode.content
         if not isinstance(content, PlainFile):
             raise self._unwritable(handle.file.inode)
-        handle.wrote = True
+        handle.wrote, handle.closes = True, False
         return content
 
     def _is_truncated(self, file: OpenFile, size: int, node: int) -> None:

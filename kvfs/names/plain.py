@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Self, TypeAlias
 
 from kvfs.names.disk import NOT_OFFERED, Disk
+from kvfs.names.gaps import Gaps
 from kvfs.names.removals import Descriptor, Removals
 from libsym.errors import SymError
 
@@ -64,6 +65,7 @@ class PlainFile:
         "_synced",
         "changes",
         "charged",
+        "gaps",
         "is_lost",
         "size",
     )
@@ -89,6 +91,9 @@ class PlainFile:
         self.changes = 0
         """Counts where changes begin and end: equal counts mean equal bytes, and that nothing is being changed now if
         nothing was then."""
+        self.gaps = Gaps()
+        """Bytes below the size that nobody has written, as far as this daemon saw it. Whoever changes the file changes
+        them."""
         self.is_lost = False
         """Whether its bytes should be there, and are not: it can be emptied or removed, and not opened."""
         self._synced = 0
@@ -181,7 +186,7 @@ class PlainFile:
             return 0
         finally:
             self.changes += 1
-        self.size = max(self.size, offset + written)
+        self._filled(offset, offset + written)
         self._written(self._doubtful, offset, offset + written)
         return written
 
@@ -234,8 +239,8 @@ class PlainFile:
             file = self._opened()
             while view:
                 written = self._disk.pwritev(file.number, [view], offset, 0)
+                self._filled(offset, offset + written)
                 offset += written
-                self._grown(offset)
                 view = view[written:]
         except OSError as error:
             raise self._failed("write", error) from error
@@ -257,10 +262,13 @@ class PlainFile:
         finally:
             self.changes += 1
         self._grown(size)
+        self.gaps.grown(before, size)
+        self.gaps.cut(size)
         self._doubtful = range(self._doubtful.start, min(self._doubtful.stop, size))
 
     def allocate(self, offset: int, size: int) -> None:
         """As `posix_fallocate(3)`."""
+        before = self.size
         self.changes += 1
         try:
             self._disk.allocate(self._opened().number, offset, size)
@@ -269,6 +277,7 @@ class PlainFile:
         finally:
             self.changes += 1
         self._grown(offset + size)
+        self.gaps.grown(before, offset + size)
 
     def sync(self) -> None:
         """As `fdatasync(2)`: bytes that were written before are on the disk, or this raises.
@@ -309,6 +318,12 @@ class PlainFile:
         return bool(self._doubtful)
 
     # Parts
+
+    def _filled(self, start: int, stop: int) -> None:
+        """A write has put bytes there."""
+        self.gaps.grown(self.size, start)
+        self.gaps.written(start, stop)
+        self._grown(stop)
 
     def _grown(self, size: int) -> None:
         """The file has so many bytes at least; but none that anybody sees once they were removed."""

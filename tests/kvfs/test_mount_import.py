@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,53 @@ def test_each_close_tests_and_the_last_one_decides(mount: Mount) -> None:
     os.close(fd)
     assert mount.call("stat", "b.kv")["kind"] == "kv"
     mount.sh("touch a.kv b.kv; cmp a.kv b.kv")
+
+
+def _allocate(path: Path, size: int) -> None:
+    with opened(path, os.O_WRONLY) as fd:
+        os.posix_fallocate(fd, 0, size)
+
+
+@pytest.mark.parametrize("make_room", [os.truncate, _allocate])
+def test_a_file_that_is_restored_in_pieces_is_closed_between_them(mount: Mount, make_room) -> None:
+    """As restic restores: the file has its size at first, and is closed and opened again for each of its parts."""
+    a_kv_file(mount)
+    whole = (mount.path / "a.kv").read_bytes()
+    path = mount.path / "b.kv"
+    path.touch()
+    make_room(path, len(whole))
+    parts = [(0, 5000), (len(whole) - 100, len(whole)), (5000, 9000), (9000, len(whole) - 100)]
+    for start, stop in parts:
+        assert mount.call("stat", "b.kv")["kind"] == "file"
+        with opened(path, os.O_WRONLY) as fd:
+            os.pwrite(fd, whole[start:stop], start)
+            os.close(os.dup(fd))
+    assert mount.call("stat", "b.kv")["kind"] == "kv"
+    mount.sh("cmp a.kv b.kv")
+
+
+def test_a_file_that_was_restored_wrong_says_so_at_its_last_piece(mount: Mount) -> None:
+    a_kv_file(mount)
+    whole = (mount.path / "a.kv").read_bytes()
+    fd = os.open(mount.path / "b.kv", os.O_CREAT | os.O_WRONLY)
+    os.pwrite(fd, whole[:5000], 0)
+    os.pwrite(fd, whole[6000:], 6000)
+    os.close(os.dup(fd))
+    os.pwrite(fd, b"x" * 1000, 5000)
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.close(fd)
+    assert mount.call("stat", "b.kv")["kind"] == "file"
+
+
+def test_the_last_of_two_writers_is_told(mount: Mount) -> None:
+    a_kv_file(mount)
+    whole = (mount.path / "a.kv").read_bytes()
+    first, second = (os.open(mount.path / "b.kv", os.O_CREAT | os.O_WRONLY) for _ in range(2))
+    os.write(first, whole[:5000])
+    os.pwrite(second, whole[5000:9000], 5000)
+    os.close(first)
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.close(second)
 
 
 @pytest.mark.slow

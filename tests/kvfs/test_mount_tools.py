@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.kvfs.mounted import Mount, a_kv_file, needs_mount
+from tests.kvfs.mounted import Mount, a_kv_file, mounted, needs_mount
 
 pytestmark = [needs_mount, pytest.mark.slow]
 
@@ -157,6 +157,35 @@ def test_advice_comes_back_with_the_file(mount: Mount, out: str, back: str) -> N
     mount.call("open", "c.kv")
     with pytest.raises(OSError, match="not supported"):
         os.removexattr(mount.path / "c.kv", "user.kv.tokens")
+
+
+@pytest.mark.parametrize(
+    ("out", "back"),
+    [
+        pytest.param(
+            "restic init && restic backup a.kv", "restic restore latest --target . --verify", marks=needs("restic")
+        ),
+        pytest.param(
+            "borg init -e none $OUT/borg && borg create $OUT/borg::one a.kv",
+            "borg extract $OUT/borg::one",
+            marks=needs("borg"),
+        ),
+        pytest.param("rsync -a a.kv $OUT/", "rsync -a $OUT/a.kv .", marks=needs("rsync")),
+        ("tar cf $OUT/t a.kv", "tar xf $OUT/t"),
+    ],
+    ids=["restic", "borg", "rsync", "tar"],
+)
+def test_a_backup_goes_out_and_comes_back(tmp_path: Path, out: str, back: str) -> None:
+    """An image of several parts, as restic cuts files."""
+    with mounted(tmp_path, num_pages=128, page_bytes=1 << 16) as mount:
+        mount.call("close", a_kv_file(mount, count=32 * 100))
+        settings = "export HOME=$OUT/home RESTIC_REPOSITORY=$OUT/restic RESTIC_PASSWORD=of-a-test; "
+        mount.sh(settings + out)
+        before = hashlib.blake2b((mount.path / "a.kv").read_bytes()).digest()
+        mount.sh("rm a.kv")
+        mount.sh(settings + back)  # a status that is not 0 raises
+        assert mount.call("stat", "a.kv")["kind"] == "kv"
+        assert hashlib.blake2b((mount.path / "a.kv").read_bytes()).digest() == before
 
 
 def test_advice_waits_on_a_plain_file(mount: Mount) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvfs.names.disk import Disk
+from kvfs.names.gaps import MAX_GAPS, Gaps
 from kvfs.names.plain import PlainFile
 from kvfs.names.removals import Descriptor, Removals
 from libsym.errors import SymError
@@ -47,6 +50,38 @@ def read_with(directory: Path, change: Callable[[PlainFile], None]) -> tuple[Pla
 
     file = a_file(directory, pread=late)
     return file, file.read_at(0, len(WHOLE))
+
+
+def test_gaps_are_the_bytes_that_nobody_wrote(tmp_path: Path) -> None:
+    file, written, dice = PlainFile(tmp_path, "2.1.plain"), bytearray(), random.Random(3)
+    for _ in range(500):
+        start, size = dice.randrange(200), dice.randrange(1, 60)
+        match dice.randrange(4):
+            case 0:
+                file.resize(start)
+                written = written[:start].ljust(start, b"-")
+            case 1:
+                file.allocate(start, size)
+                written = written.ljust(start + size, b"-")
+            case _:
+                write = file.write_at if dice.random() < 0.5 else file.write_nowait
+                done = write(start, b"+" * size) if write == file.write_nowait else (write(start, b"+" * size), size)[1]
+                if done:
+                    written = written.ljust(start, b"-")
+                    written[start : start + done] = b"+" * done
+        assert file.size == len(written)
+        gaps = list(file.gaps)
+        assert {at for gap in gaps for at in gap} == {at for at, byte in enumerate(written) if byte == ord("-")}
+        assert all(one.stop < next_one.start for one, next_one in pairwise(gaps)), "none touch"
+
+
+def test_gaps_are_bounded() -> None:
+    gaps = Gaps()
+    for at in range(2 * MAX_GAPS):
+        gaps.grown(3 * at, 3 * at + 2)
+    assert len(list(gaps)) == MAX_GAPS
+    gaps.written(0, 9 * MAX_GAPS)
+    assert not gaps
 
 
 @pytest.mark.parametrize("size", [0, 100])
