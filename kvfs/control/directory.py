@@ -160,6 +160,10 @@ class ControlTree:
         """A new, empty KV file under a new name of the text view, open for writing."""
         directory = self.inode_behind(parent)
         require_directory(directory, name)
+        if _is_scratch(name, flags):
+            raise NotPermitted(
+                f"{shown(name)}: is a file that an editor makes for itself, and no text: write a new text with O_WRONLY"
+            )
         existing = directory.entries.get(name)
         if existing is not None and not flags & os.O_EXCL:
             if _is_mirrored(existing):  # made since the kernel looked: ESTALE makes it look again
@@ -281,6 +285,16 @@ class ControlTree:
         if number in {CONTROL_ROOT, _PROCESSES} or number & _PROCESS_BIT:
             raise IsDirectory("a directory has no bytes")
         raise NotFound(f"there is no control file {number - CONTROL_ROOT}")
+
+
+def _is_scratch(name: bytes, flags: int) -> bool:
+    """Whether a new file is a temporary, swap or backup file of a program that saves another one.
+
+    Their makers read them, too, or refuse links (mkstemp does both, vim one of them), or name them so. What writes a
+    text does neither. Refused at once, they go elsewhere, or their program says so: none could be removed here.
+    """
+    is_read = flags & os.O_ACCMODE != os.O_WRONLY
+    return bool(is_read or flags & os.O_NOFOLLOW or name.endswith(b"~") or (name[:1] == name[-1:] == b"#"))
 
 
 def _is_mirrored(inode: Inode) -> bool:

@@ -10,7 +10,7 @@ from kvfs.control.text_writer import TextWriter
 from kvfs.fs import FileSystem
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
-from libsym.errors import Invalid, NotPermitted, NotSupported
+from libsym.errors import NotPermitted, NotSupported
 
 
 class ControlHandle(Protocol):
@@ -139,8 +139,8 @@ class TextHandle:
             await self._writer.flush(pid)
 
     async def sync(self) -> None:
-        if self._writer is not None and self._writer.has_begun:
-            raise Invalid("a text is computed until it is closed: close it, and sync the KV file")
+        if self._writer is not None:
+            await self._writer.settle()
         await self._storage.sync(self._inode)
 
     async def release(self) -> None:

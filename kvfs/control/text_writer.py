@@ -2,8 +2,8 @@
 
 The text is tokenized and computed while it is being written. What it becomes does not depend on how the writes were
 cut: only what tokenizes the same whatever follows goes on its way at once. A FLUSH (a descriptor was closed: there may
-be more of them) tokenizes the rest as well; should more text follow, that rest is taken back and tokenized again
-together with it.
+be more of them) and an FSYNC tokenize the rest as well; should more text follow, that rest is taken back and tokenized
+again together with it.
 
 It is all or nothing: when the pool is full, a step fails, the text is too long or no UTF-8, or the writer dies by a
 signal, then everything that was written through this handle goes away, and with it the file if the handle made it. (The
@@ -62,7 +62,7 @@ class TextWriter:
         self._pending = ""
         """Text that is not tokenized yet, because what follows may change its tokens."""
         self._rest: tuple[str, int] | None = None
-        """Text that the last FLUSH tokenized all the same, and how many tokens it gave."""
+        """Text that the last FLUSH or FSYNC tokenized all the same, and how many tokens it gave."""
         self._first = handle.table.length
         self._cuts = handle.content.cuts
         self._num_tokens = 0
@@ -113,6 +113,21 @@ class TextWriter:
         except trio.Cancelled:
             self._fail(_interrupted())
             raise
+        except SymError:
+            await self._gone.wait()
+            raise
+
+    async def settle(self) -> None:
+        """Wait until all is computed that was taken, but for the end where that is no whole character yet, or raise
+        and leave nothing.
+        """
+        try:
+            async with self._lock:
+                if self._is_torn or self._utf8.getstate()[0]:
+                    self._require_good()
+                    await self._prefill.wait(0)
+                else:
+                    await self._finish()
         except SymError:
             await self._gone.wait()
             raise
@@ -183,7 +198,7 @@ class TextWriter:
             self._prefill.append(tokens)
 
     def _reopen_rest(self) -> None:
-        """More text follows after a FLUSH: take back what was tokenized only for want of it."""
+        """More text follows after a FLUSH or an FSYNC: take back what was tokenized only for want of it."""
         if self._rest is None:
             return
         text, num_tokens = self._rest

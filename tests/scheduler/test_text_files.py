@@ -152,6 +152,39 @@ def test_text_that_follows_a_flush_is_tokenized_with_what_came_before(bench):
     bench.run(scenario)
 
 
+def test_a_sync_computes_what_is_whole_and_more_text_may_follow(bench):
+    """Editors sync what they have written before they close it."""
+
+    async def scenario():
+        handle = await bench.create(b"a")
+        await handle.sync()
+        end = await bench.write(handle, "one <b")
+        await handle.sync()
+        assert bench.tokens(b"a") == list(b"one <b")
+        end = await bench.write(handle, "os> two 世".encode()[:-1], at=end)
+        await handle.sync()
+        assert bench.tokens(b"a") == bench.tokenizer.encode("one <bos> two ")
+        await bench.write(handle, "世".encode()[-1:], at=end)
+        await handle.sync()
+        await bench.close(handle)
+        assert bench.tokens(b"a") == bench.tokenizer.encode("one <bos> two 世")
+
+    bench.run(scenario)
+
+
+def test_a_sync_of_a_text_that_has_failed_says_so(bench):
+    async def scenario():
+        handle = await bench.create(b"a")
+        with pytest.raises(Invalid):
+            await handle.write(0, b"\xff")
+        with pytest.raises(SymError):
+            await handle.sync()
+        await handle.release()
+        assert bench.leaves_nothing()
+
+    bench.run(scenario)
+
+
 def test_what_a_program_has_appended_since_the_flush_is_not_touched(bench):
     async def scenario():
         handle = await bench.create(b"a")
@@ -603,6 +636,25 @@ def test_the_control_files_themselves_cant_be_changed(bench):
                 bench.fs.kv_create(ME, name)
         with pytest.raises(NotFound):
             bench.fs.kv_open(ME, ".symphony/text/a", write=False)
+
+    bench.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        (b".a.swp", os.O_RDWR | os.O_CREAT | os.O_EXCL),
+        (b"sedAbCdEf", os.O_RDWR | os.O_CREAT | os.O_EXCL),
+        (b"4913", NEW | os.O_NOFOLLOW),
+        (b"a~", NEW),
+        (b"#a#", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+    ],
+)
+def test_what_an_editor_makes_for_itself_is_refused_at_once(bench, name, flags):
+    async def scenario():
+        with pytest.raises(NotPermitted, match="O_WRONLY"):
+            await bench.create(name, flags=flags)
+        assert bench.leaves_nothing()
 
     bench.run(scenario)
 

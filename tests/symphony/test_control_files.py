@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import tarfile
@@ -237,6 +238,31 @@ def test_the_control_files_are_found_but_not_listed(connected, kv, tmp_path):
     assert (kv / ".symphony").is_dir()
     assert ".symphony" not in os.listdir(kv)  # noqa: PTH208 - as `ls -a` does
     assert connected.shell(f"find {kv}").stdout.split() == [str(kv)]
+
+
+VIM = "vim -Nes -u NONE -c 'set swapfile directory=.,/tmp backupdir=.,/tmp {}' -c '%s/two/2/' -c wq a.kv"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("vim") is None, reason="NOT TESTED: there is no vim here")
+@pytest.mark.parametrize("options", ["", "backup", "backupcopy=yes", "backupcopy=no"])
+def test_vim_edits_a_text(connected, kv, text, options):
+    connected.shell(f"printf 'one\ntwo\nthree\n' > {text}/a.kv")
+    said = connected.shell(f"cd {text} && {VIM.format(options)} 2>&1")
+    assert "failed" not in said.stdout, said.stdout
+    assert (text / "a.kv").read_text() == "one\n2\nthree\n"
+    assert [each.name for each in kv.iterdir()] == ["a.kv"]
+
+
+def test_sed_is_told_at_once_that_it_cant_edit_a_text_in_place(connected, kv, text):
+    connected.shell(f"printf 'one' > {text}/a.kv")
+    refused = connected.shell(f"cd {text} && sed -i s/one/two/ a.kv", check=False)
+    assert refused.returncode != 0
+    assert "couldn't open temporary file" in refused.stderr
+    assert (text / "a.kv").read_text() == "one"
+    assert [each.name for each in kv.iterdir()] == ["a.kv"]
+    connected.shell(f'cd {text} && new=$(sed s/one/two/ a.kv) && printf %s "$new" > a.kv && sync a.kv')
+    assert (text / "a.kv").read_text() == "two"
 
 
 @pytest.mark.parametrize(
