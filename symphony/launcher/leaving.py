@@ -8,6 +8,8 @@ references and files without close() do at the end, they do. What the program pu
 it is, without its `__del__`.
 
 A program with daemon threads, and one that calls sys.exit(), end by the interpreter itself.
+
+The status is settled before anything is taken apart: what fails then is told as the interpreter tells what it ignores.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ def leave(status: int, inherited: Collection[str]) -> None:
     if _has_threads():
         return
     is_flushed = _flush()
-    _take_apart(inherited)
+    try:
+        _take_apart(inherited)
+    except BaseException as error:  # noqa: BLE001 - modules may be anything, and an interrupt may come: it is over
+        _ignored(_take_apart, error)
     if not (_flush() and is_flushed):
         status = _FLUSH_FAILED
     ctypes.PyDLL(None).exit(status)  # no thread gets the interpreter any more
@@ -52,8 +57,7 @@ def _join_threads() -> None:
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as the interpreter does
     except BaseException as error:  # noqa: BLE001 - an interrupt, most likely: it ends the wait and nothing else
-        print(f"Exception ignored in: {threading!r}", file=sys.stderr)
-        traceback.print_exception(error)
+        _ignored(threading, error)
 
 
 def _flush() -> bool:
@@ -64,14 +68,15 @@ def _flush() -> bool:
         if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()
     except Exception as error:  # noqa: BLE001 - the object is the program's
-        _ignored(error)
+        _ignored(sys.stdout, error)
         return False
     return True
 
 
-def _ignored(error: Exception) -> None:
+def _ignored(where: object, error: BaseException) -> None:
     with suppress(Exception):
-        sys.stderr.write(f"Exception ignored in: {sys.stdout!r}\n{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"Exception ignored in: {where!r}\n")
+        traceback.print_exception(error, file=sys.stderr)
 
 
 def _take_apart(inherited: Collection[str]) -> None:
@@ -93,10 +98,16 @@ def _take_apart(inherited: Collection[str]) -> None:
 
 
 def _own(inherited: Collection[str]) -> list[str]:
-    return [name for name, each in sys.modules.items() if isinstance(each, ModuleType) and name not in inherited]
+    """By type: an object of another kind may claim to be a module (cffi's libraries do), and refuse weak references."""
+    return [name for name, each in sys.modules.items() if issubclass(type(each), ModuleType) and name not in inherited]
 
 
 def _empty(module: ModuleType) -> None:
-    names = [name for name in vars(module) if name != "__builtins__"]
-    for name in sorted(names, key=lambda name: not (name.startswith("_") and not name.startswith("__"))):
-        vars(module)[name] = None
+    contents = object.__getattribute__(module, "__dict__")  # a module that is loaded lazily would be loaded by vars()
+    names = [name for name in contents if name != "__builtins__"]
+    for name in sorted(names, key=_is_private, reverse=True):
+        contents[name] = None
+
+
+def _is_private(name: object) -> bool:
+    return isinstance(name, str) and name.startswith("_") and not name.startswith("__")

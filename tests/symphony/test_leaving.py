@@ -1,5 +1,6 @@
 """A program that has run to its end leaves nothing undone: it ends as where python itself runs it."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -52,8 +53,54 @@ ENDS = {
     "another output": "sys.stdout = open('left.txt', 'w'); print('it is all that was written')",
     "an error": "kept = open('left.txt', 'w'); kept.write('it is all that was written'); 1 / 0",
     "a module that is none": "sys.modules['odd'] = None; sys.modules['odder'] = 7",
+    "an object that claims to be a module": """
+        class Odd:
+            __slots__ = ()
+            __class__ = type(sys)
+        sys.modules['odd'] = Odd()
+    """,
+    "a module whose contents have no names": """
+        import types
+        os.kept = sys.modules['odd'] = types.ModuleType('odd')
+        vars(os.kept)[7] = 'seven'
+    """,
+    "a module that looks at who asks": """
+        import types
+        class Lazy(types.ModuleType):
+            def __getattribute__(self, name): raise RuntimeError(name)
+        os.kept = sys.modules['odd'] = Lazy('odd')
+    """,
     "a status": "kept = open('left.txt', 'w'); kept.write('it is all that was written'); sys.exit(7)",
 }
+
+
+EXTENSIONS = [
+    *(
+        "aiohttp",
+        "charset_normalizer",
+        "cryptography.hazmat.bindings._rust",
+        "frozenlist",
+        "jiter",
+        "llguidance",
+        "lxml.etree",
+        "markupsafe",
+    ),
+    *("mcp", "msgpack", "multidict", "numpy", "orjson", "pandas", "PIL.Image", "propcache"),
+    *("psutil", "pydantic_core", "regex", "rpds", "safetensors", "scipy", "sqlite3", "tiktoken"),
+    *("tokenizers", "torch", "xxhash", "yaml", "yarl", "zmq", "zstandard"),
+]
+
+
+@pytest.mark.slow
+def test_programs_that_import_extensions_succeed(launchers):
+    """One program for all that is here of those that people use most: each puts modules of its own kind there."""
+    found = [name for name in EXTENSIONS if importlib.util.find_spec(name.partition(".")[0])]
+    assert len(found) >= 20, found
+    prog = launchers.script("\n".join([*(f"import {name}" for name in found), "print('done')"]))
+    command = [sys.executable, "-m", "symphony", "run", "--bind", ".", prog]
+    words = {"env": launchers.environment, "cwd": launchers.directory, "capture_output": True, "text": True}
+    done = subprocess.run(command, check=False, timeout=60, **words)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 @pytest.mark.parametrize("source", ENDS.values(), ids=ENDS.keys())
