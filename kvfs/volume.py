@@ -86,7 +86,7 @@ class Space:
     num_bytes: int
     free_bytes: int
     available_bytes: int
-    """Of the free ones: those that quotas around the domain, and the pool, have left, too."""
+    """Of the free ones: those that quotas around the domain, the pool and the disk have left, too."""
     num_files: int
     free_files: int
 
@@ -553,6 +553,9 @@ class Volume:
         around = domain_below(inode)
         domains = () if around is None else tuple(each for each in around.chain() if each.is_domain)
         free = available = now.free_bytes
+        num_slots = self.storage.num_free_slots()
+        if num_slots is not None:  # what fits into memory alone could not be kept
+            available = min(available, num_slots * now.page_bytes)
         block_bytes, num_bytes = now.page_bytes, now.capacity_bytes
         num_files, free_files = MAX_FILES, MAX_FILES - now.num_files
         for each in reversed(domains):  # the innermost limit is the one that shows

@@ -104,7 +104,7 @@ class House:
 
 
 MAX_TIMES_MEMORY = 32
-"""Without --disk pages take so much more on disk than in memory at most."""
+"""Without --disk there are so many times as many pages as fit into memory, at most."""
 
 
 def build(config: Config, source: Source, ending: Ending, notifier: Notifier) -> House:
@@ -120,7 +120,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     kept = state.load()
     restored = kept.num_slots(state.identity_of(facts, kept))
     limits = Limits(config.quota, config.quota_files)
-    num_on_disk = _num_on_disk(config, arena)
+    num_on_disk = _num_on_disk(config, arena, restored[0])
     num_pages = num_pages_of(arena.num_pages, restored[0], num_on_disk) + restored[1]
     accounts = Accounts(num_pages, arena.page_bytes, limits, exempt=exempt, weights=config.weight)
     journal = Journal()
@@ -190,14 +190,16 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     return house
 
 
-def _num_on_disk(config: Config, arena: PageStore) -> int:
-    """How many pages may be on disk."""
+def _num_on_disk(config: Config, arena: PageStore, num_restored: int) -> int:
+    """How many pages may be on disk, those that are there included."""
     if config.policy == NO_POLICY:
         return 0
+    slot_bytes = slot_bytes_of(arena.page_bytes)
     room = config.disk
     if room is None:
-        room = min(shutil.disk_usage(config.state).free, MAX_TIMES_MEMORY * arena.num_pages * arena.page_bytes)
-    return room // slot_bytes_of(arena.page_bytes)
+        there = shutil.disk_usage(config.state).free + num_restored * slot_bytes
+        room = min(there, MAX_TIMES_MEMORY * arena.num_pages * arena.page_bytes)
+    return room // slot_bytes
 
 
 def _changes(

@@ -178,6 +178,7 @@ class Keeper:
         """From the index, perhaps."""
         self._bringing = trio.Lock()
         self._error = ""
+        self._has_no_room = False
         self._is_full = False
         self._is_running = False
         volume.storage = self
@@ -322,7 +323,7 @@ class Keeper:
             )
 
     def num_free_slots(self) -> int | None:
-        room = self._room_bytes()
+        room = 0 if self._is_full or self._has_no_room else self._room_bytes()
         return None if room is None else max(0, room) // self._files[self._own].slot_bytes
 
     def needs_backing(self, name: str) -> bool:
@@ -571,6 +572,7 @@ class Keeper:
             return as_ours(job.error)
         self._num_commits += 1
         self._error = ""
+        self._has_no_room = False
         self._cutter.succeeded(cut)
         for identity, slots in self._doubtful:
             self.slots[identity].need_no_more(slots)
@@ -636,3 +638,4 @@ class Keeper:
         if str(error) != self._error:
             log.error("not everything is on disk: %s", error)
         self._error = str(error)
+        self._has_no_room = error.errno == errno.ENOSPC

@@ -200,6 +200,7 @@ def test_a_full_disk_is_told_and_what_is_removed_makes_room_again(
                 await house.keeper.sync_all()
             assert caught.value.errno == errno.ENOSPC
             assert house.keeper.statistics().error
+            assert house.volume.space_around(house.tree.root).available_bytes == 0, "as df says"
             assert house.tokens(await house.open("59.kv")) == [59]
             for number in range(50):
                 house.fs.kv_remove(ROOT, f"{number}.kv")

@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 
+from kvfs.durable.slot_file import slot_bytes_of
 from kvfs.fs import OpenKv
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.table import PageTable, Reservation
@@ -156,6 +157,25 @@ def test_a_full_disk_refuses_who_asks_for_more_and_loses_nothing(tmp_path: Path)
             assert house.is_right(file)
 
     live(work, tmp_path, num_pages=16, num_on_disk=200, disk_limit=20 * 4096)
+
+
+def test_what_df_calls_available_is_what_the_disk_has_room_for(tmp_path: Path) -> None:
+    async def work(house: House) -> None:
+        root = house.tree.root
+        space = house.volume.space_around(root)
+        assert space.num_bytes == 64 * 4096, "memory, for it is more than the disk"
+        assert space.available_bytes == 20 * 4096 < space.free_bytes
+        await house.compute(house.create("a.kv"), range(4 * PAGE))
+        await house.keeper.sync_all()
+        space = house.volume.space_around(root)
+        assert (space.free_bytes, space.available_bytes) == (60 * 4096, 16 * 4096)
+        house.write(house.volume.make_plain(root, b"plain", 0o600, 0, 0), b"x" * 16 * slot_bytes_of(4096))
+        space = house.volume.space_around(root)
+        assert (space.free_bytes, space.available_bytes) == (60 * 4096, 0)
+        with pytest.raises(NoSpace):
+            house.volume.storage.require_room(1)
+
+    live(work, tmp_path, num_pages=64, num_on_disk=20, disk_limit=20 * slot_bytes_of(4096))
 
 
 def test_a_file_goes_to_disk_and_comes_back_when_it_is_asked_to(tmp_path: Path) -> None:
