@@ -6,6 +6,7 @@ itself is loaded when names and files are served already.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,18 +18,24 @@ from decoder.cores import available_cores
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder, check, choose_isa
 from decoder.image_facts import KvFormat
+from decoder.memory import available_memory_bytes, total_memory_bytes
 from decoder.model import Model
 from decoder.model_config import KV_DTYPE, ModelConfig
 from kvfs.pages.store import PageStore
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoSpace
 from scheduler.batch.policy import Limits
-from symphony.config import Config, available_memory_bytes
+from symphony.config import Config
+from symphony.reports import human_bytes
+
+log = logging.getLogger(__name__)
 
 KV_MEMORY_SHARE = 0.25
 """Share of the memory that is free at start that the page pool may grow to, when nothing was said."""
 MAX_KV_MEMORY_SHARE = 0.75
 """The same with a GPU, whose pages have a home in host memory beside what the host keeps for it."""
+WARN_MEMORY_SHARE = 0.9
+"""Of all memory: a page pool of more leaves too little for weights, programs and the kernel."""
 GPU_LIMITS = Limits(max_tokens=2048)
 """Products over 512 rows are bound by arithmetic, and 2,048 keep the longest step short."""
 
@@ -166,6 +173,18 @@ def _arena(kv_memory: int, page_bytes: int, make: Callable[[int], ArenaT]) -> Ar
     num_pages = kv_memory // page_bytes
     if num_pages < 1:
         raise Invalid(f"--kv-memory {kv_memory} is less than one page of this model ({page_bytes} bytes)")
+    memory = total_memory_bytes()
+    if kv_memory > memory:
+        raise Invalid(
+            f"--kv-memory {kv_memory} is more than all memory that the daemon may have ({memory} bytes, "
+            f"{human_bytes(memory)}: of the machine, or of a control group): say a smaller --kv-memory"
+        )
+    if kv_memory > WARN_MEMORY_SHARE * memory:
+        log.warning(
+            "--kv-memory is %d %% of all memory (%s): the kernel may kill the daemon when pages fill it",
+            100 * kv_memory // memory,
+            human_bytes(memory),
+        )
     try:
         return make(num_pages)
     except (OSError, OverflowError) as error:

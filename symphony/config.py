@@ -14,7 +14,7 @@ from decoder.model_config import GPU_PRECISIONS, KV_DTYPE
 from kvfs.pages.weights import parse_weight
 from kvfs.sizes import parse_bytes
 from libsym.channel.socket_path import default_socket
-from libsym.errors import Invalid, NotFound
+from libsym.errors import Invalid
 from scheduler.programs.admission import MAX_AT_ONCE, MAX_PER_MINUTE
 from symphony.config_file import ConfigFile, Key, read_config_file
 
@@ -364,11 +364,3 @@ def _number(key: str, value: Any, what: str) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     raise Unfit(f"{key} is {value!r}: {what} needed", key)
-
-
-def available_memory_bytes() -> int:
-    """MemAvailable, as the kernel estimates it."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise NotFound("/proc/meminfo has no MemAvailable: say --kv-memory")

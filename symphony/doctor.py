@@ -22,10 +22,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from decoder.memory import available_memory_bytes
 from libsym.channel.socket_path import find_socket
 from libsym.errors import SymError
 from symphony import __version__
-from symphony.config import available_memory_bytes, defaults
+from symphony.config import defaults
 from symphony.installed import HERE, foreign_packages
 from symphony.reports import human_bytes
 

@@ -17,7 +17,7 @@ from decoder.checkpoints.llama import HEAD
 from decoder.checkpoints.weights import Weights
 from decoder.cpu.arena import Arena
 from decoder.image_facts import Facts
-from decoder.memory import available_memory_bytes
+from decoder.memory import available_memory_bytes, total_memory_bytes
 from decoder.model import load_model
 from decoder.model_config import ModelConfig
 from decoder.tiny import random_weights
@@ -378,7 +378,7 @@ MEMINFO = {"proc/meminfo": "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable:    5
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({"proc/self/cgroup": "0::/\n"}, 5000 << 10),
+        ({"proc/self/cgroup": "0::/\n"}, (5000 << 10, 9000 << 10)),
         (
             {
                 "proc/self/cgroup": "0::/a/b\n",
@@ -387,7 +387,7 @@ MEMINFO = {"proc/meminfo": "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable:    5
                 "cgroup/a/memory.current": "1000000\n",
                 "cgroup/a/memory.stat": "anon 5\ninactive_file 250000\n",
             },
-            2_250_000,
+            (2_250_000, 3_000_000),
         ),
         (
             {
@@ -396,17 +396,18 @@ MEMINFO = {"proc/meminfo": "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable:    5
                 "cgroup/memory/memory.usage_in_bytes": "600000\n",
                 "cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 50000\n",
             },
-            150_000,
+            (150_000, 700_000),
         ),
     ],
     ids=["no limit", "version 2", "version 1"],
 )
-def test_the_memory_available_is_the_least_that_any_limit_leaves(tmp_path, files, expected):
-    assert available_memory_bytes(*write_memory_files(tmp_path, MEMINFO | files)) == expected
+def test_memory_is_the_least_that_any_limit_allows_and_leaves(tmp_path, files, expected):
+    places = write_memory_files(tmp_path, MEMINFO | files)
+    assert (available_memory_bytes(*places), total_memory_bytes(*places)) == expected
 
 
 def test_this_machine_has_memory_available():
-    assert 1 << 26 < available_memory_bytes() < 1 << 50
+    assert 1 << 26 < available_memory_bytes() < total_memory_bytes() < 1 << 50
 
 
 def test_facts_satisfy_the_file_systems_protocol():

@@ -11,6 +11,7 @@ from contextlib import closing
 
 import pytest
 
+from decoder.memory import total_memory_bytes
 from tests.symphony.daemons import SYMPHONY
 
 TINY = ("--model", "tiny", "--kv-memory", "8M")
@@ -182,6 +183,7 @@ def test_a_killed_daemon_leaves_a_mount_that_the_next_one_clears(start_daemon):
         (("--model", "tiny", "--config", "/etc"), "directory"),
         (("--model", "tiny", "--kv-memory", "1e20"), "no machine has so much"),
         (("--model", "tiny", "--kv-memory", "1e17"), "smaller --kv-memory"),
+        (("--model", "tiny", "--kv-memory", str(total_memory_bytes() + 4096)), "is more than all memory"),
         (("--model", "tiny", "--mount", "/etc"), "not empty"),
         (("--model", "tiny", "--mount", "/etc/passwd/kv"), "/etc/passwd/kv"),
         (("--model", "tiny", "--socket", "/tmp/" + "s" * 120), "too long; choose another --socket"),
