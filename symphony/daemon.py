@@ -430,6 +430,7 @@ async def _mounted(house: House) -> AsyncIterator[None]:
                 house.fs,
                 house.config.mount,
                 allow_other=allow_other,
+                name=str(house.config.state.absolute()),
                 mounter=house.helper,
                 control=house.control,
                 is_busy=lambda: house.batches.is_stepping,

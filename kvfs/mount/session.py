@@ -44,8 +44,11 @@ _FUSE_DEVICE = Path("/dev/fuse")
 class Mounter(Protocol):
     """Mounts for a daemon that may not. Each call may block for a moment, and none touches the mount."""
 
-    def mount(self, where: Path) -> int:
-        """Mount there, for all users; the descriptor of /dev/fuse, which is the session's from now on."""
+    def mount(self, where: Path, source: str) -> int:
+        """Mount there, for all users; the descriptor of /dev/fuse, which is the session's from now on.
+
+        `source`: what lists of mounts call it.
+        """
 
     def agreed(self) -> None:
         """The kernel has asked what we can do."""
@@ -59,6 +62,7 @@ async def serve_mount(
     mountpoint: Path,
     *,
     allow_other: bool,
+    name: str = "",
     mounter: Mounter | None = None,
     is_busy: Callable[[], bool] = lambda: False,
     catch_up: Callable[[], None] = lambda: None,
@@ -70,6 +74,7 @@ async def serve_mount(
 
     `control`: what its `.symphony` holds; without it there is none.
     `allow_other`: every user may enter, and modes decide; without it only the daemon's own user may, not even root.
+    `name`: tells this mount from others in `df` and `findmnt`.
     `mounter`: mounts in place of this process, and then looks after the mount point, too.
     `is_busy`: whether the model is computing; names and attributes then get a bounded share of the time.
     `catch_up`: called before a request is answered, so that files show what was computed until then.
@@ -85,7 +90,7 @@ async def serve_mount(
     controls = None if control is None else ControlHandlers(control, fs.volume, answers, eager, files, turns)
     bind(requests, files, controls)
     agreed = trio.Event()
-    await _mount(where, agreed, mounter, allow_other=allow_other)
+    await _mount(where, _source(name), agreed, mounter, allow_other=allow_other)
     try:
         shim.verify()
         fs.mountpoint = where
@@ -105,9 +110,14 @@ def _forget(directory: int, name: bytes) -> None:
     pyfuse3.invalidate_entry_async(pyfuse3.InodeT(directory), pyfuse3.FileNameT(name), ignore_enoent=True)
 
 
-async def _mount(where: Path, agreed: trio.Event, mounter: Mounter | None, *, allow_other: bool) -> None:
+def _source(name: str) -> str:
+    """What lists of mounts call this one, without what means something in them or in options."""
+    return "symphony:" + re.sub(r"[^!-~]|[,\\]", "_", name) if name else "symphony"
+
+
+async def _mount(where: Path, source: str, agreed: trio.Event, mounter: Mounter | None, *, allow_other: bool) -> None:
     """Mount; `agreed` is set when the kernel has asked what we can do."""
-    options = {"default_permissions", "fsname=symphony", "subtype=kv"}
+    options = {"default_permissions", f"fsname={source}", "subtype=kv"}
     if allow_other:
         options.add("allow_other")
     shim.expect_session()
@@ -116,7 +126,7 @@ async def _mount(where: Path, agreed: trio.Event, mounter: Mounter | None, *, al
     settings.supports_dot_lookup = True
     settings.enable_writeback_cache = False  # LIPs read and change the same files: bytes must not wait in the kernel
     # The descriptor is the session's, which closes it: libfuse takes one in place of a path, and mounts nothing then.
-    place = where if mounter is None else f"/dev/fd/{await trio.to_thread.run_sync(mounter.mount, where)}"
+    place = where if mounter is None else f"/dev/fd/{await trio.to_thread.run_sync(mounter.mount, where, source)}"
     try:
         pyfuse3.init(settings, str(place), options)
     except RuntimeError as error:

@@ -41,7 +41,7 @@ from typing import Any
 FIRST_DESCRIPTOR = 3
 """Of those that a service manager hands over."""
 SOURCE, KIND = "symphony", "fuse.kv"
-"""As which the kernel's list of mounts has ours."""
+"""As which the kernel's list of mounts has ours; behind a colon the daemon says which of them it is."""
 MAX_REQUEST_BYTES = 8192
 MAX_CONNECTIONS = 64
 """At once. A daemon has one, for as long as its mount."""
@@ -73,7 +73,7 @@ class Mounted:
 
     @property
     def is_ours(self) -> bool:
-        return (self.kind, self.source) == (KIND, SOURCE)
+        return self.kind == KIND and (self.source == SOURCE or self.source.startswith(f"{SOURCE}:"))
 
 
 class Helper:
@@ -133,9 +133,9 @@ class Helper:
     def _answer(self, connection: socket.socket, data: bytes) -> None:
         try:
             self._require_user(connection)
-            do, directory = _request(data)
+            do, directory, source = _request(data)
             if do == "mount":
-                self._mount(connection, directory)
+                self._mount(connection, directory, source)
             elif do == "keep":
                 self._keep(connection, directory)
             elif connection in self._kept:
@@ -155,12 +155,12 @@ class Helper:
         if connection in self._kept or any(directory == each for each, _ in self._kept.values()):
             raise OSError(errno.EBUSY, f"a daemon has the mount at {directory}: stop it first")
 
-    def _mount(self, connection: socket.socket, directory: str) -> None:
+    def _mount(self, connection: socket.socket, directory: str, source: str) -> None:
         self._require_free(connection, directory)
         clear_stale(directory)
         fuse = open_fuse()
         try:
-            mount(directory, fuse, *_peer(connection))
+            mount(directory, source, fuse, *_peer(connection))
             try:
                 device = _device_at(directory)
                 _send(connection, {"ok": True}, fuse)
@@ -182,16 +182,18 @@ class Helper:
         say(f"keeps the mount at {directory}")
 
 
-def _request(data: bytes) -> tuple[str, str]:
-    """What is to be done, and where. OSError: it is no request."""
+def _request(data: bytes) -> tuple[str, str, str]:
+    """What is to be done, where, and the mount's source. OSError: it is no request."""
     try:
         found = json.loads(data)
-        do, directory = found["do"], found.get("at", "")
+        do, directory, source = found["do"], found.get("at", ""), found.get("source", SOURCE)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise OSError(errno.EINVAL, "that is no request") from None
     if do not in ("mount", "keep", "agreed") or not isinstance(directory, str):
         raise OSError(errno.EINVAL, "a request is one of mount, keep, agreed")
-    return do, directory
+    if not (isinstance(source, str) and re.fullmatch(rf"{SOURCE}(:[!-~]+)?", source)):
+        raise OSError(errno.EINVAL, f"a mount's source is {SOURCE}, or {SOURCE}:NAME without blanks")
+    return do, directory, source
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
@@ -228,7 +230,7 @@ def open_fuse() -> int:
         raise OSError(error.errno, f"/dev/fuse can't be opened: {error.strerror} (modprobe fuse)") from None
 
 
-def mount(directory: str, fuse: int, uid: int, gid: int) -> None:
+def mount(directory: str, source: str, fuse: int, uid: int, gid: int) -> None:
     """At the directory itself, never at what a link leads to. Modes decide who may do what there."""
     with suppress(FileExistsError):
         os.mkdir(directory, 0o755)  # noqa: PTH102 - an OSError with the path as it is
@@ -240,7 +242,7 @@ def mount(directory: str, fuse: int, uid: int, gid: int) -> None:
         if _names_in(where, directory):
             raise OSError(errno.ENOTEMPTY, f"{directory} is not empty: choose another mount point")
         options = f"fd={fuse},rootmode=40000,user_id={uid},group_id={gid},allow_other,default_permissions"
-        words = (SOURCE, f"/proc/self/fd/{where}", KIND)
+        words = (source, f"/proc/self/fd/{where}", KIND)
         if _libc.mount(*map(str.encode, words), ctypes.c_ulong(_MS_NOSUID | _MS_NODEV), options.encode()):
             raise OSError(ctypes.get_errno(), f"can't mount at {directory}: {os.strerror(ctypes.get_errno())}")
     finally:

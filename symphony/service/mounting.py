@@ -44,9 +44,9 @@ class HelpersMount:
 
     # ---- what the mount's session asks for
 
-    def mount(self, where: Path) -> int:
+    def mount(self, where: Path, source: str) -> int:
         """Blocks; the descriptor of /dev/fuse. SymError: the helper refuses, or there is none."""
-        connection, _, descriptors = self._ask("mount", where)
+        connection, _, descriptors = self._ask("mount", where, source)
         if len(descriptors) != 1:
             connection.close()
             raise ProtocolError(f"the mount helper at {self._path} sent {len(descriptors)} descriptors instead of 1")
@@ -107,12 +107,13 @@ class HelpersMount:
             else:
                 return connection
 
-    def _ask(self, do: str, where: Path) -> tuple[socket.socket, dict[str, Any], list[int]]:
+    def _ask(self, do: str, where: Path, source: str = "") -> tuple[socket.socket, dict[str, Any], list[int]]:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.settimeout(ANSWER_TIMEOUT_S)
             connection.connect(os.fspath(self._path))
-            connection.send(json.dumps({"do": do, "at": os.fspath(where)}).encode())
+            request = {"do": do, "at": os.fspath(where)} | ({"source": source} if source else {})
+            connection.send(json.dumps(request).encode())
             data, descriptors, _, _ = socket.recv_fds(connection, _MAX_ANSWER_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
             answer = self._checked(data)
         except OSError as error:

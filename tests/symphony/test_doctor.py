@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -173,6 +174,9 @@ def test_mounts_with_blanks_and_umlauts_in_their_names_are_found(tmp_path):
     place.mkdir()
     daemon = Daemon(place, "--model", "tiny", "--kv-memory", "8M")
     assert mounted_kind(daemon.mount) == "fuse.kv"
+    named = subprocess.run(["df", "--output=source", daemon.mount], capture_output=True, text=True, check=True)
+    state = str(daemon.mount.with_name("state")).replace(" ", "_").replace("ü", "_")
+    assert named.stdout.splitlines()[1] == f"symphony:{state}", "df tells two apart"
     assert daemon.stop() == 0
     assert mounted_kind(daemon.mount) is None
 

@@ -80,6 +80,8 @@ def test_the_daemon_has_no_rights_and_others_see_its_mount(service):
     assert status["NoNewPrivs"] == "1"
     assert Path(f"/proc/{service.process.pid}/ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink()
     assert mounted_kind(service.mount) == "fuse.kv"
+    named = subprocess.run(["findmnt", "-no", "SOURCE", service.mount], capture_output=True, text=True, check=True)
+    assert named.stdout.strip() == f"symphony:{service.mount.with_name('state')}"
     assert service.mount.stat().st_mode & 0o7777 == 0o1777
     said = service.run(as_user(OTHER_UID, f"print(os.listdir('{service.mount}/.symphony'))"))
     assert "metrics" in said
@@ -131,6 +133,8 @@ def test_a_program_in_a_sandbox_has_the_mount_of_the_helper(service, tmp_path):
         ({"do": "keep", "at": "OTHER"}, errno.ENOENT, "no mount of uid"),
         ({"do": "unmount", "at": "MOUNT"}, errno.EINVAL, "a request is one of"),
         ({"do": "mount", "at": 7}, errno.EINVAL, "a request is one of"),
+        ({"do": "mount", "at": "MOUNT", "source": "/dev/sda1"}, errno.EINVAL, "a mount's source is"),
+        ({"do": "mount", "at": "MOUNT", "source": "symphony:a b"}, errno.EINVAL, "a mount's source is"),
         (["mount"], errno.EINVAL, "no request"),
         (b"\xff" * 100, errno.EINVAL, "no request"),
     ],
