@@ -56,11 +56,14 @@ class Launchers:
         assert not check or done.returncode == 0, (words, done.returncode, done.stdout, done.stderr)
         return done
 
-    def client(self, *words: object, **how) -> subprocess.Popen:
-        """A command that goes on."""
+    def client(self, *words: object, nohup: bool = False, **how) -> subprocess.Popen:
+        """A command that goes on. SIGHUP ends it without `nohup`, also where the suite itself runs under nohup."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         client = subprocess.Popen(
-            [*SYMPHONY, *map(str, words)], env=self.environment, cwd=self.directory, **{**pipes, **how}
+            ["env", f"--{'ignore' if nohup else 'default'}-signal=HUP", *SYMPHONY, *map(str, words)],
+            env=self.environment,
+            cwd=self.directory,
+            **{**pipes, **how},
         )
         self._clients.append(client)
         return client

@@ -239,6 +239,16 @@ def test_a_client_that_dies_hangs_its_program_up(launchers, number):
     assert launchers.symphony("wait", "prog", check=False).stdout == "129\n"
 
 
+def test_a_client_under_nohup_stays_with_its_program(launchers):
+    program = launchers.script("print('ready')\nsys.stdin.read()\nprint('done')")
+    run = launchers.client("run", program, nohup=True)
+    assert run.stdout.readline() == "ready\n"
+    run.send_signal(signal.SIGHUP)
+    run.stdin.close()
+    assert run.stdout.read() == "done\n"
+    assert run.wait(20) == 0
+
+
 def test_a_client_whose_reader_goes_ends_quietly(launchers):
     run = launchers.client("run", launchers.script("for i in range(10**6): print(i)"))
     assert run.stdout.readline() == "0\n"

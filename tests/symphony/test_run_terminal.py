@@ -19,6 +19,7 @@ class Terminal:
         self.pid, self.master = pty.fork()
         if self.pid == 0:
             os.chdir(launchers.directory)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the suite may run under nohup
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
             os.execve(SYMPHONY[0], [*SYMPHONY, *map(str, words)], launchers.environment)
         self.shown = ""
