@@ -14,9 +14,11 @@ def add_checks(commands: Commands) -> None:
     fsck = commands.add_parser("fsck", help="look for damage in what is kept on disk, and keep the rest")
     add_socket(fsck)
     add_json(fsck)
-    fsck.add_argument(
-        "--state", metavar="DIR", help="a state that no daemon uses (default: ask the daemon, if there is)"
+    state = fsck.add_mutually_exclusive_group()
+    state.add_argument(
+        "state", metavar="DIR", nargs="?", help="a state that no daemon uses (default: ask the daemon, if there is)"
     )
+    state.add_argument("--state", metavar="DIR", dest="state_option", help="the same")
     fsck.add_argument("--repair", action="store_true", help="mend what can be mended; what is damaged goes")
     fsck.add_argument("--quick", action="store_true", help="do not read pages")
     fsck.set_defaults(action=_fsck)
@@ -36,6 +38,7 @@ def add_checks(commands: Commands) -> None:
 def _fsck(args: argparse.Namespace) -> int:
     from symphony.checking import fsck_command  # noqa: PLC0415 - numpy, and all that keeps files
 
+    args.state = args.state or args.state_option
     return fsck_command(args, socket_of(args))
 
 

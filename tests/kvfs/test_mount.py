@@ -214,3 +214,15 @@ def test_the_kernel_reads_ahead_in_large_pieces(mount: Mount) -> None:
     if not os.access(setting, os.W_OK):
         pytest.skip(f"READ-AHEAD NOT TESTED: {setting} can't be written here")
     assert int(setting.read_text()) == READ_AHEAD_KB
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root mounts again")
+def test_a_mount_becomes_read_only_and_writable_again(mount: Mount) -> None:
+    mount.sh("echo one > f; mount -i -o remount,ro .")
+    try:
+        refused = mount.run("echo two > f")
+        assert "Read-only file system" in refused.stderr
+        assert mount.sh("cat f") == "one\n"
+    finally:
+        mount.sh("mount -i -o remount,rw .")
+    mount.sh("echo two > f")

@@ -53,8 +53,9 @@ def test_damage_is_named_by_fsck_is_eio_in_a_daemon_and_is_mended_by_it(start_da
             sym.kv_write(kv, range(length))
             sym.kv_sync(kv)
     page_bytes = sym.daemon_stat()["page_bytes"]
-    status, _, refused = symphony("fsck", "--state", str(state))
-    assert (status, "a daemon uses" in refused) == (2, True)
+    for words in (("--state", str(state)), (str(state),)):
+        status, _, refused = symphony("fsck", *words)
+        assert (status, "a daemon uses" in refused) == (2, True)
     assert symphony("fsck")[0] == 0
     sym.close()
     assert daemon.stop() == 0
@@ -86,7 +87,7 @@ def test_damage_is_named_by_fsck_is_eio_in_a_daemon_and_is_mended_by_it(start_da
     assert (stat.tokens, stat.lost_tokens) == (32, 68)
     sym.close()
     assert daemon.stop() == 0
-    assert symphony("fsck", "--state", str(state))[0] == 0
+    assert symphony("fsck", str(state))[0] == 0
 
 
 @needs_fuse
@@ -149,6 +150,7 @@ def test_what_cannot_be_looked_at_is_one_line_and_status_2(tmp_path, symphony, m
     monkeypatch.setenv("SYMPHONY_SOCKET", str(tmp_path / "none.sock"))
     for words in (
         ("fsck", "--state", str(tmp_path / "nowhere")),
+        ("fsck", str(tmp_path / "nowhere")),
         ("fsck", "--socket", str(tmp_path / "other.sock")),
         ("scrub",),
         ("scrub", "--rate", "much"),
