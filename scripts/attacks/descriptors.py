@@ -4,25 +4,31 @@
 TCP sockets with SO_LINGER and data that nobody reads. The daemon reads their packets, ends a connection with some
 unread, and ends itself while connections wait to be accepted. The socket of programs refuses descriptors, if the
 kernel can. That of launchers has to take them, as both have on older kernels.
+
+A program in a sandbox sends them to its launcher, too, and clears O_NONBLOCK of all that it has. Without a daemon the
+launcher closes what it accepts; it goes on for its other programs.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import signal
+import socket
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from subprocess import TimeoutExpired
 
-from attacked import ATTACKER, Daemon, as_user, daemon, options, verdict
+from attacked import ATTACKER, Daemon, as_user, daemon, options, running_as, verdict
 
 from libsym.channel.handshake import GREETING
 
-HELD_UP_S = 5.0
-SEND_S, HOLD_S = 4.0, 10.0
-"""How long the attacker may take to send, and how long he lives then."""
+HELD_UP_S = 15.0
+GIVE_UP_S = 20.0
+"""A busy machine takes some seconds for a command, and a weapon lingers for 60."""
 ATTACK = """
 import json, signal, socket, struct, threading
 path, greeting, num_packets = sys.argv[1], bytes.fromhex(sys.argv[2]), int(sys.argv[3])
@@ -35,7 +41,7 @@ def weapon():
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     made.connect(listening.getsockname())
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 30))
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
     made.setblocking(False)
     try:
         while True:
@@ -61,26 +67,61 @@ for door, kind in (("", socket.SOCK_STREAM), (".programs", socket.SOCK_SEQPACKET
         if begin := begins[door][number % 2]:
             connection.send(begin)
         for _ in range(2):
-            error = throw(connection)
-        if door or not error:
-            print("sent", flush=True)
+            throw(connection)
         connection.close()
 print("all sent", flush=True)
-time.sleep(float(sys.argv[4]))  # with this process the other ends of what lingers would go
+sys.stdin.read()  # with this process the other ends of what lingers would go
 os._exit(0)
+"""
+TO_LAUNCHER = """
+import fcntl, os, socket, struct, sys, time
+
+for number in range(64):
+    try:
+        fcntl.fcntl(number, fcntl.F_SETFL, fcntl.fcntl(number, fcntl.F_GETFL) & ~os.O_NONBLOCK)
+    except OSError:
+        pass
+weapons = []
+for _ in range(3):
+    made = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    made.settimeout(0.3)
+    try:
+        while True:  # the launcher passes it on, until the host takes no more
+            made.send(bytes(1 << 16))
+    except TimeoutError:
+        weapons.append(made)
+print("armed", flush=True)
+sys.stdin.readline()
+def throw(made):
+    while True:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(os.environ["SYMPHONY_SOCKET"])
+            try:
+                socket.send_fds(connection, [b"x"], [made.fileno()])
+            except BrokenPipeError:  # the launcher was faster
+                continue
+        os.close(made.detach())
+        return
+
+for made in weapons:
+    try:
+        throw(made)
+    except PermissionError:
+        break  # its own close is the last, and would linger
+print("sent", flush=True)
+time.sleep(600)
 """
 
 
 @contextmanager
-def attack(served: Daemon, num_packets: int) -> Iterator[threading.Thread]:
+def attack(served: Daemon, num_packets: int) -> Iterator[None]:
     """Send packets by both sockets; the attacker lives until `with` is over."""
-    done = []
-    arguments = (ATTACKER, ATTACK, served.socket, GREETING.hex(), num_packets, HOLD_S)
-    attacker = threading.Thread(target=lambda: done.append(as_user(*arguments, served=served, timeout=60)))
-    attacker.start()
-    yield attacker
-    attacker.join()
-    assert "all sent" in done[0].stdout, done[0].stderr
+    arguments = (served.socket, GREETING.hex(), num_packets)
+    with running_as(ATTACKER, ATTACK, *arguments, served=served) as attacker:
+        assert attacker.stdout is not None
+        assert attacker.stdout.readline() == "all sent\n"
+        yield
 
 
 def wait_s(served: Daemon) -> float:
@@ -96,28 +137,86 @@ def end_s(served: Daemon) -> float:
     """How long a daemon takes to end that has connections to accept."""
     served.process.send_signal(signal.SIGSTOP)
     with attack(served, 4):
-        time.sleep(SEND_S)
         began_s = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
         served.process.send_signal(signal.SIGCONT)
         with suppress(TimeoutExpired):
-            served.process.wait(HOLD_S)
+            served.process.wait(GIVE_UP_S)
         return time.monotonic() - began_s
 
 
+class Launcher:
+    """Root's launcher, with a program that attacks it and another one."""
+
+    def __init__(self, served: Daemon, port: int) -> None:
+        self._runtime = served.state.parent
+        self._environment = served.environment | {"XDG_RUNTIME_DIR": str(self._runtime)}
+        programs = self._runtime / "programs"
+        programs.mkdir()
+        (programs / "attack.py").write_text(TO_LAUNCHER)
+        (programs / "other.py").write_text("import time\ntime.sleep(600)\n")
+        assert self.symphony("run", "--detach", programs / "other.py").returncode == 0
+        words = self._words("run", "--allow-net", f"127.0.0.1:{port}", programs / "attack.py", port)
+        pipe = subprocess.PIPE
+        self._attack = subprocess.Popen(words, env=self._environment, cwd="/", stdin=pipe, stdout=pipe, text=True)
+        self._hear("armed")
+
+    def symphony(self, *words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self._words(*words), env=self._environment, cwd="/", capture_output=True, text=True, timeout=GIVE_UP_S,
+            check=False,
+        )  # fmt: skip
+
+    def _words(self, *words: object) -> list[str]:
+        return [sys.executable, "-P", "-m", "symphony", *map(str, words)]
+
+    def _hear(self, word: str) -> None:
+        assert self._attack.stdout is not None
+        assert (said := self._attack.stdout.readline()) == f"{word}\n", said
+
+    def held_s(self) -> float:
+        """How long it takes to signal the other program after the attack; there is no daemon."""
+        assert self._attack.stdin is not None
+        self._attack.stdin.write("\n")
+        self._attack.stdin.flush()
+        self._hear("sent")
+        began_s = time.monotonic()
+        with suppress(TimeoutExpired):
+            assert self.symphony("kill", "other").returncode == 0
+        return time.monotonic() - began_s
+
+    def end(self) -> None:
+        for control in self._runtime.glob("symphony/*/control"):
+            pidfd = os.pidfd_open(int((control.parent / "lock").read_text()))
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                signal.pidfd_send_signal(pidfd, number)
+                if select.select([pidfd], [], [], GIVE_UP_S)[0]:
+                    break
+            os.close(pidfd)
+        self._attack.kill()
+        self._attack.communicate()
+
+
 def main() -> int:
-    """Attack a daemon while it serves, and while it ends."""
+    """Attack a daemon while it serves, and while it ends, and a launcher that it has left."""
     chosen = options(__doc__)
     broken = []
-    with daemon(tree=chosen.tree) as served:
-        with attack(served, 4 if chosen.quick else 100) as attacker:
-            held_s = 0.0
-            while attacker.is_alive():
-                held_s = max(held_s, wait_s(served))
+    with daemon(tree=chosen.tree) as served, socket.socket() as host:  # which never reads
+        host.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        host.bind(("127.0.0.1", 0))
+        host.listen()
+        with attack(served, 4 if chosen.quick else 100):
+            held_s = wait_s(served)
         if held_s > HELD_UP_S:
             broken.append(f"ls and a program took {held_s:.1f} s")
-        if (held_s := end_s(served)) > HELD_UP_S:
-            broken.append(f"the end took {held_s:.1f} s")
+        launcher = Launcher(served, host.getsockname()[1])
+        try:
+            if (held_s := end_s(served)) > HELD_UP_S:
+                broken.append(f"the end took {held_s:.1f} s")
+            if (held_s := launcher.held_s()) > HELD_UP_S:
+                broken.append(f"a signal took {held_s:.1f} s after another one's attack")
+        finally:
+            launcher.end()
     return verdict("closing what others have sent holds up nobody", broken)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from symphony.launcher.last_close import Closer
 from symphony.launcher.places import Refused
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 _MAX_BYTES = 64 << 10
 
 Message = dict[str, Any]
+_Passed = tuple[socket.socket, Closer]
+"""A connection of a program, and what closes it.
+
+The launcher's close is the last one where the daemon has closed its own before.
+"""
 
 
 class NoDaemon(Refused):
@@ -45,7 +51,7 @@ class DaemonLink:
         self._connection: socket.socket | None = None
         self._last_number = 0
         self._answers: dict[int, asyncio.Future[Message]] = {}
-        self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._unsent: deque[tuple[bytes, _Passed | None]] = deque()
         self.is_needed: Callable[[], bool] = lambda: False
         """Whether a connection that is lost is to be made again."""
         self._connecting: asyncio.Task[None] | None = None
@@ -81,13 +87,13 @@ class DaemonLink:
         finally:
             self._answers.pop(number, None)
 
-    def pass_on(self, program: str, connection: socket.socket) -> None:
+    def pass_on(self, program: str, connection: socket.socket, closer: Closer) -> None:
         """A connection that `program` made; it is the daemon's from here on. Without a daemon it is hung up."""
         if self._connection is None:
-            connection.close()
+            closer.close(connection)
             return
         self._last_number += 1
-        self._post({"n": self._last_number, "do": "connect", "id": program}, connection)
+        self._post({"n": self._last_number, "do": "connect", "id": program}, (connection, closer))
 
     def answer(self, request: Message, **words: Any) -> None:
         """To what the daemon asked; nobody waits for it if that daemon has gone."""
@@ -99,17 +105,17 @@ class DaemonLink:
             self._connecting.cancel()
         self._hang_up()
 
-    def _post(self, message: Message, connection: socket.socket | None = None) -> None:
+    def _post(self, message: Message, passed: _Passed | None = None) -> None:
         raw = json.dumps(message).encode()
         if len(raw) > _MAX_BYTES:
             raise Refused("what is to be told to the daemon is too long")
-        self._unsent.append((raw, connection))
+        self._unsent.append((raw, passed))
         self._send()
 
     def _send(self) -> None:
         while self._unsent and self._connection is not None:
             raw, passed = self._unsent[0]
-            rights = [] if passed is None else _rights(passed)
+            rights = [] if passed is None else _rights(passed[0])
             try:
                 self._connection.sendmsg([raw], rights)
             except BlockingIOError:
@@ -119,8 +125,7 @@ class DaemonLink:
                 self._lost()
                 return
             self._unsent.popleft()
-            if passed is not None:
-                passed.close()
+            _close(passed)
         if self._connection is not None:
             self._loop.remove_writer(self._connection)
 
@@ -164,8 +169,7 @@ class DaemonLink:
             self._connection.close()
             self._connection = None
         for _, passed in self._unsent:
-            if passed is not None:
-                passed.close()
+            _close(passed)
         self._unsent.clear()
         for answer in self._answers.values():
             if not answer.done():
@@ -186,3 +190,9 @@ class DaemonLink:
 
 def _rights(connection: socket.socket) -> list[tuple[int, int, array.array[int]]]:
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [connection.fileno()]))]
+
+
+def _close(passed: _Passed | None) -> None:
+    if passed is not None:
+        connection, closer = passed
+        closer.close(connection)

@@ -18,6 +18,7 @@ from typing import Any
 
 from symphony.launcher.cgroup import Group
 from symphony.launcher.forwarder import Forwarder
+from symphony.launcher.last_close import Closer, refuse_descriptors
 from symphony.launcher.places import Refused
 from symphony.launcher.process import Process
 from symphony.launcher.program_log import ProgramLog
@@ -134,6 +135,7 @@ class Program:
         """It has ended, and all that it wrote is in its log."""
         self.on_change: set[Callable[[], None]] = set()
         """To be called when there is more in its log, or it has ended."""
+        self.closer = Closer()
         self._listening: socket.socket | None = None
         if record.end is not None:
             self.over.set()
@@ -170,6 +172,7 @@ class Program:
             self._listening.bind(str(self.socket_path))
         except OSError as error:  # Python has no errno for a path that is too long
             raise Refused(f"the program's socket {self.socket_path} can't be made: {error.strerror or error}") from None
+        refuse_descriptors(self._listening)
         self._listening.listen(BACKLOG)
         self._accept_from_now(on_connection)
 
@@ -179,22 +182,29 @@ class Program:
 
     def _accept(self, on_connection: Callable[[Program, socket.socket], None]) -> None:
         assert self._listening is not None
+        if not self.closer.has_room:
+            self._pause(on_connection)
+            return
         try:
             connection, _ = self._listening.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:  # no descriptors or memory for one more: it waits in the queue
             log.warning("a connection of %s can't be accepted: %s", self.record.name, error.strerror)
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(self._listening)
-            loop.call_later(ACCEPT_AGAIN_S, self._accept_from_now, on_connection)
+            self._pause(on_connection)
             return
         on_connection(self, connection)
+
+    def _pause(self, on_connection: Callable[[Program, socket.socket], None]) -> None:
+        assert self._listening is not None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listening)
+        loop.call_later(ACCEPT_AGAIN_S, self._accept_from_now, on_connection)
 
     def stop_listening(self) -> None:
         if self._listening is not None:
             asyncio.get_running_loop().remove_reader(self._listening)
-            self._listening.close()
+            self.closer.close(self._listening)
             self._listening = None
             self.socket_path.unlink(missing_ok=True)
 

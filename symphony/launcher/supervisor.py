@@ -73,7 +73,7 @@ class Supervisor:
         program = Program(self._places.programs / record.id, record, spec, window)
         self.living[record.id] = program
         try:
-            program.listen(lambda _program, connection: self.link.pass_on(record.id, connection))
+            program.listen(lambda _program, connection: self.link.pass_on(record.id, connection, program.closer))
             await self._admit(program, again=False)
             try:
                 self._confine(program)

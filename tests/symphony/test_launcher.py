@@ -368,6 +368,43 @@ def test_a_connection_of_a_program_reaches_the_daemon_with_the_programs_own_iden
     assert run.communicate(timeout=20)[0] == "b'hello'\n"
 
 
+def test_descriptors_that_linger_hold_no_launcher_up(launchers):
+    program = launchers.script(f"""
+        import socket
+        sys.path.insert(0, {str(ROOT)!r})
+        from tests.scheduler.weapons import lingering
+        print("ready", flush=True)
+        sys.stdin.readline()
+        with lingering() as weapon:
+            num_sent = 0
+            while num_sent < 3:
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.connect(os.environ["SYMPHONY_SOCKET"])
+                    made = weapon()
+                    try:
+                        socket.send_fds(connection, [b"x"], [made])
+                    except BrokenPipeError:  # the launcher was faster
+                        continue
+                    except PermissionError:  # its own close is the last, and would linger
+                        break
+                    os.close(made)
+                num_sent += 1
+            print("sent", flush=True)
+            time.sleep(600)
+    """)
+    detached(launchers, SLEEP, name="other.py")
+    run = launchers.client("run", "--isolation", "none", program)
+    assert run.stdout.readline() == "ready\n"
+    launchers.daemon.stop()  # a launcher without one closes what it has accepted
+    run.stdin.write("\n")
+    run.stdin.flush()
+    assert run.stdout.readline() == "sent\n"
+    assert {each["name"] for each in launchers.ps()} == {"prog", "other"}  # three closes linger for longer than it may
+    launchers.symphony("kill", "other")
+    launchers.symphony("wait", "other", check=False)
+    launchers.daemon.start()
+
+
 def test_a_thousand_descriptors_are_no_limit(launchers):
     """A shell's usual soft limit would end at some two hundred programs."""
     launchers.symphony("run", launchers.script(""))
