@@ -32,6 +32,7 @@ ATTACKS = [
     "operators_files",
     "images",
     "watchdog",
+    "sandboxes",
 ]
 
 pytestmark = [

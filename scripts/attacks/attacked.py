@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,13 @@ def running_as(uid: int, code: str, *arguments: object, served: Daemon) -> Itera
         yield process
 
 
+def of_root(served: Daemon, tree: Path, *words: object) -> dict[str, Any]:
+    """What subprocess takes for `symphony WORDS` of root's, who has a launcher beside the daemon."""
+    environment = served.environment | {"PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": str(served.state.parent)}
+    command = [sys.executable, "-P", "-m", "symphony", *map(str, words)]
+    return {"args": command, "env": environment, "cwd": served.state.parent, "text": True}
+
+
 def memory_bytes(served: Daemon) -> int:
     """Bytes that the daemon has in memory."""
     return int(Path(f"/proc/{served.pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -130,6 +138,21 @@ def daemon(*options: object, tree: Path = ROOT) -> Iterator[Daemon]:
             finally:
                 _end(process)
                 subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
+                for control in where.glob("symphony/*/control"):
+                    _end_launcher(int((control.parent / "lock").read_text()))
+
+
+def _end_launcher(pid: int) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    with os.fdopen(pidfd, "rb", buffering=0):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, number)
+            if select.select([pidfd], [], [], ANSWER_S)[0]:
+                return
 
 
 def _note_held(served: Daemon, file: str) -> None:

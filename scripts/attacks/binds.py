@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from attacked import Daemon, daemon, options, verdict
+from attacked import Daemon, daemon, of_root, options, verdict
 
 SWAP = """
 import ctypes, os, sys
@@ -42,16 +42,6 @@ os.kill(swapper, 9)
 """
 
 
-def symphony(served: Daemon, tree: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    """A command of root's, with a launcher of its own."""
-    environment = served.environment | {"PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": str(served.state.parent)}
-    command = [sys.executable, "-P", "-m", "symphony", *words]
-    return subprocess.run(
-        list(map(str, command)), env=environment, cwd=served.state.parent / "programs", capture_output=True, text=True,
-        check=False, timeout=100,
-    )  # fmt: skip
-
-
 def attack(served: Daemon, tree: Path, num_children: int) -> list[str]:
     """What the race got, for a directory and a file below the one that the program writes to."""
     outer, target = served.state.parent / "bound", served.state.parent / "private"
@@ -63,7 +53,8 @@ def attack(served: Daemon, tree: Path, num_children: int) -> list[str]:
     program.parent.mkdir()
     program.write_text(SWAP)
     binds = [word for path in (outer, outer / "a/b", outer / "a/c") for word in ("--bind", path)]
-    done = symphony(served, tree, "run", *binds, program, outer, target, num_children)
+    command = of_root(served, tree, "run", *binds, program, outer, target, num_children)
+    done = subprocess.run(**command, capture_output=True, check=False, timeout=100)
     broken = done.stdout.splitlines()
     if done.returncode:
         broken.append(done.stderr.strip())

@@ -11,8 +11,6 @@ launcher closes what it accepts; it goes on for its other programs.
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import socket
 import subprocess
@@ -20,9 +18,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from subprocess import TimeoutExpired
 
-from attacked import ATTACKER, Daemon, as_user, daemon, options, running_as, verdict
+from attacked import ATTACKER, Daemon, as_user, daemon, of_root, options, running_as, verdict
 
 from libsym.channel.handshake import GREETING
 
@@ -145,56 +144,28 @@ def end_s(served: Daemon) -> float:
         return time.monotonic() - began_s
 
 
-class Launcher:
-    """Root's launcher, with a program that attacks it and another one."""
-
-    def __init__(self, served: Daemon, port: int) -> None:
-        self._runtime = served.state.parent
-        self._environment = served.environment | {"XDG_RUNTIME_DIR": str(self._runtime)}
-        programs = self._runtime / "programs"
-        programs.mkdir()
-        (programs / "attack.py").write_text(TO_LAUNCHER)
-        (programs / "other.py").write_text("import time\ntime.sleep(600)\n")
-        assert self.symphony("run", "--detach", programs / "other.py").returncode == 0
-        words = self._words("run", "--allow-net", f"127.0.0.1:{port}", programs / "attack.py", port)
-        pipe = subprocess.PIPE
-        self._attack = subprocess.Popen(words, env=self._environment, cwd="/", stdin=pipe, stdout=pipe, text=True)
-        self._hear("armed")
-
-    def symphony(self, *words: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self._words(*words), env=self._environment, cwd="/", capture_output=True, text=True, timeout=GIVE_UP_S,
-            check=False,
-        )  # fmt: skip
-
-    def _words(self, *words: object) -> list[str]:
-        return [sys.executable, "-P", "-m", "symphony", *map(str, words)]
-
-    def _hear(self, word: str) -> None:
-        assert self._attack.stdout is not None
-        assert (said := self._attack.stdout.readline()) == f"{word}\n", said
-
-    def held_s(self) -> float:
-        """How long it takes to signal the other program after the attack; there is no daemon."""
-        assert self._attack.stdin is not None
-        self._attack.stdin.write("\n")
-        self._attack.stdin.flush()
-        self._hear("sent")
+def launcher_s(served: Daemon, tree: Path, port: int) -> tuple[float, float]:
+    """How long the daemon takes to end, and then a signal by root's launcher, while one of its programs attacks."""
+    programs = served.state.parent / "programs"
+    programs.mkdir()
+    (programs / "attack.py").write_text(TO_LAUNCHER)
+    (programs / "other.py").write_text("import time\ntime.sleep(600)\n")
+    subprocess.run(**of_root(served, tree, "run", "--detach", programs / "other.py"), check=True, capture_output=True)
+    command = of_root(served, tree, "run", "--allow-net", f"127.0.0.1:{port}", programs / "attack.py", port)
+    with subprocess.Popen(**command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as attacker:
+        assert attacker.stdin is not None
+        assert attacker.stdout is not None
+        assert attacker.stdout.readline() == "armed\n"
+        took_s = end_s(served)
+        attacker.stdin.write("\n")  # there is no daemon: the launcher closes what it accepts
+        attacker.stdin.flush()
+        assert attacker.stdout.readline() == "sent\n"
         began_s = time.monotonic()
         with suppress(TimeoutExpired):
-            assert self.symphony("kill", "other").returncode == 0
-        return time.monotonic() - began_s
-
-    def end(self) -> None:
-        for control in self._runtime.glob("symphony/*/control"):
-            pidfd = os.pidfd_open(int((control.parent / "lock").read_text()))
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                signal.pidfd_send_signal(pidfd, number)
-                if select.select([pidfd], [], [], GIVE_UP_S)[0]:
-                    break
-            os.close(pidfd)
-        self._attack.kill()
-        self._attack.communicate()
+            kill = of_root(served, tree, "kill", "other")
+            subprocess.run(**kill, check=True, capture_output=True, timeout=GIVE_UP_S)
+        attacker.kill()
+        return took_s, time.monotonic() - began_s
 
 
 def main() -> int:
@@ -209,14 +180,11 @@ def main() -> int:
             held_s = wait_s(served)
         if held_s > HELD_UP_S:
             broken.append(f"ls and a program took {held_s:.1f} s")
-        launcher = Launcher(served, host.getsockname()[1])
-        try:
-            if (held_s := end_s(served)) > HELD_UP_S:
-                broken.append(f"the end took {held_s:.1f} s")
-            if (held_s := launcher.held_s()) > HELD_UP_S:
-                broken.append(f"a signal took {held_s:.1f} s after another one's attack")
-        finally:
-            launcher.end()
+        ended_s, signalled_s = launcher_s(served, chosen.tree, host.getsockname()[1])
+        if ended_s > HELD_UP_S:
+            broken.append(f"the end took {ended_s:.1f} s")
+        if signalled_s > HELD_UP_S:
+            broken.append(f"a signal took {signalled_s:.1f} s after another program's attack")
     return verdict("closing what others have sent holds up nobody", broken)
 
 

@@ -47,26 +47,19 @@ WORK = """
         os.link(name, "linked")
         os.unlink("linked")
 
+    TARGETS = {"links": ("many", errno.EDQUOT), "stranger": ("../d4242/many", errno.EPERM)}
     print("ready", flush=True)
     for line in sys.stdin:
         what, count = line.split()
-        if what == "links":
+        if what in TARGETS:
+            target, refusal = TARGETS[what]
             made = 0
             try:
                 for number in range(int(count)):
-                    os.link("many", f"{number:0200}")
+                    os.link(target, f"{number:0200}")
                     made += 1
             except OSError as error:
-                assert error.errno == errno.EDQUOT, error
-            print(made, flush=True)
-        elif what == "stranger":
-            made = 0
-            try:
-                for number in range(int(count)):
-                    os.link("../d4242/many", f"s{number}")
-                    made += 1
-            except OSError as error:
-                assert error.errno == errno.EPERM, error
+                assert error.errno == refusal, error
             print(made, flush=True)
         else:
             call, name = what.split(":")
