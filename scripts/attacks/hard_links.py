@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 
-from attacked import ATTACKER, VICTIM, daemon, options, program, verdict
+from attacked import ATTACKER, VICTIM, Program, daemon, options, program, verdict
 
-LINKS, QUICK_LINKS = 200_000, 6_000
+LINKS = 200_000
 CALLS, QUICK_CALLS = 100, 20
-QUOTA = 3000
+QUOTA = 6000
+"""As many names does the short form give to a file, and no more: without a quota it is not tried."""
 MOST, SLACK_US = 2, 1000
 """A call on a file with many names may cost so many times what it costs on one with one name, and so much more."""
 
@@ -61,6 +62,9 @@ WORK = """
             except OSError as error:
                 assert error.errno == refusal, error
             print(made, flush=True)
+        elif what == "unlink":
+            os.unlink(f"{0:0200}")
+            print("done", flush=True)
         else:
             call, name = what.split(":")
             for _ in range(int(count)):
@@ -69,33 +73,46 @@ WORK = """
 """
 
 
+NAMES = ["fail", "sync", "move", "link"]
+
+
+def costs_us(attacker: Program, file: str, calls: int) -> dict[str, float]:
+    """The daemon's processor time of each call on a file."""
+    attacker.cost_us(f"sync:{file}", 1)  # what is not kept yet of its names
+    return {each: attacker.cost_us(f"{each}:{file}", calls) for each in NAMES}
+
+
 def main() -> int:
     args = options(__doc__)
-    links, calls = (QUICK_LINKS, QUICK_CALLS) if args.quick else (LINKS, CALLS)
-    broken, names = [], ["fail", "sync", "move", "link"]
+    broken, links, calls = [], QUOTA, QUICK_CALLS if args.quick else CALLS
     with (
         daemon("--quota-files", QUOTA, tree=args.tree) as served,
         program(served, ATTACKER, WORK, served.mount) as attacker,
         program(served, VICTIM, WORK, served.mount) as stranger,
     ):
+        one = costs_us(attacker, "one", calls)
         attacker.begin("links", 2 * QUOTA)
         if (made := int(attacker.wait())) >= QUOTA:
             broken.append(f"{made} hard links with a quota of {QUOTA} files")
         stranger.begin("stranger", 10)
         if made := int(stranger.wait()):
             broken.append(f"a stranger adds {made} names to a file, at its owner's cost")
-    with daemon(tree=args.tree) as served, program(served, ATTACKER, WORK, served.mount) as attacker:
-        one = {each: attacker.cost_us(f"{each}:one", calls) for each in names}
-        attacker.begin("links", links)
+        attacker.begin("unlink", 1)  # room for the calls themselves
         attacker.wait()
-        attacker.cost_us("sync:many", 1)  # what is not kept yet of the names
-        many = {each: attacker.cost_us(f"{each}:many", calls) for each in names}
+        many = costs_us(attacker, "many", calls)
+    if not args.quick:
+        links = LINKS
+        with daemon(tree=args.tree) as served, program(served, ATTACKER, WORK, served.mount) as attacker:
+            one = costs_us(attacker, "one", calls)
+            attacker.begin("links", links)
+            attacker.wait()
+            many = costs_us(attacker, "many", calls)
     broken += [
         f"{each} costs {many[each]:.0f} us with {links} names, {one[each]:.0f} with one"
-        for each in names
+        for each in NAMES
         if many[each] > MOST * one[each] + SLACK_US
     ]
-    costs = ", ".join(f"{each} {one[each]:.0f} to {many[each]:.0f}" for each in names)
+    costs = ", ".join(f"{each} {one[each]:.0f} to {many[each]:.0f}" for each in NAMES)
     return verdict(f"each name counts; from 1 to {links} names, us of a call: {costs}", broken)
 
 
