@@ -165,7 +165,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     helper = None if config.mount_helper is None else HelpersMount(config.mount_helper)
     policy = TierPolicy(fs.volume.pager, config.policy)
     changes = _changes(fs, keeper, batches, programs, ending)
-    changes |= _changes_of_tiers(fs, gate, policy)
+    changes |= _changes_of_tiers(fs, gate)
     for key in ("grace_ms", "pin_share"):
         changes[key](config)
     house = House(
@@ -185,7 +185,9 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         held=held,
         helper=helper,
         policy=policy,
-        reloading=Reloading(config, source, changes, notifier, {"policy": policy.is_stale}),
+        reloading=Reloading(
+            config, source, changes, notifier, {"policy": lambda wanted: policy.prepared(wanted.policy)}
+        ),
     )
     return house
 
@@ -232,7 +234,7 @@ def _changes(
     }
 
 
-def _changes_of_tiers(fs: FileSystem, gate: Gate, policy: TierPolicy) -> dict[str, Apply]:
+def _changes_of_tiers(fs: FileSystem, gate: Gate) -> dict[str, Apply]:
     """The same, of what is in memory."""
 
     def pin_otherwise(config: Config) -> None:
@@ -242,7 +244,6 @@ def _changes_of_tiers(fs: FileSystem, gate: Gate, policy: TierPolicy) -> dict[st
         gate.pressing.grace_s = config.grace_ms * 1e-3
 
     return {
-        "policy": lambda config: policy.use(config.policy),
         "grace_ms": wait_otherwise,
         "pin_share": pin_otherwise,
     }

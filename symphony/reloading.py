@@ -21,13 +21,19 @@ from symphony.service.notify import Notifier
 log = logging.getLogger(__name__)
 
 Apply = Callable[[Config], None]
+Prepare = Callable[[Config], Callable[[], None] | None]
+"""Reads what a key's new value names, on a worker, and returns what makes it true. None: nothing is to change. SymError:
+it is refused, and nothing changes.
+"""
 
 _OF_TIERS = "grace_ms", "pin_share", "policy"
 _AT_ONCE = "disk", "disk_timeout", "drain", "log", "programs", "quota", "quota_files", "starts", "step_ms", "verbose"
 CHANGEABLE = frozenset((*_OF_TIERS, *_AT_ONCE, "watchdog", "weight"))
 """Keys that can change while the daemon runs."""
-_MAY_REFUSE = ("policy",)
-"""Keys whose new value may be refused when it is applied, and nothing has changed then: a file is read for it."""
+READ_LIMIT_S = 20.0
+"""That the files may take to be read: one may lie where nothing answers."""
+MAX_ERROR = 1000
+"""Characters of what is wrong: a key or a value may have a million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +76,17 @@ class Reloading:
         source: Source,
         apply: Mapping[str, Apply],
         notifier: Notifier,
-        is_stale: Mapping[str, Callable[[], bool]] | None = None,
+        prepare: Mapping[str, Prepare],
     ) -> None:
-        """`apply`: what makes a key's new value true, for each key that can change. `is_stale`: whether what a key
-        names is to be read again although the name is the same.
-        """
-        assert apply.keys() == CHANGEABLE
+        """`apply` and `prepare`: what makes a key's new value true, one of them for each key that can change."""
+        assert apply.keys() | prepare.keys() == CHANGEABLE
         self.config = config
         """As it is now."""
         self._source = source
         self._apply = apply
-        self._is_stale = is_stale or {}
+        self._prepare = prepare
+        self._reading = trio.CapacityLimiter(1)
+        """Of its own: a worker that hangs in a file holds up no other work."""
         self._notifier = notifier
         self.outcome = Outcome(None if source.path is None else str(source.path))
 
@@ -88,38 +94,41 @@ class Reloading:
         """Read again whenever a signal says so. For ever. `status`: what the service manager shows afterwards."""
         async for _ in signals:
             self._notifier.reloading()
-            try:
-                wanted = await trio.to_thread.run_sync(self._source.read, abandon_on_cancel=True)
-            except SymError as error:
-                self._say((), (), str(error))
-            else:
-                self._take(wanted)
+            await self._read_again()
             self._notifier.ready(status())
 
-    def _take(self, wanted: Config) -> None:
-        other = [field.name for field in fields(Config) if self._differs(wanted, field.name)]
-        changed = tuple(key for key in other if key in self._apply)
-        before, self.config = self.config, _with(self.config, wanted, changed)
-        done: list[Apply] = []
+    async def _read_again(self) -> None:
         try:
-            in_order = sorted(changed, key=_MAY_REFUSE.__contains__)  # what may refuse is never put back
-            for apply in {self._apply[key]: None for key in in_order}:  # once, where keys share one
-                apply(self.config)
-                done.append(apply)
+            with trio.fail_after(READ_LIMIT_S):
+                wanted, prepared = await trio.to_thread.run_sync(
+                    self._read, abandon_on_cancel=True, limiter=self._reading
+                )
         except SymError as error:
-            self.config = before
-            for apply in done:
-                apply(before)
             self._say((), (), str(error))
+        except trio.TooSlowError:
+            self._say((), (), f"{self._source.path}, or a file that it names, was not read in {READ_LIMIT_S:g} s")
         else:
-            self._say(changed, tuple(key for key in other if key not in self._apply), None)
+            self._take(wanted, prepared)
 
-    def _differs(self, wanted: Config, key: str) -> bool:
-        if getattr(wanted, key) != getattr(self.config, key):
-            return True
-        return key in self._is_stale and self._is_stale[key]()
+    def _read(self) -> tuple[Config, dict[str, Callable[[], None]]]:
+        wanted = self._source.read()
+        prepared = {key: prepare(wanted) for key, prepare in self._prepare.items()}
+        return wanted, {key: each for key, each in prepared.items() if each is not None}
+
+    def _take(self, wanted: Config, prepared: Mapping[str, Callable[[], None]]) -> None:
+        names = [field.name for field in fields(Config)]
+        other = [key for key in names if getattr(wanted, key) != getattr(self.config, key) or key in prepared]
+        changed = tuple(key for key in other if key in CHANGEABLE)
+        self.config = _with(self.config, wanted, changed)
+        for apply in {self._apply[key]: None for key in changed if key in self._apply}:  # once, where keys share one
+            apply(self.config)
+        for use in prepared.values():
+            use()
+        self._say(changed, tuple(key for key in other if key not in CHANGEABLE), None)
 
     def _say(self, changed: tuple[str, ...], needs_restart: tuple[str, ...], error: str | None) -> None:
+        if error is not None and len(error) > MAX_ERROR:
+            error = f"{error[:MAX_ERROR]}…"
         number = self.outcome.reloads + 1
         self.outcome = Outcome(self.outcome.file, number, changed, needs_restart, error)
         log.log(logging.INFO if error is None else logging.ERROR, "configuration: %s", self.outcome.sentence())

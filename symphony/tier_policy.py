@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,31 +28,40 @@ class TierPolicy:
         self._stamp: Stamp | None = None
         """Of the file that was read."""
         self.name = name
-        self._use(name)
+        self._read(name)()
 
-    def use(self, name: str) -> None:
-        """Decide by another one from now on; a file is read again. Invalid: it is none, and nothing has changed."""
-        if NO_POLICY in (name, self.name) and name != self.name:
+    def prepared(self, name: str) -> Callable[[], None] | None:
+        """Return what has another policy decide from then on; None: nothing is to change.
+
+        For a worker: the file may lie on the daemon's own mount, or on one that hangs. A file is read again if it has
+        changed, or if the default decides in its place. Invalid: it is no policy.
+        """
+        if name == self.name and not self._is_stale():
+            return None
+        if NO_POLICY in (name, self.name):
             raise Invalid(f"policy {self.name} can't become {name} while the daemon runs: start it again")
-        self._use(name)
-        self.name = name
+        return self._read(name)
 
-    def is_stale(self) -> bool:
-        """Its file is another by now, or the default decides in its place: a reload tries what the file says."""
+    def _is_stale(self) -> bool:
         return self._guarded is not None and (self._guarded.failure is not None or _stamp_of(self.name) != self._stamp)
 
-    def _use(self, name: str) -> None:
+    def _read(self, name: str) -> Callable[[], None]:
         stamp = _stamp_of(name)  # before it is read: what is written meanwhile is read again
         if name.endswith(".py"):
             _require_operators(name)
         rank = loading.load(loading.DEFAULT if name == NO_POLICY else name)
-        before, self._guarded, self._stamp = self._guarded, None, stamp
-        if name not in loading.NAMES and name != NO_POLICY:
-            default = loading.NAMES[loading.DEFAULT]
-            rank = self._guarded = loading.Guarded(rank, default, log=log, name=name)
-        self._pager.use(rank)
-        if before is not None:
-            before.close()
+
+        def use() -> None:
+            before, self._guarded, self._stamp, self.name = self._guarded, None, stamp, name
+            used = rank
+            if name not in loading.NAMES and name != NO_POLICY:
+                default = loading.NAMES[loading.DEFAULT]
+                used = self._guarded = loading.Guarded(rank, default, log=log, name=name)
+            self._pager.use(used)
+            if before is not None:
+                before.close()
+
+        return use
 
     def info(self) -> dict[str, Any]:
         """For `symphony stat`."""
@@ -62,8 +71,7 @@ class TierPolicy:
 def _require_operators(path: str) -> None:
     """Invalid: another user could change what the file holds, and the daemon would run that with its rights.
 
-    Only this user and root own the file, the links to it and the directories on the way. Not everybody may write to
-    them, but for sticky directories, where others replace no files of these two. A group is the operator's choice.
+    Only this user and root own the file, the links to it and the directories on the way.
     """
     for name in (Path(path).absolute(), Path(path).resolve()):
         for where in (name, *name.parents):
@@ -73,9 +81,6 @@ def _require_operators(path: str) -> None:
                 return  # who reads it says why it can't be read
             if about.st_uid not in (0, os.geteuid()):
                 raise Invalid(f"policy {path}: {where} belongs to uid {about.st_uid}, and the daemon runs it")
-            is_sticky = stat.S_ISDIR(about.st_mode) and about.st_mode & stat.S_ISVTX
-            if about.st_mode & stat.S_IWOTH and not is_sticky and not stat.S_ISLNK(about.st_mode):
-                raise Invalid(f"policy {path}: all may write to {where}, and the daemon runs it: chmod o-w")
 
 
 def _stamp_of(path: str) -> Stamp | None:

@@ -15,12 +15,15 @@ from queue import SimpleQueue
 
 import numpy as np
 
+from kvfs.operators_file import read_operators_file
 from kvfs.tiers import cost_based, idleness, lru, ttl
 from kvfs.tiers.policy import Files, FloatArray, Gaps, Rank
 from libsym.errors import Invalid
 
 NAMES: dict[str, Rank] = {"cost": cost_based.rank, "lru": lru.rank, "ttl": ttl.rank, "idle": idleness.rank}
 DEFAULT = "cost"
+MAX_BYTES = 1 << 20
+"""Of a file: more than there is to say."""
 LOAD_LIMIT_S = 5.0
 """That the file may take to define it, with what it imports."""
 LIMIT_S = 0.25
@@ -35,9 +38,13 @@ def load(name_or_path: str) -> Rank:
         names = ", ".join((*NAMES, "none"))
         raise Invalid(f"{name_or_path!r} is no policy: give one of {names}, or a file that ends in .py")
     try:
-        source = Path(name_or_path).read_text(encoding="utf-8")
+        source = read_operators_file(Path(name_or_path), MAX_BYTES).decode()
+    except Invalid as error:
+        raise Invalid(f"policy {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise Invalid(f"policy {name_or_path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(source) >= MAX_BYTES:
+        raise Invalid(f"policy {name_or_path} has {MAX_BYTES} characters or more: it is no policy")
     rank = _run(source, name_or_path).get("rank")
     if not callable(rank):
         raise Invalid(f"policy {name_or_path} has no function rank(files, gaps)")
@@ -51,8 +58,8 @@ def load(name_or_path: str) -> Rank:
 
 
 def _run(source: str, name: str) -> dict[str, object]:
-    """What a file defines. A daemon that reads one again waits for it: so it has a thread of its own, and not for ever,
-    and what ends a program ends that thread.
+    """What a file defines. A reload waits for it: so it has a thread of its own, and not for ever, and what ends a program
+    ends that thread.
     """
     names: dict[str, object] = {"__name__": "policy", "__file__": name}
     failures: list[BaseException] = []

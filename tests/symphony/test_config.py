@@ -170,6 +170,25 @@ def test_a_table_of_many_users_is_read_line_by_line():
     assert lines["weight", "29999"] == 30_001
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("model = [\n" + "\n" * 100_000 + "]\nquota = 1\n", 1, "a string needed"),
+        ("model = '''\n" + "a\n" * 100_000 + "'''\nquota = true\n", 100_003, "quota"),
+        ("\n" + "a." * 100_000 + "a = 1\n", 2, "a key of more than 32 parts"),
+        ("\nmodel = {" + "a." * 100_000 + "a = 1}\n", 2, "a key of more than 32 parts"),
+        ("\n[" + "a." * 100_000 + "a]\n", 2, "a key of more than 32 parts"),
+        ('model = "' + '\\\\"' * 100_000 + "\n", 1, "no TOML"),
+    ],
+)
+def test_a_long_value_or_key_costs_no_square_of_its_length(tmp_path, text, line, says):
+    """Such a file once held a reload for hours, or took all memory."""
+    path = tmp_path / "symphony.toml"
+    path.write_text(text)
+    with pytest.raises(Invalid, match=rf"{path}:{line}: .*{says}"):
+        load(path, {})
+
+
 def config(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*SYMPHONY, "config", *map(str, words)], capture_output=True, text=True, check=False, timeout=60
