@@ -2,6 +2,8 @@
 
 The same table, another one, holds the claims on names (`kvfs.fs.Claim`): there the places of names are locked.
 
+A lock costs the same beside thousands on one inode: nothing here walks over those that hold it or wait for it.
+
 Waiters are served in order of arrival, except that a conversion gives up the lock that its owner has first, as
 flock(2) does. Advisory: nothing else looks at these locks.
 
@@ -10,14 +12,17 @@ Owned by the daemon's trio thread.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import trio
 
 from libsym.errors import WouldBlock
 
+SOME_HOLDERS = 16
+"""That are named: thousands may share a lock."""
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
@@ -30,12 +35,33 @@ class _Waiter:
 class _Lock:
     """One inode's: either one exclusive holder or any number of shared ones."""
 
-    holders: dict[Hashable, bool] = field(default_factory=dict)
-    """owner -> exclusive"""
-    waiting: deque[_Waiter] = field(default_factory=deque)
+    holders: dict[Hashable, None] = field(default_factory=dict)
+    is_exclusive: bool = False
+    """Of the holders there are."""
+    waiting: OrderedDict[_Waiter, None] = field(default_factory=OrderedDict)
+    waiting_of: dict[Hashable, dict[_Waiter, None]] = field(default_factory=dict)
+    """The same by their owners."""
 
     def admits(self, exclusive: bool) -> bool:
-        return not self.holders or not (exclusive or any(self.holders.values()))
+        return not self.holders or not (exclusive or self.is_exclusive)
+
+    def has(self, owner: Hashable, *, exclusive: bool) -> bool:
+        return owner in self.holders and self.is_exclusive == exclusive
+
+    def grant(self, owner: Hashable, *, exclusive: bool) -> None:
+        self.holders[owner], self.is_exclusive = None, exclusive
+
+    def give_up(self, owner: Hashable) -> bool:
+        """Whether the owner had it."""
+        return self.holders.pop(owner, self) is None
+
+    def enter(self, waiter: _Waiter) -> None:
+        self.waiting[waiter] = self.waiting_of.setdefault(waiter.owner, {})[waiter] = None
+
+    def leave(self, waiter: _Waiter) -> None:
+        del self.waiting[waiter], self.waiting_of[waiter.owner][waiter]
+        if not self.waiting_of[waiter.owner]:
+            del self.waiting_of[waiter.owner]
 
 
 class FileLocks:
@@ -49,9 +75,9 @@ class FileLocks:
         return len(self._locks)
 
     def holders(self, number: Hashable) -> list[Hashable]:
-        """Who has the lock of one inode, or a share of it."""
+        """Who has the lock of one inode; of those that share it the first few."""
         lock = self._locks.get(number)
-        return [] if lock is None else list(lock.holders)
+        return [] if lock is None else list(islice(lock.holders, SOME_HOLDERS))
 
     def num_waiting(self, number: Hashable) -> int:
         """Who waits for the lock of one inode."""
@@ -61,32 +87,32 @@ class FileLocks:
     def acquire_nowait(self, number: Hashable, owner: Hashable, *, exclusive: bool) -> None:
         """Take the lock, or raise EWOULDBLOCK. What the owner held before is converted, or lost if that fails."""
         lock = self._locks.setdefault(number, _Lock())
-        if lock.holders.get(owner) == exclusive:
+        if lock.has(owner, exclusive=exclusive):
             return
-        lock.holders.pop(owner, None)
+        lock.give_up(owner)
         try:
             if lock.waiting or not lock.admits(exclusive):
                 raise WouldBlock(f"inode {number} is locked by somebody else")
-            lock.holders[owner] = exclusive
+            lock.grant(owner, exclusive=exclusive)
         finally:
             self._settle(number, lock)
 
     async def acquire(self, number: Hashable, owner: Hashable, *, exclusive: bool) -> None:
         """Take the lock, after everybody who asked earlier. Cancelled, it leaves the queue."""
         lock = self._locks.setdefault(number, _Lock())
-        if lock.holders.get(owner) == exclusive:
+        if lock.has(owner, exclusive=exclusive):
             return
-        lock.holders.pop(owner, None)
+        lock.give_up(owner)
         waiter = _Waiter(owner, exclusive)
-        lock.waiting.append(waiter)
+        lock.enter(waiter)
         self._settle(number, lock)
         try:
             await waiter.granted.wait()
         except BaseException:
             if waiter.granted.is_set():
-                lock.holders.pop(owner, None)
+                lock.give_up(owner)
             elif waiter in lock.waiting:
-                lock.waiting.remove(waiter)
+                lock.leave(waiter)
             self._settle(number, lock)
             raise
 
@@ -95,25 +121,24 @@ class FileLocks:
         lock = self._locks.get(number)
         if lock is None:
             return
-        for waiter in [each for each in lock.waiting if each.owner == owner]:
-            lock.waiting.remove(waiter)
+        for waiter in list(lock.waiting_of.get(owner, ())):
+            lock.leave(waiter)
         self._settle(number, lock)
 
     def release(self, number: Hashable, owner: Hashable) -> None:
         """Give the lock up; nothing happens if the owner has none."""
         lock = self._locks.get(number)
-        if lock is not None and lock.holders.pop(owner, None) is not None:
+        if lock is not None and lock.give_up(owner):
             self._settle(number, lock)
 
     def _settle(self, number: Hashable, lock: _Lock) -> None:
         """Grant what can be granted; forget a lock that nobody wants."""
-        while lock.waiting and lock.admits(lock.waiting[0].exclusive):
-            waiter = lock.waiting.popleft()
-            lock.holders[waiter.owner] = waiter.exclusive
-            waiter.granted.set()
-        for waiter in [each for each in lock.waiting if lock.holders.get(each.owner) == each.exclusive]:
-            lock.waiting.remove(waiter)  # two threads asked for one open file: what one has got, both have
-            waiter.granted.set()
+        while lock.waiting and lock.admits((first := next(iter(lock.waiting))).exclusive):
+            lock.grant(first.owner, exclusive=first.exclusive)
+            for waiter in list(lock.waiting_of[first.owner]):
+                if waiter.exclusive == first.exclusive:  # two threads asked for one open file: what one has got, both have
+                    lock.leave(waiter)
+                    waiter.granted.set()
         # A waiter that was granted the lock, lost it again and then is cancelled settles one that is forgotten already.
         if not lock.holders and not lock.waiting and self._locks.get(number) is lock:
             del self._locks[number]
