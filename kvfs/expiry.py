@@ -45,8 +45,10 @@ class Expiry:
         """A file that was restored: its time ran on while no daemon was there."""
         if inode.advice.ttl_ms and not inode.advice.is_pinned:
             used_ns = max(inode.used_ns, inode.mtime_ns)  # it may have been open when the daemon ended
-            left_s = inode.advice.ttl_s - (time.time_ns() - used_ns) / 1e9
-            self._of[inode.number] = self._alarms.set(max(0.0, left_s), lambda: self._expire(inode))
+            # A clock that was years ahead when the file was used must not keep it for years.
+            unused_s = max(0.0, (time.time_ns() - used_ns) / 1e9)
+            left_s = max(0.0, inode.advice.ttl_s - unused_s)
+            self._of[inode.number] = self._alarms.set(left_s, lambda: self._expire(inode))
 
     def forget(self, inode: Inode) -> None:
         """Nothing leads to the file any more."""

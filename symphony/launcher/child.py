@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from symphony.launcher import system, walls
 from symphony.launcher.confinement import packages_of
 from symphony.launcher.leaving import leave
-from symphony.launcher.places import Refused
+from symphony.launcher.places import MAX_ERROR, Refused
 from symphony.launcher.sandbox.enter import Outside, enter
 from symphony.launcher.sandbox.lacks import Lacks
 from symphony.launcher.statuses import FAILED, NOT_FOUND, NOT_READABLE, OUT_OF_MEMORY
@@ -142,7 +142,7 @@ def _open_program(spec: dict[str, Any]) -> int:
 
 
 def _refuse(text: str, status: int) -> NoReturn:
-    os.write(_REPORT, json.dumps({"error": text, "status": status}).encode())
+    os.write(_REPORT, json.dumps({"error": text[:MAX_ERROR], "status": status}).encode())
     os._exit(status)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from symphony.launcher.daemon_link import Message
 from symphony.launcher.ending import LAST_WORDS_S
 from symphony.launcher.finding import find_program, shipped
-from symphony.launcher.places import Refused
+from symphony.launcher.places import MAX_ERROR, Refused
 from symphony.launcher.program import Program
 from symphony.launcher.spec import NONE, checked
 from symphony.launcher.supervisor import Supervisor
@@ -44,7 +44,8 @@ class DaemonRequests:
         try:
             words = await self._do(request)
         except Refused as error:
-            self._link.answer(request, error=str(error), errno=getattr(error, "errno", _ERRNOS.get(error.status, 0)))
+            text, code = str(error), getattr(error, "errno", _ERRNOS.get(error.status, 0))
+            self._link.answer(request, error=text[:MAX_ERROR], errno=code)
         else:
             self._link.answer(request, ok=True, **words)
 

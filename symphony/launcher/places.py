@@ -18,6 +18,10 @@ _USERS = Path("/run/symphony/users")
 """Made by tmpfiles.d, sticky and for everybody: for users whose place in /tmp is taken."""
 
 
+MAX_ERROR = 4096
+"""Characters that are passed on of why a program can't be started: a path in it may be longer than a message."""
+
+
 class Refused(Exception):  # noqa: N818 - what it says is what happens
     """Symphony can't do what was asked; `status` is what `symphony run` ends with."""
 

@@ -156,3 +156,19 @@ def test_a_child_has_no_limit_above_its_parents(daemon, script):
     source = "print(sym.wait(sym.spawn(sys.argv[1], limits={'tokens': 1000})))"
     run = daemon.symphony("run", "--tokens", "20", script(source), child)
     assert run.stdout == "Ended(status=121, reason='tokens')\n"
+
+
+@pytest.mark.parametrize("isolation", ["none", "standard"])
+def test_a_child_by_a_path_longer_than_a_message_is_refused_and_the_next_one_starts(daemon, script, isolation):
+    """The answer did not fit its message: spawn() waited for ever."""
+    source = """
+long = "/" + "\\U0001f600" * 15_000
+for words in ({"program": "/bin/true", "cwd": long}, {"program": long}):
+    try:
+        sym.spawn(**words)
+    except sym.SymError as error:
+        print(long[:4000] in str(error), len(str(error)) < 5000)
+print(sym.wait(sym.spawn("/bin/true")).status)
+"""
+    done = daemon.symphony("run", "--isolation", isolation, script(source))
+    assert done.stdout.splitlines() == ["True True", "True True", "0"]

@@ -83,6 +83,26 @@ def test_a_ttl_runs_on_while_no_daemon_is_there(tmp_path: Path) -> None:
     lives(tmp_path, before, after, at_last)
 
 
+@pytest.mark.parametrize("ahead", ["used_ns", "mtime_ns"])
+def test_a_file_that_was_used_by_a_clock_years_ahead_has_its_ttl_and_no_more(tmp_path: Path, ahead: str) -> None:
+    async def before(house: House) -> None:
+        file = house.create("ahead.kv", [1])
+        house.fs.kv_advise_open(ROOT, file, [(Advice.TTL, 100)])
+        house.fs.kv_close(file)
+        setattr(file.inode, ahead, file.inode.used_ns + 10 * 365 * 86_400 * 10**9)
+        file.inode.note_change()
+
+    async def after(house: House) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(house.volume.alarms.run)
+            with trio.fail_after(20):
+                while house.names():
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+    lives(tmp_path, before, after)
+
+
 # Names of all kinds
 
 
