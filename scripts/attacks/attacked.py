@@ -34,7 +34,7 @@ HELD = os.environ.get("SYMPHONY_ATTACKS_HELD")
 """Where scripts/soak/attacks.py reads how long each daemon was held."""
 
 _BECOME = """
-import array, encodings.idna, errno, json, os, resource, select
+import array, encodings.idna, errno, fcntl, json, mmap, os, resource, select
 import signal, socket, struct, subprocess, sys, threading, time
 import libsym as sym
 uid = int(sys.argv.pop(1))
