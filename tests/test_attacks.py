@@ -33,6 +33,10 @@ ATTACKS = [
     "images",
     "watchdog",
     "sandboxes",
+    "rings",
+    "reloads",
+    "ends",
+    "odd_calls",
 ]
 
 pytestmark = [
