@@ -13,7 +13,8 @@ from libsym.errors import Invalid
 def read_operators_file(path: Path, max_bytes: int) -> bytes:
     """Return its bytes: at most one more than `max_bytes`, so that the caller sees what is too large.
 
-    A FIFO is refused: to read one waits for whoever writes. OSError: it can't be read. Invalid: everybody may change it.
+    A FIFO is refused: to read one waits for whoever writes. OSError: it can't be read.
+    Invalid: everybody may change it.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

@@ -25,8 +25,11 @@ MAX_PARTS = 32
 _PLACE = re.compile(r" \(at (?:line (?P<line>\d+), column \d+|end of document)\)$")
 """How tomllib ends its messages."""
 _TOKEN = re.compile(
-    r'''"{3}(?:\\.|(?!"{3}).)*+(?:"{3,5})?|'{3}(?:(?!'{3}).)*+(?:'{3,5})?|"(?:\\.|[^"\\\n])*+"?|'[^'\n]*+'?'''
-    r"""|#[^\n]*|[\[{\]}=,.\n]""",
+    r'"{3}(?:\\.|(?!"{3}).)*+(?:"{3,5})?'
+    r"|'{3}(?:(?!'{3}).)*+(?:'{3,5})?"
+    r'|"(?:\\.|[^"\\\n])*+"?'
+    r"|'[^'\n]*+'?"
+    r"|#[^\n]*|[\[{\]}=,.\n]",
     re.DOTALL,
 )
 """What tells where a statement of TOML ends. A string that does not end goes on to the end of its line, or of the text.
@@ -62,7 +65,7 @@ def read_config_file(path: Path) -> ConfigFile:
         line = int(found["line"]) if found and found["line"] else len(lines)
         why, shown = _PLACE.sub("", str(error)), lines[line - 1].strip()[:MAX_SHOWN]
         raise Invalid(f"{path}:{line}: no TOML: {why}, in {shown!r}") from None
-    except _TooDeep as error:
+    except _TooDeepError as error:
         raise Invalid(f"{path}:{error.line}: no configuration: {error}") from None
     except (ValueError, RecursionError) as error:  # a number of a mile, or a table in a table in a table ...
         raise Invalid(f"{path}: no configuration: {error}") from None
@@ -86,7 +89,7 @@ def _text_of(path: Path) -> str:
         raise Invalid(f"{path}:{line}: no text in UTF-8: byte {error.start} is {data[error.start]:#04x}") from None
 
 
-class _TooDeep(ValueError):
+class _TooDeepError(ValueError):
     def __init__(self, line: int) -> None:
         super().__init__(f"a key of more than {MAX_PARTS} parts")
         self.line = line
@@ -107,7 +110,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
             case ".":
                 dots += 1
                 if dots >= MAX_PARTS:
-                    raise _TooDeep(line)
+                    raise _TooDeepError(line)
             case "=" | ",":
                 dots = 0
             case "\n":

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 Apply = Callable[[Config], None]
 Prepare = Callable[[Config], Callable[[], None] | None]
-"""Reads what a key's new value names, on a worker, and returns what makes it true. None: nothing is to change. SymError:
-it is refused, and nothing changes.
+"""Reads what a key's new value names, on a worker, and returns what makes it true. None: nothing is to change.
+SymError: it is refused, and nothing changes.
 """
 
 _OF_TIERS = "grace_ms", "pin_share", "policy"

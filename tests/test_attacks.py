@@ -37,6 +37,7 @@ ATTACKS = [
     "reloads",
     "ends",
     "odd_calls",
+    "clocks",
 ]
 
 pytestmark = [

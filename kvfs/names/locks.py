@@ -24,6 +24,7 @@ from libsym.errors import WouldBlock
 SOME_HOLDERS = 16
 """That are named: thousands may share a lock."""
 
+
 @dataclass(slots=True, eq=False)
 class _Waiter:
     owner: Hashable
@@ -136,7 +137,7 @@ class FileLocks:
         while lock.waiting and lock.admits((first := next(iter(lock.waiting))).exclusive):
             lock.grant(first.owner, exclusive=first.exclusive)
             for waiter in list(lock.waiting_of[first.owner]):
-                if waiter.exclusive == first.exclusive:  # two threads asked for one open file: what one has got, both have
+                if waiter.exclusive == first.exclusive:  # threads that asked for one open file get the lock together
                     lock.leave(waiter)
                     waiter.granted.set()
         # A waiter that was granted the lock, lost it again and then is cancelled settles one that is forgotten already.

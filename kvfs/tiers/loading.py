@@ -58,8 +58,8 @@ def load(name_or_path: str) -> Rank:
 
 
 def _run(source: str, name: str) -> dict[str, object]:
-    """What a file defines. A reload waits for it: so it has a thread of its own, and not for ever, and what ends a program
-    ends that thread.
+    """What a file defines. A reload waits for it: so it has a thread of its own, and not for ever, and what ends a
+    program ends that thread.
     """
     names: dict[str, object] = {"__name__": "policy", "__file__": name}
     failures: list[BaseException] = []

@@ -109,7 +109,8 @@ def main() -> int:
                 broken += attack(served, asked.tree, before, isolation, name)
         if not served.serves():
             broken.append("the daemon does not serve")
-    return verdict(f"{len(names) * len(isolations)} programs that did not want to end have ended, and left nothing", broken)
+    number = len(names) * len(isolations)
+    return verdict(f"{number} programs that did not want to end have ended, and left nothing", broken)
 
 
 if __name__ == "__main__":

@@ -25,17 +25,17 @@ MAX_TIMES = 4
 
 MEMBERS: list[tuple[str, dict[str, object], dict[str, str]]] = [
     *[(f"date{n}", {"mtime": date}, {}) for n, date in enumerate([-1, 1e18, -1e18, 2**63, 0.999999999, 253402300800])],
-    *[(f"owner{uid}", {"uid": uid, "gid": gid}, {}) for uid, gid in ((2**32 - 2, 2**32 - 2), (2**31, 2**21), (2**63, 0))],
+    *[(f"owner{uid}", {"uid": uid, "gid": gid}, {}) for uid, gid in ((2**32 - 2, 2**32 - 2), (2**31, 8), (2**63, 0))],
     *[(f"mode{mode:o}", {"mode": mode}, {}) for mode in (0o7777, 0o177777, 0)],
-    *[(name, {}, {}) for name in ("n" * 256, f"{'long' * 60}/{'n' * 255}", "deep/" * 30 + "f", "\n\x1b[2J\x7f", "bad\udcff")],
+    *[(each, {}, {}) for each in ("n" * 256, f"{'l' * 255}/{'n' * 255}", "deep/" * 30 + "f", "\n\x1b[2J", "\udcff")],
     *[(name, {}, {}) for name in ("../up", "a/../../b", ".symphony", ".symphony/metrics", "none.kv")],
     *[(f"to{len(to)}", {"type": tarfile.SYMTYPE, "linkname": to}, {}) for to in ("x" * 4095, "y" * 5000)],
-    *[(f"link-{to}", {"type": tarfile.LNKTYPE, "linkname": to}, {}) for to in ("date0", ".symphony/metrics", "link-self")],
+    *[(f"link-{to}", {"type": tarfile.LNKTYPE, "linkname": to}, {}) for to in ("date0", ".symphony/heat", "link-self")],
     *[(f"device{n}", {"type": tarfile.CHRTYPE, "devmajor": n, "devminor": n}, {}) for n in (1, 2**20)],
     ("fifo", {"type": tarfile.FIFOTYPE}, {}),
     ("attributes", {}, {f"SCHILY.xattr.{name}": value for name, value in {
         "user.kv.ttl": "9" * 30, "user.a": "v" * 70_000, "security.capability": "x", "trusted.t": "x"}.items()}),
-    ("directory", {"type": tarfile.DIRTYPE}, {f"SCHILY.xattr.user.kv.{name}": "9" * 400 for name in ("quota", "weight")}),
+    ("directory", {"type": tarfile.DIRTYPE}, {f"SCHILY.xattr.user.kv.{key}": "9" * 400 for key in ("quota", "weight")}),
 ]  # fmt: skip
 
 LOCKS = """
@@ -63,9 +63,10 @@ import libsym as sym
 
 M = 1_000_000
 odd = [
-    {"env": {"A": "x" * M}}, {"args": ["x" * M]}, {"env": {f"A{n}": "" for n in range(100_000)}}, {"args": [""] * 100_000},
-    {"env": {"A": "x" * 8 * M}}, {"args": ["\\x01" * 30_000]}, {"cwd": "/" + "\\U0001f600" * 15_000}, {"cwd": "/x" * 20_000},
-    {"name": "n" * M}, {"limits": {"time": float("nan")}}, {"limits": {"pages": 10**400}}, {"limits": {"memory": 1 << 70}},
+    {"env": {"A": "x" * M}}, {"env": {f"A{n}": "" for n in range(100_000)}}, {"env": {"A": "x" * 8 * M}},
+    {"args": ["x" * M]}, {"args": [""] * 100_000}, {"args": ["\\x01" * 30_000]},
+    {"cwd": "/" + "\\U0001f600" * 15_000}, {"cwd": "/x" * 20_000}, {"name": "n" * M},
+    {"limits": {"time": float("nan")}}, {"limits": {"pages": 10**400}}, {"limits": {"memory": 1 << 70}},
     {"args": ["\\udc80"]}, {"args": ["\\0"]}, {"env": {"A=B": ""}},
 ]
 for words in odd:

@@ -96,7 +96,7 @@ def test_a_file_that_was_used_by_a_clock_years_ahead_has_its_ttl_and_no_more(tmp
         async with trio.open_nursery() as nursery:
             nursery.start_soon(house.volume.alarms.run)
             with trio.fail_after(20):
-                while house.names():
+                while house.names():  # noqa: ASYNC110 - nothing tells of it
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
 
