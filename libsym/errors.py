@@ -71,7 +71,7 @@ class NoSpace(SymError):
 
 
 class OverQuota(SymError):
-    """The owner has used up its quota of pages or files."""
+    """The owner has used up its quota of pages or files, or the caller its quota of the daemon's memory."""
 
     code = errno.EDQUOT
 

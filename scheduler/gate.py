@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import trio
 
 from kvfs.fs import FileSystem
+from kvfs.pages.holdings import Kind
 from libsym.abi import Op
 from libsym.channel.server import Request
 from libsym.errors import Invalid, SymError
@@ -46,6 +47,7 @@ class Gate:
         programs: Programs,
         daemon_info: Callable[[], dict[str, Any]],
     ) -> None:
+        self._accounts = fs.pool.accounts
         self._batches = batches
         self._programs = programs
         self._operations = all_operations(fs, batches, text, programs, daemon_info)
@@ -89,12 +91,15 @@ class Gate:
             call.count_bytes()
         if operation.max_waiting is not None:
             call.check_may_wait(operation.max_waiting)
+        if operation.opens:
+            call.lip.holdings.require(Kind.HANDLE)
         return operation.begin(call)
 
     def welcome(self, lip: Lip) -> None:
         """A program has connected: its calls count to it, and messages may be sent to it from now on."""
         lip.program = self._programs.join(lip, lip.launched)
-        lip.under_way = UnderWay(self._users.setdefault(lip.credentials.uid, UserBytes()))
+        lip.charge_to(self._accounts.of(lip.uid).holdings)
+        lip.under_way = UnderWay(self._users.setdefault(lip.uid, UserBytes()), lip.holdings)
         self._operations.mail.join(lip)
 
     async def see_off(self, lip: Lip) -> None:
@@ -105,6 +110,7 @@ class Gate:
                 self._operations.closing.close_some(lip, FILES_A_TURN)
                 await trio.lowlevel.checkpoint()
         self._operations.closing.close_some(lip, len(lip.handles))
+        lip.holdings.let_go(Kind.CONNECTION)
 
     async def close(self) -> None:
         """Every program has gone: wait for what is done for some of them all the same."""

@@ -64,6 +64,9 @@ class Config:
     """Bytes of pages and plain files that each user may hold, but root and whoever runs the daemon; None: no limit."""
     quota_files: int | None = None
     """Files, directories, links, … that each of them may have."""
+    quota_memory: int | None = None
+    """Bytes of the daemon's memory, beside pages, that each of them may fill with files, handles, waiting calls, …;
+    None: a quarter of what is free at the start and is not for pages."""
     weight: Mapping[int, float] = field(default_factory=dict)
     """Of users, by uid: how much of the steps each gets beside others; 1 for all who are not named."""
     programs: int = MAX_AT_ONCE
@@ -274,7 +277,7 @@ def _value(key: str, value: Any) -> Any:
         raise Unfit(f"{key} is {str(value)!r}: a text in UTF-8 needed", key)  # logs and status files have it, too
     if key in ("mount", "socket", "state", "mount_helper"):
         return _path(key, value)
-    if key in ("kv_memory", "gpu_memory", "disk", "quota"):
+    if key in ("kv_memory", "gpu_memory", "disk", "quota", "quota_memory"):
         return _size(key, value)
     if key in ("disk_timeout", "drain", "watchdog"):
         return _seconds(key, value)

@@ -21,6 +21,7 @@ import trio
 
 from decoder.checkpoints.weights import Weights
 from decoder.image_facts import Facts
+from decoder.memory import available_memory_bytes
 from decoder.model import Model, load_model
 from kvfs.control.directory import ControlTree
 from kvfs.durable.journal import Journal
@@ -103,6 +104,8 @@ class House:
         return f"{self.model.name} on {self.config.mount}, weights {self.weights.info()['weights']}"
 
 
+USERS_PART = 4
+"""Without --quota-memory a user may fill one part in so many of the memory that the daemon may have beside pages."""
 MAX_TIMES_MEMORY = 32
 """Without --disk there are so many times as many pages as fit into memory, at most."""
 
@@ -119,7 +122,9 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     state = State(config.state)
     kept = state.load()
     restored = kept.num_slots(state.identity_of(facts, kept))
-    limits = Limits(config.quota, config.quota_files)
+    free_bytes = available_memory_bytes()
+    own_bytes = max(free_bytes - arena.num_pages * arena.page_bytes, free_bytes // 2)
+    limits = _limits_of_users(config, own_bytes)
     num_on_disk = _num_on_disk(config, arena, restored[0])
     num_pages = num_pages_of(arena.num_pages, restored[0], num_on_disk) + restored[1]
     accounts = Accounts(num_pages, arena.page_bytes, limits, exempt=exempt, weights=config.weight)
@@ -164,7 +169,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     shown = Control(fs, batches, gate, programs, text, held)
     helper = None if config.mount_helper is None else HelpersMount(config.mount_helper)
     policy = TierPolicy(fs.volume.pager, config.policy)
-    changes = _changes(fs, keeper, batches, programs, ending)
+    changes = _changes(fs, keeper, batches, programs, ending, own_bytes)
     changes |= _changes_of_tiers(fs, gate)
     for key in ("grace_ms", "pin_share"):
         changes[key](config)
@@ -204,13 +209,19 @@ def _num_on_disk(config: Config, arena: PageStore, num_restored: int) -> int:
     return room // slot_bytes
 
 
+def _limits_of_users(config: Config, own_bytes: int) -> Limits:
+    """`own_bytes`: of memory that the daemon may have beside pages."""
+    memory_bytes = own_bytes // USERS_PART if config.quota_memory is None else config.quota_memory
+    return Limits(config.quota, config.quota_files, memory_bytes)
+
+
 def _changes(
-    fs: FileSystem, keeper: Keeper, batches: BatchScheduler, programs: Programs, ending: Ending
+    fs: FileSystem, keeper: Keeper, batches: BatchScheduler, programs: Programs, ending: Ending, own_bytes: int
 ) -> dict[str, Apply]:
     """What makes a new value of a key true while the daemon runs, for each key that can change."""
 
     def limit_users(config: Config) -> None:
-        fs.pool.accounts.limit(Limits(config.quota, config.quota_files))
+        fs.pool.accounts.limit(_limits_of_users(config, own_bytes))
 
     def limit_disk(config: Config) -> None:
         fs.volume.disk.deadline_s = config.disk_timeout
@@ -223,7 +234,7 @@ def _changes(
         set_up_log(config.log, verbose=config.verbose)
 
     return {
-        **dict.fromkeys(("quota", "quota_files"), limit_users),
+        **dict.fromkeys(("quota", "quota_files", "quota_memory"), limit_users),
         **dict.fromkeys(("disk", "disk_timeout"), limit_disk),
         **dict.fromkeys(("programs", "starts"), limit_programs),
         **dict.fromkeys(("log", "verbose"), log_otherwise),

@@ -27,8 +27,9 @@ SymError: it is refused, and nothing changes.
 """
 
 _OF_TIERS = "grace_ms", "pin_share", "policy"
-_AT_ONCE = "disk", "disk_timeout", "drain", "log", "programs", "quota", "quota_files", "starts", "step_ms", "verbose"
-CHANGEABLE = frozenset((*_OF_TIERS, *_AT_ONCE, "watchdog", "weight"))
+_OF_USERS = "programs", "quota", "quota_files", "quota_memory", "starts", "weight"
+_AT_ONCE = "disk", "disk_timeout", "drain", "log", "step_ms", "verbose"
+CHANGEABLE = frozenset((*_OF_TIERS, *_OF_USERS, *_AT_ONCE, "watchdog"))
 """Keys that can change while the daemon runs."""
 READ_LIMIT_S = 20.0
 """That the files may take to be read: one may lie where nothing answers."""

@@ -28,6 +28,7 @@ from kvfs.names.content import OWN, KvFile
 from kvfs.names.inode import Credentials, Inode, shown
 from kvfs.names.order import FIRST_PLACE
 from kvfs.names.tree import CONTROL_NAME, ROOT_NUMBER, require_directory
+from kvfs.pages.holdings import Holdings, Kind
 from libsym.errors import Busy, Exists, IsDirectory, NotFound, NotPermitted, SymError
 
 CONTROL_ROOT = 1 << 62
@@ -149,7 +150,7 @@ class ControlTree:
         """Open a file for process `pid` of `uid`. The kernel has checked that it may."""
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         if number & _TEXT_BIT:
-            return await self._open_text(number, flags, pid, writes=writes)
+            return await self._open_text(number, flags, uid, pid, writes=writes)
         if writes or flags & os.O_TRUNC:
             raise NotPermitted("control files can't be changed")
         return self._keep(Document(self._document(number), partial(self._documents.hold, uid), self._handles.discard))
@@ -169,8 +170,9 @@ class ControlTree:
             if _is_mirrored(existing):  # made since the kernel looked: ESTALE makes it look again
                 raise SymError("the name was made meanwhile", errno.ESTALE)
             raise Exists(f"{shown(name)}: a file that is no KV file has this name")
+        holdings = self._writer_of(creds.uid)
         opened = self._fs.kv_create_in(creds, directory, name, mode & 0o600)
-        writer = TextWriter(self._fs, self._files, opened, is_new=True, pid=pid)
+        writer = TextWriter(self._fs, self._files, opened, holdings, is_new=True, pid=pid)
         handle = self._keep(self._text_handle(opened.inode, writer, appends=bool(flags & os.O_APPEND)))
         return handle, self.attributes(_TEXT + opened.inode.number)
 
@@ -183,16 +185,23 @@ class ControlTree:
         self._handles.add(handle)
         return handle
 
-    async def _open_text(self, number: int, flags: int, pid: int, *, writes: bool) -> ControlHandle:
+    def _writer_of(self, uid: int) -> Holdings:
+        """OverQuota: the user may write no text more."""
+        holdings = self._fs.pool.accounts.of(uid).holdings
+        holdings.require(Kind.TEXT)
+        return holdings
+
+    async def _open_text(self, number: int, flags: int, uid: int, pid: int, *, writes: bool) -> ControlHandle:
         inode = self._mirrored(number)
         self._mirrored_kv(inode)
         if not writes:
             return self._keep(self._text_handle(inode, None, appends=False))
+        holdings = self._writer_of(uid)
         if flags & os.O_TRUNC:
             self._fs.volume.empty_kv(inode)
         opened = self._fs.kv_open_inode(inode, write=True)
         self._fs.volume.pager.will_need(opened.table)
-        writer = TextWriter(self._fs, self._files, opened, is_new=False, pid=pid)
+        writer = TextWriter(self._fs, self._files, opened, holdings, is_new=False, pid=pid)
         return self._keep(self._text_handle(inode, writer, appends=bool(flags & os.O_APPEND)))
 
     def _text_handle(self, inode: Inode, writer: TextWriter | None, *, appends: bool) -> TextHandle:

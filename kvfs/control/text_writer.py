@@ -26,7 +26,8 @@ import trio
 from kvfs.control.sources import ControlFiles
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.inode import Credentials
-from libsym.errors import Invalid, SymError
+from kvfs.pages.holdings import Holdings, Kind
+from libsym.errors import Invalid, OverQuota, SymError
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,9 @@ _PIECE_BYTES = 16 << 10
 
 _INLINE_CHARS = 2048
 """Texts up to here are tokenized at once (0.2 ms), longer ones in a worker."""
+
+_CHAR_BYTES = 4
+"""Of a character in memory, at most."""
 
 _SHRINKAGE = 4
 """A text may be that much longer than its tokens' texts together: composing it (NFC) takes bytes away."""
@@ -51,8 +55,17 @@ _ROOT = Credentials(0, 0)
 class TextWriter:
     """What one open file description writes to the end of one KV file."""
 
-    def __init__(self, fs: FileSystem, files: ControlFiles, handle: OpenKv, *, is_new: bool, pid: int) -> None:
-        """Takes over `handle`. `is_new`: it was made for this writer, and goes with it when that fails."""
+    def __init__(
+        self, fs: FileSystem, files: ControlFiles, handle: OpenKv, holdings: Holdings, *, is_new: bool, pid: int
+    ) -> None:
+        """Takes over `handle`. `is_new`: it was made for this writer, and goes with it when that fails.
+
+        `holdings`: of the user who writes, with room for a text.
+        """
+        self._holdings = holdings
+        holdings.charge(Kind.TEXT)
+        self._held_bytes = 0
+        """Of pending text, beyond the weight of a text."""
         self._fs = fs
         self._files = files
         self._handle = handle
@@ -147,7 +160,11 @@ class TextWriter:
 
     def close(self) -> None:
         """Give the file back, once no step works on it. Without a `flush` before, the rest of the text is left out."""
-        self._prefill.stop(lambda: self._fs.kv_close(self._handle))
+        self._prefill.stop(self._over)
+
+    def _over(self) -> None:
+        self._holdings.let_go(Kind.TEXT, num_bytes=self._held_bytes)
+        self._fs.kv_close(self._handle)
 
     # The way of the text
 
@@ -160,6 +177,12 @@ class TextWriter:
         await self._queue(is_whole=False)
         if len(self._pending) > self._max_pending:
             raise self._failure(self._too_long())
+        held_bytes = max(0, _CHAR_BYTES * len(self._pending) - _PIECE_BYTES)
+        try:
+            self._holdings.hold(Kind.TEXT, 0, held_bytes - self._held_bytes)
+        except OverQuota as error:
+            raise self._failure(error) from None
+        self._held_bytes = held_bytes
 
     async def _finish(self) -> None:
         """Tokenize what is left and wait until everything is computed."""

@@ -20,6 +20,7 @@ from kvfs.mount.turns import Turns
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Credentials
 from kvfs.names.order import DOTS
+from kvfs.pages.holdings import Holdings, Kind
 from kvfs.volume import Volume
 from libsym.errors import Invalid, NotPermitted, NotSupported, SymError
 
@@ -53,6 +54,8 @@ class ControlHandlers:
         self._files = files
         self._turns = turns
         self._handles: dict[int, ControlHandle] = {}
+        self._payers: dict[int, Holdings] = {}
+        """Of handles and listings."""
         self._listings: dict[int, _Listing] = {}
         self._numbers = itertools.count(CONTROL_ROOT)
 
@@ -125,13 +128,15 @@ class ControlHandlers:
 
     async def create(self, parent: int, name: bytes, mode: int, flags: int, uid: int, gid: int, pid: int) -> int:
         await self._eager.leave()
+        payer = self._payer(uid)
         handle, attributes = await self._control.create(parent, name, mode, flags, Credentials(uid, gid), pid)
-        return self._answers.created(wire.attributes(*attributes), self._opened(handle), wire.OPEN_DIRECT_IO)
+        return self._answers.created(wire.attributes(*attributes), self._opened(handle, payer), wire.OPEN_DIRECT_IO)
 
     async def open(self, number: int, flags: int, uid: int, pid: int) -> int:
         await self._eager.leave()
+        payer = self._payer(uid)
         handle = await self._control.open(number, flags, uid, pid)
-        return self._answers.opened(self._opened(handle), wire.OPEN_DIRECT_IO)
+        return self._answers.opened(self._opened(handle, payer), wire.OPEN_DIRECT_IO)
 
     async def read(self, fh: int, offset: int, size: int) -> int:
         await self._eager.leave()
@@ -149,6 +154,7 @@ class ControlHandlers:
 
     async def release(self, fh: int) -> int:
         handle = self._handles.pop(fh)
+        self._payers.pop(fh).let_go(Kind.OPEN)
         await self._eager.leave()
         await handle.release()
         return 0
@@ -158,15 +164,28 @@ class ControlHandlers:
 
     fallocate = flock = copy_file_range
 
-    def _opened(self, handle: ControlHandle) -> int:
-        number = next(self._numbers)
+    def _payer(self, uid: int) -> Holdings:
+        """OverQuota: the user may open nothing more."""
+        payer = self._volume.pool.accounts.of(uid).holdings
+        payer.require(Kind.OPEN)
+        return payer
+
+    def _opened(self, handle: ControlHandle, payer: Holdings) -> int:
+        number = self._charged(payer)
         self._handles[number] = handle
+        return number
+
+    def _charged(self, payer: Holdings) -> int:
+        """The number of a new handle."""
+        number = next(self._numbers)
+        self._payers[number] = payer
+        payer.charge(Kind.OPEN)
         return number
 
     # Directories
 
     def opendir(self, number: int) -> int:
-        fh = next(self._numbers)
+        fh = self._charged(self._payer(self._files.caller))
         self._listings[fh] = _Listing(number)
         return self._answers.opened(fh)
 
@@ -192,6 +211,7 @@ class ControlHandlers:
 
     def releasedir(self, fh: int) -> int:
         del self._listings[fh]
+        self._payers.pop(fh).let_go(Kind.OPEN)
         return 0
 
     async def fsync(self, fh: int) -> int:

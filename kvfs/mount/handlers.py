@@ -12,6 +12,7 @@ import fcntl
 import itertools
 import logging
 import os
+import resource
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,9 +30,11 @@ from kvfs.mount.wire import Answers
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Credentials, Inode, require_owner, shown
 from kvfs.names.order import DOTS, FIRST_PLACE
+from kvfs.names.plain import PlainFile
 from kvfs.names.tree import MAX_NAME_BYTES
+from kvfs.pages.holdings import Holdings, Kind
 from kvfs.volume import Volume
-from libsym.errors import BadHandle, Exists, NotSupported, SymError
+from libsym.errors import BadHandle, Exists, NotSupported, OverQuota, SymError
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,9 @@ _KV_BLOCK_BYTES = 1 << 20
 
 _XATTR_CREATE, _XATTR_REPLACE = 1, 2
 """Flags of setxattr(2)."""
+
+DESCRIPTORS_PART = 8
+"""One of so many descriptors of the daemon may be a user's open plain files."""
 
 
 _Result = TypeVar("_Result")
@@ -58,24 +64,44 @@ class _Listing:
 class FileHandlers:
     """The handlers of one mount's files. `num_handles` are open; `dispose` when the mount is gone."""
 
-    def __init__(self, volume: Volume, answers: Answers, eager: Eager, turns: Turns, forget: Forget) -> None:
-        """`forget`: tell the kernel, soon, that a name (of a directory with this number) is no more."""
+    def __init__(
+        self,
+        volume: Volume,
+        answers: Answers,
+        eager: Eager,
+        turns: Turns,
+        forget: Forget,
+        caller: Callable[[], int],
+    ) -> None:
+        """`forget`: tell the kernel, soon, that a name (of a directory with this number) is no more.
+
+        `caller`: the uid of the request that has just begun.
+        """
         self._volume = volume
+        self._accounts = volume.pool.accounts
+        self._caller = caller
         self._tree = volume.tree
         self._answers = answers
         self._eager = eager
-        self._nodes = Nodes(volume.tree)
+        self._nodes = Nodes(volume.tree, self._payer)
         self._files = OpenFiles(volume, eager, self._nodes, turns)
         self._forget = forget
         self._is_removing = False
         """By a request of the kernel, which knows."""
         volume.tree.lost = self._lost
         self._handles: dict[int, Handle | _Listing] = {}
+        self._held: dict[int, tuple[Holdings, Kind]] = {}
+        """What each handle is charged to, and as what."""
         self._next_handle = 0
 
     @property
     def num_handles(self) -> int:
         return len(self._handles)
+
+    @property
+    def caller(self) -> int:
+        """Who makes the request that has just begun."""
+        return self._caller()
 
     def dispose(self) -> None:
         """Give up what the kernel held: it will not tell any more."""
@@ -85,6 +111,7 @@ class FileHandlers:
                 self._tree.closed(handle.directory)
             else:
                 self._volume.locks.release(handle.file.inode.number, _lock_owner(number))
+            self._let_go(number)
         self._files.release_all()
         self._handles.clear()
         for inode in self._tree:
@@ -269,14 +296,15 @@ class FileHandlers:
         if name in directory.entries and not flags & os.O_EXCL:
             # A LIP made it since the kernel looked. ESTALE makes the kernel look again, and check its permissions.
             raise SymError("the name was made meanwhile", errno.ESTALE)
+        self._require_descriptor(uid)
         inode = self._volume.make_plain(directory, name, mode, uid, gid)
-        fh, open_flags = await self._open(inode, inode.number, flags)
+        fh, open_flags = await self._open(inode, inode.number, flags, uid)
         self._nodes.looked_up(inode.number, inode)
         return self._answers.created(self._attributes(inode, inode.number), fh, open_flags)
 
     async def open(self, number: int, flags: int, uid: int, _pid: int) -> int:
         inode = self._nodes.inode(number)
-        opened = await self._open(inode, number, flags)
+        opened = await self._open(inode, number, flags, uid)
         if flags & os.O_TRUNC and uid:  # the kernel, which drops these at a write, leaves this one to us
             inode.mode &= ~(stat.S_ISUID | (stat.S_ISGID if inode.mode & stat.S_IXGRP else 0))
         return self._answers.opened(*opened)
@@ -305,6 +333,7 @@ class FileHandlers:
     async def release(self, fh: int) -> int:
         handle = self._file(fh)
         del self._handles[fh]
+        self._let_go(fh)
         self._volume.locks.release(handle.file.inode.number, _lock_owner(fh))
         await self._files.release(handle)
         return 0
@@ -333,6 +362,7 @@ class FileHandlers:
         except SymError:
             if operation & fcntl.LOCK_NB:
                 raise
+            self._held[fh][0].require(Kind.REQUEST)
             await self._eager.leave()
             await locks.acquire(number, owner, exclusive=exclusive)
         return 0
@@ -341,8 +371,10 @@ class FileHandlers:
 
     def opendir(self, number: int) -> int:
         directory = self._nodes.inode(number)
+        holdings = self._payer()
+        holdings.require(Kind.OPEN)
         self._tree.opened(directory)
-        return self._answers.opened(self._new_handle(_Listing(directory)))
+        return self._answers.opened(self._new_handle(_Listing(directory), holdings))
 
     def readdir(self, fh: int, start: int, room: int) -> int:
         listing = self._listing(fh)
@@ -350,20 +382,26 @@ class FileHandlers:
         if start == 0 or not listing.end:
             listing.end = order.end
         dots = ((place, name, self._tree.child(directory, name)) for place, name in DOTS[start:])
-        answer = []
+        answer = list[bytes]()
         for place, name, inode in itertools.chain(dots, order.between(start, listing.end)):
             room -= wire.listing_entry_bytes(name)
             if room < 0:
                 break
             node = self._files.node_of(inode)
             if place >= FIRST_PLACE:
-                self._nodes.looked_up(node, inode)
+                try:
+                    self._nodes.looked_up(node, inode)
+                except OverQuota:
+                    if not answer:
+                        raise
+                    break  # the kernel has to be told of those before
             answer.append(wire.listing_entry(name, self._attributes(inode, node), node, place + 1))
         return self._answers.data(b"".join(answer))
 
     def releasedir(self, fh: int) -> int:
         self._tree.closed(self._listing(fh).directory)
         del self._handles[fh]
+        self._let_go(fh)
         return 0
 
     async def fsyncdir(self, fh: int) -> int:
@@ -403,12 +441,17 @@ class FileHandlers:
             raise SymError(f"the attribute has {len(value)} bytes, there is room for {room}", errno.ERANGE)
         return self._answers.data(value)
 
-    async def _open(self, inode: Inode, node: int, flags: int) -> tuple[int, int]:
+    async def _open(self, inode: Inode, node: int, flags: int, uid: int) -> tuple[int, int]:
         """A new handle's number, and how the kernel is to treat it."""
         if inode.content is None:
             if not inode.names:  # a LIP removed it since the kernel looked: ESTALE makes the kernel look again
                 raise SymError(f"inode {inode.number} was removed meanwhile", errno.ESTALE)
             raise NotSupported(f"inode {inode.number} is not a regular file")
+        holdings, kind = self._accounts.of(uid).holdings, Kind.OPEN
+        if isinstance(inode.content, PlainFile):
+            kind = Kind.PLAIN
+            self._require_descriptor(uid)
+        holdings.require(kind)
         access = flags & os.O_ACCMODE
         handle = await self._files.open(
             inode,
@@ -422,12 +465,31 @@ class FileHandlers:
             | (wire.OPEN_KEEP_CACHE if handle.keep_cache else 0)
             | (0 if handle.wrote or handle.writable else wire.OPEN_NOFLUSH)
         )
-        return self._new_handle(handle), open_flags
+        return self._new_handle(handle, holdings, kind), open_flags
 
-    def _new_handle(self, handle: Handle | _Listing) -> int:
+    def _new_handle(self, handle: Handle | _Listing, holdings: Holdings, kind: Kind = Kind.OPEN) -> int:
         self._next_handle += 1
         self._handles[self._next_handle] = handle
+        self._held[self._next_handle] = holdings, kind
+        holdings.charge(kind)
         return self._next_handle
+
+    def _let_go(self, fh: int) -> None:
+        holdings, kind = self._held.pop(fh)
+        holdings.let_go(kind)
+
+    def _payer(self) -> Holdings:
+        return self._accounts.of(self.caller).holdings
+
+    def _require_descriptor(self, uid: int) -> None:
+        """OverQuota: the user has so many plain files open that none would be left for others."""
+        holdings = self._accounts.of(uid).holdings
+        holdings.require(Kind.PLAIN)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_PART
+        if holdings.num_of[Kind.PLAIN] >= most and not self._accounts.is_exempt(uid):
+            raise OverQuota(
+                f"uid {uid} has {most} plain files open, and the daemon has descriptors for others: close some"
+            )
 
     def _file(self, fh: int) -> Handle:
         handle = self._handles.get(fh)

@@ -12,10 +12,12 @@ The node of a version that nobody reads is the inode's own number.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Tree
+from kvfs.pages.holdings import Holdings, Kind
 
 _FIRST_ALIAS = 1 << 61
 """Numbers from here on are nodes of versions; the tree counts its inodes from 1, control files begin above."""
@@ -24,14 +26,17 @@ _FIRST_ALIAS = 1 << 61
 @dataclass(slots=True)
 class _Alias:
     inode: Inode
+    payer: Holdings
     lookups: int = 0
 
 
 class Nodes:
     """The nodes that the kernel knows, and how many lookups of each it remembers."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, payer: Callable[[], Holdings] = Holdings) -> None:
+        """`payer`: of whom it is that looks something up now."""
         self._tree = tree
+        self._payer = payer
         self._aliases: dict[int, _Alias] = {}
         self._aliased: Counter[int] = Counter()  # lookups that are of aliases, by inode
         self._next = _FIRST_ALIAS
@@ -53,12 +58,16 @@ class Nodes:
         return self._tree.get(node) if alias is None else alias.inode  # the tree says what is wrong
 
     def looked_up(self, node: int, inode: Inode) -> None:
-        """The kernel is told of a node once more."""
-        inode.lookups += 1
+        """The kernel is told of a node once more. OverQuota: it is a new one, and the user has too many."""
         if node >= _FIRST_ALIAS:
-            alias = self._aliases.setdefault(node, _Alias(inode))
+            alias = self._aliases.get(node)
+            if alias is None:
+                payer = self._payer()
+                payer.hold(Kind.VERSION)
+                alias = self._aliases[node] = _Alias(inode, payer)
             alias.lookups += 1
             self._aliased[inode.number] += 1
+        inode.lookups += 1
 
     def forget(self, node: int, num_lookups: int) -> bool:
         """The kernel forgets so many of its lookups; true when it no longer knows the node."""
@@ -81,4 +90,5 @@ class Nodes:
             del self._aliased[number]
         if not alias.lookups:
             del self._aliases[node]
+            alias.payer.let_go(Kind.VERSION)
         return alias.lookups

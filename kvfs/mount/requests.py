@@ -23,6 +23,7 @@ import trio
 from kvfs.mount import shim
 from kvfs.mount.eager import LEFT, Eager
 from kvfs.mount.pace import QUANTUM, STAYS_BUSY_S, Pace
+from kvfs.pages.holdings import Holdings, Kind
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
@@ -38,11 +39,23 @@ Waiting: TypeAlias = OrderedDict[Any, Callable[[], int]]
 class Requests:
     """The requests of one mount that are being answered."""
 
-    def __init__(self, eager: Eager, pace: Pace, catch_up: Callable[[], None] = lambda: None) -> None:
-        """`catch_up` is called before anybody looks at a file: what is computed shows from then on."""
+    def __init__(
+        self,
+        eager: Eager,
+        pace: Pace,
+        catch_up: Callable[[], None] = lambda: None,
+        holdings: Callable[[int], Holdings] = lambda _uid: Holdings(),
+    ) -> None:
+        """`catch_up` is called before anybody looks at a file: what is computed shows from then on.
+
+        `holdings`: of a uid, which requests that wait are charged to.
+        """
         self._catch_up = catch_up
         self._eager = eager
         self._pace = pace
+        self._holdings = holdings
+        self._latest: Any = None
+        """The request that has begun last."""
         self._nursery: trio.Nursery | None = None
         self._scopes: dict[Any, trio.CancelScope] = {}
         self._put_off: dict[int, OrderedDict[int, Waiting]] = {}
@@ -57,10 +70,16 @@ class Requests:
             await loop()
             self._nursery.cancel_scope.cancel()
 
+    @property
+    def caller(self) -> int:
+        """The uid of the request that has begun last: of a handler's own, until that waits."""
+        return shim.uid(self._latest)
+
     # Called from C
 
-    def answer(self, handler: Quick, _request: Any, *arguments: Any) -> int:
+    def answer(self, handler: Quick, request: Any, *arguments: Any) -> int:
         """By a handler that waits for nothing."""
+        self._latest = request
         try:
             self._catch_up()
             return handler(*arguments)
@@ -69,6 +88,7 @@ class Requests:
 
     def begin(self, handler: Slow, request: Any, *arguments: Any) -> int:
         """By a handler that may have to wait: then it goes on as a task."""
+        self._latest = request
         coroutine = handler(*arguments)
         try:
             self._catch_up()
@@ -124,6 +144,8 @@ class Requests:
         self, request: Any, coroutine: Coroutine[Any, Any, int], handler: Slow, arguments: Sequence[object]
     ) -> None:
         status = -errno.EINTR
+        holdings = self._holdings(shim.uid(request))
+        holdings.charge(Kind.REQUEST)  # a thread of the user's waits for each, and takes more
         scope = self._scopes[request] = trio.CancelScope()
         shim.watch(request)
         try:
@@ -132,6 +154,7 @@ class Requests:
         except Exception as error:  # noqa: BLE001
             status = -errno_of(error, handler, arguments)
         finally:  # at the end of the mount too, or libfuse would keep the request
+            holdings.let_go(Kind.REQUEST)
             del self._scopes[request]
             shim.answer(request, status)
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Tree
 from kvfs.pages.accounts import NO_LIMITS, Accounts, Limits
+from kvfs.pages.holdings import Kind
 from kvfs.pages.weights import DEFAULT_WEIGHT, parse_weight
 from kvfs.sizes import parse_bytes
 from libsym.errors import Invalid, NotEmpty, NotPermitted, NotSupported
@@ -68,7 +69,7 @@ class Domains:
             domain.limits = limits
         else:
             self._require_empty(directory, "stops being a domain")
-            domain.is_open = False
+            domain.close()
             directory.domain = None
             if WEIGHT in directory.xattrs:
                 directory.remove_note(WEIGHT)
@@ -98,6 +99,7 @@ class Domains:
             raise Invalid("the directory was removed: it can't become a domain")
         if sum(account.is_domain for account in directory.account.chain()) >= MAX_DEPTH:
             raise Invalid(f"{self._tree.path_of(directory)} lies in {MAX_DEPTH} domains: there can't be one more")
+        directory.account.holdings.require(Kind.DOMAIN, num_bytes=directory.account.pages.own_bytes)
         self.restore(directory, limits, directory.xattrs)
 
     def restore(self, directory: Inode, limits: Limits, noted: Mapping[bytes, bytes]) -> None:

@@ -406,7 +406,7 @@ class Tree:
             self._changes.of_xattrs_gone(inode)
         inode.order = None
         if inode.domain is not None:
-            inode.domain.is_open = False
+            inode.domain.close()
             inode.domain = None
         if not inode.lookups:
             assert inode.account is not None

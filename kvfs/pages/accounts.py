@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from kvfs.pages.counts import Distinct, PageCounts, PageSizes
 from kvfs.pages.free_list import IntArray
+from kvfs.pages.holdings import Holdings, Kind
 from kvfs.pages.weights import DEFAULT_WEIGHT
 from libsym.errors import OverQuota
 
@@ -56,6 +57,8 @@ class Limits:
     num_bytes: int | None = None
     """Of pages, names and all else together."""
     num_files: int | None = None
+    memory_bytes: int | None = None
+    """Of the daemon's own memory, for what it keeps for a user: see `kvfs.pages.holdings`."""
 
 
 NO_LIMITS = Limits()
@@ -66,9 +69,11 @@ class Account:
 
     __slots__ = (
         "__weakref__",
+        "_holdings",
         "describe",
         "is_open",
         "limits",
+        "num_domains",
         "num_files",
         "number",
         "other_bytes",
@@ -103,6 +108,10 @@ class Account:
         """Of plain files, attributes, and what symbolic links lead to."""
         self.total = total
         self.num_files = 0
+        self.num_domains = 0
+        """Domains that are open in it, itself included."""
+        self._holdings = Holdings(describe, limits.memory_bytes)
+        """Of a uid."""
         self.weight = DEFAULT_WEIGHT
         """Of its share of the steps, among the uids, or among the domains of one account."""
         self.watchers: tuple[Callable[[], None], ...] = ()
@@ -115,13 +124,18 @@ class Account:
     @property
     def is_idle(self) -> bool:
         """Nothing is charged to it, and nothing needs to be remembered of it."""
-        charged = self.pages.num_pages or self.other_bytes or self.num_files or self.watchers
+        charged = self.pages.num_pages or self.other_bytes or self.num_files or self.watchers or self._holdings.num_of
         return not (charged or (self.is_domain and self.is_open))
 
     @property
     def num_bytes(self) -> int:
         """What its distinct pages, its names and all else take."""
         return self.pages.num_bytes + self.other_bytes + names_bytes(self.num_files)
+
+    @property
+    def holdings(self) -> Holdings:
+        """What the daemon keeps for the user who pays in the end, the owner of the outermost domain."""
+        return self._holdings if self.parent is None else self.parent.holdings
 
     @property
     def num_free_bytes(self) -> int | None:
@@ -177,6 +191,7 @@ class Account:
                     f"{account.describe()} is at its quota of {limit} files: it has {account.num_files}; "
                     "remove some, or have the quota raised"
                 )
+        self.holdings.require(Kind.FILE, count)
 
     def limit_bytes(
         self, num_pages: int, other_bytes: int = 0, page_bytes: int | None = None, num_files: int = 0
@@ -226,6 +241,17 @@ class Account:
             account.tell_watchers()
         self.total.other_bytes += num_bytes
 
+    def close(self) -> None:
+        """A domain ends."""
+        self.is_open = False
+        self.charge_domains(-1)
+
+    def charge_domains(self, count: int) -> None:
+        """Charge domains that were made in it, or that it is, or take them back (below 0)."""
+        for account in self.chain():
+            account.num_domains += count
+        self.holdings.charge(Kind.DOMAIN, count, count * self.pages.own_bytes)
+
     def tell_watchers(self) -> None:
         for watcher in self.watchers:
             watcher()
@@ -237,6 +263,7 @@ class Account:
             assert account.num_files >= 0, f"{account.describe()} gives back files that it does not have"
             account.tell_watchers()
         self.total.num_files += count
+        self.holdings.charge(Kind.FILE, count)
 
     def refund_files(self, count: int = 1) -> None:
         self.charge_files(-count)
@@ -252,6 +279,8 @@ class Account:
             account.pages.add_all(domain.pages)
         domain.parent.charge_bytes(-domain.other_bytes)
         self.charge_bytes(domain.other_bytes)
+        domain.parent.charge_domains(-domain.num_domains)
+        self.charge_domains(domain.num_domains)
         domain.parent.refund_files(domain.num_files)
         self.charge_files(domain.num_files)
         domain.parent = self
@@ -309,6 +338,7 @@ class Accounts:
         for account in self:
             if not account.is_domain and account.number not in self._exempt:
                 account.limits = default
+                account.holdings.limit_bytes = default.memory_bytes
 
     def weigh_uids(self, weights: Mapping[int, float]) -> None:
         """Give uids other weights; those that are not named have `DEFAULT_WEIGHT`."""
@@ -318,10 +348,12 @@ class Accounts:
                 self.weigh(account, self._weights.get(account.number, DEFAULT_WEIGHT))
 
     def new_domain(self, parent: Account, limits: Limits, describe: Callable[[], str]) -> Account:
-        """A new account whose charges are also its parent's."""
+        """A new account whose charges are also its parent's, until it is closed."""
         number = self._next_domain
         self._next_domain += 1  # never used again: pages remember whose bytes they hold
-        return self._new(number, limits, parent, describe)
+        domain = self._new(number, limits, parent, describe)
+        domain.charge_domains(1)
+        return domain
 
     def weigh(self, account: Account, weight: float) -> None:
         """Change an account's weight."""

@@ -75,6 +75,11 @@ class PageCounts:
         self.num_pages = 0
         self.num_bytes = 0
 
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of memory that it takes at most."""
+        return self._counts.nbytes
+
     def of(self, pages: IntArray) -> IntArray:
         """How often each of these pages is referred to."""
         found: IntArray = self._counts[pages]

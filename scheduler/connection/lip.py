@@ -12,6 +12,7 @@ import trio
 
 from kvfs.fs import OpenKv
 from kvfs.names.tree import Credentials
+from kvfs.pages.holdings import Holdings, Kind
 from libsym.abi import Op
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import BadHandle
@@ -62,6 +63,8 @@ class Lip:
     """What held back its replies, by whoever did: called once, when none waits for room in the ring any more."""
     under_way: UnderWay = field(default_factory=lambda: UnderWay(UserBytes()))
     """Bytes of its requests."""
+    holdings: Holdings = field(default_factory=Holdings)
+    """What the daemon keeps for its user. Until it has joined: for nobody."""
     launched: Program | None = None
     """What its launcher says that it is of."""
     program: Program = field(init=False)
@@ -72,7 +75,13 @@ class Lip:
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.channel)
+        self.holdings.charge(Kind.CONNECTION)
         self.program = Program.of_nobody(self.pid, self.uid, self.gid)
+
+    def charge_to(self, holdings: Holdings) -> None:
+        """The program joins: its user has the connection, and all that it opens, from now on."""
+        holdings.charge(Kind.CONNECTION)
+        self.holdings = holdings
 
     @property
     def uid(self) -> int:
@@ -111,6 +120,7 @@ class Lip:
         handle = self._next_handle
         self._next_handle += 1
         self.handles[handle] = file
+        self.holdings.charge(Kind.HANDLE)
         self.program.page_seconds.opened(file.table)
         return handle
 
@@ -140,12 +150,14 @@ class Lip:
         for call in tuple(self.tied.get(handle, ())):
             call.forget()
         del self.handles[handle]
+        self.holdings.let_go(Kind.HANDLE)
         self.program.page_seconds.closed(file.table)
         return file
 
     def take(self) -> OpenKv:
         """Give up one of its handles: the program has gone."""
         file = self.handles.popitem()[1]
+        self.holdings.let_go(Kind.HANDLE)
         self.program.page_seconds.closed(file.table)
         return file
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvfs.pages.holdings import Kind
 from libsym.channel.server import Request
 from libsym.errors import SymError, WouldBlock
 from scheduler.connection.lip import Lip
@@ -41,14 +42,16 @@ class SystemCall:
         self._num_bytes = num_bytes
 
     def check_may_wait(self, max_waiting: int) -> None:
-        """WouldBlock: so many calls of the program wait already."""
+        """WouldBlock, OverQuota: so many calls of the program wait already, or too many of the user."""
         if self.lip.num_later >= max_waiting:
             raise WouldBlock(f"{max_waiting} calls of this program wait already: let some of them end")
+        self.lip.holdings.require(Kind.CALL)
 
     def wait(self, cancel: Callable[[], None]) -> None:
         """It will be answered when something has happened, or by `cancel`."""
         self._is_waiting = True
         self.lip.num_later += 1
+        self.lip.holdings.charge(Kind.CALL)
         self.when_cancelled(cancel)
 
     def when_cancelled(self, cancel: Callable[[], None]) -> None:
@@ -119,5 +122,6 @@ class SystemCall:
         self.forget()
         if self._is_waiting:
             self.lip.num_later -= 1
+            self.lip.holdings.let_go(Kind.CALL)
         if self._num_bytes:
             self.lip.under_way.end(self._num_bytes)

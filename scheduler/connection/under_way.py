@@ -1,13 +1,15 @@
 """Bytes of the requests under way: what the daemon keeps for a connection, and for all connections of a user.
 
-What would exceed a limit is refused with WouldBlock and leaves nothing here. It does not wait in the ring: CANCEL, or
-whatever else makes room, may be behind it. Such requests have no payload, or a short one, and always get through.
+What would exceed a limit is refused, with WouldBlock or OverQuota, and leaves nothing here. It does not wait in the
+ring: CANCEL, or whatever else makes room, may be behind it. Such requests have no payload, or a short one, and always
+get through.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kvfs.pages.holdings import Holdings, Kind
 from libsym.abi import HEADER_BYTES, Op
 from libsym.channel.server import Request
 from libsym.errors import WouldBlock
@@ -47,27 +49,34 @@ class UnderWay:
     """Of one connection."""
 
     user: UserBytes
+    holdings: Holdings = field(default_factory=Holdings)
     num_bytes: int = 0
+    _num_requests: int = 0
     _is_closed: bool = False
 
     def begin(self, num_bytes: int) -> None:
-        """Count a request in. WouldBlock: it would be too much."""
+        """Count a request in. WouldBlock, OverQuota: it would be too much."""
         if self.num_bytes + num_bytes > MAX_CONNECTION_BYTES:
             raise WouldBlock(_too_much(num_bytes, self.num_bytes, "program", MAX_CONNECTION_BYTES))
         if self.user.num_bytes + num_bytes > MAX_USER_BYTES:
             raise WouldBlock(_too_much(num_bytes, self.user.num_bytes, "user", MAX_USER_BYTES))
+        self.holdings.hold(Kind.FRAME, num_bytes=num_bytes)
+        self._num_requests += 1
         self.num_bytes += num_bytes
         self.user.num_bytes += num_bytes
 
     def end(self, num_bytes: int) -> None:
         """A request that was counted in is answered."""
         if not self._is_closed:
+            self.holdings.let_go(Kind.FRAME, num_bytes=num_bytes)
+            self._num_requests -= 1
             self.num_bytes -= num_bytes
             self.user.num_bytes -= num_bytes
 
     def close(self) -> None:
         """The connection has gone, and what it had under way is nobody's."""
         if not self._is_closed:
+            self.holdings.let_go(Kind.FRAME, self._num_requests, self.num_bytes)
             self.user.num_bytes -= self.num_bytes
             self.num_bytes = 0
             self._is_closed = True

@@ -33,8 +33,8 @@ class Assembler:
 
     def table(self) -> Table:
         return {
-            Op.KV_EXTRACT: Operation(self._extract, max_waiting=MAX_LATER),
-            Op.KV_MERGE: Operation(self._merge, max_waiting=MAX_LATER),
+            Op.KV_EXTRACT: Operation(self._extract, max_waiting=MAX_LATER, opens=True),
+            Op.KV_MERGE: Operation(self._merge, max_waiting=MAX_LATER, opens=True),
         }
 
     def _extract(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:

@@ -44,7 +44,7 @@ class Claiming:
 
     def table(self) -> Table:
         return {
-            Op.KV_CLAIM: Operation(self._claim, max_waiting=MAX_WAITS),
+            Op.KV_CLAIM: Operation(self._claim, max_waiting=MAX_WAITS, opens=True),
             Op.KV_NAME: Operation(self._name, takes_payload=False),
         }
 

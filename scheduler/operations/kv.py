@@ -30,9 +30,9 @@ class KvFiles:
 
     def table(self) -> Table:
         return {
-            Op.KV_CREATE: Operation(self._create),
-            Op.KV_OPEN: Operation(self._open, max_waiting=MAX_LATER),
-            Op.KV_FORK: Operation(self._fork),
+            Op.KV_CREATE: Operation(self._create, opens=True),
+            Op.KV_OPEN: Operation(self._open, max_waiting=MAX_LATER, opens=True),
+            Op.KV_FORK: Operation(self._fork, opens=True),
             Op.KV_STAT: Operation(self._stat),
             Op.KV_READ: Operation(self._read, takes_payload=False),
             Op.KV_REMOVE: Operation(self._remove),

@@ -27,9 +27,10 @@ from typing import Any, TypeAlias
 import trio
 
 from kvfs.alarms import Alarm, Alarms
+from kvfs.pages.holdings import Kind
 from libsym.abi import NO_TIMEOUT, MessageKind, Op
 from libsym.channel.server import PAYLOAD_BYTES
-from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, SymError, TooLarge, WouldBlock
+from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, OverQuota, SymError, TooLarge, WouldBlock
 from scheduler.connection.lip import MAX_LATER, MAX_WAITS, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
@@ -91,6 +92,10 @@ class Box:
         """Take a message in, unless that is too much."""
         if len(self.messages) >= MAX_MESSAGES or self.budget.num_bytes + len(message.data) > MAX_BYTES:
             return False
+        try:
+            self.lip.holdings.hold(Kind.MESSAGE, num_bytes=len(message.data))
+        except OverQuota:
+            return False
         self.messages.append((self._next_number, message))
         self._next_number += 1
         self.budget.num_bytes += len(message.data)
@@ -99,6 +104,7 @@ class Box:
     def take(self) -> tuple[int, Message]:
         """The oldest message and its number."""
         number, message = self.messages.popleft()
+        self.lip.holdings.let_go(Kind.MESSAGE, num_bytes=len(message.data))
         self.budget.num_bytes -= len(message.data)
         return number, message
 
@@ -108,12 +114,15 @@ class Box:
         while place < len(self.messages) and self.messages[place][0] < number:
             place += 1
         self.messages.insert(place, (number, message))
+        self.lip.holdings.charge(Kind.MESSAGE, num_bytes=len(message.data))
         self.budget.num_bytes += len(message.data)
 
     def close(self) -> None:
         """Nobody reads it any more."""
         self.is_closed = True
-        self.budget.num_bytes -= sum(len(message.data) for _number, message in self.messages)
+        num_bytes = sum(len(message.data) for _number, message in self.messages)
+        self.lip.holdings.let_go(Kind.MESSAGE, len(self.messages), num_bytes)
+        self.budget.num_bytes -= num_bytes
         self.messages.clear()
         self.waiters.clear()
 
@@ -162,6 +171,7 @@ class Mail:
             self._close(reader, box)
         for call, _num_bytes in reader.sent:
             call.forget()
+        lip.holdings.let_go(Kind.MESSAGE, len(reader.sent), reader.sent_bytes)
         del self._readers[lip]
         connections = self._processes[lip.pid]
         connections.remove(lip)
@@ -310,10 +320,13 @@ class Mail:
     @staticmethod
     def _remember(reader: Reader, call: SystemCall, num_bytes: int) -> None:
         """Until so many others were sent, the client may give the message back by cancelling its RECV."""
+        holdings = call.lip.holdings
+        holdings.charge(Kind.MESSAGE, num_bytes=num_bytes)
         reader.sent.append((call, num_bytes))
         reader.sent_bytes += num_bytes
         while len(reader.sent) > MAX_MESSAGES or (reader.sent_bytes > MAX_BYTES and len(reader.sent) > 1):
             oldest, num_bytes = reader.sent.popleft()
+            holdings.let_go(Kind.MESSAGE, num_bytes=num_bytes)
             reader.sent_bytes -= num_bytes
             oldest.forget()
 
@@ -338,6 +351,7 @@ class Mail:
         if box is None:
             if len(reader.topics) >= MAX_TOPICS:
                 raise NoBuffers(f"this program reads {MAX_TOPICS} topics already: unsubscribe() from some")
+            lip.holdings.hold(Kind.TOPIC)
             box = reader.topics[topic] = Box(lip, topic, reader.topics_budget)
             self._topics.setdefault((reader.account, topic), {})[box] = None
         return box
@@ -349,6 +363,7 @@ class Mail:
         box.close()
         box.lip.when_room.pop(box, None)
         if box.topic:
+            box.lip.holdings.let_go(Kind.TOPIC)
             del reader.topics[box.topic]
             readers = self._topics[reader.account, box.topic]
             del readers[box]

@@ -59,6 +59,11 @@ def add_serve(commands: Commands) -> None:
         "--quota-files", metavar="N", type=int, help="files that each user may have (default: any number)"
     )
     serve.add_argument(
+        "--quota-memory",
+        metavar="SIZE",
+        help="memory that each user's files, handles and calls may take (default: a quarter of what is free)",
+    )
+    serve.add_argument(
         "--weight",
         metavar="USER=N",
         action="append",

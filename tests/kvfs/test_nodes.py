@@ -10,6 +10,8 @@ from kvfs.mount.nodes import Nodes
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Tree
 from kvfs.pages.accounts import Accounts
+from kvfs.pages.holdings import WEIGHTS, Holdings, Kind
+from libsym.errors import OverQuota
 
 
 @pytest.fixture
@@ -46,3 +48,19 @@ def test_the_order_in_which_nodes_are_forgotten_does_not_matter(tree: Tree) -> N
     assert nodes.forget(newer, 1)
     assert nodes.forget(inode.number, 1)
     assert inode.lookups == 0
+
+
+def test_a_reader_who_keeps_the_kernel_from_forgetting_pays_for_each_version_and_may_look_at_those_he_has(
+    tree: Tree,
+) -> None:
+    reader = Holdings(limit_bytes=WEIGHTS[Kind.VERSION])
+    nodes = Nodes(tree, lambda: reader)
+    inode = tree.make(tree.root, b"a.kv", stat.S_IFREG, mode=0o600, uid=0, gid=0)
+    first, second = nodes.new_number(), nodes.new_number()
+    known(nodes, inode, first, 2)
+    with pytest.raises(OverQuota):
+        nodes.looked_up(second, inode)
+    assert (inode.lookups, reader.facts()) == (2, {"versions": 1})
+    known(nodes, inode, inode.number, 1)
+    assert nodes.forget(first, 2)
+    known(nodes, inode, second, 1)
