@@ -25,6 +25,8 @@ def model_info() -> Script[ModelInfo]:
 def daemon_stat() -> Script[dict[str, Any]]:
     """The state of the daemon in numbers: what `symphony stat` shows.
 
+    `users` says what the caller's user makes the daemon keep; for root and the daemon's user what each user does.
+
     >>> sym.daemon_stat()["model"]
     'tiny'
     """

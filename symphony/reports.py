@@ -49,7 +49,15 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
         f"batches  at most {info['max_calls_in_step']} calls of {info['max_lips_in_step']} programs in one step",
         f"costs    {_costs(info['cost_model'])}",
         f"held     {_held(info['held'])}",
+        *(f"user     {user_line(each)}" for each in info.get("users", ())),  # an older daemon tells of none
     ]
+
+
+def user_line(user: dict[str, Any]) -> str:
+    """What a user makes the daemon keep, the heaviest first."""
+    memory = _of(user["memory_bytes"], user["quota_memory"], human_bytes)
+    holds = ", ".join(f"{count:,} {kind}" for kind, count in user["holds"].items())
+    return f"{user['uid']}: {human_bytes(user['used_bytes'])} of files, {memory} of memory ({holds or 'nothing'})"
 
 
 def memory_line(tiers: dict[str, Any], page_bytes: int) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from kvfs.fs import FileSystem
+from kvfs.pages.accounts import Account
 from libsym.abi import Op
 from libsym.errors import SymError
 from scheduler.connection.lip import Lip
@@ -17,6 +20,10 @@ from scheduler.operations.text import TextModel
 from scheduler.replies import Reply, json_reply
 
 log = logging.getLogger(__name__)
+
+
+MAX_USERS = 64
+"""That one reply names: those that hold most."""
 
 
 class Status:
@@ -47,7 +54,18 @@ class Status:
             "quota_bytes": account.limits.num_bytes,
             "quota_files": account.limits.num_files,
             "weight": account.weight,
+            "users": [_user(each) for each in self._visible_to(lip)],
         }
+
+    def _visible_to(self, lip: Lip) -> list[Account]:
+        """The users whose figures the caller may see: all for root and the daemon's user, else its own."""
+        accounts = self._fs.pool.accounts
+        if lip.credentials.root is not None:  # a gateway's: its domains are not to know of each other
+            return []
+        if lip.uid not in {0, os.geteuid()}:
+            return [accounts.of(lip.uid)]
+        users = (each for each in accounts if not each.is_domain)
+        return heapq.nlargest(MAX_USERS, users, key=lambda each: each.holdings.num_bytes)
 
     def _check(self, call: SystemCall) -> Reply:
         """The whole of the books at once: some microseconds for each file, so it is for those who run the daemon."""
@@ -57,3 +75,14 @@ class Status:
         except SymError as error:
             log.error("%s", error)  # noqa: TRY400 - the error says it all
             raise
+
+
+def _user(account: Account) -> dict[str, Any]:
+    """What one user has, and makes the daemon keep."""
+    return {
+        "uid": account.number,
+        "used_bytes": account.num_bytes,
+        "memory_bytes": account.holdings.num_bytes,
+        "quota_memory": account.holdings.limit_bytes,
+        "holds": account.holdings.facts(),
+    }

@@ -62,12 +62,12 @@ class Top(App[None]):
     Screen { layers: base; }
     #banner { height: 1; background: $error; color: $text; display: none; padding: 0 1; }
     #banner.-shown { display: block; }
-    Overview { height: 7; padding: 0 1; }
+    Overview { height: 8; padding: 0 1; }
     Overview > Static { height: 1; }
     Curve { height: 1; }
     Curve > .now { width: 44; height: 1; }
     Curve > Sparkline { width: 1fr; height: 1; margin-left: 1; }
-    .-tall Overview { height: 8; padding: 0 1 1 1; }
+    .-tall Overview { height: 9; padding: 0 1 1 1; }
     Listing { height: 1fr; border: round $panel; border-title-color: $text-muted; scrollbar-size-horizontal: 0; }
     Listing:focus { border: round $accent; border-title-color: $text; }
     .-short Listing, .-tiny Listing { display: none; }

@@ -18,6 +18,7 @@ from symphony.top.sampling import Sample
 
 NUM_KEPT = 240
 """Samples that the curves are drawn of."""
+NUM_USERS = 4
 SERIES = ("tokens", "steps", "batch", "calls", "waits")
 
 
@@ -50,6 +51,7 @@ class Overview(Vertical):
         for name in SERIES:
             yield Curve(name)
         yield Static(id="states", markup=False)
+        yield Static(id="users", markup=False)
 
     def reset(self) -> None:
         """It is another daemon, or none."""
@@ -57,12 +59,14 @@ class Overview(Vertical):
             curve.reset()
         self.query_one("#daemon", Static).update("")
         self.query_one("#states", Static).update("")
+        self.query_one("#users", Static).update("")
 
     def show(self, sample: Sample, rates: Rates | None) -> None:
         self.query_one("#daemon", Static).update(_line(_daemon_parts(sample)))
         self.query_one("#states", Static).update(
             _line(_state_parts(sample.programs, sample.info["waiting_calls"], sample.info["tiers"]))
         )
+        self.query_one("#users", Static).update(_line(_user_parts(sample.info.get("users", ()))))
         if rates is not None:
             for name, value, words in _curves(rates):
                 self.query_one(f"#{name}", Curve).add(value, f"{name:7}{words}")
@@ -97,6 +101,15 @@ def _state_parts(
     told = [f"{count} {name}" for name, count in states.most_common()]
     waiting = f", {tiers['num_waiting']} wait for pages" if tiers["num_waiting"] else ""
     return [("now", f"{num_calls} calls under way{waiting}"), ("programs", ", ".join(told) or "none")]
+
+
+def _user_parts(users: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Who makes the daemon keep most in its memory, of the users that this one sees, and what."""
+    parts = []
+    for user in users[:NUM_USERS]:
+        holds = ", ".join(f"{human_count(count)} {kind}" for kind, count in [*user["holds"].items()][:3])
+        parts.append((f"uid {user['uid']}", f"{human_bytes(user['memory_bytes'])}: {holds or 'nothing'}"))
+    return parts
 
 
 def _curves(rates: Rates) -> list[tuple[str, float, str]]:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -346,3 +347,77 @@ print(code_of(os.getxattr, "f7", "user.x"), code_of(os.symlink, "t" * 4000, "lin
     sym.connect(str(daemon.socket))
     sym.daemon_check()
     sym.close()
+
+
+FILLS = (
+    AS_USER
+    + """
+import errno
+mine, said = sys.argv[2] + "/mine", []
+os.mkdir(mine)
+sym.kv_create("mine/a.kv").close()
+
+def until_refused(one):
+    kept = []
+    try:
+        while True:
+            kept.append(one())
+    except OSError as error:
+        assert error.errno == errno.EDQUOT, error
+        said.append(str(error))
+    return kept
+
+handles = until_refused(lambda: sym.kv_open("mine/a.kv"))
+stat = sym.daemon_stat()
+[user] = stat["users"]
+assert user["uid"] == uid and user["holds"]["handles"] == len(handles) > 100, user
+assert user["quota_memory"] - 8192 < user["memory_bytes"] <= user["quota_memory"], user
+for each in handles:
+    each.close()
+readers = until_refused(lambda: open(mine + "/a.kv", "rb"))
+scans = until_refused(lambda: os.scandir(mine))
+topics = until_refused(lambda: sym.subscribe(os.urandom(8).hex()))
+texts = until_refused(lambda: open(f"{sys.argv[2]}/.symphony/text/mine/{os.urandom(8).hex()}.kv", "w"))
+found = len(scans), len(topics), len(texts)
+assert len(readers) > 200 and not scans and len(topics) < 4 and not texts, (len(readers), *found)
+for each in readers:
+    each.close()
+names = until_refused(lambda: os.mknod(f"{mine}/{os.urandom(8).hex()}"))
+for name in os.listdir(mine):
+    os.unlink(f"{mine}/{name}")
+print(said[0].partition(":")[0], len(names) > 50, flush=True)
+plain = until_refused(lambda: open(f"{mine}/{os.urandom(8).hex()}", "w"))
+assert len(plain) == int(sys.argv[3]) // 8, len(plain)
+plain.clear()
+readers = [os.open(mine, os.O_RDONLY) for _ in range(3)]
+print("held", flush=True)
+sys.stdin.readline()
+"""
+)
+
+
+@needs_root
+def test_each_user_fills_so_much_memory_can_clean_up_and_is_named_to_root_alone(start_daemon, open_to_all):
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "8M", "--quota-memory", "1M", "--allow-other")
+    daemon.mount.chmod(0o1777)
+    most = 400
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (most, most))
+    held = daemon.program(FILLS, str(ANN), str(daemon.mount), str(most))
+    try:
+        said = held.stdout.readline()
+        assert said == f"uid {ANN} is at its quota of 1048576 bytes of the daemon's memory True\n", held.stderr.read()
+        assert held.stdout.readline() == "held\n"
+        users = {user["uid"]: user for user in daemon.stat()["users"]}
+        assert users[ANN]["holds"]["opens"] == 3
+        assert users[ANN]["quota_memory"] == 1 << 20
+        assert users[0]["quota_memory"] is None
+        seen = f"from symphony.cli import main\n{AS_USER}main(['stat'])"
+        shown = [line for line in daemon.run(seen, str(BOB)).splitlines() if line.startswith("user ")]
+        assert len(shown) == 1
+        assert shown[0].startswith(f"user     {BOB}: 0 of files, 128K of 1.0M of memory (1 connections")
+        assert f"\nuser     {ANN}: 0 of files" in daemon.run(seen, "0")
+    finally:
+        held.communicate()
+    assert ANN not in {user["uid"] for user in daemon.stat()["users"] if user["holds"].keys() - {"files"}}
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()

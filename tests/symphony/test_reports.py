@@ -77,6 +77,13 @@ def test_stat_says_whether_the_weights_are_there_and_how_long_the_daemon_was_hel
     assert stat_lines(info)[-1] == (
         "held     longest 1.8 ms; 3 of 120,311 times over 1 ms; the longest was 0.3 ms of processor, by serve gate:12"
     )
+    holds = {"files": 3000, "handles": 12}
+    user = {"uid": 4242, "used_bytes": 8192, "memory_bytes": 18 << 20, "quota_memory": 1 << 30, "holds": holds}
+    others = {"uid": 0, "used_bytes": 0, "memory_bytes": 0, "quota_memory": None, "holds": {}}
+    assert stat_lines(info | {"users": [user, others]})[-2:] == [
+        "user     4242: 8.0K of files, 18M of 1.0G of memory (3,000 files, 12 handles)",
+        "user     0: 0 of files, 0 of memory (nothing)",
+    ]
     assert "weights  loaded in 3.1 s" in stat_lines(info | {"weights": "loaded", "weights_s": 3.06})
 
 

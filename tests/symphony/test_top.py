@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -138,6 +139,8 @@ def test_programs_and_files_are_shown_sorted_and_filtered_by_keys(programs):
         assert top.programs == ["many", "few"]
         assert [row.isolation for row in table.shown] == ["none", "none"]
         assert {row.program.state for row in table.shown} == {"waiting for a message"}
+        users = str(top.app.query_one("#users", Static).content)
+        assert re.search(rf"uid {os.getuid()} [0-9.]+[KM]: .*\b[0-9]+ (files|connections)", users), users
         top.press("r")
         await top.until(lambda: top.programs == ["few", "many"])
         top.press("S")
