@@ -38,6 +38,7 @@ ATTACKS = [
     "ends",
     "odd_calls",
     "clocks",
+    "hoard",
 ]
 
 pytestmark = [

@@ -34,8 +34,8 @@ HELD = os.environ.get("SYMPHONY_ATTACKS_HELD")
 """Where scripts/soak/attacks.py reads how long each daemon was held."""
 
 _BECOME = """
-import array, encodings.idna, errno, fcntl, json, mmap, os, resource, select
-import signal, socket, struct, subprocess, sys, threading, time
+import array, encodings.idna, errno, fcntl, itertools, json, mmap, os, resource, select
+import shutil, signal, socket, struct, subprocess, sys, threading, time
 import libsym as sym
 uid = int(sys.argv.pop(1))
 os.setgroups([])
