@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from service_program import KINDS  # noqa: E402
 
 import libsym as sym  # noqa: E402
 from symphony.launcher import client, processes  # noqa: E402
-from symphony.launcher.places import find_places  # noqa: E402
+from symphony.launcher.places import Places, find_places  # noqa: E402
 
 PROGRAM, STORM = (str(Path(__file__).with_name(name)) for name in ("service_program.py", "service_storm.sh"))
 FIRST_LIFE = 0.4
@@ -199,6 +199,11 @@ class Round:
     def names(self) -> list[str]:
         return list(self._processes)
 
+    @property
+    def has_programs(self) -> bool:
+        """Whether commands that started programs are still there."""
+        return any(process.poll() is None for name, process in self._processes.items() if name != "storm")
+
     def close(self) -> None:
         for process in self._processes.values():
             process.kill()
@@ -218,6 +223,26 @@ class Round:
                 wrong.append(f"{name} ended with {process.returncode}: {output[-2000:]}")
         self._scratch.cleanup()
         return wrong
+
+
+def launcher_of(places: Places) -> int | None:
+    """The launcher's process. None: there is none now, for its number stays in the lock when it has ended."""
+    try:
+        pid = int(places.lock.read_text())
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):  # no lock yet, an empty one, or no such process
+        return None
+    return pid if os.fsencode(places.directory) in words else None
+
+
+def end_launcher(places: Places, number: int) -> bool:
+    """Send a signal to the launcher; False: there is none now."""
+    pid = launcher_of(places)
+    if pid is not None:
+        with suppress(ProcessLookupError):  # it may end by itself just now
+            os.kill(pid, number)
+            return True
+    return False
 
 
 class Soak:
@@ -257,16 +282,15 @@ class Soak:
         return self._summary()
 
     def close(self) -> None:
-        if self.round is not None:
-            self.round.close()
-        if self._clients is not None:
-            self._clients.close()
-        self.daemons.close()
-        places = find_places(self.daemons.socket)
-        if places.lock.exists():
-            with suppress(ProcessLookupError):
-                os.kill(int(places.lock.read_text()), signal.SIGTERM)
-        self._log.close()
+        """Each part, whatever becomes of the others: a mount or a launcher that stayed would outlive this."""
+        with ExitStack() as parts:
+            parts.callback(self._log.close)
+            parts.callback(end_launcher, find_places(self.daemons.socket), signal.SIGTERM)
+            parts.callback(self.daemons.close)
+            if self._clients is not None:
+                parts.callback(self._clients.close)
+            if self.round is not None:
+                parts.callback(self.round.close)
 
     def _s(self) -> float:
         return time.monotonic() - self._began_s
@@ -360,12 +384,17 @@ class Soak:
         return True
 
     def _kill_launcher(self, this: Round) -> None:
+        """The one that programs of this round have started, or will, if the one before has ended."""
         this.spare("storm")
-        os.kill(self._launcher(), signal.SIGKILL)
+        places, until_s = find_places(self.daemons.socket), time.monotonic() + REST_S
+        while not end_launcher(places, signal.SIGKILL):
+            if time.monotonic() > until_s:
+                require(["programs run, and no launcher"], len(self.ends), self.base)
+            if not this.has_programs:
+                self._note("launcher was gone")
+                return
+            time.sleep(0.02)
         self._note("launcher killed")
-
-    def _launcher(self) -> int:
-        return int(find_places(self.daemons.socket).lock.read_text())
 
     def _end(self, life: Life, probe: Probe, *, is_full: bool) -> None:
         """In the middle of a round."""
@@ -401,7 +430,8 @@ class Soak:
                 require(["programs of a round do not end"], len(self.ends), self.base)
             time.sleep(0.05)
         sym.daemon_check()
-        stat, launcher = sym.daemon_stat(), self._launcher()
+        stat, launcher = sym.daemon_stat(), launcher_of(places)
+        assert launcher is not None, "it has just answered"
         found = {
             "s": round(self._s(), 2),
             **_process("daemon", self.daemons.pid),

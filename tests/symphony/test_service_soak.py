@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,36 @@ def test_growth_is_that_of_the_whole_stretch(flatness):
 
 def test_a_stretch_that_is_too_short_tells_nothing(leaks):
     assert leaks(series(6, fds=50)) == []
+
+
+@pytest.mark.parametrize("lock", [None, "", "{gone}\n", "{other}\n"])
+def test_a_launcher_that_has_gone_is_none_whatever_its_lock_says(monkeypatch, tmp_path, lock):
+    """The soak ended itself over it; and its number may be another process's by now."""
+    monkeypatch.syspath_prepend(str(SOAK))
+    import service
+
+    places = service.Places(tmp_path, "/no/daemon")
+    with subprocess.Popen(["sleep", "60"]) as other, subprocess.Popen(["true"]) as gone:
+        gone.wait()
+        if lock is not None:
+            places.lock.write_text(lock.format(gone=gone.pid, other=other.pid))
+        assert service.launcher_of(places) is None
+        assert not service.end_launcher(places, signal.SIGKILL)
+        assert other.poll() is None
+        other.kill()
+
+
+def test_a_launcher_that_is_there_is_ended(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(SOAK))
+    import service
+
+    places = service.Places(tmp_path, "/no/daemon")
+    with subprocess.Popen([sys.executable, "-c", "input()", tmp_path], stdin=subprocess.PIPE) as launcher:
+        places.lock.write_text(f"{launcher.pid}\n")
+        while service.launcher_of(places) is None:  # until it has its words
+            assert launcher.poll() is None
+        assert service.end_launcher(places, signal.SIGTERM)
+        assert launcher.wait(20) == -signal.SIGTERM
 
 
 @pytest.mark.slow
