@@ -21,7 +21,6 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import trio
@@ -54,6 +53,8 @@ _IDS = frozenset("0123456789abcdef")
 Adopt = Callable[[socket.socket, Program], None]
 Passed = list[int] | SymError
 """A list of the descriptor that came with a request, for its owner to take out; or why that is no connection."""
+_NONE_CAME = "a connection is passed on with its descriptor, and none came"
+_UNFIT = "what was passed on is no connection of a Unix socket for streams"
 
 
 class Launchers:
@@ -117,17 +118,16 @@ class Launchers:
         requests = _Requests(self._programs, self._adopt, link, self._house)
         while True:
             await link.has_room()
-            data, fds, flags = await connection.receive_descriptors(MAX_MESSAGE_BYTES + 1)
+            found = await connection.receive_descriptors(MAX_MESSAGE_BYTES + 1)
+            fds = list(found.fds)
             try:
-                if not data:
+                if not found.data:
                     return
-                if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(data) > MAX_MESSAGE_BYTES or len(fds) > 1:
+                is_cut = found.flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
+                if is_cut or len(found.data) > MAX_MESSAGE_BYTES or found.num_descriptors > 1:
                     raise ProtocolError(f"a message of more than {MAX_MESSAGE_BYTES} bytes, or than one descriptor")
-                passed: Passed = Invalid("a connection is passed on with its descriptor, and none came")
-                if fds:
-                    # On a thread: the sender may have locked the socket for ever.
-                    passed = await connection.on_thread(partial(_why_none, fds[0])) or fds
-                answer = requests.take(data, passed)
+                passed = fds or Invalid(_UNFIT if found.num_descriptors else _NONE_CAME)
+                answer = requests.take(found.data, passed)
             finally:
                 connection.dispose(fds)
             if answer is not None:
@@ -254,24 +254,6 @@ async def _send(connection: PeerSocket, link: Link) -> None:
 async def _break_off(link: Link) -> None:
     await link.broken_off.wait()
     raise SymError("it does not read what it has to know", errno.ETIMEDOUT)
-
-
-def _why_none(fd: int) -> SymError | None:
-    """Return why a descriptor is no connection as the listener accepts them, if so. It stays open."""
-    try:
-        connection = socket.socket(fileno=fd)
-    except OSError as error:
-        return Invalid(f"what was passed on is no socket: {error.strerror}")
-    try:
-        is_stream = connection.family == socket.AF_UNIX and connection.type == socket.SOCK_STREAM
-        if not is_stream or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return Invalid("what was passed on is no connection of a Unix socket for streams")
-        connection.getpeername()
-    except OSError as error:
-        return Invalid(f"what was passed on can't be served: {error.strerror}")
-    finally:
-        connection.detach()
-    return None
 
 
 def _protocol(newest: Any) -> int:

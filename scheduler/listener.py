@@ -67,6 +67,7 @@ class Listener:
 
     async def close(self) -> None:
         """After `run`: see `Gate.close`."""
+        self._threads.end()
         await self._gate.close()
 
     async def run(self, listening: trio.socket.SocketType) -> None:

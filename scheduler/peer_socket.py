@@ -1,17 +1,19 @@
-"""Connections of users who may send descriptors: none of these holds up the trio thread.
+"""Connections of users who may send descriptors: none of these holds up the trio thread, nor the daemon's end.
 
 The last close of a descriptor can take as long as its sender likes: a TCP socket lingers over data that nobody reads
 (SO_LINGER, up to a day), a file of a FUSE mount waits for its server. A descriptor that is in a queue is closed with
 the queue. So a packet can hang the thread that receives it, and the thread that closes the connection or its listener.
+A thread that waits for a FUSE server can't even be killed, and the process does not end without it.
 
 The first remedy is the kernel's: with SO_PASSRIGHTS off (Linux 6.16) the sender gets EPERM. Older kernels have no such
 option, and launchers do send descriptors. There a look at the queue tells whether the next packet has some. Then
-threads receive it, of a bounded number for each uid; a uid whose threads all hang is not read. A close is a thread's
-affair, too, if the queue holds descriptors.
+another process receives it (`receiver.py`), and passes on nothing but a connection that can be served. A thread waits
+for that process, one of a bounded number for each uid; a uid whose threads all wait is not read. A close is such a
+process's affair, too, if the queue holds descriptors.
 
 A connection that a launcher has passed on is not the daemon's alone. The launcher's copy can receive between the look
-and the recv, hold the lock that a recv takes, and clear O_NONBLOCK. So threads receive and close all of those, and each
-call says MSG_DONTWAIT.
+and the recv, hold the lock that a recv takes, and clear O_NONBLOCK. So receivers receive and close all of those, and
+each call says MSG_DONTWAIT.
 """
 
 from __future__ import annotations
@@ -20,40 +22,97 @@ import logging
 import os
 import socket
 import struct
+import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
 
 import trio
+
+from scheduler import receiver
 
 log = logging.getLogger(__name__)
 
 SO_PASSRIGHTS = 83
 THREADS_PER_UID = 4
 """A thread is busy for some microseconds unless it hangs."""
-_NO_LINGER = struct.pack("ii", 0, 0)
 _CREDENTIALS = struct.Struct("3i")
-_MAX_DESCRIPTORS = 253
-"""Of one packet: the kernel's SCM_MAX_FD."""
 _SENDER_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
-_ANCILLARY_BYTES = _SENDER_BYTES + socket.CMSG_SPACE(_MAX_DESCRIPTORS * array("i").itemsize)
-_RECEIVE = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 _MAX_BYTES = 64 << 10
 """That are taken at once from what is thrown away."""
 
 _T = TypeVar("_T")
-Ancillary = list[tuple[int, int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What came by a connection."""
+
+    data: bytes
+    flags: int = 0
+    """Of recvmsg(2)."""
+    num_descriptors: int = 0
+    fds: tuple[int, ...] = ()
+    """A connection that can be served, if that was the one descriptor; its owner is the caller."""
+
+
+class Receiver:
+    """A process of `receiver.py`, used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-I", "-S", receiver.__file__]
+        standard = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)]
+        try:
+            self._pid = os.posix_spawn(command[0], command, {}, file_actions=standard, setsid=True)  # not for Ctrl-C
+        except OSError as error:  # EAGAIN, too, and nothing is there to be asked again
+            self._door.close()
+            raise ConnectionAbortedError(f"no process can be made to receive: {error.strerror}") from error
+        finally:
+            theirs.close()
+
+    def receive(self, connection: socket.socket, size: int) -> Received:
+        """Receive as recvmsg(2) does."""
+        socket.send_fds(self._door, [receiver.REQUEST.pack(size)], [connection.fileno()])
+        raw, fds, _, _ = socket.recv_fds(self._door, receiver.MAX_DATA_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        if not raw:
+            raise ConnectionAbortedError("the process that receives for it has ended")
+        code, flags, num_descriptors = receiver.ANSWER.unpack_from(raw)
+        if code:
+            raise OSError(code, os.strerror(code))
+        return Received(raw[receiver.ANSWER.size :], flags, num_descriptors, tuple(fds))
+
+    def close(self, fd: int) -> bool:
+        """Close a connection with what is in its queue. False: descriptors were, and end the process."""
+        socket.send_fds(self._door, [receiver.REQUEST.pack(0)], [fd])
+        os.close(fd)
+        self._door.send(receiver.GO)
+        return bool(self._door.recv(1))
+
+    def let_go(self) -> int:
+        """Ask nothing more. Return the pid of the process, which closes what it has, and ends."""
+        self._door.close()
+        return self._pid
 
 
 class Threads:
-    """At most THREADS_PER_UID threads of each uid, for calls that may hang."""
+    """At most THREADS_PER_UID threads of each uid, for calls that may hang, and the processes that these wait for."""
 
     def __init__(self) -> None:
+        self._idle: list[Receiver] = []
+        """Of all users: a receiver is used again as long as it has received nothing that it has to close."""
+        self._is_over = False
         self._limiters: dict[int, trio.CapacityLimiter] = {}
         """Of uids that have a thread, or wait for one."""
+
+    @property
+    def num_idle(self) -> int:
+        """Processes that wait for the next packet; the daemon has one descriptor for each."""
+        return len(self._idle)
 
     async def run(self, uid: int, call: Callable[[], _T]) -> _T:
         """Return the result of `call`, which goes on alone if the caller is cancelled."""
@@ -78,6 +137,52 @@ class Threads:
 
         trio.lowlevel.spawn_system_task(run)
 
+    def receive(self, connection: socket.socket, size: int) -> tuple[Received, int]:
+        """Receive, on a thread. With it comes the pid of a process that has descriptors to close, or 0."""
+        chosen = self._receiver()
+        try:
+            found = chosen.receive(connection, size)
+        except ConnectionAbortedError:
+            wait_for(chosen.let_go())
+            raise
+        except OSError:
+            self._keep(chosen)
+            raise
+        if found.num_descriptors > len(found.fds):
+            return found, chosen.let_go()
+        self._keep(chosen)
+        return found, 0
+
+    def close(self, fd: int) -> None:
+        """Close a connection, on a thread."""
+        chosen = self._receiver()
+        if chosen.close(fd):
+            self._keep(chosen)
+        else:
+            wait_for(chosen.let_go())
+
+    def end(self) -> None:
+        """Have the processes end that wait for nothing, at the end of the daemon."""
+        self._is_over = True
+        while self._idle:
+            wait_for(self._idle.pop().let_go())
+
+    def _keep(self, chosen: Receiver) -> None:
+        if self._is_over:
+            wait_for(chosen.let_go())
+        else:
+            self._idle.append(chosen)
+
+    def _receiver(self) -> Receiver:
+        with suppress(IndexError):
+            return self._idle.pop()
+        return Receiver()
+
+
+def wait_for(pid: int) -> None:
+    """Wait for the end of a receiver, on a thread if it may hang."""
+    os.waitpid(pid, 0)
+
 
 class PeerSocket:
     """A connection that the daemon has accepted, or that a launcher has passed on."""
@@ -96,7 +201,7 @@ class PeerSocket:
         self._is_risky = is_shared or may_bring_descriptors(self.socket)
         self._lock = threading.Lock()
         """Held by the thread that receives or closes."""
-        self._received: list[int] = []
+        self._received: tuple[int, ...] = ()
         """Descriptors that no caller of `receive` has yet. Guarded by the lock."""
 
     def __enter__(self) -> Self:
@@ -120,44 +225,42 @@ class PeerSocket:
 
     async def receive(self, size: int) -> bytes:
         """Return what is there, up to `size` bytes; descriptors are closed."""
-        data, fds, _ = await self.receive_descriptors(size)
-        self.dispose(fds)
-        return data
+        found = await self.receive_descriptors(size)
+        self.dispose(found.fds)
+        return found.data
 
-    async def receive_descriptors(self, size: int) -> tuple[bytes, list[int], int]:
-        """Return what is there with its descriptors, which the caller passes to `dispose`, and recvmsg's flags."""
+    async def receive_descriptors(self, size: int) -> Received:
+        """Return what is there. The caller passes its descriptors to `dispose`, or keeps them."""
         while True:
             await self.wait_readable()
             with suppress(BlockingIOError):
                 if not self._is_risky:
-                    return self.socket.recv(size, socket.MSG_DONTWAIT), [], 0
+                    return Received(self.socket.recv(size, socket.MSG_DONTWAIT))
                 if not self._is_shared and (num_bytes := self._look(size)) is not None:
                     data, _, flags, _ = self.socket.recvmsg(num_bytes, 0, socket.MSG_DONTWAIT)
-                    return data, [], flags
-                data, flags = await self._threads.run(self.uid, partial(self._receive, size))
+                    return Received(data, flags)
+                found, closing = await self._threads.run(self.uid, partial(self._receive, size))
+                if closing:
+                    self._threads.begin(self.uid, partial(wait_for, closing))
                 with self._lock:  # free: one task receives, and the connection is open
-                    fds, self._received = self._received, []
-                return data, fds, flags
+                    self._received = ()
+                return found
 
     def _look(self, size: int) -> int | None:
         """Return how many bytes can be received here. None: descriptors come with them."""
         data, _, flags, _ = self.socket.recvmsg(size, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         return None if flags & socket.MSG_CTRUNC else len(data)
 
-    def _receive(self, size: int) -> tuple[bytes, int]:
+    def _receive(self, size: int) -> tuple[Received, int]:
         with self._lock:
-            data, ancillary, flags, _ = self.socket.recvmsg(size, _ANCILLARY_BYTES, _RECEIVE)
-            self._received += _descriptors(ancillary)
-        return data, flags
+            found, closing = self._threads.receive(self.socket, size)
+            self._received = found.fds
+        return found, closing
 
-    async def on_thread(self, call: Callable[[], _T]) -> _T:
-        """Return the result of `call`, which does something to what came by this connection."""
-        return await self._threads.run(self.uid, call)
-
-    def dispose(self, fds: list[int]) -> None:
-        """Close descriptors that came by this connection."""
-        if fds:
-            self._threads.begin(self.uid, partial(_close_all, fds))
+    def dispose(self, fds: Iterable[int]) -> None:
+        """Close connections that came by this one."""
+        for fd in fds:
+            self._threads.begin(self.uid, partial(self._threads.close, fd))
 
     def close(self) -> None:
         """Close the connection, at once or soon."""
@@ -172,33 +275,27 @@ class PeerSocket:
             finally:
                 self._lock.release()
         # A number, which no finalizer closes if the daemon ends before a thread is free.
-        self._threads.begin(self.uid, partial(self._close, self.socket.detach(), self.socket.type))
+        self._threads.begin(self.uid, partial(self._close, self.socket.detach()))
 
     def _has_no_descriptors(self) -> bool:
         """Throw away what came without descriptors. Return whether that was all; nothing can come any more."""
         if self._is_shared or self._received:
             return False
-        _shut(self.socket)
+        receiver.shut(self.socket)
         while True:
             data, sender, flags, _ = self.socket.recvmsg(
                 _MAX_BYTES, _SENDER_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT
             )
             if flags & socket.MSG_CTRUNC:
                 return False
-            if _is_end(self.socket, data, sender):
+            if receiver.is_end(self.socket, data, sender):
                 return True
             self.socket.recv(len(data) or 1, socket.MSG_DONTWAIT)
 
-    def _close(self, fd: int, kind: socket.SocketKind) -> None:
-        with self._lock, socket.socket(socket.AF_UNIX, kind, fileno=fd) as connection:
-            _close_all(self._received)
-            _shut(connection)
-            with suppress(OSError):  # another process with a copy has changed it
-                while True:
-                    data, ancillary, _, _ = connection.recvmsg(_MAX_BYTES, _ANCILLARY_BYTES, _RECEIVE)
-                    _close_all(_descriptors(ancillary))
-                    if _is_end(connection, data, ancillary):
-                        break
+    def _close(self, fd: int) -> None:
+        with self._lock:
+            for each in (*self._received, fd):
+                self._threads.close(each)
 
 
 def refuse_descriptors(listening: socket.socket) -> None:
@@ -218,36 +315,3 @@ def may_bring_descriptors(connection: socket.socket) -> bool:
 def close_listening(listening: trio.socket.SocketType) -> None:
     """Close a listener on a thread: connections that wait to be accepted, and what is in their queues, go with it."""
     threading.Thread(target=os.close, args=(listening.detach(),), daemon=True).start()
-
-
-def _shut(connection: socket.socket) -> None:
-    """Let nothing in any more. Packets name their sender from now on."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    with suppress(OSError):  # it is no longer connected
-        connection.shutdown(socket.SHUT_RD)
-
-
-def _is_end(connection: socket.socket, data: bytes, ancillary: Ancillary) -> bool:
-    """Return whether the queue of a shut connection is empty: an empty packet has a sender, an empty queue none."""
-    return not data and not (connection.type == socket.SOCK_SEQPACKET and ancillary)
-
-
-def _descriptors(ancillary: Ancillary) -> list[int]:
-    fds = array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)
-
-
-def _close_all(fds: list[int]) -> None:
-    """Close descriptors, on a thread; sockets do not linger."""
-    for fd in fds:
-        try:
-            passed = socket.socket(fileno=fd)
-        except OSError:  # it is no socket
-            with suppress(OSError):  # closed it is whatever its file system says
-                os.close(fd)
-        else:
-            with passed, suppress(OSError):
-                passed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

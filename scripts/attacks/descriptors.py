@@ -5,6 +5,8 @@ TCP sockets with SO_LINGER and data that nobody reads. The daemon reads their pa
 unread, and ends itself while connections wait to be accepted. The socket of programs refuses descriptors, if the
 kernel can. That of launchers has to take them, as both have on older kernels.
 
+A launcher sends a file of a FUSE server that hangs, too: whoever closes it can't even be killed.
+
 A program in a sandbox sends them to its launcher, too, and clears O_NONBLOCK of all that it has. Without a daemon the
 launcher closes what it accepts; it goes on for its other programs.
 """
@@ -21,9 +23,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import TimeoutExpired
 
-from attacked import ATTACKER, Daemon, as_user, daemon, of_root, options, running_as, verdict
+from attacked import ATTACKER, ROOT, Daemon, as_user, daemon, of_root, options, running_as, verdict
 
 from libsym.channel.handshake import GREETING
+
+sys.path.insert(0, str(ROOT))
+from tests.scheduler.weapons import HungMount
 
 HELD_UP_S = 15.0
 GIVE_UP_S = 20.0
@@ -71,6 +76,12 @@ for door, kind in (("", socket.SOCK_STREAM), (".programs", socket.SOCK_SEQPACKET
 print("all sent", flush=True)
 sys.stdin.read()  # with this process the other ends of what lingers would go
 os._exit(0)
+"""
+SEND_FILE = """
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.connect(sys.argv[1] + ".programs")
+socket.send_fds(connection, [b"x"], [os.open(sys.argv[2], os.O_RDONLY)])
+sys.stdin.read()
 """
 TO_LAUNCHER = """
 import fcntl, os, socket, struct, sys, time
@@ -132,6 +143,23 @@ def wait_s(served: Daemon) -> float:
     return time.monotonic() - began_s
 
 
+@contextmanager
+def hung_file(served: Daemon) -> Iterator[None]:
+    """Send a file of a hung FUSE mount by the socket of launchers, until the daemon has ended."""
+    where = served.state.parent / "hung"
+    where.mkdir(mode=0o755)
+    mount = HungMount(where)
+    # A process of its own has the file open: whatever this one starts would close it, and hang.
+    with running_as(0, SEND_FILE, served.socket, where / "file", served=served):
+        try:
+            until_s = time.monotonic() + GIVE_UP_S
+            while not mount.num_hung() and time.monotonic() < until_s:
+                time.sleep(0.05)
+            yield
+        finally:
+            mount.let_go()
+
+
 def end_s(served: Daemon) -> float:
     """How long a daemon takes to end that has connections to accept."""
     served.process.send_signal(signal.SIGSTOP)
@@ -156,7 +184,8 @@ def launcher_s(served: Daemon, tree: Path, port: int) -> tuple[float, float]:
         assert attacker.stdin is not None
         assert attacker.stdout is not None
         assert attacker.stdout.readline() == "armed\n"
-        took_s = end_s(served)
+        with hung_file(served):
+            took_s = end_s(served)
         attacker.stdin.write("\n")  # there is no daemon: the launcher closes what it accepts
         attacker.stdin.flush()
         assert attacker.stdout.readline() == "sent\n"

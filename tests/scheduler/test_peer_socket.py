@@ -145,6 +145,7 @@ async def serving(path):
         nursery.cancel_scope.cancel()
     close_listening(calls)
     close_listening(launchers)
+    house.threads.end()
 
 
 def run(path, scenario):
@@ -158,8 +159,12 @@ def run(path, scenario):
     trio.run(main)
 
 
-def num_open():
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - links that may be gone by now
+def num_open(house):
+    return len(os.listdir("/proc/self/fd")) - house.threads.num_idle  # noqa: PTH208 - links that may be gone by now
+
+
+def states_of_threads():
+    return [each.read_text().rpartition(")")[2].split()[0] for each in Path("/proc/self/task").glob("*/stat")]
 
 
 # ---- descriptors
@@ -239,6 +244,7 @@ def test_files_of_a_hung_mount_hold_up_their_sender_alone(tmp_path, door, hung_m
         for _ in range(THREADS_PER_UID + 2):
             hung_mount.send_by(house.attacker(door))
         await eventually(lambda: hung_mount.num_hung() == THREADS_PER_UID)
+        assert "D" not in states_of_threads(), "no signal ends such a thread, nor the daemon with it"
         await house.require_service()
         unheard = Talk(trio.socket.from_stdlib_socket(house.attacker("launchers")))
         await unheard.send({"n": 1, "do": "limit", "id": ID}, [0])
@@ -259,14 +265,14 @@ def test_one_whose_threads_hang_leaves_no_descriptors_by_connections_without_any
         for _ in range(THREADS_PER_UID + 1):
             hung_mount.send_by(house.attacker("launchers"))
         await eventually(lambda: hung_mount.num_hung() == THREADS_PER_UID)
-        before = num_open()
+        before = num_open(house)
         for _ in range(50):
             for packets in ([], [b"x"], [b"", b"x"]):
                 with house.attacker("launchers") as attacker, suppress(ConnectionError):  # the first ends it
                     for packet in packets:
                         attacker.send(packet)
         await house.require_service()  # behind those, which have been accepted by now
-        await eventually(lambda: num_open() <= before)
+        await eventually(lambda: num_open(house) <= before)
         hung_mount.let_go()
 
     run(tmp_path, scenario)
@@ -274,13 +280,13 @@ def test_one_whose_threads_hang_leaves_no_descriptors_by_connections_without_any
 
 def test_what_is_sent_is_closed(tmp_path, older_kernel):
     async def scenario(house):
-        before = num_open()
+        before = num_open(house)
         for door in ("calls", "launchers"):
             attacker = house.attacker(door)
             for _ in range(5):
                 send(attacker, [os.dup(0) for _ in range(100)])
             attacker.close()
-        await eventually(lambda: num_open() <= before)
+        await eventually(lambda: num_open(house) <= before)
 
     run(tmp_path, scenario)
 

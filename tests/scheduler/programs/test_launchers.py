@@ -14,6 +14,7 @@ import trio.testing
 from scheduler import launchers
 from scheduler.launchers import MAX_LAUNCHERS, Launchers
 from scheduler.listener import bind
+from scheduler.peer_socket import Threads
 from scheduler.programs.admission import Admission
 from scheduler.programs.limits import OverLimit
 from scheduler.programs.link import MAX_ASKED, MAX_MESSAGE_BYTES, MAX_WAITING_BYTES
@@ -31,7 +32,10 @@ class House:
         self.path = path / "socket.programs"
         self.programs = Programs(Admission(), path / "programs.json")
         self.passed_on = []
-        self.launchers = Launchers(self.programs, lambda *what: self.passed_on.append(what), frozenset())
+        self.threads = Threads()
+        self.launchers = Launchers(
+            self.programs, lambda *what: self.passed_on.append(what), frozenset(), threads=self.threads
+        )
 
     def launcher(self, uid=0):
         """A connection; the kernel says that it is of `uid`."""
@@ -87,6 +91,7 @@ async def serving(path):
             nursery.cancel_scope.cancel()
     for connection, _program in house.passed_on:
         connection.close()
+    house.threads.end()
 
 
 def run(tmp_path, scenario):
@@ -204,19 +209,20 @@ def test_a_launcher_may_ask_which_limit_a_program_has_run_into(tmp_path):
     run(tmp_path, scenario)
 
 
-def open_descriptors():
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - links that may be gone by now
+def open_descriptors(house):
+    found = os.listdir("/proc/self/fd")  # noqa: PTH208 - links that may be gone by now
+    return len(found) - house.threads.num_idle
 
 
-async def only_open(num_open):
-    await eventually(lambda: open_descriptors() == num_open)
+async def only_open(house, num_open):
+    await eventually(lambda: open_descriptors(house) == num_open)
 
 
 def test_a_connection_that_is_passed_on_is_served_and_no_descriptor_is_left(tmp_path):
     async def scenario(house):
         launcher = house.launcher()
         await launcher.start()
-        num_open = open_descriptors()
+        num_open = open_descriptors(house)
         ours, theirs = pair()
         assert await launcher.ask("connect", [theirs.fileno()], id=ID) == {"n": 1, "ok": True}
         theirs.close()
@@ -226,14 +232,14 @@ def test_a_connection_that_is_passed_on_is_served_and_no_descriptor_is_left(tmp_
         assert ours.recv(10) == b"served"
         connection.close()
         ours.close()
-        assert open_descriptors() == num_open
+        assert open_descriptors(house) == num_open
         launcher.connection.close()
 
     run(tmp_path, scenario)
 
 
 def a_file():
-    return os.open("/dev/null", os.O_RDONLY), "no socket"
+    return os.open("/dev/null", os.O_RDONLY), "no connection"
 
 
 def a_listening_socket():
@@ -244,7 +250,7 @@ def a_listening_socket():
 
 
 def a_socket_without_a_peer():
-    return socket.socket(socket.AF_UNIX).detach(), "can't be served"
+    return socket.socket(socket.AF_UNIX).detach(), "no connection"
 
 
 def packets():
@@ -263,10 +269,10 @@ def test_what_is_no_connection_is_refused_and_closed(tmp_path, make):
         launcher = house.launcher()
         await launcher.start()
         fd, why = make()
-        num_open = open_descriptors()
+        num_open = open_descriptors(house)
         answer = await launcher.ask("connect", [fd], id=ID)
         assert why in answer["error"]
-        await only_open(num_open)
+        await only_open(house, num_open)
         assert not house.passed_on
         os.close(fd)
         launcher.connection.close()
@@ -278,13 +284,13 @@ def test_a_connection_without_a_descriptor_and_a_descriptor_without_a_connection
     async def scenario(house):
         launcher = house.launcher()
         await launcher.start()
-        num_open = open_descriptors()
+        num_open = open_descriptors(house)
         ours, theirs = pair()
         assert (await launcher.start("00000002", fds=[theirs.fileno()]))["ok"], "one that nobody asked for is closed"
         assert "none came" in (await launcher.ask("connect", id=ID))["error"]
         theirs.close()
         ours.close()
-        await only_open(num_open)
+        await only_open(house, num_open)
         launcher.connection.close()
 
     run(tmp_path, scenario)
@@ -294,13 +300,13 @@ def test_many_descriptors_at_once_end_the_launcher_and_are_closed(tmp_path):
     async def scenario(house):
         launcher = house.launcher()
         await launcher.start()
-        num_open = open_descriptors()
+        num_open = open_descriptors(house)
         ours, theirs = pair()
         await launcher.send({"n": 1, "do": "connect", "id": ID}, [theirs.fileno()] * 200)
         assert await launcher.receive() is None
         theirs.close()
         ours.close()
-        await only_open(num_open - 1)  # without the daemon's end
+        await only_open(house, num_open - 1)  # without the daemon's end
         launcher.connection.close()
 
     run(tmp_path, scenario)
