@@ -18,11 +18,11 @@ from pathlib import Path
 
 from attacked import ATTACKER, ROOT, Daemon, as_user, daemon, memory_bytes, options, verdict
 
-FILES, QUICK_FILES = 20_000, 1_000
+FILES, QUICK_FILES = 20_000, 600
 QUOTA_BYTES = 1 << 20
 FREE_BYTES = 128 * 255
 """Names that an account has for nothing."""
-DISK_MIB, QUICK_DISK_MIB = 400, 40
+DISK_MIB, QUICK_DISK_MIB = 400, 24
 MOST_BYTES = 32 << 20
 """Of memory: the index's cache has 16 MiB, and what is not kept yet 8."""
 EMPTY_BYTES = 14 << 20
