@@ -95,6 +95,8 @@ class Index:
         self.path = path
         self._new_uuid = new_uuid or str(uuid.uuid4())
         self._turn = threading.Lock()
+        self.has_spare = False
+        """Whether the last commit has left pages to `shrink` by."""
         try:
             _sync_log(path)
             self._database = _connect(path)
@@ -154,6 +156,7 @@ class Index:
                     if database.in_transaction:
                         database.execute("ROLLBACK")
                     raise
+                self.has_spare = _pragma(database, "freelist_count") > SPARE_PAGES
         except sqlite3.Error as error:
             raise _failed("write", self.path, error) from error
 

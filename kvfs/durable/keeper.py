@@ -174,8 +174,7 @@ class Keeper:
         journal.directory = volume.tree.get
         self._doubtful: list[tuple[int, IntArray]] = []
         self._num_commits = 0
-        self._something_gone = trio.Event()
-        """From the index, perhaps."""
+        self._something_spare = trio.Event()
         self._bringing = trio.Lock()
         self._error = ""
         self._has_no_room = False
@@ -359,8 +358,8 @@ class Keeper:
     async def _shrink_for_ever(self) -> None:
         """The index gives its free pages back, a few at a time: commits come in between."""
         while True:
-            await self._something_gone.wait()
-            self._something_gone = trio.Event()
+            await self._something_spare.wait()
+            self._something_spare = trio.Event()
             try:
                 while await self.jobs.do(self._state.index.shrink):
                     pass
@@ -578,7 +577,8 @@ class Keeper:
             self.slots[identity].need_no_more(slots)
         self._doubtful = []
         self._free(cut)
-        self._something_gone.set()
+        if self._state.index.has_spare:
+            self._something_spare.set()
         return None
 
     def _sync_slots(self) -> None:
