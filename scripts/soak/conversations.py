@@ -115,6 +115,8 @@ class Done:
     """What it did if no other had a turn at the same time."""
     seen: list[State] = field(default_factory=list)
     """What it read of the conversation, as it was at some moment."""
+    unless_killed: tuple[Gateway, int, Effect] | None = None
+    """What else it may have done where the gateway has been killed more often than so."""
 
 
 class Wrong(Exception):  # noqa: N818 - a finding
@@ -463,10 +465,11 @@ class Conversation:
 
     def left_unsent(self) -> Done:
         """The client goes before a long whole answer can have been sent."""
-        question = self.world.question()
+        question, gateway = self.world.question(), self.draw.choice(self.world.gateways)
         body = {**self._body(question, LONG_FORM), "conversation": self.name}
         done = Done(f"{question} left unsent", [nothing])
-        with self._client() as http, suppress(httpx.HTTPError):
+        done.unless_killed = gateway, gateway.num_kills, turn(question, Part("", 2000))
+        with gateway.client() as http, suppress(httpx.HTTPError):
             answer = http.post(CHAT, json=body, timeout=self.draw.choice((0.01, 0.05, 0.15)))
             if answer.status_code == 200:
                 done.effects = [turn(question, content(answer))]
@@ -696,9 +699,12 @@ class Conversation:
         self.history = [*self.history[-6:], " | ".join(each.what for each in done)]
         if len(done) == 1 and done[0].alone is not None:
             done[0].effects = [done[0].alone]
-        last, ever = reachable(self.state, done)
         end_s = time.monotonic() + SETTLED_S
         while True:
+            for each in done:
+                if each.unless_killed is not None and each.unless_killed[0].num_kills > each.unless_killed[1]:
+                    each.effects, each.unless_killed = [*each.effects, perhaps(each.unless_killed[2])], None
+            last, ever = reachable(self.state, done)
             found, why = (), ""
             try:
                 found = self.world.read(self.path)
