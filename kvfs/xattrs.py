@@ -154,6 +154,7 @@ def remove(volume: Volume, inode: Inode, name: bytes, uid: int) -> None:
         _require_settable(name)
     if name not in inode.xattrs:
         raise _no_data(name)
+    volume.tree.require_bytes(inode, inode.xattrs.growth(name, b""))
     inode.remove_note(name)
 
 

@@ -58,6 +58,8 @@ class Journal(Changes):
         """Operations by what they say something of: a name, an inode, or (in a tuple) what is in a directory."""
         self.left_out: dict[Inode, str] = {}
         """Inodes that a commit could not write, each with the reason. Names that lead to them wait."""
+        self.noted: dict[Inode, None] = {}
+        """Inodes with large attributes in memory, or that had some when `in_memory` was asked last."""
         self.gone_xattrs: set[int] = set()
         """Inodes that are gone, and whose attributes have a row of their own: until the index forgets both."""
         self.number = 0
@@ -71,6 +73,8 @@ class Journal(Changes):
     # What `Changes` asks for
 
     def of_inode(self, inode: Inode) -> None:
+        if inode.xattrs.are_large and not inode.xattrs.is_away:
+            self.noted[inode] = None
         if inode not in self.dirty and (inode.names or inode.parent is not None):
             self.number += 1
             self.dirty[inode] = self.number
@@ -249,6 +253,12 @@ class Journal(Changes):
     def waits(self, change: NameChange) -> bool:
         """Whether it gives a name to a file that can't be written."""
         return any(put.after in self.left_out for put in change.puts)
+
+    def in_memory(self) -> list[Inode]:
+        """Inodes whose large attributes are in memory until a commit has them."""
+        in_memory = (each for each in self.noted if each.xattrs.are_large and not each.xattrs.is_away)
+        self.noted = dict.fromkeys(each for each in in_memory if each.names or each.parent is not None)
+        return [each for each in self.noted if each not in self.left_out]
 
     def first_dirty(self, count: int) -> list[Inode]:
         """Inodes that have been dirty longest, and can be written."""

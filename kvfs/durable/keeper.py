@@ -306,12 +306,12 @@ class Keeper:
 
     @property
     def is_behind(self) -> bool:
-        xattrs = (inode.xattrs for inode in self._journal.first_dirty(LOOKED_AT))
-        return sum(each.sums.num_bytes for each in xattrs if not each.is_away) > WRITE_BACK_XATTRS_BYTES
+        noted = self._journal.in_memory()
+        return len(noted) > LOOKED_AT or sum(each.other_bytes for each in noted) > WRITE_BACK_XATTRS_BYTES
 
     async def catch_up(self) -> None:
         """By a commit that all who wait share."""
-        await self._commit(lambda: 0, others=OTHERS_A_CUT)
+        await self._commit(lambda: 0, tuple(self._journal.in_memory()[:OTHERS_A_CUT]), others=OTHERS_A_CUT)
 
     def require_room(self, num_bytes: int) -> None:
         room = self._room_bytes()

@@ -17,6 +17,7 @@ from kvfs.names.content import Content, KvFile
 from kvfs.names.order import NameOrder
 from kvfs.names.retention import NO_ADVICE
 from kvfs.pages.accounts import Account
+from kvfs.pages.holdings import Holdings, Kind
 from kvfs.pages.table import PageTable
 from libsym.errors import NoAccess, NotPermitted
 
@@ -84,7 +85,7 @@ class Xattrs(dict[bytes, bytes]):
     More than MOST_IN_MEMORY are *away* once the index has them: the sums stay, and the rest is read when it is needed.
     """
 
-    __slots__ = ("changes", "is_away", "kept", "sums")
+    __slots__ = ("_held_bytes", "_payer", "changes", "is_away", "kept", "sums")
 
     def __init__(self, noted: Mapping[bytes, bytes] = MappingProxyType({}), away: XattrSums | None = None) -> None:
         """`away`: the index alone has so many."""
@@ -95,6 +96,9 @@ class Xattrs(dict[bytes, bytes]):
         """Counts them."""
         self.kept: int | None = 0 if self.is_away else None
         """`changes` when the row of the index was written, apart from the inode's own; None: there is none."""
+        self._payer: Holdings | None = None
+        self._held_bytes = 0
+        """Of memory, which `_payer` is charged."""
 
     @property
     def are_large(self) -> bool:
@@ -104,6 +108,11 @@ class Xattrs(dict[bytes, bytes]):
         """How many bytes more are charged if this one is set."""
         old = self.get(name)
         return len(value) - len(old) if old is not None else ATTRIBUTE_BYTES + len(name) + len(value)
+
+    def memory_growth(self, num_bytes: int) -> int:
+        """How many bytes of memory more are charged once they have grown by so much."""
+        num_bytes += self.sums.num_bytes
+        return (num_bytes if num_bytes > MOST_IN_MEMORY else 0) - self._held_bytes
 
     def bring(self, noted: Mapping[bytes, bytes]) -> None:
         """They are at hand again: what the index has."""
@@ -115,12 +124,27 @@ class Xattrs(dict[bytes, bytes]):
         if self.are_large and self.kept == self.changes:
             super().clear()
             self.is_away = True
+            self.weigh()
+
+    def weigh(self, payer: Holdings | None = None) -> None:
+        """Charge the memory that they take beside the inode's, until they are away. `payer` gets what is new.
+
+        The index never has those of a file that has lost its name first: they stay in memory until it is closed.
+        """
+        if self._payer is not None:
+            self._payer.let_go(Kind.FILE, 0, self._held_bytes)
+            payer = payer or self._payer
+        self._held_bytes = self.sums.num_bytes if self.are_large and not self.is_away else 0
+        self._payer = payer if self._held_bytes else None
+        if self._payer is not None:
+            self._payer.charge(Kind.FILE, 0, self._held_bytes)
 
     def clear(self) -> None:
         """None is left."""
         super().clear()
         self.sums, self.is_away = XattrSums(), False
         self.changes += 1
+        self.weigh()
 
     def __setitem__(self, name: bytes, value: bytes) -> None:
         assert not self.is_away
@@ -248,13 +272,18 @@ class Inode:
         """Set an attribute of the user's, and charge it; there has to be room."""
         self.charge(self.xattrs.growth(name, value))
         self.xattrs[name] = value
+        self._weigh_notes()
         self.changed()
 
     def remove_note(self, name: bytes) -> None:
         before = self.xattrs.sums.num_bytes
         del self.xattrs[name]
         self.charge(self.xattrs.sums.num_bytes - before)
+        self._weigh_notes()
         self.changed()
+
+    def _weigh_notes(self) -> None:
+        self.xattrs.weigh(None if self.account is None else self.account.holdings)
 
     def charge(self, num_bytes: int) -> None:
         """Its account pays for so much more, or less."""

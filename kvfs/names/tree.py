@@ -31,6 +31,7 @@ from kvfs.names.inode import NOT_KEPT, SOME_NAMES, Changes, Inode, NamePut, show
 from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
 from kvfs.names.order import NameOrder
 from kvfs.pages.accounts import Account, Accounts, names_bytes
+from kvfs.pages.holdings import Kind
 from libsym.errors import (
     CrossDevice,
     Exists,
@@ -137,8 +138,15 @@ class Tree:
             self._require_room(other_bytes)
 
     def require_bytes(self, inode: Inode, num_bytes: int) -> None:
-        """Raise OverQuota or NoSpace unless what is noted on an inode may grow by so much."""
-        if num_bytes > 0 and inode.account is not None:
+        """Raise OverQuota or NoSpace unless what is noted on an inode may grow by so much.
+
+        It may shrink, unless nothing has a name for it any more: then it stays in memory for good.
+        """
+        if inode.account is None:
+            return
+        if num_bytes > 0 or not (inode.names or inode.parent):
+            inode.account.holdings.require(Kind.FILE, 0, inode.xattrs.memory_growth(num_bytes))
+        if num_bytes > 0:
             inode.account.require_bytes(num_bytes)
             self._require_room(num_bytes)
 

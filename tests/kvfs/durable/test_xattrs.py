@@ -17,7 +17,7 @@ from kvfs import xattrs
 from kvfs.durable import index as index_module
 from kvfs.durable.fsck import fsck
 from kvfs.durable.index import SPARE_PAGES, Index, Rows
-from kvfs.durable.keeper import WRITE_BACK_XATTRS_BYTES
+from kvfs.durable.keeper import LOOKED_AT, WRITE_BACK_XATTRS_BYTES
 from kvfs.durable.records import decode_xattrs, encode_xattrs
 from kvfs.names.inode import ATTRIBUTE_BYTES, MOST_IN_MEMORY, Inode
 from kvfs.pages.accounts import FREE_NAMES, NAME_BYTES, Limits
@@ -379,6 +379,73 @@ def test_many_attributes_are_written_back_before_they_fill_memory(tmp_path: Path
                 put(house, file(house, f"{number}"), "x", LARGE)
             while not house.tree.child(house.tree.root, b"0").xattrs.is_away:  # noqa: ASYNC110
                 await trio.sleep(0.1)
+
+    lives(tmp_path, live)
+
+
+def test_attributes_behind_many_other_changes_are_written_first(tmp_path: Path) -> None:
+    async def live(house: House) -> None:
+        others = [file(house, f"other{number}") for number in range(LOOKED_AT + 1)]
+        await house.keeper.sync_all()
+        for inode in others:
+            inode.changed()
+        large = [file(house, f"{number}") for number in range(WRITE_BACK_XATTRS_BYTES // len(LARGE) + 1)]
+        for inode in large:
+            put(house, inode, "x", LARGE)
+        assert house.keeper.is_behind
+        await house.keeper.catch_up()
+        assert large[0].xattrs.is_away
+        assert not house.keeper.is_behind
+
+    lives(tmp_path, live)
+
+
+def test_attributes_in_memory_weigh_until_the_index_has_them(tmp_path: Path) -> None:
+    async def live(house: House) -> None:
+        ann = house.fs.pool.accounts.of(ANN).holdings
+        inode = file(house, "a")
+        before = ann.num_bytes
+        put(house, inode, "x", LARGE)
+        assert ann.num_bytes > before + len(LARGE)
+        await house.keeper.sync_all()
+        assert ann.num_bytes == before
+        await house.keeper.bring_xattrs(inode)
+        xattrs.remove(house.volume, inode, b"user.x", ANN)
+        assert ann.num_bytes == before
+
+    lives(tmp_path, live)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_attributes_of_files_without_a_name_stay_within_the_quota_of_memory(tmp_path: Path, is_kept: bool) -> None:
+    """Of open files that were removed: no commit ever puts these into the index."""
+
+    async def live(house: House) -> None:
+        accounts, inodes = house.fs.pool.accounts, [file(house, f"{number}") for number in range(8)]
+        for inode in inodes:
+            put(house, inode, "small", b"x")
+            if is_kept:
+                put(house, inode, "x", LARGE)
+        await house.keeper.sync_all()
+        ann = accounts.of(ANN).holdings
+        for number, inode in enumerate(inodes):
+            house.tree.opened(inode)
+            house.tree.unlink(house.tree.root, b"%d" % number)
+            if is_kept:
+                await house.keeper.bring_xattrs(inode)
+        before = ann.num_bytes
+        accounts.limit(Limits(memory_bytes=(before + 3 * len(LARGE)) * 8 // 7))
+        put(house, inodes[0], "x", LARGE)
+        put(house, inodes[1], "x", LARGE)
+        with pytest.raises(OverQuota, match="the daemon's memory"):
+            put(house, inodes[2], "x", LARGE)
+        if is_kept:
+            with pytest.raises(OverQuota, match="the daemon's memory"):
+                xattrs.remove(house.volume, inodes[2], b"user.small", ANN)
+        house.volume.change_owner(inodes[0], BOB)
+        for inode in inodes:
+            house.tree.closed(inode)
+        assert ann.num_bytes == accounts.of(BOB).holdings.num_bytes == 0
 
     lives(tmp_path, live)
 
