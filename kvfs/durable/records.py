@@ -151,8 +151,6 @@ def encode_xattrs(number: int, xattrs: Mapping[bytes, bytes]) -> bytes:
 
 
 def decode_xattrs(number: int, data: object) -> dict[bytes, bytes]:
-    if not isinstance(data, bytes):
-        raise Broken(f"{data!r} stands where bytes should")
     body = _opened(number | _OF_XATTRS, data)
     return _xattrs(body, _COUNT.size, *_COUNT.unpack_from(body))
 
@@ -222,7 +220,9 @@ def _sealed(number: int, body: bytes) -> bytes:
     return xxhash.xxh3_64_digest(body, number) + body
 
 
-def _opened(number: int, data: bytes) -> bytes:
+def _opened(number: int, data: object) -> bytes:
+    if not isinstance(data, bytes):
+        raise Broken(f"{data!r} stands where bytes should")
     body = data[CHECK_BYTES:]
     if xxhash.xxh3_64_digest(body, number) != data[:CHECK_BYTES]:
         raise Broken("its checksum is wrong")

@@ -206,6 +206,19 @@ def test_a_state_of_an_older_format_is_clean_and_can_be_repaired(older: int, tmp
     assert fsck(tmp_path / "state").findings == ()
 
 
+@pytest.mark.parametrize("older", range(1, FORMAT_VERSION))
+def test_a_text_where_a_migration_looks_for_a_record_is_damage_like_any_other(older: int, tmp_path: Path) -> None:
+    """A bit of a row's header makes a text of bytes."""
+    with tarfile.open(FORMATS / f"{older}.tar.xz") as planted:
+        planted.extractall(tmp_path, filter="data")
+    number = number_of(tmp_path / "state", "/a.kv")
+    sql(tmp_path / "state", "UPDATE inodes SET record = hex(zeroblob(300)) WHERE number = ?", number)
+    with pytest.raises(SymError, match="symphony fsck"):
+        House(tmp_path / "state")
+    assert "/a.kv" in named(fsck(tmp_path / "state", repair=True))
+    assert fsck(tmp_path / "state").findings == ()
+
+
 def test_quick_reads_no_page(state: Path) -> None:
     flip(own_slots(state), slot_at(3))
     assert fsck(state, quick=True).is_clean
