@@ -145,7 +145,8 @@ class Requests:
     ) -> None:
         status = -errno.EINTR
         holdings = self._holdings(shim.uid(request))
-        holdings.charge(Kind.REQUEST)  # a thread of the user's waits for each, and takes more
+        num_bytes = sum(len(each) for each in arguments if isinstance(each, bytes | memoryview))
+        holdings.charge(Kind.REQUEST, num_bytes=num_bytes)  # a thread of the user's waits for each, and takes more
         scope = self._scopes[request] = trio.CancelScope()
         shim.watch(request)
         try:
@@ -154,7 +155,7 @@ class Requests:
         except Exception as error:  # noqa: BLE001
             status = -errno_of(error, handler, arguments)
         finally:  # at the end of the mount too, or libfuse would keep the request
-            holdings.let_go(Kind.REQUEST)
+            holdings.let_go(Kind.REQUEST, num_bytes=num_bytes)
             del self._scopes[request]
             shim.answer(request, status)
 

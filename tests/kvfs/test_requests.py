@@ -13,6 +13,7 @@ from kvfs.mount import requests as module
 from kvfs.mount.eager import Eager
 from kvfs.mount.pace import MAX_BUCKETS, QUANTUM, STAYS_BUSY_S, Pace
 from kvfs.mount.requests import Requests
+from kvfs.pages.holdings import WEIGHTS, Holdings, Kind
 
 SYBIL, STRANGER = 5000, 9000
 
@@ -50,7 +51,9 @@ class Mount:
 
     def __init__(self) -> None:
         self.is_busy = True
-        self.requests = Requests(Eager(), Pace(lambda: self.is_busy, trio.current_time))
+        self.eager, self.holdings = Eager(), Holdings()
+        pace = Pace(lambda: self.is_busy, trio.current_time)
+        self.requests = Requests(self.eager, pace, holdings=lambda _uid: self.holdings)
 
     def ask(self, uid: int) -> Request:
         request = Request(uid)
@@ -120,6 +123,26 @@ def test_a_user_without_requests_keeps_no_turn_after_a_signal(beside: Callable[[
         third = mount.ask(SYBIL)
         await third.answered.wait()
         assert third.status == 0
+
+    beside(test)
+
+
+def test_a_request_that_waits_weighs_what_it_brings_until_it_is_answered(beside: Callable[[Test], None]) -> None:
+    async def test(mount: Mount) -> None:
+        may_end = trio.Event()
+
+        async def write(fh: int, value: bytes, data: memoryview) -> int:
+            await mount.eager.leave()
+            await may_end.wait()
+            return fh + len(value) + len(data)
+
+        request = Request(SYBIL)
+        assert mount.requests.begin(write, request, 1, bytes(65536), memoryview(bytes(1 << 20))) == Shim.LATER
+        await trio.testing.wait_all_tasks_blocked()
+        assert mount.holdings.num_bytes == WEIGHTS[Kind.REQUEST] + 65536 + (1 << 20)
+        may_end.set()
+        await request.answered.wait()
+        assert (request.status, mount.holdings.num_bytes) == (1 + 65536 + (1 << 20), 0)
 
     beside(test)
 
