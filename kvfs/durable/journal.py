@@ -59,7 +59,7 @@ class Journal(Changes):
         self.left_out: dict[Inode, str] = {}
         """Inodes that a commit could not write, each with the reason. Names that lead to them wait."""
         self.noted: dict[Inode, None] = {}
-        """Inodes with large attributes in memory, or that had some when `in_memory` was asked last."""
+        """Inodes with large attributes in memory, or that had some at the last commit."""
         self.gone_xattrs: set[int] = set()
         """Inodes that are gone, and whose attributes have a row of their own: until the index forgets both."""
         self.number = 0
@@ -73,7 +73,7 @@ class Journal(Changes):
     # What `Changes` asks for
 
     def of_inode(self, inode: Inode) -> None:
-        if inode.xattrs.are_large and not inode.xattrs.is_away:
+        if inode.xattrs.held_bytes and not is_gone(inode):
             self.noted[inode] = None
         if inode not in self.dirty and (inode.names or inode.parent is not None):
             self.number += 1
@@ -254,11 +254,9 @@ class Journal(Changes):
         """Whether it gives a name to a file that can't be written."""
         return any(put.after in self.left_out for put in change.puts)
 
-    def in_memory(self) -> list[Inode]:
-        """Inodes whose large attributes are in memory until a commit has them."""
-        in_memory = (each for each in self.noted if each.xattrs.are_large and not each.xattrs.is_away)
-        self.noted = dict.fromkeys(each for each in in_memory if each.names or each.parent is not None)
-        return [each for each in self.noted if each not in self.left_out]
+    def look_at_noted(self) -> None:
+        """Forget those whose attributes no commit has to put away any more."""
+        self.noted = dict.fromkeys(each for each in self.noted if each.xattrs.held_bytes and not is_gone(each))
 
     def first_dirty(self, count: int) -> list[Inode]:
         """Inodes that have been dirty longest, and can be written."""

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 
 import trio
 
@@ -306,12 +306,12 @@ class Keeper:
 
     @property
     def is_behind(self) -> bool:
-        noted = self._journal.in_memory()
-        return len(noted) > LOOKED_AT or sum(each.other_bytes for each in noted) > WRITE_BACK_XATTRS_BYTES
+        noted = self._journal.noted
+        return len(noted) > LOOKED_AT or sum(each.xattrs.held_bytes for each in noted) > WRITE_BACK_XATTRS_BYTES
 
     async def catch_up(self) -> None:
         """By a commit that all who wait share."""
-        await self._commit(lambda: 0, tuple(self._journal.in_memory()[:OTHERS_A_CUT]), others=OTHERS_A_CUT)
+        await self._commit(lambda: 0, tuple(islice(self._journal.noted, OTHERS_A_CUT)), others=OTHERS_A_CUT)
 
     def require_room(self, num_bytes: int) -> None:
         room = self._room_bytes()
@@ -556,6 +556,7 @@ class Keeper:
         covered = self.pages_out.begin_sync()
         error = None if cut.is_empty and not covered.size else await self._make_durable(cut, covered)
         self._committing = Cut()
+        self._journal.look_at_noted()
         return error
 
     async def _make_durable(self, cut: Cut, covered: IntArray) -> SymError | None:

@@ -85,7 +85,7 @@ class Xattrs(dict[bytes, bytes]):
     More than MOST_IN_MEMORY are *away* once the index has them: the sums stay, and the rest is read when it is needed.
     """
 
-    __slots__ = ("_held_bytes", "_payer", "changes", "is_away", "kept", "sums")
+    __slots__ = ("_payer", "changes", "held_bytes", "is_away", "kept", "sums")
 
     def __init__(self, noted: Mapping[bytes, bytes] = MappingProxyType({}), away: XattrSums | None = None) -> None:
         """`away`: the index alone has so many."""
@@ -97,7 +97,7 @@ class Xattrs(dict[bytes, bytes]):
         self.kept: int | None = 0 if self.is_away else None
         """`changes` when the row of the index was written, apart from the inode's own; None: there is none."""
         self._payer: Holdings | None = None
-        self._held_bytes = 0
+        self.held_bytes = 0
         """Of memory, which `_payer` is charged."""
 
     @property
@@ -112,7 +112,7 @@ class Xattrs(dict[bytes, bytes]):
     def memory_growth(self, num_bytes: int) -> int:
         """How many bytes of memory more are charged once they have grown by so much."""
         num_bytes += self.sums.num_bytes
-        return (num_bytes if num_bytes > MOST_IN_MEMORY else 0) - self._held_bytes
+        return (num_bytes if num_bytes > MOST_IN_MEMORY else 0) - self.held_bytes
 
     def bring(self, noted: Mapping[bytes, bytes]) -> None:
         """They are at hand again: what the index has."""
@@ -132,12 +132,12 @@ class Xattrs(dict[bytes, bytes]):
         The index never has those of a file that has lost its name first: they stay in memory until it is closed.
         """
         if self._payer is not None:
-            self._payer.let_go(Kind.FILE, 0, self._held_bytes)
+            self._payer.let_go(Kind.FILE, 0, self.held_bytes)
             payer = payer or self._payer
-        self._held_bytes = self.sums.num_bytes if self.are_large and not self.is_away else 0
-        self._payer = payer if self._held_bytes else None
+        self.held_bytes = self.sums.num_bytes if self.are_large and not self.is_away else 0
+        self._payer = payer if self.held_bytes else None
         if self._payer is not None:
-            self._payer.charge(Kind.FILE, 0, self._held_bytes)
+            self._payer.charge(Kind.FILE, 0, self.held_bytes)
 
     def clear(self) -> None:
         """None is left."""

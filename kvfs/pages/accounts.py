@@ -14,6 +14,7 @@ Owned by the daemon's trio thread; limits are checked before anything changes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -403,6 +404,13 @@ class Accounts:
             has = num_files.get(account.number, 0)
             if account.num_files != has:
                 raise AssertionError(f"{account.describe()} is charged {account.num_files} files, has {has}")
+        num_domains = Counter(each for domain in self if domain.is_domain and domain.is_open for each in domain.chain())
+        for account in self:
+            held = account.holdings.num_of
+            counted = account.num_domains, held[Kind.FILE], held[Kind.DOMAIN]
+            *_, payer = account.chain()
+            if counted != (num_domains[account], payer.num_files, num_domains[payer]):
+                raise AssertionError(f"{account.describe()}: {counted} domains, files and domains below its user")
         outermost = [account for account in self if account.parent is None]
         sums = [sum(each.other_bytes for each in outermost), sum(each.num_files for each in outermost)]
         if [self.total.other_bytes, self.total.num_files] != sums:

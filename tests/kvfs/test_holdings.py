@@ -51,6 +51,11 @@ def test_what_lies_in_a_domain_weighs_on_its_owner_and_moves_with_it():
     assert ann.holdings.facts() == {"files": 3, "domains": 2}
     bob.adopt(outer)
     assert (ann.holdings.facts(), bob.holdings.facts()) == ({}, {"files": 3, "domains": 2})
+    accounts.check_files([inner] * 3)
+    bob.holdings.charge(Kind.DOMAIN)
+    with pytest.raises(AssertionError, match="below its user"):
+        accounts.check_files([inner] * 3)
+    bob.holdings.let_go(Kind.DOMAIN)
     inner.refund_files(3)
     inner.close()
     outer.close()
