@@ -87,8 +87,13 @@ class Holdings:
         wanted = WEIGHTS[kind] * count + num_bytes
         if self.limit_bytes is None or wanted <= 0:
             return
-        limit_bytes = self.limit_bytes - (self.limit_bytes // HANDLES_PART if kind in LASTING else 0)
-        if self.num_bytes + wanted > limit_bytes:
+        most_lasting = self.limit_bytes - self.limit_bytes // HANDLES_PART
+        if kind in LASTING:
+            is_full = self.num_bytes + wanted > most_lasting
+        else:  # files of before a smaller bound leave others their part: their owner could not remove them
+            excess = max(0, sum(self.bytes_of[each] for each in LASTING) - most_lasting)
+            is_full = self.num_bytes - excess + wanted > self.limit_bytes
+        if is_full:
             kinds = sorted(self.num_of, key=lambda each: -self.bytes_of[each])
             told = ", ".join(f"{self.num_of[each]} {each}" for each in kinds[:3]) or "nothing"
             raise OverQuota(

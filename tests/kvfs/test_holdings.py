@@ -42,6 +42,19 @@ def test_who_is_full_of_files_can_still_open_a_directory_to_remove_them():
     assert ann.is_idle
 
 
+def test_who_has_more_files_than_a_smaller_bound_can_still_open_what_leads_to_them():
+    accounts = Accounts(4, 1)
+    ann = accounts.of(ANN)
+    ann.charge_files(1000)
+    accounts.limit(Limits(memory_bytes=2 * HANDLES_PART * WEIGHTS[Kind.OPEN]))
+    for _ in range(2):
+        ann.holdings.hold(Kind.OPEN)
+    with pytest.raises(OverQuota):
+        ann.holdings.hold(Kind.OPEN)
+    with pytest.raises(OverQuota):
+        ann.require_files()
+
+
 def test_what_lies_in_a_domain_weighs_on_its_owner_and_moves_with_it():
     accounts = Accounts(4, 1, Limits(memory_bytes=1 << 20))
     ann, bob = accounts.of(ANN), accounts.of(BOB)
