@@ -32,7 +32,7 @@ Quick: TypeAlias = Callable[..., int]
 """A handler that waits for nothing."""
 Slow: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
 """A handler that may have to wait."""
-Waiting: TypeAlias = OrderedDict[Any, Callable[[], int]]
+Waiting: TypeAlias = OrderedDict[Any, functools.partial[int]]
 """Requests of one uid that were put off, in order; called, they are answered."""
 
 
@@ -114,6 +114,7 @@ class Requests:
             return how(handler, request, *arguments)
         waiting = self._put_off.setdefault(payer, OrderedDict()).setdefault(uid, OrderedDict())
         waiting[request] = functools.partial(how, handler, request, *arguments)
+        self._holdings(uid).charge(Kind.REQUEST, num_bytes=_num_bytes(arguments))
         self._something_put_off.set()
         shim.watch(request)
         return shim.LATER
@@ -132,7 +133,8 @@ class Requests:
         uid = shim.uid(request)
         for users in self._put_off.values():
             waiting = users.get(uid)
-            if waiting is not None and waiting.pop(request, None) is not None:
+            if waiting is not None and (call := waiting.pop(request, None)) is not None:
+                self._holdings(uid).let_go(Kind.REQUEST, num_bytes=_num_bytes(call.args))
                 if not waiting:
                     del users[uid]
                 return True
@@ -145,7 +147,7 @@ class Requests:
     ) -> None:
         status = -errno.EINTR
         holdings = self._holdings(shim.uid(request))
-        num_bytes = sum(len(each) for each in arguments if isinstance(each, bytes | memoryview))
+        num_bytes = _num_bytes(arguments)
         holdings.charge(Kind.REQUEST, num_bytes=num_bytes)  # a thread of the user's waits for each, and takes more
         scope = self._scopes[request] = trio.CancelScope()
         shim.watch(request)
@@ -181,11 +183,17 @@ class Requests:
                 break
             uid, waiting = users.popitem(last=False)
             request, call = waiting.popitem(last=False)
+            self._holdings(uid).let_go(Kind.REQUEST, num_bytes=_num_bytes(call.args))
             if waiting:
                 users[uid] = waiting  # behind the others
             status = call()
             if status != shim.LATER:
                 shim.answer(request, status)
+
+
+def _num_bytes(arguments: Sequence[object]) -> int:
+    """What a request brings along: names, values, what is to be written."""
+    return sum(len(each) for each in arguments if isinstance(each, bytes | memoryview))
 
 
 def errno_of(error: Exception, handler: Callable[..., object], arguments: Sequence[object]) -> int:

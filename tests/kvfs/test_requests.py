@@ -67,6 +67,10 @@ class Mount:
             while self.ask(uid).answered.is_set():
                 pass
 
+    async def requests_are_answered(self) -> None:
+        self.is_busy = False
+        await trio.sleep(STAYS_BUSY_S)
+
     async def keep_busy(self, uid: int) -> None:
         while True:
             await self.ask(uid).answered.wait()
@@ -116,6 +120,7 @@ def test_a_user_without_requests_keeps_no_turn_after_a_signal(beside: Callable[[
     async def test(mount: Mount) -> None:
         mount.use_up(SYBIL)
         first, second = mount.ask(SYBIL), mount.ask(SYBIL)
+        assert mount.holdings.num_of[Kind.REQUEST] == 3
         for request in (first, second):
             mount.requests.interrupted(request)
             await request.answered.wait()
@@ -123,6 +128,8 @@ def test_a_user_without_requests_keeps_no_turn_after_a_signal(beside: Callable[[
         third = mount.ask(SYBIL)
         await third.answered.wait()
         assert third.status == 0
+        await mount.requests_are_answered()
+        assert mount.holdings.num_bytes == 0
 
     beside(test)
 
