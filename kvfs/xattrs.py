@@ -23,8 +23,9 @@ from kvfs.images.model_facts import ModelFacts
 from kvfs.names import retention as advice
 from kvfs.names.content import KvFile
 from kvfs.names.domains import QUOTA, QUOTA_FILES, WEIGHT
-from kvfs.names.inode import MOST_IN_MEMORY, Credentials, Inode, require_owner, shown
+from kvfs.names.inode import ATTRIBUTE_BYTES, MOST_IN_MEMORY, Credentials, Inode, require_owner, shown
 from kvfs.names.plain import PlainFile
+from kvfs.pages.holdings import Kind
 from kvfs.pages.table import PageTable
 from kvfs.volume import Volume
 from libsym.errors import Busy, Invalid, NotSupported, SymError
@@ -68,6 +69,12 @@ def has_away(inode: Inode, name: bytes = _USER) -> bool:
 def are_large_with(inode: Inode, value: bytes) -> bool:
     """Whether a file's attributes are kept in the index alone once this value is among them."""
     return inode.xattrs.sums.num_bytes + len(value) > MOST_IN_MEMORY
+
+
+def has_memory(inode: Inode, name: bytes, value: bytes) -> bool:
+    """Whether the file's user may have an attribute in memory; a commit puts others of his away."""
+    num_bytes = inode.xattrs.memory_growth(ATTRIBUTE_BYTES + len(name) + len(value))
+    return inode.account is None or inode.account.holdings.has_room(Kind.FILE, 0, num_bytes)
 
 
 def get(volume: Volume, inode: Inode, name: bytes) -> bytes:

@@ -259,9 +259,11 @@ class FileHandlers:
             if name != xattrs.TIER:
                 xattrs.put(self._volume, inode, name, value, uid)
 
-        if xattrs.are_large_with(inode, value) and self._volume.storage.is_behind:
-            await self._eager.leave()
-            await self._volume.storage.catch_up()
+        if xattrs.are_large_with(inode, value):
+            storage = self._volume.storage
+            if storage.is_behind or not xattrs.has_memory(inode, name, value):
+                await self._eager.leave()
+                await storage.catch_up()
         if xattrs.has_away(inode, name):
             await self._with_away(inode, put)
         else:

@@ -84,22 +84,24 @@ class Holdings:
 
     def require(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> None:
         """Raise OverQuota unless there is room for so many things more, and for bytes beside their weights."""
-        wanted = WEIGHTS[kind] * count + num_bytes
-        if self.limit_bytes is None or wanted <= 0:
-            return
-        most_lasting = self.limit_bytes - self.limit_bytes // HANDLES_PART
-        if kind in LASTING:
-            is_full = self.num_bytes + wanted > most_lasting
-        else:  # files of before a smaller bound leave others their part: their owner could not remove them
-            excess = max(0, sum(self.bytes_of[each] for each in LASTING) - most_lasting)
-            is_full = self.num_bytes - excess + wanted > self.limit_bytes
-        if is_full:
+        if not self.has_room(kind, count, num_bytes):
             kinds = sorted(self.num_of, key=lambda each: -self.bytes_of[each])
             told = ", ".join(f"{self.num_of[each]} {each}" for each in kinds[:3]) or "nothing"
             raise OverQuota(
                 f"{self.describe()} is at its quota of {self.limit_bytes} bytes of the daemon's memory: it has {told}; "
                 "close or remove some, or have the quota raised"
             )
+
+    def has_room(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> bool:
+        wanted = WEIGHTS[kind] * count + num_bytes
+        if self.limit_bytes is None or wanted <= 0:
+            return True
+        most_lasting = self.limit_bytes - self.limit_bytes // HANDLES_PART
+        if kind in LASTING:
+            return self.num_bytes + wanted <= most_lasting
+        # Files of before a smaller bound leave others their part: their owner could not remove them.
+        excess = max(0, sum(self.bytes_of[each] for each in LASTING) - most_lasting)
+        return self.num_bytes - excess + wanted <= self.limit_bytes
 
     def hold(self, kind: Kind, count: int = 1, num_bytes: int = 0) -> None:
         """Charge things that the daemon keeps from now on, or raise OverQuota."""

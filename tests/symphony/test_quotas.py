@@ -349,6 +349,20 @@ print(code_of(os.getxattr, "f7", "user.x"), code_of(os.symlink, "t" * 4000, "lin
     sym.close()
 
 
+@needs_root
+def test_attributes_fill_no_quota_of_memory_beyond_the_next_commit(start_daemon, open_to_all):
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "8M", "--quota-memory", "1M")
+    daemon.mount.chmod(0o1777)
+    code = """
+os.chdir(sys.argv[2])
+for number in range(32):
+    open(f"f{number}", "w").close()
+for number in range(32):
+    os.setxattr(f"f{number}", "user.x", bytes(60_000))
+"""
+    subprocess.run([sys.executable, "-c", "import os, sys\n" + AS_USER + code, str(ANN), daemon.mount], check=True)
+
+
 FILLS = (
     AS_USER
     + """
