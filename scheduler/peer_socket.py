@@ -50,7 +50,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came by a connection."""
+    """A packet that came by a connection."""
 
     data: bytes
     flags: int = 0

@@ -32,7 +32,7 @@ _AT_ONCE = "disk", "disk_timeout", "drain", "log", "step_ms", "verbose"
 CHANGEABLE = frozenset((*_OF_TIERS, *_OF_USERS, *_AT_ONCE, "watchdog"))
 """Keys that can change while the daemon runs."""
 READ_LIMIT_S = 20.0
-"""That the files may take to be read: one may lie where nothing answers."""
+"""Seconds that the files may take to be read: one may lie where nothing answers."""
 MAX_ERROR = 1000
 """Characters of what is wrong: a key or a value may have a million."""
 

@@ -54,7 +54,7 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
 
 
 def user_line(user: dict[str, Any]) -> str:
-    """What a user makes the daemon keep, the heaviest first."""
+    """Things that the daemon keeps for a user, the heaviest first."""
     memory = _of(user["memory_bytes"], user["quota_memory"], human_bytes)
     holds = ", ".join(f"{count:,} {kind}" for kind, count in user["holds"].items())
     return f"{user['uid']}: {human_bytes(user['used_bytes'])} of files, {memory} of memory ({holds or 'nothing'})"

@@ -45,7 +45,7 @@ class Patches(pytest.MonkeyPatch):
 
     @property
     def uncalled(self) -> list[str]:
-        """What was patched and not called, of our own code."""
+        """Patches of our own code that nothing has called."""
         return [what for what, count in self._num_calls.items() if not count]
 
 

@@ -26,7 +26,7 @@ def hoard(monkeypatch):
 
 
 def resolve(name):
-    """What a dotted name says, also of a class's attribute or annotation."""
+    """The value of a dotted name, also of a class's attribute or annotation."""
     parts = name.split(".")
     for at in range(len(parts) - 1, 0, -1):
         try:

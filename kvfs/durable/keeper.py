@@ -289,7 +289,7 @@ class Keeper:
         return f"{path} is left out of what is kept, for it can't be written: {self._journal.left_out[inode]}"
 
     async def bring_xattrs(self, inode: Inode) -> None:
-        """One at a time: a program that asks for many takes none of the other jobs' turns."""
+        """Jobs one at a time: a program that asks for many takes none of the other jobs' turns."""
         xattrs = inode.xattrs
         with trio.move_on_after(self.jobs.deadline_s):
             async with self._bringing:

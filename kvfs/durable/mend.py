@@ -336,7 +336,7 @@ class Mender:
             self._note("inode", [ROOT_NUMBER], f"its row {why}", f"it is a directory of uid {uid} with mode 0755")
 
     def _mend_attributes(self) -> None:
-        """Those that have a row of their own. A row that no inode has is of a file that was removed."""
+        """Inodes whose attributes have a row of their own. A row without an inode is of a file that was removed."""
         sound = self._rows.xattrs
         for number, inode in tuple(self._plan.inodes.items()):
             sums = sound.get(number)

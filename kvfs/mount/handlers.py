@@ -46,7 +46,7 @@ _XATTR_CREATE, _XATTR_REPLACE = 1, 2
 """Flags of setxattr(2)."""
 
 DESCRIPTORS_PART = 8
-"""One of so many descriptors of the daemon may be a user's open plain files."""
+"""The part of the daemon's descriptors that one user may have as open plain files: one in so many."""
 
 
 _Result = TypeVar("_Result")
@@ -91,7 +91,7 @@ class FileHandlers:
         volume.tree.lost = self._lost
         self._handles: dict[int, Handle | _Listing] = {}
         self._held: dict[int, tuple[Holdings, Kind]] = {}
-        """What each handle is charged to, and as what."""
+        """The account of each handle, and the kind that it counts as."""
         self._next_handle = 0
 
     @property
@@ -100,7 +100,7 @@ class FileHandlers:
 
     @property
     def caller(self) -> int:
-        """Who makes the request that has just begun."""
+        """The user of the request that has just begun."""
         return self._caller()
 
     def dispose(self) -> None:

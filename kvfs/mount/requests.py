@@ -192,7 +192,7 @@ class Requests:
 
 
 def _num_bytes(arguments: Sequence[object]) -> int:
-    """What a request brings along: names, values, what is to be written."""
+    """Bytes that a request brings along: names, values, data to be written."""
     return sum(len(each) for each in arguments if isinstance(each, bytes | memoryview))
 
 

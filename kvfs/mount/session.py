@@ -111,7 +111,7 @@ def _forget(directory: int, name: bytes) -> None:
 
 
 def _source(name: str) -> str:
-    """What lists of mounts call this one, without what means something in them or in options."""
+    """The mount's name in lists of mounts, without characters that mean something there or in options."""
     return "symphony:" + re.sub(r"[^!-~]|[,\\]", "_", name) if name else "symphony"
 
 

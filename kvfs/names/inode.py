@@ -28,7 +28,7 @@ SOME_NAMES = 8
 """So many of a file's names a call looks at: there may be 200,000."""
 
 ATTRIBUTE_BYTES = 64
-"""What an attribute is charged beside its name and value, which is what Python takes for a short one."""
+"""Bytes that an attribute is charged beside its name and value: as many as Python takes for a short one."""
 
 MOST_IN_MEMORY = 1024
 """Bytes of a file's attributes, as they are charged: more are in the index alone. An inode itself takes as much."""
@@ -75,7 +75,7 @@ class XattrSums(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What an account is charged for it."""
+        """Bytes that an account is charged for an attribute."""
         return self.number * ATTRIBUTE_BYTES + self.name_bytes + self.value_bytes
 
 
@@ -115,7 +115,7 @@ class Xattrs(dict[bytes, bytes]):
         return (num_bytes if num_bytes > MOST_IN_MEMORY else 0) - self.held_bytes
 
     def bring(self, noted: Mapping[bytes, bytes]) -> None:
-        """They are at hand again: what the index has."""
+        """Attributes are at hand again: those that the index has."""
         self.update(noted)
         self.is_away = False
 
@@ -265,7 +265,7 @@ class Inode:
 
     @property
     def other_bytes(self) -> int:
-        """What its account is charged for it beside its name and its content."""
+        """Bytes that the account is charged for the inode beside its name and its content."""
         return self.xattrs.sums.num_bytes + len(self.target)
 
     def note(self, name: bytes, value: bytes) -> None:

@@ -22,7 +22,7 @@ import trio
 from libsym.errors import WouldBlock
 
 SOME_HOLDERS = 16
-"""That are named: thousands may share a lock."""
+"""Holders that are named: thousands may share a lock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +76,7 @@ class FileLocks:
         return len(self._locks)
 
     def holders(self, number: Hashable) -> list[Hashable]:
-        """Who has the lock of one inode; of those that share it the first few."""
+        """Holders of the lock of one inode; the first few, where many share it."""
         lock = self._locks.get(number)
         return [] if lock is None else list(islice(lock.holders, SOME_HOLDERS))
 

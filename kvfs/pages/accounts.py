@@ -1,4 +1,4 @@
-"""Who pays: pages, other bytes, and files are charged to accounts, and an account may have a limit.
+"""Accounts pay for pages, other bytes and files, and an account may have a limit.
 
 An account is a number: a uid for what lies outside of any domain, `FIRST_DOMAIN | n` for a domain. It is charged once
 for each distinct page that its tables, readers and imports refer to, and once for each inode and each further hard
@@ -32,14 +32,14 @@ FIRST_DOMAIN = 1 << 32
 """Account numbers from here on are domains; a uid is less."""
 
 NAME_BYTES, FREE_NAMES = 512, 128
-"""What a name is charged: the longest one, and its rows in the index. The first names of an account take nothing."""
+"""Bytes of a name: the longest one, and its rows in the index. The first names of an account take nothing."""
 
 _SWEEP_AT = 64
 """Accounts that hold nothing are forgotten when there are more than this, and twice what was left the last time."""
 
 
 class Total:
-    """What all accounts are charged beside pages."""
+    """Charges of all accounts beside pages."""
 
     __slots__ = ("num_files", "other_bytes")
 
@@ -130,12 +130,12 @@ class Account:
 
     @property
     def num_bytes(self) -> int:
-        """What its distinct pages, its names and all else take."""
+        """Bytes of its distinct pages, its names and all else."""
         return self.pages.num_bytes + self.other_bytes + names_bytes(self.num_files)
 
     @property
     def holdings(self) -> Holdings:
-        """What the daemon keeps for the user who pays in the end, the owner of the outermost domain."""
+        """Things that the daemon keeps for the user who pays in the end, the owner of the outermost domain."""
         return self._holdings if self.parent is None else self.parent.holdings
 
     @property
@@ -418,7 +418,7 @@ class Accounts:
 
 
 def names_bytes(num_files: int) -> int:
-    """What so many names are charged."""
+    """Bytes that so many names are charged."""
     return max(0, num_files - FREE_NAMES) * NAME_BYTES
 
 

@@ -1,4 +1,4 @@
-"""What users make the daemon keep in its own memory, beside pages and the bytes of plain files.
+"""Things that users make the daemon keep in its own memory, beside pages and the bytes of plain files.
 
 Each thing is charged when it is made, and taken back when it has gone, with a *weight*: the bytes of memory that it
 takes at most. `scripts/attacks/hoard.py` measures that none takes more. All that a user has together stays within one
@@ -65,13 +65,13 @@ WEIGHTS = {
 """Bytes of one thing. A thing of no fixed size is charged its own bytes besides."""
 
 LASTING = frozenset({Kind.FILE, Kind.DOMAIN})
-"""What stays when a user's programs have ended. Removing it takes handles (`rm -r` opens directories)."""
+"""Kinds that stay when a user's programs have ended. Their removal takes handles (`rm -r` opens directories)."""
 HANDLES_PART = 8
-"""One part in so many of a bound is left to what does not last."""
+"""The part of a bound that is left to things that do not last: one in so many."""
 
 
 class Holdings:
-    """What the daemon keeps for one user; `limit_bytes` is what it may weigh."""
+    """Things that the daemon keeps for one user; together they may weigh `limit_bytes`."""
 
     __slots__ = ("bytes_of", "describe", "limit_bytes", "num_bytes", "num_of")
 

@@ -64,7 +64,7 @@ class Lip:
     under_way: UnderWay = field(default_factory=lambda: UnderWay(UserBytes()))
     """Bytes of its requests."""
     holdings: Holdings = field(default_factory=Holdings)
-    """What the daemon keeps for its user. Until it has joined: for nobody."""
+    """Things that the daemon keeps for its user; for nobody until it has joined."""
     launched: Program | None = None
     """What its launcher says that it is of."""
     program: Program = field(init=False)

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 MAX_USERS = 64
-"""That one reply names: those that hold most."""
+"""Users that one reply names: those that hold most."""
 
 
 class Status:
@@ -78,7 +78,7 @@ class Status:
 
 
 def _user(account: Account) -> dict[str, Any]:
-    """What one user has, and makes the daemon keep."""
+    """Files of one user, and things that the daemon keeps for him."""
     return {
         "uid": account.number,
         "used_bytes": account.num_bytes,

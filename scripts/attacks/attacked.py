@@ -97,7 +97,7 @@ def running_as(uid: int, code: str, *arguments: object, served: Daemon) -> Itera
 
 
 def of_root(served: Daemon, tree: Path, *words: object) -> dict[str, Any]:
-    """What subprocess takes for `symphony WORDS` of root's, who has a launcher beside the daemon."""
+    """Arguments of subprocess for `symphony WORDS` of root's, who has a launcher beside the daemon."""
     environment = served.environment | {"PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": str(served.state.parent)}
     command = [sys.executable, "-P", "-m", "symphony", *map(str, words)]
     return {"args": command, "env": environment, "cwd": served.state.parent, "text": True}

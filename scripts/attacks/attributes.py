@@ -65,7 +65,7 @@ KEPT = """
 
 
 def hoarded(served: Daemon, number: int) -> dict[str, int]:
-    """What the attacker gets, in bytes."""
+    """Bytes that the attacker gets."""
     made = as_user(ATTACKER, HOARD, served.mount / "mine", number, served=served, timeout=600)
     assert made.returncode == 0, made.stderr
     found: dict[str, int] = json.loads(made.stdout)

@@ -93,7 +93,7 @@ PREDS = """
 
 
 def preds(victim: Program, attacker: Program, seconds: float) -> tuple[int, int]:
-    """What another user gets in so many seconds, while the attacker's threads call at depth 1, and at the bottom.
+    """Calls that another user gets in so many seconds, while the attacker's threads call at depth 1, and at the bottom.
 
     By turns, for others may have the machine; where the bottom costs that much, again and for longer.
     """

@@ -66,7 +66,7 @@ def symphony(served: Daemon, tree: Path, *words: object, seconds: float = 60) ->
 
 
 def processes(served: Daemon) -> set[int]:
-    """Those that the attack has started; a fork of the zygote has the zygote's environment."""
+    """Processes that the attack has started; a fork of the zygote has the zygote's environment."""
     found = set[int]()
     marks = tuple(f"{name}={served.state.parent}".encode() for name in ("OF_THE_ATTACK", "SYMPHONY_ZYGOTE_OF"))
     for process in Path("/proc").glob("[0-9]*"):

@@ -85,7 +85,7 @@ CASES = {
     "programs": "programs",
     "log": "lines",
 }
-"""What each case makes, and as which kind the daemon counts that (`kvfs.pages.holdings`)."""
+"""The things that each case makes, and the kind as which the daemon counts them (`kvfs.pages.holdings`)."""
 
 HOARD = """
     from libsym.channel.process import process
@@ -392,7 +392,7 @@ def peak_of(served: Daemon) -> Iterator[list[int]]:
 
 
 class Trial:
-    """One daemon, its attacker, and another user."""
+    """A daemon, its attacker, and another user."""
 
     def __init__(self, served: Daemon, effort: Effort, stack: ExitStack) -> None:
         self.served, self.effort = served, effort
@@ -403,7 +403,7 @@ class Trial:
         self.calm_s = self._calm_s()
 
     def holdings(self) -> dict[str, Any]:
-        """What the daemon says that the attacker has: nothing, or a daemon of before does not say it."""
+        """The daemon's account of what the attacker has; empty also where a daemon of before has none."""
         users = sym.daemon_stat().get("users", ())
         return next((each for each in users if each["uid"] == ATTACKER), NOTHING)
 
@@ -466,7 +466,7 @@ class Trial:
         return shown((*row, *times, why[:100])), broken, doubtful
 
     def _counted(self, case: str, made: int) -> dict[str, Any]:
-        """What the attacker has. Threads of his may not have called yet: they get a while."""
+        """The attacker's things. Threads of his may not have called yet: they get a while."""
         end_s = time.monotonic() + 10
         while True:
             found = self.holdings()

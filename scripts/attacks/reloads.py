@@ -49,7 +49,7 @@ def open_to_all(path: Path) -> None:
 
 
 def cases(beside: Path, mount: Path) -> dict[str, tuple[Write, str]]:
-    """What is written, and what is said of it. `beside`: a directory of root's."""
+    """Files that are written, and the daemon's word on each. `beside`: a directory of root's."""
     os.mkfifo(beside / "fifo.py")
     (beside / "zero.py").symlink_to("/dev/zero")
     (mount / "policy.py").write_text(POLICY)
@@ -74,7 +74,7 @@ def cases(beside: Path, mount: Path) -> dict[str, tuple[Write, str]]:
 
 
 def reload(served: Daemon) -> str:
-    """What the daemon's log says of it. TimeoutError: nothing."""
+    """The daemon's line on it in the log. TimeoutError: there is none."""
     num_before = served.log.read_text().count(SAID)
     os.kill(served.pid, signal.SIGHUP)
     end_s = time.monotonic() + ANSWER_S

@@ -19,11 +19,11 @@ GEOMETRY, SUBMIT_TAIL, COMPLETE_HEAD, SUBMIT_HEAD, COMPLETE_TAIL = 0, 128, 192, 
 INDICES = SUBMIT_TAIL, COMPLETE_HEAD, SUBMIT_HEAD, COMPLETE_TAIL
 RING = 2 << 20
 STEPS = [-64, -RING, -RING - 64, 1, 63, 64, 4096, RING - 64, RING, RING + 64, 2 * RING, 1 << 31, 1 << 63]
-"""What is added to an index."""
+"""Numbers that are added to an index."""
 QUICK = [-64, 1, 64, RING + 64, 1 << 63]
 MAX_GROWTH_BYTES = 100 << 20
 MAX_S, MAX_TIMES = 2.0, 20
-"""That the victim's slowest call may take, or of a slow one before: the attacker's programs compute, too."""
+"""Times a slow call of before that the victim's slowest may take: the attacker's programs compute, too."""
 
 ATTACK = """
 from libsym.channel import process
@@ -96,7 +96,7 @@ def honest(victim: Program, seconds: float) -> tuple[float, int]:
 
 
 def num_connections(served: Daemon) -> int:
-    """Those of the attacker."""
+    """Programs of the attacker."""
     code = "print(sum(each.connections for each in sym.programs() if each.uid == int(sys.argv[1])))"
     return int(as_user(0, code, ATTACKER, served=served).stdout)
 

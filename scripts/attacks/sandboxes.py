@@ -84,7 +84,7 @@ for path in ("/tmp/", "/dev/shm/"):
 
 
 def attack(served: Daemon, tree: Path, isolation: str, grants: Sequence[str]) -> tuple[dict[str, Any], list[Any]]:
-    """What each attempt got, and what the victim saw of them."""
+    """The spoils of each attempt, and what the victim saw of them."""
     canary = f"canary-{uuid.uuid4().hex}"
     program = served.state.parent / "programs/victim.py"
     program.parent.mkdir(exist_ok=True)

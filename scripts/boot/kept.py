@@ -28,7 +28,7 @@ TORCH = "torch==2.13.0"
 EXTRAS = subprocess.run(
     ["bash", "-c", ". scripts/lib.sh && printf %s $EXTRAS"], cwd=REPOSITORY, check=True, capture_output=True, text=True
 ).stdout
-"""What scripts/install asks for: with another list a wheel would be missing."""
+"""Extras that scripts/install asks for: with another list a wheel would be missing."""
 BUILD = ("setuptools>=77.0.3", "wheel", "cffi>=1.17,<3")
 
 

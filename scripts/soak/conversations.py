@@ -116,7 +116,7 @@ class Done:
     seen: list[State] = field(default_factory=list)
     """What it read of the conversation, as it was at some moment."""
     unless_killed: tuple[Gateway, int, Effect] | None = None
-    """What else it may have done where the gateway has been killed more often than so."""
+    """Its other effect, possible where the gateway has been killed more often than so."""
 
 
 class Wrong(Exception):  # noqa: N818 - a finding
@@ -391,7 +391,7 @@ class World:
             self.talkers.put(one)
 
     def read(self, path: str, *, in_part: bool = False, is_there: bool = False) -> State:
-        """What a file holds, when nobody has a turn in it; or a copy of a file in which one is under way.
+        """The turns in a file in which nobody has one under way, or in a copy of one where somebody has.
 
         `is_there`: else a file that is not there, or is none, holds nothing.
         """

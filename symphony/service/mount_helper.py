@@ -183,7 +183,7 @@ class Helper:
 
 
 def _request(data: bytes) -> tuple[str, str, str]:
-    """What is to be done, where, and the mount's source. OSError: it is no request."""
+    """The action, the place, and the mount's source. OSError: the bytes are no request."""
     try:
         found = json.loads(data)
         do, directory, source = found["do"], found.get("at", ""), found.get("source", SOURCE)

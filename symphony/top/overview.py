@@ -104,7 +104,7 @@ def _state_parts(
 
 
 def _user_parts(users: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Who makes the daemon keep most in its memory, of the users that this one sees, and what."""
+    """The user for whom the daemon keeps most in its memory, among those that the caller sees, and the things."""
     parts = []
     for user in users[:NUM_USERS]:
         holds = ", ".join(f"{human_count(count)} {kind}" for kind, count in [*user["holds"].items()][:3])

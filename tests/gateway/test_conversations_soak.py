@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def said(pytestconfig):
-    """What the short run of a script says, which has to end well."""
+    """The words of a script's short run, which has to end well."""
 
     def run(name):
         command = [sys.executable, pytestconfig.rootpath / "scripts/soak" / name, "--quick"]

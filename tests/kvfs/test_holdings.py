@@ -1,4 +1,4 @@
-"""What users make the daemon keep: weighed, bounded together, and taken back."""
+"""Things that the daemon keeps for users are weighed, bounded together, and taken back."""
 
 import pytest
 

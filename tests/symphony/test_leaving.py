@@ -93,7 +93,7 @@ EXTENSIONS = [
 
 @pytest.mark.slow
 def test_programs_that_import_extensions_succeed(launchers):
-    """One program for all that is here of those that people use most: each puts modules of its own kind there."""
+    """A program imports all that is here of the extensions that people use most: each has modules of its own kind."""
     found = [name for name in EXTENSIONS if importlib.util.find_spec(name.partition(".")[0])]
     assert len(found) >= 20, found
     prog = launchers.script("\n".join([*(f"import {name}" for name in found), "print('done')"]))
