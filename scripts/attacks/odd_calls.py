@@ -21,7 +21,7 @@ from pathlib import Path
 from attacked import ATTACKER, Daemon, as_user, daemon, options, program, verdict
 
 MAX_TIMES = 4
-"""Times as much as beside some that a lock may cost beside thousands."""
+"""A lock beside thousands may cost so many times one beside some."""
 
 MEMBERS: list[tuple[str, dict[str, object], dict[str, str]]] = [
     *[(f"date{n}", {"mtime": date}, {}) for n, date in enumerate([-1, 1e18, -1e18, 2**63, 0.999999999, 253402300800])],

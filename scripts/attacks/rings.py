@@ -23,7 +23,7 @@ STEPS = [-64, -RING, -RING - 64, 1, 63, 64, 4096, RING - 64, RING, RING + 64, 2 
 QUICK = [-64, 1, 64, RING + 64, 1 << 63]
 MAX_GROWTH_BYTES = 100 << 20
 MAX_S, MAX_TIMES = 2.0, 20
-"""Times a slow call of before that the victim's slowest may take: the attacker's programs compute, too."""
+"""The victim's slowest call may take so many times a slow one of before: the attacker's programs compute, too."""
 
 ATTACK = """
 from libsym.channel import process
