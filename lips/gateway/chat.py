@@ -208,9 +208,10 @@ async def _events(asked: Asked, emit: Emit) -> None:
                     await emit(chunk(answer.index, delta, one.take_logprobs()))
                 if piece is None:
                     await emit(chunk(answer.index, {}, one.take_logprobs() or None, one.finish(answer)))
-        if asked.wants_usage:
-            await emit(event({**head, "choices": [], "usage": usage(answers)}))
-        await emit(event("[DONE]"))
+    # The conversation's file has all of the answer by now.
+    if asked.wants_usage:
+        await emit(event({**head, "choices": [], "usage": usage(answers)}))
+    await emit(event("[DONE]"))
 
 
 routes = [Route("/v1/chat/completions", chat_completions, methods=["POST"])]

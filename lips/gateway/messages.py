@@ -260,7 +260,7 @@ async def _events(asked: Asked, emit: Emit) -> None:
         answer = answers.answers[0]
         ended = {"stop_reason": _stop_reason(answer, blocks.num_calls), "stop_sequence": answer.stop_text}
         await emit(_event("message_delta", delta=ended, usage=_usage(answers, answers.num_completion)))
-        await emit(_event("message_stop"))
+    await emit(_event("message_stop"))  # the conversation's file has all of the answer by now
 
 
 def _failed(error: ApiError) -> bytes:

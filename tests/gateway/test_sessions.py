@@ -1,6 +1,7 @@
 """Conversations as files: by name, listed, forked in a shell, undone, exported; and what their turns cost."""
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -390,6 +391,17 @@ def test_a_new_conversation_whose_file_is_moved_leaves_the_name_to_who_takes_it(
     assert place.read_bytes() == said, "what has the name now is another's"
     assert names(http) == {"other", "moving", "away"}
     assert http.get("/sessions/away").json()["tokens"] == 0
+
+
+@pytest.mark.parametrize(("interface", "last"), [(CHAT, "[DONE]"), ("/v1/messages", "message_stop")])
+def test_the_last_event_of_a_stream_comes_when_the_file_has_all_of_the_turn(http, gateway, interface, last):
+    """Whatever befalls the gateway then, nothing is lost; and the next turn may begin."""
+    body = {"messages": [{"role": "user", "content": "Count."}], "conversation": "told", "stream": True}
+    for _ in range(5):
+        with http.stream("POST", interface, json={**body, "max_tokens": 5}) as answer:
+            assert next(line for line in answer.iter_lines() if last in line)
+            with (files(gateway) / "told.kv").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_conversation_that_is_moved_during_a_turn_and_one_that_has_its_name_then_are_two(http, gateway):
