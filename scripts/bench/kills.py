@@ -95,9 +95,17 @@ class Setting:
         found = {name: stat[name] for name in ("num_free_pages", "num_files", "lips", "programs", "waiting_calls")}
         for name, pid in (("daemon", self.daemon), ("launcher", self.launcher)):
             found[f"descriptors of the {name}"] = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+        # A receiver has one, and ends with what a program that was killed has left in its queue.
+        found["descriptors of the daemon"] -= num_receivers(self.daemon)
         found["processes"] = len(processes.descendants([self.launcher]))
         found["living"] = len(client.request(self.places, {"do": "ps", "all": False})["programs"])
         return found
+
+
+def num_receivers(daemon: int) -> int:
+    """Processes beside the daemon that receive descriptors in its place."""
+    commands = (Path(f"/proc/{pid}/cmdline") for pid in processes.descendants([daemon]))
+    return sum(b"receiver.py" in command.read_bytes() for command in commands if command.exists())
 
 
 @contextmanager
