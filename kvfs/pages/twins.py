@@ -45,7 +45,8 @@ def find_twins(pool: PagePool, owner: int, entries: Entries, digests: Digests) -
     twins = np.full(len(digests), _ALONE, np.int32)
     if not twins.size:
         return twins
-    known = np.flatnonzero(pool.has_digest).astype(np.int32)
+    # Of a copy: flatnonzero counts, and then looks again; what has changed between leaves numbers that are none.
+    known = np.flatnonzero(pool.has_digest.copy()).astype(np.int32)
     known = known[pool.owners_of(known) == owner]
     known = known[pool.accounts.of(owner).holds(known)]
     if not known.size:
