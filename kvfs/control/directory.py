@@ -51,7 +51,7 @@ _DIRECTORY_BYTES = 4096
 
 
 class Attributes(NamedTuple):
-    """What `stat(2)` says."""
+    """The answer of `stat(2)`."""
 
     number: int
     mode: int
@@ -89,7 +89,7 @@ class ControlTree:
         return self.attributes(number)
 
     def attributes(self, number: int) -> Attributes:
-        """What `stat(2)` says of a control file, or NotFound."""
+        """The answer of `stat(2)` for a control file, or NotFound."""
         if number & _TEXT_BIT:
             return self._text_attributes(number)
         if number & _PROCESS_BIT:
@@ -282,7 +282,7 @@ class ControlTree:
         return Attributes(number, mode, nlink, root.uid, root.gid, size, now, now, self._since_ns)
 
     def _document(self, number: int) -> Callable[[], bytes]:
-        """What makes a file's bytes."""
+        """The function that makes a file's bytes."""
         if number == _MODEL:
             return partial(self._documents.get, _MODEL, self._files.model)
         if number == _METRICS:

@@ -14,7 +14,7 @@ from libsym.errors import NotPermitted, NotSupported
 
 
 class ControlHandle(Protocol):
-    """One open control file."""
+    """An open control file."""
 
     async def read(self, offset: int, size: int) -> bytes:
         """As `pread(2)`."""

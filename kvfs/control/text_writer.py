@@ -53,7 +53,7 @@ _ROOT = Credentials(0, 0)
 
 
 class TextWriter:
-    """What one open file description writes to the end of one KV file."""
+    """Text that an open file description writes to the end of a KV file."""
 
     def __init__(
         self, fs: FileSystem, files: ControlFiles, handle: OpenKv, holdings: Holdings, *, is_new: bool, pid: int

@@ -42,7 +42,7 @@ NO_BYTES = -1
 
 
 class Known(NamedTuple):
-    """What the index says of an inode."""
+    """An inode, as the index has it."""
 
     num_names: int
     backing: int = NO_BYTES
@@ -57,14 +57,14 @@ class Known(NamedTuple):
 
 @dataclass(slots=True)
 class Cut:
-    """What a commit writes, and what is to be done when it is over."""
+    """Rows that a commit writes, and work that is to be done when it is over."""
 
     rows: Rows = field(default_factory=Rows)
     changes: list[NameChange] = field(default_factory=list)
     inodes: dict[Inode, int] = field(default_factory=dict)
     """Taken from the journal."""
     known: dict[int, Known | None] = field(default_factory=dict)
-    """What is to be known, by inode number; None: nothing more."""
+    """Inodes as they are to be known, by number; None: nothing more."""
     versions: list[KvFile] = field(default_factory=list)
     """Files whose entries it has."""
     new_slots: list[tuple[int, IntArray]] = field(default_factory=list)
