@@ -17,8 +17,8 @@ from contextlib import suppress
 log = logging.getLogger(__name__)
 
 SO_PASSRIGHTS = 83
-MAX_THREADS = 4
-"""Of one program. A thread is busy for some microseconds unless it hangs."""
+MAX_THREADS_OF_A_PROGRAM = 4
+"""A thread is busy for some microseconds unless it hangs."""
 
 
 def refuse_descriptors(listening: socket.socket) -> None:
@@ -36,7 +36,7 @@ class Closer:
     @property
     def has_room(self) -> bool:
         self._threads = [each for each in self._threads if each.is_alive()]
-        return len(self._threads) < MAX_THREADS
+        return len(self._threads) < MAX_THREADS_OF_A_PROGRAM
 
     def close(self, connection: socket.socket) -> None:
         """Close a connection, or the listener with all that wait to be accepted."""

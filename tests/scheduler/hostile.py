@@ -18,7 +18,7 @@ import struct
 import tempfile
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -611,7 +611,7 @@ class Fuzzer:
         self.mutator.unnamed_share = 0.01 if is_killed else 0
         async with trio.open_nursery() as nursery:
             try:
-                await self._attack(bench, client, nursery, count)
+                await self._attack(bench, client, nursery, count, goes=is_killed)
                 if not is_killed:
                     await self._settle(bench, client)
             except ProtocolError:
@@ -623,7 +623,9 @@ class Fuzzer:
         client.close()
         await self._check(bench, lip, free)
 
-    async def _attack(self, bench: FuzzedBench, client: Client, nursery: trio.Nursery, count: int) -> None:
+    async def _attack(
+        self, bench: FuzzedBench, client: Client, nursery: trio.Nursery, count: int, *, goes: bool
+    ) -> None:
         number = 0
         while count > 0:
             for _ in range(-(-min(CHUNK, count) // FAMILY)):
@@ -637,6 +639,10 @@ class Fuzzer:
             self.num_frames += CHUNK
             if self.rng.random() < 0.003:
                 client.spoil(self.rng.choice(WHOLE))
+            if goes and count <= 0:
+                client.read()
+                self._take_once(bench, client, nursery)
+                return
             await self._take(bench, client, nursery)
             if bench.batches.computes and self.rng.random() < 0.5:
                 number = await self._decode_loop(bench, client, nursery, number)
@@ -646,16 +652,21 @@ class Fuzzer:
         lip, keep_rows = client.lip, self.rng.random() < 0.3
         while True:
             lip.slots.serve()
-            requests = lip.channel.receive()
-            for request in requests:
-                bench.gate.handle(lip, request, nursery)
-                assert num_calls_in(request) <= abi.MAX_BATCH or request.op is Op.PRED_BATCH
+            requests = self._take_once(bench, client, nursery)
             await trio.lowlevel.checkpoint()
             client.read(keep_rows=keep_rows)
             if lip.channel.is_full:
                 await self._make_room(bench, client)
             elif not requests and lip.channel.arm():
                 return
+
+    def _take_once(self, bench: FuzzedBench, client: Client, nursery: trio.Nursery) -> Sequence[Request]:
+        """Take the calls in the ring; no step ends meanwhile."""
+        requests = client.lip.channel.receive()
+        for request in requests:
+            bench.gate.handle(client.lip, request, nursery)
+            assert num_calls_in(request) <= abi.MAX_BATCH or request.op is Op.PRED_BATCH
+        return requests
 
     async def _make_room(self, bench: FuzzedBench, client: Client) -> None:
         """So many calls are under way that no more are taken: end them."""

@@ -105,7 +105,7 @@ def test_the_fuzzer_notices_a_planted_fault(monkeypatch, frames, where, name, fa
 
 def run_seeds(frames):
     for seed in range(5):
-        Fuzzer(frames, seed).run(20_000)
+        Fuzzer(frames, seed, computing=2).run(20_000)
 
 
 def test_the_same_seed_makes_the_same_frames(frames):

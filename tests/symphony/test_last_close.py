@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from symphony.launcher import last_close
-from symphony.launcher.last_close import MAX_THREADS, Closer
+from symphony.launcher.last_close import MAX_THREADS_OF_A_PROGRAM, Closer
 from symphony.launcher.program import Program, Record
 from tests.scheduler.weapons import HELD_UP_S, kernel_can_refuse, lingering
 
@@ -32,16 +32,15 @@ def armed(weapon):
 
 @pytest.mark.usefixtures("older_kernel")
 def test_closes_that_hang_are_threads_of_a_bounded_number():
-    closer = Closer()
+    closer, before = Closer(), set(threading.enumerate())
     with lingering() as weapon:
-        for number in range(MAX_THREADS):
+        for number in range(MAX_THREADS_OF_A_PROGRAM):
             assert closer.has_room, number
             closer.close(armed(weapon))
         assert not closer.has_room
     # The other ends have gone: nothing lingers.
-    for each in threading.enumerate():
-        if each is not threading.current_thread():
-            each.join(HELD_UP_S)
+    for each in set(threading.enumerate()) - before:
+        each.join(HELD_UP_S)
     assert closer.has_room
 
 
@@ -64,7 +63,7 @@ def test_a_program_whose_closes_hang_is_not_accepted_until_one_ends(tmp_path):
         program.listen(lambda _program, connection: accepted.put_nowait(connection))
         with socket.socket(socket.AF_UNIX) as client:
             with lingering() as weapon:
-                for _ in range(MAX_THREADS):
+                for _ in range(MAX_THREADS_OF_A_PROGRAM):
                     program.closer.close(armed(weapon))
                 client.connect(str(program.socket_path))
                 with pytest.raises(TimeoutError):
