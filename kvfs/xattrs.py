@@ -30,8 +30,8 @@ from kvfs.pages.table import PageTable
 from kvfs.volume import Volume
 from libsym.errors import Busy, Invalid, NotSupported, SymError
 
-MAX_VALUE_BYTES = 64 << 10
-"""Linux's own limit for a value; also for all values of a file together, which Linux leaves to each file system."""
+MAX_VALUES_BYTES = 128 << 10
+"""For all values of a file together: one of 64 KiB, the most that Linux takes, has room beside others."""
 
 MAX_NAMES_BYTES = 63 << 10
 """For all names of a file together: listxattr(2) gives 64 KiB at most (else E2BIG), the computed names among them."""
@@ -135,8 +135,8 @@ def put(volume: Volume, inode: Inode, name: bytes, value: bytes, uid: int) -> No
     # listxattr(2) ends each name in a NUL.
     if old is None and sums.name_bytes + len(name) + sums.number + 1 > MAX_NAMES_BYTES:
         raise SymError(f"{shown(name)}: a file may have {MAX_NAMES_BYTES} bytes of attributes' names", errno.ENOSPC)
-    if sums.value_bytes + len(value) - len(old or b"") > MAX_VALUE_BYTES:
-        raise SymError(f"{shown(name)}: a file may have {MAX_VALUE_BYTES} bytes of attributes", errno.ENOSPC)
+    if sums.value_bytes + len(value) - len(old or b"") > MAX_VALUES_BYTES:
+        raise SymError(f"{shown(name)}: a file may have {MAX_VALUES_BYTES} bytes of attributes", errno.ENOSPC)
     volume.tree.require_bytes(inode, inode.xattrs.growth(name, value))
     inode.note(name, value)
 

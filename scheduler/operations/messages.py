@@ -88,18 +88,19 @@ class Box:
     is_closed: bool = False
     _next_number: int = 0
 
-    def put(self, message: Message) -> bool:
-        """Take a message in, unless that is too much."""
+    def put(self, message: Message) -> str | None:
+        """Take a message in, or return why there is no room for it."""
         if len(self.messages) >= MAX_MESSAGES or self.budget.num_bytes + len(message.data) > MAX_BYTES:
-            return False
+            held = f"{len(self.messages)} messages, {self.budget.num_bytes} bytes"
+            return f"is full ({held}): it has to receive some first"
         try:
             self.lip.holdings.hold(Kind.MESSAGE, num_bytes=len(message.data))
-        except OverQuota:
-            return False
+        except OverQuota as error:
+            return f"has no memory for it: {error}"
         self.messages.append((self._next_number, message))
         self._next_number += 1
         self.budget.num_bytes += len(message.data)
-        return True
+        return None
 
     def take(self) -> tuple[int, Message]:
         """The oldest message and its number."""
@@ -223,7 +224,8 @@ class Mail:
         box = self._subscribe(lip, reader, request.payload) if request.payload else reader.mailbox
         if timeout_ms == 0 and not box.messages and not box.num_lost:
             raise WouldBlock(f"there is no message in {_name(box)}")
-        call.check_may_wait(MAX_WAITS)
+        if len(box.messages) <= len(box.waiters):  # else it takes one at once, and makes room with that
+            call.check_may_wait(MAX_WAITS)
         call.wait(partial(self._end, box, call, errno.ECANCELED, "recv() was cancelled"))
         box.waiters[call] = None
         if timeout_ms > 0:
@@ -251,11 +253,9 @@ class Mail:
 
     def _send_to_process(self, lip: Lip, pid: int, message: Message) -> Reply:
         box = self._readers[self._addressee(lip, pid)].mailbox
-        if not box.put(message):
-            raise WouldBlock(
-                f"the mailbox of process {pid} is full ({len(box.messages)} messages, {box.budget.num_bytes} bytes): "
-                "it has to receive some first"
-            )
+        why = box.put(message)
+        if why is not None:
+            raise WouldBlock(f"the mailbox of process {pid} {why}")
         self._hand_over(box)
         return Reply((1,))
 
@@ -276,7 +276,7 @@ class Mail:
         boxes = self._topics.get((self._readers[lip].account, topic), {})
         num_reached, waiting = 0, list[Box]()
         for box in boxes:
-            if not box.put(message):
+            if box.put(message) is not None:
                 box.num_lost += 1
                 continue
             num_reached += 1

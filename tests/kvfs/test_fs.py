@@ -481,7 +481,7 @@ def test_attributes_are_bounded_together_and_one_more_costs_the_same_beside_thou
         xattrs.put(fs.volume, inode, b"user.x", value, 0)
         return time.perf_counter() - began_s
 
-    xattrs.put(fs.volume, many, b"user.large", bytes(xattrs.MAX_VALUE_BYTES), 0)
+    xattrs.put(fs.volume, many, b"user.large", bytes(xattrs.MAX_VALUES_BYTES), 0)
     with pytest.raises(SymError, match="bytes of attributes"):
         xattrs.put(fs.volume, many, b"user.x", b"1", 0)
     xattrs.put(fs.volume, many, b"user.large", b"", 0)
@@ -489,7 +489,7 @@ def test_attributes_are_bounded_together_and_one_more_costs_the_same_beside_thou
     for number in range(5000):
         xattrs.put(fs.volume, many, b"user.%d" % number, b"1234567890", 0)
     assert min(put_s(many, b"%d" % i) for i in range(50)) < 10 * min(put_s(few, b"%d" % i) for i in range(50))
-    room = xattrs.MAX_VALUE_BYTES - 5000 * 10
+    room = xattrs.MAX_VALUES_BYTES - 5000 * 10
     xattrs.put(fs.volume, many, b"user.x", bytes(room), 0)
     with pytest.raises(SymError, match="bytes of attributes"):
         xattrs.put(fs.volume, many, b"user.x", bytes(room + 1), 0)

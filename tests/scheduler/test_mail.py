@@ -9,6 +9,7 @@ import trio.testing
 
 from kvfs.alarms import Alarms
 from kvfs.names.inode import Credentials, Inode
+from kvfs.pages.holdings import WEIGHTS, Holdings, Kind
 from libsym.abi import MessageKind, Op
 from libsym.channel.server import Request
 from libsym.errors import Invalid, NoBuffers, NotFound, NotPermitted, TooLarge, WouldBlock
@@ -145,6 +146,15 @@ def test_a_full_mailbox_refuses_at_once_and_keeps_what_it_has(post):
         post.send(one, 2, large)
     assert post.got(other) == [large, large]
     assert post.send(one, 2, b"room again") == 1
+
+
+def test_a_mailbox_whose_user_has_no_memory_left_says_so_and_can_be_read(post):
+    one, other = post.join(1), post.join(2)
+    other.charge_to(Holdings(lambda: "ann", limit_bytes=WEIGHTS[Kind.CONNECTION] + WEIGHTS[Kind.MESSAGE] + 10))
+    post.send(one, 2, b"0123456789")
+    with pytest.raises(WouldBlock, match="mailbox of process 2 has no memory for it: ann is at its quota of"):
+        post.send(one, 2, b"")
+    assert post.got(other) == [b"0123456789"]
 
 
 def test_all_buffers_share_the_bytes_of_a_message(post):

@@ -297,14 +297,19 @@ def test_large_attributes_are_in_the_index_alone_once_they_are_kept_and_few_stay
     lives(tmp_path, at_last)
 
 
+async def unlinked_and_open(house: House) -> Inode:
+    inode = file(house, "a")
+    put(house, inode, "x", LARGE)
+    house.tree.opened(inode)
+    await house.keeper.sync_all()
+    house.tree.unlink(house.tree.root, b"a")
+    await house.keeper.sync_all()
+    return inode
+
+
 def test_a_file_that_is_unlinked_and_open_keeps_its_large_attributes_until_it_is_closed(tmp_path: Path) -> None:
     async def live(house: House) -> None:
-        inode = file(house, "a")
-        put(house, inode, "x", LARGE)
-        house.tree.opened(inode)
-        await house.keeper.sync_all()
-        house.tree.unlink(house.tree.root, b"a")
-        await house.keeper.sync_all()
+        inode = await unlinked_and_open(house)
         assert await noted(house, inode) == {b"user.x": LARGE}
         assert house.state.index.xattrs(inode.number) == {b"user.x": LARGE}
         house.tree.closed(inode)
@@ -317,12 +322,7 @@ def test_a_file_that_is_unlinked_and_open_keeps_its_large_attributes_until_it_is
 def test_attributes_of_an_open_file_that_a_crash_ended_are_removed_at_the_next_start(tmp_path: Path) -> None:
     async def crash() -> None:
         async with running(House(tmp_path)) as house:
-            inode = file(house, "a")
-            put(house, inode, "x", LARGE)
-            house.tree.opened(inode)
-            await house.keeper.sync_all()
-            house.tree.unlink(house.tree.root, b"a")
-            await house.keeper.sync_all()
+            await unlinked_and_open(house)
 
     trio.run(crash)
     assert len(rows(tmp_path)) == 1
