@@ -39,6 +39,7 @@ ATTACKS = [
     "odd_calls",
     "clocks",
     "hoard",
+    "many_files",
 ]
 
 pytestmark = [

@@ -108,6 +108,11 @@ def memory_bytes(served: Daemon) -> int:
     return int(Path(f"/proc/{served.pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def processor_us(pid: int) -> float:
+    """Return the processor time of a process's threads that live."""
+    return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1000
+
+
 @contextmanager
 def daemon(*options: object, tree: Path = ROOT) -> Iterator[Daemon]:
     """Serve until the attack is over. Nothing of the daemon is left, whatever the attack has made of it.
@@ -192,14 +197,10 @@ class Program:
 
     def cost_us(self, what: str, count: int) -> float:
         """The daemon's processor time for each of so many calls."""
-        before_ns = self._daemon_ns()
+        before_us = processor_us(self._daemon_pid)
         self.begin(what, count)
         self.wait()
-        return (self._daemon_ns() - before_ns) / count / 1000
-
-    def _daemon_ns(self) -> int:
-        tasks = Path(f"/proc/{self._daemon_pid}/task").glob("*/schedstat")
-        return sum(int(each.read_text().split()[0]) for each in tasks)
+        return (processor_us(self._daemon_pid) - before_us) / count
 
 
 @contextmanager

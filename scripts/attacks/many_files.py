@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Empty files, a million of them: what each costs the daemon does not grow with their number.
+
+    .venv/bin/python scripts/attacks/many_files.py [--quick] [--tree CHECKOUT]
+
+One user makes them in directories of ten thousand; before and behind that he makes, looks at, syncs and removes some
+others. The daemon starts again with all of them, and answers another user. Needs root.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from attacked import (
+    ATTACKER,
+    ROOT,
+    VICTIM,
+    Daemon,
+    Program,
+    as_user,
+    daemon,
+    memory_bytes,
+    options,
+    processor_us,
+    program,
+    verdict,
+)
+
+from kvfs.pages.holdings import WEIGHTS, Kind
+
+FILES, QUICK_FILES = 1_000_000, 1_500
+ASKED, QUICK_ASKED = 2_000, 100
+"""Calls whose cost is taken, at the beginning and at the end."""
+A_DIRECTORY = 10_000
+MOST_TIMES = 2.0
+"""Of what a call costs the daemon among few files, among all of them."""
+SLACK_US, QUICK_SLACK_US = 100, 1_000
+"""Few calls may meet what the daemon does beside."""
+MOST_START_US = 500
+"""Of a start's processor time, for each file."""
+
+MAKER = """
+    os.makedirs(sys.argv[1])
+    os.chdir(sys.argv[1])
+    made = 0
+
+    def make(count):
+        global made
+        for number in range(made, made + count):
+            directory = f"d{number // 10_000}"
+            if not os.path.isdir(directory):
+                os.mkdir(directory)
+            os.close(os.open(f"{directory}/{number}", os.O_CREAT | os.O_WRONLY, 0o600))
+        made += count
+
+    def flat(count):
+        for number in range(count):
+            os.close(os.open(f"flat{number}", os.O_CREAT | os.O_WRONLY, 0o600))
+
+    def look(count):
+        for number in range(count):
+            os.stat(f"flat{number}")
+
+    def sync(count):
+        for number in range(count):
+            descriptor = os.open(f"flat{number}", os.O_WRONLY)
+            os.write(descriptor, b"x")
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+    def remove(count):
+        for number in range(count):
+            os.unlink(f"flat{number}")
+
+    print("begun", flush=True)
+    for line in sys.stdin:
+        what, count = line.split()
+        {"make": make, "flat": flat, "look": look, "sync": sync, "remove": remove}[what](int(float(count)))
+        print("done", flush=True)
+"""
+PRED = """
+    began_s = time.monotonic()
+    with sym.kv_create() as kv:
+        sym.pred(kv, [1, 2, 3])
+    print(time.monotonic() - began_s)
+"""
+
+
+def costs(served: Daemon, maker: Program, asked: int) -> dict[str, float]:
+    """Processor time of the daemon, for each call of a kind; nothing of before is left to be written meanwhile."""
+    synced = as_user(0, [sys.executable, "-m", "symphony", "sync"], served=served, cwd=ROOT, timeout=300)
+    assert synced.returncode == 0, synced.stderr
+    return {
+        what: maker.cost_us(what, count)
+        for what, count in (("flat", asked), ("look", asked), ("sync", asked // 10), ("remove", asked))
+    }
+
+
+def main() -> int:
+    args = options(__doc__)
+    sizes = (QUICK_FILES, QUICK_ASKED, QUICK_SLACK_US) if args.quick else (FILES, ASKED, SLACK_US)
+    number, asked, slack_us = sizes
+    broken = []
+    common = ("--kv-memory", "16M", "--quota-memory", 2 * (number + A_DIRECTORY) * WEIGHTS[Kind.FILE])
+    with tempfile.TemporaryDirectory(prefix="attack-") as directory:
+        state = Path(directory) / "state"
+        with daemon(*common, "--state", state, tree=args.tree) as served:
+            before, mine, empty_us = memory_bytes(served), served.mount / "mine", processor_us(served.pid)
+            with program(served, ATTACKER, MAKER, mine) as maker:
+                few = costs(served, maker, asked)
+                made_us = maker.cost_us("make", number)
+                many = costs(served, maker, asked)
+            grown = (memory_bytes(served) - before) / number
+            stat = as_user(0, [sys.executable, "-m", "symphony", "stat", "--json"], served=served, cwd=ROOT)
+            held_ms = json.loads(stat.stdout)["held"]["longest_s"] * 1000
+        with daemon(*common, "--state", state, tree=args.tree) as served:
+            start_us = (processor_us(served.pid) - empty_us) / number
+            pred = as_user(VICTIM, PRED, served=served)
+            grown_again = (memory_bytes(served) - before) / number
+            listed = as_user(ATTACKER, ["ls", served.mount / "mine/d0"], timeout=60)
+            num_listed = len(listed.stdout.split())
+            if pred.returncode or num_listed != min(number, A_DIRECTORY):
+                broken.append(f"after a restart: {pred.stderr[-200:]} {listed.stderr[-200:]} {num_listed} files")
+    table = ", ".join(f"{what} {few[what]:.0f} -> {many[what]:.0f} us" for what in few)
+    broken += [
+        f"{what} costs {many[what]:.0f} us among {number} files, and {few[what]:.0f} among few"
+        for what in few
+        if many[what] > MOST_TIMES * few[what] + slack_us
+    ]
+    if max(grown, grown_again) > WEIGHTS[Kind.FILE]:
+        broken.append(f"a file takes {grown:.0f} bytes of memory, {grown_again:.0f} after a restart")
+    if start_us > MOST_START_US:
+        broken.append(f"a start takes {start_us:.0f} us for each file")
+    return verdict(
+        f"{number} files at {made_us:.0f} us and {grown:.0f} bytes of memory each, {grown_again:.0f} after a start at "
+        f"{start_us:.0f} us; of other files {table}; the main thread was held for {held_ms:.0f} ms at most",
+        broken,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
