@@ -1,17 +1,67 @@
 """The C without Python, under sanitizers. The long form of scripts/sanitize has every kernel, and takes minutes."""
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+OTHER_PROGRAM = """#!/bin/bash
+words=("$@")
+for number in "${!words[@]}"; do
+    case ${words[number]} in
+    tests/*.c) words[number]=$PLACE/program.c ;;
+    *.c) words[number]=$PLACE/empty.c ;;
+    esac
+done
+exec cc "${words[@]}"
+"""
+"""A compiler that takes another program in place of each, and nothing in place of what it is linked with."""
+HEAD = "#include <pthread.h>\n#include <stdlib.h>\nstatic int shared;\n"
+OVERFLOW = "int main(void) { volatile char *room = malloc(1); room[shared + 1] = 1; return 0; }"
+OVERRUN = "int main(int n, char **words) { volatile int most = 0x7fffffff; return !words || most + n == shared; }"
+LEAK = "int main(void) { volatile char *room = malloc(9); room = NULL; return room != NULL; }"
+RACE = """static void *work(void *none) { shared++; return none; }
+int main(void) {
+    pthread_t other;
+    pthread_create(&other, NULL, work, NULL);
+    shared++;
+    return pthread_join(other, NULL);
+}"""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("what", ["memory", "threads"])
 def test_the_channel_the_samplers_the_loop_and_the_step_survive_sanitizers(what):
-    command = [SCRIPTS / "sanitize", "--short", what]
+    command = [SCRIPTS / "sanitize", "--quick", what]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, done.stdout
+    assert done.stdout.count(" ran in ") == 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("what", "program", "says"),
+    [
+        ("memory", OVERFLOW, "heap-buffer-overflow"),
+        ("memory", OVERRUN, "signed integer overflow"),
+        ("memory", LEAK, "detected memory leaks"),
+        ("threads", RACE, "data race"),
+        ("memory", "int main(void) { return shared; }", ""),
+    ],
+    ids=["overflow", "overrun", "leak", "race", "no fault"],
+)
+def test_a_fault_in_a_program_ends_the_sanitizers_with_a_status(tmp_path, what, program, says):
+    (tmp_path / "program.c").write_text(HEAD + program)
+    (tmp_path / "empty.c").touch()
+    compiler = tmp_path / "cc"
+    compiler.write_text(OTHER_PROGRAM)
+    compiler.chmod(0o755)
+    environment = os.environ | {"CC": str(compiler), "PLACE": str(tmp_path)}
+    command = [SCRIPTS / "sanitize", "--quick", what]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode != 0) == bool(says), done.stdout + done.stderr
+    assert says in done.stderr

@@ -39,10 +39,6 @@ STARTED_S = 20.0
 """A daemon that takes longer to have its mount is broken; 2 s is what it should take on a machine that is not busy."""
 NUM_RECOMPUTED = 2
 """So many files a client and life are computed again."""
-KILLED_STARTS = 0.15
-"""The share of daemons that are killed while they start."""
-KILLS_A_CHECK = 25
-"""After so many `symphony fsck` looks at what the last one left."""
 
 FORKER = """
 import json, os, signal, sys
@@ -275,7 +271,7 @@ def soak(base: Path, arguments: argparse.Namespace) -> dict[str, float | int]:
     try:
         for number in range(arguments.kills + 1):
             is_last = number == arguments.kills or time.monotonic() - began_s > arguments.seconds
-            if clients is not None and not is_last and draw.random() < KILLED_STARTS:
+            if clients is not None and not is_last and draw.random() < arguments.killed_starts:
                 daemons.begin()
                 time.sleep(draw.uniform(0, 1.5 * statistics.median(started_s)))
                 daemons.end(signal.SIGKILL)
@@ -293,7 +289,7 @@ def soak(base: Path, arguments: argparse.Namespace) -> dict[str, float | int]:
             time.sleep(draw.expovariate(1 / arguments.life))
             daemons.end(signal.SIGKILL)
             clients.wait()
-            if number % KILLS_A_CHECK == KILLS_A_CHECK - 1:
+            if number % arguments.fsck_each == 0:
                 require(daemons.fsck(), number, base)
         assert clients is not None
         daemons.end(signal.SIGTERM)
@@ -331,13 +327,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so many, kills or not")
     parser.add_argument("--clients", type=int, default=3, help="client programs (default 3)")
     parser.add_argument("--life", type=float, default=1.0, help="how long a daemon is used, on average (default 1 s)")
+    parser.add_argument("--killed-starts", type=float, default=0.15, help="share of daemons killed while they start")
+    parser.add_argument("--fsck-each", type=int, default=25, help="kills after which fsck looks at what is left")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--forked", action="store_true", help="fork daemons from one process: they start sooner")
     parser.add_argument("--state", type=Path, help="where the scratch state is made and removed")
     parser.add_argument("--keep", action="store_true", help="leave the scratch state where it is")
     parser.add_argument("--option", action="append", default=[], help="of `symphony serve`, as --option=--disk=1G")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quick", action="store_true", help="one life, one daemon killed while it starts")
     arguments = parser.parse_args()
+    if arguments.quick:  # the first life that this seed draws is long enough for syncs
+        arguments.kills, arguments.killed_starts, arguments.seed, arguments.forked = 2, 1.0, 2, True
     directory = tempfile.TemporaryDirectory(prefix="symphony-soak-", dir=arguments.state)
     if arguments.keep:
         directory._finalizer.detach()  # type: ignore[attr-defined]  # noqa: SLF001 - `delete=False` comes with Python 3.12

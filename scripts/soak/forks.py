@@ -143,7 +143,10 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100_000, help="forks (default 100000)")
     parser.add_argument("--threads", type=int, default=8, help="threads that fork (default 8)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quick", action="store_true", help="1000 forks")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.count = 1000
     with tempfile.TemporaryDirectory(prefix="symphony-soak-") as name:
         result = soak(Path(name), arguments.threads, arguments.count)
     print(json.dumps(result) if arguments.json else "\n".join(f"{key:22} {value}" for key, value in result.items()))

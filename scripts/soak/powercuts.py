@@ -31,8 +31,6 @@ from tests.disk.recorder import Disk  # noqa: E402
 from tests.kvfs.durable.model import Model  # noqa: E402
 from tests.kvfs.durable.powercuts import READY, judge, killed_life, recorded_life  # noqa: E402
 
-STATES_A_WORKLOAD = 25
-
 
 @contextmanager
 def fast_directory() -> Iterator[Path]:
@@ -101,16 +99,20 @@ def main() -> int:
     parser.add_argument("--ext4", type=int, default=0, help="states of an ext4")
     parser.add_argument("--first", type=int, default=0, help="seed of the first workload")
     parser.add_argument("--steps", type=int, default=150, help="of a workload")
+    parser.add_argument("--states", type=int, default=25, help="of each workload")
     parser.add_argument("--keep", action="store_true", help="stop at the first failure, and keep that state")
+    parser.add_argument("--quick", action="store_true", help="two short workloads of a directory, one of an ext4")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.schedules, arguments.ext4, arguments.steps, arguments.states = 8, 2, 60, 4
     logging.disable()
     if arguments.ext4 and (why := block.available()):
         raise SystemExit(why)
     soak, start_s = Soak(arguments.steps, stops=arguments.keep), time.monotonic()
     for wanted, cut in ((arguments.schedules, soak.directory), (arguments.ext4, soak.ext4)):
-        for number in range(-(-wanted // STATES_A_WORKLOAD)):
-            cut(arguments.first + number, min(STATES_A_WORKLOAD, wanted - number * STATES_A_WORKLOAD))
-    print(f"{soak.num_judged} states, {soak.num_failed} wrong, {time.monotonic() - start_s:.0f} s")
+        for number in range(-(-wanted // arguments.states)):
+            cut(arguments.first + number, min(arguments.states, wanted - number * arguments.states))
+    print(f"{soak.num_judged} states, {soak.num_failed} wrong, {time.monotonic() - start_s:.1f} s")
     return 1 if soak.num_failed else 0
 
 

@@ -30,6 +30,8 @@ PAGE_BYTES = 8192
 PAGES_A_PROGRAM = 10
 KILLED_EACH = 8
 """One of so many programs is killed."""
+MOVES = ("num_in", "num_out", "num_dropped", "num_waits", "wait_s", "num_resumes")
+"""Of pages, where memory is too small."""
 
 
 class Soak:
@@ -50,7 +52,7 @@ class Soak:
     def same_results(self) -> None:
         """With enough memory; then with a tenth, some killed at a random moment."""
         found: list[list[Said]] = []
-        killed = set(random.sample(range(self._num_programs), self._num_programs // KILLED_EACH))
+        killed = set(random.sample(range(self._num_programs), max(1, self._num_programs // KILLED_EACH)))
         for memory in (self._enough, self._tenth):
             daemon = self.daemon(memory)
             try:
@@ -62,8 +64,8 @@ class Soak:
                 found.append(crowd.wait(TIMEOUT_S))
                 took_s = time.monotonic() - begun_s
                 daemon.symphony("doctor")
-                tiers = json.dumps(daemon.stat()["tiers"])
-                print(f"{memory >> 10} KiB: {took_s:.1f} s, tiers {tiers}", flush=True)
+                moves = {name: value for name, value in daemon.stat()["tiers"].items() if name in MOVES and value}
+                print(f"{memory >> 10} KiB: {took_s:.1f} s, moves {json.dumps(moves)}", flush=True)
                 daemon.shell(f"rm {daemon.mount}/*.kv")
                 assert daemon.stop() == 0
             finally:
@@ -99,7 +101,10 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=4, help="of each program")
     parser.add_argument("--pause", type=float, default=1.0, help="seconds between two of its calls, at most")
+    parser.add_argument("--quick", action="store_true", help="four programs, one round")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.programs, arguments.rounds, arguments.pause = 4, 1, 0.1
     with tempfile.TemporaryDirectory(prefix="tier-programs-") as base:
         soak = Soak(Path(base), arguments.programs, arguments.rounds, arguments.pause)
         try:

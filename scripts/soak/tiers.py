@@ -27,8 +27,8 @@ sys.path.insert(0, str(REPOSITORY))
 from tests.disk.recorder import Disk, available  # noqa: E402 - the path comes first
 from tests.kvfs.durable.storm import Storm  # noqa: E402
 
-OPERATIONS_A_DIRECTORY = 25_000
-OPERATIONS_A_FAILING_ONE = 5_000
+OPERATIONS, QUICK = (25_000, 5_000), (1_000, 500)
+"""Of a directory on a sound disk, and on one that fails."""
 LIVES = 5
 FAILS_EACH = 4
 """Of so many directories one has a disk that fails."""
@@ -59,13 +59,19 @@ def main() -> int:
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first directory")
     parser.add_argument("--sound", action="store_true", help="no disk that fails")
+    parser.add_argument(
+        "--quick", action="store_true", help="a small directory on a sound disk, one on a disk that fails"
+    )
     arguments = parser.parse_args()
     logging.disable()
+    sizes, fails_each = (QUICK, 2) if arguments.quick else (OPERATIONS, FAILS_EACH)
+    if arguments.quick:
+        arguments.operations = sum(QUICK)
     has_faults = not (arguments.sound or available())
     counts, begun_s, num_done, num_failed, number = Counter[str](), time.monotonic(), 0, 0, 0
     while num_done < arguments.operations:
-        seed, fails = arguments.seed + number, has_faults and number % FAILS_EACH == FAILS_EACH - 1
-        size = min(OPERATIONS_A_FAILING_ONE if fails else OPERATIONS_A_DIRECTORY, arguments.operations - num_done)
+        seed, fails = arguments.seed + number, has_faults and number % fails_each == fails_each - 1
+        size = min(sizes[fails], arguments.operations - num_done)
         number += 1
         num_done += size
         try:

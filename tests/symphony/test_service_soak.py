@@ -1,9 +1,7 @@
-"""The soak of a daemon in service: that it would notice a leak, and a minute of it."""
+"""The soak of a daemon in service: it would notice a leak. `tests/test_quick_forms.py` runs it."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import signal
 import subprocess
@@ -102,17 +100,3 @@ def test_a_launcher_that_is_there_is_ended(monkeypatch, tmp_path):
             assert launcher.poll() is None
         assert service.end_launcher(places, signal.SIGTERM)
         assert launcher.wait(20) == -signal.SIGTERM
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing")
-def test_a_minute_of_service_loses_nothing_and_leaks_nothing(tmp_path):
-    command = [sys.executable, SOAK / "service.py", "--minutes=0.6", "--out", tmp_path / "soak"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "soak.json").read_text())
-    assert found["leaks"] == []
-    assert found["syncs"] > 20
-    assert found["ended_by_sigterm"] >= 1
-    assert found["had_full_disk"] or "NO FULL DISK" in done.stderr
-    assert (tmp_path / "soak.svg").read_text().count("<path") > 8

@@ -47,6 +47,7 @@ def arguments(description: str | None, model: str = "tiny") -> argparse.Argument
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, default=ROOT, help="the built checkout whose daemon is crowded")
     parser.add_argument("--model", default=model)
+    parser.add_argument("--quick", action="store_true", help="a small crowd, and the tiny model: whether it works")
     return parser
 
 
@@ -72,7 +73,9 @@ def attacked(args: argparse.Namespace, *options: str) -> Iterator[Attacked]:
             yield Attacked(served.pid, mount, socket, log, tree)
         finally:
             served.terminate()
-            served.wait(60)
+            status = served.wait(60)
+        if status:
+            raise SystemExit(f"the daemon ended with status {status}:\n{log.read_text()}")
 
 
 def processor() -> str:

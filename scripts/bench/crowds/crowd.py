@@ -9,6 +9,7 @@ What is wanted: each of the other user's calls is answered within a few steps, w
 from __future__ import annotations
 
 import statistics
+import sys
 
 from attacked import arguments, attacked, processor
 
@@ -40,13 +41,15 @@ for _ in range(int(sys.argv[1])):
 """
 
 
-def main() -> None:
+def main() -> int | str:
     parser = arguments(__doc__, model="smollm2")
     parser.add_argument("--generations", type=int, default=600)
     parser.add_argument("--priority", type=int, default=100)
     parser.add_argument("--calls", type=int, default=10, help="that the other user makes, one after the other")
     parser.add_argument("--tokens", type=int, default=40, help="that each generation goes on for")
     args = parser.parse_args()
+    if args.quick:
+        args.model, args.generations, args.calls, args.tokens = "tiny", 40, 2, 2000
     with attacked(args, "--precision", "int8") as daemon:
         words = (str(args.generations), str(args.priority), str(args.tokens))
         with daemon.program(CROWD, *words) as crowd:
@@ -59,10 +62,11 @@ def main() -> None:
     latencies_s = [float(seconds) for seconds, _ in lines]
     print(f"{processor()}; {args.model}, int8")
     print(f"{args.generations} generations of one user with priority {args.priority}; calls of another user, seconds:")
-    print("  " + " ".join(f"{seconds:.2f}" for seconds in latencies_s))
-    print(f"  median {statistics.median(latencies_s):.2f}, worst {max(latencies_s):.2f}")
+    print("  " + " ".join(f"{seconds:.4f}" for seconds in latencies_s))
+    print(f"  median {statistics.median(latencies_s):.4f}, worst {max(latencies_s):.4f}")
     print("  calls under way after each: " + " ".join(waiting for _, waiting in lines))
+    return 0 if lines[-1][1] != "0" else "the crowd was over before the calls were"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

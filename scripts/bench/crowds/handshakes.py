@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import time
 from pathlib import Path
 
@@ -49,6 +50,7 @@ while time.monotonic() < deadline_s:
     number += 1
 told = ", ".join(f"{count} x {why}" for why, count in failures.items()) or "none failed"
 print(f"{number} creates on the mount, the longest took {1000 * longest_s:.0f} ms: {told}")
+sys.exit(bool(failures))
 """
 
 CALL = """
@@ -63,6 +65,7 @@ try:
 except sym.SymError as error:
     outcome = f"{type(error).__name__}: {error}"
 print(f"{outcome} after {time.monotonic() - began_s:.2f} s")
+sys.exit(outcome != "a first pred()")
 """
 
 
@@ -70,11 +73,13 @@ def num_descriptors(daemon: Attacked) -> int:
     return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
 
 
-def main() -> None:
+def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=3.0)
     args = parser.parse_args()
+    if args.quick:
+        args.processes, args.seconds = 2, 0.5
     print(processor())
     resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_DESCRIPTORS, MAX_DESCRIPTORS))
     with attacked(args, "--kv-memory", "64M") as daemon:
@@ -99,7 +104,8 @@ def main() -> None:
         print(f"descriptors of the daemon: {before} before, {most} at most")
         print(f"another user: {outputs[0]}")
         print(f"a third one: {outputs[1]}")
+    return creating.returncode or calling.returncode
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -74,6 +74,8 @@ def megabytes(daemon: Attacked) -> str:
 
 def main() -> None:
     args = arguments(__doc__, model="smollm2").parse_args()
+    if args.quick:
+        args.model = "tiny"
     print(processor())
     with attacked(args, "--kv-memory", "512M") as daemon:
         for what, source in (("locks", LOCKS), ("pred()s", PREDS)):

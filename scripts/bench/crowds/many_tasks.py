@@ -38,6 +38,7 @@ async def main():
         print(f"  {count} x {failure}")
 
 asyncio.run(main())
+sys.exit(bool(failures))
 """
 
 
@@ -45,6 +46,8 @@ def main() -> None:
     parser = arguments(__doc__, model="smollm2")
     parser.add_argument("--tasks", type=int, default=1000)
     args = parser.parse_args()
+    if args.quick:
+        args.model, args.tasks = "tiny", 100
     print(processor())
     with attacked(args, "--kv-memory", "1G") as daemon:
         program = daemon.program(PROGRAM, str(args.tasks))

@@ -1,0 +1,246 @@
+"""Quick forms of the scripts that try and measure: each prints its whole table, and fails when its object is broken."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 280
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(LIMIT_S + 20),
+    pytest.mark.skipif(
+        not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed"
+    ),
+    pytest.mark.skipif(os.geteuid() != 0, reason="NO SCRIPT TRIED: needs root, to be several users and to mount"),
+]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A script's quick form. Every number that it prints is one of its cells."""
+
+    words: tuple[str, ...] = ("--quick",)
+    table: tuple[str, ...] = ()
+    """What stands in the table, as patterns."""
+    may_be_empty: tuple[str, ...] = ()
+    """Cells that say that nothing went wrong, as patterns."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """How a script's quick form is broken, and what it says then."""
+
+    says: str
+    plant: str = ""
+    """Python that runs first, in the script's process. Nothing: the daemon is killed in the middle."""
+    words: tuple[str, ...] = field(default=("--quick",))
+
+
+TENTH = r"128 KiB: \d+\.\d s, moves {"
+SIX_MOVES = r"(\"\w+\": [\d.]+(, |})){6}"
+STREAMS = ("--quick", "--only=streams", "--model=tiny", "--precision=int8", "--rounds=1", "--patience=0", "--tries=1")
+RATES = r" +[\d.]+ tokens/s +[\d.]+ to [\d.]+  plain loop [\d.]+, ratio [\d.]+"
+
+FORMS = {
+    "bench/crowds/crowd.py": Form(
+        table=("40 generations", r"median [\d.]+, worst [\d.]+", r"calls under way after each: \d+ \d+")
+    ),
+    "bench/crowds/handshakes.py": Form(
+        table=(r"\d+ before, \d+ at most", r"\d+ creates .*: none failed", r"a first pred\(\) after [\d.]+ s")
+    ),
+    "bench/crowds/large_requests.py": Form(
+        table=tuple(rf"1,000 {what}: \d+ MB .*, \d+ MB .*, \d+ MB after" for what in ("locks", r"pred\(\)s"))
+    ),
+    "bench/crowds/many_tasks.py": Form(
+        table=(r"of 100 failed in [\d.]+ s; 100 got a token",), may_be_empty=("0 of 100 failed",)
+    ),
+    "bench/crowds/stats.py": Form(
+        table=(r"(?s)(a stat each .*p50.*p99.*stats.*){2}(stats without a pause.*p50.*p99.*stats.*){2}",)
+    ),
+    "bench/kills.py": Form(
+        table=('"median":', '"worst":', '"killed": 16', '"seconds":', '"rounds beside":', '"doctor": "clean"'),
+        may_be_empty=('"what stays": {}', '"rounds that differ": 0'),
+    ),
+    "bench/steps.py": Form(
+        STREAMS,
+        tuple(rf"64 streams, {re.escape(way)}{RATES}" for way in ("pred()", "generate()", "stop texts")),
+        ("load up to 0.0", r"others took \d+% to \d+%"),
+    ),
+    "fuzz/frames.py": Form(
+        table=("connections:", "frames:", "mutations:", "bytes searched:", "the gate took:", "honest rounds:"),
+        may_be_empty=("daemon grew by MiB: 0", "more descriptors: 0", r"broken: \[\]"),
+    ),
+    "fuzz/images.py": Form(table=("3,000 images: \\d+ were whole", "image is damaged", "image is cut", "image has no")),
+    "soak/crashes.py": Form(table=("kills  +2", "killed_while_starting +1", "operations", "syncs", "start_median_s")),
+    "soak/fairness.py": Form(table=(r"10 loads, \d+ plans in",), may_be_empty=(": 0 broke a promise",)),
+    "soak/forks.py": Form(table=("forks +1000", "threads", "forks_per_s", "free_pages_after", "resident_bytes_after")),
+    "soak/powercuts.py": Form(table=("10 states, 0 wrong",), may_be_empty=(", 0 wrong",)),
+    "soak/service.py": Form(
+        table=('"operations":', '"syncs":', '"ended_by_sigterm": 2', '"ended_by_sigkill": 1', '"had_full_disk": true', '"held_s":'),
+        may_be_empty=(r'"leaks": \[\]', '"processor_s": 0.0,'),
+    ),
+    "soak/tier_programs.py": Form(
+        table=(TENTH + SIX_MOVES, "after a kill: 4 of 4", "after an end in order: 4 of 4"),
+        may_be_empty=(r"1280 KiB: \d+\.\d s, moves {}",),
+    ),
+    "soak/tiers.py": Form(
+        table=("append", "fork", "remove", "truncate", "num_in", "num_out", "num_waits", "trouble: ", "sync"),
+        may_be_empty=(", 0 directories wrong",),
+    ),
+}  # fmt: skip
+
+GONE = r"NotConnected|Connection|daemon|Transport endpoint|Input/output"
+BROKEN = {
+    **{name: Broken(GONE) for name in FORMS if name.startswith("bench/crowds/")},
+    "bench/kills.py": Broken(GONE),
+    "bench/steps.py": Broken(GONE, words=STREAMS),
+    "fuzz/frames.py": Broken("the daemon ended"),
+    "fuzz/images.py": Broken(
+        "FAILED seed 1: AssertionError",
+        "from kvfs.images.importer import ImageImport\nImageImport.abandon = lambda self: None",
+    ),
+    "fuzz/recorded.py": Broken(
+        "FAILED seed 1",
+        "from scheduler.connection.under_way import UnderWay\nUnderWay.end = lambda *_: None\n"
+        "from tests.scheduler import hostile\nhostile.SETTLED_S = 5",
+    ),
+    "soak/attacks.py": Broken("."),
+    "soak/crashes.py": Broken(
+        r"after \d+ kills:\nclient",
+        "import crash_seen as it\nfrom crash_model import State\nseen = it.seen_in\n"
+        "it.seen_in = lambda *a: {n: State(s.kind, tuple(1 + e for e in s.content)) for n, s in seen(*a).items()}",
+    ),
+    "soak/fairness.py": Broken(
+        "nothing is withheld",
+        "from scheduler.batch.policy import Policy\nplan = Policy.plan\nPolicy.plan = lambda *a: 0 * plan(*a)",
+    ),
+    "soak/forks.py": Broken(GONE),
+    "soak/powercuts.py": Broken(
+        r"--first 0 --steps 60, \d+: cut at",
+        "import shutil\nfrom tests.disk import powercut as it\nmake = it.materialize\n"
+        "it.materialize = lambda state, where: [make(state, where), shutil.rmtree(where / 'state', True)]",
+    ),
+    "soak/service.py": Broken("."),
+    "soak/tier_programs.py": Broken("wrong: "),
+    "soak/tiers.py": Broken(
+        "seed 0: Lost",
+        "from kvfs.pages.table import PageTable\ncut = PageTable.truncate\n"
+        "PageTable.truncate = lambda self, length: cut(self, min(self.length, length + 1))",
+    ),
+}
+PLANTED = """
+import runpy, sys
+from pathlib import Path
+sys.argv[:] = sys.argv[1:]
+sys.path[:0] = [{root!r}, str(Path(sys.argv[0]).parent)]
+{plant}
+if __name__ == "__main__":
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+class Place:
+    """Where a script works: all that it starts and leaves can be found by this path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def start(self, command: list[str | Path]) -> subprocess.Popen[str]:
+        environment = os.environ | {"TMPDIR": str(self.path)}
+        return subprocess.Popen(
+            command, cwd=self.path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def processes(self) -> Iterator[tuple[int, bytes]]:
+        """Those that inherited this place, and their words."""
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"TMPDIR={self.path}\0".encode() in (process / "environ").read_bytes():
+                    yield int(process.name), (process / "cmdline").read_bytes()
+            except OSError:  # it has ended
+                continue
+
+    def mounts(self) -> list[str]:
+        points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        return [point for point in points if point.startswith(str(self.path))]
+
+    def kill_daemon(self, script: subprocess.Popen[str]) -> None:
+        """Once it serves, and a little later."""
+        until_s = time.monotonic() + 60
+        while not (daemons := [pid for pid, words in self.processes() if b"\0serve\0" in words]) or not any(
+            " - fuse" in line and str(self.path) in line
+            for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        ):
+            assert script.poll() is None, "it has ended before its daemon was there"
+            assert time.monotonic() < until_s, "it starts no daemon"
+            time.sleep(0.02)
+        time.sleep(0.3)
+        os.kill(daemons[0], signal.SIGKILL)
+
+    def clear(self) -> None:
+        for pid, _ in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        for point in reversed(self.mounts()):
+            subprocess.run(["umount", "-l", point], check=False)
+        shutil.rmtree(self.path)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    place = Place(Path(tempfile.mkdtemp(prefix="q-")))  # short: sockets lie below it
+    place.path.chmod(0o755)
+    yield place
+    place.clear()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_quick_form_prints_its_whole_table(place, name):
+    form = FORMS[name]
+    with place.start([sys.executable, ROOT / "scripts" / name, *form.words]) as script:
+        said, errors = script.communicate(timeout=LIMIT_S)
+    assert script.returncode == 0, said + errors
+    assert [wanted for wanted in form.table if not re.search(wanted, said)] == [], said
+    for allowed in form.may_be_empty:
+        said = re.sub(allowed, "", said)
+    assert re.findall(r".*(?<![\w.:-])(?:0(?:\.0+)?(?![\w.:-])|{}|\[\]|nan\b|null\b|None\b).*", said) == []
+    assert place.mounts() == []
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_quick_form_fails_when_what_it_looks_at_is_broken(place, name):
+    broken, path = BROKEN[name], ROOT / "scripts" / name
+    if broken.plant:
+        planted = place.path / "planted.py"
+        planted.write_text(PLANTED.format(root=str(ROOT), plant=broken.plant))
+        command = [sys.executable, planted, path, *broken.words]
+    else:
+        command = [sys.executable, path, *broken.words]
+    with place.start(command) as script:
+        if not broken.plant:
+            place.kill_daemon(script)
+        said = "".join(script.communicate(timeout=LIMIT_S))
+    assert script.returncode not in (0, -signal.SIGKILL), said
+    assert re.search(broken.says, said), said
+
+
+def test_every_script_has_a_quick_form():
+    """Modules without one belong to a script."""
+    folders = ("soak", "fuzz", "bench/crowds")
+    paths = [path for folder in folders for path in (ROOT / "scripts" / folder).glob("*.py")]
+    scripts = {str(path.relative_to(ROOT / "scripts")) for path in paths if path.read_text().startswith("#!")}
+    elsewhere = {"soak/attacks.py", "soak/conversations.py", "soak/conversation_mutants.py", "fuzz/recorded.py"}
+    assert scripts == (FORMS.keys() | elsewhere) - {"bench/kills.py", "bench/steps.py"}
