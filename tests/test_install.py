@@ -192,7 +192,7 @@ def test_the_life_of_an_installation(old, new, tmp_path):  # noqa: PLR0915 - a l
     assert "is installed in /opt/symphony" in run(*uninstall, *elsewhere, "--purge", status=1)
     (prefix / "files.list").unlink()  # as an installation leaves it that ends before it is written
     command.with_name("symphony.installing").touch()
-    for other in ("orchestra/score", "two/index.db"):
+    for other in ("orchestra/score", "two/index.db", "gateway/gateway.key"):
         (root / f"var/lib/symphony-{other}").parent.mkdir()
         (root / f"var/lib/symphony-{other}").touch()
     assert "its state stays in" in run(*uninstall)
