@@ -79,6 +79,9 @@ class SideBySide(build_ext):
 
     def run(self) -> None:
         if "SYMPHONY_COMPILED" in os.environ:  # by scripts/lib.sh, while it installed other packages
+            for each in () if self.inplace else self.extensions:
+                name = self.get_ext_filename(each.name)
+                self.copy_file(name, str(Path(self.build_lib, name)))
             self.extensions = []
         super().run()
 

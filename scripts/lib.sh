@@ -51,6 +51,10 @@ missing_packages() {
         command -v $tool >/dev/null || echo $tool
     done
     command -v borg >/dev/null || echo borgbackup
+    # scripts/boot boots a Debian; only root may.
+    [ "$(id -u)" = 0 ] || return 0
+    command -v systemd-nspawn >/dev/null || echo systemd-container
+    command -v debootstrap >/dev/null || echo debootstrap
 }
 
 install_packages() {

@@ -99,6 +99,20 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(tmp_path):
     assert "sudo apt-get install fuse3" in done.stderr
 
 
+@pytest.mark.parametrize(("user", "named"), [(0, {"systemd-container", "debootstrap"}), (1000, set())])
+def test_what_boots_a_debian_is_installed_for_the_tests_of_root(tmp_path, user, named):
+    for name, text in (("id", f"echo {user}"), ("python3", "exit 0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "bash").symlink_to("/usr/bin/bash")
+    source = "set -euo pipefail; . scripts/lib.sh; missing_packages python3 test"
+    done = subprocess.run(
+        ["bash", "-c", source], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    assert {"fuse3", "chromium"} <= set(done.stdout.split())
+    assert set(done.stdout.split()) & {"systemd-container", "debootstrap"} == named
+
+
 FAKE_PYTHON = """#!/bin/bash
 case "$*" in
 *setup.py*) touch compiles; sleep 60 & wait ;;

@@ -21,7 +21,7 @@ from types import FrameType
 
 from kept import Kept
 from machine import Failed, Machine
-from scenarios import ALWAYS, SCENARIOS
+from scenarios import ALWAYS, SCENARIOS, SHORT
 from service import Service
 
 
@@ -60,11 +60,11 @@ def name_of(scenario: Callable[[Service], str | None]) -> str:
 
 def run(arguments: argparse.Namespace, report: Report) -> list[str]:
     """The scenarios that failed."""
-    kept = Kept(arguments.work, arguments.work / "made.log")
-    kept.make()
+    kept = Kept(arguments.work, arguments.work / "made.log", thin=arguments.quick or arguments.thin)
+    binds = kept.make(previous=not arguments.quick)
     name = f"symphony-boot-{os.getpid()}"
     root = kept.root(name)
-    machine = Machine(root, name, [f"{kept.wheelhouse}:/srv/wheelhouse", f"{kept.previous}:/srv/previous"])
+    machine = Machine(root, name, binds)
     failed = []
     try:
         began_s = time.monotonic()
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, report: Report) -> list[str]:
         report.say(f"booted {machine.run('. /etc/os-release; echo $PRETTY_NAME')} ({time.monotonic() - began_s:.1f} s)")
         service = Service(machine)
         service.prepare()
-        for scenario in SCENARIOS:
+        for scenario in SHORT if arguments.quick else SCENARIOS:
             if arguments.only and name_of(scenario) not in arguments.only and scenario not in ALWAYS:
                 continue
             if not one(scenario, service, report):
@@ -98,8 +98,10 @@ def main() -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parser = argparse.ArgumentParser(description="Boot a Debian with Symphony as a service, and see that it serves.")
     parser.add_argument("--only", action="append", choices=names, metavar="SCENARIO", help=f"of {', '.join(names)}")
+    parser.add_argument("--quick", action="store_true", help=f"{', '.join(map(name_of, SHORT))} alone, thin")
+    parser.add_argument("--thin", action="store_true", help="wheels of others have no files: .venv has them")
     parser.add_argument("--work", type=Path, default=cache / "symphony-boot", help="where roots are (several GB)")
-    parser.add_argument("--limit", type=float, default=30.0, metavar="MINUTES", help="for all of it (default 30)")
+    parser.add_argument("--limit", type=float, default=60.0, metavar="MINUTES", help="for all of it (default 60)")
     parser.add_argument("--keep", action="store_true", help="leave the root of this run, switched off")
     parser.add_argument("--log", type=Path, help="write what is printed there, too")
     arguments = parser.parse_args()

@@ -27,7 +27,7 @@ FORMAT = (
 def install(s: Service) -> str:
     """With the model that is the default: all that one command does."""
     began_s = time.monotonic()
-    s.run(INSTALL, timeout_s=600)
+    s.run(INSTALL)
     took_s = time.monotonic() - began_s
     s.expect(s.run("systemctl is-active symphony.service") == "active", "symphony.service is not active")
     model = s.stat()["model"]
@@ -57,7 +57,7 @@ def install_again(s: Service) -> str:
     s.run("sed -i 's/0\\.2\\.0/0.2.1/' /root/symphony/symphony/__init__.py")
     with s.load() as load:
         began_s = time.monotonic()
-        said = s.run(INSTALL, timeout_s=600)
+        said = s.run(INSTALL)
         took_s = time.monotonic() - began_s
         load.more(20)
     s.expect("0.2.1" in s.run("symphony --version"), "the new release does not run")
@@ -72,14 +72,14 @@ def _last(said: str) -> str:
 def rollback(s: Service) -> str:
     """To a release that can read the state; and not to one that can't, which says so, as does a daemon."""
     began_s = time.monotonic()
-    s.run(ROLLBACK, timeout_s=300)
+    s.run(ROLLBACK)
     took_s = time.monotonic() - began_s
     s.expect("0.2.0" in s.run("symphony --version"), "the old release does not run")
     s.stat()
     s.run("systemctl stop symphony.service")
     before = s.run(f'python3 -c "{FORMAT}; print(now)"')
     s.run(f"python3 -c \"{FORMAT}; index.execute('PRAGMA user_version=99')\"")
-    refused = s.run(ROLLBACK, status=1, timeout_s=300)
+    refused = s.run(ROLLBACK, status=1)
     s.expect("format 99" in refused, f"no word of the format:\n{refused}")
     since_s = time.time()
     s.run("systemctl start symphony.service", status=1)
@@ -95,7 +95,7 @@ def rollback(s: Service) -> str:
 def uninstall(s: Service) -> str:
     """All but the state goes."""
     began_s = time.monotonic()
-    s.run(UNINSTALL, timeout_s=300)
+    s.run(UNINSTALL)
     took_s = time.monotonic() - began_s
     s.run(f"test -e {STATE}/index.db; not mountpoint --quiet /kv; not test -e /opt/symphony")
     s.run("not systemctl cat symphony.service; not pgrep --uid symphony; not test -e /usr/local/bin/symphony")
@@ -104,10 +104,10 @@ def uninstall(s: Service) -> str:
 
 def upgrade(s: Service) -> str:
     """From release 0.1.0, root's own daemon, and a program of it that works all the time."""
-    s.run(f"{UNINSTALL} --purge", timeout_s=300)
-    s.run("python3 -m venv /opt/symphony-0.1.0", timeout_s=300)
+    s.run(f"{UNINSTALL} --purge")
+    s.run("python3 -m venv /opt/symphony-0.1.0")
     pip = f"{OLD}/pip install --quiet --no-index --find-links /srv/wheelhouse --find-links /srv/previous"
-    s.run(f"{pip} symphony-os==0.1.0", timeout_s=300)
+    s.run(f"{pip} symphony-os==0.1.0")
     s.write("/etc/systemd/system/symphony-old.service", OLD_UNIT)
     s.run("systemctl daemon-reload && systemctl start symphony-old.service")
     s.wait_for(f"{OLD}/symphony stat >/dev/null 2>&1")
@@ -116,7 +116,7 @@ def upgrade(s: Service) -> str:
     with s.load(f"{OLD}/python") as load:
         load.more(50)
         began_s = time.monotonic()
-        s.run(f"{INSTALL} --no-start", timeout_s=600)
+        s.run(f"{INSTALL} --no-start")
         took_s = time.monotonic() - began_s
         s.run("systemctl stop symphony-old.service && rm /etc/systemd/system/symphony-old.service")
         s.run("systemctl daemon-reload && systemctl start symphony.service")
@@ -144,7 +144,7 @@ def older_state(s: Service) -> str:
 
 
 def purge(s: Service) -> str:
-    s.run(f"{UNINSTALL} --purge", timeout_s=300)
+    s.run(f"{UNINSTALL} --purge")
     s.run(f"not test -e {STATE}; not getent passwd symphony; not getent group symphony")
     left = s.run(f"{FILES} | LC_ALL=C comm -13 {FILES_BEFORE} -")
     s.expect(not left, f"left behind:\n{left}")

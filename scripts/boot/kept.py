@@ -1,25 +1,33 @@
 """What a boot needs and does not change: a Debian root, wheels, the previous release. Made once, below a directory.
 
 Each part has a stamp of what it was made from; another stamp, and it is made anew. These alone use the network.
+Made thin it takes a fraction of the time: no C is compiled, and wheels of others have no files: they are seen in .venv.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import zipfile
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
+
+from symphony.installed import PACKAGES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUITE = "bookworm"
 PYTHON = (3, 11)  # of the suite: the wheels are for it
-PACKAGES = (
+DEBIAN = (
     *("systemd", "systemd-sysv", "dbus", "libpam-systemd", "procps", "man-db", "bash-completion"),
-    *("python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "pkg-config"),
-    *("libfuse3-dev", "fuse3", "attr"),
+    *("python3", "python3-venv", "fuse3"),
 )
+"""No compiler: an installation from wheels needs none."""
 PREVIOUS = "7e21491"
 """The last commit of release 0.1.0."""
 TODAY, LATER = "0.2.0", "0.2.1"
@@ -29,33 +37,62 @@ EXTRAS = subprocess.run(
     ["bash", "-c", ". scripts/lib.sh && printf %s $EXTRAS"], cwd=REPOSITORY, check=True, capture_output=True, text=True
 ).stdout
 """Extras that scripts/install asks for: with another list a wheel would be missing."""
+SOURCES = tuple(name.encode() for name in (*PACKAGES, "man/", "setup.py", "pyproject.toml", "README.md"))
+"""What a wheel is made of."""
+SITE = sysconfig.get_paths()["purelib"]
+"""Where this process has its packages, and a machine /srv/site."""
 BUILD = ("setuptools>=77.0.3", "wheel", "cffi>=1.17,<3")
+
+
+def _others() -> list[Distribution]:
+    """The packages here that are not Symphony's."""
+    return [each for each in distributions(path=[SITE]) if each.name != "symphony-os"]
+
+
+def _named(package: Distribution) -> str:
+    """As the file of its wheel begins."""
+    return f"{re.sub('[-_.]+', '_', package.name)}-{package.version}"
 
 
 class Kept:
     """The directory."""
 
-    def __init__(self, work: Path, log: Path) -> None:
+    def __init__(self, work: Path, log: Path, *, thin: bool = False) -> None:
         self._work = work
         self._log = log
-        self.wheelhouse, self.previous = work / "wheelhouse", work / "previous"
+        self._thin = thin
+        self._releases = work / ("releases-thin" if thin else "releases")
+        self._wheelhouse = work / ("wheelhouse-thin" if thin else "wheelhouse")
         work.mkdir(parents=True, exist_ok=True)
 
-    def make(self) -> None:
+    def make(self, *, previous: bool) -> list[str]:
+        """Where the machine sees it, as systemd-nspawn is told. The directory is this process' own until that ends."""
+        try:
+            fcntl.flock(os.open(self._work, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"another boot uses {self._work}: wait for it, or choose another --work") from None
         if sys.version_info[:2] != PYTHON:
             raise SystemExit(f"start this with Python {PYTHON[0]}.{PYTHON[1]}, for whose Debian the wheels are built")
         missing = [tool for tool in ("debootstrap", "systemd-nspawn") if shutil.which(tool) is None]
         if missing:
             self._call("apt-get", "install", "-q", "-y", "debootstrap", "systemd-container")
-        self._once("base", repr((SUITE, PACKAGES)), self._make_base)
-        self._once("previous", PREVIOUS, self._make_previous)
-        self._once("releases", self._digest(), self._make_releases)
-        needs = (REPOSITORY / "setup.py").read_text() + repr((MODEL, TORCH, BUILD, EXTRAS))
-        self._once("wheelhouse", needs, self._make_wheelhouse)
-        for each in self.wheelhouse.glob("symphony_os-*"):
+        self._once("base", repr((SUITE, DEBIAN)), self._make_base)
+        seen = [f"{self._wheelhouse}:/srv/wheelhouse"]
+        if previous:
+            self._once("previous", PREVIOUS, self._make_previous)
+            seen.append(f"{self._work / 'previous'}:/srv/previous")
+        self._once(self._releases.name, self._digest(), self._make_releases)
+        if self._thin:
+            self._once(self._wheelhouse.name, repr(sorted(map(_named, _others()))), self._make_thin)
+            seen.append(f"{SITE}:/srv/site")
+        else:
+            needs = (REPOSITORY / "setup.py").read_text() + repr((MODEL, TORCH, BUILD, EXTRAS))
+            self._once(self._wheelhouse.name, needs, self._make_wheelhouse)
+        for each in self._wheelhouse.glob("symphony_os-*"):
             each.unlink()
-        for each in (self._work / "releases").iterdir():
-            shutil.copy(each, self.wheelhouse)
+        for each in self._releases.iterdir():
+            shutil.copy(each, self._wheelhouse)
+        return seen
 
     def root(self, name: str) -> Path:
         """A copy of the Debian root, with this checkout in it."""
@@ -94,26 +131,48 @@ class Kept:
         return place
 
     def _digest(self) -> str:
-        """Of what a wheel is made of."""
+        """Of all that a wheel is made of."""
         digest = hashlib.sha256()
         for name in self._checkout():
-            if not name.startswith((b"tests/", b"scripts/")):
+            if name.startswith(SOURCES):
                 digest.update(name + (REPOSITORY / os.fsdecode(name)).read_bytes())
+        for each in self._compiled():
+            digest.update((REPOSITORY / each).read_bytes())
         return digest.hexdigest()
+
+    def _compiled(self) -> list[Path]:
+        """The C extensions beside the sources, if those are taken."""
+        found = [path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.abi3.so") if self._thin]
+        return sorted(path.relative_to(REPOSITORY) for path in found)
 
     def _make_base(self, base: Path) -> None:
         self._call("debootstrap", "--variant=minbase", SUITE, base)
         # Debootstrap's --include does not see alternatives in what packages need.
         options = ("-q", "-y", "--no-install-recommends")
         quiet = ("env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
-        self._call("chroot", base, *quiet, "apt-get", "install", *options, *PACKAGES)
+        self._call("chroot", base, *quiet, "apt-get", "install", *options, *DEBIAN)
         self._call("chroot", base, "apt-get", "clean")
 
     def _make_wheelhouse(self, wheelhouse: Path) -> None:
         """All that scripts/install asks for, today's and the previous release's."""
-        (release,) = (self._work / "releases").glob(f"symphony_os-{TODAY}-*")
+        (release,) = self._releases.glob(f"symphony_os-{TODAY}-*")
         self._pip("wheel", "--wheel-dir", wheelhouse, TORCH, *BUILD, f"{release}[{EXTRAS}]")
         self._pip("wheel", "--no-deps", "--wheel-dir", wheelhouse, MODEL)
+
+    def _make_thin(self, wheelhouse: Path) -> None:
+        """What pip reads of each package here, and a line that tells Python where its files are."""
+        wheelhouse.mkdir()
+        for each in _others():
+            about = f"{_named(each)}.dist-info"
+            texts = {
+                f"{_named(each)}.pth": "/srv/site\n",
+                f"{about}/METADATA": each.read_text("METADATA") or "",
+                f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: boot\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+                f"{about}/RECORD": "",
+            }
+            with zipfile.ZipFile(wheelhouse / f"{_named(each)}-py3-none-any.whl", "w") as wheel:
+                for name, text in texts.items():
+                    wheel.writestr(name, text)
 
     def _make_previous(self, previous: Path) -> None:
         self._pip("wheel", "--no-deps", "--wheel-dir", previous, self._source(PREVIOUS, "before"))
@@ -121,12 +180,19 @@ class Kept:
     def _make_releases(self, releases: Path) -> None:
         """Wheels of this checkout, and of the same under a later version: what an upgrade is, all but its content."""
         source = self._copy_checkout(self._work / "today")
+        words: list[object] = ["wheel", "--no-deps", "--wheel-dir", releases, source]
+        environment = {}
+        if self._thin:
+            words.append("--no-build-isolation")
+            environment["SYMPHONY_COMPILED"] = "1"
+        for each in self._compiled():
+            shutil.copy(REPOSITORY / each, source / each)
         about = source / "symphony/__init__.py"
         text = about.read_text()
         assert f'"{TODAY}"' in text, f"{about} has another version than {TODAY}"
-        self._pip("wheel", "--no-deps", "--wheel-dir", releases, source)
+        self._pip(*words, environment=environment)
         about.write_text(text.replace(TODAY, LATER))  # what was compiled is taken again
-        self._pip("wheel", "--no-deps", "--wheel-dir", releases, source)
+        self._pip(*words, environment=environment)
 
     def _source(self, commit: str, name: str) -> Path:
         source = self._work / name
@@ -148,11 +214,15 @@ class Kept:
         make(directory)  # type: ignore[operator]
         stamp.write_text(now)
 
-    def _pip(self, *words: object) -> None:
-        self._call(sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words)
+    def _pip(self, *words: object, environment: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
+        self._call(*command, environment=environment)
 
-    def _call(self, *words: object) -> None:
+    def _call(self, *words: object, environment: dict[str, str] | None = None) -> None:
+        environment = os.environ | (environment or {})
         with self._log.open("ab") as log:
-            status = subprocess.run([str(word) for word in words], check=False, stdout=log, stderr=log).returncode
+            status = subprocess.run(
+                [str(word) for word in words], check=False, stdout=log, stderr=log, env=environment
+            ).returncode
         if status:
             raise SystemExit(f"{words[0]} ended with {status}: see {self._log}")

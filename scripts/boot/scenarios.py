@@ -16,10 +16,11 @@ from serving import (
     stopped,
     watchdog,
 )
-from units import instance, program_unit, user_unit
+from units import gateway, instance, program_unit, user_unit
 
 ALWAYS = (install,)
 """The others need it."""
+SHORT = (install, ready, killed, uninstall)
 SCENARIOS = (
     install,
     security,
@@ -37,6 +38,7 @@ SCENARIOS = (
     user_unit,
     instance,
     program_unit,
+    gateway,
     install_again,
     rollback,
     uninstall,

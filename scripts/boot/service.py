@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from machine import Failed, Machine
+from machine import HANGS_S, Failed, Machine
 
 INSIDE = Path(__file__).parent / "inside"
 PYTHON = "/opt/symphony/current/bin/python"
@@ -73,9 +73,9 @@ class Service:
             shutil.rmtree(directory)
         self.run("systemctl daemon-reload")
 
-    def wait_for(self, condition: str, *, timeout_s: float = 60.0) -> None:
+    def wait_for(self, condition: str, *, user: str = "root") -> None:
         """Until a command of bash succeeds. The machine tells nobody outside of what happens in it."""
-        self.run(f"until {condition}; do sleep 0.05; done", timeout_s=timeout_s)
+        self.run(f"until {condition}; do sleep 0.05; done", user=user)
 
     @contextmanager
     def load(self, python: str = PYTHON, user: str = "alice") -> Iterator[Load]:
@@ -105,9 +105,9 @@ class Load:
         service.run(f": >{self.log}", user=user)
         self._process = service.machine.start(script, user=user)
 
-    def more(self, count: int, *, timeout_s: float = 60.0) -> None:
+    def more(self, count: int) -> None:
         """Until so many files more are synced."""
-        self._service.wait_for(f'[ "$(wc -l <{self.log})" -ge {self.count() + count} ]', timeout_s=timeout_s)
+        self._service.wait_for(f'[ "$(wc -l <{self.log})" -ge {self.count() + count} ]')
 
     def count(self) -> int:
         return int(self._service.run(f"wc -l <{self.log}"))
@@ -116,7 +116,7 @@ class Load:
         if self._process.poll() is None:
             self._service.run(f"pkill --exact --uid {self.user} --full '.*python /srv/programs/load.py .*{self.log}'")
             try:
-                self._process.wait(20)
+                self._process.wait(HANGS_S)
             except subprocess.TimeoutExpired:
                 raise Failed(f"{self.log}: its program does not end") from None
 

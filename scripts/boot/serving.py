@@ -34,7 +34,7 @@ def seen(s: Service) -> str:
 def program(s: Service) -> str:
     """Of an ordinary user, in the sandbox."""
     s.run("cp /srv/programs/hello.py /home/alice/hello.py", user="alice")
-    return s.run("symphony run hello.py", user="alice", timeout_s=60)
+    return s.run("symphony run hello.py", user="alice")
 
 
 def killed(s: Service) -> str:
@@ -126,7 +126,7 @@ def activated(s: Service) -> str:
 def second_daemon(s: Service) -> str:
     """Two daemons on one state would ruin it."""
     serve = "symphony serve --model tiny --state /var/lib/symphony --mount /tmp/kv2 --socket /tmp/s2"
-    said = s.run(f"runuser -u symphony -- /opt/symphony/current/bin/{serve}", status=1, timeout_s=60)
+    said = s.run(f"runuser -u symphony -- /opt/symphony/current/bin/{serve}", status=1)
     s.expect("another daemon uses the state directory" in said, said)
     return said.splitlines()[-1]
 
@@ -153,7 +153,7 @@ def full_disk(s: Service) -> str:
     with s.load() as load:
         load.more(5)
         s.run("install --directory --owner=bob /kv/bob")
-        full = s.run("not head --bytes=100M /dev/zero 2>&1 >/kv/bob/zeros", user="bob", timeout_s=60)
+        full = s.run("not head --bytes=100M /dev/zero 2>&1 >/kv/bob/zeros", user="bob")
         s.expect("No space left" in full, f"no word of the disk: {full}")
         s.expect(s.stat()["pid"] == pid, "the daemon is another one")
         s.run("rm /kv/bob/zeros", user="bob")

@@ -1,7 +1,8 @@
-"""What else can be a unit: a daemon of one's own, one for another model, a program."""
+"""What else can be a unit: a daemon of one's own, one for another model, a program, the gateway."""
 
 from __future__ import annotations
 
+import json
 import time
 
 from service import TINY, Service
@@ -56,3 +57,42 @@ def program_unit(s: Service) -> str:
     s.run(f"systemctl stop {unit} && rm /etc/symphony/programs/beat.env")
     s.run("not pgrep --full /srv/programs/[b]eat.py")
     return "\n".join([*ps, f"killed once, its daemon restarted once: {restarts} restarts"])
+
+
+GATEWAY = "symphony-gateway.service"
+KEY = "/var/lib/symphony-gateway/gateway.key"
+
+
+def gateway(s: Service) -> str:
+    """A conversation over HTTP outlives kills of the gateway and of its daemon; without the key nobody has one."""
+    began_s = time.monotonic()
+    s.run(f"systemctl start {GATEWAY}")
+    s.wait_for(f"test -s {KEY}")
+    s.run(f"not cat {KEY}", user="alice")
+    key = s.run(f"cat {KEY}")
+    said = [_turn(s, key)]
+    took_s = time.monotonic() - began_s
+    refused = s.run("python3 /srv/programs/talk.py none first", user="alice", status=1)
+    s.expect(refused.startswith("403 "), f"without the key: {refused}")
+    for unit in (GATEWAY, "symphony.service"):
+        before = s.show(unit, "MainPID")
+        s.run(f"systemctl kill --signal=KILL --kill-whom=main {unit}")
+        s.wait_for(f'[ "$(systemctl show --value --property=MainPID {unit})" != {before} ]')
+        said.append(_turn(s, key))
+    s.expect(said[2][: len(said[1])] == said[1] and said[1][: len(said[0])] == said[0], f"other words: {said}")
+    s.expect([len(each) for each in said] == [2, 4, 6], f"these are not the turns that were said: {said}")
+    own = s.run("stat --format='%U %a' /kv/gateway-$(id -u symphony-run)")
+    s.expect(own == "symphony-run 700", f"the gateway's directory is {own}")
+    s.run(f"systemctl stop {GATEWAY}")
+    result = s.show(GATEWAY, "Result")
+    s.expect(result == "success", f"it ended with {result}")
+    exposed = s.run(f"systemd-analyze security --no-pager {GATEWAY} | tail -n 1")
+    turns = f"answered in {took_s:.1f} s; both killed, and {len(said[2]) // 2} turns are there"
+    return f"{turns}\nwithout the key: {refused}\n{exposed}"
+
+
+def _turn(s: Service, key: str) -> list[dict[str, str]]:
+    """All that was said in the conversation, one turn more."""
+    s.wait_for(f"python3 /srv/programs/talk.py {key} first >/home/alice/told 2>&1", user="alice")
+    said: list[dict[str, str]] = json.loads(s.run("cat /home/alice/told"))["messages"]
+    return said
