@@ -26,6 +26,8 @@ class StorageStatistics:
     read_bytes: int = 0
     error: str = ""
     """Why the last write or commit failed; empty since the last commit that did not."""
+    damage: str = ""
+    """What a damaged index keeps from use until fsck has repaired it."""
 
 
 class Reading(Protocol):

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from kvfs.durable.findings import Finding, Progress, listed
 from kvfs.durable.mend import Mender, Plan
-from kvfs.durable.rewrite import backing_files, carry_out, put_aside
+from kvfs.durable.rewrite import carry_out, put_aside
 from kvfs.durable.salvage import Salvage, salvage
 from kvfs.durable.slot_survey import SlotSurvey, facts_in_slot_files, survey_slots, uuid_of
 from kvfs.durable.sound_rows import SoundRows, sound_rows
 from kvfs.durable.state import INDEX_NAME, REPAIRED_NAME, finish_repair
 from kvfs.durable.state_lock import locked_by_fsck
+from kvfs.names.plain import backing_files
 from libsym.errors import NotFound
 
 _NO_PROGRESS: Progress = lambda _done, _total: None  # noqa: E731
@@ -62,7 +63,7 @@ def fsck(directory: Path, *, repair: bool = False, quick: bool = False, progress
         surveys = survey_slots(directory, plan.uuid, plan.facts, rows, progress, quick=quick)
         owner = directory.stat()
         plan.findings += _of_index(found)
-        Mender(rows, plan, surveys, backing_files(directory), (owner.st_uid, owner.st_gid)).run()
+        Mender(rows, plan, surveys, backing_files(directory / "files"), (owner.st_uid, owner.st_gid)).run()
         unknown = _unknown_slots(directory, plan)
         plan.findings += [_of_unknown(name) for name in unknown]
         is_repaired = repair and bool(plan.findings)

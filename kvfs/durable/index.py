@@ -95,6 +95,7 @@ class Index:
         self.path = path
         self._new_uuid = new_uuid or str(uuid.uuid4())
         self._turn = threading.Lock()
+        self._refusal = ""
         self.has_spare = False
         """Whether the last commit has left pages to `shrink` by."""
         try:
@@ -146,6 +147,8 @@ class Index:
     def commit(self, rows: Rows) -> None:
         """All of it is on disk when this returns; or an error, and none of it is."""
         database = self._database
+        if self._refusal:
+            raise SymError(f"nothing is kept: {self._refusal}: {SEE_FSCK}", errno.EIO)
         try:
             with self._turn:
                 database.execute("BEGIN IMMEDIATE")
@@ -224,11 +227,22 @@ class Index:
         self._database.execute("INSERT OR REPLACE INTO about VALUES (?, ?, ?)", (key, value, text_check(key, value)))
 
     def rows(self, table: str) -> list[Row]:
-        """Every row of a table."""
+        """Every row of a table. Broken: some can't be read."""
         try:
             return self._database.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608 - a name of ours
         except sqlite3.Error as error:
+            if _is_damage(error):
+                raise Broken(str(error)) from error
             raise _failed("read", self.path, error) from error
+
+    def for_salvage(self) -> sqlite3.Connection:
+        """The database, to be read as far as that goes: a text that is none comes with replacements."""
+        self._database.text_factory = lambda text: text.decode("utf-8", "replace")
+        return self._database
+
+    def refuse_commits(self, why: str) -> None:
+        """Every commit fails from now on: SQLite could lose more by writing."""
+        self._refusal = why
 
     def problems(self) -> list[str]:
         """What SQLite finds wrong with the database's own structure."""
@@ -293,8 +307,12 @@ def _pragma(database: sqlite3.Connection, name: str) -> int:
 _ERRNOS = {sqlite3.SQLITE_FULL: 28, sqlite3.SQLITE_IOERR: 5, sqlite3.SQLITE_READONLY: 30, sqlite3.SQLITE_CORRUPT: 5}
 
 
+def _is_damage(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or not code  # 0: a text that is none
+
+
 def _failed(verb: str, path: Path, error: sqlite3.Error) -> SymError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    is_damaged = code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or not code  # 0: a text that is none
-    advice = f": {SEE_FSCK}" if is_damaged else ""
+    advice = f": {SEE_FSCK}" if _is_damage(error) else ""
     return SymError(f"can't {verb} the index {path}: {error}{advice}", _ERRNOS.get(code, 5))

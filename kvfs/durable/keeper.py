@@ -41,6 +41,7 @@ from kvfs.durable.superblock import sync_directory
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
+from kvfs.names.tree import ROOT_NUMBER
 from kvfs.pages.free_list import IntArray
 from kvfs.storage import Reading, StorageStatistics
 from kvfs.volume import Volume
@@ -156,6 +157,9 @@ class Keeper:
             self._files[identity] = state.slot_file(identity, kept.facts[identity])
         self.pages_in = PagesIn(volume, self.jobs, self._files[own])
         self._take_over(kept, restored, own)
+        self._damage = _damage_of(kept)
+        if self._damage:
+            log.error("%s", self._damage)
         self._disk_limit_bytes = disk_limit_bytes
         self.pages_out = PagesOut(volume.pool, self._files[own], self.slots[own], self.jobs, self.require_room)
         self._expiring, self._pinned = restored.expiring, restored.pinned
@@ -184,7 +188,7 @@ class Keeper:
         self.pages_in.progressed = self.pages_out.progressed = volume.pager.progressed
         volume.pool.cold = self.pages_in
         volume.pool.on_disk.disowned = self._disowned
-        num_leftovers = remove_leftovers(volume.backing_dir, self._backing)
+        num_leftovers = 0 if kept.is_damaged else remove_leftovers(volume.backing_dir, self._backing)
         if num_leftovers:
             log.info("%d backing files of files that were never kept are removed", num_leftovers)
 
@@ -196,7 +200,12 @@ class Keeper:
             if identity != own:
                 self.pages_in.add(int(pages[0]), int(pages[-1]) + 1, self._files[identity], kept.facts[identity])
                 self._others.append((int(pages[0]), int(pages[-1]) + 1, identity))
+        if kept.is_damaged:  # some of it may be what a lost row needs
+            for identity, file in self._files.items():
+                self.slots[identity].hold_free(file.num_slots)
         versions, get, known = kept.versions, self._volume.tree.get, self._cutter.known
+        if kept.is_root_damaged:
+            known[ROOT_NUMBER] = Known(1)  # so no commit writes its row
         for number in kept.inodes.keys() - {*versions.numbers}:
             known[number] = Known(len(get(number).names), kept.inodes[number].backing)
         all_fields = zip(
@@ -435,6 +444,7 @@ class Keeper:
             self.pages_out.num_bytes,
             self.pages_in.num_bytes,
             self._error or ("" if left_out is None else self._why_left_out(left_out)),
+            self._damage,
         )
 
     def _room_bytes(self) -> int | None:
@@ -640,3 +650,14 @@ class Keeper:
             log.error("not everything is on disk: %s", error)
         self._error = str(error)
         self._has_no_room = error.errno == errno.ENOSPC
+
+
+def _damage_of(kept: Kept) -> str:
+    """What a daemon that starts over a damaged index says; empty: the index is whole."""
+    if not kept.is_damaged:
+        return ""
+    found = [f"names that are refused: {len(kept.refused)}"] if kept.refused else []
+    found += [f"files without a name: {kept.num_unreachable}"] if kept.num_unreachable else []
+    found += ["changes of the root directory's own attributes are not kept"] if kept.is_root_damaged else []
+    found += [kept.refusal] if kept.refusal else []
+    return f"the index is damaged: {'; '.join(found) or 'all files are whole'}; {SEE_FSCK}"

@@ -6,8 +6,10 @@ Where a row is not as it was written, `kvfs.durable.rows` looks at them one by o
 
 from __future__ import annotations
 
+import stat
 import struct
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -32,6 +34,7 @@ from kvfs.durable.records import (
     rest_of_inode,
 )
 from kvfs.durable.rows import MAX_SLOT, about_row, identity_row, inode_row, name_row, slot_row, version_row
+from kvfs.names.tree import ROOT_NUMBER
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.turns import TURN
 from libsym.abi import PAGE_ENTRIES
@@ -98,6 +101,30 @@ class Kept:
     xattrs: dict[int, dict[bytes, bytes]] = field(default_factory=dict)
     """Of domains whose attributes have a row of their own."""
     next_inode: int = 0
+    uuid: str = ""
+    is_damaged: bool = False
+    """Whether the index has rows that are not in here: what it may need on disk stays there."""
+    refused: dict[tuple[int, bytes], tuple[int, str]] = field(default_factory=dict)
+    """By directory and name: an inode that is not whole (0: nobody knows which), and why."""
+    is_root_damaged: bool = False
+    refusal: str = ""
+    """Why no commit is made."""
+    num_unreachable: int = 0
+    """Inodes that are whole, and that no name leads to."""
+
+    def take_number(self) -> int:
+        """An inode's number that nothing has."""
+        self.next_inode += 1
+        return self.next_inode - 1
+
+    def keep_needed_slots(self) -> None:
+        """Of the slots, those that a version needs."""
+        of_slots = np.repeat(self.versions.identities, np.diff(self.versions.ends, prepend=0))
+        every, self.slots = self.slots, {}
+        for identity, each in every.items():
+            used = np.isin(each.slots, self.versions.slots[of_slots == identity])
+            if used.any():
+                self.slots[identity] = each.only(used)
 
     def num_slots(self, own: int) -> tuple[int, int]:
         """Of one identity, and of all others."""
@@ -106,31 +133,69 @@ class Kept:
 
 
 def read_index(index: Index) -> Kept:
-    """Every row, verified; Broken names the first that is not as it was written."""
+    """Every row, verified; Broken names the first that is not as it was written, or does not fit the others."""
     about = dict(map(about_row, index.rows("about")))
     if "uuid" not in about:
         raise Broken("its uuid is lost")
     kept = Kept(_table(index, "versions", _versions, version_row))
-    kept.next_inode = int(about.get("next_inode", "0"))
+    kept.next_inode, kept.uuid = int(about.get("next_inode", "0")), about["uuid"]
     kept.facts = dict(map(identity_row, index.rows("identities")))
     kept.inodes = _table(index, "inodes", _inodes, inode_row)
+    kept.names = _table(index, "names", _names, name_row)
+    kept.slots = _table(index, "slots", _slots, slot_row)
+    unknown = {*kept.slots, *np.unique(kept.versions.identities).tolist()} - kept.facts.keys()
+    if unknown:
+        raise Broken(f"what model the slots of identity {min(unknown)} are of is lost")
+    kept.keep_needed_slots()
+    _require_fitting(kept)
     apart = [number for number, record in kept.inodes.items() if record.apart is not None]
     if lost := {*apart} - index.forget_lost_xattrs():
         raise Broken(f"the attributes of inode {min(lost)} are lost")
     for number in apart:
         if kept.inodes[number].is_domain:
             kept.xattrs[number] = index.xattrs(number) or {}
-    kept.names = _table(index, "names", _names, name_row)
-    slots = _table(index, "slots", _slots, slot_row)
-    unknown = {*slots, *np.unique(kept.versions.identities).tolist()} - kept.facts.keys()
-    if unknown:
-        raise Broken(f"what model the slots of identity {min(unknown)} are of is lost")
-    of_slots = np.repeat(kept.versions.identities, np.diff(kept.versions.ends, prepend=0))
-    for identity, each in slots.items():
-        used = np.isin(each.slots, kept.versions.slots[of_slots == identity])
-        if used.any():
-            kept.slots[identity] = each.only(used)
     return kept
+
+
+def misfits(versions: KeptVersions, slots: Mapping[int, KeptSlots]) -> npt.NDArray[np.intp]:
+    """The places of versions with entries in a slot that is not there, or holds fewer."""
+    sizes = np.diff(versions.ends, prepend=0)
+    identities = np.repeat(versions.identities, sizes)
+    fills = np.full(identities.size, PAGE_ENTRIES, np.int8)
+    fills[versions.ends[sizes > 0] - 1] = (versions.lengths[sizes > 0] - 1) % PAGE_ENTRIES + 1
+    is_held = np.zeros(identities.size, np.bool_)
+    for identity, each in slots.items():
+        kept = np.zeros(int(each.slots.max(initial=0)) + 1, np.int8)
+        kept[each.slots] = each.kept
+        mine = (identities == identity) & (versions.slots >= 0) & (versions.slots < kept.size)
+        is_held[mine] = kept[versions.slots[mine]] >= fills[mine]
+    return np.unique(np.searchsorted(versions.ends, np.flatnonzero(~is_held), side="right"))
+
+
+def _require_fitting(kept: Kept) -> None:
+    """Broken: a row is lost, for others need it."""
+    named, directories = {number for _, _, number, _ in kept.names}, {directory for directory, _, _, _ in kept.names}
+    of_type: dict[int, set[int]] = {}
+    for number, inode in kept.inodes.items():
+        of_type.setdefault(inode.file_type, set()).add(number)
+    subdirectories = [number for _, _, number, _ in kept.names if number in of_type.get(stat.S_IFDIR, ())]
+    with_entries = {number for number, inode in kept.inodes.items() if inode.has_entries}
+    lacking = {
+        "it has a name and no row": named - kept.inodes.keys(),
+        "it has no name": kept.inodes.keys() - named - {ROOT_NUMBER},
+        "it has names in it, and is no directory": directories - of_type.get(stat.S_IFDIR, set()) - {ROOT_NUMBER},
+        "it is a directory, and has two names": {
+            each for each, count in Counter(subdirectories).items() if count > 1 or each == ROOT_NUMBER
+        },
+        "it has entries, and is no regular file": {*kept.versions.numbers} - of_type.get(stat.S_IFREG, set()),
+        "its list of entries is lost": with_entries - {*kept.versions.numbers},
+        "a row of one of its slots is lost": {
+            kept.versions.numbers[each] for each in misfits(kept.versions, kept.slots).tolist()
+        },
+    }
+    for what, numbers in lacking.items():
+        if numbers:
+            raise Broken(f"inode {min(numbers)}: {what}")
 
 
 def _table(index: Index, table: str, read: Callable[[list[Any]], T], row: Callable[[Row], object]) -> T:

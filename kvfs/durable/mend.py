@@ -21,8 +21,8 @@ from kvfs.durable.slot_survey import SlotSurvey
 from kvfs.durable.sound_rows import NO_SLOTS, SoundRows
 from kvfs.names.content import marks_within
 from kvfs.names.inode import shown
-from kvfs.names.plain import backing_name
-from kvfs.names.tree import CONTROL_NAME, MAX_NAME_BYTES, ROOT_NUMBER
+from kvfs.names.plain import Backing, backing_name
+from kvfs.names.tree import ROOT_NUMBER, is_possible_name
 from kvfs.pages.turns import turns_within
 from libsym.abi import PAGE_ENTRIES
 
@@ -32,18 +32,6 @@ _TYPES = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat
 
 Place = tuple[int, bytes]
 """A directory and a name in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backing:
-    """A file in STATE/files that is called as a backing file is."""
-
-    inode: int
-    number: int
-
-    @property
-    def name(self) -> str:
-        return backing_name(self.inode, self.number)
 
 
 @dataclass(slots=True)
@@ -374,8 +362,7 @@ class Mender:
             return f"it lies in inode {directory}, which is no directory"
         if number not in inodes:
             return f"it leads to inode {number}, {self._gone(number)}"
-        is_control = directory == ROOT_NUMBER and name == CONTROL_NAME
-        if not 0 < len(name) <= MAX_NAME_BYTES or b"/" in name or b"\0" in name or name in {b".", b".."} or is_control:
+        if not is_possible_name(directory, name):
             return "it is no possible name"
         if number == ROOT_NUMBER or number in named:
             return f"it is a second name of directory {number}"

@@ -20,7 +20,7 @@ import numpy as np
 from kvfs.durable.kept import Kept, KeptSlots
 from kvfs.durable.records import SEE_FSCK, InodeRecord
 from kvfs.names.content import OWN, Marks
-from kvfs.names.inode import Inode, Xattrs
+from kvfs.names.inode import NOT_KEPT, UNKNOWN, Inode, Xattrs, shown
 from kvfs.names.plain import backing_name
 from kvfs.names.tree import ROOT_NUMBER, domain_below
 from kvfs.pages.accounts import Account, Limits
@@ -44,6 +44,8 @@ class Restored:
     expiring: list[Inode] = field(default_factory=list)
     """Files with a TTL."""
     pinned: list[Inode] = field(default_factory=list)
+    refused: dict[int, Inode] = field(default_factory=dict)
+    """By number: inodes that are not whole."""
     backing: set[str] = field(default_factory=set)
     """Names of the backing files of plain files."""
 
@@ -100,7 +102,7 @@ class Restorer:
 
     def _find_pages(self) -> None:
         """The pages of all versions, and how full they are."""
-        versions, on_disk = self._kept.versions, self._volume.pool.on_disk
+        versions = self._kept.versions
         sizes = np.diff(versions.ends, prepend=0)
         identities = np.repeat(versions.identities, sizes)
         for identity, page_at in self._page_at.items():
@@ -108,9 +110,6 @@ class Restorer:
             self._pages[mine] = page_at[versions.slots[mine]]
         fills = np.full(identities.size, PAGE_ENTRIES, np.int8)
         fills[versions.ends[sizes > 0] - 1] = (versions.lengths[sizes > 0] - 1) % PAGE_ENTRIES + 1
-        for place in np.flatnonzero((self._pages < 0) | (on_disk.kept[self._pages] < fills))[:1].tolist():
-            number = versions.numbers[int(np.searchsorted(versions.ends, place, side="right"))]
-            raise _senseless(f"inode {number} has entries in slot {versions.slots[place]}, which does not hold them")
         np.maximum.at(self._volume.pool.fill, self._pages, fills)
         columns = (each.tolist() for each in (versions.identities, versions.lengths, versions.full_lengths))
         each = zip(*columns, versions.marks, versions.turns, versions.split(self._pages), strict=True)
@@ -132,6 +131,8 @@ class Restorer:
         children: dict[int, list[tuple[int, bytes, int, int]]] = {}
         for directory_number, names in groupby(kept.names, key=itemgetter(0)):
             children.setdefault(directory_number, []).extend(names)
+        if kept.is_root_damaged:
+            tree.root.mode, tree.root.changes = 0o700, NOT_KEPT
         if ROOT_NUMBER in kept.inodes:
             _give_attributes(tree.root, kept.inodes[ROOT_NUMBER])
             assert tree.root.account is not None
@@ -151,6 +152,8 @@ class Restorer:
             raise _senseless(f"inodes {sorted(unnamed)[:8]} have no name")
         if self._versions:
             raise _senseless(f"inodes {sorted(self._versions)[:8]} have entries, and are no regular files")
+        for (directory_number, name), (number, why) in kept.refused.items():
+            self._refuse(found[directory_number], name, number, why)
         tree.next_number = max(kept.next_inode, max(found) + 1)
         self.restored.files = [found[number] for number in kept.versions.numbers]
 
@@ -182,6 +185,19 @@ class Restorer:
                 raise _senseless(f"directory {number} has two names, or lies in itself")
             tree.restore_name(directory, name, inode)
         return directories
+
+    def _refuse(self, directory: Inode, name: bytes, number: int, why: str) -> None:
+        """The name is there, and leads to nothing that anybody can use."""
+        tree, inode = self._volume.tree, self.restored.refused.get(number)
+        account = domain_below(directory) or self._volume.pool.accounts.of(tree.root.uid)
+        if inode is None:
+            number = number or self._kept.take_number()
+            inode = self.restored.refused[number] = tree.restore(number, UNKNOWN, account)
+        assert inode.account is not None
+        self._num_files[inode.account] += 1
+        tree.restore_name(directory, name, inode)
+        path = str(tree.path_of(directory)).rstrip("/") + "/" + shown(name)
+        log.error("%s is damaged in the index and refused: %s", path, why, extra={"file": path})
 
     def _give_content(self, inode: Inode, record: InodeRecord, account: Account) -> None:
         version = self._versions.pop(inode.number, None)

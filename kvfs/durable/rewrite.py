@@ -7,7 +7,6 @@ the state is as it was, or as it is to be.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TypeVar
 
 from kvfs.durable.identity import KeptFacts
 from kvfs.durable.index import Index, Row, Rows
-from kvfs.durable.mend import Backing, Plan
+from kvfs.durable.mend import Plan
 from kvfs.durable.records import encode_inode, encode_version, encode_xattrs, name_check, signed, slot_check, text_check
 from kvfs.durable.salvage import Salvage
 from kvfs.durable.slot_survey import SlotSurvey
@@ -29,14 +28,6 @@ LOST = "lost"
 T = TypeVar("T")
 
 _ROWS_A_COMMIT = 4096
-_BACKING_NAME = re.compile(r"(\d+)\.(\d+)\.plain")
-
-
-def backing_files(directory: Path) -> list[Backing]:
-    """What is in STATE/files."""
-    paths = sorted((directory / "files").iterdir()) if (directory / "files").is_dir() else []
-    matches = [match for path in paths if (match := _BACKING_NAME.fullmatch(path.name))]
-    return [Backing(int(match[1]), int(match[2])) for match in matches]
 
 
 def carry_out(directory: Path, plan: Plan, salvage: Salvage, surveys: dict[int, SlotSurvey]) -> None:

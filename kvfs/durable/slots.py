@@ -90,6 +90,11 @@ class Slots:
         self._owned[slots] = True
         self.num_used += int(slots.size)
 
+    def hold_free(self, end: int) -> None:
+        """All that are free before a slot: for good."""
+        self._grow(end)
+        self.hold(np.flatnonzero(~self._owned[:end] & (self._needed[:end] == 0)).astype(np.int32))
+
     def let_go(self, slots: IntArray) -> None:
         """What was held is free."""
         self._owned[slots] = False

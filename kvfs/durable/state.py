@@ -9,6 +9,7 @@ files/        the bytes of plain files
 from __future__ import annotations
 
 import errno
+import logging
 from pathlib import Path
 
 from kvfs.durable.identity import KeptFacts
@@ -18,8 +19,11 @@ from kvfs.durable.log_check import has_lost_commits
 from kvfs.durable.records import SEE_FSCK, Broken, text_check
 from kvfs.durable.slot_file import SlotFile
 from kvfs.durable.superblock import check_slot_file, make_slot_file, superblock, sync_directory
+from kvfs.durable.whole import read_damaged_index
 from kvfs.images.model_facts import ModelFacts
 from libsym.errors import Invalid, SymError
+
+log = logging.getLogger(__name__)
 
 INDEX_NAME = "index.db"
 REPAIRED_NAME = "index.db.repaired"
@@ -49,15 +53,21 @@ class State:
         finish_repair(directory)
         _require_index(directory)
         self.index = Index(directory / INDEX_NAME)
-        self._about = {str(key): str(value) for key, value, _ in self.index.rows("about")}
+        self._uuid = ""
         self._opened: dict[int, SlotFile] = {}
 
     def load(self) -> Kept:
-        """Read the index. SymError: a row is damaged."""
+        """Read the index, or what is whole of it."""
+        why = ""
         try:
-            return read_index(self.index)
+            kept = read_index(self.index)
         except Broken as error:
-            raise SymError(f"the index {self.index.path} is damaged ({error}): {SEE_FSCK}", errno.EIO) from error
+            why = str(error)
+        if why:
+            log.error("the index %s is damaged (%s): %s", self.index.path, why, SEE_FSCK)
+            kept = read_damaged_index(self.directory, self.index)
+        self._uuid = kept.uuid
+        return kept
 
     def slot_path(self, identity: int) -> Path:
         return self._slots / f"{identity}.kv"
@@ -66,7 +76,7 @@ class State:
         """The slots of an identity that the index knows."""
         if identity not in self._opened:
             path = self.slot_path(identity)
-            check_slot_file(path, superblock(self._about["uuid"], identity, facts))
+            check_slot_file(path, superblock(self._uuid, identity, facts))
             self._opened[identity] = SlotFile(path, facts.page_bytes)
         return self._opened[identity]
 
@@ -78,7 +88,7 @@ class State:
         number, new = max(kept.facts, default=0) + 1, KeptFacts.of(facts)
         while self.slot_path(number).exists():  # of a daemon that ended here, or of an identity whose row is lost
             number += 1
-        make_slot_file(self.slot_path(number), superblock(self._about["uuid"], number, new))
+        make_slot_file(self.slot_path(number), superblock(self._uuid, number, new))
         text = new.text()
         self.index.commit(Rows(identities=[(number, text, text_check(str(number), text))]))
         kept.facts[number] = new

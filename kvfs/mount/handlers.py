@@ -389,8 +389,8 @@ class FileHandlers:
             room -= wire.listing_entry_bytes(name)
             if room < 0:
                 break
-            node = self._files.node_of(inode)
-            if place >= FIRST_PLACE:
+            node = 0 if inode.is_damaged else self._files.node_of(inode)  # 0: the kernel asks when somebody wants it
+            if place >= FIRST_PLACE and node:
                 try:
                     self._nodes.looked_up(node, inode)
                 except OverQuota:

@@ -6,6 +6,7 @@ The rules are those of path_resolution(7), for the gate's calls; on the mount th
 
 from __future__ import annotations
 
+import errno
 import stat
 import time
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from kvfs.names.retention import NO_ADVICE
 from kvfs.pages.accounts import Account
 from kvfs.pages.holdings import Holdings, Kind
 from kvfs.pages.table import PageTable
-from libsym.errors import NoAccess, NotPermitted
+from libsym.errors import NoAccess, NotPermitted, SymError
 
 READ, WRITE, SEARCH = 4, 2, 1
 """The bits of one class of a mode."""
@@ -36,7 +37,11 @@ MOST_IN_MEMORY = 1024
 MIN_TIME_NS, MAX_TIME_NS = -(1 << 63), (1 << 63) - 1
 """The first and the last time that an inode can have, in 1677 and in 2262: the index and frames have 64 bits for it."""
 
+UNKNOWN = 0
+"""In place of a file type: the index is damaged where it says what the inode is."""
+
 _KINDS = {
+    UNKNOWN: "damaged",
     stat.S_IFDIR: "dir",
     stat.S_IFREG: "file",
     stat.S_IFLNK: "link",
@@ -245,6 +250,11 @@ class Inode:
         return self.file_type == stat.S_IFDIR
 
     @property
+    def is_damaged(self) -> bool:
+        """Whether nobody may use it: there is a name, and nothing else."""
+        return self.file_type == UNKNOWN
+
+    @property
     def is_symlink(self) -> bool:
         return self.file_type == stat.S_IFLNK
 
@@ -344,6 +354,12 @@ class Changes:
 
 
 NOT_KEPT = Changes()
+
+
+def require_whole(inode: Inode, what: object) -> None:
+    """Raise EIO for an inode that the index has lost."""
+    if inode.is_damaged:
+        raise SymError(f"{what} is damaged in the index: see `symphony fsck`", errno.EIO)
 
 
 def allows(inode: Inode, creds: Credentials, wanted: int) -> bool:

@@ -16,9 +16,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeAlias
 
@@ -36,6 +38,7 @@ Remove: TypeAlias = Callable[[Path, Descriptor | None], None]
 """Unlinks a backing file, now or later, and lets go of its descriptor after that; neither on the owner's thread, which
 calls it, once at most for a file, and not for one that was never written."""
 
+_BACKING_NAME = re.compile(r"(\d+)\.(\d+)\.plain")
 _NOTHING = range(0)
 _NEVER = -1
 
@@ -43,6 +46,25 @@ _NEVER = -1
 def backing_name(inode: int, number: int) -> str:
     """Of the backing file of an inode that has this number: no other one of the inode ever had it."""
     return f"{inode}.{number}.plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """A file that is called as a backing file is."""
+
+    inode: int
+    number: int
+
+    @property
+    def name(self) -> str:
+        return backing_name(self.inode, self.number)
+
+
+def backing_files(directory: Path) -> list[Backing]:
+    """Backing files that lie in a directory, in the order of their names."""
+    paths = sorted(directory.iterdir()) if directory.is_dir() else []
+    matches = [match for path in paths if (match := _BACKING_NAME.fullmatch(path.name))]
+    return [Backing(int(match[1]), int(match[2])) for match in matches]
 
 
 class PlainFile:

@@ -27,7 +27,7 @@ from itertools import islice
 from typing import TypeVar
 
 from kvfs.names.content import Content, KvFile
-from kvfs.names.inode import NOT_KEPT, SOME_NAMES, Changes, Inode, NamePut, shown
+from kvfs.names.inode import NOT_KEPT, SOME_NAMES, UNKNOWN, Changes, Inode, NamePut, require_whole, shown
 from kvfs.names.inode import Credentials as Credentials  # noqa: PLC0414 - whoever uses a tree needs it
 from kvfs.names.order import NameOrder
 from kvfs.pages.accounts import Account, Accounts, names_bytes
@@ -108,6 +108,8 @@ class Tree:
         """The inode of a name; `.` and `..` too."""
         inode = directory.entries.get(name)
         if inode is not None:
+            if inode.file_type == UNKNOWN:
+                require_whole(inode, shown(name))
             return inode
         require_directory(directory, name)
         if name == b".":
@@ -259,6 +261,8 @@ class Tree:
             self._exchange(source, name, target, new_name)
             return
         replaced = target.entries.get(new_name) if target.is_directory else None
+        if replaced is not None:
+            require_whole(replaced, shown(new_name))
         if replaced is None or flags & RENAME_NOREPLACE:
             self.require_free(target, new_name)
         self._refuse_loop(moved, target, new_name)
@@ -516,6 +520,13 @@ def _content_of(inode: Inode | None) -> tuple[Content | None, int]:
 def require_directory(inode: Inode, name: bytes) -> None:
     if not inode.is_directory:
         raise NotDirectory(f"{shown(name)}: what should hold it is not a directory")
+
+
+def is_possible_name(directory: int, name: bytes) -> bool:
+    """Whether an inode in that directory can be called so."""
+    is_control = directory == ROOT_NUMBER and name == CONTROL_NAME
+    is_text = 0 < len(name) <= MAX_NAME_BYTES and b"/" not in name and b"\0" not in name
+    return is_text and name not in {b".", b".."} and not is_control
 
 
 def check_name(name: bytes) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePath
 
-from kvfs.names.inode import SEARCH, Credentials, Inode, require, require_followable
+from kvfs.names.inode import SEARCH, Credentials, Inode, require, require_followable, require_whole
 from kvfs.names.tree import MAX_NAME_BYTES, Tree
 from libsym.errors import CrossDevice, Invalid, NameTooLong, NotDirectory, NotFound, TooManyLinks
 
@@ -37,7 +37,10 @@ class Place:
 
     @property
     def inode(self) -> Inode | None:
-        return self.directory.entries.get(self.name)
+        inode = self.directory.entries.get(self.name)
+        if inode is not None:
+            require_whole(inode, self.path)
+        return inode
 
     def existing(self) -> Inode:
         """What has the name, or NotFound."""
@@ -102,6 +105,7 @@ class Paths:
                 if pending or is_way:
                     raise NotFound(f"{path}: there is no directory {os.fsdecode(name)} on the way: make it first")
                 raise NotFound(f"{path}: no such file")
+            require_whole(inode, path)
             if not inode.is_symlink:
                 current = inode
                 continue

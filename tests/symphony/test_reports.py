@@ -46,7 +46,14 @@ TIERS = {
     "num_preempted": 0,
     "error": "",
 }
-DISK = {"disk_bytes": 3 << 20, "disk_limit_bytes": None, "num_unsynced_files": 0, "unsynced_bytes": 0, "error": ""}
+DISK = {
+    "disk_bytes": 3 << 20,
+    "disk_limit_bytes": None,
+    "num_unsynced_files": 0,
+    "unsynced_bytes": 0,
+    "error": "",
+    "damage": "",
+}
 
 
 def test_stat_says_whether_the_weights_are_there_and_how_long_the_daemon_was_held() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.decoder.checkpoints import small_library
 from tests.decoder.test_families import CASES, small_model
+from tests.kvfs.durable.damage import damage_record
 
 pytestmark = pytest.mark.slow
 
@@ -257,3 +258,29 @@ def test_a_plain_file_whose_bytes_are_lost_is_an_error_and_not_empty(lives, tmp_
     assert "Input/output error" in second.shell(f"cat {second.mount}/plain", check=False).stderr
     assert "the bytes of /plain are lost" in second.log.read_text()
     second.shell(f"echo new > {second.mount}/plain && grep new {second.mount}/plain")
+
+
+def test_a_damaged_row_of_the_index_is_an_error_of_one_file_and_the_rest_is_served(lives, tmp_path):
+    first = lives()
+    first.run("""
+        for name in ("bad.kv", "good.kv"):
+            kv = sym.kv_create(name)
+            sym.kv_write(kv, [1, 2, 3])
+        """)
+    first.stop(signal.SIGTERM)
+    damage_record("inodes", "/bad.kv")(tmp_path / "state")
+    second = lives()
+    listed = second.shell(
+        f"ls {second.mount}; ls -U {second.mount} >/dev/null; cat {second.mount}/bad.kv; "
+        f"rm -f {second.mount}/bad.kv; cp {second.mount}/good.kv {tmp_path}/bad.kv; "
+        f"mv {tmp_path}/bad.kv {second.mount}/",
+        check=False,
+    )
+    assert listed.stdout.split() == ["bad.kv", "good.kv"]
+    assert listed.stderr.count("Input/output error") == 3
+    assert second.run("""
+        try: sym.kv_open("bad.kv")
+        except OSError as error: print(error.errno)
+        print([(each.name, each.kind) for each in sym.kv_list("/")], sym.kv_open("good.kv").read()[0])
+        """).split("\n")[:1] == ["5"]
+    assert "names that are refused: 1" in second.stat()["disk"]["damage"]

@@ -1,52 +1,213 @@
-"""A daemon that starts over a damaged state: it says what to do, or serves what is right."""
+"""A daemon that starts over a damaged state serves what is whole, and leaves the rest to fsck."""
 
 from __future__ import annotations
 
 import errno
+import random
 from pathlib import Path
 
 import pytest
 import trio
 
+from kvfs.durable.fsck import fsck
 from libsym.errors import SymError
-from tests.kvfs.durable.damage import DAMAGES, PLAIN, TOKENS, Damage
+from tests.kvfs.durable.damage import (
+    DAMAGES,
+    PLAIN,
+    TOKENS,
+    Damage,
+    copy_of,
+    damage_record,
+    flip,
+    number_of,
+    root_page_of,
+    sql,
+    zero_page,
+)
 from tests.kvfs.durable.house import ROOT, House, running
+
+NEW = list(range(900, 960))
+KEEPS_IT_DOWN = {
+    "a flipped bit in a superblock",
+    "a directory in itself",
+    "a slot file without a superblock",
+    "a slot file that is gone",
+    "an index without its first page",
+    "an index that is gone",
+    "an empty index",
+    "an index of garbage",
+}
+"""Damage of no row: there is no telling what else is whole."""
+
+
+async def look(house: House) -> dict[str, int]:
+    """The errno that each file gives which gives nothing; all that is given is right."""
+    wrong: dict[str, int] = {}
+    for path in [*TOKENS, *PLAIN][1:]:
+        try:
+            if path in PLAIN:
+                inode = house.fs.find(ROOT, path.lstrip("/"))
+                assert inode.content.is_lost or house.read(inode) == PLAIN[path]
+                continue
+            file = await house.open(path.lstrip("/"))
+        except SymError as error:
+            wrong[path] = error.errno
+        else:
+            assert house.tokens(file) == TOKENS[path]
+            assert house.is_right(file)
+            house.fs.kv_close(file)
+    return wrong
+
+
+async def tried(house: House) -> None:
+    """A sync succeeds, or fails with EIO and says what to do."""
+    failures: list[SymError] = []
+    try:
+        await house.sync("new.kv")
+    except SymError as error:
+        failures.append(error)
+    assert all(error.errno == errno.EIO and "symphony fsck" in str(error) for error in failures)
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=str)
-def test_without_fsck_a_daemon_refuses_or_gives_what_is_right(
+def test_what_is_whole_is_served_and_the_rest_is_refused(
     damage: Damage, state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage.plant(state)
+    found = [each for each in fsck(state, quick=True).findings if each.kind not in {"count", "about"}]
+    wrong: dict[str, int] = {}
 
-    async def look() -> dict[str, int | None]:
-        """What was wrong with files: an errno, or None, they were not there."""
-        wrong: dict[str, int | None] = {}
+    async def live() -> None:
         async with running(House(state)) as house:
-            for path in list(TOKENS)[1:]:
-                if path not in house.names():
-                    wrong[path] = None
-                    continue
-                try:
-                    file = await house.open(path.lstrip("/"))
-                except SymError as error:
-                    wrong[path] = error.errno
-                else:
-                    assert house.tokens(file) == TOKENS[path]
-                    assert house.is_right(file)
-            for path in PLAIN:
-                if not house.volume.size_of(house.fs.find(ROOT, path.lstrip("/"))):
-                    assert path in caplog.text
-        return wrong
+            wrong.update(await look(house))
+            file = house.create("new.kv", NEW)
+            await tried(house)
+            house.fs.kv_close(file)
+            is_told = "fsck" in house.keeper.statistics().damage
+            assert is_told == ("the index is damaged" in caplog.text)
+            assert is_told or not wrong or set(wrong.values()) == {errno.EIO}
 
     refusal = ""
-    wrong: dict[str, int | None] = {}
     try:
-        wrong = trio.run(look)
+        trio.run(live)
     except SymError as error:
         refusal = str(error)
     assert not refusal or ("symphony fsck" in refusal and "--repair" in refusal and "\n" not in refusal)
-    assert set(wrong.values()) <= {errno.EIO}
-    assert wrong.keys() <= {*damage.paths}
-    assert all(path in caplog.text for path in wrong)
+    assert bool(refusal) == (str(damage) in KEEPS_IT_DOWN)
+    assert set(wrong.values()) <= {errno.EIO, errno.ENOENT}
+    assert all(path in caplog.text for path, code in wrong.items() if code == errno.EIO and path.count("/") == 1)
+    assert errno.ENOENT not in wrong.values() or "files without a name" in caplog.text
     assert "Traceback" not in caplog.text
+    if "the index is damaged" in caplog.text:
+        left = fsck(state, quick=True).findings
+        assert [each for each in found if each not in left and each.is_damage] == []
+
+
+@pytest.mark.parametrize("table", ["inodes", "versions"])
+def test_one_damaged_row_refuses_one_file(table: str, state: Path, caplog: pytest.LogCaptureFixture) -> None:
+    damage_record(table, "/dir/b.kv")(state)
+
+    async def live() -> None:
+        async with running(House(state), drain=True) as house:
+            assert await look(house) == {"/dir/b.kv": errno.EIO}
+            for use in (
+                lambda: house.fs.kv_remove(ROOT, "dir/b.kv"),
+                lambda: house.fs.kv_create(ROOT, "dir/b.kv"),
+                lambda: house.tree.rename(house.tree.root, b"a.kv", house.fs.find(ROOT, "dir"), b"b.kv"),
+                lambda: house.tree.child(house.fs.find(ROOT, "dir"), b"b.kv"),
+            ):
+                with pytest.raises(SymError) as refused:
+                    use()
+                assert refused.value.errno == errno.EIO
+            assert house.fs.find(ROOT, "dir").entries[b"b.kv"].kind == "damaged"
+            house.create("new.kv", NEW)
+            await house.sync("new.kv")
+
+    trio.run(live)
+    assert caplog.text.count("/dir/b.kv is damaged in the index and refused") == 1
+    assert "names that are refused: 1" in caplog.text
+    assert {path for each in fsck(state).findings for path in each.paths} == {"/dir/b.kv"}
+    fsck(state, repair=True)
+
+    async def after() -> None:
+        async with running(House(state)) as house:
+            file = await house.open("new.kv")
+            assert house.tokens(file) == NEW
+            if table == "inodes":  # no slot that its entries need was taken for the new file
+                file = await house.open("dir/b.kv")
+                assert house.tokens(file) == TOKENS["/dir/b.kv"]
+                assert house.is_right(file)
+
+    trio.run(after)
+
+
+def test_a_damaged_row_of_the_root_stays_as_it_is(state: Path) -> None:
+    async def change() -> None:
+        async with running(House(state), drain=True) as house:
+            house.tree.root.mode = 0o711
+            house.tree.root.changed()
+
+    trio.run(change)
+    damage_record("inodes", "/")(state)
+    row = sql(state, "SELECT record FROM inodes WHERE number = 1")
+
+    async def live() -> None:
+        async with running(House(state), drain=True) as house:
+            assert await look(house) == {}
+            assert house.tree.root.mode == 0o700  # nobody gets more than he had
+            house.create("new.kv", NEW)
+            await house.sync("new.kv")
+
+    trio.run(live)
+    assert sql(state, "SELECT record FROM inodes WHERE number = 1") == row
+
+
+def test_backing_files_of_what_is_refused_stay(state: Path) -> None:
+    damage_record("inodes", "/note.txt")(state)
+    number = number_of(state, "/note.txt")
+
+    async def live() -> None:
+        async with running(House(state), drain=True) as house:
+            assert await look(house) == {"/note.txt": errno.EIO}
+
+    trio.run(live)
+    assert [path.read_bytes() for path in (state / "files").glob(f"{number}.*.plain")] == [PLAIN["/note.txt"]]
+
+
+def test_of_an_index_with_a_page_that_is_none_nothing_is_written(state: Path) -> None:
+    zero_page(state, root_page_of(state, "versions"))
+
+    async def live() -> None:
+        async with running(House(state)) as house:
+            house.create("new.kv", NEW)
+            with pytest.raises(SymError, match=r"nothing is kept.*symphony fsck") as refused:
+                await house.sync("new.kv")
+            assert refused.value.errno == errno.EIO
+            assert "nothing is kept" in house.keeper.statistics().damage
+
+    trio.run(live)
+    assert not sql(state, "SELECT 1 FROM names WHERE name = ?", b"new.kv")
+
+
+def test_a_flipped_byte_anywhere_in_the_index_gives_no_wrong_byte(sound: Path, tmp_path: Path) -> None:
+    chosen, size = random.Random(52), (sound / "index.db").stat().st_size
+    num_started = num_refusing = 0
+    for offset in [*range(100, size, size // 24), *(chosen.randrange(100, size) for _ in range(24))]:
+        state = copy_of(sound, tmp_path / str(offset))
+        flip(state / "index.db", offset, chosen.randrange(8))
+
+        async def live(state: Path = state) -> None:
+            async with running(House(state)) as house:
+                wrong = await look(house)
+                assert set(wrong.values()) <= {errno.EIO, errno.ENOENT}
+                nonlocal num_started, num_refusing
+                num_started, num_refusing = num_started + 1, num_refusing + bool(wrong)
+
+        refusals: list[str] = []
+        try:
+            trio.run(live)
+        except SymError as error:
+            refusals.append(str(error))
+        assert all("symphony fsck" in each for each in refusals)
+    assert num_started > 40
+    assert num_refusing > 2
