@@ -147,8 +147,7 @@ class Index:
     def commit(self, rows: Rows) -> None:
         """All of it is on disk when this returns; or an error, and none of it is."""
         database = self._database
-        if self._refusal:
-            raise SymError(f"nothing is kept: {self._refusal}: {SEE_FSCK}", errno.EIO)
+        self.require_commits()
         try:
             with self._turn:
                 database.execute("BEGIN IMMEDIATE")
@@ -243,6 +242,11 @@ class Index:
     def refuse_commits(self, why: str) -> None:
         """Every commit fails from now on: SQLite could lose more by writing."""
         self._refusal = why
+
+    def require_commits(self) -> None:
+        """EIO: commits are refused."""
+        if self._refusal:
+            raise SymError(f"nothing is kept: {self._refusal}: {SEE_FSCK}", errno.EIO)
 
     def problems(self) -> list[str]:
         """What SQLite finds wrong with the database's own structure."""

@@ -157,9 +157,10 @@ class Keeper:
             self._files[identity] = state.slot_file(identity, kept.facts[identity])
         self.pages_in = PagesIn(volume, self.jobs, self._files[own])
         self._take_over(kept, restored, own)
-        self._damage = _damage_of(kept)
-        if self._damage:
-            log.error("%s", self._damage)
+        self.damage = _damage_of(kept)
+        """What the index has lost, as it was found at the start."""
+        if self.damage:
+            log.error("%s", self.damage)
         self._disk_limit_bytes = disk_limit_bytes
         self.pages_out = PagesOut(volume.pool, self._files[own], self.slots[own], self.jobs, self.require_room)
         self._expiring, self._pinned = restored.expiring, restored.pinned
@@ -444,7 +445,7 @@ class Keeper:
             self.pages_out.num_bytes,
             self.pages_in.num_bytes,
             self._error or ("" if left_out is None else self._why_left_out(left_out)),
-            self._damage,
+            self.damage,
         )
 
     def _room_bytes(self) -> int | None:
@@ -560,6 +561,10 @@ class Keeper:
 
     async def _commit_once(self, wanted: Iterable[Inode], num_others: int) -> SymError | None:
         """Why it failed."""
+        try:
+            self._state.index.require_commits()
+        except SymError as refusal:
+            return refusal
         cut = self._cutter.take(wanted, self._volume.tree.next_number, num_others, is_full=self._is_full)
         self._committing = cut  # where an exception ends the storage, too: what it has is in the journal no more
         self._backing.update(cut.new_backing)
@@ -657,7 +662,7 @@ def _damage_of(kept: Kept) -> str:
     if not kept.is_damaged:
         return ""
     found = [f"names that are refused: {len(kept.refused)}"] if kept.refused else []
-    found += [f"files without a name: {kept.num_unreachable}"] if kept.num_unreachable else []
+    found += [f"files that no name leads to: {kept.num_unreachable}"] if kept.num_unreachable else []
     found += ["changes of the root directory's own attributes are not kept"] if kept.is_root_damaged else []
     found += [kept.refusal] if kept.refusal else []
     return f"the index is damaged: {'; '.join(found) or 'all files are whole'}; {SEE_FSCK}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import stat
 import struct
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -110,7 +109,7 @@ class Kept:
     refusal: str = ""
     """Why no commit is made."""
     num_unreachable: int = 0
-    """Inodes that are whole, and that no name leads to."""
+    """Inodes that are whole, and that no whole name leads to."""
 
     def take_number(self) -> int:
         """An inode's number that nothing has."""
@@ -174,28 +173,27 @@ def misfits(versions: KeptVersions, slots: Mapping[int, KeptSlots]) -> npt.NDArr
 
 def _require_fitting(kept: Kept) -> None:
     """Broken: a row is lost, for others need it."""
-    named, directories = {number for _, _, number, _ in kept.names}, {directory for directory, _, _, _ in kept.names}
-    of_type: dict[int, set[int]] = {}
-    for number, inode in kept.inodes.items():
-        of_type.setdefault(inode.file_type, set()).add(number)
-    subdirectories = [number for _, _, number, _ in kept.names if number in of_type.get(stat.S_IFDIR, ())]
-    with_entries = {number for number, inode in kept.inodes.items() if inode.has_entries}
+    inodes, numbers = kept.inodes, {*kept.versions.numbers}
+    directories = {number for number, inode in inodes.items() if inode.file_type == stat.S_IFDIR} | {ROOT_NUMBER}
+    with_entries = {number for number, inode in inodes.items() if inode.has_entries}
+    names = [number for _, _, number, _ in kept.names]
+    named, subdirectories = {*names}, [number for number in names if number in directories]
     lacking = {
-        "it has a name and no row": named - kept.inodes.keys(),
-        "it has no name": kept.inodes.keys() - named - {ROOT_NUMBER},
-        "it has names in it, and is no directory": directories - of_type.get(stat.S_IFDIR, set()) - {ROOT_NUMBER},
-        "it is a directory, and has two names": {
-            each for each, count in Counter(subdirectories).items() if count > 1 or each == ROOT_NUMBER
-        },
-        "it has entries, and is no regular file": {*kept.versions.numbers} - of_type.get(stat.S_IFREG, set()),
-        "its list of entries is lost": with_entries - {*kept.versions.numbers},
-        "a row of one of its slots is lost": {
+        "it has a name and no row": named - inodes.keys(),
+        "it has no name": inodes.keys() - named - {ROOT_NUMBER},
+        "it has names in it, and is no directory": {directory for directory, _, _, _ in kept.names} - directories,
+        "it is a directory with two names": {ROOT_NUMBER, *subdirectories}
+        if len(subdirectories) != len({*subdirectories} - {ROOT_NUMBER})
+        else (),
+        "it has entries, and its row knows nothing of them": numbers - with_entries,
+        "its list of entries is lost": with_entries - numbers,
+        "a row of one of its slots is lost": [
             kept.versions.numbers[each] for each in misfits(kept.versions, kept.slots).tolist()
-        },
+        ],
     }
-    for what, numbers in lacking.items():
-        if numbers:
-            raise Broken(f"inode {min(numbers)}: {what}")
+    for what, found in lacking.items():
+        if found:
+            raise Broken(f"inode {min(found)}: {what}")
 
 
 def _table(index: Index, table: str, read: Callable[[list[Any]], T], row: Callable[[Row], object]) -> T:

@@ -71,7 +71,20 @@ async def scrub(
                 findings[place] = await _mended(volume, keeper, walk.damaged, each, findings[place])
     finally:
         walk.damaged.let_go()
+    findings += await _of_index(volume, keeper)
     return ScrubReport(walk.num_pages, walk.num_bytes, perf_counter() - began_s, tuple(findings))
+
+
+async def _of_index(volume: Volume, keeper: Keeper) -> list[Finding]:
+    """What a damaged index has refused since the start."""
+    if not keeper.damage:
+        return []
+    paths: list[str] = []
+    turn = _Turn()
+    for inode in volume.tree:
+        await turn.end()
+        paths += _paths_of(volume, inode) if inode.is_damaged else ()
+    return [Finding("index", tuple(paths), keeper.damage, "not possible while a daemon uses the state")]
 
 
 class _DamagedPages:

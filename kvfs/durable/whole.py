@@ -6,7 +6,6 @@ is mended here and no row is removed: fsck finds all that it would have found be
 
 from __future__ import annotations
 
-import logging
 import stat
 import uuid
 from collections import deque
@@ -25,11 +24,9 @@ from kvfs.names.plain import backing_files
 from kvfs.names.tree import ROOT_NUMBER, is_possible_name
 from libsym.abi import PAGE_ENTRIES
 
-log = logging.getLogger(__name__)
-
 
 def read_damaged_index(directory: Path, index: Index) -> Kept:
-    """Everything that can be told for sure."""
+    """What a daemon may serve, and which names it has to refuse."""
     problems = index.problems()
     kept = _Whole(directory, Salvage(index.for_salvage(), problems, lost_commits=False)).kept(index)
     if problems:
@@ -39,6 +36,8 @@ def read_damaged_index(directory: Path, index: Index) -> Kept:
 
 
 class _Whole:
+    """Sorts the sound rows into those that fit together and those that lack something."""
+
     def __init__(self, directory: Path, salvage: Salvage) -> None:
         self._directory = directory
         self._rows = rows = sound_rows(salvage)
@@ -105,7 +104,9 @@ class _Whole:
         for (directory, name), number in rows.names.items():
             below.setdefault(directory, []).append((name, number))
         for place, text in rows.broken.get("names", ()):
-            if isinstance(place, int) and isinstance(text, bytes) and is_possible_name(place, text):
+            if not isinstance(place, int) or not isinstance(text, bytes) or (place, text) in rows.names:
+                continue
+            if is_possible_name(place, text):
                 below.setdefault(place, []).append((text, 0))
         if ROOT_NUMBER in rows.inodes and ROOT_NUMBER not in self._why:
             self._reached[ROOT_NUMBER] = rows.inodes[ROOT_NUMBER]

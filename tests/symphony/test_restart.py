@@ -281,6 +281,6 @@ def test_a_damaged_row_of_the_index_is_an_error_of_one_file_and_the_rest_is_serv
     assert second.run("""
         try: sym.kv_open("bad.kv")
         except OSError as error: print(error.errno)
-        print([(each.name, each.kind) for each in sym.kv_list("/")], sym.kv_open("good.kv").read()[0])
-        """).split("\n")[:1] == ["5"]
+        print([(each.name, each.kind) for each in sym.kv_list()], list(sym.kv_open("good.kv").read()[0]))
+        """).split("\n") == ["5", "[('bad.kv', 'damaged'), ('good.kv', 'kv')] [1, 2, 3]", ""]
     assert "names that are refused: 1" in second.stat()["disk"]["damage"]

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from kvfs.durable.fsck import fsck
+from kvfs.durable.scrub import scrub
 from libsym.errors import SymError
 from tests.kvfs.durable.damage import (
     DAMAGES,
@@ -96,7 +97,7 @@ def test_what_is_whole_is_served_and_the_rest_is_refused(
     assert bool(refusal) == (str(damage) in KEEPS_IT_DOWN)
     assert set(wrong.values()) <= {errno.EIO, errno.ENOENT}
     assert all(path in caplog.text for path, code in wrong.items() if code == errno.EIO and path.count("/") == 1)
-    assert errno.ENOENT not in wrong.values() or "files without a name" in caplog.text
+    assert errno.ENOENT not in wrong.values() or "files that no name leads to" in caplog.text
     assert "Traceback" not in caplog.text
     if "the index is damaged" in caplog.text:
         left = fsck(state, quick=True).findings
@@ -122,6 +123,7 @@ def test_one_damaged_row_refuses_one_file(table: str, state: Path, caplog: pytes
             assert house.fs.find(ROOT, "dir").entries[b"b.kv"].kind == "damaged"
             house.create("new.kv", NEW)
             await house.sync("new.kv")
+            assert [each.paths for each in (await scrub(house.volume, house.keeper)).findings] == [("/dir/b.kv",)]
 
     trio.run(live)
     assert caplog.text.count("/dir/b.kv is damaged in the index and refused") == 1
@@ -139,6 +141,25 @@ def test_one_damaged_row_refuses_one_file(table: str, state: Path, caplog: pytes
                 assert house.is_right(file)
 
     trio.run(after)
+
+
+def test_all_names_of_a_damaged_file_are_refused(state: Path) -> None:
+    async def link() -> None:
+        async with running(House(state), drain=True) as house:
+            house.tree.link(house.fs.find(ROOT, "a.kv"), house.fs.find(ROOT, "dir"), b"again.kv")
+
+    trio.run(link)
+    damage_record("inodes", "/a.kv")(state)
+
+    async def live() -> None:
+        async with running(House(state), drain=True) as house:
+            assert await look(house) == {"/a.kv": errno.EIO}
+            with pytest.raises(SymError) as refused:
+                house.fs.find(ROOT, "dir/again.kv")
+            assert refused.value.errno == errno.EIO
+
+    trio.run(live)
+    assert sorted({path for each in fsck(state).findings for path in each.paths}) == ["/a.kv", "/dir/again.kv"]
 
 
 def test_a_damaged_row_of_the_root_stays_as_it_is(state: Path) -> None:
