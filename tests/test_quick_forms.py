@@ -90,7 +90,7 @@ FORMS = {
     "soak/forks.py": Form(table=("forks +1000", "threads", "forks_per_s", "free_pages_after", "resident_bytes_after")),
     "soak/powercuts.py": Form(table=("10 states, 0 wrong",), may_be_empty=(", 0 wrong",)),
     "soak/service.py": Form(
-        table=('"operations":', '"syncs":', '"ended_by_sigterm": 2', '"ended_by_sigkill": 1', '"had_full_disk": true', '"held_s":'),
+        table=('"syncs":', '"ended_by_sigterm": 2', '"ended_by_sigkill": 1', '"had_full_disk": true', '"held_s":'),
         may_be_empty=(r'"leaks": \[\]', '"processor_s": 0.0,'),
     ),
     "soak/tier_programs.py": Form(
@@ -103,7 +103,7 @@ FORMS = {
     ),
 }  # fmt: skip
 
-GONE = r"NotConnected|Connection|daemon|Transport endpoint|Input/output"
+GONE = r"NotConnected|NoDaemon|(ended|with) status -9|Transport endpoint is not connected"
 BROKEN = {
     **{name: Broken(GONE) for name in FORMS if name.startswith("bench/crowds/")},
     "bench/kills.py": Broken(GONE),
@@ -118,7 +118,7 @@ BROKEN = {
         "from scheduler.connection.under_way import UnderWay\nUnderWay.end = lambda *_: None\n"
         "from tests.scheduler import hostile\nhostile.SETTLED_S = 5",
     ),
-    "soak/attacks.py": Broken("."),
+    "soak/attacks.py": Broken(r"metrics +\S"),
     "soak/crashes.py": Broken(
         r"after \d+ kills:\nclient",
         "import crash_seen as it\nfrom crash_model import State\nseen = it.seen_in\n"
@@ -134,7 +134,7 @@ BROKEN = {
         "import shutil\nfrom tests.disk import powercut as it\nmake = it.materialize\n"
         "it.materialize = lambda state, where: [make(state, where), shutil.rmtree(where / 'state', True)]",
     ),
-    "soak/service.py": Broken("."),
+    "soak/service.py": Broken(GONE),
     "soak/tier_programs.py": Broken("wrong: "),
     "soak/tiers.py": Broken(
         "seed 0: Lost",

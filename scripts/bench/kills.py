@@ -128,6 +128,8 @@ def setting(isolation: str) -> Iterator[Setting]:
                     sym.close()
             finally:
                 daemon.terminate()
+                if daemon.wait():  # its mount would keep the directory from being removed
+                    subprocess.run(["fusermount3", "-uzq", base / "kv"], check=False)
 
 
 def end(pid: int) -> None:

@@ -133,6 +133,8 @@ def soak(base: Path, num_threads: int, count: int) -> dict[str, float | int]:
     finally:
         daemon.send_signal(signal.SIGTERM)
         status = daemon.wait(60)
+        if status:  # its mount would keep the directory from being removed
+            subprocess.run(["fusermount3", "-uzq", base / "kv"], check=False)
     if status:
         raise SystemExit(f"the daemon ended with status {status}")
     return result

@@ -74,6 +74,8 @@ def attacked(args: argparse.Namespace, *options: str) -> Iterator[Attacked]:
         finally:
             served.terminate()
             status = served.wait(60)
+            if status:  # its mount would keep the directory from being removed
+                subprocess.run(["fusermount3", "-uzq", mount], check=False)
         if status:
             raise SystemExit(f"the daemon ended with status {status}:\n{log.read_text()}")
 
