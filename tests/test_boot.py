@@ -46,6 +46,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NO BOOT TESTED: only 
 
 
 @needs_root
+@pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO BOOT TESTED: /dev/fuse is missing")
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="NO BOOT TESTED: .venv is not of Debian 12's Python, 3.11")
 @pytest.mark.slow
 @pytest.mark.timeout(960)  # a Debian root and wheels are made first, once
 def test_the_service_is_installed_is_ready_is_killed_and_goes():

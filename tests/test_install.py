@@ -1,7 +1,7 @@
 """scripts/install and scripts/uninstall, below a directory: no user, unit or package of this machine is touched.
 
 The wheel is made of the tree as it lies here, without compiling (tests/test_packaging.py does that), and brings what it
-needs from the environment of the tests. What takes systemd is shown by scripts/systemd/boot.
+needs from the environment of the tests. What takes systemd is shown by scripts/boot.
 """
 
 from __future__ import annotations

@@ -128,6 +128,10 @@ class Machine:
             os.killpg(process.pid, signal.SIGKILL)
             said, _ = process.communicate()
             raise Failed(f"$ {script}\n{said}\nis not over after {HANGS_S:g} s") from None
+        except BaseException:  # this script is to end: nsenter would outlive the machine
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
         if process.returncode != status:
             raise Failed(f"$ {script}\n{said}\nended with {process.returncode}, not {status}")
         return said.rstrip("\n")

@@ -75,7 +75,7 @@ def reload(s: Service) -> str:
     """A quota that changed holds at once; a file with an error changes nothing, and the error names its line."""
     pid = s.pid()
     s.run("install --directory --owner=bob /kv/bob")
-    write = "head --bytes=3M /dev/zero 2>&1 >/kv/bob/zeros"
+    write = "bash -c 'head --bytes=3M /dev/zero >/kv/bob/zeros' 2>&1"  # whichever is refused, its name or its bytes
     s.run(write, user="bob")
     s.configure(TINY + 'quota = "1M"\n')
     s.run("systemctl reload symphony.service")

@@ -64,7 +64,7 @@ KEY = "/var/lib/symphony-gateway/gateway.key"
 
 
 def gateway(s: Service) -> str:
-    """A conversation over HTTP outlives kills of the gateway and of its daemon; without the key nobody has one."""
+    """A conversation outlives a kill of the gateway and, synced, one of its daemon; without the key nobody has one."""
     began_s = time.monotonic()
     s.run(f"systemctl start {GATEWAY}")
     s.wait_for(f"test -s {KEY}")
@@ -75,6 +75,7 @@ def gateway(s: Service) -> str:
     refused = s.run("python3 /srv/programs/talk.py none first", user="alice", status=1)
     s.expect(refused.startswith("403 "), f"without the key: {refused}")
     for unit in (GATEWAY, "symphony.service"):
+        s.run("sync /kv/gateway-$(id -u symphony-run)/local/sessions/first.kv")
         before = s.show(unit, "MainPID")
         s.run(f"systemctl kill --signal=KILL --kill-whom=main {unit}")
         s.wait_for(f'[ "$(systemctl show --value --property=MainPID {unit})" != {before} ]')
