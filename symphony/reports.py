@@ -107,7 +107,8 @@ def _disk_line(disk: dict[str, Any]) -> str:
     line = _of(disk["disk_bytes"], disk["disk_limit_bytes"], human_bytes)
     if disk["num_unsynced_files"]:
         line += f"; {disk['num_unsynced_files']} changes not on it yet, {human_bytes(disk['unsynced_bytes'])} of pages"
-    line += f"; DAMAGED: {disk['damage']}" if disk["damage"] else ""
+    # A daemon that was started before an upgrade says nothing of damage.
+    line += f"; DAMAGED: {disk['damage']}" if disk.get("damage") else ""
     return line + (f"; IT FAILS: {disk['error']}" if disk["error"] else "")
 
 

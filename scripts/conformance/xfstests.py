@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Runs xfstests' generic tests on Symphony's mount, and compares those that fail with the list in `expected.txt`.
+
+xfstests is given as a directory in which it was built (git.kernel.org, fs/xfs/xfstests-dev). The `mount` and `umount`
+that it finds are this script: a mount of type fuse.kv starts a daemon with the tiny model. Run as root, where the users
+are that xfstests asks for, with the repository's interpreter:
+
+    .venv/bin/python scripts/conformance/xfstests.py --xfstests ~/xfstests    # the quick group
+    .venv/bin/python scripts/conformance/xfstests.py --xfstests ~/xfstests generic/020 generic/683
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPECTED = Path(__file__).with_name("expected.txt")
+WORK = "SYMPHONY_XFSTESTS"
+"""The variable that names the directory of this run."""
+PATIENCE_S = 60
+CONFIG = """
+export FSTYP=fuse FUSE_SUBTYP=.kv
+export TEST_DEV=symphony:{work}/test TEST_DIR={work}/mnt-test
+export SCRATCH_DEV=symphony:{work}/scratch SCRATCH_MNT={work}/mnt-scratch
+export RESULT_BASE={work}/results
+"""
+"""The daemon names a mount after its state directory."""
+
+
+def mount(words: list[str]) -> int:
+    """Be xfstests' mount(8): a file system of type fuse.kv is a daemon; everything else goes to mount(8) itself."""
+    real = os.environ[f"{WORK}_MOUNT"]
+    options = {option for at, word in enumerate(words) if at and words[at - 1] == "-o" for option in word.split(",")}
+    if "remount" in options:
+        return subprocess.call([real, "-i", *words])
+    if "fuse.kv" not in words:
+        return subprocess.call([real, *words])
+    source, mountpoint = words[-2:]
+    status = serve(Path(source.partition(":")[2]), mountpoint)
+    if status == 0 and "ro" in options:
+        return subprocess.call([real, "-i", "-o", "remount,ro", mountpoint])
+    return status
+
+
+def serve(state: Path, mountpoint: str) -> int:
+    """Start a daemon and wait for its mount."""
+    command: list[str | Path] = [sys.executable, "-m", "symphony", "serve", "--model", "tiny", "--kv-memory", "64M"]
+    command += ["--mount", mountpoint, "--state", state, "--socket", f"{state}.socket"]
+    with Path(f"{state}.log").open("ab") as log:
+        daemon = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
+    Path(f"{state}.pid").write_text(str(daemon.pid))
+    deadline = time.monotonic() + PATIENCE_S
+    while not os.path.ismount(mountpoint):
+        if daemon.poll() is not None or time.monotonic() > deadline:
+            print(f"mount: no daemon serves {state}: its log is {state}.log", file=sys.stderr)
+            return 32
+        time.sleep(0.02)
+    return 0
+
+
+def umount(words: list[str]) -> int:
+    """Be xfstests' umount(8): a daemon whose mount has gone ends, and its state is free for the next one."""
+    status = subprocess.call([os.environ[f"{WORK}_UMOUNT"], *words])
+    deadline = time.monotonic() + PATIENCE_S
+    for pid_file in Path(os.environ[WORK]).glob("*.pid"):
+        mountpoint = pid_file.with_name(f"mnt-{pid_file.stem}")
+        while not os.path.ismount(mountpoint) and Path(f"/proc/{pid_file.read_text()}").exists():
+            if time.monotonic() > deadline:
+                print(f"umount: the daemon of {mountpoint} does not end", file=sys.stderr)
+                return 32
+            time.sleep(0.02)
+    return status
+
+
+def run(xfstests: Path, tests: list[str], work: Path) -> tuple[set[str], set[str]]:
+    """The tests that ran, and those of them that failed."""
+    programs = work / "bin"
+    programs.mkdir()
+    found = {name: shutil.which(name) for name in ("mount", "umount")}
+    scripts = {name: f'exec "{sys.executable}" "{Path(__file__).resolve()}" --as {name} -- "$@"' for name in found}
+    scripts["df"] = f'{shutil.which("df")} "$@" | sed "s/ fuse.kv/ fuse/"'  # xfstests knows no type of FUSE
+    for name, script in scripts.items():
+        program = programs / name
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    for name in ("mnt-test", "mnt-scratch", "results"):
+        (work / name).mkdir()
+    config = work / "config"
+    config.write_text(CONFIG.format(work=work))
+    environ = os.environ | {WORK: str(work), "HOST_OPTIONS": str(config), "PATH": f"{programs}:{os.environ['PATH']}"}
+    environ |= {f"{WORK}_{name.upper()}": path for name, path in found.items() if path}
+    subprocess.run(["./check", *(tests or ["-g", "quick"])], cwd=xfstests, env=environ, check=False)
+    report = (work / "results" / "check.log").read_text()
+
+    def told(what: str) -> set[str]:
+        return set(" ".join(re.findall(rf"^{what}: (.*)$", report, re.MULTILINE)).split())
+
+    return told("Ran") - told("Not run"), told("Failures")
+
+
+def clean_up(work: Path) -> None:
+    for name in ("mnt-test", "mnt-scratch"):
+        if os.path.ismount(work / name):
+            subprocess.run(["umount", "--lazy", work / name], check=True)
+
+
+def expected() -> dict[str, str]:
+    """Return why a test fails: always, or `sometimes`, as its reason begins."""
+    lines = EXPECTED.read_text().splitlines()
+    return {name: reason for name, _, reason in (line.partition(" ") for line in lines if not line.startswith("#"))}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Run xfstests on the mount, and compare with what is expected to fail."
+    )
+    parser.add_argument("--xfstests", type=Path, required=True, help="the directory where xfstests was built")
+    parser.add_argument("tests", nargs="*", help="like generic/020 (default: the quick group)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="symphony-xfstests-") as directory:
+        work = Path(directory)
+        work.chmod(0o755)  # some tests are other users
+        try:
+            ran, failed = run(arguments.xfstests, arguments.tests, work)
+        finally:
+            clean_up(work)
+    reasons = expected()
+    always = {name for name, reason in reasons.items() if not reason.startswith("sometimes")}
+    for name in sorted(failed):
+        print(f"{name} failed: {reasons.get(name, 'NOT EXPECTED')}")
+    for name in sorted(ran & always - failed):
+        print(f"{name} holds, and the list expects it to fail")
+    print(f"{len(ran)} ran, {len(failed)} failed, {len(failed - reasons.keys())} of them not expected")
+    return 1 if not ran or failed - reasons.keys() or ran & always - failed else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as"]:
+        sys.exit({"mount": mount, "umount": umount}[sys.argv[2]](sys.argv[4:]))
+    sys.exit(main())
