@@ -32,6 +32,9 @@ from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
 
+MOST_TOLD = 100
+"""So many damaged inodes are named in the log: all of a large state may be."""
+
 
 @dataclass(slots=True)
 class Restored:
@@ -196,6 +199,8 @@ class Restorer:
         assert inode.account is not None
         self._num_files[inode.account] += 1
         tree.restore_name(directory, name, inode)
+        if len(self.restored.refused) > MOST_TOLD:
+            return  # the storage tells how many there are
         path = str(tree.path_of(directory)).rstrip("/") + "/" + shown(name)
         log.error("%s is damaged in the index and refused: %s", path, why, extra={"file": path})
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from kvfs.durable import restore
 from kvfs.durable.fsck import fsck
 from kvfs.durable.scrub import scrub
 from libsym.errors import SymError
@@ -208,6 +209,21 @@ def test_of_an_index_with_a_page_that_is_none_nothing_is_written(state: Path) ->
 
     trio.run(live)
     assert not sql(state, "SELECT 1 FROM names WHERE name = ?", b"new.kv")
+
+
+def test_of_many_damaged_files_the_log_names_some_and_tells_how_many_there_are(
+    state: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zero_page(state, root_page_of(state, "inodes"))
+    monkeypatch.setattr(restore, "MOST_TOLD", 2)
+
+    async def live() -> None:
+        async with running(House(state)) as house:
+            assert set((await look(house)).values()) == {errno.EIO}
+
+    trio.run(live)
+    assert caplog.text.count("damaged in the index and refused") == 2
+    assert "names that are refused: 4" in caplog.text
 
 
 def test_a_flipped_byte_anywhere_in_the_index_gives_no_wrong_byte(sound: Path, tmp_path: Path) -> None:
