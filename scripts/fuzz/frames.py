@@ -75,7 +75,7 @@ FATAL_IN_BURSTS = 0.2
 HANG_UP_S = 2.0
 GIVE_UP_S = 10.0
 QUICK = 60_000
-LEAST_TAKEN, QUICK_LEAST_TAKEN = 0.9, 0.5
+LEAST_TAKEN, QUICK_LEAST_TAKEN = 0.9, 0.25
 """Of the frames: what lies in a ring is lost with its connection, which is much of a few."""
 MAX_GROWTH_BYTES = 400 << 20
 MAX_MORE_DESCRIPTORS = 16
