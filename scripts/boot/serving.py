@@ -148,20 +148,22 @@ def full_disk(s: Service) -> str:
     """Calls fail, and nothing else does; with room again all goes on, and what was synced is there."""
     s.run("systemctl stop symphony.service")
     s.run("mount -t tmpfs -o size=64M,mode=0700,uid=symphony,gid=symphony state /var/lib/symphony")
-    s.run("systemctl start symphony.service")
-    pid = s.pid()
-    with s.load() as load:
-        load.more(5)
-        s.run("install --directory --owner=bob /kv/bob")
-        full = s.run("not head --bytes=100M /dev/zero 2>&1 >/kv/bob/zeros", user="bob")
-        s.expect("No space left" in full, f"no word of the disk: {full}")
-        s.expect(s.stat()["pid"] == pid, "the daemon is another one")
-        s.run("rm /kv/bob/zeros", user="bob")
-        load.more(20)
-    s.expect(s.pid() == pid, "the daemon is another one")
-    checked = load.check()
-    s.run("systemctl restart symphony.service")
-    again = load.check()
-    s.run("systemctl stop symphony.service && umount /var/lib/symphony")
-    s.run("systemctl start symphony.service")
+    try:
+        s.run("systemctl start symphony.service")
+        pid = s.pid()
+        with s.load() as load:
+            load.more(5)
+            s.run("install --directory --owner=bob /kv/bob")
+            full = s.run("not head --bytes=100M /dev/zero 2>&1 >/kv/bob/zeros", user="bob")
+            s.expect("No space left" in full, f"no word of the disk: {full}")
+            s.expect(s.stat()["pid"] == pid, "the daemon is another one")
+            s.run("rm /kv/bob/zeros", user="bob")
+            load.more(20)
+        s.expect(s.pid() == pid, "the daemon is another one")
+        checked = load.check()
+        s.run("systemctl restart symphony.service")
+        again = load.check()
+    finally:  # later scenarios are to have the state of before
+        s.run("systemctl stop symphony.service && umount /var/lib/symphony")
+        s.run("systemctl start symphony.service")
     return f"{full}\n{checked}; after a restart: {again}"
