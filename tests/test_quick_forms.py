@@ -103,7 +103,7 @@ FORMS = {
     ),
 }  # fmt: skip
 
-GONE = r"NotConnected|NoDaemon|(ended|with) status -9|Transport endpoint is not connected"
+GONE = r"NotConnected|NoDaemon|(ended|with) status -9|Transport endpoint is not connected|does the daemon live"
 BROKEN = {
     **{name: Broken(GONE) for name in FORMS if name.startswith("bench/crowds/")},
     "bench/kills.py": Broken(GONE),

@@ -151,7 +151,7 @@ def milliseconds_until_free(here: Setting, number: int) -> list[float]:
     for _ in range(number):
         free = sym.daemon_stat()["num_free_pages"]
         connection, pid = here.start("holds", HOLDS)
-        assert output(connection)
+        assert output(connection), "the program has ended: does the daemon live?"
         assert sym.daemon_stat()["num_free_pages"] < free
         begin_s = time.perf_counter()
         os.kill(pid, signal.SIGKILL)

@@ -168,9 +168,11 @@ class Round:
     def __init__(self, soak: Soak, kinds: list[str]) -> None:
         self._scratch = tempfile.TemporaryDirectory(dir=soak.base)
         self._soak = soak
+        self._processes = dict[str, subprocess.Popen[str]]()
         soak.prepare()
         soak.round = self
-        self._processes = {f"{number}-{kind}": self._program(number, kind) for number, kind in enumerate(kinds)}
+        for number, kind in enumerate(kinds):
+            self._processes[f"{number}-{kind}"] = self._program(number, kind)
         self._processes["storm"] = self._start(["bash", STORM, str(soak.daemons.mount), "storm", self._scratch.name])
         self._spared = set(self._processes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import re
 import sqlite3
 import stat
 from collections.abc import Awaitable, Callable
@@ -500,10 +501,19 @@ def test_damaged_attributes_are_an_error_for_who_reads_them_and_for_nobody_else(
     lives(large, look)
 
 
-def test_a_start_names_an_inode_whose_attributes_are_lost(large: Path) -> None:
+def test_a_start_names_an_inode_whose_attributes_are_lost_and_reading_them_is_an_error(
+    large: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sql(large, "DELETE FROM xattrs WHERE number = ?", rows(large)[0])
-    with pytest.raises(SymError, match=r"the attributes of inode \d+ are lost"):
-        House(large)
+
+    async def look(house: House) -> None:
+        assert re.search(r"the attributes of inode \d+ are lost", caplog.text)
+        with pytest.raises(SymError) as caught:
+            await noted(house, house.tree.child(house.tree.root, b"a"))
+        assert caught.value.errno == errno.EIO
+        assert await noted(house, house.tree.child(house.tree.root, b"b")) == {b"user.x": LARGE}
+
+    lives(large, look)
 
 
 @pytest.mark.parametrize(
