@@ -103,7 +103,11 @@ FORMS = {
     ),
 }  # fmt: skip
 
-GONE = r"NotConnected|NoDaemon|(ended|with) status -9|Transport endpoint is not connected|does the daemon live"
+GONE = (
+    r"NotConnected|NoDaemon|no daemon listens|does the daemon live|(ended|with) status -9"
+    "|Transport endpoint is not connected|caused connection abort|Connection reset|Broken pipe"
+)
+"""What a script says whose daemon was killed; where it was at that moment decides which."""
 BROKEN = {
     **{name: Broken(GONE) for name in FORMS if name.startswith("bench/crowds/")},
     "bench/kills.py": Broken(GONE),
