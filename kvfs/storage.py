@@ -27,7 +27,7 @@ class StorageStatistics:
     error: str = ""
     """Why the last write or commit failed; empty since the last commit that did not."""
     damage: str = ""
-    """What a damaged index keeps from use until fsck has repaired it."""
+    """Damage of the index keeps this from use until fsck has repaired it."""
 
 
 class Reading(Protocol):

@@ -35,7 +35,7 @@ class Form:
 
     words: tuple[str, ...] = ("--quick",)
     table: tuple[str, ...] = ()
-    """What stands in the table, as patterns."""
+    """Contents of the table, as patterns."""
     may_be_empty: tuple[str, ...] = ()
     """Cells that say that nothing went wrong, as patterns."""
 
@@ -107,7 +107,7 @@ GONE = (
     r"NotConnected|NoDaemon|no daemon listens|does the daemon live|(ended|with) status -9"
     "|Transport endpoint is not connected|caused connection abort|Connection reset|Broken pipe"
 )
-"""What a script says whose daemon was killed; where it was at that moment decides which."""
+"""Words of a script whose daemon was killed; where the script was at that moment decides which."""
 BROKEN = {
     **{name: Broken(GONE) for name in FORMS if name.startswith("bench/crowds/")},
     "bench/kills.py": Broken(GONE),
@@ -170,7 +170,7 @@ class Place:
         )
 
     def processes(self) -> Iterator[tuple[int, bytes]]:
-        """Those that inherited this place, and their words."""
+        """Processes that inherited this place, and their words."""
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 if f"TMPDIR={self.path}\0".encode() in (process / "environ").read_bytes():

@@ -70,13 +70,13 @@ class Cut:
     new_slots: list[tuple[int, IntArray]] = field(default_factory=list)
     """(identity, slots) that its rows need."""
     old_slots: list[tuple[int, IntArray]] = field(default_factory=list)
-    """Those that the rows need which it replaces."""
+    """Slots of the rows that this commit replaces."""
     xattrs: list[tuple[Xattrs, int | None]] = field(default_factory=list)
     """Attributes that get a row of their own (by their `changes`), or lose it."""
     new_backing: list[str] = field(default_factory=list)
     """Backing files that a row names and none has named before."""
     gone_backing: list[str] = field(default_factory=list)
-    """Those that no row names any more."""
+    """Backing files that no row names any more."""
     number: int = 0
     """The last change when it was taken."""
 
@@ -225,7 +225,7 @@ class Cutter:
         return next((each for each in (wanted, *(put.after for put in puts)) if each in found), None)
 
     def forget_slots(self, identity: int, slots: IntArray) -> None:
-        """They are free: the next commit removes their rows."""
+        """Have the next commit remove the rows of slots that are free."""
         rows = self._slots[identity].recorded.intersection(slots.tolist())
         self._slots[identity].recorded -= rows
         self._gone_slots += [(identity, slot) for slot in rows]

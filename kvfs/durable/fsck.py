@@ -30,13 +30,13 @@ _NO_PROGRESS: Progress = lambda _done, _total: None  # noqa: E731
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What fsck found."""
+    """The findings of one fsck."""
 
     findings: tuple[Finding, ...]
     num_files: int
     """Regular files that there are, or that are left."""
     num_pages: int
-    """That were read."""
+    """Pages that were read."""
     is_repaired: bool
 
     @property

@@ -64,7 +64,7 @@ Row = tuple[object, ...]
 
 @dataclass(slots=True)
 class Rows:
-    """What one commit writes and removes, all or nothing."""
+    """Rows that one commit writes and removes, all or nothing."""
 
     inodes: list[tuple[int, bytes]] = field(default_factory=list)
     gone_inodes: list[tuple[int]] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Index:
             raise _failed("open", path, error) from error
 
     def _settle(self) -> None:
-        """What a daemon wrote that was killed is on disk before anybody builds on it: perhaps it was not synced."""
+        """Put on disk what a killed daemon wrote, before anybody builds on it: perhaps nobody synced it."""
         try:
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.OperationalError as error:
@@ -249,7 +249,7 @@ class Index:
             raise SymError(f"nothing is kept: {self._refusal}: {SEE_FSCK}", errno.EIO)
 
     def problems(self) -> list[str]:
-        """What SQLite finds wrong with the database's own structure."""
+        """Return the faults that SQLite finds in the database's own structure."""
         try:
             found = [str(row[0]) for row in self._database.execute("PRAGMA integrity_check")]
         except sqlite3.Error as error:

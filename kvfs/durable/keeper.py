@@ -158,7 +158,7 @@ class Keeper:
         self.pages_in = PagesIn(volume, self.jobs, self._files[own])
         self._take_over(kept, restored, own)
         self.damage = _damage_of(kept)
-        """What the index has lost, as it was found at the start."""
+        """Losses of the index, as the start found them."""
         if self.damage:
             log.error("%s", self.damage)
         self._disk_limit_bytes = disk_limit_bytes
@@ -658,7 +658,7 @@ class Keeper:
 
 
 def _damage_of(kept: Kept) -> str:
-    """What a daemon that starts over a damaged index says; empty: the index is whole."""
+    """Return the summary of an index's damage; empty: the index is whole."""
     if not kept.is_damaged:
         return ""
     found = [f"names that are refused: {len(kept.refused)}"] if kept.refused else []

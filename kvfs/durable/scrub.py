@@ -76,7 +76,7 @@ async def scrub(
 
 
 async def _of_index(volume: Volume, keeper: Keeper) -> list[Finding]:
-    """What a damaged index has refused since the start."""
+    """Names that a damaged index has refused since the start."""
     if not keeper.damage:
         return []
     paths: list[str] = []

@@ -26,7 +26,7 @@ from libsym.abi import PAGE_ENTRIES
 
 
 def read_damaged_index(directory: Path, index: Index) -> Kept:
-    """What a daemon may serve, and which names it has to refuse."""
+    """Return the rows that a daemon may serve, and the names that it has to refuse."""
     problems = index.problems()
     kept = _Whole(directory, Salvage(index.for_salvage(), problems, lost_commits=False)).kept(index)
     if problems:

@@ -38,7 +38,7 @@ EXTRAS = subprocess.run(
 ).stdout
 """Extras that scripts/install asks for: with another list a wheel would be missing."""
 SOURCES = tuple(name.encode() for name in (*PACKAGES, "man/", "setup.py", "pyproject.toml", "README.md"))
-"""What a wheel is made of."""
+"""Sources of a wheel."""
 SITE = sysconfig.get_paths()["purelib"]
 """Where this process has its packages, and a machine /srv/site."""
 BUILD = ("setuptools>=77.0.3", "wheel", "cffi>=1.17,<3")
@@ -160,7 +160,7 @@ class Kept:
         self._pip("wheel", "--no-deps", "--wheel-dir", wheelhouse, MODEL)
 
     def _make_thin(self, wheelhouse: Path) -> None:
-        """What pip reads of each package here, and a line that tells Python where its files are."""
+        """Make wheels of metadata alone, with a line that tells Python where each package's files are."""
         wheelhouse.mkdir()
         for each in _others():
             about = f"{_named(each)}.dist-info"

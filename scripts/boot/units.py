@@ -1,4 +1,4 @@
-"""What else can be a unit: a daemon of one's own, one for another model, a program, the gateway."""
+"""Other units: a daemon of one's own, a daemon for another model, a program, the gateway."""
 
 from __future__ import annotations
 
