@@ -27,7 +27,7 @@ class StorageStatistics:
     error: str = ""
     """Why the last write or commit failed; empty since the last commit that did not."""
     damage: str = ""
-    """Damage of the index keeps this from use until fsck has repaired it."""
+    """Losses of the index that the start found, until fsck has repaired them; empty: the index is whole."""
 
 
 class Reading(Protocol):
