@@ -12,10 +12,10 @@ from kvfs.pages.free_list import IntArray
 
 @dataclass(frozen=True, slots=True)
 class StorageStatistics:
-    """What is kept, and what is not yet."""
+    """Figures of what is kept, and of what is not yet."""
 
     disk_bytes: int = 0
-    """That pages and plain files take on disk."""
+    """Bytes that pages and plain files take on disk."""
     disk_limit_bytes: int | None = None
     num_unsynced_files: int = 0
     """Files, directories, … of which something is in memory alone."""

@@ -104,7 +104,7 @@ def _computed(inode: Inode) -> Collection[bytes]:
 
 
 def _own(volume: Volume, inode: Inode) -> dict[bytes, bytes]:
-    """What a KV file or a domain says of itself, and its owner may change."""
+    """Return the attributes of a KV file or a domain that its owner may change."""
     kv = inode.content
     if isinstance(kv, KvFile):
         ending = {LOST: kv.lost, OTHER_BITS: kv.num_other_bits(volume.bits)}

@@ -1,4 +1,4 @@
-"""What `symphony stat` and `symphony du` print."""
+"""The lines that `symphony stat` and `symphony du` print."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def memory_line(tiers: dict[str, Any], page_bytes: int) -> str:
 
 
 def tiers_line(tiers: dict[str, Any]) -> str:
-    """What has moved, who waits for it, and whether that could be hidden."""
+    """Return a line on pages that have moved, who waits for them, and whether that could be hidden."""
     line = f"{tiers['policy']}; {tiers['num_in']:,} pages came in, {tiers['num_dropped']:,} went"
     if tiers["num_resumes"]:
         line += f"; {tiers['num_hidden']:,} of {tiers['num_resumes']:,} resumes hidden"
@@ -103,7 +103,7 @@ def _held(held: dict[str, Any]) -> str:
 
 
 def _disk_line(disk: dict[str, Any]) -> str:
-    """What is kept, what is not yet, and why."""
+    """Return a line on what is kept, what is not yet, and why."""
     line = _of(disk["disk_bytes"], disk["disk_limit_bytes"], human_bytes)
     if disk["num_unsynced_files"]:
         line += f"; {disk['num_unsynced_files']} changes not on it yet, {human_bytes(disk['unsynced_bytes'])} of pages"
@@ -117,7 +117,7 @@ def _of(used: int, quota: int | None, shown: Callable[[int], str]) -> str:
 
 
 def disk_lines(usage: dict[str, Any]) -> list[str]:
-    """What files take on disk; pages that files share count for each of them, and once in the total."""
+    """Return what files take on disk; pages that files share count for each of them, and once in the total."""
     rows = [(row["path"], row) for row in usage["rows"]] + [("total", usage["total"])]
     return [f"{'ON DISK':>9} {'TOKENS':>8}  PATH"] + [
         f"{human_bytes(row['disk_bytes']):>9} {row['tokens']:>8}  {name}" for name, row in rows

@@ -75,7 +75,7 @@ class _LeftOut(SymError):  # noqa: N818 - as the errors of libsym
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """Somebody waits for a commit."""
+    """A call that waits for a commit."""
 
     inodes: tuple[Inode, ...]
     others: int
@@ -377,7 +377,7 @@ class Keeper:
                 log.info("the index stays as large as it is: %s", error)
 
     async def _pin_again(self) -> None:
-        """What is pinned comes into memory again: a millisecond for each file, in turns with others."""
+        """Bring what is pinned into memory again: a millisecond for each file, in turns with others."""
         while self._pinned:
             inode = self._pinned.pop()
             if inode.names and inode.advice.pinned:
@@ -427,7 +427,7 @@ class Keeper:
         self._state.close()
 
     def unsynced_names(self) -> list[str]:
-        """What would not survive now. What is being committed may or may not."""
+        """Return names whose changes would not survive now; those of a commit under way may or may not."""
         journal, tree = self._journal, self._volume.tree
         changes = [*self._committing.changes, *journal.operations.values()]
         named = {put.after for change in changes for put in change.puts if put.after is not None}
@@ -449,7 +449,7 @@ class Keeper:
         )
 
     def _room_bytes(self) -> int | None:
-        """What is left of the limit, for slots or plain files; None: there is no limit."""
+        """Return the rest of the limit, for slots or plain files; None: there is no limit."""
         return None if self._disk_limit_bytes is None else self._disk_limit_bytes - self._used_bytes()
 
     def _used_bytes(self) -> int:

@@ -81,14 +81,14 @@ class KeptVersions:
     """Where those of each one end."""
 
     def split(self, of_slots: IntArray) -> list[IntArray]:
-        """What belongs to each version, of an array that is as long as `slots`."""
+        """Return the part of each version in an array that is as long as `slots`."""
         ends = self.ends.tolist()
         return [of_slots[first:end] for first, end in zip([0, *ends], ends, strict=False)]
 
 
 @dataclass(slots=True)
 class Kept:
-    """What the index says."""
+    """Rows of the index, as a start reads them."""
 
     versions: KeptVersions
     facts: dict[int, KeptFacts] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Kept:
     names: list[tuple[int, bytes, int, int]] = field(default_factory=list)
     """Directory, name, inode, and a checksum."""
     slots: dict[int, KeptSlots] = field(default_factory=dict)
-    """Those that a version needs; others are free: the commit that removes their rows was not made any more."""
+    """Slots that a version needs; others are free: the commit that removes their rows was not made any more."""
     xattrs: dict[int, dict[bytes, bytes]] = field(default_factory=dict)
     """Of domains whose attributes have a row of their own."""
     next_inode: int = 0

@@ -165,7 +165,7 @@ class Mender:
             plan.inodes[number] = plan.inodes[number]._replace(has_entries=False)
 
     def _cut_at_damage(self) -> None:
-        """What is not whole keeps the entries before the damage."""
+        """Cut a version that is not whole to the entries before the damage."""
         damage: dict[tuple[int, int, str], list[int]] = {}
         for identity in self._plan.facts:
             self._cut_files_of(identity, damage)
@@ -264,7 +264,7 @@ class Mender:
     # Inodes
 
     def _give_default_rows(self) -> None:
-        """What is sound of a file whose row is lost is kept; of the row, nothing but what it must have been."""
+        """Keep what is sound of a file whose row is lost; of the row, nothing but what it must have been."""
         plan = self._plan
         directories = {directory for directory, _ in plan.names}
         needed = {*plan.versions, *plan.names.values(), *directories} - plan.inodes.keys() - {ROOT_NUMBER}
@@ -396,7 +396,7 @@ class Mender:
     # Reach
 
     def _find_unreachable(self) -> None:
-        """What no path leads to gets a name in /lost+found: directories first, for what is in them comes along."""
+        """Give what no path leads to a name in /lost+found: directories first, for what is in them comes along."""
         plan = self._plan
         children: dict[int, list[tuple[bytes, int]]] = {}
         targets: dict[int, list[Place]] = {}

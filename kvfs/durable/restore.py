@@ -38,7 +38,7 @@ MOST_TOLD = 100
 
 @dataclass(slots=True)
 class Restored:
-    """What the storage has to know of it."""
+    """Facts of the restored tree that the storage has to know."""
 
     pages_of: dict[int, IntArray] = field(default_factory=dict)
     """By identity: the page of each of its `KeptSlots`."""
@@ -163,7 +163,7 @@ class Restorer:
     def _restore_names(
         self, directory: Inode, names: list[tuple[int, bytes, int, int]], found: dict[int, Inode]
     ) -> list[Inode]:
-        """What is in a directory; gives the directories of it."""
+        """Restore the names in a directory, and return the directories among them."""
         tree, records, account_of = self._volume.tree, self._kept.inodes, self._volume.pool.accounts.of
         domain, directories = domain_below(directory), list[Inode]()
         for _, name, number, _ in names:
@@ -260,7 +260,7 @@ def _give_attributes(inode: Inode, record: InodeRecord) -> None:
 
 
 def record_of(inode: Inode, backing: int, *, has_entries: bool) -> InodeRecord:
-    """What is kept of an inode as it is now."""
+    """Return the record of an inode as it is now."""
     domain = inode.domain
     return InodeRecord(
         inode.file_type,

@@ -47,7 +47,7 @@ def carry_out(directory: Path, plan: Plan, salvage: Salvage, surveys: dict[int, 
 
 
 def put_aside(directory: Path, name: str) -> None:
-    """What nobody has may be what somebody misses."""
+    """Move a file that nobody has to LOST: somebody may miss it."""
     lost = directory / LOST
     lost.mkdir(mode=0o700, exist_ok=True)
     target = lost / name

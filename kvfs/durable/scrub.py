@@ -43,7 +43,7 @@ STRETCH_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ScrubReport:
-    """What was read, and found."""
+    """The findings of one scrub, and how much was read."""
 
     num_pages: int
     num_bytes: int
@@ -98,7 +98,7 @@ class _DamagedPages:
         self.count = 0
 
     def add(self, pages: IntArray, slots: IntArray) -> None:
-        """Those that are in memory stay there until `let_go`."""
+        """Note damaged pages; pages in memory stay there until `let_go`."""
         self._slot[pages] = slots
         self.count += pages.size
         self._pinned.append(pages[self._pool.store.of[pages] != NOWHERE])
@@ -110,7 +110,7 @@ class _DamagedPages:
         self._pinned = []
 
     def places_in(self, pages: IntArray) -> npt.NDArray[np.bool_]:
-        """Which of these are."""
+        """Return which of some pages are damaged."""
         damaged: npt.NDArray[np.bool_] = (self._slot[pages] != NO_SLOT) & (
             self._slot[pages] == self._on_disk.slot[pages]
         )
@@ -250,7 +250,7 @@ def _touched(volume: Volume, damaged: _DamagedPages, inode: Inode) -> _Touched |
 
 
 def _about(volume: Volume, touched: _Touched) -> Finding:
-    """What is to be told of a file."""
+    """Return the finding about a file."""
     paths, kv = _paths_of(volume, touched.inode), touched.kv
     firsts = ", ".join(str(place * PAGE_ENTRIES) for place in touched.places[:8].tolist())
     count = touched.places.size
@@ -264,7 +264,7 @@ def _about(volume: Volume, touched: _Touched) -> Finding:
 async def _mended(
     volume: Volume, keeper: Keeper, damaged: _DamagedPages, touched: _Touched, finding: Finding
 ) -> Finding:
-    """What became of it."""
+    """Mend a file, and return what became of it."""
     inode, kv, path = touched.inode, touched.kv, finding.paths[0]
     now = _touched(volume, damaged, inode)  # a file that it shares the page with may have been mended before
     try:
@@ -301,7 +301,7 @@ class _Turn:
         self._ends_s = perf_counter() + TURN_S
 
     async def end(self) -> None:
-        """Others get their turn, if it was long enough."""
+        """Give others their turn, if this one was long enough."""
         if perf_counter() > self._ends_s:
             await trio.lowlevel.checkpoint()
             self._ends_s = perf_counter() + TURN_S

@@ -63,11 +63,11 @@ class Slots:
         self._free(slots)
 
     def need(self, slots: IntArray) -> None:
-        """One version more needs each of them."""
+        """Note that a version more needs each slot."""
         np.add.at(self._needed, slots, 1)
 
     def need_no_more(self, slots: IntArray) -> None:
-        """One version less needs each of them."""
+        """Note that a version less needs each slot."""
         np.subtract.at(self._needed, slots, 1)
         assert (self._needed[slots] >= 0).all()
         self._free(slots)
@@ -96,7 +96,7 @@ class Slots:
         self.hold(np.flatnonzero(~self._owned[:end] & (self._needed[:end] == 0)).astype(np.int32))
 
     def let_go(self, slots: IntArray) -> None:
-        """What was held is free."""
+        """Free the slots that were held."""
         self._owned[slots] = False
         self.num_used -= int(slots.size)
 

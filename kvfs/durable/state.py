@@ -29,7 +29,7 @@ INDEX_NAME = "index.db"
 REPAIRED_NAME = "index.db.repaired"
 """An index that is whole, and about to take the place of the other."""
 _HARMLESS = frozenset({"lock", "files", "lost+found"})
-"""What may be in the directory of a new state."""
+"""Names that may be in the directory of a new state."""
 
 
 class State:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 4096
 _KV_BLOCK_BYTES = 1 << 20
-"""What programs are told to read at a time: the largest read that the kernel passes on."""
+"""The size of a read that programs are told: the largest that the kernel passes on."""
 
 _XATTR_CREATE, _XATTR_REPLACE = 1, 2
 """Flags of setxattr(2)."""
@@ -212,7 +212,7 @@ class FileHandlers:
         return self._answers.attr(self._attributes(inode, number))
 
     def set_others(self, inode: Inode, fields: int, mode: int, gid: int, atime_ns: int, mtime_ns: int) -> None:
-        """What of `setattr` can't fail."""
+        """Set the attributes that can't fail."""
         if fields & wire.SET_MODE:
             inode.mode = mode & 0o7777
         if fields & wire.SET_GID:

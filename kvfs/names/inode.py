@@ -210,7 +210,7 @@ class Inode:
     ) -> None:
         self.number = number
         self.file_type = file_type
-        """One of stat.S_IFREG, S_IFDIR, …"""
+        """S_IFREG, S_IFDIR, … of the module stat, or UNKNOWN."""
         self.mode = mode
         """Permission bits, with setuid, setgid and sticky."""
         self.uid = uid
@@ -243,7 +243,7 @@ class Inode:
         self.used_ns = 0
         """Of a file with a TTL: when it was closed last, or its advice changed."""
         self.changes = changes or NOT_KEPT
-        """Who is told."""
+        """The listener that is told."""
 
     @property
     def is_directory(self) -> bool:
@@ -321,14 +321,14 @@ class Inode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamePut:
-    """What a name led to before an operation, and leads to after it."""
+    """A name that led to something before an operation, and leads to something after it."""
 
     directory: Inode
     name: bytes
     before: Inode | None
     after: Inode | None
     content: Content | None
-    """What `after` had in it at that moment, and of a KV file how many entries."""
+    """The content of `after` at that moment."""
     length: int
 
     @property
@@ -347,7 +347,7 @@ class Changes:
         """Attributes or content are not what they were."""
 
     def of_names(self, puts: tuple[NamePut, ...]) -> None:
-        """One operation did all of this."""
+        """Note names that an operation has changed together."""
 
     def of_xattrs_gone(self, inode: Inode) -> None:
         """Nothing leads to an inode any more whose attributes have a row of their own."""

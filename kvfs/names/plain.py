@@ -126,7 +126,7 @@ class PlainFile:
         self._exists = False
         """Whether there may be a backing file."""
         self._inherited_bytes: int | None = None
-        """What of the backing file counts, if it may be longer."""
+        """The bytes of the backing file that count, if it may be longer."""
         self._is_gone = False
         """Whether the bytes were removed for good: no backing file must be made again."""
         self._lock = threading.Lock()
@@ -354,7 +354,7 @@ class PlainFile:
                 self.size = max(self.size, size)
 
     def _written(self, doubtful: range, start: int, end: int) -> None:
-        """These bytes were written by a call that began while those were in doubt."""
+        """Note bytes of a call that began while `doubtful` was in doubt."""
         if doubtful and doubtful is self._doubtful and start <= doubtful.start < end:
             self._doubtful = range(min(end, doubtful.stop), doubtful.stop)
 

@@ -184,7 +184,7 @@ class Tree:
         return inode
 
     def account_for(self, directory: Inode, uid: int) -> Account:
-        """Who pays for what `uid` makes in the directory."""
+        """Return the account that pays for what `uid` makes in the directory."""
         return domain_below(directory) or self._accounts.of(uid)
 
     def require_free(self, directory: Inode, name: bytes) -> None:
@@ -199,7 +199,7 @@ class Tree:
             raise NotFound(f"{shown(name)}: its directory was removed")
 
     def link(self, inode: Inode, directory: Inode, name: bytes) -> None:
-        """One more name for a file."""
+        """Give a file another name."""
         if inode.is_directory:
             raise NotPermitted(f"{shown(name)}: a directory can't have a second name")
         if not inode.names:
@@ -512,7 +512,7 @@ def domain_below(directory: Inode) -> Account | None:
 
 
 def _content_of(inode: Inode | None) -> tuple[Content | None, int]:
-    """What an inode has in it now, and how many entries."""
+    """Return the content of an inode now, and how many entries it has."""
     content = None if inode is None else inode.content
     return content, content.table.length if isinstance(content, KvFile) else 0
 

@@ -43,7 +43,7 @@ class Place:
         return inode
 
     def existing(self) -> Inode:
-        """What has the name, or NotFound."""
+        """Return the inode of the name, or raise NotFound."""
         inode = self.inode
         if inode is None:
             raise NotFound(f"{self.path}: no such file")

@@ -25,14 +25,14 @@ Digests = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What tells full pages apart beside their bytes: [pages, 32] each."""
+    """Tokens and positions, which tell full pages apart beside their bytes: [pages, 32] each."""
 
     tokens: IntArray
     positions: IntArray
 
     @classmethod
     def of(cls, pool: PagePool, pages: IntArray) -> Self:
-        """Those of pages in the pool."""
+        """Return the entries of pages in the pool."""
         return cls(pool.tokens[pages], pool.positions[pages])
 
 

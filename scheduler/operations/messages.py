@@ -39,13 +39,13 @@ from scheduler.replies import Reply
 MAX_TOPIC_BYTES = 255
 """Of a topic's name, as of a file's."""
 MAX_MESSAGE_BYTES = PAYLOAD_BYTES - MAX_TOPIC_BYTES
-"""What fits a frame whatever the topic is called. Longer things are better put into a file."""
+"""Bytes of data that fit a frame whatever the topic is called. Longer things are better put into a file."""
 MAX_MESSAGES = 1024
 """In one buffer: as many as a program may have threads or tasks."""
 MAX_BYTES = 2 << 20
 """Two of the largest messages. The ring of the connection takes as much."""
 MAX_TOPICS = 1024
-"""That one connection reads: one for each of its tasks."""
+"""Topics that a connection reads: enough for each of its tasks."""
 
 _KINDS = frozenset(MessageKind)
 _AT_ONCE_READERS = 32
@@ -58,7 +58,7 @@ Account: TypeAlias = tuple[int, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one SEND said; every buffer that it is in refers to the same one."""
+    """Data of a SEND; every buffer that it is in refers to the same object."""
 
     kind: int
     sender: int
@@ -67,7 +67,7 @@ class Message:
 
 @dataclass(slots=True)
 class Budget:
-    """What some buffers hold together."""
+    """Bytes that some buffers hold together."""
 
     num_bytes: int = 0
 
@@ -130,7 +130,7 @@ class Box:
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """What one connection has."""
+    """Buffers of a connection."""
 
     account: Account
     mailbox: Box
