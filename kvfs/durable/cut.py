@@ -105,6 +105,8 @@ class Cutter:
         self._gone_slots: list[tuple[int, int]] = []  # whose rows the next commit removes
         self.known: dict[int, Known] = {}
         self._kept_next_inode = 0
+        self.named_elsewhere: set[int] = set()
+        """Inodes whose rows stay when their last name is gone: a damaged index has names that lead to them, too."""
         self.when_left_out: Callable[[Inode, Exception], None] = lambda _inode, _error: None
         """Told of each inode that a commit could not write."""
         journal.num_names_kept = lambda inode: self._known(inode).num_names
@@ -156,7 +158,7 @@ class Cutter:
         gone = self._journal.gone_xattrs
         forgotten = [each for each in gone if cut.known.get(each, self.known.get(each)) is None]
         gone.difference_update(forgotten)
-        cut.rows.gone_xattrs += [(each,) for each in forgotten]
+        cut.rows.gone_xattrs += [(each,) for each in forgotten if each not in self.named_elsewhere]
         if next_inode != self._kept_next_inode and cut.rows.count:
             cut.rows.next_inode = next_inode
         return cut
@@ -268,6 +270,8 @@ class Cutter:
 
     def _forget(self, cut: Cut, inode: Inode, known: Known) -> None:
         cut.known[inode.number] = None
+        if inode.number in self.named_elsewhere:
+            return
         cut.rows.gone_inodes.append((inode.number,))
         self._drop_content(cut, inode.number, known)
 

@@ -165,13 +165,20 @@ class Index:
     def xattrs(self, number: int) -> dict[bytes, bytes] | None:
         """The attributes of an inode that are not in its record; None: it has no such row. EIO: they are damaged."""
         try:
+            return self.read_xattrs(number)
+        except Broken as error:
+            raise SymError(f"{error}: {SEE_FSCK}", errno.EIO) from error
+
+    def read_xattrs(self, number: int) -> dict[bytes, bytes] | None:
+        """Return the same as `xattrs`. Broken: they are damaged."""
+        try:
             with self._turn:
                 row = self._database.execute("SELECT record FROM xattrs WHERE number = ?", (number,)).fetchone()
             return None if row is None else decode_xattrs(number, row[0])
         except sqlite3.Error as error:
             raise _failed("read", self.path, error) from error
         except Broken as error:
-            raise SymError(f"attributes of inode {number} are damaged ({error}): {SEE_FSCK}", errno.EIO) from error
+            raise Broken(f"attributes of inode {number} are damaged ({error})") from error
 
     def shrink(self) -> bool:
         """Give some free pages back to the file system; whether there are more to give. SymError: it can't be done."""

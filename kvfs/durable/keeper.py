@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, repeat
 
+import numpy as np
 import trio
 
 from kvfs.durable.cut import NO_BYTES, Cut, Cutter, Known, extent_of
@@ -201,9 +202,11 @@ class Keeper:
             if identity != own:
                 self.pages_in.add(int(pages[0]), int(pages[-1]) + 1, self._files[identity], kept.facts[identity])
                 self._others.append((int(pages[0]), int(pages[-1]) + 1, identity))
-        if kept.is_damaged:  # some of it may be what a lost row needs
-            for identity, file in self._files.items():
-                self.slots[identity].hold_free(file.num_slots)
+        for identity, held in kept.held.items():
+            self.slots[identity].hold_for_good(held)
+        for identity, file in self._files.items() if kept.refusal else ():  # who knows what rows are lost
+            self.slots[identity].hold_for_good(np.arange(file.num_slots, dtype=np.int32))
+        self._cutter.named_elsewhere = kept.named_elsewhere
         versions, get, known = kept.versions, self._volume.tree.get, self._cutter.known
         if kept.is_root_damaged:
             known[ROOT_NUMBER] = Known(1)  # so no commit writes its row

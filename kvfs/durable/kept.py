@@ -110,6 +110,10 @@ class Kept:
     """Why no commit is made."""
     num_unreachable: int = 0
     """Inodes that are whole, and that no whole name leads to."""
+    held: dict[int, IntArray] = field(default_factory=dict)
+    """By identity: slots that something may need which is not in here."""
+    named_elsewhere: set[int] = field(default_factory=set)
+    """Inodes in here that names lead to which are not: their rows outlive their last name."""
 
     def take_number(self) -> int:
         """An inode's number that nothing has."""
@@ -152,7 +156,7 @@ def read_index(index: Index) -> Kept:
         raise Broken(f"the attributes of inode {min(lost)} are lost")
     for number in apart:
         if kept.inodes[number].is_domain:
-            kept.xattrs[number] = index.xattrs(number) or {}
+            kept.xattrs[number] = index.read_xattrs(number) or {}
     return kept
 
 

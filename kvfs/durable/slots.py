@@ -90,10 +90,11 @@ class Slots:
         self._owned[slots] = True
         self.num_used += int(slots.size)
 
-    def hold_free(self, end: int) -> None:
-        """All that are free before a slot: for good."""
-        self._grow(end)
-        self.hold(np.flatnonzero(~self._owned[:end] & (self._needed[:end] == 0)).astype(np.int32))
+    def hold_for_good(self, slots: IntArray) -> None:
+        """Keep slots from ever being free, whoever owns or needs them."""
+        self._grow(int(slots.max(initial=-1)) + 1)
+        self.num_used += int(np.count_nonzero(~self._owned[slots] & (self._needed[slots] == 0)))
+        self.need(slots)
 
     def let_go(self, slots: IntArray) -> None:
         """Free the slots that were held."""

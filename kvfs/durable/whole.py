@@ -22,6 +22,7 @@ from kvfs.durable.slot_survey import facts_in_slot_files, uuid_of
 from kvfs.durable.sound_rows import SoundRows, slot_records, sound_rows
 from kvfs.names.plain import backing_files
 from kvfs.names.tree import ROOT_NUMBER, is_possible_name
+from kvfs.pages.free_list import IntArray
 from libsym.abi import PAGE_ENTRIES
 
 
@@ -61,6 +62,8 @@ class _Whole:
         kept = Kept(versions, self._facts, self._reached, self._names, next_inode=self._next_inode(), uuid=self._uuid)
         kept.slots = self._slots
         kept.keep_needed_slots()
+        kept.held = self._held_slots(kept)
+        kept.named_elsewhere = self._named_elsewhere()
         kept.xattrs = {
             number: index.xattrs(number) or {}
             for number, inode in self._reached.items()
@@ -133,6 +136,22 @@ class _Whole:
         if inode is None:
             return "its row is lost"
         return "it is a second name of a directory" if number in directories else ""
+
+    def _held_slots(self, kept: Kept) -> dict[int, IntArray]:
+        """Slots of files that are refused or unreachable, and those with rows that no served file needs."""
+        found: dict[int, list[IntArray]] = {}
+        for identity, each in self._slots.items():
+            served = kept.slots[identity].slots if identity in kept.slots else each.slots[:0]
+            found[identity] = [np.setdiff1d(each.slots, served)]
+        for number, version in self._rows.versions.items():
+            if number not in self._reached:
+                found.setdefault(version.identity, []).append(version.slots)
+        return {each: np.unique(np.concatenate(slots)) for each, slots in found.items() if each in self._facts}
+
+    def _named_elsewhere(self) -> set[int]:
+        """Inodes that are served, and have a name below what is not, too."""
+        served = {(directory, name) for directory, name, _, _ in self._names}
+        return {number for place, number in self._rows.names.items() if place not in served} & self._reached.keys()
 
     def _next_inode(self) -> int:
         """Behind every number that was ever given, as far as anything tells."""

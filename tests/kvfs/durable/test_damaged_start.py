@@ -16,13 +16,18 @@ from libsym.errors import SymError
 from tests.kvfs.durable.damage import (
     DAMAGES,
     PLAIN,
+    SHARED,
     TOKENS,
     Damage,
     copy_of,
+    cut,
     damage_record,
     flip,
     number_of,
+    own_slots,
     root_page_of,
+    slot_at,
+    slots_of,
     sql,
     zero_page,
 )
@@ -161,6 +166,106 @@ def test_all_names_of_a_damaged_file_are_refused(state: Path) -> None:
 
     trio.run(live)
     assert sorted({path for each in fsck(state).findings for path in each.paths}) == ["/a.kv", "/dir/again.kv"]
+
+
+@pytest.mark.parametrize(("lost", "gone"), [SHARED, SHARED[::-1]])
+@pytest.mark.parametrize("what", ["inode", "slot"])
+def test_pages_that_a_refused_file_shares_outlive_the_file_that_is_served(
+    what: str, lost: str, gone: str, state: Path
+) -> None:
+    last = slots_of(state, lost)[-1]
+    damage_record("inodes", lost)(state) if what == "inode" else sql(state, "DELETE FROM slots WHERE slot = ?", last)
+    tokens = TOKENS[lost] if what == "inode" else TOKENS[lost][: 32 * (len(slots_of(state, lost)) - 1)]
+
+    async def live() -> None:
+        async with running(House(state), drain=True) as house:
+            assert await look(house) == {lost: errno.EIO}
+            house.fs.kv_remove(ROOT, gone.lstrip("/"))
+            await house.keeper.sync_all()
+            house.create("new.kv", list(range(5000, 5400)))
+            await house.sync("new.kv")
+
+    trio.run(live)
+    fsck(state, repair=True)
+
+    async def after() -> None:
+        async with running(House(state)) as house:
+            file = await house.open(lost.lstrip("/"))
+            assert house.tokens(file) == tokens
+            assert house.is_right(file)
+
+    trio.run(after)
+
+
+def test_slots_that_no_row_needs_are_taken(state: Path) -> None:
+    cut(own_slots(state), slot_at(40))
+    damage_record("inodes", "/a.kv")(state)
+
+    async def live() -> None:
+        async with running(House(state)) as house:
+            house.create("new.kv", NEW)
+            await house.sync("new.kv")
+
+    trio.run(live)
+    assert slots_of(state, "/new.kv") == [15, 16]
+
+
+@pytest.mark.parametrize("name", ["a.kv", "note.txt"])
+def test_a_name_below_what_is_lost_keeps_a_file_whose_other_name_is_removed(name: str, state: Path) -> None:
+    large = b"x" * 3000
+
+    async def link() -> None:
+        async with running(House(state), drain=True) as house:
+            inode = house.fs.find(ROOT, name)
+            inode.note(b"user.large", large)
+            house.tree.link(inode, house.fs.find(ROOT, "dir"), b"again")
+
+    trio.run(link)
+    damage_record("inodes", "/dir")(state)
+
+    async def live() -> None:
+        async with running(House(state), drain=True) as house:
+            house.tree.unlink(house.tree.root, name.encode())
+            await house.keeper.sync_all()
+            house.create("new.kv", NEW)
+
+    trio.run(live)
+    fsck(state, repair=True)
+
+    async def after() -> None:
+        async with running(House(state)) as house:
+            inode = house.fs.find(ROOT, "dir/again")
+            await house.keeper.bring_xattrs(inode)
+            assert inode.xattrs[b"user.large"] == large
+            if name in {path.lstrip("/") for path in PLAIN}:
+                assert house.read(inode) == PLAIN[f"/{name}"]
+                return
+            file = await house.open("dir/again")
+            assert house.tokens(file) == TOKENS[f"/{name}"]
+            assert house.is_right(file)
+
+    trio.run(after)
+
+
+def test_a_domain_whose_attributes_are_damaged_is_refused(state: Path) -> None:
+    async def make() -> None:
+        async with running(House(state), drain=True) as house:
+            house.fs.kv_mkdir(ROOT, "domain", 0o755)
+            domain = house.fs.find(ROOT, "domain")
+            house.volume.domains.set_limit(domain, b"user.kv.quota", b"1M", 0)
+            domain.note(b"user.large", b"x" * 3000)
+
+    trio.run(make)
+    damage_record("xattrs", "/domain")(state)
+
+    async def live() -> None:
+        async with running(House(state)) as house:
+            assert await look(house) == {}
+            with pytest.raises(SymError) as refused:
+                house.fs.find(ROOT, "domain")
+            assert refused.value.errno == errno.EIO
+
+    trio.run(live)
 
 
 def test_a_damaged_row_of_the_root_stays_as_it_is(state: Path) -> None:
