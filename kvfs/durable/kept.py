@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import stat
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -181,14 +182,12 @@ def _require_fitting(kept: Kept) -> None:
     directories = {number for number, inode in inodes.items() if inode.file_type == stat.S_IFDIR} | {ROOT_NUMBER}
     with_entries = {number for number, inode in inodes.items() if inode.has_entries}
     names = [number for _, _, number, _ in kept.names]
-    named, subdirectories = {*names}, [number for number in names if number in directories]
+    named, subdirectories = {*names}, Counter([ROOT_NUMBER, *(number for number in names if number in directories)])
     lacking = {
         "it has a name and no row": named - inodes.keys(),
         "it has no name": inodes.keys() - named - {ROOT_NUMBER},
         "it has names in it, and is no directory": {directory for directory, _, _, _ in kept.names} - directories,
-        "it is a directory with two names": {ROOT_NUMBER, *subdirectories}
-        if len(subdirectories) != len({*subdirectories} - {ROOT_NUMBER})
-        else (),
+        "it is a directory with two names": {number for number, count in subdirectories.items() if count > 1},
         "it has entries, and its row knows nothing of them": numbers - with_entries,
         "its list of entries is lost": with_entries - numbers,
         "a row of one of its slots is lost": [

@@ -25,6 +25,7 @@ from tests.kvfs.durable.damage import (
     flip,
     number_of,
     own_slots,
+    put_name,
     root_page_of,
     slot_at,
     slots_of,
@@ -245,6 +246,18 @@ def test_a_name_below_what_is_lost_keeps_a_file_whose_other_name_is_removed(name
             assert house.is_right(file)
 
     trio.run(after)
+
+
+def test_of_a_directory_with_two_names_the_log_says_which(state: Path, caplog: pytest.LogCaptureFixture) -> None:
+    number = number_of(state, "/dir/deep")
+    put_name(state, 1, b"other", number)
+
+    async def live() -> None:
+        async with running(House(state)):
+            pass
+
+    trio.run(live)
+    assert f"inode {number}: it is a directory with two names" in caplog.text
 
 
 def test_a_domain_whose_attributes_are_damaged_is_refused(state: Path) -> None:
