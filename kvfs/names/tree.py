@@ -108,7 +108,7 @@ class Tree:
         """The inode of a name; `.` and `..` too."""
         inode = directory.entries.get(name)
         if inode is not None:
-            if inode.file_type == UNKNOWN:
+            if inode.file_type == UNKNOWN:  # asked here as well: a lookup shows no name in vain
                 require_whole(inode, shown(name))
             return inode
         require_directory(directory, name)

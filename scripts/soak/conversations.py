@@ -349,9 +349,7 @@ class World:
             for entry in sym.kv_list(str(self.sessions)):
                 with sym.kv_open(str(self.sessions / entry.name)) as kv:
                     sym.kv_sync(kv)
-            directory = os.open(self.sessions, os.O_RDONLY)
-            os.fsync(directory)  # what was deleted stays so
-            os.close(directory)
+            subprocess.run(["sync", self.sessions], check=True)  # what was deleted stays so
         sym.close()
         self.daemons.end(number)
 
