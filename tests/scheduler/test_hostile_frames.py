@@ -92,7 +92,7 @@ def forget_refused(self, outcome, *, answer=SystemCall.answer):
         (UnderWay, "close", lambda *_: None),
         (Lip, "free_rows", lambda *_: None),
         (Lip, "untie", lambda *_: None),
-        (pred, "check_priority", lambda priority: 1 // (priority + 1) + priority),
+        (pred, "check_priority", lambda priority: 1 // (check_priority(priority) + 1) + priority),
     ],
     ids=["lengths", "twice", "never", "bytes", "bytes of the gone", "slots", "ties", "an exception"],
 )
