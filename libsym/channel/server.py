@@ -57,6 +57,10 @@ class Request(NamedTuple):
     payload: bytes
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class ServerChannel:
     """The daemon's half of one connection.
 
@@ -82,7 +86,7 @@ class ServerChannel:
         self._waiting_bytes = 0
         self._broken = False
         self._closed = False
-        self.made_room: Callable[[], None] = lambda: None
+        self.made_room: Callable[[], None] = _nothing
         """Called when replies had to wait and none does any more: for whoever holds back others. It may reply."""
 
     @classmethod
@@ -307,6 +311,7 @@ class ServerChannel:
         os.close(self._bell)
         self._memory = self._server = None
         self._inbox = self._taken = self._slots = memoryview(b"")
+        self.made_room = _nothing  # its owner's: no cycle stays behind
 
     @property
     def _choked(self) -> bool:

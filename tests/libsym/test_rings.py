@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
 import os
 import random
 import struct
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -371,3 +373,23 @@ def test_a_loop_takes_nothing_of_a_client_that_is_gone(client: Client) -> None:
     client.submit(decode_frame())
     client.server.close()
     assert take_hot(memory) == 0
+
+
+def test_a_closed_channel_lets_its_owner_go():
+    """Else each connection that has gone waits for the collector, and for good where it was older than a collection."""
+
+    class Owner:
+        def made_room(self):
+            """Nothing."""
+
+    owner = Owner()
+    owner.channel = ServerChannel.create(16)
+    owner.channel.made_room = owner.made_room
+    owner.channel.close()
+    gone = weakref.ref(owner)
+    gc.disable()
+    try:
+        del owner
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,6 +1,7 @@
 """Starting and stopping: what is refused, and what is left behind."""
 
 import ctypes
+import gc
 import os
 import signal
 import socket as listener
@@ -12,6 +13,7 @@ from contextlib import closing
 import pytest
 
 from decoder.memory import total_memory_bytes
+from symphony import daemon
 from tests.symphony.daemons import SYMPHONY
 
 TINY = ("--model", "tiny", "--kv-memory", "8M")
@@ -249,3 +251,23 @@ def test_commands_without_a_daemon_say_so_in_one_line(tmp_path, command):
     assert done.returncode == (125 if command[0] == "run" else 1)
     assert "symphony serve" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_long_collection_of_garbage_is_the_last_that_looks_at_its_objects(monkeypatch):
+    """With a million files each whole collection took 3.6 s of the trio thread."""
+    monkeypatch.setattr(daemon, "LONG_COLLECTION_S", 60)
+    num_before = gc.get_freeze_count()
+    try:
+        with daemon._old_objects_rest():
+            gc.collect()
+            assert gc.get_freeze_count() == num_before
+            monkeypatch.setattr(daemon, "LONG_COLLECTION_S", 0)
+            gc.collect(1)
+            assert gc.get_freeze_count() == num_before
+            gc.collect()
+            assert gc.get_freeze_count() > num_before
+            gc.unfreeze()
+        gc.collect()
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.unfreeze()
