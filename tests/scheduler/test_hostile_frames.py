@@ -15,7 +15,7 @@ from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import UnderWay
 from scheduler.operations import pred
-from scheduler.payloads import Fields
+from scheduler.payloads import Fields, check_priority
 from scheduler.replies import Reply
 from tests.scheduler import hostile
 from tests.scheduler.hostile import Fuzzer, recorded_frames
