@@ -26,7 +26,7 @@
 
 #define SYM_MAGIC 0x314d5953u /* "SYM1" */
 #define SYM_ABI_VERSION 7u
-#define SYM_ABI_OLDEST 6u /* the daemon serves clients from this version on: libsym-abi(7) has the rules */
+#define SYM_ABI_OLDEST 5u /* the daemon serves clients from this version on: libsym-abi(7) has the rules */
 
 #define SYM_FRAME_ALIGN 64u
 #define SYM_RING_BYTES (2u << 20)      /* a power of two; holds two frames of the largest size */
@@ -193,7 +193,7 @@ struct sym_attended {
  * mix(seed + G) + n * G after n draws. */
 enum sym_sampling_flag {
     SYM_SAMPLING_ALLOWED = 1,
-    SYM_SAMPLING_STREAM = 2, /* without it `stream` is a seed, and the i-th draw uses mix(seed + i + G): version 6 */
+    SYM_SAMPLING_STREAM = 2, /* without it `stream` is a seed, and the i-th draw uses mix(seed + i + G): versions 5, 6 */
 };
 
 /* How a token is drawn: what sampler.c does with a row of logits. Followed by `num_bias` struct sym_bias, then
