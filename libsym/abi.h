@@ -193,7 +193,7 @@ struct sym_attended {
  * mix(seed + G) + n * G after n draws. */
 enum sym_sampling_flag {
     SYM_SAMPLING_ALLOWED = 1,
-    SYM_SAMPLING_STREAM = 2, /* without it `stream` is a seed, and the i-th draw uses mix(seed + i + G): versions 5, 6 */
+    SYM_SAMPLING_STREAM = 2, /* without it `stream` is a seed, and the i-th draw uses mix(seed + i + G): before 7 */
 };
 
 /* How a token is drawn: what sampler.c does with a row of logits. Followed by `num_bias` struct sym_bias, then
