@@ -1,4 +1,4 @@
-"""What the file system needs of whatever keeps it: `Storage`; and `InMemory`, which keeps nothing."""
+"""`Storage`, all that the file system needs of its keeper; and `InMemory`, which keeps nothing."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _QUOTAS = frozenset({QUOTA, QUOTA_FILES})
 _ADVICE = frozenset({advice.PINNED, advice.TTL, advice.PRIORITY})
 
 LOST, OTHER_BITS = b"user.kv.lost", b"user.kv.other_bits"
-"""What few files have: entries that a crash took, and entries that another instruction set computed."""
+"""Attributes that few files have: entries that a crash took, and entries that another instruction set computed."""
 
 TIER = b"user.kv.tier"
 """Where a KV file's pages are: memory, disk (and nowhere in memory), or mixed."""

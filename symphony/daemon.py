@@ -98,7 +98,7 @@ class House:
     metrics: MetricsPort
     held: HeldTimes
     helper: HelpersMount | None
-    """Who mounts, if the daemon does not."""
+    """The mount of a helper, if the daemon does not mount by itself."""
     policy: TierPolicy
     reloading: Reloading
 
@@ -221,7 +221,7 @@ def _limits_of_users(config: Config, own_bytes: int) -> Limits:
 def _changes(
     fs: FileSystem, keeper: Keeper, batches: BatchScheduler, programs: Programs, ending: Ending, own_bytes: int
 ) -> dict[str, Apply]:
-    """What makes a new value of a key true while the daemon runs, for each key that can change."""
+    """For each key that can change while the daemon runs: the function that makes its new value true."""
 
     def limit_users(config: Config) -> None:
         fs.pool.accounts.limit(_limits_of_users(config, own_bytes))
@@ -264,7 +264,7 @@ def _changes_of_tiers(fs: FileSystem, gate: Gate) -> dict[str, Apply]:
 
 
 def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
-    """What `symphony stat` and `sym.daemon_stat()` show."""
+    """All that `symphony stat` and `sym.daemon_stat()` show."""
     steps = house.batches.statistics
     return {
         "pid": os.getpid(),
@@ -317,7 +317,7 @@ async def serve(config: Config, source: Source) -> None:
 
 
 def _ends(source: Source) -> list[signal.Signals]:
-    """What ends it. A terminal that closes does, where there is no file to be read again, nor nohup(1)."""
+    """The signals that end a daemon. A terminal that closes does, where no file is to be read again, nor nohup(1)."""
     hung_up = source.path is None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hung_up else [])]
 

@@ -1,4 +1,4 @@
-"""What fsck makes of an index: every contradiction found, and the rows as they are to be.
+"""The plan that fsck makes of an index: every contradiction found, and the rows as they are to be.
 
 A plan is always made as a whole. Without --repair it is only told: so what is said is what would be done.
 """

@@ -1,4 +1,4 @@
-"""Which slots of a file are free. A slot is kept while a page has it, or a file that the index knows needs it.
+"""The free slots of a file. A slot is kept while a page has it, or a file that the index knows needs it.
 
 *Owned*: a page in the daemon has the slot. *Needed*: a version in the index refers to it, or one in a cut that is being
 committed. A slot that is neither is free: not before the commit that forgets it, for until then a crash brings the file

@@ -436,7 +436,7 @@ class FileHandlers:
         )
 
     def _attribute_data(self, value: bytes, room: int) -> int:
-        """What getxattr(2) and listxattr(2) do: tell the length, or give the bytes if there is room."""
+        """Answer getxattr(2) or listxattr(2): the length alone where no room is named, else the bytes."""
         if not room:
             return self._answers.count(len(value))
         if len(value) > room:

@@ -54,7 +54,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who asks: as the kernel told, never as the caller claims."""
+    """User and groups of a caller: as the kernel told, never as the caller claims."""
 
     uid: int
     gid: int

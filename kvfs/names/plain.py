@@ -145,7 +145,7 @@ class PlainFile:
         removals: Removals | None = None,
         remove: Remove | None = None,
     ) -> Self:
-        """One of a daemon that has ended, perhaps before it could sync. What was written behind `size` is cut off
+        """The file of a daemon that has ended, perhaps before a sync. Bytes that lie behind `size` are cut off
         before anybody sees it.
         """
         file = cls(directory, name, disk=disk, removals=removals, remove=remove)

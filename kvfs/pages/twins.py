@@ -61,7 +61,7 @@ def find_twins(pool: PagePool, owner: int, entries: Entries, digests: Digests) -
 def true_twins(
     pool: PagePool, owner: int, entries: Entries, digests: Digests, twins: IntArray
 ) -> npt.NDArray[np.bool_]:
-    """Which of these twins are what `find_twins` took them for: on the thread that owns the pool, they are."""
+    """Tell for each twin whether `find_twins` was right: on the thread that owns the pool the answer stays true."""
     true: npt.NDArray[np.bool_] = (
         (twins != _ALONE)
         & pool.has_digest[twins]

@@ -20,7 +20,7 @@ from libsym.errors import Invalid, NoAccess, NotConnected, ProtocolError, SymErr
 
 GREETING_BYTES = GREETING_STRUCT.size
 GREETING = GREETING_STRUCT.pack(MAGIC, ABI_VERSION, ABI_VERSION, 0)
-"""What a client sends first."""
+"""The first message of a client."""
 
 _NUM_FDS = 3
 _MAX_TEXT_BYTES = 4096
@@ -94,7 +94,7 @@ def _connect(connection: socket.socket, path: str, deadline_s: float) -> None:
 
 
 def _is_queued(connection: socket.socket, path: str) -> bool:
-    """One try to connect. False: the daemon's queue is full."""
+    """Try once to connect. False: the daemon's queue is full."""
     try:
         connection.connect(path)
     except (FileNotFoundError, ConnectionRefusedError) as error:
@@ -131,7 +131,7 @@ def _check_magic(magic: int, who: str) -> None:
 
 
 def _other_release(version: int, path: str) -> str:
-    """What a program is told whose libsym is newer than the daemon, or too old for it."""
+    """The message to a program whose libsym is newer than the daemon, or too old for it."""
     older, what_to_do = "newer", "install the libsym of the daemon's release here"
     if version < ABI_VERSION:
         older, what_to_do = "older", "upgrade the daemon, or install the libsym of its release here"

@@ -47,7 +47,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Request(NamedTuple):
-    """One system call, copied out of shared memory: nobody can change it any more."""
+    """A system call, copied out of shared memory: nobody can change it any more."""
 
     op: Op
     flags: int
@@ -78,7 +78,7 @@ class ServerChannel:
         new = lib.sym_server_new(ffi.from_buffer(region), plan, self._bell, version)
         self._server: Any = ffi.gc(new, lib.sym_server_free)
         self._memory: tuple[Any, mmap.mmap] | None = self._server, region
-        """What other threads hold on to while this one may close the channel."""
+        """Memory that other threads hold on to while this one may close the channel."""
         self._inbox = memoryview(ffi.buffer(lib.sym_server_inbox(self._server), RING_BYTES))
         self._taken = memoryview(ffi.buffer(lib.sym_server_taken(self._server), _TAKEN.size * lib.SYM_MAX_TAKEN))
         self._slots = memoryview(region)[plan.slots_offset :]
@@ -117,7 +117,7 @@ class ServerChannel:
         return self._fds
 
     def forget_fds(self) -> None:
-        """They were sent: this side needs the doorbell alone."""
+        """Close the descriptors that were sent: this side needs the doorbell alone."""
         for fd in self._fds:
             if fd != self._doorbell:
                 os.close(fd)
@@ -150,7 +150,7 @@ class ServerChannel:
 
     @property
     def num_lent_slots(self) -> int:
-        """Those of them that calls under way have: sooner or later such a slot is free, or the client's."""
+        """Slots that calls under way have: sooner or later such a slot is free, or the client's."""
         return 0 if self._closed else int(lib.sym_server_lent_rows(self._server))
 
     @property
@@ -205,7 +205,7 @@ class ServerChannel:
             return self._known(taken)
 
     def _known(self, taken: bytes) -> list[Request]:
-        """Those of the requests whose operation there is; the others are answered: their client is newer, or older."""
+        """The requests whose operation there is; all others are answered: their client is newer, or older."""
         known = list[Request]()
         for call_id, handle, a, b, c, d, flags, op, at, size in _TAKEN.iter_unpack(taken):
             if op in _OPS:

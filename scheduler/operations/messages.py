@@ -74,7 +74,7 @@ class Budget:
 
 @dataclass(slots=True, eq=False)
 class Box:
-    """One buffer: the mailbox of a connection, or what a topic has for it. Messages are numbered as they come."""
+    """A buffer: the mailbox of a connection, or what a topic has for it. Messages are numbered as they come."""
 
     lip: Lip
     topic: bytes

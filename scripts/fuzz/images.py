@@ -28,7 +28,7 @@ BATCH, QUICK = 20_000, 3_000
 
 
 def run_seed(seed: int, count: int) -> tuple[int, Counter[str], str]:
-    """One batch: images taken, messages of those refused, and what went wrong."""
+    """A batch: images taken, messages of those refused, and what went wrong."""
     fuzzer = Fuzzer(seed)
     try:
         fuzzer.run(count)

@@ -112,9 +112,9 @@ class Done:
     what: str
     effects: list[Effect] = field(default_factory=list)
     alone: Effect | None = None
-    """What it did if no other had a turn at the same time."""
+    """The work of a party if no other had a turn at the same time."""
     seen: list[State] = field(default_factory=list)
-    """What it read of the conversation, as it was at some moment."""
+    """The conversation as a party read it, at some moment."""
     unless_killed: tuple[Gateway, int, Effect] | None = None
     """Its other effect, possible where the gateway has been killed more often than so."""
 
@@ -177,7 +177,7 @@ def questions() -> Iterator[str]:
 
 
 class Gateway:
-    """One of the two, which may be killed and comes back."""
+    """A gateway, which may be killed and comes back."""
 
     def __init__(self, environment: dict[str, str], options: Sequence[str] = (), key: str = "") -> None:
         self._environment = environment
@@ -257,7 +257,7 @@ class Talker:
 
 
 def client() -> None:
-    """What a `Chat` process does."""
+    """The code of a `Chat` process."""
     chat: sym.Chat | None = None
     pieces: Any = iter(())
     for line in sys.stdin:

@@ -253,7 +253,7 @@ def end_launcher(places: Places, number: int) -> bool:
 
 
 class Soak:
-    """One run."""
+    """A run of the soak."""
 
     def __init__(self, base: Path, arguments: argparse.Namespace, disk: Path | None, log: Path) -> None:
         """`disk`: the state's own file system, which may be filled; None: there is none."""
@@ -339,7 +339,7 @@ class Soak:
         sym.daemon_check()
 
     def prepare(self) -> None:
-        """What a round begins with."""
+        """The state with which a round begins."""
         for name in ("round", "storm"):
             if _exists(name):
                 shutil.rmtree(self.daemons.mount / name)
