@@ -278,7 +278,7 @@ class RecordedFrames:
 
 
 class Attacker:
-    """Attack through one connection after the other, until so many frames were taken from its rings."""
+    """A client that attacks through one connection after the other, until so many frames were taken from its rings."""
 
     def __init__(self, path: str, seed: int, frames: Frames | RecordedFrames) -> None:
         self.path = path
