@@ -117,7 +117,8 @@ def main() -> int:
                 many = costs(served, maker, asked)
             grown = (memory_bytes(served) - before) / number
             stat = as_user(0, [sys.executable, "-m", "symphony", "stat", "--json"], served=served, cwd=ROOT)
-            held_ms = max(each["processor_s"] for each in json.loads(stat.stdout)["held"]["worst"]) * 1000
+            worst = json.loads(stat.stdout)["held"]["worst"]
+            held_ms = 1000 * max((each["processor_s"] for each in worst), default=0.0)
         with daemon(*common, "--state", state, tree=args.tree) as served:
             start_us = (processor_us(served.pid) - empty_us) / number
             pred = as_user(VICTIM, PRED, served=served)
