@@ -98,7 +98,7 @@ class Listener:
                     lip.launched = program
                     await self._serve_lip(connection, lip)
             except* (ConnectionError, ProtocolError) as errors:
-                log.warning("connection dropped: %s", _first(errors), extra=_subject(lip))
+                _drop(_first(errors), lip)
             except* Exception:
                 log.exception("connection dropped", extra=_subject(lip))
 
@@ -111,7 +111,11 @@ class Listener:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_wait_for_hangup, connection, nursery.cancel_scope)
                 nursery.start_soon(_wait_for_end, connection, lip.pid, nursery.cancel_scope)
-                await self._take_calls(lip, nursery)
+                try:
+                    await self._take_calls(lip, nursery)
+                except (ConnectionError, ProtocolError) as error:
+                    _drop(error, lip)
+                    nursery.cancel_scope.cancel()
         finally:
             try:
                 await self._gate.see_off(lip)
@@ -246,6 +250,11 @@ async def _wait_for_end(connection: PeerSocket, pid: int, scope: trio.CancelScop
 
 def _subject(lip: Lip | None) -> dict[str, object] | None:
     return None if lip is None else lip.subject
+
+
+def _drop(error: BaseException, lip: Lip | None) -> None:
+    """Tell why a connection ends. An error that went on up through its tasks would keep them in a cycle."""
+    log.warning("connection dropped: %s", str(error), extra=_subject(lip))
 
 
 def _first(errors: BaseException) -> BaseException:

@@ -400,8 +400,7 @@ def _old_objects_rest() -> Iterator[None]:
     """A whole collection of garbage that takes LONG_COLLECTION_S is the last that looks at what it has found alive.
 
     Python's own looks at all objects again whenever a quarter of them is new: with a million files, for 3.6 s on the
-    trio thread. A cycle that was alive then and is let go later stays in memory: no file is in one, nor a connection
-    that ended well.
+    trio thread. A cycle that was alive then and is let go later stays in memory: no file is in one, nor a connection.
     """
     began_s = 0.0
 

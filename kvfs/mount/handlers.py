@@ -436,7 +436,7 @@ class FileHandlers:
         )
 
     def _attribute_data(self, value: bytes, room: int) -> int:
-        """Answer getxattr(2) or listxattr(2): the length alone where no room is named, else the bytes."""
+        """Answer getxattr(2) or listxattr(2): the length where no room is named, the bytes where they fit."""
         if not room:
             return self._answers.count(len(value))
         if len(value) > room:

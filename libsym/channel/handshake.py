@@ -2,8 +2,8 @@
 
 Client: {magic, newest and oldest ABI version that it speaks}. Daemon: {magic, ABI version that both speak, errno, text
 length, text}, and with errno 0 three descriptors, the region's memfd, the doorbell and the bell. Who the client is the
-kernel tells the daemon; no message could. A daemon is upgraded before its programs are: so it speaks the versions since
-the release before, too, and libsym its own alone.
+kernel tells the daemon; no message could. A daemon is upgraded before its programs are: so it speaks each version from
+that of the release before (ABI_OLDEST) on, and libsym its own alone.
 The socket stays open and silent: its closing is how each side sees the other end.
 """
 

@@ -1,9 +1,12 @@
 """Who is let in: handshakes that are never finished, users that want every connection, and descriptors."""
 
 import errno
+import gc
+import mmap
 import os
 import resource
 import socket
+import weakref
 from contextlib import ExitStack, asynccontextmanager
 
 import pytest
@@ -172,3 +175,41 @@ def test_a_daemon_whose_queue_is_full_is_a_live_one(tmp_path):
             second.connect(str(tmp_path / "socket"))
         with pytest.raises(SymError, match="a daemon already listens"):
             bind(tmp_path / "socket")
+
+
+def hang_up(connection, _region, _doorbell):
+    connection.close()
+
+
+def break_ring(_connection, region, doorbell):
+    with mmap.mmap(region, 0) as memory:
+        memory[64:4096] = b"\xff" * (4096 - 64)
+    os.eventfd_write(doorbell, 1)
+
+
+@pytest.mark.parametrize("end", [hang_up, break_ring])
+def test_a_connection_that_has_ended_is_in_no_cycle(tmp_path, end):
+    """The collector of garbage looks at objects once where they are many: a cycle of older ones stays for good."""
+
+    async def main():
+        async with serving(tmp_path) as house:
+            connection = house.client(GREETING)
+            await trio.lowlevel.wait_readable(connection)
+            _, fds, _, _ = socket.recv_fds(connection, 4096, 3)
+            [lip] = house.listener.lips
+            ended = weakref.ref(lip.channel)
+            del lip
+            gc.disable()
+            try:
+                end(connection, *fds[:2])
+                with trio.fail_after(5):
+                    while house.listener.lips:
+                        await trio.sleep(0.01)
+                await trio.testing.wait_all_tasks_blocked()
+                assert ended() is None
+            finally:
+                gc.enable()
+                for fd in fds:
+                    os.close(fd)
+
+    trio.run(main)
