@@ -24,11 +24,15 @@ ALONE = MAX_HANDSHAKES // 2
 class Gate:
     """Knows who was let in, and does nothing."""
 
+    def __init__(self):
+        self.saw_one_off = trio.Event()
+
     def welcome(self, lip):
         pass
 
     async def see_off(self, lip):
         lip.channel.close()
+        self.saw_one_off.set()
 
 
 class House:
@@ -36,7 +40,8 @@ class House:
 
     def __init__(self, path, exempt):
         self.path = path
-        self.listener = Listener(Gate(), 16, exempt)
+        self.gate = Gate()
+        self.listener = Listener(self.gate, 16, exempt)
         self.clients = ExitStack()
 
     def client(self, greeting=b""):
@@ -203,8 +208,7 @@ def test_a_connection_that_has_ended_is_in_no_cycle(tmp_path, end):
             try:
                 end(connection, *fds[:2])
                 with trio.fail_after(5):
-                    while house.listener.lips:
-                        await trio.sleep(0.01)
+                    await house.gate.saw_one_off.wait()
                 await trio.testing.wait_all_tasks_blocked()
                 assert ended() is None
             finally:
