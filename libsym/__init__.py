@@ -58,6 +58,7 @@ TEXT
     vocabulary                                     the bytes of each token
 
 PROGRAMS
+    Arguments                                      what a program is given: its docstring is the help
     main                                           runs a program's main function, and ends as a command ends
     spawn, wait, kill                              start another, a Child; hear how it Ended; end it
     Interpreter                                    runs a model's Python code, confined by the kernel
@@ -176,12 +177,16 @@ from libsym.vocabulary import token_set, vocabulary
 
 if TYPE_CHECKING:
     from libsym import aio as aio
+    from libsym.command_line import Arguments as Arguments
 
 
-def __getattr__(name: str) -> ModuleType:
-    """`libsym.aio` is loaded when it is first asked for: most programs need no event loop."""
+def __getattr__(name: str) -> ModuleType | type:
+    """`aio` and `Arguments` are loaded when a program first asks for them: what they import takes time."""
     if name == "aio":
         return importlib.import_module("libsym.aio")
+    if name == "Arguments":
+        found: type = importlib.import_module("libsym.command_line").Arguments
+        return found
     raise AttributeError(f"module 'libsym' has no attribute {name!r}")
 
 
@@ -199,6 +204,7 @@ __all__ = [
     "UNPIN",
     "WILLNEED",
     "Advised",
+    "Arguments",
     "Attention",
     "BadHandle",
     "BatchFailed",

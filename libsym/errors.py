@@ -19,7 +19,7 @@ class SymError(OSError):
     code = errno.EIO
 
     def __init__(self, message: str, code: int | None = None) -> None:
-        super().__init__(self.code if code is None else code, _one_line(message))
+        super().__init__(self.code if code is None else code, one_line(message))
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -175,7 +175,7 @@ class BatchFailed(SymError):
         """In the order of the calls: a distribution, or the call's own SymError."""
 
 
-def _one_line(message: str) -> str:
+def one_line(message: str) -> str:
     """A message often quotes a name, which may hold anything: line ends, terminal codes, bytes that are no UTF-8."""
     if message.isprintable():
         return message

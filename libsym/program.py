@@ -48,9 +48,14 @@ def main(program: Callable[[], object]) -> NoReturn:
     sys.exit(0)
 
 
-def _line_of(error: BaseException) -> str:
+def program_name() -> str:
+    """The name of this program, by its file; a package has its own."""
     file = PurePath(sys.argv[0])
-    name = (file.parent.name if file.name == "__main__.py" else file.stem) or "program"
+    return (file.parent.name if file.name == "__main__.py" else file.stem) or "program"
+
+
+def _line_of(error: BaseException) -> str:
+    name = program_name()
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{name}: {error.filename}: {error.strerror}"
     return f"{name}: {error}"

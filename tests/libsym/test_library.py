@@ -21,7 +21,7 @@ from tests.libsym.echo_client import ENVIRONMENT
 HOUSE = Path(sym.__file__).parent
 
 
-@pytest.mark.parametrize("heavy", ["numpy", "torch", "trio", "anyio", "asyncio", "jinja2", "tokenizers"])
+@pytest.mark.parametrize("heavy", ["numpy", "torch", "trio", "anyio", "asyncio", "jinja2", "tokenizers", "argparse"])
 def test_importing_it_does_not_bring(heavy: str) -> None:
     script = f"import libsym, sys; print({heavy!r} in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, check=True)

@@ -167,6 +167,9 @@ def others() -> None:
 
 
 def program() -> None:
+    arguments = sym.Arguments(__doc__)
+    arguments.whole("--max-tokens", "of the answer", 64, most=4096)
+    arguments.file("--context", metavar="FILE", required=True)
     sym.main(program)
 
 

@@ -1,0 +1,203 @@
+"""The arguments of a program: its docstring is its help, and an argument of no use ends it with one line."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from libsym.arguments import path_text, shown, utf8
+from libsym.errors import Invalid, one_line
+from libsym.program import program_name
+
+MOST = (1 << 31) - 1
+_UNUSABLE = 2
+Number = TypeVar("Number", int, float)
+_SHIPPED = Path(__file__).resolve().parents[1] / "lips"
+
+
+class Arguments(argparse.ArgumentParser):
+    """The arguments of a program, whose help is `text`: its docstring. Each method adds one, as `add_argument` does.
+
+    A name that begins with `-` is an option. Another is a place, which may be left out if it has a default. `about`
+    says what the value is; the help names the default beside it. More goes to `add_argument`: nargs, action, required.
+
+    An argument of no use, 0 tokens or a file that is not there, ends the program with one line and status 2. `error`
+    does so for what only the program can know.
+
+    >>> arguments = sym.Arguments("Says how a text goes on.")
+    >>> arguments.text("prompt", "the text")
+    >>> arguments.whole("--max-tokens", "of the answer", 64)
+    >>> arguments.number("--temperature", "0 takes the likeliest token", 0.8, least=0)
+    >>> args = arguments.parse_args(["Once upon a time", "--max-tokens", "3"])
+    >>> args.prompt, args.max_tokens, args.temperature
+    ('Once upon a time', 3, 0.8)
+    """
+
+    def __init__(self, text: str | None) -> None:
+        super().__init__(
+            prog=f"symphony run {_program()}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+
+    def text(self, name: str, about: str = "", default: str | list[str] | None = None, **more: Any) -> None:
+        """Add a text that is not empty.
+
+        >>> arguments = sym.Arguments("A program.")
+        >>> arguments.text("--stop", "where the answer ends")
+        >>> arguments.parse_args(["--stop", "the end"]).stop
+        'the end'
+        """
+        self._add(name, about, default, _text, more)
+
+    def whole(
+        self, name: str, about: str = "", default: int | None = None, *, least: int = 1, most: int = MOST, **more: Any
+    ) -> None:
+        """Add a whole number from `least` to `most`.
+
+        >>> arguments = sym.Arguments("A program.")
+        >>> arguments.whole("--seed", "of the draws", 0, least=0)
+        >>> arguments.parse_args([]).seed
+        0
+        """
+
+        def whole(text: str) -> int:
+            try:
+                number = int(text)
+            except ValueError:
+                raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number") from None
+            return _within(number, text, least, most)
+
+        self._add(name, about, default, whole, more)
+
+    def number(
+        self,
+        name: str,
+        about: str = "",
+        default: float | None = None,
+        *,
+        least: float = -math.inf,
+        most: float = math.inf,
+        **more: Any,
+    ) -> None:
+        """Add a finite number from `least` to `most`.
+
+        >>> arguments = sym.Arguments("A program.")
+        >>> arguments.number("--top-p", "the likeliest that hold this part", least=0, most=1)
+        >>> arguments.parse_args(["--top-p", "0.9"]).top_p
+        0.9
+        """
+
+        def number(text: str) -> float:
+            try:
+                found = float(text)
+            except ValueError:
+                found = math.nan
+            if not math.isfinite(found):
+                raise argparse.ArgumentTypeError(f"{shown(text)} is no finite number")
+            return _within(found, text, least, most)
+
+        self._add(name, about, default, number, more)
+
+    def file(self, name: str, about: str = "", **more: Any) -> None:
+        """Add a file that is there and may be read: a `pathlib.Path`.
+
+        >>> arguments = sym.Arguments("A program.")
+        >>> arguments.file("--context", "a text to read first", metavar="FILE")
+        >>> arguments.parse_args(["--context", "/dev/null"]).context.name
+        'null'
+        """
+        self._add(name, about, None, _file, more)
+
+    def directory(self, name: str, about: str = "", default: Path | None = None, **more: Any) -> None:
+        """Add a directory that is there and may be read: a `pathlib.Path`.
+
+        >>> arguments = sym.Arguments("A program.")
+        >>> arguments.directory("directory", "with the texts")
+        >>> arguments.parse_args(["/"]).directory.is_dir()
+        True
+        """
+        self._add(name, about, default, _directory, more)
+
+    def kv(self, name: str, about: str = "", default: str | None = None, **more: Any) -> None:
+        """Add a path on the mount, of a file or a directory that may be there or not.
+
+        >>> arguments = sym.Arguments("A program.")
+        >>> arguments.kv("--kv", "the conversation")
+        >>> arguments.parse_args(["--kv", "a talk.kv"]).kv
+        'a talk.kv'
+        """
+        self._add(name, about, default, _kv, more)
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with one line, which `message` is in, and status 2.
+
+        >>> try:
+        ...     sym.Arguments("A program.").error("two agents make a swarm")
+        ... except SystemExit as end:
+        ...     print(end)
+        2
+        """
+        self.exit(_UNUSABLE, f"{self.prog}: {one_line(message)} (see {self.prog} --help)\n")
+
+    def _add(self, name: str, about: str, default: object, kind: Callable[[str], Any], more: dict[str, Any]) -> None:
+        if default is not None:
+            more = {**more, "default": default}
+            about = f"{about} (default: %(default)s)".lstrip()
+            if not name.startswith("-"):
+                more.setdefault("nargs", "?")
+        self.add_argument(name, type=kind, help=about, **more)
+
+
+def _program() -> str:
+    """How this program is run: by its name if it ships with Symphony, or else by its file."""
+    file = sys.argv[0] if sys.argv else ""
+    return program_name() if Path(file).is_relative_to(_SHIPPED) else file
+
+
+def _within(number: Number, text: str, least: float, most: float) -> Number:
+    if least <= number <= most:
+        return number
+    beyond = f"{least} or more" if most in {MOST, math.inf} and number < least else f"from {least} to {most}"
+    raise argparse.ArgumentTypeError(f"{shown(text)} is not {beyond}")
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the text is empty")
+    try:
+        utf8(text, "the text")
+    except Invalid:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no UTF-8 text") from None
+    return text
+
+
+def _kv(path: str) -> str:
+    try:
+        return path_text(path)
+    except Invalid as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _file(path: str) -> Path:
+    return _there(path, is_directory=False)
+
+
+def _directory(path: str) -> Path:
+    return _there(path, is_directory=True)
+
+
+def _there(path: str, *, is_directory: bool) -> Path:
+    place = Path(path)
+    try:
+        place.stat()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{shown(path)}: {error.strerror}") from None
+    if not path or place.is_dir() != is_directory:
+        raise argparse.ArgumentTypeError(f"{shown(path)} is no {'directory' if is_directory else 'file'}")
+    if not os.access(place, os.R_OK):
+        raise argparse.ArgumentTypeError(f"{shown(path)} may not be read")
+    return place
