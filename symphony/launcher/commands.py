@@ -15,6 +15,7 @@ from libsym.channel.socket_path import find_socket
 from symphony.launcher import client, confinement, listing, terminal
 from symphony.launcher.finding import does_without_sandbox, find_program, shipped_lines
 from symphony.launcher.grants import parse_grant
+from symphony.launcher.hidden import hidden_line
 from symphony.launcher.places import Places, Refused, find_places
 from symphony.launcher.session import Session
 from symphony.launcher.spec import NONE, RLIMITS, STANDARD
@@ -37,6 +38,9 @@ def run_command(args: argparse.Namespace, socket: Path | None) -> int:
     spec = _spec(args)
     if not places.control.exists():
         client.check_daemon(places)
+    hidden = hidden_line(spec["path"], spec["cwd"], spec["args"], spec["shows"]) if "shows" in spec else None
+    if hidden is not None:
+        print(f"symphony: {hidden}", file=sys.stderr)
     request = {"do": "run", "spec": spec, "detach": args.detach, "window": terminal.window()}
     with client.opened(places, request) as connection:
         try:

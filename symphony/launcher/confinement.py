@@ -100,7 +100,7 @@ def packages_of(venv: str) -> Path:
     return found
 
 
-_OWN = ("/", "/dev", "/dev/pts", "/proc", "/run")
+OWN = ("/", "/dev", "/dev/pts", "/proc", "/run")
 """Directories that each sandbox makes for itself."""
 
 
@@ -116,7 +116,7 @@ def _bind(text: str) -> Shown:
     if not path or not os.path.exists(path):
         raise Refused(f"{path or text} can't be shown to the program: there is no such file")
     real, writable = os.path.realpath(path), how == "rw"
-    if real in _OWN or real.startswith("/proc/"):
+    if real in OWN or real.startswith("/proc/"):
         raise Refused(f"{path} can't be bound: a sandbox has its own; bind the single directories that are needed")
     if writable and Path(real).is_relative_to("/sys"):
         raise Refused(f"{path} can't be bound to be written to: it is the kernel's; bind {path}:ro")

@@ -69,6 +69,8 @@ def _is_there(directory: str, word: str) -> bool:
     except (OSError, ValueError) as error:
         raise Refused(f"{word}: {getattr(error, 'strerror', None) or error}", NOT_READABLE) from None
     if stat.S_ISDIR(found.st_mode):
+        if word in shipped():
+            return False
         raise Refused(f"{word}: is a directory", NOT_READABLE)
     return True
 

@@ -1,0 +1,65 @@
+"""Files that the user may expect a program to find, and that its sandbox hides: one line tells them with the remedy."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from symphony.launcher.confinement import OWN, Shown
+from symphony.launcher.finding import shipped
+from symphony.launcher.sandbox.view import Shown as OfSystem
+from symphony.launcher.sandbox.view import system_view
+
+KV_KIND = "fuse.kv"
+_OF_SANDBOX = "/dev", "/proc", "/sys"
+"""No bind of a file below these is advised: a sandbox has its own."""
+_NEW_FILE = re.compile(r"\S*(?:/\S*|\w\.[A-Za-z]\w*)")
+"""An argument that looks like a file which the program is to make: a path, or a name with a suffix."""
+
+
+def hidden_line(path: str, cwd: str, arguments: Iterable[str], shows: Sequence[Shown]) -> str | None:
+    """The line for the program at `path`, whose sandbox has `shows`; None: nothing that counts is hidden.
+
+    The directories count for a program of the user's own: a program that ships has no neighbours.
+    """
+    visible = [*_system(), *(real for _, real, _ in shows)]
+
+    def is_hidden(real: str) -> bool:
+        return not any(real == each or real.startswith(each.rstrip("/") + "/") for each in visible)
+
+    named, remedies = list[str](), dict[str, str]()
+
+    def covered(directory: str, how: str) -> bool:
+        return any(remedies.get(str(above)) in ("", how) for above in Path(directory).parents)
+
+    if Path(path) not in shipped().values():
+        for directory in (os.path.dirname(os.path.realpath(path)), cwd):
+            if is_hidden(os.path.realpath(directory)):
+                named.append(directory)
+                remedies[directory] = ":ro"
+    for argument in arguments:
+        file = os.path.join(cwd, argument.partition("=")[2] if argument.startswith("-") else argument)
+        directory = os.path.dirname(os.path.abspath(file))
+        if file == os.path.join(cwd, "") or os.path.realpath(file) in OWN or not is_hidden(os.path.realpath(file)):
+            continue
+        if os.path.exists(file):
+            named.append(argument)
+            remedies.setdefault(os.path.abspath(file), ":ro")
+        elif _NEW_FILE.fullmatch(argument) and os.path.isdir(directory) and is_hidden(os.path.realpath(directory)):
+            named.append(argument)
+            remedies[directory] = ""
+    if not named:
+        return None
+    options = " ".join(f"--bind {shlex.quote(each)}{how}" for each, how in remedies.items() if not covered(each, how))
+    hidden = ", ".join(dict.fromkeys(named))
+    return f"the sandbox hides {hidden} from the program; to show it: symphony run {options} ..."
+
+
+def _system() -> list[str]:
+    """Directories and files that no bind is needed for: the system's, and those of mounts of KV."""
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+        kv = [where for _, where, kind, *_ in map(str.split, mounts) if kind == KV_KIND]
+    return [*_OF_SANDBOX, *(each.path for each in system_view() if isinstance(each, OfSystem)), *kv]
