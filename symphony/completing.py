@@ -118,7 +118,7 @@ def names(kind: str, socket: Path | None) -> list[str]:
         return list(shipped())
     if kind == "topics":
         pages = manual.find_pages(manual.directories())
-        return sorted({page.name.removeprefix("symphony-") for page in pages})
+        return sorted({page.name.removeprefix("symphony-") for page in pages} | set(libsym.__all__) | set(shipped()))
     if kind == "kv":
         return list(islice(_kv_names(socket), MAX_KV_NAMES))
     daemon = socket or find_socket()

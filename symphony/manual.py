@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libsym.errors import NotFound, SymError
+from symphony.manual_entries import answer as answer_of
+from symphony.manual_entries import entries
 from symphony.manual_text import plain_line, plain_text
 
 _OURS = re.compile(r"(?P<name>(symphony|libsym)([.-][\w.-]+)?|kv|kvfs|lips)\.(?P<section>[1-8])")
@@ -67,8 +69,8 @@ def _page(file: Path, files: dict[str, Path]) -> Page:
     return Page(found["name"], found["section"], files.get(target, file), is_alias=bool(target))
 
 
-def find_page(pages: Sequence[Page], topic: str) -> Page:
-    """`run`, `kv`, `trace.5` or `libsym(3)`: a command's page goes first. NotFound names what is near."""
+def find_page(pages: Sequence[Page], topic: str) -> Page | None:
+    """`run`, `kv`, `trace.5` or `libsym(3)`: a command's page goes first."""
     asked = _WHERE.fullmatch(topic)
     if asked is not None:
         section = asked["dot"] or asked["paren"]
@@ -76,9 +78,23 @@ def find_page(pages: Sequence[Page], topic: str) -> Page:
             for page in pages:
                 if page.name == name and section in (None, page.section):
                     return page
-    near = difflib.get_close_matches(topic, [page.name.removeprefix(_PREFIX) for page in pages])
-    hint = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "`symphony help` lists all topics"
-    raise NotFound(f"the manual has no page on {topic!r}: {hint}")
+    return None
+
+
+def answer(pages: Sequence[Page], words: Sequence[str]) -> Page | str:
+    """The page that words name, or else what the manual has on them. NotFound names what is near."""
+    page = find_page(pages, "-".join(words))
+    if page is not None:
+        return page
+    found = entries([(f"{each.name}({each.section})", each.text()) for each in pages if not each.is_alias])
+    told = answer_of(found, words)
+    if told is not None:
+        return told
+    topic = " ".join(words)
+    names = [page.name.removeprefix(_PREFIX) for page in pages] + [name for each in found for name in each.names]
+    near = difflib.get_close_matches(topic, names, n=1)
+    hint = f"did you mean {near[0]}?" if near else "`symphony help` lists all topics"
+    raise NotFound(f"the manual has nothing on {topic!r}: {hint}")
 
 
 def show(page: Page) -> None:
@@ -106,4 +122,6 @@ def listing(pages: Sequence[Page]) -> list[str]:
 def _topics(page: Page, pages: Sequence[Page]) -> str:
     """All words that are enough to ask for it: with a section where another page goes first."""
     short = [name.removeprefix(_PREFIX) for name in page.title()[0]]
-    return ", ".join(name if find_page(pages, name).file == page.file else f"{name}.{page.section}" for name in short)
+    first = {name: find_page(pages, name) for name in short}
+    shown = [name if found and found.file == page.file else f"{name}.{page.section}" for name, found in first.items()]
+    return ", ".join(shown)

@@ -50,6 +50,12 @@ def plain_line(line: str) -> str:
     return _ESCAPE.sub(read, line)
 
 
+def macro_text(line: str) -> str:
+    """A heading or a tag, as it is read."""
+    name, _, rest = line[1:].partition(" ") if line.startswith(".") else ("", "", line)
+    return _FONTS.get(name, " ").join(_words(rest)) if name else plain_line(rest)
+
+
 def _words(rest: str) -> list[str]:
     """Of a macro: bare ones, or several in quotes."""
     return [plain_line(bare or quoted.replace('""', '"')) for quoted, bare in _WORD.findall(rest)]

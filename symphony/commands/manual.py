@@ -8,8 +8,10 @@ from symphony.commands.options import Commands
 
 
 def add_help(commands: Commands) -> None:
-    helped = commands.add_parser("help", help="list commands and topics, or show the page of one")
-    helped.add_argument("topic", metavar="TOPIC", nargs="?", help="a command, or another topic (default: list them)")
+    helped = commands.add_parser("help", help="list commands and topics, or say what the manual has on one")
+    helped.add_argument(
+        "topic", metavar="TOPIC", nargs="*", help="a command, call, program, key or any words (default: list topics)"
+    )
     helped.set_defaults(action=_help)
 
 
@@ -17,8 +19,12 @@ def _help(args: argparse.Namespace) -> int:
     from symphony import manual  # noqa: PLC0415 - difflib and subprocess, which few commands need
 
     pages = manual.find_pages(manual.directories())
-    if args.topic is None:
+    if not args.topic:
         print("\n".join(manual.listing(pages)))
+        return 0
+    found = manual.answer(pages, args.topic)
+    if isinstance(found, str):
+        print(found)
     else:
-        manual.show(manual.find_page(pages, args.topic))
+        manual.show(found)
     return 0

@@ -76,10 +76,33 @@ def test_a_page_is_shown_with_what_there_is(command, only, tmp_path):
         ("symphony.7", "symphony.7"),
         ("tutorial", "symphony.7"),
         ("symphony-run", "symphony-run.1"),
+        ("service", "symphony-service.7"),
     ],
 )
 def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, name):
     assert find_page(PAGES, topic).file.name == name
+
+
+@pytest.mark.parametrize(
+    ("topic", "first", "says"),
+    [
+        ("pred", "libsym(3): pred(kv, tokens, ", "Appends tokens to kv, runs the model"),
+        ("Sampler", "libsym(3): Sampler(*, temperature=1.0", "How a token is drawn"),
+        ("Dist.argmax", "libsym.Dist.argmax(*, allowed", "The likeliest token"),
+        ("react", "symphony run react", "ReAct: the model thinks"),
+        ("quota", "symphony-serve(1): --quota SIZE", "symphony.toml(5): quota (size; reload)"),
+        ("quota", "symphony-serve(1): --quota SIZE", "setfattr -n user.kv.quota -v 512M DIR"),
+        ("json", "libsym.Grammar.json(", "JSON that a schema describes"),
+        ("tools", "libsym(3): Chat(kv", "begins with messages (a text is the system message) and tools"),
+        ("disk full", "kvfs(7): A full disk", "fails the syncs with ENOSPC"),
+        ("install", "symphony-service(7): Install", "# scripts/install"),
+        ("upgrade", "symphony-service(7): Upgrade", "--rollback"),
+    ],
+)
+def test_a_word_without_a_page_has_entries_of_manuals_and_docstrings(topic, first, says):
+    shown = symphony_help(*topic.split()).stdout
+    assert shown.startswith(first)
+    assert says in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -88,7 +111,7 @@ def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, na
 def test_an_unknown_topic_names_what_is_near(topic, hint):
     done = symphony_help(topic)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"symphony: the manual has no page on {topic!r}: ")
+    assert done.stderr.startswith(f"symphony: the manual has nothing on {topic!r}: ")
     assert hint in done.stderr
 
 
