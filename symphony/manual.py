@@ -16,7 +16,7 @@ from pathlib import Path
 
 from libsym.errors import NotFound, SymError
 from symphony.manual_entries import answer as answer_of
-from symphony.manual_entries import entries
+from symphony.manual_entries import entries, is_named
 from symphony.manual_text import plain_line, plain_text
 
 _OURS = re.compile(r"(?P<name>(symphony|libsym)([.-][\w.-]+)?|kv|kvfs|lips)\.(?P<section>[1-8])")
@@ -83,12 +83,12 @@ def find_page(pages: Sequence[Page], topic: str) -> Page | None:
 
 def answer(pages: Sequence[Page], words: Sequence[str]) -> Page | str:
     """The page that words name, or else what the manual has on them. NotFound names what is near."""
-    page = find_page(pages, "-".join(words))
-    if page is not None:
+    if page := find_page(pages, "-".join(words)):
         return page
     found = entries([(f"{each.name}({each.section})", each.text()) for each in pages if not each.is_alias])
-    told = answer_of(found, words)
-    if told is not None:
+    if not is_named(found, " ".join(words)) and (page := find_page(pages, "-".join(["libsym", *words]))):
+        return page
+    if told := answer_of(found, words):
         return told
     topic = " ".join(words)
     names = [page.name.removeprefix(_PREFIX) for page in pages] + [name for each in found for name in each.names]

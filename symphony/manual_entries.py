@@ -59,6 +59,11 @@ def entries(pages: Iterable[tuple[str, str]]) -> list[Entry]:
     return [*found, *(each for each in _of_libsym() if not each.names & described)]
 
 
+def is_named(all_entries: Iterable[Entry], word: str) -> bool:
+    """Whether a program, or a call, class or method of libsym has this name."""
+    return any(word.casefold() in each.names for each in all_entries if each.kind <= Kind.CALL)
+
+
 def answer(all_entries: Sequence[Entry], words: Sequence[str]) -> str | None:
     """The entries that words ask for, the best ones whole; None: there is none."""
     asked = [word.casefold() for word in words]

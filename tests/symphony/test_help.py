@@ -86,14 +86,15 @@ def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, na
 @pytest.mark.parametrize(
     ("topic", "first", "says"),
     [
-        ("pred", "libsym(3): pred(kv, tokens, ", "Appends tokens to kv, runs the model"),
-        ("Sampler", "libsym(3): Sampler(*, temperature=1.0", "How a token is drawn"),
+        ("pred", "libsym-generation(3): pred(kv, tokens, ", "Appends tokens to kv, runs the model"),
+        ("Sampler", "libsym-generation(3): Sampler(*, temperature=1.0", "How a token is drawn"),
         ("Dist.argmax", "libsym.Dist.argmax(*, allowed", "The likeliest token"),
         ("react", "symphony run react", "ReAct: the model thinks"),
         ("quota", "symphony-serve(1): --quota SIZE", "symphony.toml(5): quota (size; reload)"),
         ("quota", "symphony-serve(1): --quota SIZE", "setfattr -n user.kv.quota -v 512M DIR"),
         ("json", "libsym.Grammar.json(", "JSON that a schema describes"),
-        ("tools", "libsym(3): Chat(kv", "begins with messages (a text is the system message) and tools"),
+        ("tools", "libsym-chat(3): TOOLS", "libsym calls none: the program reads what the model says"),
+        ("chat", "symphony run chat", "libsym-chat(3): Chat(kv"),
         ("disk full", "kvfs(7): A full disk", "fails the syncs with ENOSPC"),
         ("install", "symphony-service(7): Install", "# scripts/install"),
         ("upgrade", "symphony-service(7): Upgrade", "--rollback"),
@@ -103,6 +104,11 @@ def test_a_word_without_a_page_has_entries_of_manuals_and_docstrings(topic, firs
     shown = symphony_help(*topic.split()).stdout
     assert shown.startswith(first)
     assert says in " ".join(shown.split())
+
+
+def test_a_page_of_libsym_is_found_by_its_subject():
+    shown = symphony_help("async").stdout
+    assert "libsym in event loops, notebooks, threads and forks" in " ".join(not_bold(shown).split())
 
 
 @pytest.mark.parametrize(

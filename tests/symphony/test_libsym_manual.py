@@ -1,4 +1,4 @@
-"""The manual page libsym(3): every call with its arguments, every error, and examples that do what they say."""
+"""The manual pages libsym(3) and libsym-*(3): every call with its arguments, every error, examples that hold."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import libsym as sym
 from libsym.abi import ABI_VERSION, Op
 from tests.symphony.examples import run_examples
 
-MANUAL = Path(__file__).resolve().parents[2] / "man" / "libsym.3"
-ABI_PAGE = MANUAL.with_name("libsym-abi.7")
-SOURCE = MANUAL.read_text(encoding="utf-8")
+MAN = Path(__file__).resolve().parents[2] / "man"
+SOURCES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(MAN.glob("libsym*.3"))}
+SOURCE = "".join(SOURCES.values())
+MOST_LINES = 480
+"""Of a page that a person can hold."""
 
 
 def plain(line: str) -> str:
@@ -55,7 +57,14 @@ ADVICE = {"TTL", "PRIORITY"}
 def test_its_example_does_what_it_says(name, daemon, monkeypatch):
     monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
     sym.close()
-    run_examples(EXAMPLES[name], f"libsym(3), {name}", daemon.mount)
+    run_examples(EXAMPLES[name], f"the manual of libsym, {name}", daemon.mount)
+
+
+@pytest.mark.parametrize("page", SOURCES)
+def test_a_page_is_short_and_has_examples_and_the_first_names_it(page):
+    assert SOURCES[page].count("\n") <= MOST_LINES
+    assert ".EX\n>>> " in SOURCES[page]
+    assert f".BR {page} (3)\n".replace("-", "\\-") in SOURCES["libsym"]
 
 
 def test_every_call_has_an_entry_with_an_example():
@@ -106,5 +115,5 @@ def test_it_is_about_this_version_of_the_abi():
 
 
 def test_the_page_of_the_abi_has_every_operation_once():
-    described = re.findall(r"^\.B ([A-Z][A-Z_, ]+)$", ABI_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    described = re.findall(r"^\.B ([A-Z][A-Z_, ]+)$", (MAN / "libsym-abi.7").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(", ".join(described).split(", ")) == sorted(Op.__members__)
