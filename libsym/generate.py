@@ -27,6 +27,7 @@ from libsym.open_file import OpenFile, channel_of
 from libsym.pred import Positions, checked_priority, checked_sampler, counted_before, microseconds, places_of
 from libsym.rows.reduced import ReducedDist, drawn_dists
 from libsym.rows.sampler import Sampler, random_seed
+from libsym.schema import closed
 from libsym.text import tokenize
 
 MAX_STOP_TEXTS = 64
@@ -65,8 +66,8 @@ class Grammar:
     def json(cls, schema: str | Mapping[str, Any] | bool = True, *, compact: bool = False) -> Self:
         """JSON that a schema describes, given as text or as what JSON can say; without one any JSON.
 
-        A schema allows more than it names: an object may have properties that are not in `properties`, unless it says
-        `"additionalProperties": false`, and need not have those that are not in `required`. Between values any white
+        An object has no other properties than those in `properties`, unless it names none or says
+        `"additionalProperties": true`; it need not have those that are not in `required`. Between values any white
         space may come, so a model may write spaces until its tokens are used up. `compact`: none comes.
 
         >>> grammar = sym.Grammar.json({"enum": ["red", "blue"]})
@@ -79,12 +80,10 @@ class Grammar:
         if not isinstance(compact, bool):
             raise Invalid(f"compact={shown(compact)}: must be True or False")
         kind: Literal["json", "compact_json"] = "compact_json" if compact else "json"
-        if isinstance(schema, str):
-            return cls(kind, schema)
         try:
-            return cls(kind, json.dumps(schema))
+            return cls(kind, json.dumps(closed(json.loads(schema) if isinstance(schema, str) else schema)))
         except (TypeError, ValueError, RecursionError) as error:
-            raise Invalid(f"a JSON schema is text or what JSON can say: {error}") from error
+            raise Invalid(f"the schema is no JSON: {error}") from error
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -247,6 +246,7 @@ class Progress:
         self._tokens: list[int] = []
         self._dists: list[ReducedDist | None] = []
         self._keeps_stop = started.keeps_stop
+        self._is_guided = started.is_guided
         self._left: list[int] | None = None  # what is pending where the stop text was taken out of the file
         self._length_before: int | None = None  # of the file, with the tokens that were given
         self._num_entries = 0
@@ -330,6 +330,19 @@ class Progress:
     def is_lost(self) -> bool:
         """Whether it ended before its first token, by an error, a cancellation or its deadline."""
         return self._is_over and not self._tokens and self.finish in {None, "cancelled", "deadline"}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it ended by itself. False: it goes on, failed, or was cut off where its grammar allows no end.
+
+        >>> grammar = sym.Grammar.regex("abc")
+        >>> cut = sym.generate(sym.kv_create(), [65], grammar=grammar, max_tokens=2)
+        >>> cut.full_text(), cut.finish, cut.is_complete
+        ('ab', 'length', False)
+        """
+        if self._is_guided:
+            return self.finish in {"grammar", "stop_token"}
+        return self.finish in {"stop_token", "stop_text"}
 
     @property
     def is_cancelled(self) -> bool:
@@ -637,6 +650,8 @@ class Started:
     logprobs: int | None = None
     keeps_stop: bool = True
     """Whether a stop text stays in the file."""
+    is_guided: bool = False
+    """By a grammar."""
 
 
 def generate_call(
@@ -683,7 +698,7 @@ def generate_call(
     payload = ids.tobytes() + places.tobytes() + block + json.dumps(said, default=operator.index).encode()
     args = (len(ids), len(places), max_tokens or 0, checked_priority(options.get("priority")))
     return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(
-        seed, tuple(texts), ids, logprobs, bool(options.get("keep_stop", True))
+        seed, tuple(texts), ids, logprobs, bool(options.get("keep_stop", True)), grammar is not None
     )
 
 

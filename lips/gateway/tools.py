@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import libsym as sym
+from libsym.schema import closed
 from lips.gateway.errors import ApiError
 from lips.gateway.fields import Fields, parse_inner
 
@@ -132,7 +133,7 @@ def _allowed(tools: list[dict[str, Any]], choice: dict[str, Any]) -> tuple[list[
 
 def _call_schema(function: dict[str, Any], where: str) -> dict[str, Any]:
     """`where`: of this schema, in the one that it is a part of."""
-    parameters = _moved(function.get("parameters") or {"type": "object"}, f"{where}/properties/arguments")
+    parameters = _moved(closed(function.get("parameters") or {"type": "object"}), f"{where}/properties/arguments")
     properties = {"name": {"const": function["name"]}, "arguments": parameters}
     return {
         "type": "object",

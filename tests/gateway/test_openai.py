@@ -148,6 +148,11 @@ def test_structured_output_is_parsed(client):
     assert text.message.content.startswith("{")
 
 
+def test_structured_output_that_is_cut_off_is_an_error_of_the_client(client):
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(model="any", messages=QUESTION, response_format=City, max_tokens=3)
+
+
 def test_text_completions_go_on_echo_and_score(client):
     done = client.completions.create(model="any", prompt="The capital of France is", max_tokens=4, temperature=0)
     assert "Paris" in done.choices[0].text

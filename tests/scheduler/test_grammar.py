@@ -3,10 +3,12 @@
 import json
 import random
 import threading
+from dataclasses import astuple
 
 import numpy as np
 import pytest
 
+import libsym as sym
 from decoder.checkpoints.gguf import read_gguf
 from decoder.model import packaged_gguf
 from decoder.text.stored_tokenizers import byte_tokenizer, gguf_tokenizer
@@ -188,6 +190,48 @@ def test_json_of_a_schema_is_what_comes_of_it(grammars):
             assert len(made["name"]) <= 5
 
 
+A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+B = {"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "has_more"),
+    [
+        (A, b'{"a":1', False),
+        ({**A, "additionalProperties": True}, b'{"a":1', True),
+        ({"type": "object"}, b'{"a":1', True),
+        (True, b'{"a":1', True),
+        ({"type": "array", "items": A}, b'[{"a":1', False),
+        ({"anyOf": [A, B]}, b'{"b":"x"', False),
+        ({"allOf": [A, B]}, b'{"a":1,"b":"x"', False),
+        ({"allOf": [A, {**B, "additionalProperties": True}]}, b'{"a":1,"b":"x"', True),
+        ({"$defs": {"A": A}, "allOf": [{"$ref": "#/$defs/A"}, B]}, b'{"a":1,"b":"x"', False),
+        ({**A, "properties": {"a": {"const": {"properties": {"c": 1}}}}}, b'{"a":{"properties":{"c":1}}', False),
+    ],
+)
+def test_an_object_whose_schema_names_properties_has_no_others(grammars, schema, text, has_more):
+    grammar = grammars.compile(ANN, *astuple(sym.Grammar.json(schema, compact=True)))
+    for byte in text:
+        assert byte in allowed(grammar)
+        grammar.advance(byte)
+    assert (ord(",") in allowed(grammar)) == has_more
+
+
+@pytest.mark.parametrize("schema", [{"multipleOf": 3}, {"type": "number", "multipleOf": 0.5, "minimum": 0}])
+def test_a_number_under_multiple_of_comes_to_its_end(grammars, schema):
+    grammar = grammars.compile(ANN, *astuple(sym.Grammar.json(schema)))
+    walk(grammar, b"3" * 15)
+    assert not set(b"0123456789") & allowed(grammar)
+    with pytest.raises(Invalid, match="15 digits"):
+        sym.Grammar.json({**schema, "maximum": 10**20})
+
+
+def test_a_schema_that_combines_ever_more_is_refused(grammars):
+    chain = {f"a{number}": {"$ref": f"#/$defs/a{number + 1}"} for number in range(1000)}
+    with pytest.raises(Invalid, match="combines too many"):
+        sym.Grammar.json({"$defs": chain, "$ref": "#/$defs/a0"})
+
+
 def test_a_lark_grammar_parses(grammars):
     source = 'start: sum\nsum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/\n'
     grammar = grammars.compile(ANN, "lark", source)
@@ -255,6 +299,11 @@ def test_what_is_kept_of_an_account_and_of_all_is_bounded_and_the_largest_user_g
         ("regex", "(", "unclosed"),
         ("lark", "start: nothing", "nothing"),
         ("json", '{"type": "frob"}', "frob"),
+        ("json", '{"uniqueItems": true}', "uniqueItems"),
+        ("json", '{"not": {}}', "not"),
+        ("json", '{"if": {}}', "if"),
+        ("json", '{"contains": {}}', "contains"),
+        ("json", '{"format": "frob"}', "frob"),
         ("json", "{", "JSON"),
         ("yaml", "a: b", "yaml"),
         ("regex", "a" * 300_000, "300000"),

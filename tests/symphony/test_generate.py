@@ -308,6 +308,16 @@ def test_with_a_grammar_it_gives_what_the_loop_with_llguidance_gives(name, sampl
     check_file(kv, PROMPT, generation)
 
 
+def test_a_generation_that_ends_in_the_middle_of_a_schema_is_not_complete():
+    grammar = sym.Grammar.json({"const": {"a": "END", "b": 2}}, compact=True)
+    ends = []
+    for options in ({"max_tokens": 5}, {"stop": "END"}, {}):
+        generation = sym.generate(sym.kv_create(), PROMPT, grammar=grammar, **options)
+        list(generation)
+        ends.append((generation.finish, generation.is_complete))
+    assert ends == [("length", False), ("stop_text", False), ("grammar", True)]
+
+
 def test_any_compact_json_may_be_asked_for_without_a_schema():
     warm = sym.Sampler(temperature=3.0, seed=1, logit_bias={ord("}"): 9.0, ord('"'): 9.0})
     text = "".join(sym.generate(sym.kv_create(), [65], grammar=sym.Grammar.json(compact=True), sampler=warm).text())
