@@ -12,10 +12,12 @@ import dataclasses
 import importlib.metadata
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from decoder.checkpoints.fingerprint import model_fingerprint, rope_identity
+from decoder.checkpoints.generation_config import read_sampling
 from decoder.checkpoints.gguf import read_gguf
 from decoder.checkpoints.gguf_llama import read_gguf_llama
 from decoder.checkpoints.huggingface import read_huggingface
@@ -52,6 +54,8 @@ class Model:
     tokenizer: Tokenizer
     identity: dict[str, str]
     """Fingerprints by `model`, `tokenizer`, `rope`: KV is of use only where all three are equal."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """How its makers draw tokens, by the names of a `Sampler`; empty where they do not say."""
 
 
 def load_model(spec: str | None) -> Model:
@@ -71,7 +75,8 @@ def _load_path(spec: str) -> Model:
     path = Path(spec).expanduser()
     if path.is_dir():
         checkpoint = read_huggingface(path)
-        return _loaded(checkpoint, huggingface_tokenizer(path, checkpoint.config.vocab_size))
+        model = _loaded(checkpoint, huggingface_tokenizer(path, checkpoint.config.vocab_size))
+        return dataclasses.replace(model, sampling=read_sampling(path))
     if not path.exists():
         raise NotFound(
             f"model {spec!r} not found: give smollm2, tiny, a .gguf file or the directory of a Hugging Face checkpoint"

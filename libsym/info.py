@@ -31,6 +31,8 @@ class ModelInfo:
     special_ids: frozenset[int] = frozenset()
     """Tokens that stand for no text, though they are spelled out as some: marks of turns, the ends."""
     bos_id: int | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """How its makers draw tokens, for `Sampler(**sampling)`; empty where they do not say."""
     dtype: str = ""
     """Of the KV cache, as safetensors writes it."""
     page_entries: int = 0

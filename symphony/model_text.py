@@ -84,6 +84,7 @@ class LoadedText:
             "eos_ids": sorted(tokenizer.eos_ids),
             "special_ids": sorted(tokenizer.special_ids),
             "bos_id": tokenizer.bos_id,
+            "sampling": dict(self._model.sampling),
             "dtype": self._arena.dtype,
             "page_entries": PAGE_ENTRIES,
             "entry_bytes": self._arena.page_bytes // PAGE_ENTRIES,

@@ -67,7 +67,7 @@ def failed(error: ApiError) -> bytes:
 async def _wanted(gateway: Gateway, tenant: Tenant, request: Request, fields: Fields) -> Wanted:
     messages, choice = messages_of(fields), Choice.of(fields)
     conversation = conversation_of(fields)
-    how = sampling(fields).with_logprobs(chat_logprobs(fields))
+    how = sampling(fields, gateway.sampling).with_logprobs(chat_logprobs(fields))
     turns, told = await gateway.prompts.turns(messages, choice.tools)
     if conversation is not None and how.n > 1:
         raise ApiError(400, "n is more than 1: a conversation goes on with one answer", param="n")

@@ -88,7 +88,7 @@ async def completions(request: Request) -> Work:
         raise ApiError(400, "suffix: this model does not fill in", param="suffix")
     generates = fields.body.get("max_tokens") != 0
     counted = fields if generates else Fields({**fields.body, "max_tokens": None})
-    how = sampling(counted).with_logprobs(text_logprobs(fields))
+    how = sampling(counted, gateway.sampling).with_logprobs(text_logprobs(fields))
     if generates and how.max_tokens is None:
         how = replace(how, max_tokens=_DEFAULT_TOKENS)
     echo = fields.flag("echo")

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,8 @@ from lips.gateway.tenants import Tenant, make_tenant
 log = logging.getLogger(__name__)
 _CACHED_SHARE = 0.5
 _SWEPT_EVERY_S = 3600.0
+_SAMPLING = {"temperature": 0.7, "top_p": 0.95}
+"""Where neither a request nor the model's makers say more."""
 _BODIES_AT_ONCE = 8
 """Of one tenant, where each is as large as it may be; smaller ones are as many more."""
 _TOKEN_BYTES = 1024
@@ -77,6 +79,11 @@ class Gateway:
     """What goes on without a client: `serve` gives it."""
     ending: anyio.Event = field(default_factory=anyio.Event)
     _making: anyio.Lock = field(default_factory=anyio.Lock)
+
+    @property
+    def sampling(self) -> Mapping[str, float]:
+        """How tokens are drawn where a request does not say."""
+        return self.model.sampling or _SAMPLING
 
     async def tenant_of(self, request: Request) -> Tenant:
         """Return the tenant of a request's key, or that of its client's account."""

@@ -52,7 +52,7 @@ async def messages(request: Request) -> Work:
         tokens=() if conversation else await sym.aio.chat_tokens(told_turns, told),
         turn=told_turns if conversation else None,
         tools=told,
-        sampling=sampling(_with_stops(fields)),
+        sampling=sampling(_with_stops(fields), gateway.sampling),
         grammar=choice.grammar(),
         session=session_for(tenant, request, fields),
         deadline_s=gateway.settings.answer_s,

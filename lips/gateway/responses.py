@@ -133,7 +133,8 @@ async def _asked(gateway: Gateway, tenant: Tenant, request: Request, fields: Fie
             raise ApiError(409, f"{previous} has not ended yet", param="previous_response_id")
         items = [*before.items, *before.response["output"], *items]
     turns, told_tools = await gateway.prompts.turns(form.messages_of_items(items, instructions), choice.tools)
-    how = sampling(Fields({**fields.body, "stop": None, "n": None}), max_tokens_names=("max_output_tokens",))
+    plain = Fields({**fields.body, "stop": None, "n": None})
+    how = sampling(plain, gateway.sampling, max_tokens_names=("max_output_tokens",))
     own = Session(stored.kv_path(tenant, response_id)) if is_stored else None
     session = session_for(tenant, request, fields)
     wanted = Wanted(
@@ -147,7 +148,7 @@ async def _asked(gateway: Gateway, tenant: Tenant, request: Request, fields: Fie
         deadline_s=gateway.settings.answer_s,
         is_streamed=fields.flag("stream") or fields.flag("background"),
     )
-    about = {name: fields.body.get(name, _SET.get(name)) for name in _ECHOED}
+    about = {name: fields.body.get(name, {**_SET, **gateway.sampling}.get(name)) for name in _ECHOED}
     about |= {"store": is_stored, "metadata": fields.body.get("metadata") or {}}
     return Asked(gateway, tenant, wanted, choice, items, is_stored, about, response_id)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import libsym as sym
 from lips.gateway.errors import ApiError
@@ -36,18 +38,23 @@ class Sampling:
 
 
 def sampling(
-    fields: Fields, *, max_tokens_names: tuple[str, ...] = ("max_completion_tokens", "max_tokens")
+    fields: Fields,
+    defaults: Mapping[str, Any],
+    *,
+    max_tokens_names: tuple[str, ...] = ("max_completion_tokens", "max_tokens"),
 ) -> Sampling:
     """What the fields that all interfaces share say. `logprobs` differ: see `chat_logprobs` and `text_logprobs`."""
-    temperature = fields.number("temperature", 0, 100, 1.0)
-    top_k, top_p = fields.whole("top_k", -1, _MAX_WHOLE), fields.number("top_p", 0, 1)
+    temperature = fields.number("temperature", 0, 100, defaults.get("temperature", 1.0))
+    top_k = fields.whole("top_k", -1, _MAX_WHOLE, defaults.get("top_k"))
+    top_p = fields.number("top_p", 0, 1, defaults.get("top_p"))
+    penalty = fields.number("repetition_penalty", 1e-6, 1e6, defaults.get("repetition_penalty"))
     try:
         sampler = sym.Sampler(
             temperature=1.0 if temperature is None else temperature,
             top_p=None if top_p is None else max(top_p, _LEAST_TOP_P),
             top_k=top_k if top_k is not None and top_k > 0 else None,  # 0 and -1 are other servers' words for none
-            min_p=fields.number("min_p", 0, 1) or None,
-            repetition_penalty=fields.number("repetition_penalty", 1e-6, 1e6, 1.0) or 1.0,
+            min_p=fields.number("min_p", 0, 1, defaults.get("min_p")) or None,
+            repetition_penalty=penalty or 1.0,
             presence_penalty=fields.number("presence_penalty", -100, 100, 0.0) or 0.0,
             frequency_penalty=fields.number("frequency_penalty", -100, 100, 0.0) or 0.0,
             logit_bias=_bias(fields),

@@ -2,6 +2,7 @@
 
 import gc
 import json
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -42,7 +43,7 @@ VALUES = some.recursive(
 BODIES = some.dictionaries(some.sampled_from(NAMES), VALUES, max_size=6)
 READERS = (
     messages_of,
-    sampling,
+    partial(sampling, defaults={}),
     chat_logprobs,
     text_logprobs,
     Choice.of,
