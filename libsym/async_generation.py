@@ -8,9 +8,8 @@ from typing import Any, Self
 
 from libsym.channel.event_loop import AsyncStream, run
 from libsym.channel.scripts import Call
-from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import SymError
-from libsym.generate import Progress, Started, TextPieces
+from libsym.generate import Progress, Started, TextPieces, texts_script
 from libsym.open_file import OpenFile
 
 
@@ -41,7 +40,7 @@ class AsyncGeneration(Progress):
         self.num_read = max(self.num_read, self._num_given)
         return self._tokens[self._num_given - 1]
 
-    async def text(self) -> AsyncIterator[str]:
+    async def text(self, *, special: bool = True) -> AsyncIterator[str]:
         """As `Generation.text`.
 
         >>> generation = await sym.aio.generate(await sym.aio.kv_create(), [65], max_tokens=3)
@@ -49,7 +48,7 @@ class AsyncGeneration(Progress):
         'AAA'
         """
         channel = self._kv.channel
-        pieces = TextPieces(await run(channel, vocabulary_script(channel)), self.stop_texts)
+        pieces = TextPieces(await run(channel, texts_script(channel, special=special)), self.stop_texts)
         num_taken = 0
         while True:
             new, num_taken = self._tokens[num_taken:], len(self._tokens)

@@ -28,6 +28,7 @@ from libsym.pred import Positions, checked_priority, checked_sampler, counted_be
 from libsym.rows.reduced import ReducedDist, drawn_dists
 from libsym.rows.sampler import Sampler, random_seed
 from libsym.schema import closed
+from libsym.status import model_info
 from libsym.text import tokenize
 
 MAX_STOP_TEXTS = 64
@@ -52,14 +53,14 @@ _ENDINGS: dict[int, Ending] = {
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a generation has to be: JSON of a schema, a match of a regex, a sentence of a Lark grammar.
+    """What a generation has to be: JSON of a schema, a match of a regex, a sentence of a Lark or GBNF grammar.
 
     >>> grammar = sym.Grammar.regex("(yes|no)")
     >>> "".join(sym.generate(sym.kv_create(), [63], grammar=grammar).text()) in ("yes", "no")
     True
     """
 
-    kind: Literal["json", "compact_json", "regex", "lark"]
+    kind: Literal["json", "compact_json", "regex", "lark", "gbnf"]
     source: str
 
     @classmethod
@@ -103,6 +104,16 @@ class Grammar:
         'yes!'
         """
         return cls("lark", _grammar_text(grammar, "a Lark grammar"))
+
+    @classmethod
+    def gbnf(cls, grammar: str) -> Self:
+        """Text that a grammar in llama.cpp's notation derives from `root`.
+
+        >>> grammar = sym.Grammar.gbnf('root ::= "yes" "!"')
+        >>> "".join(sym.generate(sym.kv_create(), [63], grammar=grammar).text())
+        'yes!'
+        """
+        return cls("gbnf", _grammar_text(grammar, "a GBNF grammar"))
 
 
 def _grammar_text(source: object, what: str) -> str:
@@ -495,14 +506,21 @@ class Generation(Progress):
         self.num_read = max(self.num_read, self._num_given)
         return self._tokens[self._num_given - 1]
 
-    def text(self) -> Iterator[str]:
+    def text(self, *, special: bool = True) -> Iterator[str]:
         """The text of all tokens from the first on, in pieces of whole characters; without the stop text.
+
+        `special=False`: special tokens have no text.
+
+        >>> pads = sym.Sampler(temperature=0, logit_bias={258: 999.0})
+        >>> generation = sym.generate(sym.kv_create(), [65], max_tokens=2, sampler=pads)
+        >>> "".join(generation.text()), "".join(generation.text(special=False))
+        ('<pad><pad>', '')
 
         >>> generation = sym.generate(sym.kv_create(), [65], max_tokens=3, grammar=sym.Grammar.regex("abc"))
         >>> "".join(generation.text())
         'abc'
         """
-        pieces = TextPieces(self.channel.run(vocabulary_script(self.channel)), self.stop_texts)
+        pieces = TextPieces(self.channel.run(texts_script(self.channel, special=special)), self.stop_texts)
         num_taken = 0
         while True:
             new, num_taken = self._tokens[num_taken:], len(self._tokens)
@@ -580,6 +598,15 @@ def _is_text(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def texts_script(channel: ClientChannel, *, special: bool) -> Script[Sequence[bytes]]:
+    """The bytes of each token. `special`: special tokens have some."""
+    vocabulary = yield from vocabulary_script(channel)
+    if special:
+        return vocabulary
+    hidden = (yield from script_of(model_info)()).special_ids
+    return [b"" if token in hidden else text for token, text in enumerate(vocabulary)]
 
 
 class TextPieces:
@@ -678,7 +705,7 @@ def generate_call(
         said["stop"] = texts
     if grammar is not None:
         if not isinstance(grammar, Grammar):
-            raise Invalid(f"grammar={grammar!r}: give sym.Grammar.json(schema), .regex(pattern) or .lark(grammar)")
+            raise Invalid(f"grammar={grammar!r}: give sym.Grammar.json(schema), .regex, .lark or .gbnf")
         utf8(grammar.source, "the grammar")
         said["grammar"] = {"kind": grammar.kind, "source": grammar.source}
     if draft is not None:

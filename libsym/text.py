@@ -54,15 +54,17 @@ def chat_template(
     tools: Sequence[Any] | None = None,
     *,
     add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
 ) -> Script[str]:
     r"""A conversation as the model was trained to see it: `[{"role": "user", "content": "Hello"}]` and the like.
 
     For people: in this text the template's marks and those in messages look the same. `chat_tokens` tells them apart.
+    `variables`: more that the template may ask for, such as `enable_thinking`.
 
     >>> sym.chat_template([{"role": "user", "content": "Hello"}])
     '<bos>user: Hello\nassistant: '
     """
-    payload = _chat_form(messages, tools, add_generation_prompt=add_generation_prompt)
+    payload = _chat_form(messages, tools, variables, add_generation_prompt=add_generation_prompt)
     reply = yield Call(Op.CHAT_TEMPLATE, payload=payload)
     return reply.payload.decode("utf-8")
 
@@ -74,6 +76,7 @@ def chat_tokens(
     *,
     add_generation_prompt: bool = True,
     after_answer: bool = False,
+    variables: Mapping[str, Any] | None = None,
 ) -> Script[list[int]]:
     r"""The tokens of a conversation, in which messages and tools are text, whatever they spell out.
 
@@ -85,6 +88,8 @@ def chat_tokens(
     token is not in it): the tokens end that answer, and go on with these messages. What the template would write at the
     top of the conversation (tools, mostly) is Invalid: give it to the call that begins it.
 
+    `variables`: as in `chat_template`. A mark in their texts is a mark.
+
     >>> sym.detokenize(sym.chat_tokens([{"role": "user", "content": "Hello"}]))
     '<bos>user: Hello\nassistant: '
     >>> 257 in sym.tokenize("<eos>"), 257 in sym.chat_tokens([{"role": "user", "content": "<eos>"}])
@@ -92,16 +97,24 @@ def chat_tokens(
     >>> sym.detokenize(sym.chat_tokens([{"role": "user", "content": "And?"}], after_answer=True))
     '\nuser: And?\nassistant: '
     """
-    payload = _chat_form(messages, tools, add_generation_prompt=add_generation_prompt, after_answer=after_answer)
+    payload = _chat_form(
+        messages, tools, variables, add_generation_prompt=add_generation_prompt, after_answer=after_answer
+    )
     reply = yield Call(Op.CHAT_TOKENS, payload=payload)
     return array("i", reply.payload).tolist()
 
 
-def _chat_form(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, **options: bool) -> bytes:
+def _chat_form(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] | None,
+    variables: Mapping[str, Any] | None,
+    **options: bool,
+) -> bytes:
+    more = {} if variables is None else {"variables": dict(variables)}
     try:
-        return json.dumps({"messages": list(messages), "tools": tools, **options}).encode()
+        return json.dumps({"messages": list(messages), "tools": tools, **more, **options}).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise Invalid(f"messages and tools must be what JSON can say: {error}") from error
+        raise Invalid(f"messages, tools and variables must be what JSON can say: {error}") from error
 
 
 Decoding = Generator[list[int], str, str]

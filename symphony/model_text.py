@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from decoder.model import Model
@@ -51,9 +51,16 @@ class LoadedText:
         return self._model.tokenizer.cut(text)
 
     def chat_template(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, *, add_generation_prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
     ) -> str:
-        return self._model.tokenizer.chat_template(messages, tools, add_generation_prompt=add_generation_prompt)
+        return self._model.tokenizer.chat_template(
+            messages, tools, add_generation_prompt=add_generation_prompt, variables=variables
+        )
 
     def chat_tokens(
         self,
@@ -62,6 +69,7 @@ class LoadedText:
         *,
         add_generation_prompt: bool,
         after_answer: bool,
+        variables: Mapping[str, Any],
         checkpoint: Callable[[], None],
     ) -> list[int]:
         return self._model.tokenizer.chat_tokens(
@@ -69,6 +77,7 @@ class LoadedText:
             tools,
             add_generation_prompt=add_generation_prompt,
             after_answer=after_answer,
+            variables=variables,
             checkpoint=checkpoint,
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -43,24 +44,29 @@ class ChatTemplate:
         tools: list[Any] | None,
         add_generation_prompt: bool,
         now: datetime | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The prompt for these messages; whatever the template objects to is an `Invalid`.
 
-        `now`: what a template that asks for the date is told, in place of the local time.
+        `now`: what a template that asks for the date is told, in place of the local time. `variables`: more that it may
+        ask for.
         """
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise Invalid("a conversation is a list of messages, each a dict with 'role' and 'content'")
         if tools is not None and not isinstance(tools, list):
             raise Invalid(f"tools are a list of JSON schemas, not a {type(tools).__name__}")
+        own = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            "strftime_now": (now or local_time()).strftime,
+            **self._special_tokens,
+        }
+        if taken := variables.keys() & own.keys():
+            raise Invalid(f"{min(taken)} is no variable to be given: the chat template has its own")
         try:
-            return self._template().render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                strftime_now=(now or local_time()).strftime,
-                **self._special_tokens,
-            )
+            return self._template().render({**variables, **own})
         except Invalid:
             raise
         except Exception as error:  # a template is a program: it can raise anything

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from decoder.text.chat import ChatTemplate, local_time
@@ -105,10 +106,14 @@ class Tokenizer:
         return self._codec.cut(text)
 
     def chat_template(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None = None, add_generation_prompt: bool = True
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The prompt that the model was trained to see for these messages."""
-        return self._chat.render(messages, tools, add_generation_prompt)
+        return self._chat.render(messages, tools, add_generation_prompt, variables=variables)
 
     def chat_tokens(
         self,
@@ -117,6 +122,7 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         after_answer: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
         checkpoint: Callable[[], None] = lambda: None,
     ) -> list[int]:
         """The tokens of that prompt: special tokens are those that the template writes, messages and tools are text.
@@ -129,7 +135,7 @@ class Tokenizer:
 
         def render(messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
             checkpoint()
-            return self._chat.render(messages, tools, add_generation_prompt, now)
+            return self._chat.render(messages, tools, add_generation_prompt, now, variables)
 
         if after_answer:
             return self._next_turn(render, messages, tools)

@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
 from llguidance.numpy import fill_next_token_bitmask
 
 from libsym.arguments import utf8
@@ -31,6 +32,8 @@ from scheduler.batch.call import Decision
 
 MAX_SOURCE_BYTES = 256 << 10
 """Of a schema or a grammar."""
+MAX_GBNF_CHARS = 16 << 10
+"""Its translation is Python, and takes 0.5 s for as many rules that name each other."""
 NUM_KEPT = 32
 """Compiled grammars of one account that are kept for the next call with the same."""
 MAX_KEPT_BYTES = 512 << 10
@@ -275,8 +278,21 @@ def _described(kind: str, source: str) -> str:
             return LLMatcher.grammar_from_regex(source)
         case "lark":
             return LLMatcher.grammar_from_lark(source)
+        case "gbnf":
+            return LLMatcher.grammar_from_lark(_lark_of(source))
         case _:
-            raise Invalid(f"a grammar of kind {kind[:40]!r}: 'json', 'compact_json', 'regex' and 'lark' are known")
+            known = "'json', 'compact_json', 'regex', 'lark' and 'gbnf'"
+            raise Invalid(f"a grammar of kind {kind[:40]!r}: {known} are known")
+
+
+def _lark_of(source: str) -> str:
+    """A GBNF grammar in Lark's notation."""
+    if len(source) > MAX_GBNF_CHARS:
+        raise Invalid(f"a GBNF grammar of {len(source)} characters: {MAX_GBNF_CHARS} is the most")
+    try:
+        return gbnf_to_lark(source)
+    except Exception as error:  # noqa: BLE001 - the translator raises every kind
+        raise Invalid(f"the gbnf grammar can't be used: {' '.join(str(error).split())[:500]}") from None
 
 
 def _reason(matcher: LLMatcher) -> str:

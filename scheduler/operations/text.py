@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -54,7 +54,12 @@ class TextModel(Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
     def chat_template(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, *, add_generation_prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
     ) -> str: ...
 
     def chat_tokens(
@@ -64,6 +69,7 @@ class TextModel(Protocol):
         *,
         add_generation_prompt: bool,
         after_answer: bool,
+        variables: Mapping[str, Any],
         checkpoint: Callable[[], None],
     ) -> list[int]:
         """`checkpoint` is called now and then: what it raises ends the call."""
@@ -117,7 +123,10 @@ class Texts:
     def _chat_template(self, request: Request) -> Reply:
         form = _chat_form(request)
         text = self._text.chat_template(
-            form["messages"], form.get("tools"), add_generation_prompt=bool(form.get("add_generation_prompt", True))
+            form["messages"],
+            form.get("tools"),
+            add_generation_prompt=bool(form.get("add_generation_prompt", True)),
+            variables=form.get("variables") or {},
         )
         try:
             return Reply((), text.encode())
@@ -132,6 +141,7 @@ class Texts:
             form.get("tools"),
             add_generation_prompt=bool(form.get("add_generation_prompt", True)),
             after_answer=bool(form.get("after_answer", False)),
+            variables=form.get("variables") or {},
             checkpoint=trio.from_thread.check_cancelled,  # of a call that is cancelled, or whose program has gone
         )
         return Reply((len(tokens),), np.asarray(tokens, np.int32).tobytes())
@@ -154,4 +164,6 @@ def _chat_form(request: Request) -> dict[str, Any]:
     form = json_of(request, request.payload, max_texts=MAX_CHAT_TEXTS, max_other_bytes=MAX_CHAT_OTHER_BYTES)
     if not isinstance(form, dict) or not isinstance(form.get("messages"), list):
         raise Invalid(f"{request.op.name.lower()}() takes a list of messages")
+    if not isinstance(form.get("variables", {}), dict):
+        raise Invalid(f"{request.op.name.lower()}() takes variables as an object")
     return form

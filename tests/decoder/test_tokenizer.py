@@ -341,6 +341,17 @@ def test_what_a_template_objects_to_is_one_line(tmp_path, template, messages, re
     assert "\n" not in str(caught.value)
 
 
+def test_a_template_is_given_variables_but_none_of_its_own(tmp_path):
+    tokenizer = small_tokenizer(tmp_path, "{% if enable_thinking %}<think>{% endif %}{{ messages[0].content }}")
+    turns, thinking = [{"role": "user", "content": "a"}], {"enable_thinking": True}
+    assert tokenizer.chat_template(turns) == "a"
+    assert tokenizer.chat_template(turns, variables=thinking) == "<think>a"
+    assert tokenizer.chat_tokens(turns, variables=thinking) == tokenizer.encode("<think>a")
+    for name in ("messages", "bos_token"):
+        with pytest.raises(Invalid, match=f"{name} is no variable"):
+            tokenizer.chat_template(turns, variables={name: []})
+
+
 def test_a_gguf_vocabulary_with_user_defined_tokens_keeps_them_whole(tmp_path):
     metadata = gguf_metadata()
     tokens = [*small_vocabulary(), "<tool call>"]

@@ -239,6 +239,12 @@ def test_a_lark_grammar_parses(grammars):
     assert allowed(grammar) == {*b"0123456789+", EOS}
 
 
+def test_a_gbnf_grammar_parses(grammars):
+    grammar = grammars.compile(ANN, "gbnf", 'root ::= sum\nsum ::= [0-9]+ ("+" [0-9]+)*')
+    walk(grammar, b"12+3")
+    assert allowed(grammar) == {*b"0123456789+", EOS}
+
+
 def test_a_compiled_grammar_begins_anew_each_time(grammars):
     first = grammars.compile(ANN, "regex", "ab+")
     first.advance(ord("a"))
@@ -305,6 +311,10 @@ def test_what_is_kept_of_an_account_and_of_all_is_bounded_and_the_largest_user_g
         ("json", '{"contains": {}}', "contains"),
         ("json", '{"format": "frob"}', "frob"),
         ("json", "{", "JSON"),
+        ("gbnf", 'start ::= "a"', "root"),
+        ("gbnf", 'root ::= "', "gbnf"),
+        ("gbnf", "root ::= " + "(" * 4000 + ")" * 4000, "recursion"),
+        ("gbnf", 'root ::= "' + "a" * (16 << 10) + '"', "16395"),
         ("yaml", "a: b", "yaml"),
         ("regex", "a" * 300_000, "300000"),
         ("regex", "half \ud800", "surrogate"),
