@@ -21,7 +21,7 @@ THE MODEL
                     with a Grammar only what it allows, with drafts (Ngram) in fewer steps
     generate_n      several that go on from one text, which is computed once
     decode          the loop over pred with a function of the program's own that draws: a Decoding
-    score           how likely a text is: the log-probability of each of its tokens
+    score           how likely a text is: the log-probability of each of its tokens; perplexity is of these
     model_info      which model it is: a ModelInfo
 
 DISTRIBUTIONS
@@ -166,7 +166,7 @@ from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Draws, Sampler
 from libsym.rows.token_set import TokenSet
-from libsym.scoring import score
+from libsym.scoring import perplexity, score
 from libsym.several import generate_n
 from libsym.status import daemon_check, daemon_stat, model_info
 from libsym.text import Detokenizer, chat_template, chat_tokens, detokenize, tokenize
@@ -194,6 +194,8 @@ def __dir__() -> list[str]:
     """What programs use: `aio`, too, and no module that only looks like a call (`libsym.text`)."""
     return [*(name for name in globals() if name.startswith("__")), *__all__]
 
+
+__version__ = "0.2.0"
 
 __all__ = [
     "COLD",
@@ -300,6 +302,7 @@ __all__ = [
     "kv_write",
     "main",
     "model_info",
+    "perplexity",
     "pred",
     "pred_batch",
     "programs",

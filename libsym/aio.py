@@ -19,7 +19,7 @@ ends its call at the daemon: a `pred` that has not begun appends nothing, a `rec
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -371,6 +371,10 @@ async def generate(
     *,
     positions: Positions = None,
     sampler: Sampler | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
     stop: str | int | Iterable[str | int] = (),
     stop_at_end: bool = True,
     keep_stop: bool = True,
@@ -393,6 +397,10 @@ async def generate(
     """
     options = Options(
         sampler=sampler,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
         stop=stop,
         stop_at_end=stop_at_end,
         keep_stop=keep_stop,
@@ -412,7 +420,9 @@ async def generate(
     return generation
 
 
-async def generate_n(kv: KV, tokens: Iterable[int], n: int, **options: Unpack[Options]) -> list[AsyncGeneration]:
+async def generate_n(
+    kv: KV, tokens: Iterable[int], n: int | Sequence[Sampler], **options: Unpack[Options]
+) -> list[AsyncGeneration]:
     """As `libsym.generate_n`, and waits for the first token of each.
 
     >>> answers = await sym.aio.generate_n(await sym.aio.kv_create(), [65, 66], 2, max_tokens=3)
@@ -446,6 +456,7 @@ async def decode(
     stop: str | int | Iterable[str | int] = (),
     stop_at_end: bool = True,
     max_tokens: int | None = None,
+    attention: AttentionColumns | None = None,
 ) -> AsyncDecoding:
     """As `libsym.decode`; `draw` may be a coroutine function.
 
@@ -453,7 +464,7 @@ async def decode(
     >>> [token async for token in decoding]
     [65, 65, 65]
     """
-    state = Decoded(kv, tokens, beside, draw, max_tokens)
+    state = Decoded(kv, tokens, beside, draw, max_tokens, attention)
     await run(state.channel, state.prepare(stop, stop_at_end=stop_at_end))
     return AsyncDecoding(state)
 
@@ -552,6 +563,9 @@ class Detokenizer:
 
     def __init__(self) -> None:
         self._window = TextWindow()
+
+    def __repr__(self) -> str:
+        return f"<Detokenizer: {self._window.held!r} held back>"
 
     async def add(self, tokens: int | Iterable[int]) -> str:
         """The text that one more token, or several, make certain; often a word, sometimes nothing.

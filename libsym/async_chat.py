@@ -36,6 +36,10 @@ class AsyncChat(Turns[AsyncGeneration]):
         role: str = "user",
         begin: str = "",
         sampler: Sampler | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
         stop: str | int | Iterable[str | int] = (),
         stop_at_end: bool = True,
         keep_stop: bool = False,
@@ -58,6 +62,10 @@ class AsyncChat(Turns[AsyncGeneration]):
         tokens = await run(self.kv.channel, self._question(content, role, begin))
         options = Options(
             sampler=sampler,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
             stop=stop,
             stop_at_end=stop_at_end,
             keep_stop=keep_stop,

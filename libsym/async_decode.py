@@ -55,4 +55,4 @@ class AsyncDecoding(Loop):
         if state.finish is not None:
             return False
         drawn: Any = state.draw(*await run(state.channel, state.step()))
-        return state.take(await drawn if isinstance(drawn, Awaitable) else drawn)
+        return await run(state.channel, state.take(await drawn if isinstance(drawn, Awaitable) else drawn))

@@ -48,6 +48,7 @@ READ_FILE, READ_DIR = 1 << 2, 1 << 3
 RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 """Rights on files that a version of Landlock knows, and those of a later one that they hold for."""
 MAX_OUTPUT_CHARS = 1 << 16
+MAX_RAISED_CHARS = 1000
 
 
 class RefusedError(Exception):
@@ -124,8 +125,11 @@ class Printed(io.StringIO):
         return super().write(text)
 
 
-def execute(code: str, names: dict[str, Any]) -> str:
-    """Runs the code as a prompt would: what it prints, the value of a last expression, or the error that ended it."""
+def execute(code: str, names: dict[str, Any]) -> tuple[str, str | None]:
+    """Run code as a prompt would: what it prints, the value of a last expression, and the error that ended it.
+
+    The second part is that error in one line; None: the code ran to its end.
+    """
     printed = Printed()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
@@ -139,8 +143,9 @@ def execute(code: str, names: dict[str, Any]) -> str:
         except BaseException as error:  # noqa: BLE001 - SystemExit, too: it ends the code, not the interpreter
             lines = traceback.format_exception(error)
             own = [line for line in lines if __file__ not in line]
-            return (printed.getvalue() + "".join(own))[: MAX_OUTPUT_CHARS + 10_000]
-    return printed.getvalue()
+            raised = traceback.format_exception_only(error)[-1].strip()[:MAX_RAISED_CHARS]
+            return (printed.getvalue() + "".join(own))[: MAX_OUTPUT_CHARS + 10_000], raised
+    return printed.getvalue(), None
 
 
 def main() -> None:
@@ -178,7 +183,8 @@ def main() -> None:
     names: dict[str, Any] = {"__name__": "__main__", **{name: stub(name) for name in limits["functions"]}}
     send({"ready": True})
     while True:
-        send({"output": execute(receive()["code"], names)})
+        output, raised = execute(receive()["code"], names)
+        send({"output": output, "raised": raised})
 
 
 if __name__ == "__main__":

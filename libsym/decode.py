@@ -14,9 +14,10 @@ from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import Invalid
 from libsym.faces import script_of
 from libsym.generate import TextPieces, check_max_tokens, checked_stops
-from libsym.kv import KV, kv_read
+from libsym.kv import KV, room_script
 from libsym.open_file import channel_of
 from libsym.pred import Pred, batch_channel, batch_script, pred_script
+from libsym.rows.attention import AttentionColumns
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.stops import StopTexts, TokenTexts
@@ -38,6 +39,7 @@ def decode(
     stop: str | int | Iterable[str | int] = (),
     stop_at_end: bool = True,
     max_tokens: int | None = None,
+    attention: AttentionColumns | None = None,
 ) -> Decoding:
     """Appends `tokens` and goes on with what `draw` says, token by token: `draw(dist)` gives the next one.
 
@@ -49,10 +51,12 @@ def decode(
 
     `beside`: other files with tokens of their own, for instance the same question without its context. They are given
     the tokens that are drawn, in the same steps, and `draw(dist, *others)` sees the distributions of all.
-    `stop`, `stop_at_end`, `max_tokens`: as in `generate`, which is this loop in the daemon. A token is drawn when it is
-    asked for, and not before. The last tokens are not in the files (`pending`).
+    `stop`, `stop_at_end`, `max_tokens`: as in `generate`, which is this loop in the daemon. A full context ends the
+    loop, with "length". `attention`: as in `pred`, for `draw` to look at; where it evicts entries (`kv.keep`), the loop
+    has that room. A token is drawn when it is asked for, and not before. The last tokens are not in the files
+    (`pending`).
     """
-    state = Decoded(kv, tokens, beside, draw, max_tokens)
+    state = Decoded(kv, tokens, beside, draw, max_tokens, attention)
     prepared = state.prepare(stop, stop_at_end=stop_at_end)
     state.channel.run(prepared)
     return Decoding(state)
@@ -61,13 +65,23 @@ def decode(
 class Decoded:
     """What the two faces of a loop share: `Decoding` waits with the thread, `AsyncDecoding` with the task."""
 
-    def __init__(self, kv: KV, tokens: Iterable[int], beside: Beside, draw: Draw, max_tokens: int | None) -> None:
+    def __init__(
+        self,
+        kv: KV,
+        tokens: Iterable[int],
+        beside: Beside,
+        draw: Draw,
+        max_tokens: int | None,
+        attention: AttentionColumns | None,
+    ) -> None:
         self.channel = channel_of(kv, "decode")
         check_max_tokens(max_tokens)
         if not callable(draw):
             raise Invalid(f"draw={shown(draw)}: a function that is given a Dist and gives a token")
         self.draw = draw
-        self.max_tokens = max_tokens
+        self.max_tokens, self._attention = max_tokens, attention
+        self._rooms: list[int] = []  # how much more the files may hold
+        self._num_cuts: list[int] = []  # when that was read: where the program evicts entries it has changed
         self.files: list[KV] = [kv, *(file for file, _ in beside)]
         if len({file.handle for file in self.files}) < len(self.files):
             raise Invalid("decode() takes each file once: give a fork beside it")
@@ -85,28 +99,33 @@ class Decoded:
         self.stop_tokens = frozenset(ids) | (info.eos_ids if stop_at_end else frozenset())
         self.vocabulary = yield from vocabulary_script(self.channel)
         self._stops = StopTexts(self.stop_texts, TokenTexts(self.vocabulary)) if self.stop_texts else None
-        room = info.max_positions
-        for kv, given in zip(self.files, self.next, strict=True):
-            _, last = yield from script_of(kv_read)(kv, -1)
-            room = min(room, info.max_positions - sum(last, start=1 if last else 0) - len(given) + 1)
-        if room < 1:
+        if not (yield from self._has_room()):
             raise Invalid(f"{self.files[0].name}: the tokens do not fit the context of {info.max_positions} positions")
-        self.max_tokens = min(self.max_tokens or room, room)
+
+    def _has_room(self) -> Script[bool]:
+        """Whether each file has room for what it is given next."""
+        num_cuts = [kv.num_cuts for kv in self.files]
+        if num_cuts != self._num_cuts:
+            self._num_cuts, self._rooms = num_cuts, []
+            for kv in self.files:
+                self._rooms.append((yield from room_script(kv)))
+        return all(len(given) <= room for given, room in zip(self.next, self._rooms, strict=True))
 
     def step(self) -> Script[Sequence[Dist | ReducedDist]]:
         """The distributions of all files, behind what they are given."""
         if not self.next[0]:
             raise Invalid("the loop is over: draw() has failed, and the distribution that it was given is gone")
-        preds = [Pred(kv, given) for kv, given in zip(self.files, self.next, strict=True)]
+        preds = [Pred(kv, given, attention=self._attention) for kv, given in zip(self.files, self.next, strict=True)]
         if len(preds) == 1:
             dists = [(yield from pred_script(preds[0]))]
         else:
             batch_channel(preds)
             dists = yield from batch_script(preds)
+        self._rooms = [room - len(given) for room, given in zip(self._rooms, self.next, strict=True)]
         self.next = [[] for _ in self.files]  # they are in the files now, whatever becomes of the draw
         return dists
 
-    def take(self, drawn: int) -> bool:
+    def take(self, drawn: int) -> Script[bool]:
         """Takes a drawn token. False: it ends the loop, and is none of its tokens."""
         token = int64(drawn, "what draw() gives")
         if not 0 <= token < len(self.vocabulary):
@@ -119,7 +138,7 @@ class Decoded:
         if self._stops is not None and self._stops.add(token):
             assert self._stops.found is not None
             self.finish, self.stopped_by = "stop_text", self.stop_texts[self._stops.found]
-        elif len(self.tokens) == self.max_tokens:
+        elif len(self.tokens) == self.max_tokens or not (yield from self._has_room()):
             self.finish = "length"
         return True
 
@@ -202,4 +221,4 @@ class Decoding(Loop):
         state = self._state
         if state.finish is not None:
             return False
-        return state.take(state.draw(*state.channel.run(state.step())))
+        return state.channel.run(state.take(state.draw(*state.channel.run(state.step()))))

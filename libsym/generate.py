@@ -9,7 +9,7 @@ import operator
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from numbers import Integral
 from types import TracebackType
@@ -64,8 +64,8 @@ class Grammar:
     source: str
 
     @classmethod
-    def json(cls, schema: str | Mapping[str, Any] | bool = True, *, compact: bool = False) -> Self:
-        """JSON that a schema describes, given as text or as what JSON can say; without one any JSON.
+    def json(cls, schema: str | Mapping[str, Any] | bool | type = True, *, compact: bool = False) -> Self:
+        """JSON that a schema describes: text, what JSON can say, or a class of pydantic's; without one any JSON.
 
         An object has no other properties than those in `properties`, unless it names none or says
         `"additionalProperties": true`; it need not have those that are not in `required`. Between values any white
@@ -81,8 +81,10 @@ class Grammar:
         if not isinstance(compact, bool):
             raise Invalid(f"compact={shown(compact)}: must be True or False")
         kind: Literal["json", "compact_json"] = "compact_json" if compact else "json"
+        of_class = getattr(schema, "model_json_schema", None)
         try:
-            return cls(kind, json.dumps(closed(json.loads(schema) if isinstance(schema, str) else schema)))
+            said = json.loads(schema) if isinstance(schema, str) else schema if of_class is None else of_class()
+            return cls(kind, json.dumps(closed(said)))
         except (TypeError, ValueError, RecursionError) as error:
             raise Invalid(f"the schema is no JSON: {error}") from error
 
@@ -145,6 +147,10 @@ class AskOptions(TypedDict, total=False):
     """What `generate` takes beside a file and its tokens, and `Chat.ask`, for calls that hand it on."""
 
     sampler: Sampler | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
     stop: str | int | Iterable[str | int]
     stop_at_end: bool
     keep_stop: bool
@@ -172,6 +178,10 @@ def generate(
     *,
     positions: Positions = None,
     sampler: Sampler | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
     stop: str | int | Iterable[str | int] = (),
     stop_at_end: bool = True,
     keep_stop: bool = True,
@@ -205,7 +215,8 @@ def generate(
 
     So the last tokens are not in the file when it has ended (`pending`): give them first to the next call.
 
-    `sampler`: how tokens are drawn; without one the likeliest is taken. `seed`: in place of the sampler's own.
+    `sampler`: how tokens are drawn. `temperature`, `top_k`, `top_p`, `min_p`, `seed`: in place of the sampler's own.
+    Without a sampler and these the likeliest is taken.
     `first_draw`: the number of the first draw among those of the seed, for what goes on where another call has ended.
     `before`: what the repetition penalty counts as said before, in place of `tokens`; a file whose beginning was
     computed earlier gives its whole text.
@@ -223,6 +234,10 @@ def generate(
     """
     options = Options(
         sampler=sampler,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
         stop=stop,
         stop_at_end=stop_at_end,
         keep_stop=keep_stop,
@@ -237,6 +252,9 @@ def generate(
         deadline=deadline,
     )
     return Generation(kv, *generate_call(kv, tokens, options, positions))
+
+
+_INTERNAL = frozenset({"came", "channel", "drop_stop", "fetch", "read_part", "stop_texts", "take"})
 
 
 class Progress:
@@ -263,6 +281,7 @@ class Progress:
         self._num_entries = 0
         self._is_cancelled = False
         self._is_over = False  # the last reply was taken
+        self._has_failed = False  # by an error that nobody asked for
         self.num_read = self.num_read_bytes = 0
         """How many of the tokens the program has read, one by one or by `tokens`; and how much of their text."""
 
@@ -424,9 +443,13 @@ class Progress:
             return self._length_before + num_kept, left
         return None, self._tokens[num_appended:num_kept] + left
 
+    def __dir__(self) -> list[str]:
+        """Names that programs use; libsym's own modules know the others."""
+        return [name for name in super().__dir__() if name not in _INTERNAL and not name.startswith(("is_", "num_"))]
+
     def __repr__(self) -> str:
-        state = self.finish or ("failed" if self._is_over else "cancelled" if self._ends_early else "under way")
-        return f"<{type(self).__name__}: {len(self._tokens)} tokens, {state}>"
+        state = "failed" if self._has_failed else "cancelled" if self._ends_early else "under way"
+        return f"<{type(self).__name__}: {len(self._tokens)} tokens, {self.finish or state}>"
 
     def take(self, reply: Reply) -> None:
         """Whole or not at all: behind the last call in it nothing can interrupt it (see `Reply`)."""
@@ -461,10 +484,10 @@ class Progress:
 
     def _end_by(self, error: SymError) -> None:
         """The call ended with an error: raise it, unless it is the end that was asked for."""
-        self._is_over = True
         if error.errno != errno.ECANCELED:
+            self._has_failed = self._is_over = True
             raise error
-        self.finish = "cancelled"
+        self.finish, self._is_over = "cancelled", True
 
     @property
     def _ends_early(self) -> bool:
@@ -688,13 +711,13 @@ def generate_call(
     positions: Positions = None,
 ) -> tuple[Call, Started]:
     """Return the request, and what was chosen for it."""
-    sampler, grammar, draft = options.get("sampler"), options.get("grammar"), options.get("draft")
+    grammar, draft = options.get("grammar"), options.get("draft")
     max_tokens, logprobs, seed = options.get("max_tokens"), options.get("logprobs"), options.get("seed")
     channel_of(kv, "generate")
     ids = int32(tokens, "token")
     places = places_of(positions, len(ids))
     check_max_tokens(max_tokens)
-    sampler = Sampler.greedy() if sampler is None else checked_sampler(sampler)
+    sampler = sampler_of(options)
     seed = sampler.seed if seed is None else seed
     seed = random_seed() if seed is None else seed64(seed)
     texts, stop_tokens = checked_stops(options.get("stop", ()))
@@ -727,6 +750,16 @@ def generate_call(
     return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(
         seed, tuple(texts), ids, logprobs, bool(options.get("keep_stop", True)), grammar is not None
     )
+
+
+def sampler_of(options: Options) -> Sampler:
+    """The sampler of a call, with the settings that the call gives beside it; without either the likeliest is drawn."""
+    sampler = options.get("sampler")
+    names = ("temperature", "top_k", "top_p", "min_p")
+    settings: dict[str, Any] = {name: value for name in names if (value := options.get(name)) is not None}
+    if sampler is None:
+        return Sampler(**settings) if settings else Sampler.greedy()
+    return replace(checked_sampler(sampler), **settings)
 
 
 def checked_logprobs(logprobs: object) -> int:

@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 from weakref import finalize
 
 from libsym.arguments import int64, real, shown
-from libsym.errors import Invalid, NotSupported
+from libsym.chat import Chat
+from libsym.errors import Invalid, NotSupported, one_line
+from libsym.generate import AskOptions
 
 _CHILD = Path(__file__).with_name("confined.py")
 _MAX_LINE_BYTES = 1 << 20
@@ -53,6 +55,9 @@ class Interpreter:
     at a time may use it; an event loop does so by `anyio.to_thread.run_sync(python.run, code)`.
     """
 
+    raised: str | None = None
+    """The error that ended the last code, in one line; None: the code ran to its end, whatever it printed."""
+
     def __init__(
         self,
         functions: Mapping[str, Callable[..., Any]] | None = None,
@@ -78,6 +83,10 @@ class Interpreter:
         self._end: finalize[..., Any] | None = None
         self._received = b""
 
+    def __repr__(self) -> str:
+        functions = ", ".join(self._functions) or "no functions"
+        return f"<Interpreter with {functions}: {'running' if self._child else 'not running'}>"
+
     def run(self, code: str) -> str:
         r"""Runs code as a prompt would: what it printed, the value of a last expression, the traceback of an error.
 
@@ -102,15 +111,34 @@ class Interpreter:
             match message:
                 case str():
                     self.close()
-                    return f"the code {message}: its variables are gone\n"
-                case {"output": str(text)}:
+                    self.raised = f"the code {message}"
+                    return f"{self.raised}: its variables are gone\n"
+                case {"output": str(text), "raised": str() | None as raised}:
                     _stop(child)  # code that only says that it is over computes no more
+                    self.raised = None if raised is None else one_line(raised[:_MAX_OUTPUT_CHARS])
                     return text[:_MAX_OUTPUT_CHARS].encode(errors="replace").decode()  # half a surrogate is no text
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if name in self._functions:
                     said = self._answer(self._functions[name], args, kwargs)
                 case _:
                     self.close()
-                    return "the code broke what it was run by: its variables are gone\n"
+                    self.raised = "the code broke what it was run by"
+                    return f"{self.raised}: its variables are gone\n"
+
+    def ask(self, chat: Chat, question: str, **options: Unpack[AskOptions]) -> tuple[str, str]:
+        r"""Has the model answer with code, and runs that: the code, and what `run` gives. `options`: as in `Chat.ask`.
+
+        `raised` says whether the code failed.
+
+        >>> chat, form = sym.Chat(sym.kv_create()), sym.Grammar.regex("1[+]1")
+        >>> with sym.Interpreter() as python:
+        ...     code, printed = python.ask(chat, "What is 1 + 1?", grammar=form)
+        ...     code, printed, python.raised
+        ('1+1', '2\n', None)
+        """
+        fence = "```"  # the block stays whole in the conversation: a model goes on as it began
+        how: AskOptions = {"stop": f"\n{fence}", "keep_stop": True, **options}
+        code = chat.ask(question, begin=f"{fence}python\n", **how).full_text()
+        return code, self.run(code)
 
     def close(self) -> None:
         """Ends the process; the next run starts another one.

@@ -22,6 +22,7 @@ from libsym.open_file import OpenFile, exchange
 from libsym.pred import kv_write
 from libsym.pred import pred as pred_call
 from libsym.rows.notebook import fact_table
+from libsym.status import model_info
 
 T = TypeVar("T")
 Flags = Literal["r", "rw"]
@@ -202,6 +203,16 @@ class KV(OpenFile):
     def __bool__(self) -> bool:
         return True  # an empty file is a file
 
+    def room(self) -> int:
+        """How many more entries the model's context has room for, behind the last one.
+
+        >>> kv = sym.kv_create()
+        >>> room, length = kv.room(), sym.kv_write(kv, [7, 8, 9])
+        >>> room == sym.model_info().max_positions, room - kv.room()
+        (True, 3)
+        """
+        return self._channel.run(room_script(self))
+
     def read(self, start: int = 0, stop: int | None = None) -> tuple[list[int], list[int]]:
         """The tokens and the positions of all entries, or of those from `start` to `stop`, as a slice has them.
 
@@ -270,7 +281,7 @@ def kv_open(path: Path, flags: OpenFlags = "r") -> Script[KV]:
     """
     if flags == "a":
         return (yield from _open_or_create(path))
-    write = checked_flags(flags)
+    write = checked_flags(flags, ", 'a' as 'rw' where a file that is not there is created")
     name = path_text(path)
     reply = yield Call(Op.KV_OPEN, flags=write, payload=path_bytes(name))
     return opened(reply, name, writable=bool(write))
@@ -602,10 +613,17 @@ def _read_once(kv: KV, start: int, wanted: slice) -> Script[tuple[list[int], lis
     return tokens.tolist(), positions.tolist()
 
 
-def checked_flags(flags: Flags) -> int:
-    """Those of a request that opens a file."""
+def room_script(kv: KV) -> Script[int]:
+    """As `KV.room`."""
+    info = yield from script_of(model_info)()
+    _, positions = yield from _read(kv, -1, None)
+    return info.max_positions - 1 - positions[0] if positions else info.max_positions
+
+
+def checked_flags(flags: Flags, others: str = "") -> int:
+    """Those of a request that opens a file. `others`: the flags that the call takes beside these, for the message."""
     if flags not in ("r", "rw"):
-        raise Invalid(f"flags={flags!r}: 'r' to read and fork, 'rw' to append and cut as well")
+        raise Invalid(f"flags={shown(flags)}: 'r' to read and fork, 'rw' to append and cut as well{others}")
     return OPEN_WRITE if flags == "rw" else 0
 
 

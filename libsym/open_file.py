@@ -9,6 +9,8 @@ from libsym.arguments import shown
 from libsym.channel.client import ClientChannel
 from libsym.errors import BadHandle, Invalid
 
+_INTERNAL = frozenset({"give_up", "moved", "named", "num_cuts", "talker"})
+
 
 class OpenFile:
     """A handle on a connection. It is given back with the next call after the object is gone, if not before."""
@@ -85,6 +87,10 @@ class OpenFile:
         """The handle, for whoever closes it now: to the program the file is closed. 0: it was already."""
         handle, self._handle = self._handle, 0
         return handle
+
+    def __dir__(self) -> list[str]:
+        """Names that programs use; libsym's own modules know the others."""
+        return [name for name in super().__dir__() if name not in _INTERNAL]
 
     def __repr__(self) -> str:
         state = f"handle {self._handle}" if self._handle else "closed"

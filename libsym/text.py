@@ -147,9 +147,14 @@ class TextWindow:
             yield from self._shorten()
         return piece
 
+    @property
+    def held(self) -> str:
+        """What is kept back."""
+        return self._text[self._num_given_chars :]
+
     def flush(self) -> str:
         """What was kept back; then the window is ready for a new text."""
-        piece = self._text[self._num_given_chars :]
+        piece = self.held
         self._window, self._text, self._num_given_chars = [], "", 0
         return piece
 
@@ -178,6 +183,9 @@ class Detokenizer:
         """`decode` turns a list of tokens into text; without it the daemon does."""
         self._decode = decode
         self._window = TextWindow()
+
+    def __repr__(self) -> str:
+        return f"<Detokenizer: {self._window.held!r} held back>"
 
     def add(self, tokens: int | Iterable[int]) -> str:
         """The text that one more token, or several, make certain; often a word, sometimes nothing.

@@ -12,6 +12,7 @@ import os
 import select
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from libsym.errors import Invalid
@@ -22,13 +23,19 @@ _CHUNK_BYTES = 64 << 10
 def send_to_user(x: Any) -> None:
     r"""Sends text to whoever launched this program: to standard output, at once.
 
-    Text and bytes go as they are; anything else as a line of JSON.
+    Text and bytes go as they are, an iterator of them piece by piece as each comes; anything else as a line of JSON.
 
     >>> sym.send_to_user("hello\n")
+    hello
+    >>> sym.send_to_user(piece for piece in ("hel", "lo\n"))
     hello
     >>> sym.send_to_user({"answer": 42})
     {"answer": 42}
     """
+    if isinstance(x, Iterator):
+        for piece in x:
+            send_to_user(piece)
+        return
     if isinstance(x, (bytes, bytearray, memoryview)):
         sys.stdout.flush()
         sys.stdout.buffer.write(x)

@@ -10,18 +10,20 @@ import math
 import os
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 from libsym._channel import ffi, lib
 from libsym.arguments import int64, real, shown
 from libsym.errors import Invalid
 from libsym.rows.attention import Attention, asked
+from libsym.rows.likeliest import Likeliest
 from libsym.rows.native import Allowed, check_limits, checked, pointer, uniform
-from libsym.rows.notebook import SHOWN_TOKENS, token_table
+from libsym.rows.notebook import SHOWN_TOKENS, likeliest_tokens, token_table
 
 __all__ = ["Dist", "uniform"]
 
+_REPR_TOKENS = 5
 _new_unset = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -75,6 +77,30 @@ class Dist:
         if not values:
             raise Invalid(f"Dist.of() takes one row of logits, a number for each token, not {shown(logits)}")
         return cls(memoryview(values).cast("B").toreadonly(), 1, len(values) * 4, len(values))
+
+    @classmethod
+    def mixed(cls, weighted: Iterable[tuple[Dist, float]]) -> Self:
+        """The sum of the logits of several distributions, each times its weight: guidance and contrast are such sums.
+
+        A token that is impossible in one of them stays so. Logits count up to a constant, so weights that add up to 1
+        mix log-probabilities, too.
+
+        >>> with_, without = sym.Dist.of([0.0, 1.0, 3.0]), sym.Dist.of([1.0, 1.0, 2.0])
+        >>> sym.Dist.mixed([(with_, 2.0), (without, -1.0)]).logits.tolist()
+        [-1.0, 1.0, 4.0]
+        """
+        given = list(weighted)
+        sizes = {dist.vocab_size if isinstance(dist, Dist) else 0 for dist, _ in given}
+        if not given or len(sizes) > 1 or 0 in sizes:
+            raise Invalid(f"Dist.mixed() takes pairs of a Dist and a weight, of one vocabulary, not {shown(given)}")
+        weights = [real(weight, "a weight") for _, weight in given]
+        if not all(map(math.isfinite, weights)):
+            raise Invalid(f"Dist.mixed(): weights {shown(weights)} must be finite")
+        vocab_size = sizes.pop()
+        result = _new_unset("float[]", vocab_size)
+        rows = [ffi.from_buffer("float[]", dist.logits) for dist, _ in given]
+        checked(lib.sym_rows_mix(ffi.new("float *[]", rows), weights, len(rows), vocab_size, result))
+        return cls(memoryview(ffi.buffer(result)).cast("B").toreadonly(), 1, vocab_size * 4, vocab_size)
 
     @property
     def logits(self) -> memoryview[float]:
@@ -137,7 +163,12 @@ class Dist:
     def __repr__(self) -> str:
         if self._row is None:
             return "<Dist closed>"
-        return f"<Dist of {self._vocab_size} tokens, {self._num_rows} row{'s' if self._num_rows != 1 else ''}>"
+        rows = f", {self._num_rows} rows" if self._num_rows > 1 else ""
+        try:
+            likeliest = self.topk(min(_REPR_TOKENS, self._vocab_size))
+        except Invalid:
+            return f"<Dist of {self._vocab_size} tokens{rows}, which has NaN, +inf, or nothing possible>"
+        return f"<Dist of {self._vocab_size} tokens{rows}: {likeliest_tokens(likeliest, self._vocab_size)}>"
 
     def _repr_html_(self) -> str | None:
         """For a notebook: the likeliest tokens. None, which is the plain repr, where the row has no answer.
@@ -220,11 +251,14 @@ class Dist:
         checked(lib.sym_row_softmax(self._floats(), self._vocab_size, bits, result))
         return memoryview(ffi.buffer(result)).cast("f")
 
-    def topk(self, k: int, *, allowed: Allowed | None = None) -> list[tuple[int, float]]:
+    def topk(self, k: int, *, allowed: Allowed | None = None) -> Likeliest:
         """The k likeliest tokens with their log-probabilities, likeliest first; of equals the lower number first.
 
-        >>> [(token, round(logprob, 2)) for token, logprob in sym.Dist.of([1.0, 2.0, 3.0]).topk(2)]
+        >>> likeliest = sym.Dist.of([1.0, 2.0, 3.0]).topk(2)
+        >>> [(token, round(logprob, 2)) for token, logprob in likeliest]
         [(2, -0.41), (1, -1.41)]
+        >>> likeliest.tokens
+        [2, 1]
         """
         k = int64(k, "k")
         if not 1 <= k <= self._vocab_size:
@@ -232,7 +266,7 @@ class Dist:
         tokens, logprobs = ffi.new("int32_t[]", k), ffi.new("double[]", k)
         bits = pointer(allowed, self._vocab_size)
         checked(lib.sym_row_topk(self._floats(), self._vocab_size, bits, k, tokens, logprobs))
-        return list(zip(ffi.unpack(tokens, k), ffi.unpack(logprobs, k), strict=True))
+        return Likeliest(zip(ffi.unpack(tokens, k), ffi.unpack(logprobs, k), strict=True))
 
     def sample(
         self,

@@ -34,6 +34,14 @@ def token_table(
     return _table(caption, rows)
 
 
+def likeliest_tokens(scored: Iterable[tuple[int, float]], vocab_size: int) -> str:
+    """Tokens by their text and probability, on one line; by their number where no text is known."""
+    texts = _texts(vocab_size)
+    return ", ".join(
+        f"{token if texts is None else text_of(texts[token])} {math.exp(logprob):.2%}" for token, logprob in scored
+    )
+
+
 def fact_table(caption: str, facts: Iterable[tuple[str, str]]) -> str:
     """Names and what they are."""
     return _table(caption, [(name.translate(_ESCAPES), value.translate(_ESCAPES)) for name, value in facts])

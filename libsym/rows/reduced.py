@@ -15,6 +15,7 @@ from libsym.arguments import int64, shown
 from libsym.channel.hot import address
 from libsym.errors import Invalid, ProtocolError
 from libsym.rows.attention import Attention, asked
+from libsym.rows.likeliest import Likeliest
 from libsym.rows.native import checked
 from libsym.rows.notebook import SHOWN_TOKENS, token_table
 from libsym.rows.sampler import RowSampler
@@ -29,7 +30,7 @@ class Distribution(Protocol):
 
     def __len__(self) -> int: ...
     def argmax(self) -> int: ...
-    def topk(self, k: int) -> list[tuple[int, float]]: ...
+    def topk(self, k: int) -> Likeliest: ...
     def logprob(self, token: int) -> float: ...
     def entropy(self) -> float: ...
 
@@ -225,11 +226,11 @@ class ReducedDist:
         """
         return self.topk(1)[0][0]
 
-    def topk(self, k: int) -> list[tuple[int, float]]:
+    def topk(self, k: int) -> Likeliest:
         """The k likeliest tokens with their log-probabilities, likeliest first; of equals the lower number first.
 
         >>> dist = sym.pred(sym.kv_create(), [65], top_k=5)
-        >>> [token for token, logprob in dist.topk(1)]
+        >>> dist.topk(1).tokens
         [65]
         """
         k = int64(k, "k")
@@ -238,7 +239,7 @@ class ReducedDist:
         if k > self._top_k:
             had = f"the {self._top_k} likeliest are" if self._top_k else "none are"
             raise Invalid(f"topk({k}): {had} here: ask pred() with top_k={k}")
-        return self._ranked[:k]
+        return Likeliest(self._ranked[:k])
 
     def logprob(self, token: int) -> float:
         """The logarithm of a token's probability: of one of the likeliest, of the drawn one, or of a named one.

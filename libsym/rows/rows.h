@@ -1,5 +1,5 @@
 /* Arithmetic over rows of logits, samplers, reducers and stop texts: what Python calls. What each call means is told in
- * rows.c, rank.c, sampler.c, reducer.c and stops.c. cffi reads this file: declarations only. */
+ * rows.c, mix.c, rank.c, sampler.c, reducer.c and stops.c. cffi reads this file: declarations only. */
 #ifndef SYM_ROWS_H
 #define SYM_ROWS_H
 
@@ -11,6 +11,7 @@ int64_t sym_row_argmax(const float *row, int64_t n, const void *allowed);
 int sym_row_logsumexp(const float *row, int64_t n, const void *allowed, double *result);
 int sym_row_entropy(const float *row, int64_t n, const void *allowed, double *result);
 int sym_row_softmax(const float *row, int64_t n, const void *allowed, float *out);
+int sym_rows_mix(const float *const *rows, const double *weights, int64_t num_rows, int64_t n, float *out);
 int sym_row_topk(const float *row, int64_t n, const void *allowed, int64_t k, int32_t *indices, double *logprobs);
 int sym_row_reduce(const float *row, int64_t n, uint32_t top_k, const int32_t *named, uint32_t num_named,
                    struct sym_reduced *head, struct sym_scored *top, float *named_logprobs);

@@ -48,7 +48,7 @@ class Sampler:
     [1, 2, 0, 2, 0]
     """
 
-    temperature: float = 1.0
+    temperature: float = field(default=1.0, kw_only=False)
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None

@@ -42,7 +42,7 @@ def model(kv: sym.KV) -> None:
     assert_type(few.token, int)
     for found in (dist, few):
         assert_type(found.argmax(), int)
-        assert_type(found.topk(2), list[tuple[int, float]])
+        assert_type(found.topk(2).logprobs, list[float])
         assert_type(found.logprob(5) + found.entropy(), float)
     assert_type(dist.sample(0.7, top_p=0.9, allowed=[1, 2], seed=3), int)
     assert_type(dist.probs(), memoryview[float])
@@ -108,6 +108,14 @@ def searches(kv: sym.KV) -> None:
     assert_type(sym.kv_rewind(kv, [1, 2]), list[int])
     with sym.Interpreter({"double": lambda x: 2 * x}, read=["log.txt"]) as python:
         assert_type(python.run("double(1)"), str)
+        assert_type(python.ask(sym.Chat(kv), "What is 1 + 1?", max_tokens=64), tuple[str, str])
+        assert_type(python.raised, str | None)
+    assert_type(sym.perplexity(sym.score(kv, [1, 2])), float)
+    assert_type(sym.generate_n(kv, [1], [sym.Sampler(0.7), sym.Sampler.greedy()], top_p=0.9), list[sym.Generation])
+    assert_type(sym.pred(kv, [1]).topk(2).tokens, list[int])
+    assert_type(sym.Dist.mixed([(sym.pred(kv, [1]), 2.0)]), sym.Dist)
+    sym.generate(kv, [1], temperature=0.5, top_k=9, top_p=0.9, min_p=0.1)
+    sym.Chat(kv).ask("Who?", temperature=0.5)
 
 
 def files(kv: sym.KV) -> None:

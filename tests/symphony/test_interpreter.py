@@ -182,7 +182,7 @@ def test_output_without_end_is_cut():
         b"x\n",
         b"[]\n",
         b'{"call": "exec", "args": [], "kwargs": {}}\n',
-        b'{"output": 3}\n',
+        b'{"output": 3, "raised": None}\n',
         b"[" * 100_000 + b"\n",
         b"y" * 3_000_000,
     ],
@@ -221,13 +221,13 @@ def test_code_that_calls_and_reads_no_answer_is_ended_as_well(given, calls):
 
 def test_what_comes_out_is_text_and_no_longer_than_is_said(python):
     assert python.run("print('a' + chr(0xD800))") == "a?\n"
-    fake = "import os\nos.write(1, b'{\"output\": \"' + b'x' * 900_000 + b'\"}\\n')\nwhile True: pass"
+    fake = "import os\nos.write(1, b'{\"raised\": null, \"output\": \"' + b'x' * 900_000 + b'\"}\\n')\nwhile True: pass"
     assert python.run(fake) == "x" * 80_000
 
 
 def test_code_that_only_says_that_it_is_over_computes_no_more():
     with sym.Interpreter(seconds=0.5) as python:
-        fake = json.dumps({"output": "all is well"})
+        fake = json.dumps({"output": "all is well", "raised": None})
         assert python.run(f"import os\nos.write(1, {fake.encode()!r} + b'\\n')\nwhile True:\n    pass") == "all is well"
         state = Path(f"/proc/{python._child.pid}/stat")
         while state.read_text().rpartition(")")[2].split()[0] == "R":
@@ -243,7 +243,7 @@ def test_code_that_does_not_read_what_it_is_sent_holds_nobody_up():
         call = json.dumps({"call": "much", "args": [], "kwargs": {}}).encode()
         said = python.run(f"import os\nos.write(1, {call!r} + b'\\n')\nwhile True:\n    pass")
         assert "was ended after 0.5 s" in said
-        fake = json.dumps({"output": "done"}).encode()
+        fake = json.dumps({"output": "done", "raised": None}).encode()
         assert python.run(f"import os\nos.write(1, {fake!r} + b'\\n')\nwhile True:\n    pass") == "done"
         assert "was ended after 0.5 s" in python.run("1" + " " * 500_000)
 

@@ -1,0 +1,23 @@
+"""The likeliest tokens of a distribution, as `topk` gives them."""
+
+from __future__ import annotations
+
+
+class Likeliest(list[tuple[int, float]]):
+    """Pairs of a token and its log-probability, the likeliest first; by themselves they are `tokens` and `logprobs`.
+
+    >>> sym.Dist.of([1.0, 1.0]).topk(1).tokens
+    [0]
+    """
+
+    __slots__ = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens alone."""
+        return [token for token, _ in self]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """The log-probabilities alone."""
+        return [logprob for _, logprob in self]
