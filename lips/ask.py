@@ -9,24 +9,21 @@ A question, an answer and a file are all there is to a conversation: `chat` is t
 
 from __future__ import annotations
 
-import argparse
-
 import libsym as sym
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Answer a question with the model that runs beside this program.")
-    parser.add_argument("question")
-    parser.add_argument("--kv", metavar="PATH", help="keep the conversation in this KV file")
-    parser.add_argument("--resume", action="store_true", help="go on with the conversation in --kv")
-    parser.add_argument("--max-tokens", type=int, default=256, help="of the answer (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question")
+    arguments.kv("--kv", "keep the conversation in this KV file", metavar="PATH")
+    arguments.add_argument("--resume", action="store_true", help="go on with the conversation in --kv")
+    arguments.whole("--max-tokens", "of the answer", 256)
+    args = arguments.parse_args()
     if args.resume and not args.kv:
-        parser.error("--resume needs --kv")
+        arguments.error("--resume needs --kv")
     kv = sym.kv_open(args.kv, "rw") if args.resume else sym.kv_create(args.kv)
     with sym.Chat(kv) as chat:
-        for piece in chat.ask(args.question, max_tokens=args.max_tokens).text():
-            sym.send_to_user(piece)
+        sym.send_to_user(chat.ask(args.question, max_tokens=args.max_tokens).text())
         sym.send_to_user("\n")
 
 

@@ -9,7 +9,6 @@ behind it: the file is there, so an interruption costs the tokens of the result 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -63,11 +62,11 @@ def search(directory: Path) -> Tool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("question")
-    parser.add_argument("--files", type=Path, default=Path(), metavar="DIR", help="texts to search (default: here)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="before and after the result (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question")
+    arguments.directory("--files", "texts to search (default: here)", Path(), metavar="DIR")
+    arguments.whole("--max-tokens", "before and after the result", 64)
+    args = arguments.parse_args()
 
     async def program() -> None:
         async with await sym.aio.kv_create() as kv:

@@ -10,7 +10,6 @@ no other beam uses are free again.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 
 import libsym as sym
@@ -50,13 +49,11 @@ def beam_search(kv: sym.KV, tokens: list[int], width: int, max_tokens: int) -> l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Complete a text by beam search.")
-    parser.add_argument("text", help="what is to be gone on with")
-    parser.add_argument("--width", type=int, default=4, help="hypotheses side by side (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=32, help="length of each (default: %(default)s)")
-    args = parser.parse_args()
-    if args.width < 1 or args.max_tokens < 1:
-        parser.error("--width and --max-tokens: 1 or more")
+    arguments = sym.Arguments(__doc__)
+    arguments.text("text", "what is to be gone on with")
+    arguments.whole("--width", "hypotheses side by side", 4)
+    arguments.whole("--max-tokens", "length of each", 32)
+    args = arguments.parse_args()
     with sym.kv_create() as kv:
         for beam in beam_search(kv, sym.tokenize(args.text), args.width, args.max_tokens):
             tokens = beam.tokens[:-1] if beam.is_over else beam.tokens

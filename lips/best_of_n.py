@@ -10,7 +10,6 @@ daemon's steps, and each has a seed of its own. The best is the one whose tokens
 
 from __future__ import annotations
 
-import argparse
 import math
 from statistics import fmean
 
@@ -45,16 +44,14 @@ def judged(question: str, answer: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw several answers to a question and show the best.")
-    parser.add_argument("question", help="what is to be answered")
-    parser.add_argument("-n", type=int, default=4, help="answers that are drawn (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="how they are drawn (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=100, help="length of each (default: %(default)s)")
-    parser.add_argument("--judge", action="store_true", help="rank by the model's own verdict, not by likelihood")
-    parser.add_argument("--all", action="store_true", help="show all answers with their scores, the best first")
-    args = parser.parse_args()
-    if args.n < 1:
-        parser.error("-n: 1 or more")
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question", "what is to be answered")
+    arguments.whole("-n", "answers that are drawn", 4, most=256)
+    arguments.number("--temperature", "how they are drawn", 0.8, least=0)
+    arguments.whole("--max-tokens", "length of each", 100)
+    arguments.add_argument("--judge", action="store_true", help="rank by the model's own verdict, not by likelihood")
+    arguments.add_argument("--all", action="store_true", help="show all answers with their scores, the best first")
+    args = arguments.parse_args()
     with sym.kv_create() as kv:
         question = sym.chat_tokens([{"role": "user", "content": args.question}])
         sampler = sym.Sampler(temperature=args.temperature)

@@ -8,7 +8,6 @@ by `strength` times as much again: 0 is plain decoding. (Shi et al. 2023)
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import numpy as np
@@ -34,13 +33,15 @@ def answer(context: str, question: str, strength: float, max_tokens: int) -> sym
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("question", help="the text to go on with")
-    parser.add_argument("--context", required=True, help="what to believe")
-    parser.add_argument("--strength", type=float, default=1.0, help="(default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=16, help="(default: %(default)s)")
-    args = parser.parse_args()
-    print(args.question + answer(args.context, args.question, args.strength, args.max_tokens).full_text())
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question", "the text to go on with")
+    arguments.text("--context", "what to believe", required=True)
+    arguments.number("--strength", default=1.0)
+    arguments.whole("--max-tokens", default=16)
+    args = arguments.parse_args()
+    sym.send_to_user(args.question)
+    sym.send_to_user(answer(args.context, args.question, args.strength, args.max_tokens).text())
+    sym.send_to_user("\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ decoding, 0 ignores them. (Sanchez et al. 2023)
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import numpy as np
@@ -35,15 +34,14 @@ def answer(question: str, system: str, negative: str | None, scale: float, max_t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("question")
-    parser.add_argument("--system", required=True, help="the instructions to follow")
-    parser.add_argument("--negative", help="instructions to keep away from, in place of none")
-    parser.add_argument("--scale", type=float, default=2.0, help="of the guidance (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
-    args = parser.parse_args()
-    for piece in answer(args.question, args.system, args.negative, args.scale, args.max_tokens).text():
-        sym.send_to_user(piece)
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question")
+    arguments.text("--system", "the instructions to follow", required=True)
+    arguments.text("--negative", "instructions to keep away from, in place of none")
+    arguments.number("--scale", "of the guidance", 2.0)
+    arguments.whole("--max-tokens", default=64)
+    args = arguments.parse_args()
+    sym.send_to_user(answer(args.question, args.system, args.negative, args.scale, args.max_tokens).text())
     sym.send_to_user("\n")
 
 

@@ -12,8 +12,6 @@ What a chat service keeps as text, and computes again when its cache has forgott
 
 from __future__ import annotations
 
-import argparse
-
 import libsym as sym
 
 
@@ -41,8 +39,7 @@ def talk(chat: sym.Chat, sampler: sym.Sampler, max_tokens: int, line: str = "") 
             if command.startswith("/"):
                 sym.send_to_user(f"({obey(chat, command, rest.strip())})\n")
             elif line:
-                for piece in chat.ask(line, sampler=sampler, max_tokens=max_tokens).text():
-                    sym.send_to_user(piece)
+                sym.send_to_user(chat.ask(line, sampler=sampler, max_tokens=max_tokens).text())
                 sym.send_to_user("\n")
         except sym.WouldBlock as error:  # before the first question: from then on nobody else talks here
             with fork_of(chat, error) as fork:
@@ -73,12 +70,12 @@ def fork_of(chat: sym.Chat, busy: sym.WouldBlock) -> sym.Chat:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Talk with the model; the conversation stays on the mount.")
-    parser.add_argument("file", nargs="?", default="chat.kv", help="the conversation (default: %(default)s)")
-    parser.add_argument("--system", default="You are a helpful assistant.", help="how a new conversation begins")
-    parser.add_argument("--max-tokens", type=int, default=256, help="of an answer (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.kv("file", "the conversation", "chat.kv")
+    arguments.text("--system", "how a new conversation begins", "You are a helpful assistant.")
+    arguments.whole("--max-tokens", "of an answer", 256)
+    arguments.number("--temperature", "0 takes the likeliest token", 0.0, least=0)
+    args = arguments.parse_args()
     with sym.Chat(sym.kv_open(args.file, "a"), args.system) as chat:
         talk(chat, sym.Sampler(temperature=args.temperature), args.max_tokens)
 

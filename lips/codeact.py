@@ -10,7 +10,6 @@ Its variables stay from turn to turn, as the conversation does in its KV file. W
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,14 +48,15 @@ def act(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("question")
-    parser.add_argument("--read", type=Path, action="append", default=[], metavar="PATH", help="what the code may read")
-    parser.add_argument("--max-turns", type=int, default=4, help="(default: %(default)s)")
-    args = parser.parse_args()
-    files = f" You may open: {', '.join(str(path.resolve()) for path in args.read)}." if args.read else ""
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question")
+    arguments.file("--read", "a file that the code may read; may come again", action="append", metavar="PATH")
+    arguments.whole("--max-turns", default=4)
+    args = arguments.parse_args()
+    read = args.read or []
+    files = f" You may open: {', '.join(str(path.resolve()) for path in read)}." if read else ""
     with sym.Chat(sym.kv_create(), SYSTEM + files) as chat:
-        for text in act(chat, args.question, {}, args.read, args.max_turns):
+        for text in act(chat, args.question, {}, read, args.max_turns):
             print(text.rstrip(), end="\n\n")
 
 

@@ -9,7 +9,6 @@ other programs are what comes of that. (`sym.generate` is the same loop where no
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 import libsym as sym
@@ -32,14 +31,13 @@ def complete(prompt: str, sampler: sym.Sampler, max_tokens: int) -> Iterator[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Complete a text with the model that runs beside this program.")
-    parser.add_argument("prompt", help="the text that is to go on")
-    parser.add_argument("--max-tokens", type=int, default=64, help="how long it gets (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default)")
-    parser.add_argument("--seed", type=int, help="the same seed draws the same tokens")
-    args = parser.parse_args()
-    for piece in complete(args.prompt, sym.Sampler(temperature=args.temperature, seed=args.seed), args.max_tokens):
-        sym.send_to_user(piece)
+    arguments = sym.Arguments(__doc__)
+    arguments.text("prompt", "the text that is to go on")
+    arguments.whole("--max-tokens", "how long it gets", 64)
+    arguments.number("--temperature", "0 takes the likeliest token", 0.0, least=0)
+    arguments.whole("--seed", "the same seed draws the same tokens", least=0)
+    args = arguments.parse_args()
+    sym.send_to_user(complete(args.prompt, sym.Sampler(temperature=args.temperature, seed=args.seed), args.max_tokens))
     sym.send_to_user("\n")
 
 

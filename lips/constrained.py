@@ -11,7 +11,6 @@ next element, come several tokens in one step. What comes out is the same.
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 import libsym as sym
@@ -24,15 +23,16 @@ def constrained(question: str, grammar: sym.Grammar, max_tokens: int, *, specula
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Answer a question in a form that is given.")
-    parser.add_argument("question", help="what is to be answered")
-    form = parser.add_mutually_exclusive_group(required=True)
-    form.add_argument("--schema", metavar="JSON", help="the answer is JSON that this schema describes")
-    form.add_argument("--regex", help="this matches the whole answer")
-    form.add_argument("--lark", metavar="GRAMMAR", help="the answer derives from start of this grammar, as Lark has it")
-    parser.add_argument("--speculate", action="store_true", help="try what followed where the last tokens came before")
-    parser.add_argument("--max-tokens", type=int, default=200, help="no more than these (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question", "what is to be answered")
+    arguments.text("--schema", "the answer is JSON that this schema describes", metavar="JSON")
+    arguments.text("--regex", "this matches the whole answer")
+    arguments.text("--lark", "the answer derives from start of this grammar, as Lark has it", metavar="GRAMMAR")
+    arguments.add_argument("--speculate", action="store_true", help="try what followed the last tokens before")
+    arguments.whole("--max-tokens", "no more than these", 200)
+    args = arguments.parse_args()
+    if [args.schema, args.regex, args.lark].count(None) != 2:
+        arguments.error("one of --schema, --regex and --lark says what the answer is")
     if args.schema is not None:
         grammar = sym.Grammar.json(args.schema, compact=True)  # a small model would write spaces for ever
     elif args.regex is not None:
@@ -40,8 +40,7 @@ def main() -> None:
     else:
         grammar = sym.Grammar.lark(args.lark)
     answer = constrained(args.question, grammar, args.max_tokens, speculate=args.speculate)
-    for piece in answer.text():
-        sym.send_to_user(piece)
+    sym.send_to_user(answer.text())
     sym.send_to_user("\n")
     print(f"{len(answer.tokens)} tokens in {sym.getrusage().steps} steps", file=sys.stderr)
     if answer.finish == "length":

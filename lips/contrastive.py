@@ -10,7 +10,6 @@ the same model, but it has read the last --window tokens alone. (Li et al. 2022;
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import numpy as np
@@ -45,15 +44,13 @@ def decode(prompt: list[int], window: int, alpha: float, beta: float, max_tokens
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("prompt", help="the text to go on with")
-    parser.add_argument("--window", type=int, default=4, help="tokens the amateur remembers (default: %(default)s)")
-    parser.add_argument("--alpha", type=float, default=0.1, help="how plausible a token must be (default: %(default)s)")
-    parser.add_argument("--beta", type=float, default=1.0, help="how much the contrast counts (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=48, help="(default: %(default)s)")
-    args = parser.parse_args()
-    if args.window < 1 or args.max_tokens < 1 or not 0 <= args.alpha <= 1:
-        parser.error("--window and --max-tokens: 1 or more; --alpha: 0 to 1")
+    arguments = sym.Arguments(__doc__)
+    arguments.text("prompt", "the text to go on with")
+    arguments.whole("--window", "tokens the amateur remembers", 4)
+    arguments.number("--alpha", "how plausible a token must be", 0.1, least=0, most=1)
+    arguments.number("--beta", "how much the contrast counts", 1.0)
+    arguments.whole("--max-tokens", default=48)
+    args = arguments.parse_args()
     found = decode(sym.tokenize(args.prompt), args.window, args.alpha, args.beta, args.max_tokens)
     print(args.prompt + sym.detokenize(found))
 

@@ -13,7 +13,6 @@ of a program that knows what will be needed, where a server's cache can only gue
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -92,12 +91,12 @@ def end_of_change(old: str, new: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Suggest how the text goes on where files of a directory are edited.")
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--undo-s", type=float, default=60, help="of what may be undone (default: %(default)s)")
-    parser.add_argument("--idle-s", type=float, default=1800, help="of an untouched file (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=24, help="of a suggestion (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.directory("directory")
+    arguments.number("--undo-s", "of what may be undone", 60.0, least=0.01)
+    arguments.number("--idle-s", "of an untouched file", 1800.0, least=0.01)
+    arguments.whole("--max-tokens", "of a suggestion", 24)
+    args = arguments.parse_args()
     sym.kv_mkdir("editor", parents=True)
     documents = dict[str, Document]()
     for name, text in changes(args.directory):

@@ -11,7 +11,6 @@ order, missing, or too many) is counted here, and the best goes on. A merger has
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from itertools import pairwise
 
@@ -55,10 +54,10 @@ def sort(examples: sym.KV, digits: list[int], ways: int) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("digits", nargs="+", type=int, choices=range(10), metavar="DIGIT", help="to be sorted")
-    parser.add_argument("--ways", type=int, default=4, help="attempts at each part (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.whole("digits", "to be sorted", least=0, most=9, nargs="+", metavar="DIGIT")
+    arguments.whole("--ways", "attempts at each part", 4, most=64)
+    args = arguments.parse_args()
     with sym.kv_create() as examples:
         examples.write(sym.tokenize(SORT.partition("{")[0]))
         found = sort(examples, args.digits, args.ways)

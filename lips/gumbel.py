@@ -11,7 +11,6 @@ tokens have an r near 1. By chance -log(1 - r), summed over n tokens, has a gamm
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 
@@ -54,14 +53,12 @@ def p_value(tokens: list[int], key: int, vocab_size: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("text", help="to go on with, or with --detect to look at")
-    parser.add_argument("--detect", action="store_true", help="say how likely such a text is without the watermark")
-    parser.add_argument("--key", type=int, default=1, help="who knows it finds the watermark (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=100, help="(default: %(default)s)")
-    args = parser.parse_args()
-    if args.key < 0:
-        parser.error("--key: 0 or more")
+    arguments = sym.Arguments(__doc__)
+    arguments.text("text", "to go on with, or with --detect to look at")
+    arguments.add_argument("--detect", action="store_true", help="say how likely such a text is without the watermark")
+    arguments.whole("--key", "who knows it finds the watermark", 1, least=0)
+    arguments.whole("--max-tokens", default=100)
+    args = arguments.parse_args()
     tokens = sym.tokenize(args.text)
     if args.detect:
         print(f"p = {p_value(tokens, args.key, sym.model_info().vocab_size):.3g}")

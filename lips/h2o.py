@@ -11,10 +11,8 @@ each head; the entries of a file are those of all heads, so here the sum over al
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -69,17 +67,15 @@ def perplexity(cache: Cache, prompt: list[int], continuation: list[int]) -> floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("prompt", help="the text to go on with")
-    parser.add_argument("--context", type=Path, metavar="FILE", help="a text that comes before it")
-    parser.add_argument("--budget", type=int, default=128, help="entries of the file (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
-    parser.add_argument("--compare", metavar="TEXT", help="print perplexities of this continuation instead")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("prompt", "the text to go on with")
+    arguments.file("--context", "a text that comes before it", metavar="FILE")
+    arguments.whole("--budget", "entries of the file", 128, least=2 * STEP)
+    arguments.whole("--max-tokens", default=64)
+    arguments.text("--compare", "print perplexities of this continuation instead", metavar="TEXT")
+    args = arguments.parse_args()
     context = args.context.read_text(encoding="utf-8") if args.context else ""
     prompt, judged = sym.tokenize(context + args.prompt), sym.tokenize(args.compare or "")
-    if args.budget < 2 * STEP:
-        parser.error(f"--budget {args.budget}: {2 * STEP} is the least")
     if judged:
         for cache in (Cache(len(prompt) + len(judged)), Cache(args.budget)):
             print(f"{cache.budget} entries at most: perplexity {perplexity(cache, prompt, judged):.2f}")

@@ -11,8 +11,6 @@ Token Healing", 2023.) Which ones these are is a set of tokens, made from the by
 
 from __future__ import annotations
 
-import argparse
-
 import libsym as sym
 
 
@@ -25,13 +23,13 @@ def heal(kv: sym.KV, tokens: list[int]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Complete a text that ends anywhere, even in the middle of a token.")
-    parser.add_argument("text", help="what is to be gone on with: two tokens at least")
-    parser.add_argument("--max-tokens", type=int, default=20, help="tokens to generate (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("text", "what is to be gone on with: two tokens at least")
+    arguments.whole("--max-tokens", "tokens to generate", 20)
+    args = arguments.parse_args()
     tokens = sym.tokenize(args.text)
     if len(tokens) < 2:
-        parser.error("the text must have two tokens at least: the last one is taken back")
+        arguments.error("the text must have two tokens at least: the last one is taken back")
     with sym.kv_create() as cut, sym.kv_create() as whole:
         plain = sym.generate(cut, tokens, max_tokens=args.max_tokens)
         sym.send_to_user(f"as it is: {args.text}{plain.full_text()}\n")

@@ -11,7 +11,6 @@ neither a draft model nor earlier text, but a model that was not trained for it 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from itertools import islice, takewhile
@@ -36,13 +35,11 @@ def iterate(kv: sym.KV, tokens: list[int], window: int = 6) -> Iterator[list[int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Complete a text, several tokens guessed and corrected in each step.")
-    parser.add_argument("text", help="what is to be gone on with")
-    parser.add_argument("--max-tokens", type=int, default=60, help="tokens to generate (default: %(default)s)")
-    parser.add_argument("--window", type=int, default=6, help="tokens guessed at once (default: %(default)s)")
-    args = parser.parse_args()
-    if args.window < 1 or args.max_tokens < 1:
-        parser.error("--window and --max-tokens: 1 or more")
+    arguments = sym.Arguments(__doc__)
+    arguments.text("text", "what is to be gone on with")
+    arguments.whole("--max-tokens", "tokens to generate", 60)
+    arguments.whole("--window", "tokens guessed at once", 6)
+    args = arguments.parse_args()
     end = sym.model_info().eos_ids
     with sym.kv_create() as kv:
         found = (token for step in iterate(kv, sym.tokenize(args.text), args.window) for token in step)

@@ -9,9 +9,6 @@ which is computed once. The summaries together are the next text; the one that f
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import libsym as sym
 
 INSTRUCTION = {"role": "system", "content": "You summarize the text that the user gives you, in two sentences."}
@@ -60,11 +57,11 @@ def summarize(text: str, context: int, max_tokens: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Summarise a text of any length.")
-    parser.add_argument("file", type=Path, help="a text file")
-    parser.add_argument("--context", type=int, help="tokens that the model is given at once (default: all it takes)")
-    parser.add_argument("--max-tokens", type=int, default=120, help="of one summary (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.file("file", "a text file")
+    arguments.whole("--context", "tokens that the model is given at once (default: all it takes)")
+    arguments.whole("--max-tokens", "of one summary", 120)
+    args = arguments.parse_args()
     most = sym.model_info().max_positions
     context = most if args.context is None else min(args.context, most)
     sym.send_to_user(summarize(args.file.read_text(errors="replace"), context, args.max_tokens) + "\n")

@@ -9,7 +9,6 @@ form. What a tool gives is appended to the conversation. This takes the package 
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -57,11 +56,11 @@ async def converse(client: Client, question: str, max_calls: int) -> AsyncIterat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("question")
-    parser.add_argument("server", nargs="+", help="the command of the MCP server, behind --")
-    parser.add_argument("--max-calls", type=int, default=3, help="of tools (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question")
+    arguments.text("server", "the command of the MCP server, behind --", nargs="+")
+    arguments.whole("--max-calls", "of tools", 3, least=0)
+    args = arguments.parse_args()
 
     async def program() -> None:
         async with Client(StdioServerParameters(command=args.server[0], args=args.server[1:])) as client:

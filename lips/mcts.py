@@ -9,7 +9,6 @@ is the prior of its moves (PUCT). A rollout draws the rest, and is worth more th
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 
@@ -88,11 +87,11 @@ class Search:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("target", type=int, help="the value that the expression is to have")
-    parser.add_argument("--tokens", type=int, default=600, help="what the search may compute (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the rollouts (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.whole("target", "the value that the expression is to have", least=-1_000_000)
+    arguments.whole("--tokens", "what the search may compute", 600)
+    arguments.whole("--seed", "of the rollouts", 0, least=0)
+    args = arguments.parse_args()
     search, budget = Search(args.target, args.seed), sym.Budget(tokens=args.tokens)
     while budget and search.best[0] < 1:
         search.step()

@@ -11,11 +11,9 @@ recomputed prompt, says how much that is.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -76,14 +74,14 @@ def compare(files: list[sym.KV], question: str, max_tokens: int) -> Joined:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Ask over texts that are computed apart and joined.")
-    parser.add_argument("question")
-    parser.add_argument("file", nargs="+", type=Path, help="a text: a module")
-    parser.add_argument("--choose", type=int, help="ask over each combination of so many (default: over all of them)")
-    parser.add_argument("--max-tokens", type=int, default=48, help="of an answer (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question")
+    arguments.file("file", "a text: a module", nargs="+")
+    arguments.whole("--choose", "ask over each combination of so many (default: over all of them)")
+    arguments.whole("--max-tokens", "of an answer", 48)
+    args = arguments.parse_args()
     if not 1 <= (num_chosen := args.choose or len(args.file)) <= len(args.file):
-        parser.error(f"--choose {num_chosen}: there are {len(args.file)} files")
+        arguments.error(f"--choose {num_chosen}: there are {len(args.file)} files")
     sym.kv_mkdir("modules", parents=True)
     with sym.kv_open_or_compute("modules/head.kv", sym.chat_tokens([SYSTEM], add_generation_prompt=False)) as head:
         modules = {path: open_module(head, path.read_text(errors="replace")) for path in args.file}

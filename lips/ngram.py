@@ -11,7 +11,6 @@ whatever was guessed. `generate(draft="ngram")` does the same inside the daemon:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from itertools import islice, takewhile
@@ -42,15 +41,13 @@ def speculate(kv: sym.KV, tokens: list[int], match: int = 2, length: int = 8) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Complete a text, in fewer steps where it repeats itself.")
-    parser.add_argument("text", help="what is to be gone on with")
-    parser.add_argument("--max-tokens", type=int, default=100, help="tokens to generate (default: %(default)s)")
-    parser.add_argument("--match", type=int, default=2, help="tokens that must have come before (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=8, help="tokens of a draft, at most (default: %(default)s)")
-    parser.add_argument("--builtin", action="store_true", help="have the daemon do it, in one call")
-    args = parser.parse_args()
-    if args.match < 1 or args.length < 1 or args.max_tokens < 1:
-        parser.error("--match, --length and --max-tokens: 1 or more")
+    arguments = sym.Arguments(__doc__)
+    arguments.text("text", "what is to be gone on with")
+    arguments.whole("--max-tokens", "tokens to generate", 100)
+    arguments.whole("--match", "tokens that must have come before", 2, most=16)
+    arguments.whole("--length", "tokens of a draft, at most", 8, most=64)
+    arguments.add_argument("--builtin", action="store_true", help="have the daemon do it, in one call")
+    args = arguments.parse_args()
     end = sym.model_info().eos_ids
     with sym.kv_create() as kv:
         prompt = sym.tokenize(args.text)

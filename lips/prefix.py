@@ -9,7 +9,6 @@ puts what the threads ask for at the same time into the same steps of the model.
 
 from __future__ import annotations
 
-import argparse
 import threading
 
 import libsym as sym
@@ -42,10 +41,10 @@ def answer(prefix: sym.KV, query: str, max_tokens: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Answer several questions at once, behind one system message.")
-    parser.add_argument("query", nargs="+", help="a question")
-    parser.add_argument("--max-tokens", type=int, default=48, help="of an answer (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("query", "a question", nargs="+")
+    arguments.whole("--max-tokens", "of an answer", 48)
+    args = arguments.parse_args()
     with open_prefix() as prefix:
         threads = [threading.Thread(target=answer, args=(prefix, query, args.max_tokens)) for query in args.query]
         for thread in threads:

@@ -10,10 +10,8 @@ the tokens that no other has, all answers are decoded at the same time, and the 
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import libsym as sym
 
@@ -48,13 +46,13 @@ def level(role: str, texts: Sequence[tuple[str, str]]) -> Level:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Ask every question about every document, behind every system message")
-    parser.add_argument("question", nargs="+")
-    parser.add_argument("--document", action="append", type=Path, required=True, help="a text file; may come again")
-    parser.add_argument("--system", action="append", help="a system message; may come again")
-    parser.add_argument("--tree", default="prefix_tree", help="its directory on the mount (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=48, help="of an answer (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question", nargs="+")
+    arguments.file("--document", "a text file; may come again", action="append", required=True)
+    arguments.text("--system", "a system message; may come again", action="append")
+    arguments.kv("--tree", "its directory on the mount", "prefix_tree")
+    arguments.whole("--max-tokens", "of an answer", 48)
+    args = arguments.parse_args()
     levels = [
         level("system", [(text, text) for text in args.system or ["You answer in one short sentence."]]),
         level("user", [(path.name, path.read_text(errors="replace")) for path in args.document]),

@@ -12,7 +12,6 @@ gone, leaves the mount with the next question.
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 from collections import Counter
@@ -95,16 +94,16 @@ def answer(shelf: Shelf, passages: dict[str, str], question: str, max_tokens: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Answer questions from a directory of documents.")
-    parser.add_argument("directory", type=Path, help="with text in files *.md and *.txt")
-    parser.add_argument("question", nargs="+")
-    parser.add_argument("--budget", type=int, default=50000, help="tokens of passages to keep (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=48, help="of an answer (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.directory("directory", "with text in files *.md and *.txt")
+    arguments.text("question", nargs="+")
+    arguments.whole("--budget", "tokens of passages to keep", 50000)
+    arguments.whole("--max-tokens", "of an answer", 48)
+    args = arguments.parse_args()
     shelf = Shelf(f"rag/{args.directory.resolve().name}", args.budget)
     for question in args.question:
         if not (passages := read(args.directory)):
-            parser.error(f"{args.directory}: there is no text in files *.md or *.txt")
+            arguments.error(f"{args.directory}: there is no text in files *.md or *.txt")
         before = sym.getrusage().tokens
         name, text = answer(shelf, passages, question, args.max_tokens)
         sym.send_to_user(f"{text}\n    ({name}; {sym.getrusage().tokens - before} tokens computed)\n")

@@ -10,7 +10,6 @@ sent and prefilled again. A grammar holds a small model to the form. (Yao et al.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import operator
 import sqlite3
@@ -89,12 +88,12 @@ def react(chat: sym.Chat, question: str, tools: Mapping[str, Tool], max_calls: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("question")
-    parser.add_argument("--files", type=Path, metavar="DIR", help="texts that may be searched")
-    parser.add_argument("--database", type=Path, metavar="FILE", help="an SQLite database that may be read")
-    parser.add_argument("--max-calls", type=int, default=4, help="of tools (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question")
+    arguments.directory("--files", "texts that may be searched", metavar="DIR")
+    arguments.file("--database", "an SQLite database that may be read", metavar="FILE")
+    arguments.whole("--max-calls", "of tools", 4, least=0)
+    args = arguments.parse_args()
     tools: dict[str, Tool] = {"calculate": calculate}
     if args.files is not None:
         tools["search"] = search(args.files)

@@ -10,8 +10,6 @@ side by side. (Lee and Kim 2023)
 
 from __future__ import annotations
 
-import argparse
-
 import libsym as sym
 
 EXAMPLES = "2 + 3 = 5\n1 + 8 = 9\n7 + 6 = 13\n12 + 5 = 17\n9 + 9 = 18\n14 + 11 = 25\n"
@@ -37,9 +35,9 @@ def solve(examples: sym.KV, problem: list[int]) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("numbers", nargs="+", type=int, metavar="NUMBER", help="to be added")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.whole("numbers", "to be added", least=0, nargs="+", metavar="NUMBER")
+    args = arguments.parse_args()
     with sym.kv_create() as examples:
         examples.write(sym.tokenize(EXAMPLES))
         found, depth = solve(examples, args.numbers)

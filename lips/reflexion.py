@@ -9,7 +9,6 @@ model makes of it stay in the conversation, which is one KV file: a new attempt 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 import libsym as sym
@@ -37,17 +36,17 @@ def attempts(chat: sym.Chat, task: str, test: str, most: int, max_tokens: int = 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("task", help="what the code is to be")
-    parser.add_argument("--test", required=True, help="Python that fails where the code is wrong")
-    parser.add_argument("--attempts", type=int, default=3, help="at most so many (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("task", "what the code is to be")
+    arguments.text("--test", "Python that fails where the code is wrong", required=True)
+    arguments.whole("--attempts", "at most so many", 3)
+    args = arguments.parse_args()
     wrong = ""
     with sym.Chat(sym.kv_create(), "You are a careful programmer.") as chat:
         for code, wrong in attempts(chat, args.task, args.test, args.attempts):
             print(code, f"# {wrong or 'passed'}", sep="\n", end="\n\n")
     if wrong:
-        parser.exit(1, f"reflexion: no attempt of {args.attempts} has passed\n")
+        arguments.exit(1, f"reflexion: no attempt of {args.attempts} has passed\n")
 
 
 if __name__ == "__main__":

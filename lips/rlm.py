@@ -10,7 +10,6 @@ question. It runs in an `Interpreter`, which may read these texts and nothing el
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -55,11 +54,11 @@ def explore(question: str, names: Sequence[str], max_turns: int = 4, max_tokens:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("question")
-    parser.add_argument("contexts", nargs="+", help="KV files, by their paths on the mount")
-    parser.add_argument("--max-turns", type=int, default=4, help="(default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question")
+    arguments.kv("contexts", "KV files, by their paths on the mount", nargs="+")
+    arguments.whole("--max-turns", default=4)
+    args = arguments.parse_args()
     for name in args.contexts:
         sym.kv_open(name).close()  # one that is not there, or not to be read, is told of now
     for text in explore(args.question, args.contexts, args.max_turns):

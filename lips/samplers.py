@@ -9,7 +9,6 @@ is three lines here, and no change to the daemon.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable
 
@@ -101,18 +100,15 @@ def generate(kv: sym.KV, prompt: list[int], sampler: Sampler, seed: int, max_tok
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("prompt", help="the text to go on with")
-    parser.add_argument("--sampler", choices=[*SAMPLERS, "mirostat"], default="min_p", help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
-    args = parser.parse_args()
-    if args.seed < 0:
-        parser.error("--seed: 0 or more")
+    arguments = sym.Arguments(__doc__)
+    arguments.text("prompt", "the text to go on with")
+    arguments.add_argument("--sampler", choices=[*SAMPLERS, "mirostat"], default="min_p", help="(default: %(default)s)")
+    arguments.whole("--seed", default=0, least=0)
+    arguments.whole("--max-tokens", default=64)
+    args = arguments.parse_args()
     with sym.kv_create() as kv:
         sampler = SAMPLERS.get(args.sampler) or mirostat()
-        for piece in generate(kv, sym.tokenize(args.prompt), sampler, args.seed, args.max_tokens).text():
-            sym.send_to_user(piece)
+        sym.send_to_user(generate(kv, sym.tokenize(args.prompt), sampler, args.seed, args.max_tokens).text())
     sym.send_to_user("\n")
 
 

@@ -8,7 +8,6 @@ vote. (Wang et al. 2022)
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections import Counter
 
@@ -25,12 +24,12 @@ def votes(kv: sym.KV, last: list[int], n: int, sampler: sym.Sampler, max_tokens:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("question")
-    parser.add_argument("-n", type=int, default=5, help="how many ways are drawn (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.7, help="of the draws (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=80, help="of each way (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question")
+    arguments.whole("-n", "how many ways are drawn", 5, most=256)
+    arguments.number("--temperature", "of the draws", 0.7, least=0)
+    arguments.whole("--max-tokens", "of each way", 80)
+    args = arguments.parse_args()
     question = sym.chat_tokens([{"role": "user", "content": f"{args.question} Think, then give the number."}])
     with sym.kv_create() as kv:
         kv.write(question[:-1])

@@ -9,10 +9,8 @@ four it stays near that of all entries. Positions are counted in the file: a tex
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import libsym as sym
 
@@ -50,15 +48,15 @@ def generate(kv: sym.KV, prompt: list[int], window: int, sinks: int, max_tokens:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("prompt", nargs="?", default="Once upon a time", help="the text to go on with")
-    parser.add_argument("--window", type=int, default=128, help="entries of the file (default: %(default)s)")
-    parser.add_argument("--sinks", type=int, default=4, help="of these the first of the text (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
-    parser.add_argument("--compare", type=Path, metavar="FILE", help="print perplexities of this text instead")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("prompt", "the text to go on with", "Once upon a time")
+    arguments.whole("--window", "entries of the file", 128)
+    arguments.whole("--sinks", "of these the first of the text", 4, least=0)
+    arguments.whole("--max-tokens", default=64)
+    arguments.file("--compare", "print perplexities of this text instead", metavar="FILE")
+    args = arguments.parse_args()
     if args.sinks < 0 or args.window < args.sinks + 2 * STEP:
-        parser.error(f"--window {args.window}: {2 * STEP} more than --sinks is the least")
+        arguments.error(f"--window {args.window}: {2 * STEP} more than --sinks is the least")
     if args.compare:
         tokens = sym.tokenize(args.compare.read_text())[:1024]
         for window, sinks in ((1024 + STEP, 0), (args.window, 0), (args.window, args.sinks)):

@@ -9,7 +9,6 @@ The points are written on forks of the file that holds question and outline, and
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 import libsym as sym
@@ -32,11 +31,11 @@ def answer(kv: sym.KV, question: str, num_points: int, max_tokens: int) -> Itera
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("question")
-    parser.add_argument("--points", type=int, default=3, help="of the outline (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=60, help="about each point (default: %(default)s)")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question")
+    arguments.whole("--points", "of the outline", 3, most=20)
+    arguments.whole("--max-tokens", "about each point", 60)
+    args = arguments.parse_args()
     with sym.kv_create() as kv:
         for point, text in answer(kv, args.question, args.points, args.max_tokens):
             print(f"{point}\n   {text}")

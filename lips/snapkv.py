@@ -11,9 +11,7 @@ a file are those of all heads, so here the sum over all of them decides. (Li et 
 
 from __future__ import annotations
 
-import argparse
 import math
-from pathlib import Path
 
 import numpy as np
 
@@ -44,15 +42,13 @@ def perplexity(kv: sym.KV, tokens: list[int]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("prompt", help="the text to go on with")
-    parser.add_argument("--context", type=Path, metavar="FILE", help="a text that comes before it")
-    parser.add_argument("--budget", type=int, default=128, help="entries of the prompt to keep (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
-    parser.add_argument("--compare", metavar="TEXT", help="print perplexities of this continuation instead")
-    args = parser.parse_args()
-    if args.budget < 2 * WINDOW:
-        parser.error(f"--budget {args.budget}: {2 * WINDOW} is the least")
+    arguments = sym.Arguments(__doc__)
+    arguments.text("prompt", "the text to go on with")
+    arguments.file("--context", "a text that comes before it", metavar="FILE")
+    arguments.whole("--budget", "entries of the prompt to keep", 128, least=2 * WINDOW)
+    arguments.whole("--max-tokens", default=64)
+    arguments.text("--compare", "print perplexities of this continuation instead", metavar="TEXT")
+    args = arguments.parse_args()
     context = args.context.read_text(encoding="utf-8") + "\n\n" if args.context else ""
     prompt = sym.tokenize(context + args.prompt)
     with sym.kv_create() as kv:
@@ -64,8 +60,7 @@ def main() -> None:
                 judged = prompt[-1:] + sym.tokenize(args.compare)
                 print(f"{each.len()} entries: perplexity {perplexity(each, judged):.2f}")
             return
-        for piece in sym.generate(kv, prompt[-1:], max_tokens=args.max_tokens).text():
-            sym.send_to_user(piece)
+        sym.send_to_user(sym.generate(kv, prompt[-1:], max_tokens=args.max_tokens).text())
     sym.send_to_user("\n")
 
 

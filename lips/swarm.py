@@ -53,20 +53,18 @@ def coordinate(question: str, names: list[str], max_tokens: int) -> tuple[dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("question")
-    parser.add_argument(
-        "--agents", nargs="+", default=["poet", "engineer", "banker"], metavar="ROLE", help="who they are"
-    )
-    parser.add_argument("--max-tokens", type=int, default=40, help="of a draft (default: %(default)s)")
-    parser.add_argument("--coordinator", type=int, help=argparse.SUPPRESS)  # of an agent that was spawned
-    parser.add_argument("--topic", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question")
+    arguments.text("--agents", "who they are", ["poet", "engineer", "banker"], nargs="+", metavar="ROLE")
+    arguments.whole("--max-tokens", "of a draft", 40)
+    arguments.whole("--coordinator", argparse.SUPPRESS)  # of an agent that was spawned
+    arguments.text("--topic", argparse.SUPPRESS)
+    args = arguments.parse_args()
     if args.coordinator is not None:
         agent(args.agents[0], args.coordinator, args.topic, args.max_tokens)
         return
     if len(set(args.agents)) < 2 or len(set(args.agents)) < len(args.agents):
-        parser.error("a swarm has two agents at least, and each has a role of its own")
+        arguments.error("a swarm has two agents at least, and each has a role of its own")
     drafts, votes = coordinate(args.question, args.agents, args.max_tokens)
     for name, draft in sorted(drafts.items(), key=lambda each: -votes[each[0]]):
         print(f"{votes[name]} {name}: {draft}")

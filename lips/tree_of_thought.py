@@ -10,7 +10,6 @@ pages are free. (Yao et al. 2023)
 
 from __future__ import annotations
 
-import argparse
 import math
 from itertools import count
 
@@ -60,13 +59,13 @@ def think(root: Thought, breadth: int, keep: int, depth: int, seed: int = 0, max
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("task")
-    parser.add_argument("--breadth", type=int, default=3, help="steps proposed for each (default: %(default)s)")
-    parser.add_argument("--keep", type=int, default=2, help="of a level (default: %(default)s)")
-    parser.add_argument("--depth", type=int, default=3, help="levels (default: %(default)s)")
-    parser.add_argument("--tree", metavar="DIR", help="a directory of the mount in which the thoughts have names")
-    args = parser.parse_args()
+    arguments = sym.Arguments(__doc__)
+    arguments.text("task")
+    arguments.whole("--breadth", "steps proposed for each", 3, most=64)
+    arguments.whole("--keep", "of a level", 2)
+    arguments.whole("--depth", "levels", 3)
+    arguments.kv("--tree", "a directory of the mount in which the thoughts have names", metavar="DIR")
+    args = arguments.parse_args()
     root = Thought(sym.kv_create(), args.tree)
     root.pending = sym.tokenize(f"Task: {args.task}\nA plan in {args.depth} steps, each in one line.")
     root.kv.write(root.pending[:-1])

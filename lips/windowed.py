@@ -9,7 +9,6 @@ perplexity of all that follows jumps: `sink --compare` shows it, and mends it wi
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 import libsym as sym
@@ -40,13 +39,11 @@ def generate(kv: sym.KV, prompt: list[int], window: int, max_tokens: int) -> Ite
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("prompt", help="the text to go on with")
-    parser.add_argument("--window", type=int, default=128, help="entries of the file (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="(default: %(default)s)")
-    args = parser.parse_args()
-    if args.window < 2 * STEP:
-        parser.error(f"--window {args.window}: {2 * STEP} is the least")
+    arguments = sym.Arguments(__doc__)
+    arguments.text("prompt", "the text to go on with")
+    arguments.whole("--window", "entries of the file", 128, least=2 * STEP)
+    arguments.whole("--max-tokens", default=64)
+    args = arguments.parse_args()
     with sym.kv_create() as kv:
         print(sym.detokenize(generate(kv, sym.tokenize(args.prompt), args.window, args.max_tokens)))
 

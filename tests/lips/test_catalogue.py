@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import libsym as sym
 from symphony.launcher.finding import does_without_sandbox, shipped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +81,10 @@ def test_the_readme_and_the_manual_name_no_program_that_there_is_not():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_examples_that_it_shows_are_taken(name, parse):
+def test_the_examples_that_it_shows_are_taken(name, parse, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for word in set(re.findall(r"\b(?:docs|src|\w+\.(?:md|txt|db))\b", docstring(name))):
+        Path(word).touch() if "." in word else Path(word).mkdir()
     examples = re.findall(r"^ *symphony run (?:-\S+ \S+ )*(\w+)( .*)?$", docstring(name), re.MULTILINE)
     assert examples
     for program, words in examples:
@@ -99,3 +103,30 @@ def test_it_explains_its_arguments_and_refuses_others(name, parse, capsys):
     with pytest.raises(SystemExit) as refused:
         parse(name, "--no-such-option")
     assert refused.value.code == 2
+
+
+def parser_of(name):
+    """What a program has made of its arguments, when it asks for them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(PROGRAMS[name])])
+        patch.setattr(argparse.ArgumentParser, "parse_args", lambda parser: (_ for _ in ()).throw(Parsed(parser)))
+        with pytest.raises(Parsed) as found:
+            runpy.run_path(str(PROGRAMS[name]), run_name="__main__")
+    return found.value.args[0]
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in PACKAGES])
+def test_a_value_of_no_use_is_refused_in_one_line(name, capsys):
+    """Each option of each program: an empty text; where it takes a number, NaN; and no tokens at all."""
+    parser = parser_of(name)
+    assert type(parser) is sym.Arguments
+    for action in parser._actions:
+        if action.nargs == 0 or action.choices is not None:
+            continue
+        wrong = ["", *(["nan", "0", "-1"] if action.dest == "max_tokens" else [])]
+        for value in wrong:
+            with pytest.raises(SystemExit) as refused:
+                parser.parse_args([f"{action.option_strings[-1]}={value}" if action.option_strings else value])
+            err = capsys.readouterr().err
+            assert (refused.value.code, err.count("\n")) == (2, 1), (action.dest, value)
+            assert err.startswith(f"symphony run {name}: argument "), (action.dest, value, err)

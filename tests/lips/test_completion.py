@@ -23,6 +23,6 @@ def test_the_same_seed_draws_the_same_text_and_another_one_another(lips):
 
 def test_a_wrong_temperature_is_told_in_one_line(lips):
     done = lips.finish("completion", "--temperature", "-1", PROMPT)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("completion: ")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("symphony run completion: ")
     assert done.stderr.count("\n") == 1
