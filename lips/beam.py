@@ -27,10 +27,13 @@ class Beam:
 
 
 def beam_search(kv: sym.KV, tokens: list[int], width: int, max_tokens: int) -> list[Beam]:
-    """Up to `width` continuations of `kv` and then `tokens`, the likeliest first; `kv` stays as it is."""
+    """Up to `width` continuations of `kv` and then `tokens`, the likeliest first; `kv` stays as it is.
+
+    A full context ends them as `max_tokens` does: what comes after the last entry is known, and has no room.
+    """
     end = sym.model_info().eos_ids
     beams = [Beam(sym.kv_fork(kv), tokens)]
-    for _ in range(max_tokens):
+    for _ in range(max(1, min(max_tokens, kv.room() - len(tokens) + 1))):
         if beams[0].is_over:
             break  # whatever the others append, they only become less likely
         live = [beam for beam in beams if not beam.is_over]

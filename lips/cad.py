@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 import libsym as sym
 
 
@@ -19,8 +17,7 @@ def aware(strength: float) -> Callable[[sym.Dist, sym.Dist], int]:
     """Draws the likeliest token where what the context changes counts once more, `strength` times."""
 
     def draw(reading: sym.Dist, remembering: sym.Dist) -> int:
-        read, remembered = np.asarray(reading), np.asarray(remembering)
-        return int(np.argmax(read + strength * (read - remembered)))
+        return sym.Dist.mixed([(reading, 1 + strength), (remembering, -strength)]).argmax()
 
     return draw
 

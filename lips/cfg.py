@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 import libsym as sym
 
 
@@ -20,8 +18,7 @@ def guided(scale: float) -> Callable[[sym.Dist, sym.Dist], int]:
     """Draws the likeliest token where the guidance is `scale` times as strong as it is."""
 
     def draw(with_: sym.Dist, without: sym.Dist) -> int:
-        follows, ignores = np.asarray(with_), np.asarray(without)
-        return int(np.argmax(ignores + scale * (follows - ignores)))
+        return sym.Dist.mixed([(with_, scale), (without, 1 - scale)]).argmax()
 
     return draw
 

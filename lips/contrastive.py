@@ -10,20 +10,26 @@ the same model, but it has read the last --window tokens alone. (Li et al. 2022;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-import numpy as np
-
 import libsym as sym
+
+
+def plausible(expert: sym.Dist, alpha: float) -> list[int]:
+    """The tokens at least `alpha` times as likely as the first."""
+    first = expert.topk(1).logprobs[0]
+    share = max(alpha * math.exp(first), 1 / expert.vocab_size)  # of each, so no more than 1 / share are plausible
+    likeliest = expert.topk(math.ceil(1 / share))
+    return [token for token, logprob in likeliest if math.exp(logprob - first) >= alpha]
 
 
 def contrast(alpha: float, beta: float) -> Callable[[sym.Dist, sym.Dist], int]:
     """Draws the plausible token that the expert prefers most, by itself and beside the amateur."""
 
     def draw(expert: sym.Dist, amateur: sym.Dist) -> int:
-        knows, guesses = np.asarray(expert), np.asarray(amateur)
-        plausible = np.exp(knows - knows.max()) >= alpha
-        return int(np.argmax(np.where(plausible, knows + beta * (knows - guesses), -np.inf)))
+        preferred = sym.Dist.mixed([(expert, 1 + beta), (amateur, -beta)])
+        return preferred.argmax(allowed=plausible(expert, alpha))
 
     return draw
 
@@ -37,7 +43,7 @@ def decode(prompt: list[int], window: int, alpha: float, beta: float, max_tokens
             rest = min(window, max_tokens - len(found))
             part = sym.decode(expert, pending, contrast(alpha, beta), beside=[(amateur, memory)], max_tokens=rest)
             found += list(part)
-        if part.finish == "stop_token":
+        if part.finish == "stop_token" or not expert.room():
             break
         pending = part.pending
     return found

@@ -19,10 +19,11 @@ import libsym as sym
 
 
 def iterate(kv: sym.KV, tokens: list[int], window: int = 6) -> Iterator[list[int]]:
-    """Appends `tokens` and goes on for ever: what each step found, one token or more. The last is not in `kv` yet."""
-    length, pending = kv.len(), tokens
+    """Appends `tokens` and goes on as far as the context: what each step found. Its last token is not in `kv` yet."""
+    length, room, pending = kv.len(), kv.room(), tokens
     guesses = tokens[-window:]  # anything will do: the end of the text comes again
     while True:
+        guesses = guesses[: max(0, room - len(pending))]
         rows = sym.pred(kv, [*pending, *guesses], rows="all", top_k=1)
         said = [row.argmax() for row in rows][len(pending) - 1 :]  # behind `pending`, and behind each guess
         num_right = next((i for i, guess in enumerate(guesses) if guess != said[i]), len(guesses))
@@ -30,7 +31,9 @@ def iterate(kv: sym.KV, tokens: list[int], window: int = 6) -> Iterator[list[int
         kv.truncate(length)
         found, corrected = said[: num_right + 1], said[num_right + 1 :]
         yield found
-        pending = found[-1:]
+        pending, room = found[-1:], room - len(pending) - num_right
+        if not room:
+            return
         guesses = (corrected + pending * window)[:window]  # the window moves on by what was found
 
 

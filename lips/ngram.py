@@ -27,17 +27,19 @@ def draft(text: list[int], match: int, length: int) -> list[int]:
 
 
 def speculate(kv: sym.KV, tokens: list[int], match: int = 2, length: int = 8) -> Iterator[list[int]]:
-    """Appends `tokens` and goes on for ever: what each step found, one token or more. The last is not in `kv` yet."""
-    text, pending = kv.read()[0] + tokens, tokens
+    """Appends `tokens` and goes on as far as the context: what each step found. Its last token is not in `kv` yet."""
+    text, room, pending = kv.read()[0] + tokens, kv.room(), tokens
     while True:
-        guesses = draft(text, match, length)
+        guesses = draft(text, match, min(length, max(0, room - len(pending))))
         rows = sym.pred(kv, [*pending, *guesses], rows="all", top_k=1)
         said = [row.argmax() for row in rows][len(pending) - 1 :]  # behind `pending`, and behind each guess
         num_right = next((i for i, guess in enumerate(guesses) if guess != said[i]), len(guesses))
         kv.truncate(len(text) + num_right)
         found = said[: num_right + 1]  # the guesses that were right, and what comes after them
         yield found
-        text, pending = text + found, found[-1:]
+        text, room, pending = text + found, room - len(pending) - num_right, found[-1:]
+        if not room:
+            return
 
 
 def main() -> None:

@@ -48,9 +48,18 @@ class Lips:
 
 @pytest.fixture(scope="session")
 def _lips_daemon(tmp_path_factory):
+    yield from a_daemon(tmp_path_factory.mktemp("lips"), "smollm2")
+
+
+@pytest.fixture(scope="session")
+def _tiny_daemon(tmp_path_factory):
+    yield from a_daemon(tmp_path_factory.mktemp("tiny"), "tiny")
+
+
+def a_daemon(directory, model):
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("NO PROGRAM TESTED: /dev/fuse is missing or not open to this user")
-    daemon = Daemon(tmp_path_factory.mktemp("lips"), "--model", "smollm2", "--kv-memory", "512M")
+    daemon = Daemon(directory, "--model", model, "--kv-memory", "512M")
     try:
         yield daemon
         assert daemon.stop() == 0, daemon.log.read_text()
@@ -62,13 +71,23 @@ def _lips_daemon(tmp_path_factory):
 @pytest.fixture
 def lips(_lips_daemon, monkeypatch):
     """The programs and their daemon; afterwards its books are right, and the mount is empty."""
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(_lips_daemon.socket))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(_lips_daemon.runtime))
-    sym.connect(str(_lips_daemon.socket))
-    yield Lips(_lips_daemon)
+    yield from beside(_lips_daemon, monkeypatch)
+
+
+@pytest.fixture
+def tiny(_tiny_daemon, monkeypatch):
+    """As `lips`, with a small random model whose tokens are bytes: for what no answer matters to."""
+    yield from beside(_tiny_daemon, monkeypatch)
+
+
+def beside(daemon, monkeypatch):
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemon.runtime))
+    sym.connect(str(daemon.socket))
+    yield Lips(daemon)
     sym.daemon_check()
     sym.close()
-    subprocess.run(["find", _lips_daemon.mount, "-mindepth", "1", "-delete"], check=True)
+    subprocess.run(["find", daemon.mount, "-mindepth", "1", "-delete"], check=True)
 
 
 @pytest.fixture

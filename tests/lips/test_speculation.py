@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ast import literal_eval
 
 import pytest
 
@@ -46,6 +47,20 @@ def test_it_goes_on_behind_what_a_file_holds(lips, method):
     found = [token for _ in range(6) for token in next(steps)]
     assert found == greedy(prompt, len(found))
     assert kv.read() == ([*prompt, *found[:-1]], [*range(len(prompt) + len(found) - 1)])
+
+
+@pytest.mark.parametrize("name", ["ngram", "jacobi", "beam", "contrastive"])
+def test_drafts_and_contexts_end_where_the_models_context_is_full(tiny, name):
+    """Of a text that leaves room for 21 tokens, each finds what greedy decoding does: those, and one behind them."""
+    text = "ab" * ((sym.model_info().max_positions - 21) // 2) + "a"
+    text = text[: sym.model_info().max_positions - 21]
+    expected = text + sym.generate(sym.kv_create(), sym.tokenize(text)).full_text()
+    more = {"beam": ["--width", "1"], "contrastive": ["--beta", "0"]}.get(name, [])
+    done = tiny.finish(name, text, "--max-tokens", "200", *more)
+    assert done.returncode == 0, done.stderr
+    shown = literal_eval(done.stdout[8:].strip()) if name == "beam" else done.stdout.removesuffix("\n")
+    assert shown == expected
+    assert len(sym.tokenize(shown)) == sym.model_info().max_positions + 1
 
 
 def test_a_draft_is_what_followed_the_latest_time():
