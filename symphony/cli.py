@@ -6,26 +6,31 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from libsym.errors import SymError
 from symphony import __version__
 from symphony.commands.asking import add_questions
+from symphony.commands.beginning import begin
 from symphony.commands.checks import add_checks
 from symphony.commands.completion import add_completion
 from symphony.commands.configuration import add_configuration
 from symphony.commands.manual import add_help
+from symphony.commands.parser import Parser
 from symphony.commands.policies import add_policy
 from symphony.commands.programs import add_program_commands
 from symphony.commands.serving import add_serve
 from symphony.commands.traces import add_trace
 from symphony.commands.watching import add_top
 from symphony.installed import what_to_install
+from symphony.launcher.listing import OWN_NAME
 from symphony.launcher.places import Refused
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `symphony` command."""
     _open_closed_streams()
+    Path("/proc/self/comm").write_text(OWN_NAME, encoding="ascii")  # also of `python -m symphony`
     parser = build_parser()
     args = parser.parse_args(argv)
     action: Callable[[argparse.Namespace], int] = args.action
@@ -58,9 +63,10 @@ def _open_closed_streams() -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole grammar of the command line."""
-    parser = argparse.ArgumentParser(prog="symphony", description="An operating system for LLM inference programs.")
+    parser = Parser(prog="symphony", description="An operating system for LLM inference programs.")
     parser.add_argument("--version", action="version", version=f"symphony {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.set_defaults(action=begin)
+    commands = parser.add_subparsers(metavar="COMMAND")
     add_serve(commands)
     add_configuration(commands)
     add_program_commands(commands)

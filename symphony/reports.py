@@ -15,6 +15,11 @@ def human_bytes(size: float) -> str:
     return f"{size:.1f}T"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 name`, `2 names`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def human_uptime(seconds: float) -> str:
     """`12 s`, `3:05`, `2:03:05`, `5 d 2:03:05`."""
     minutes, rest = divmod(int(seconds), 60)
@@ -37,12 +42,12 @@ def stat_lines(info: dict[str, Any]) -> list[str]:
         f"model    {info['model']}",
         f"weights  {_weights(info['weights'], info['weights_s'])}",
         f"daemon   pid {info['pid']}, up {info['uptime_s']:.0f} s, mount {info['mount']}, socket {info['socket']}",
-        f"pool     {used} of {total} used, {info['num_names']} names",
+        f"pool     {used} of {total} used, {counted(info['num_names'], 'name')}",
         f"memory   {memory_line(info['tiers'], page_bytes)}",
         f"tiers    {tiers_line(info['tiers'])}",
-        f"yours    {used_bytes}, {used_files} files",
+        f"yours    {used_bytes}, {used_files} {'file' if used_files == '1' else 'files'}",
         f"disk     {_disk_line(info['disk'])}",
-        f"lips     {info['lips']} connected, {info['waiting_calls']} calls in flight",
+        f"lips     {info['lips']} connected, {counted(info['waiting_calls'], 'call')} in flight",
         f"steps    {info['num_steps']}, {1000 * info['step_s'] / steps:.1f} ms each",
         f"tokens   {info['num_tokens']}, {info['num_prefill_tokens']} of them prefill",
         f"calls    {info['num_calls']} answered, {info['num_failed_calls']} failed",

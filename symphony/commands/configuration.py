@@ -28,12 +28,12 @@ def add_configuration(commands: Commands) -> None:
     parts = config.add_subparsers(required=True, metavar="WHAT")
 
     check = parts.add_parser("check", help="say what is wrong in a file, and in which line")
-    check.add_argument("file", metavar="FILE", type=Path, nargs="?", help="default: /etc/symphony/symphony.toml")
+    _add_file(check)
     check.set_defaults(action=_check)
 
     show = parts.add_parser("show", help="print every key with its value, and where that is from")
     add_json(show)
-    show.add_argument("file", metavar="FILE", type=Path, nargs="?", help="default: /etc/symphony/symphony.toml")
+    _add_file(show)
     show.set_defaults(action=_show)
 
     reload = commands.add_parser("reload", help="have the daemon read its configuration again, and say what changed")
@@ -41,10 +41,16 @@ def add_configuration(commands: Commands) -> None:
     reload.set_defaults(action=_reload)
 
 
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    named = parser.add_mutually_exclusive_group()
+    named.add_argument("file", metavar="FILE", type=Path, nargs="?", help="default: /etc/symphony/symphony.toml")
+    named.add_argument("--config", metavar="FILE", type=Path, help="the same, as serve has it")
+
+
 def _file(args: argparse.Namespace) -> Path:
     """The one that is named; else the user's, if there is one, or the machine's."""
-    if args.file is not None:
-        return Path(args.file)
+    if named := args.file or args.config:
+        return Path(named)
     directory = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     own = directory / "symphony" / "symphony.toml"
     return own if os.geteuid() != 0 and own.exists() else Path("/etc/symphony/symphony.toml")

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 import libsym
+from symphony.commands.parser import Parser
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no other name
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - it has no other name
 """What `add_subparsers` gives, which is no generic class when it runs."""
 
 

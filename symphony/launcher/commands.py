@@ -114,9 +114,10 @@ def ps_command(args: argparse.Namespace, socket: Path | None) -> int:
     daemon = socket or find_socket()
     programs, missing = listing.rows(places_of(daemon), str(daemon), ended=args.all)
     print(json.dumps(programs, indent=2) if args.json else "\n".join(listing.lines(programs)))
-    if missing is not None:
-        print(f"symphony: what the daemon knows of programs is missing: {missing}", file=sys.stderr)
-    return 0
+    if missing is None:
+        return 0
+    print(f"symphony: what the daemon knows of programs is missing: {missing}", file=sys.stderr)
+    return 1
 
 
 def kill_command(args: argparse.Namespace, socket: Path | None) -> int:

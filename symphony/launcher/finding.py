@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import os
 import stat
 from pathlib import Path
@@ -78,4 +79,6 @@ def _is_there(directory: str, word: str) -> bool:
 def _not_found(word: str) -> str:
     if "/" in word or word.endswith(".py"):
         return f"no program {word}: there is no such file"
+    if near := difflib.get_close_matches(word, shipped(), n=1):
+        return f"no program {word}: did you mean {near[0]}?"
     return f"no program {word}: it is no file here, and Symphony ships {', '.join(shipped()) or 'none'}"

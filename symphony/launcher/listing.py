@@ -13,6 +13,8 @@ from symphony.launcher.places import Places
 
 Row = dict[str, Any]
 
+OWN_NAME = "symphony"
+"""Of the processes of Symphony's own commands, which the kernel tells the daemon."""
 _OF_LAUNCHER = ("program", "args", "cwd", "detached", "tty", "isolation", "created", "restarts")
 """What the daemon does not know of a program."""
 
@@ -41,14 +43,14 @@ def _of_launcher(places: Places, *, ended: bool) -> list[Row]:
 
 
 def _of_daemon(socket: str, *, ended: bool) -> list[Row]:
-    """Of all programs that this user may see, but this command."""
+    """Of all programs that this user may see, but this command and those of Symphony's that have ended."""
     sym.connect(socket)
     try:
         me = sym.getpid()
         return [
             {name: value for name, value in dataclasses.asdict(each).items() if name != "extra"}
             for each in sym.programs(ended=ended)
-            if each.pid != me
+            if each.pid != me and not (each.ended is not None and each.name == OWN_NAME)
         ]
     finally:
         sym.close()

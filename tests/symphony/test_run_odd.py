@@ -87,7 +87,7 @@ def test_ps_shows_no_control_character_of_an_argument(launchers, prog):
     launchers.environment["PYTHONIOENCODING"] = "utf-8:strict"
     launchers.symphony("run", "-d", prog, b"\xff".decode("utf-8", "surrogateescape"), "a\x1b[2J\nb")
     launchers.symphony("wait", "prog")
-    assert launchers.symphony("ps", "--all").stdout.splitlines()[-1].endswith(r" \udcff a\x1b[2J\nb")
+    assert launchers.symphony("ps", "--all", check=False).stdout.splitlines()[-1].endswith(r" \udcff a\x1b[2J\nb")
 
 
 def test_kill_goes_on_behind_one_that_is_not_there(launchers):

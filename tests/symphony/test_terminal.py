@@ -1,10 +1,14 @@
 """The real command tells a person at a terminal what a sandbox hides, which names are near, and what to do next."""
 
+import json
+import os
 import re
+import subprocess
 
 import pytest
 
 from symphony.launcher.sandbox.probe import probe
+from tests.symphony.daemons import SYMPHONY
 
 isolated = pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}")
 
@@ -48,3 +52,62 @@ def test_of_a_program_that_ships_run_names_hidden_arguments_alone(launchers, hom
         f"symphony: the sandbox hides {home}/data.txt from the program; "
         f"to show it: symphony run --bind {home}/data.txt:ro ...\n"
     )
+
+
+def alone(*words: str, socket: str = "/nowhere.sock") -> subprocess.CompletedProcess[str]:
+    """A command that finds no daemon."""
+    environment = {**os.environ, "SYMPHONY_SOCKET": socket}
+    return subprocess.run([*SYMPHONY, *words], capture_output=True, text=True, check=False, timeout=60, env=environment)
+
+
+def test_symphony_alone_says_what_it_is_whether_a_daemon_runs_and_how_to_begin(daemon):
+    with_daemon, without = daemon.symphony().stdout, alone().stdout
+    for said in (with_daemon, without):
+        assert said.startswith("Symphony: an operating system for LLM inference programs.\n")
+        assert len(re.findall(r"^  symphony ", said, re.MULTILINE)) == 3
+    assert f"a daemon serves tiny; its KV files are in {daemon.mount}" in with_daemon
+    assert "no daemon listens at /nowhere.sock" in without
+    assert "  symphony serve " in without
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("rnu", 2, "symphony: there is no command 'rnu': did you mean run?\n"),
+        ("config chek", 2, "symphony config: there is no command 'chek': did you mean check?\n"),
+        ("run asck", 127, "symphony: no program asck: did you mean ask?\n"),
+    ],
+)
+def test_a_wrong_name_is_answered_by_one_that_is_near(words, status, said):
+    done = alone(*words.split())
+    assert (done.returncode, done.stderr) == (status, said)
+
+
+def test_a_wrong_option_is_answered_by_the_usage_of_its_command():
+    done = alone("ps", "--jsn")
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: symphony ps [-h]")
+    assert done.stderr.endswith("symphony ps: error: unrecognized arguments: --jsn: did you mean --json?\n")
+
+
+def test_ps_leaves_out_commands_of_symphony_and_fails_without_a_daemon(daemon):
+    daemon.symphony("stat")
+    daemon.run("sym.getpid()")
+    ended = json.loads(daemon.symphony("ps", "--all", "--json").stdout)
+    assert {each["name"] for each in ended} == {"python"}
+    assert alone("ps").returncode == 1
+
+
+def test_config_check_takes_the_option_of_serve(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('quota = "4X"\n')
+    done = alone("config", "check", "--config", str(file))
+    assert done.returncode == 1
+    assert f"{file}:1: quota" in done.stderr
+
+
+def test_stat_counts_one_name_as_one(daemon):
+    assert "0 names" in daemon.symphony("stat").stdout
+    daemon.run("sym.kv_create('one.kv').close()")
+    assert "1 name\n" in daemon.symphony("stat").stdout
+    daemon.run("sym.kv_remove('one.kv')")

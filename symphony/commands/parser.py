@@ -1,0 +1,34 @@
+"""The parser of the command line: it answers a mistake with the usage of that command, or with a name that is near."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of `symphony` or of one of its commands."""
+
+    def parse_known_args(  # type: ignore[override] # argparse has overloads for namespaces of other classes
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuses unknown arguments in the parser that has met them: argparse would leave them to the whole command."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = (option for action in self._actions for option in action.option_strings)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(unknown[0], options)}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:  # noqa: SLF001 - it has no other name
+            hint = did_you_mean(value, action.choices) or f": `{self.prog} --help` lists them"
+            self.exit(2, f"{self.prog}: there is no command {value!r}{hint}\n")
+        super()._check_value(action, value)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message on a word that is not known."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f": did you mean {near[0]}?" if near else ""
