@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import sys
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 import libsym as sym
 
 try:
+    from lips.gateway import log
     from lips.gateway.gateway import Settings
     from lips.gateway.keys import VARIABLE, KeyFile, KeyFileError, Keys, new_key, one_key
     from lips.gateway.server import LOOPBACKS, listening, serve
@@ -30,7 +30,7 @@ def main() -> None:
         keys: Keys = KeyFile(options.keys) if options.keys else one_key(options.key_file)
     except KeyFileError as error:
         sys.exit(f"gateway: {error}")
-    logging.basicConfig(level=logging.WARNING, format="gateway: %(message)s")
+    log.set_up(options.log)
     listeners, absent = listening(options.host or LOOPBACKS, options.port)
     settings = Settings(
         directory=options.directory,
@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         "--host", action="append", help=f"address to listen on, and more (default: {' and '.join(LOOPBACKS)})"
     )
     parser.add_argument("--port", type=port, default=8080, help="port to listen on, 0 for any (default: %(default)s)")
+    parser.add_argument("--log", choices=log.FORMS, default="text", help="form of its lines (default: %(default)s)")
     parser.add_argument("--directory", metavar="PATH", help="of conversations, on the mount (default: gateway-UID)")
     keys = parser.add_mutually_exclusive_group()
     keys.add_argument("--keys", type=Path, metavar="FILE", help="the keys that are answered: see lips(7)")

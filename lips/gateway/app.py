@@ -18,6 +18,7 @@ from lips.gateway import chat, completions, messages, page, plain, responses, se
 from lips.gateway.asgi import Exchange, Form, error_response, told
 from lips.gateway.errors import ApiError, anthropic_form, openai_form
 from lips.gateway.gateway import ENDED, Gateway
+from lips.gateway.log import SEEN, Seen
 
 ROUTES: Sequence[BaseRoute] = [
     *chat.routes,
@@ -47,7 +48,7 @@ def make_app(gateway: Gateway) -> ASGIApp:
 
 
 class _Counted:
-    """Counts answers by route and status, and keeps what is somebody's out of caches."""
+    """Counts answers by route and status, tells the log of each, and keeps what is somebody's out of caches."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -60,8 +61,12 @@ class _Counted:
 
         exchange = Exchange(receive, send)
 
+        seen = Seen.of(scope)
+        SEEN.set(seen)
+
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
+                seen.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers.setdefault("cache-control", "no-store")
                 headers.setdefault("x-content-type-options", "nosniff")
@@ -70,6 +75,7 @@ class _Counted:
             await exchange.send(message)
 
         with ExitStack() as scope[ENDED]:
+            scope[ENDED].callback(seen.tell)
             await self._app(scope, exchange.receive, counted)
 
 

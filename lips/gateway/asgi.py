@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 import libsym as sym
 from lips.gateway.errors import STATUSES, ApiError, from_system
+from lips.gateway.log import SEEN
 
 log = logging.getLogger(__name__)
 
@@ -217,6 +218,7 @@ def _in_time(send: Send, stalled: anyio.CancelScope) -> Send:
         with anyio.move_on_after(WRITE_S) as scope:
             await send(message)
         if scope.cancelled_caught:
+            SEEN.get().is_gone = True
             stalled.cancel()
             await anyio.lowlevel.checkpoint()
 
@@ -226,4 +228,5 @@ def _in_time(send: Send, stalled: anyio.CancelScope) -> Send:
 async def _end_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    SEEN.get().is_gone = True
     scope.cancel()

@@ -132,6 +132,11 @@ class Answers:
     def num_completion(self) -> int:
         return sum(len(each.generation.tokens) for each in self.answers)
 
+    @property
+    def num_cancelled(self) -> int:
+        """Those that were ended before their end."""
+        return sum(each.generation.finish == "cancelled" for each in self.answers)
+
     async def pieces(self) -> AsyncGenerator[tuple[Answer, Piece | None], None]:
         """Of all answers, as they come; None is an answer's end."""
         if len(self.answers) == 1:

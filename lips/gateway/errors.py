@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import logging
 from typing import Any
 
 import libsym as sym
 
+log = logging.getLogger(__name__)
 _KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -37,6 +39,8 @@ STATUSES = {
     errno.ETIMEDOUT: 408,
 }
 _SOON_S = 1.0
+_AWAY = {errno.ENOTCONN: "the model is away: try again"}
+_NO_ROOM = "there is no room for this now: try again"
 
 
 class ApiError(Exception):
@@ -72,10 +76,13 @@ class ApiError(Exception):
 def from_system(error: OSError) -> ApiError:
     """What the daemon or a file refused, as the client's affair or as the server's."""
     status = STATUSES.get(error.errno or 0, 500)
+    if status == 503:  # the system's own words name paths and limits that are the operator's affair
+        log.warning("status 503: %s", error)
+        return ApiError(status, _AWAY.get(error.errno or 0, _NO_ROOM), retry_after_s=_SOON_S)
     said = str(error) if isinstance(error, sym.SymError) else str(error.strerror)
     if error.errno == errno.EDQUOT:  # waiting does not help: files of the client's own have to go
         return ApiError(status, said, code="insufficient_quota")
-    return ApiError(status, said, retry_after_s=_SOON_S if status in (429, 503) else None)
+    return ApiError(status, said, retry_after_s=_SOON_S if status == 429 else None)
 
 
 def openai_form(error: ApiError) -> dict[str, Any]:

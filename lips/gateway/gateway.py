@@ -24,6 +24,7 @@ from lips.gateway.engine import Answers, Wanted
 from lips.gateway.errors import ApiError
 from lips.gateway.fields import Fields, parse_json
 from lips.gateway.keys import Key, Keys, OneKey
+from lips.gateway.log import SEEN
 from lips.gateway.origins import check_is_own
 from lips.gateway.places import Place, own_place
 from lips.gateway.prompts import Prompts
@@ -32,6 +33,7 @@ from lips.gateway.tenants import Tenant, make_tenant
 log = logging.getLogger(__name__)
 _CACHED_SHARE = 0.5
 _SWEPT_EVERY_S = 3600.0
+_LOOKS_EVERY_S = 1.0
 _SAMPLING = {"temperature": 0.7, "top_p": 0.95}
 """Where neither a request nor the model's makers say more."""
 _BODIES_AT_ONCE = 8
@@ -73,6 +75,8 @@ class Gateway:
     started_s: int = field(default_factory=lambda: int(time.time()))
     num_requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     """By route and status."""
+    num_gone: int = 0
+    """Generations that ended early, since their client had gone."""
     responses: dict[tuple[str, str], Any] = field(default_factory=dict)
     """Those of /v1/responses that are being made, by tenant and id."""
     background: anyio.abc.TaskGroup = field(init=False)
@@ -122,6 +126,28 @@ class Gateway:
             await found.set_quota(quota_bytes)
             return found
 
+    async def watch(self) -> None:
+        """For ever: tell the log when the daemon goes, and when it is there again."""
+        while True:
+            try:
+                while True:
+                    await sym.aio.recv()  # nobody has a message for a gateway: this waits for the daemon's end
+            except sym.SymError:
+                log.warning("the daemon has gone: requests have status 503 until it is back")
+            while not await self._is_back():  # noqa: ASYNC110 - a daemon that starts tells nobody
+                await anyio.sleep(_LOOKS_EVERY_S)
+            log.warning("the daemon is back, with the model %s", self.model.name)
+
+    async def _is_back(self) -> bool:
+        try:
+            await self.connect()
+        except sym.NotConnected:
+            return False
+        except sym.SymError as error:
+            log.warning("the daemon takes no connection: %s", error)
+            return False
+        return True
+
     async def sweep(self) -> None:
         """For ever: what is too old goes."""
         while True:
@@ -164,13 +190,20 @@ class Gateway:
         self.check_length(len(wanted.tokens))
         answers: Answers | None = None
         charge = partial(self.admission.charge, tenant.name)
+        seen = SEEN.get()
         async with self.admission.enter(tenant.name, tenant.limits):
             try:
                 with tenant.use():
                     async with engine.answered(tenant, wanted, self.prompts, charge) as answers:
+                        seen.begin()
                         yield answers
             finally:  # what a client that has gone had computed counts as well
+                if seen.is_gone:
+                    self.num_gone += wanted.sampling.n if answers is None else answers.num_cancelled
                 if answers is not None:
+                    seen.num_prompt += answers.num_prompt
+                    seen.num_cached += answers.num_cached
+                    seen.num_completion += answers.num_completion
                     tenant.num_prompt_tokens += answers.num_prompt
                     tenant.num_cached_tokens += answers.num_cached
                     tenant.num_completion_tokens += answers.num_completion

@@ -95,6 +95,7 @@ async def metrics(request: Request) -> Response:
         *_metric("running", "gauge", "Requests that are being answered.", admission.num_running),
         *_metric("waiting", "gauge", "Requests that wait for their turn.", admission.num_waiting),
         *_metric("refused_total", "counter", "Requests that were told to come again.", admission.num_refused),
+        *_metric("gone_total", "counter", "Generations that ended since their client had gone.", gateway.num_gone),
         *_metric("prompt_tokens_total", "counter", "Tokens of the tenant's prompts.", tenant.num_prompt_tokens),
         *_metric("cached_tokens_total", "counter", "Of these, those not computed.", tenant.num_cached_tokens),
         *_metric("completion_tokens_total", "counter", "Tokens of its answers.", tenant.num_completion_tokens),

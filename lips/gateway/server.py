@@ -109,6 +109,7 @@ async def serve(listeners: list[socket.socket], absent: list[OSError], settings:
     async with anyio.create_task_group() as tasks:
         gateway.background = tasks
         tasks.start_soon(gateway.sweep)
+        tasks.start_soon(gateway.watch)
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
                 break

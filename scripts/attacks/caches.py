@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -301,6 +302,7 @@ def parties(model: str, tree: Path, *, with_keys: bool) -> Iterator[tuple[tuple[
         stack.callback(gateway.terminate)
         assert gateway.stderr is not None
         line = gateway.stderr.readline()
+        threading.Thread(target=gateway.stderr.read, daemon=True).start()  # a line a request, which nobody wants here
         port = int(line.split("#")[0].split()[1].rstrip("/").rpartition(":")[2])
         yield users, (Key(port, keys[0]), Key(port, keys[1]))
 

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import httpx
@@ -48,11 +50,15 @@ class Gateway:
                 **environment,
             },
         )
-        assert self.process.stderr is not None
-        line = self.process.stderr.readline()
+        self.said: list[str] = []
+        """Its lines so far."""
+        self._lines: Queue[str] = Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        line = self._lines.get(timeout=READY_S)
         if not line.startswith("gateway: http://"):
-            _, more = self.process.communicate(timeout=READY_S)
-            raise AssertionError(line + more)
+            self.process.wait(READY_S)
+            raise AssertionError("".join(self.said))
         self.url = line.split()[1]
         self.key = ""
         if "--keys" not in options:
@@ -61,10 +67,22 @@ class Gateway:
 
     def _told(self, what: str) -> str:
         """The rest of the next line, which begins so."""
-        assert self.process.stderr is not None
-        line = self.process.stderr.readline()
+        line = self._lines.get(timeout=READY_S)
         assert line.startswith(what), line
         return line.removeprefix(what).strip()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            for line in lines:
+                self.said.append(line)
+                self._lines.put(line)
+
+    def until_it_says(self, what: str) -> str:
+        """The next line that has this in it."""
+        while what not in (line := self._lines.get(timeout=READY_S)):
+            pass
+        return line
 
     def client(self, key: str | None = None) -> httpx.Client:
         """A client with a key; without one it brings that of the gateway only where it has to."""
@@ -76,7 +94,9 @@ class Gateway:
         """Ends it; gives what it has said since it began."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        _, said = self.process.communicate(timeout=60)
+        self.process.wait(60)
+        self._reader.join()
+        said = "".join(self.said)
         assert self.process.returncode == 0, said
         return said
 

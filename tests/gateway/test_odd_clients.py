@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import time
+from functools import partial
 
 import httpx
 import pytest
@@ -33,9 +34,16 @@ def received(connection):
     return found
 
 
+def figure(http, name):
+    return int(http.get("/metrics").text.partition(f"\nsymphony_gateway_{name} ")[2].partition("\n")[0])
+
+
+def has_grown(http, gone):
+    return figure(http, "gone_total") == gone + 1
+
+
 def running(http):
-    text = http.get("/metrics").text
-    return int(text.partition("\nsymphony_gateway_running ")[2].partition("\n")[0])
+    return figure(http, "running")
 
 
 def until(condition, seconds=20):
@@ -123,12 +131,16 @@ def test_a_body_that_does_not_come_is_not_waited_for(start_gateway):
 def test_a_client_that_goes_away_frees_its_place_at_once(gateway, http):
     endless = {**QUESTION, "max_tokens": 4000, "ignore_eos": True}
     for stream in (True, False):
+        gone = figure(http, "gone_total")
         with socket.create_connection(address(gateway), timeout=20) as connection:
             connection.sendall(request_of({**endless, "stream": stream}))
             if stream:
                 assert b"data: " in connection.recv(1 << 12) + connection.recv(1 << 12)
             until(lambda: running(http) == 1)
-        until(lambda: running(http) == 0, 3)
+        until(partial(has_grown, http, gone), 3)
+        steps = http.get("/live").json()["steps"]
+        assert running(http) == 0
+        assert http.get("/live").json()["steps"] == steps, "nothing is generated for nobody"
     with gateway.client() as other:
         assert other.post(CHAT, json=QUESTION).status_code == 200
 

@@ -218,7 +218,7 @@ def test_whoever_takes_the_port_is_not_sent_the_key(browser, gateway_daemon, num
         assert browser.run("location.href") == f"{gateway.url}/"
         assert browser.run("Object.values(sessionStorage).length + Object.values(localStorage).length") == 0
         gateway.process.send_signal(number)
-        gateway.process.communicate(timeout=60)
+        gateway.process.wait(60)
         impostor = Impostor(int(port))
         browser.run("""document.getElementById("kv").textContent = "?" """)
         until(browser, """document.getElementById("kv").textContent !== "?" """)
@@ -232,7 +232,7 @@ def test_whoever_takes_the_port_is_not_sent_the_key(browser, gateway_daemon, num
         gateway.stop()
     finally:
         gateway.process.kill()
-        gateway.process.communicate()
+        gateway.process.wait()
 
 
 @pytest.mark.slow
@@ -255,4 +255,4 @@ def test_without_webcrypto_the_key_is_sent_only_for_what_the_user_does(browser, 
         gateway.stop()
     finally:
         gateway.process.kill()
-        gateway.process.communicate()
+        gateway.process.wait()

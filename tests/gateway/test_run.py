@@ -1,6 +1,7 @@
 """`symphony run gateway` is all that is typed."""
 
 import json
+import re
 import signal
 import subprocess
 
@@ -27,7 +28,8 @@ def test_symphony_runs_it_under_its_name_where_it_may_listen_and_ctrl_c_ends_it(
         finally:
             running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=60)
-    assert (running.returncode, said) == (0, "")
+    assert running.returncode == 0
+    assert re.fullmatch(r"gateway: GET /health 200 total \d+\.\d{3} s\n", said)
 
 
 def test_a_port_that_is_taken_is_named(gateway_daemon, gateway):

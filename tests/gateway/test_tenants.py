@@ -264,9 +264,13 @@ def test_a_daemon_that_is_started_again_is_found_again(tmp_path_factory):
         with gateway.client() as client:
             ask(client, "Hello.", conversation="kept")
             assert daemon.stop() == 0
+            gateway.until_it_says("the daemon has gone")
             assert client.get("/health").status_code == 503
-            assert client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}]}).status_code == 503
+            refused = client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}]})
+            assert refused.status_code == 503
+            assert str(directory) not in refused.text
             daemon = Daemon(directory, "--model", "tiny")
+            assert "tiny" in gateway.until_it_says("the daemon is back")
             assert client.get("/health").status_code == 200
             hit, _ = ask(client, "And now?", conversation="kept")
             assert hit > 0, "the conversation is a file, and so still there"

@@ -23,6 +23,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ def gateway(daemon: Attacked) -> Iterator[tuple[str, list[int]]]:
         line = process.stderr.readline()
         if not line.startswith("gateway: http://"):
             raise SystemExit(line + process.stderr.read())
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # a line a request, which nobody wants here
         try:
             yield line.split()[1], [daemon.pid, process.pid]
         finally:
