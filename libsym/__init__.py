@@ -28,7 +28,8 @@ DISTRIBUTIONS
     Dist            a row of logits, or several, without a copy: argmax, topk, logprob, entropy, probs, sample, logits
     ReducedDist     only what pred was asked for: the k likeliest, named log-probabilities, a drawn token
     Attention       how much each entry, or page, was attended to: pred(..., attention="entries").attention
-    Sampler         how tokens are drawn: temperature, top_k, top_p, min_p, penalties, bias, seed
+    Sampler         how tokens are drawn: temperature, top_k, top_p, min_p, typical_p, penalties, bias, seed
+    Dry, Mirostat   parts of a Sampler: less repetition; a text of a steady surprise
     Draws           the draws along one loop, as Sampler.start gives them
 
 KV FILES, which are KV objects when they are open; paths are relative to the root of the mount
@@ -163,6 +164,7 @@ from libsym.pressure import Candidate, Pressure, kv_pressure
 from libsym.program import main
 from libsym.rows.attention import Attention
 from libsym.rows.dist import Dist
+from libsym.rows.parts import Dry, Mirostat
 from libsym.rows.reduced import ReducedDist
 from libsym.rows.sampler import Draws, Sampler
 from libsym.rows.token_set import TokenSet
@@ -221,6 +223,7 @@ __all__ = [
     "Detokenizer",
     "Dist",
     "Draws",
+    "Dry",
     "Ended",
     "Exists",
     "Generation",
@@ -231,6 +234,7 @@ __all__ = [
     "IsDirectory",
     "KvEntry",
     "KvStat",
+    "Mirostat",
     "ModelInfo",
     "NameTooLong",
     "Ngram",

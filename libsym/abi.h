@@ -194,9 +194,11 @@ struct sym_attended {
 enum sym_sampling_flag {
     SYM_SAMPLING_ALLOWED = 1,
     SYM_SAMPLING_STREAM = 2, /* without it `stream` is a seed, and the i-th draw uses mix(seed + i + G): before 7 */
+    SYM_SAMPLING_MORE = 4,   /* a struct sym_sampling_more with its texts comes next */
 };
 
-/* How a token is drawn: what sampler.c does with a row of logits. Followed by `num_bias` struct sym_bias, then
+/* How a token is drawn: what sampler.c does with a row of logits. Followed, if flagged so, by a struct
+ * sym_sampling_more with `breaker_bytes` bytes of texts, then by `num_bias` struct sym_bias, then
  * `num_before` + `num_generated` int32 tokens for the penalties, then, if flagged so, ceil(vocab_size / 32) words
  * with a bit for each token that may be drawn. All zero with temperature 0: the argmax. */
 struct sym_sampling {
@@ -210,6 +212,18 @@ struct sym_sampling {
     uint64_t stream;          /* where the numbers stand that are drawn with: see SYM_SAMPLING_STREAM */
     uint32_t num_bias, num_before, num_generated;
     uint32_t flags; /* enum sym_sampling_flag */
+};
+
+/* All zero: nothing of it. Windows are of tokens before and generated, the latest ones; 0: of all. Each of the breakers'
+ * texts, UTF-8, ends with a NUL; every token whose bytes have one of them in it is a breaker. */
+struct sym_sampling_more {
+    double typical_p;                  /* 0 or 1: off */
+    double dry_multiplier, dry_base;   /* multiplier 0: off */
+    double mirostat_tau, mirostat_eta; /* in bits; and how far an error of one bit moves the limit */
+    uint32_t mirostat;                 /* version 1 or 2; 0: off */
+    uint32_t penalty_window;           /* of the repetition, presence and frequency penalties */
+    uint32_t dry_window, dry_allowed_length;
+    uint32_t breaker_bytes, reserved;
 };
 
 struct sym_bias {
@@ -303,6 +317,7 @@ _Static_assert(sizeof(struct sym_mask) == 8, "mask");
 _Static_assert(sizeof(struct sym_attention) == 16, "attention");
 _Static_assert(sizeof(struct sym_attended) == 16, "attended");
 _Static_assert(sizeof(struct sym_sampling) == 64, "sampling");
+_Static_assert(sizeof(struct sym_sampling_more) == 64, "more of sampling");
 _Static_assert(sizeof(struct sym_reduction) == 16, "reduction");
 _Static_assert(sizeof(struct sym_reduced) == 16, "reduced");
 _Static_assert(sizeof(struct sym_region) <= SYM_HEADER_BYTES, "region header");

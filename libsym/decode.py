@@ -20,7 +20,7 @@ from libsym.pred import Pred, batch_channel, batch_script, pred_script
 from libsym.rows.attention import AttentionColumns
 from libsym.rows.dist import Dist
 from libsym.rows.reduced import ReducedDist
-from libsym.rows.stops import StopTexts, TokenTexts
+from libsym.rows.stops import StopTexts, token_texts_script
 from libsym.status import model_info
 
 Draw = Callable[..., Any]
@@ -98,7 +98,9 @@ class Decoded:
         info = yield from script_of(model_info)()
         self.stop_tokens = frozenset(ids) | (info.eos_ids if stop_at_end else frozenset())
         self.vocabulary = yield from vocabulary_script(self.channel)
-        self._stops = StopTexts(self.stop_texts, TokenTexts(self.vocabulary)) if self.stop_texts else None
+        self._stops = None
+        if self.stop_texts:
+            self._stops = StopTexts(self.stop_texts, (yield from token_texts_script(self.channel)))
         if not (yield from self._has_room()):
             raise Invalid(f"{self.files[0].name}: the tokens do not fit the context of {info.max_positions} positions")
 

@@ -24,7 +24,7 @@ from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import Invalid, SymError
 from libsym.faces import script_of
 from libsym.open_file import OpenFile, channel_of
-from libsym.pred import Positions, checked_priority, checked_sampler, counted_before, microseconds, places_of
+from libsym.pred import Positions, checked_priority, checked_sampler, microseconds, places_of
 from libsym.rows.reduced import ReducedDist, drawn_dists
 from libsym.rows.sampler import Sampler, random_seed
 from libsym.schema import closed
@@ -218,7 +218,7 @@ def generate(
     `sampler`: how tokens are drawn. `temperature`, `top_k`, `top_p`, `min_p`, `seed`: in place of the sampler's own.
     Without a sampler and these the likeliest is taken.
     `first_draw`: the number of the first draw among those of the seed, for what goes on where another call has ended.
-    `before`: what the repetition penalty counts as said before, in place of `tokens`; a file whose beginning was
+    `before`: what the repetition penalty and DRY take as said before, in place of `tokens`; a file whose beginning was
     computed earlier gives its whole text.
     `stop`: token ids, which are not given out, and texts, with the end of which it ends. `stop_at_end=False`: the
     model's end tokens are tokens as others. `keep_stop=False`: once all was taken, the file ends before the token in
@@ -743,8 +743,8 @@ def generate_call(
     if (deadline := options.get("deadline")) is not None:
         said["deadline_us"] = microseconds(deadline)
     before = options.get("before")
-    counted = counted_before(sampler, ids if before is None else int32(before, "token"))
-    block = sampler.block(before=counted, seed=seed, first_draw=options.get("first_draw", 0))
+    looked_at = sampler.looked_at(ids if before is None else int32(before, "token"))
+    block = sampler.block(before=looked_at, seed=seed, first_draw=options.get("first_draw", 0))
     payload = ids.tobytes() + places.tobytes() + block + json.dumps(said, default=operator.index).encode()
     args = (len(ids), len(places), max_tokens or 0, checked_priority(options.get("priority")))
     return Call(Op.GENERATE, 0, kv.handle, args, payload), Started(

@@ -406,11 +406,6 @@ def checked_sampler(sampler: object) -> Sampler:
     return sampler
 
 
-def counted_before(sampler: Sampler, tokens: Sequence[int]) -> Sequence[int]:
-    """The given tokens, where the sampler counts them: they would be sent twice for nothing."""
-    return tokens if sampler.repetition_penalty != 1.0 else ()
-
-
 def _of_call(index: int, num_calls: int, error: SymError) -> SymError:
     """An error that says which call of a batch it is about."""
     return type(error)(f"call {index} of {num_calls}: {error}", error.errno)
@@ -469,7 +464,7 @@ def _reduction(
     sampling = None
     if sampler is not None:
         sampler = checked_sampler(sampler)
-        sampling = sampler.block(before=counted_before(sampler, ids), first_draw=first_draw)
+        sampling = sampler.block(before=sampler.looked_at(ids), first_draw=first_draw)
     return reduction_block(top_k, () if logprobs is None else logprobs, sampling)
 
 

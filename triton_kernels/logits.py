@@ -1,7 +1,8 @@
 """From rows of logits to tokens: caps, masks, penalties, a draw, and what the drawn token's log-probability was.
 
 Only tests use this yet. It is kept for the day when the cuda backend draws on the device; until then the daemon draws
-on the host, where `pred` hands out whole rows, so that a program and `generate` draw the same token.
+on the host, where `pred` hands out whole rows, so that a program and `generate` draw the same token. Rows of a
+sampler with typical_p, DRY, mirostat or a window of penalties are the host's in any case: nothing here has these.
 
 The rule is that of libsym/sampler.c: the same row, settings and uniform number give the same token, unless a sum lies
 so near an edge that its rounding decides. Four kernels, and the host learns nothing in between:

@@ -49,6 +49,8 @@ class ClientChannel:
         """Open files that have a name, by their handles."""
         self.vocabulary: list[bytes] | None = None
         """The bytes of each token, once they were asked for."""
+        self.token_texts: Any = None
+        """The same as C reads them, a `TokenTexts`: see `libsym.rows.stops`."""
 
     def run(self, script: Script[T]) -> T:
         """Runs the calls of a script, one after the other, and gives what it returns."""

@@ -192,7 +192,7 @@ void rank_keep(struct scratch *scratch, sym_mark mark, float lightest) {
     scratch->other = swap;
 }
 
-void rank_best(struct scratch *scratch, const float *row, int64_t n, int64_t k) {
+void rank_best_in_order(struct scratch *scratch, const float *row, int64_t n, int64_t k) {
     sym_list *list = &scratch->list;
     const float least = least_of_k(scratch, n, k);
     list->count = passes->collect(row, n, least, list->values, list->indices);
@@ -201,7 +201,33 @@ void rank_best(struct scratch *scratch, const float *row, int64_t n, int64_t k) 
     sym_mark last = rank_everything;
     if (list->count > k)
         last = rank_mark(list, (double)list->count, (double)k, 0, &scratch->other, scratch->keys);
-    rank_keep(scratch, last, 0.0f);
+    list->count = passes->keep_best(list, last, 0.0f);
+}
+
+void rank_best(struct scratch *scratch, const float *row, int64_t n, int64_t k) {
+    rank_best_in_order(scratch, row, n, k);
+    rank_keep(scratch, rank_everything, 0.0f);
+}
+
+sym_mark rank_place(struct scratch *scratch, int64_t k) {
+    sym_list alike = scratch->list;
+    if (k >= alike.count)
+        return rank_everything;
+    alike.weights = scratch->groups;
+    count_alike(&alike);
+    return rank_mark(&alike, (double)alike.count, (double)k, 0, &scratch->other, scratch->keys);
+}
+
+int64_t rank_weights(struct scratch *scratch, int64_t k, float *weights) {
+    const sym_mark last = rank_place(scratch, k);
+    const sym_list *list = &scratch->list;
+    sym_list *best = &scratch->other;
+    best->count = passes->keep_between(list, last.value, INFINITY, best);
+    best->count = passes->keep_best(best, last, 0.0f);
+    const uint64_t *keys = ranks(best, scratch->keys);
+    for (int64_t i = 0; i < best->count; i++)
+        weights[i] = best->weights[(uint32_t)keys[i]];
+    return best->count;
 }
 
 /* The k best in their order, as the scratch's list. */

@@ -19,6 +19,7 @@ from libsym.rows.likeliest import Likeliest
 from libsym.rows.native import checked
 from libsym.rows.notebook import SHOWN_TOKENS, token_table
 from libsym.rows.sampler import RowSampler
+from libsym.rows.stops import TokenTexts
 
 _NO_TOKEN = -1
 NO_ROW_ENTROPY = -1.0
@@ -66,7 +67,10 @@ class RowReducer:
 
     __slots__ = ("_reducer", "_sampler", "_vocab_size", "row_bytes", "top_k")
 
-    def __init__(self, block: bytes | bytearray | memoryview, vocab_size: int) -> None:
+    def __init__(
+        self, block: bytes | bytearray | memoryview, vocab_size: int, tokens: TokenTexts | None = None
+    ) -> None:
+        """`tokens`: of the model, for a sampler with DRY's breakers."""
         data = memoryview(block).cast("B")
         if len(data) < REDUCTION_STRUCT.size:
             raise Invalid(f"a reduction of {len(data)} bytes is malformed")
@@ -81,7 +85,7 @@ class RowReducer:
             if not 0 <= token < vocab_size:
                 raise Invalid(f"logprobs: token {token} is not in the vocabulary of {vocab_size}")
         self._vocab_size = vocab_size
-        self._sampler = RowSampler(data[end:], vocab_size) if has_sampling else None  # C draws with it
+        self._sampler = RowSampler(data[end:], vocab_size, tokens) if has_sampling else None  # C draws with it
         sampler = ffi.NULL if self._sampler is None else ffi.cast("sym_sampler *", self._sampler.address)
         reducer = lib.sym_reducer_new(vocab_size, self.top_k, named, num_named, sampler)
         if reducer == ffi.NULL:

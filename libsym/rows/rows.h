@@ -1,5 +1,5 @@
 /* Arithmetic over rows of logits, samplers, reducers and stop texts: what Python calls. What each call means is told in
- * rows.c, mix.c, rank.c, sampler.c, reducer.c and stops.c. cffi reads this file: declarations only. */
+ * rows.c, mix.c, rank.c, sampler.c, history.c, reducer.c and stops.c. cffi reads this file: declarations only. */
 #ifndef SYM_ROWS_H
 #define SYM_ROWS_H
 
@@ -19,7 +19,7 @@ int64_t sym_row_sample(const float *row, int64_t n, const void *allowed, double 
                        double top_p, double min_p, double u);
 
 int64_t sym_sampling_bytes(const char *block, uint64_t bytes, uint32_t vocab_size);
-sym_sampler *sym_sampler_new(const char *block, uint64_t bytes, uint32_t vocab_size);
+sym_sampler *sym_sampler_new(const char *block, uint64_t bytes, uint32_t vocab_size, const void *breakers);
 void sym_sampler_free(sym_sampler *sampler);
 int sym_sampler_note(sym_sampler *sampler, int32_t token);
 int64_t sym_sampler_draw(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index);
@@ -43,5 +43,7 @@ sym_stops *sym_stops_new(const sym_token_texts *tokens, const char *texts, const
 void sym_stops_free(sym_stops *stops);
 int sym_stops_add(sym_stops *stops, int32_t token);
 int sym_stops_found(const sym_stops *stops);
+
+int32_t sym_tokens_with(const sym_token_texts *tokens, const char *text, uint64_t bytes, char *bits);
 
 #endif

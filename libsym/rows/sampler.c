@@ -1,11 +1,13 @@
 /* The one sampler, of programs and of the daemon: how a token is drawn from a row of logits.
  *
  * In this order: logit bias is added; penalties (repetition: of tokens before and generated, a positive logit is divided
- * by it and a negative one multiplied; frequency and presence: subtracted, of tokens generated); what is not
- * allowed becomes -inf. Then the logits are divided by the temperature (0: the argmax); top_k keeps the k likeliest;
- * top_p the fewest likeliest that hold this part of what is left; min_p those at least this part as likely as
- * the likeliest. Then a number u of [0, 1) chooses: with top_k or top_p it runs through what is kept likeliest first,
- * else in the order of tokens.
+ * by it and a negative one multiplied; frequency and presence: subtracted, of tokens generated) and DRY, see history.c;
+ * what is not allowed becomes -inf. Then the logits are divided by the temperature (0: the argmax); top_k keeps the k
+ * likeliest; typical_p the fewest that hold this part of what is left, those first whose surprise (-log p) is nearest to
+ * the expected one, the entropy; top_p the fewest likeliest that hold this part of what is left; min_p those at least this
+ * part as likely as the likeliest that is left; mirostat those that its limit lets through. Then a number u of [0, 1)
+ * chooses: with top_k, typical_p, top_p or mirostat it runs through what is kept likeliest first, else in the order of
+ * tokens.
  */
 #include "rows_state.h"
 
@@ -37,8 +39,17 @@ double sym_uniform(uint64_t stream) { return (double)(mixed(stream) >> 11) * 0x1
 struct limits {
     float inverse_temperature; /* INFINITY: the argmax */
     float floor;               /* 0: off */
-    double top_p;              /* 1: off */
+    double top_p, typical_p;   /* 1: off */
     int64_t top_k;             /* 0: off */
+};
+
+/* Keeps the surprise of what is drawn, in bits, near `tau`: each draw moves the limit `mu` by `eta` times the error. A draw
+ * that is made again, of the same index, has the same limit again. */
+struct mirostat {
+    uint32_t version; /* 0: off */
+    double tau, eta;
+    double mu, next_mu; /* of the draw number `index`, and of the one behind it */
+    uint64_t index;
 };
 
 static struct limits limits_of(double temperature, int64_t top_k, double top_p, double min_p) {
@@ -48,6 +59,7 @@ static struct limits limits_of(double temperature, int64_t top_k, double top_p, 
                                                           : 1e30f,
         .floor = (float)min_p,
         .top_p = top_p,
+        .typical_p = 1.0,
         .top_k = top_k,
     };
 }
@@ -108,27 +120,123 @@ static double weigh_candidates(struct scratch *scratch, const float *row, int64_
     return total > 0.0 ? total : weighed;
 }
 
+/* Weighs the scratch's list beside its largest logit; gives the mass. */
+static double weigh_list(struct scratch *scratch, float max, const struct limits *limits) {
+    const sym_list *list = &scratch->list;
+    return passes->weigh(list->values, list->count, max, limits->inverse_temperature, list->weights);
+}
+
+static double list_mass(const sym_list *list) {
+    double mass, nothing;
+    passes->split(list->values, list->weights, list->count, -INFINITY, -INFINITY, &mass, &nothing);
+    return mass;
+}
+
+/* Keeps what is typical of the scratch's list, which is in the order of indices; weighs that anew, beside its largest logit
+ * `*max`, and gives the mass. -log p - entropy is the mean scaled logit less the token's own: tokens are ranked by how near
+ * theirs is to the mean. */
+static double keep_typical(struct scratch *scratch, const float *row, float *max, const struct limits *limits,
+                           double mass) {
+    sym_list *list = &scratch->list;
+    list->count =
+        passes->keep_best(list, rank_everything, FLT_MIN); /* what weighs nothing is no surprise, but infinite */
+    double mean = 0.0;
+    for (int64_t i = 0; i < list->count; i++) {
+        list->values[i] = (list->values[i] - *max) * limits->inverse_temperature;
+        mean += (double)list->weights[i] * (double)list->values[i];
+    }
+    mean /= mass;
+    for (int64_t i = 0; i < list->count; i++)
+        list->values[i] = (float)-fabs((double)list->values[i] - mean);
+    const sym_mark last = rank_mark(list, mass, limits->typical_p * mass, 0, &scratch->other, scratch->keys);
+    list->count = passes->keep_best(list, last, FLT_MIN);
+    *max = -INFINITY;
+    for (int64_t i = 0; i < list->count; i++) {
+        list->values[i] = row[list->indices[i]];
+        *max = list->values[i] > *max ? list->values[i] : *max;
+    }
+    return weigh_list(scratch, *max, limits);
+}
+
+enum { ZIPF_TOKENS = 100 }; /* that the exponent is estimated from */
+
+/* How many of the likeliest have the surprise `mu` if the probabilities of n tokens fall as ranks to the power of -s, and s
+ * is what the likeliest say: mirostat 1. */
+static double count_of_surprise(struct scratch *scratch, int64_t n, double mu) {
+    float weights[ZIPF_TOKENS];
+    const int64_t count = rank_weights(scratch, ZIPF_TOKENS, weights);
+    double products = 0.0, squares = 0.0;
+    for (int64_t i = 0; i + 1 < count; i++) {
+        const double step = log((double)(i + 2) / (double)(i + 1));
+        products += step * log((double)weights[i] / (double)weights[i + 1]);
+        squares += step * step;
+    }
+    if (count < 2)
+        return 1.0;
+    const double s = products / squares, beyond = s - 1.0;
+    const double factor =
+        fabs(beyond) > 1e-9 ? beyond / (1.0 - pow((double)n, -beyond)) : 1.0 / log((double)n); /* the limit at 1 */
+    return pow(factor * exp2(mu), 1.0 / s);
+}
+
+/* Cuts the scratch's list as mirostat says: 1 by the number of tokens, 2 by their surprise. The likeliest stays. */
+static void limit_surprise(struct scratch *scratch, int64_t n, const struct mirostat *mirostat) {
+    sym_list *list = &scratch->list;
+    sym_mark last = rank_everything;
+    float lightest = 0.0f;
+    if (mirostat->version == 1) {
+        const double count = count_of_surprise(scratch, n, mirostat->mu);
+        if (!(count >= (double)list->count)) /* also where it is no number */
+            last = rank_place(scratch, count > 1.0 ? (int64_t)count : 1);
+    } else {
+        lightest = (float)(exp2(-mirostat->mu) * list_mass(list));
+        if (lightest > 1.0f) { /* which the likeliest weighs */
+            last = rank_place(scratch, 1);
+            lightest = 0.0f;
+        }
+    }
+    rank_keep(scratch, last, lightest);
+}
+
 static int64_t draw_ranked(struct scratch *scratch, const float *row, int64_t n, float max, const struct limits *limits,
-                           double u) {
+                           struct mirostat *mirostat, double u) {
     sym_list *list = &scratch->list;
     double total;
     if (limits->top_k > 0 && limits->top_k < n) {
-        rank_best(scratch, row, n, limits->top_k);
-        total = passes->weigh(list->values, list->count, max, limits->inverse_temperature, list->weights);
+        if (limits->typical_p < 1.0)
+            rank_best_in_order(scratch, row, n, limits->top_k);
+        else
+            rank_best(scratch, row, n, limits->top_k);
+        total = weigh_list(scratch, max, limits);
     } else {
-        total = weigh_candidates(scratch, row, n, max, limits);
+        struct limits first = *limits;
+        if (limits->typical_p < 1.0) { /* what the others would cut counts for what is typical */
+            first.top_p = 1.0;
+            first.floor = 0.0f;
+        }
+        total = weigh_candidates(scratch, row, n, max, &first);
     }
+    if (limits->typical_p < 1.0)
+        total = keep_typical(scratch, row, &max, limits, total);
     sym_mark last = rank_everything;
     if (limits->top_p < 1.0)
         last = rank_mark(list, total, limits->top_p * total, 0, &scratch->other, scratch->keys);
     rank_keep(scratch, last, limits->floor > 0.0f ? limits->floor : FLT_MIN); /* what weighs nothing is never drawn */
-    double mass, nothing;
-    passes->split(list->values, list->weights, list->count, -INFINITY, -INFINITY, &mass, &nothing);
-    return rank_mark(list, mass, u * mass, 1, &scratch->other, scratch->keys).index;
+    if (mirostat->version != 0)
+        limit_surprise(scratch, n, mirostat);
+    const double mass = list_mass(list);
+    const sym_mark drawn = rank_mark(list, mass, u * mass, 1, &scratch->other, scratch->keys);
+    if (mirostat->version != 0) {
+        float weights[LANES];
+        passes->weigh(&drawn.value, 1, max, limits->inverse_temperature, weights);
+        const double surprise = log2(mass / (double)weights[0]);
+        mirostat->next_mu = mirostat->mu - mirostat->eta * (surprise - mirostat->tau);
+    }
+    return drawn.index;
 }
 
 /* -EDOM: NaN or +inf; -ERANGE: all are -inf; -ENOMEM. */
-static int64_t draw(const float *row, int64_t n, const struct limits *limits, double u) {
+static int64_t draw(const float *row, int64_t n, const struct limits *limits, struct mirostat *mirostat, double u) {
     if (limits->inverse_temperature == INFINITY || limits->top_k == 1)
         return sym_row_argmax(row, n, NULL);
     struct scratch *scratch = scratch_for(n);
@@ -138,9 +246,10 @@ static int64_t draw(const float *row, int64_t n, const struct limits *limits, do
     const int rc = row_look(&row, n, NULL, scratch->groups, &max);
     if (rc != 0)
         return rc;
-    if ((limits->top_k <= 0 || limits->top_k >= n) && limits->top_p >= 1.0)
+    const int is_unlimited = (limits->top_k <= 0 || limits->top_k >= n) && limits->top_p >= 1.0;
+    if (is_unlimited && limits->typical_p >= 1.0 && mirostat->version == 0)
         return draw_unranked(scratch, row, n, max, limits, u);
-    return draw_ranked(scratch, row, n, max, limits, u);
+    return draw_ranked(scratch, row, n, max, limits, mirostat, u);
 }
 
 /* A token drawn with the uniform number u of [0, 1). top_k 0, top_p 1, min_p 0: off. */
@@ -148,102 +257,80 @@ int64_t sym_row_sample(const float *row, int64_t n, const void *allowed, double 
                        double top_p, double min_p, double u) {
     const struct limits limits = limits_of(temperature, top_k, top_p, min_p);
     const int rc = row_only_allowed(&row, n, allowed);
-    return rc != 0 ? rc : draw(row, n, &limits, u);
+    struct mirostat none = {.version = 0};
+    return rc != 0 ? rc : draw(row, n, &limits, &none, u);
 }
 
-/* ---- a sampler: settings, and the tokens that were seen ----------------------------------------------- */
-
-struct counted { /* a token of the history; only these are touched by penalties */
-    int32_t token;
-    uint32_t num_generated;
-};
+/* ---- a sampler: settings, and what draws leave behind ----------------------------------------------- */
 
 struct sym_sampler {
     struct limits limits;
-    float repetition, presence, frequency;
+    struct mirostat mirostat;
+    struct history history;
     uint64_t stream, stride; /* what the first draw takes its number from, and how far the next one is */
     int64_t vocab_size;
     uint32_t num_bias;
     struct sym_bias *bias;
     char *allowed; /* NULL: all */
-    struct counted *counted;
-    uint32_t num_counted, room_counted;
-    uint32_t *places; /* hashed by token: 1 + where in `counted`; 0: nothing */
-    uint32_t num_places; /* a power of two, more than twice num_counted */
 };
-
-/* Where the token is in `places`, or would be. */
-static uint32_t place_of(const sym_sampler *sampler, int32_t token) {
-    uint32_t at = (uint32_t)token * 0x9e3779b1u & (sampler->num_places - 1);
-    while (sampler->places[at] != 0 && sampler->counted[sampler->places[at] - 1].token != token)
-        at = (at + 1) & (sampler->num_places - 1);
-    return at;
-}
-
-/* Doubles the room for tokens. 0 or -ENOMEM, and then nothing is lost. */
-static int grow(sym_sampler *sampler) {
-    const uint32_t room = sampler->room_counted == 0 ? 64 : 2 * sampler->room_counted;
-    struct counted *counted = realloc(sampler->counted, room * sizeof *counted);
-    if (counted == NULL)
-        return -ENOMEM;
-    sampler->counted = counted;
-    uint32_t *places = calloc(4 * (size_t)room, sizeof *places);
-    if (places == NULL)
-        return -ENOMEM;
-    free(sampler->places);
-    sampler->places = places;
-    sampler->num_places = 4 * room;
-    sampler->room_counted = room;
-    for (uint32_t i = 0; i < sampler->num_counted; i++)
-        places[place_of(sampler, counted[i].token)] = i + 1;
-    return 0;
-}
-
-static int count_token(sym_sampler *sampler, int32_t token, uint32_t num_generated) {
-    if (sampler->num_counted == sampler->room_counted && grow(sampler) != 0)
-        return -ENOMEM;
-    const uint32_t at = place_of(sampler, token);
-    if (sampler->places[at] == 0) {
-        sampler->counted[sampler->num_counted] = (struct counted){token, 0};
-        sampler->places[at] = ++sampler->num_counted;
-    }
-    sampler->counted[sampler->places[at] - 1].num_generated += num_generated;
-    return 0;
-}
-
-static int has_penalties(const sym_sampler *sampler) {
-    return sampler->repetition != 1.0f || sampler->presence != 0.0f || sampler->frequency != 0.0f;
-}
 
 void sym_sampler_free(sym_sampler *sampler) {
     if (sampler == NULL)
         return;
     free(sampler->bias);
     free(sampler->allowed);
-    free(sampler->counted);
-    free(sampler->places);
+    history_free(&sampler->history);
     free(sampler);
 }
 
+#define MOST_MIROSTAT 1e6 /* tau, eta: so the limit stays a number, whatever is drawn */
+
 /* Whether all settings are in range. */
-static int is_valid(const struct sym_sampling *settings) {
+static int is_valid(const struct sym_sampling *settings, const struct sym_sampling_more *more) {
     return settings->temperature >= 0.0 && settings->top_p >= 0.0 && settings->top_p <= 1.0 && settings->min_p >= 0.0 &&
            settings->min_p <= 1.0 && settings->repetition_penalty >= 0.0f && settings->repetition_penalty < INFINITY &&
            isfinite(settings->presence_penalty) && isfinite(settings->frequency_penalty) &&
-           settings->flags <= (SYM_SAMPLING_ALLOWED | SYM_SAMPLING_STREAM);
+           settings->flags <= (SYM_SAMPLING_ALLOWED | SYM_SAMPLING_STREAM | SYM_SAMPLING_MORE) &&
+           more->typical_p >= 0.0 && more->typical_p <= 1.0 && more->dry_multiplier >= 0.0 &&
+           more->dry_multiplier < INFINITY && more->dry_base >= 0.0 && more->dry_base < INFINITY &&
+           more->mirostat <= 2 && more->mirostat_tau >= 0.0 && more->mirostat_tau <= MOST_MIROSTAT &&
+           more->mirostat_eta >= 0.0 && more->mirostat_eta <= MOST_MIROSTAT && more->reserved == 0;
+}
+
+/* The settings at the start of `bytes` bytes, and how long they are with all that follows them; -EINVAL: they do not end
+ * there. */
+static int64_t read_settings(const char *block, uint64_t bytes, uint32_t vocab_size, struct sym_sampling *settings,
+                             struct sym_sampling_more *more) {
+    uint64_t all = sizeof *settings;
+    *more = (struct sym_sampling_more){0};
+    if (bytes < all)
+        return -EINVAL;
+    memcpy(settings, block, sizeof *settings);
+    if (settings->flags & SYM_SAMPLING_MORE) {
+        if (bytes < all + sizeof *more)
+            return -EINVAL;
+        memcpy(more, block + all, sizeof *more);
+        all += sizeof *more + more->breaker_bytes;
+    }
+    const uint64_t words = settings->flags & SYM_SAMPLING_ALLOWED ? ((uint64_t)vocab_size + 31) / 32 : 0;
+    /* No sum here exceeds 2^38. */
+    all += settings->num_bias * (uint64_t)sizeof(struct sym_bias) +
+           ((uint64_t)settings->num_before + settings->num_generated + words) * 4;
+    return all <= bytes ? (int64_t)all : -EINVAL;
 }
 
 /* How long the block at the start of `bytes` bytes is with all that follows it; -EINVAL: it does not end there. */
 int64_t sym_sampling_bytes(const char *block, uint64_t bytes, uint32_t vocab_size) {
     struct sym_sampling settings;
-    if (bytes < sizeof settings)
-        return -EINVAL;
-    memcpy(&settings, block, sizeof settings);
-    const uint64_t words = settings.flags & SYM_SAMPLING_ALLOWED ? ((uint64_t)vocab_size + 31) / 32 : 0;
-    /* No sum here exceeds 2^38. */
-    const uint64_t all = sizeof settings + settings.num_bias * (uint64_t)sizeof(struct sym_bias) +
-                         ((uint64_t)settings.num_before + settings.num_generated + words) * 4;
-    return all <= bytes ? (int64_t)all : -EINVAL;
+    struct sym_sampling_more more;
+    return read_settings(block, bytes, vocab_size, &settings, &more);
+}
+
+/* A copy of a bitmask over the vocabulary; NULL: no memory. */
+static char *copy_of_mask(const char *mask, int64_t vocab_size) {
+    const size_t bytes = ((size_t)vocab_size + 31) / 32 * 4;
+    char *copy = malloc(bytes);
+    return copy == NULL ? NULL : memcpy(copy, mask, bytes);
 }
 
 /* Takes over what follows the settings. 0, EINVAL or ENOMEM. */
@@ -265,45 +352,60 @@ static int read_tables(sym_sampler *sampler, const struct sym_sampling *settings
         memcpy(&token, at, sizeof token);
         if (token < 0 || token >= sampler->vocab_size)
             return EINVAL;
-        if (has_penalties(sampler) && count_token(sampler, token, i >= settings->num_before) != 0)
+        if (history_add(&sampler->history, token, i >= settings->num_before) != 0)
             return ENOMEM;
     }
     if (settings->flags & SYM_SAMPLING_ALLOWED) {
-        const size_t allowed_bytes = ((size_t)sampler->vocab_size + 31) / 32 * 4;
-        sampler->allowed = malloc(allowed_bytes);
+        sampler->allowed = copy_of_mask(at, sampler->vocab_size);
         if (sampler->allowed == NULL)
             return ENOMEM;
-        memcpy(sampler->allowed, at, allowed_bytes);
     }
     return 0;
 }
 
-/* From a struct sym_sampling with all that follows it, which may come from anybody and lie at any address. NULL, and errno:
- * EINVAL (cut short, too long, out of range, NaN) or ENOMEM. */
-sym_sampler *sym_sampler_new(const char *block, uint64_t bytes, uint32_t vocab_size) {
+/* From a struct sym_sampling with all that follows it, which may come from anybody and lie at any address. `breakers`: a bit
+ * for each token that its texts name, or NULL. NULL, and errno: EINVAL (cut short, too long, out of range, NaN) or ENOMEM. */
+sym_sampler *sym_sampler_new(const char *block, uint64_t bytes, uint32_t vocab_size, const void *breakers) {
     struct sym_sampling settings;
-    if (vocab_size == 0 || vocab_size > INT32_MAX || sym_sampling_bytes(block, bytes, vocab_size) != (int64_t)bytes) {
-        errno = EINVAL;
-        return NULL;
-    }
-    memcpy(&settings, block, sizeof settings);
-    if (!is_valid(&settings)) {
+    struct sym_sampling_more more;
+    if (vocab_size == 0 || vocab_size > INT32_MAX ||
+        read_settings(block, bytes, vocab_size, &settings, &more) != (int64_t)bytes || !is_valid(&settings, &more)) {
         errno = EINVAL;
         return NULL;
     }
     sym_sampler *sampler = calloc(1, sizeof *sampler);
     if (sampler == NULL)
         return NULL;
-    /* 0 is off for these two as well, so that a block of zeros is a greedy sampler. */
+    /* 0 is off for these as well, so that a block of zeros is a greedy sampler. */
     const double top_p = settings.top_p > 0.0 ? settings.top_p : 1.0;
-    sampler->repetition = settings.repetition_penalty > 0.0f ? settings.repetition_penalty : 1.0f;
     sampler->limits = limits_of(settings.temperature, settings.top_k, top_p, settings.min_p);
-    sampler->presence = settings.presence_penalty;
-    sampler->frequency = settings.frequency_penalty;
+    sampler->limits.typical_p = more.typical_p > 0.0 ? more.typical_p : 1.0;
+    sampler->mirostat = (struct mirostat){
+        .version = more.mirostat,
+        .tau = more.mirostat_tau,
+        .eta = more.mirostat_eta,
+        .mu = 2.0 * more.mirostat_tau,
+        .next_mu = 2.0 * more.mirostat_tau,
+    };
+    sampler->history = (struct history){
+        .repetition = settings.repetition_penalty > 0.0f ? settings.repetition_penalty : 1.0f,
+        .presence = settings.presence_penalty,
+        .frequency = settings.frequency_penalty,
+        .window = more.penalty_window,
+        .dry_multiplier = more.dry_multiplier,
+        .dry_base = more.dry_base,
+        .dry_window = more.dry_window,
+        .dry_allowed_length = more.dry_allowed_length,
+    };
     sampler->stream = settings.stream;
     sampler->stride = settings.flags & SYM_SAMPLING_STREAM ? STRIDE : 1;
     sampler->vocab_size = vocab_size;
-    const int rc = read_tables(sampler, &settings, block + sizeof settings);
+    const size_t more_bytes = settings.flags & SYM_SAMPLING_MORE ? sizeof more + more.breaker_bytes : 0;
+    int rc = read_tables(sampler, &settings, block + sizeof settings + more_bytes);
+    if (rc == 0 && breakers != NULL) {
+        sampler->history.breakers = copy_of_mask(breakers, vocab_size);
+        rc = sampler->history.breakers == NULL ? ENOMEM : 0;
+    }
     if (rc != 0) {
         sym_sampler_free(sampler);
         errno = rc;
@@ -316,35 +418,31 @@ sym_sampler *sym_sampler_new(const char *block, uint64_t bytes, uint32_t vocab_s
 int sym_sampler_note(sym_sampler *sampler, int32_t token) {
     if (token < 0 || token >= sampler->vocab_size)
         return -EINVAL;
-    return has_penalties(sampler) ? count_token(sampler, token, 1) : 0;
+    return history_add(&sampler->history, token, 1);
 }
 
-static void adjust(const sym_sampler *sampler, float *row) {
-    for (uint32_t i = 0; i < sampler->num_bias; i++)
-        row[sampler->bias[i].token] += sampler->bias[i].bias;
-    for (uint32_t i = 0; i < sampler->num_counted; i++) {
-        const struct counted each = sampler->counted[i];
-        float logit = row[each.token];
-        logit = logit < 0.0f ? logit * sampler->repetition : logit / sampler->repetition;
-        if (each.num_generated > 0)
-            logit = logit - sampler->frequency * (float)each.num_generated - sampler->presence;
-        row[each.token] = logit;
-    }
-}
-
-/* The draw `index` of this sampler, from 0 on; does not note it. `allowed`: beside the block's own, or NULL.
- * -EDOM: NaN or +inf, in the row or by a penalty; -ERANGE: nothing is possible; -ENOMEM. */
+/* The draw `index` of this sampler, from 0 on; does not note it. Draws come in their order; one may be made again.
+ * `allowed`: beside the block's own, or NULL. -EDOM: NaN or +inf, in the row or by a penalty; -ERANGE: nothing is possible;
+ * -ENOMEM. */
 int64_t sym_sampler_draw(sym_sampler *sampler, const float *row, const void *allowed, uint64_t index) {
-    if (sampler->num_bias > 0 || sampler->num_counted > 0 || sampler->allowed != NULL || allowed != NULL) {
-        struct scratch *scratch = scratch_for(sampler->vocab_size);
+    const int64_t n = sampler->vocab_size;
+    if (sampler->num_bias > 0 || history_is_due(&sampler->history) || sampler->allowed != NULL || allowed != NULL) {
+        struct scratch *scratch = scratch_for(n);
         if (scratch == NULL)
             return -ENOMEM;
         /* The mask goes first, for it costs a pass that the copy makes anyway: -inf stays -inf. */
-        const int rc = passes->mask(row, sampler->vocab_size, sampler->allowed, allowed, scratch->row);
+        const int rc = passes->mask(row, n, sampler->allowed, allowed, scratch->row);
         if (rc != 0)
             return rc;
-        adjust(sampler, scratch->row);
+        for (uint32_t i = 0; i < sampler->num_bias; i++)
+            scratch->row[sampler->bias[i].token] += sampler->bias[i].bias;
+        history_adjust(&sampler->history, scratch->row, n, scratch);
         row = scratch->row;
     }
-    return draw(row, sampler->vocab_size, &sampler->limits, sym_uniform(sampler->stream + index * sampler->stride));
+    struct mirostat *mirostat = &sampler->mirostat;
+    if (index != mirostat->index)
+        mirostat->mu = mirostat->next_mu;
+    mirostat->index = index;
+    const double u = sym_uniform(sampler->stream + index * sampler->stride);
+    return draw(row, n, &sampler->limits, mirostat, u);
 }

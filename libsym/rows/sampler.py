@@ -10,18 +10,28 @@ import math
 import os
 import threading
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Self
 
 from libsym._channel import ffi, lib
-from libsym.abi import BIAS_STRUCT, SAMPLING_ALLOWED, SAMPLING_STREAM, SAMPLING_STRUCT
+from libsym.abi import (
+    BIAS_STRUCT,
+    SAMPLING_ALLOWED,
+    SAMPLING_MORE,
+    SAMPLING_MORE_STRUCT,
+    SAMPLING_STREAM,
+    SAMPLING_STRUCT,
+)
 from libsym.arguments import draw_number, int32, int64, real, seed64, shown
 from libsym.channel.hot import address
+from libsym.channel.process import process
 from libsym.errors import Invalid
 from libsym.rows.dist import Dist
 from libsym.rows.native import Allowed, check_limits, checked, pointer, stream_of
+from libsym.rows.parts import MAX_BREAKER_BYTES, MAX_BREAKERS, Dry, Mirostat, check_count
+from libsym.rows.stops import TokenTexts, token_texts_script
 
 _MAX_FLOAT = 3.4028234663852886e38
 _MAX_TOKEN = (1 << 31) - 1
@@ -34,9 +44,11 @@ class Sampler:
     In this order: `logit_bias` (token id: number) is added to logits. Penalties: `repetition_penalty` (1: off) divides
     positive logits of tokens that were seen, given or generated, and multiplies negative ones; `frequency_penalty`
     (0: off) is subtracted from the logits of generated tokens each time that they were, `presence_penalty` (0: off)
-    once. What is not allowed becomes impossible. Logits are divided by `temperature` (0: the argmax). `top_k` keeps
-    the k likeliest; `top_p` the fewest likeliest that hold this part of what is left; `min_p` those at least this part
-    as likely as the likeliest. Then one is drawn.
+    once; `penalty_window`: so many of the latest tokens count (None: all). `dry` lowers the logits of what would go on
+    with a repetition. What is not allowed becomes impossible. Logits are divided by `temperature` (0: the argmax).
+    `top_k` keeps the k likeliest; `typical_p` the fewest that hold this part of what is left, first those whose
+    surprise is nearest to the entropy; `top_p` the fewest likeliest that hold this part of what is left; `min_p` those
+    at least this part as likely as the likeliest; `mirostat` those within its limit. Then one is drawn.
 
     A `seed` stands for a stream of numbers, the i-th of which is for a loop's i-th draw: the same seed draws the same
     from the same distributions, and the streams of two seeds are unrelated, however near. Without one a loop chooses a
@@ -57,6 +69,10 @@ class Sampler:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     seed: int | None = None
+    typical_p: float | None = None
+    penalty_window: int | None = None
+    dry: Dry | None = None
+    mirostat: Mirostat | None = None
 
     def __post_init__(self) -> None:
         check_limits(self.temperature, self.top_k, self.top_p, self.min_p)
@@ -78,6 +94,14 @@ class Sampler:
                 raise Invalid(f"logit_bias: {bias} for token {token}: must be a finite number, or -inf for never")
         if self.seed is not None:
             seed64(self.seed)
+        if self.typical_p is not None and not 0.0 < real(self.typical_p, "typical_p") <= 1.0:
+            raise Invalid(f"typical_p={self.typical_p}: must be above 0 and at most 1, or None to keep all")
+        if self.penalty_window is not None:
+            check_count(self.penalty_window, "penalty_window")
+        if self.dry is not None and not isinstance(self.dry, Dry):
+            raise Invalid(f"dry={shown(self.dry)}: must be a sym.Dry, or None")
+        if self.mirostat is not None and not isinstance(self.mirostat, Mirostat):
+            raise Invalid(f"mirostat={shown(self.mirostat)}: must be a sym.Mirostat, or None")
 
     @classmethod
     def greedy(cls) -> Self:
@@ -88,10 +112,13 @@ class Sampler:
         """
         return cls(temperature=0.0)
 
-    def start(self, before: Iterable[int] = (), *, first_draw: int = 0) -> Draws:
-        """The draws of one loop. `before`: the tokens that were given to the model, for the repetition penalty.
+    def start(
+        self, before: Iterable[int] = (), *, first_draw: int = 0, vocabulary: Sequence[bytes] | None = None
+    ) -> Draws:
+        """The draws of one loop. `before`: the tokens that were given to the model, for the repetition penalty and DRY.
 
-        `first_draw`: the number of the first draw, of a loop that goes on where another has ended.
+        `first_draw`: the number of the first draw, of a loop that goes on where another has ended. `vocabulary`: of the
+        model, for DRY's breakers; without it the first draw asks the daemon.
 
         >>> draws = sym.Sampler(temperature=0, repetition_penalty=2.0).start(before=[1])
         >>> draws.draw(sym.Dist.of([2.0, 3.0]))
@@ -101,7 +128,21 @@ class Sampler:
         >>> [draws.draw(row) for _ in range(5)][3] == sampler.start(first_draw=3).draw(row)
         True
         """
-        return Draws(self, before, first_draw)
+        return Draws(self, before, first_draw, vocabulary)
+
+    def looked_at(self, before: Sequence[int]) -> Sequence[int]:
+        """Of tokens that were given, those that draws depend on: all, the latest ones, or none.
+
+        >>> sym.Sampler(repetition_penalty=1.1, penalty_window=2).looked_at([1, 2, 3])
+        [2, 3]
+        >>> sym.Sampler(presence_penalty=1.0).looked_at([1, 2, 3])
+        []
+        """
+        windows = [self.penalty_window] if self.repetition_penalty != 1.0 else []
+        if self.dry is not None and self.dry.is_on:
+            windows.append(self.dry.window)
+        longest = max((len(before) if window is None else window for window in windows), default=0)
+        return before[max(0, len(before) - longest) :]
 
     def block(
         self,
@@ -120,22 +161,45 @@ class Sampler:
         """
         before, generated = _tokens(before), _tokens(generated)
         seed = self.seed if seed is None else seed
+        looks_back, more = self.penalty_window != 0, self._more()
         settings = SAMPLING_STRUCT.pack(
             self.temperature,
             1.0 if self.top_p is None else self.top_p,
             self.min_p or 0.0,
-            self.repetition_penalty,
-            self.presence_penalty,
-            self.frequency_penalty,
+            self.repetition_penalty if looks_back else 1.0,
+            self.presence_penalty if looks_back else 0.0,
+            self.frequency_penalty if looks_back else 0.0,
             min(self.top_k or 0, _MAX_TOKEN),
             stream_of(random_seed() if seed is None else seed, first_draw),
             len(self.logit_bias),
             len(before),
             len(generated),
-            SAMPLING_STREAM | (0 if allowed is None else SAMPLING_ALLOWED),
+            SAMPLING_STREAM | (0 if allowed is None else SAMPLING_ALLOWED) | (SAMPLING_MORE if more else 0),
         )
         biases = b"".join(BIAS_STRUCT.pack(token, bias) for token, bias in self.logit_bias.items())
-        return b"".join((settings, biases, before.tobytes(), generated.tobytes(), allowed or b""))
+        return b"".join((settings, more, biases, before.tobytes(), generated.tobytes(), allowed or b""))
+
+    def _more(self) -> bytes:
+        """The `struct sym_sampling_more` with its texts; empty: nothing in it is on, as programs before it send."""
+        dry = self.dry if self.dry is not None and self.dry.is_on else None
+        if self.typical_p in (None, 1.0) and not (self.penalty_window or dry or self.mirostat):
+            return b""
+        texts = b"" if dry is None else b"".join(text.encode() + b"\0" for text in dry.breakers)
+        mirostat = self.mirostat
+        more = SAMPLING_MORE_STRUCT.pack(
+            self.typical_p or 0.0,
+            0.0 if dry is None else dry.multiplier,
+            0.0 if dry is None else dry.base,
+            0.0 if mirostat is None else mirostat.tau,
+            0.0 if mirostat is None else mirostat.eta,
+            0 if mirostat is None else mirostat.version,
+            self.penalty_window or 0,
+            0 if dry is None else dry.window or 0,
+            0 if dry is None else dry.allowed_length,
+            len(texts),
+            0,
+        )
+        return more + texts
 
 
 class RowSampler:
@@ -150,10 +214,14 @@ class RowSampler:
 
     __slots__ = ("_sampler", "vocab_size")
 
-    def __init__(self, block: bytes | bytearray | memoryview, vocab_size: int) -> None:
+    def __init__(
+        self, block: bytes | bytearray | memoryview, vocab_size: int, tokens: TokenTexts | None = None
+    ) -> None:
+        """`tokens`: of the model, for DRY's breakers."""
+        breakers = _breakers(block, vocab_size, tokens)
         with ffi.from_buffer(block) as data:  # given back now: an error that is kept has this frame
             size = len(data)
-            sampler = lib.sym_sampler_new(data, size, vocab_size)
+            sampler = lib.sym_sampler_new(data, size, vocab_size, ffi.NULL if breakers is None else breakers)
         if sampler == ffi.NULL and ffi.errno == errno.ENOMEM:
             raise MemoryError("no memory for the settings of a sampler")
         if sampler == ffi.NULL:
@@ -194,10 +262,17 @@ class Draws:
     [1, 2, 0, 1]
     """
 
-    __slots__ = ("_before", "_first", "_noted", "_rows", "_sampler", "_turn", "index", "seed")
+    __slots__ = ("_before", "_first", "_noted", "_rows", "_sampler", "_turn", "_vocabulary", "index", "seed")
 
-    def __init__(self, sampler: Sampler, before: Iterable[int] = (), first_draw: int = 0) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        before: Iterable[int] = (),
+        first_draw: int = 0,
+        vocabulary: Sequence[bytes] | None = None,
+    ) -> None:
         self._sampler = sampler
+        self._vocabulary = vocabulary
         self._before = _tokens(before)
         self._noted: list[int] = []  # before the first draw says how large the vocabulary is
         self._rows: RowSampler | None = None
@@ -226,7 +301,7 @@ class Draws:
         with self._turn:
             if self._rows is None:
                 block = self._sampler.block(self._before, self._noted, seed=self.seed, first_draw=self._first)
-                self._rows = RowSampler(block, len(row))
+                self._rows = RowSampler(block, len(row), self._token_texts())
             token = self._rows.draw(row, self.index, allowed)
             self._rows.note(token)
             self.index += 1
@@ -249,6 +324,15 @@ class Draws:
             else:
                 self._rows.note(token)
 
+    def _token_texts(self) -> TokenTexts | None:
+        """Of the model, if the sampler looks for texts in them."""
+        if self._sampler.dry is None or not self._sampler.dry.breakers:
+            return None
+        if self._vocabulary is not None:
+            return TokenTexts(self._vocabulary)
+        channel = process.channel()
+        return channel.run(token_texts_script(channel))
+
 
 def random_seed() -> int:
     """A seed that nobody chose."""
@@ -269,9 +353,33 @@ def _tokens_of(block: bytes) -> list[int]:
     if lib.sym_sampling_bytes(block, len(block), 0) < 0:
         return []
     *_, num_bias, num_before, num_generated, _ = SAMPLING_STRUCT.unpack_from(block)
-    seen = SAMPLING_STRUCT.size + num_bias * BIAS_STRUCT.size
-    biased = [token for token, _ in BIAS_STRUCT.iter_unpack(block[SAMPLING_STRUCT.size : seen])]
+    begin = SAMPLING_STRUCT.size + len(_more_of(block))
+    seen = begin + num_bias * BIAS_STRUCT.size
+    biased = [token for token, _ in BIAS_STRUCT.iter_unpack(block[begin:seen])]
     return [*biased, *array("i", block[seen : seen + 4 * (num_before + num_generated)])]
+
+
+def _more_of(block: bytes | bytearray | memoryview) -> memoryview:
+    """The struct sym_sampling_more of a sampling block with its texts; empty: it has none, or is cut short."""
+    data, begin = memoryview(block).cast("B"), SAMPLING_STRUCT.size
+    end = begin + SAMPLING_MORE_STRUCT.size
+    if len(data) < end or not SAMPLING_STRUCT.unpack_from(data)[-1] & SAMPLING_MORE:
+        return data[:0]
+    *_, num_bytes, _ = SAMPLING_MORE_STRUCT.unpack_from(data, begin)
+    return data[begin : end + num_bytes]
+
+
+def _breakers(block: bytes | bytearray | memoryview, vocab_size: int, tokens: TokenTexts | None) -> bytes | None:
+    """A bit for each token that the breakers in a sampling block name; None: there are none."""
+    texts = bytes(_more_of(block)[SAMPLING_MORE_STRUCT.size :])
+    if not texts:
+        return None
+    *breakers, rest = texts.split(b"\0", MAX_BREAKERS)
+    if rest or not all(0 < len(each) <= MAX_BREAKER_BYTES for each in breakers):
+        raise Invalid(f"breakers: {MAX_BREAKERS} texts at most, of 1 to {MAX_BREAKER_BYTES} bytes, each with a NUL")
+    if tokens is None or tokens.num_tokens != vocab_size:
+        raise Invalid(f"breakers are texts: the bytes of the {vocab_size} tokens are needed to find them")
+    return tokens.having(tuple(breakers))
 
 
 def _tokens(tokens: Iterable[int]) -> array[int]:

@@ -98,3 +98,23 @@ int sym_stops_add(sym_stops *stops, int32_t token) {
 
 /* What sym_stops_add said last. */
 int sym_stops_found(const sym_stops *stops) { return stops->found; }
+
+/* Sets the bit of every token whose bytes have this text in them, which is not empty: how many. `bits` has whole words of 32
+ * bits. One pass over the bytes of all tokens; a find that begins in one token and ends in another is none. */
+int32_t sym_tokens_with(const sym_token_texts *tokens, const char *text, uint64_t bytes, char *bits) {
+    const char *end = tokens->bytes + tokens->begins[tokens->num_tokens];
+    int32_t token = 0, count = 0;
+    for (const char *at = tokens->bytes; (at = memmem(at, (size_t)(end - at), text, bytes)) != NULL;) {
+        const uint64_t begin = (uint64_t)(at - tokens->bytes);
+        while (tokens->begins[token + 1] <= begin)
+            token++;
+        if (begin + bytes > tokens->begins[token + 1]) {
+            at++;
+            continue;
+        }
+        bits[token >> 3] |= (char)(1 << (token & 7));
+        count++;
+        at = tokens->bytes + tokens->begins[token + 1];
+    }
+    return count;
+}

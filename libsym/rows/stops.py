@@ -1,4 +1,4 @@
-"""Texts that end a generation, found in bytes as tokens add them. `stops.c` searches, and says how."""
+"""Texts in the bytes of tokens: those that end a generation, and those that tokens have. `stops.c` searches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from itertools import accumulate
 from typing import Any
 
 from libsym._channel import ffi, lib
+from libsym.channel.client import ClientChannel
 from libsym.channel.hot import address
+from libsym.channel.scripts import Script
+from libsym.channel.vocabulary import vocabulary_script
 from libsym.errors import Invalid
+
+MAX_TEXT_SETS = 64
+"""Sets of texts whose tokens are known: 6 KB each for a vocabulary of 49,152."""
 
 
 class TokenTexts:
@@ -20,7 +26,7 @@ class TokenTexts:
     3
     """
 
-    __slots__ = ("_keep", "num_tokens", "table")
+    __slots__ = ("_found", "_keep", "num_tokens", "table")
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         data = ffi.from_buffer(b"".join(texts))
@@ -29,6 +35,33 @@ class TokenTexts:
         self.num_tokens = len(texts)
         self.table: Any = ffi.new("sym_token_texts *", (data, begins, self.num_tokens))
         """A `sym_token_texts`, good as long as this object is."""
+        self._found: dict[tuple[bytes, ...], bytes] = {}
+
+    def having(self, texts: tuple[bytes, ...]) -> bytes:
+        """A bitmask of the tokens that have one of these texts in them. Invalid: no token has one of them.
+
+        >>> from libsym.rows.stops import TokenTexts
+        >>> TokenTexts([b"one", b"", b"two"]).having((b"o", b"w")).hex()
+        '05000000'
+        """
+        found = self._found.get(texts)
+        if found is None:
+            bits = bytearray((self.num_tokens + 31) // 32 * 4)
+            for text in texts:
+                if lib.sym_tokens_with(self.table, text, len(text), ffi.from_buffer(bits)) == 0:
+                    raise Invalid(f"the breaker {text.decode(errors='replace')!r} is in no token of the model")
+            if len(self._found) >= MAX_TEXT_SETS:
+                self._found.pop(next(iter(self._found)), None)
+            found = self._found[texts] = bytes(bits)
+        return found
+
+
+def token_texts_script(channel: ClientChannel) -> Script[TokenTexts]:
+    """Of the daemon's model, made once for each connection."""
+    if channel.token_texts is None:
+        channel.token_texts = TokenTexts((yield from vocabulary_script(channel)))
+    found: TokenTexts = channel.token_texts
+    return found
 
 
 class StopTexts:

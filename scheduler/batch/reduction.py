@@ -12,6 +12,7 @@ from libsym.abi import REDUCED_STRUCT
 from libsym.channel.server import PAYLOAD_BYTES
 from libsym.errors import SymError, TooLarge
 from libsym.rows.reduced import NO_ROW_ENTROPY, RowReducer, reduction_block
+from libsym.rows.stops import TokenTexts
 
 
 class Reduction:
@@ -19,9 +20,9 @@ class Reduction:
 
     __slots__ = ("answer", "error", "reducer")
 
-    def __init__(self, block: bytes, vocab_size: int, num_rows: int) -> None:
+    def __init__(self, block: bytes, vocab_size: int, num_rows: int, tokens: TokenTexts) -> None:
         """`block`: `struct sym_reduction` and what follows it. TooLarge: the numbers of so many rows fit no reply."""
-        self.reducer = RowReducer(block, vocab_size)
+        self.reducer = RowReducer(block, vocab_size, tokens)
         num_bytes = num_rows * self.reducer.row_bytes
         if num_bytes > PAYLOAD_BYTES:
             raise TooLarge(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Coroutine
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from libsym.channel.server import PAYLOAD_BYTES, Request, ServerChannel
 from libsym.errors import Invalid, SymError
 from libsym.generate import MAX_LOGPROBS, MAX_STOP_TEXT_CHARS, MAX_STOP_TEXTS
 from libsym.rows.sampler import RowSampler, sampling_block_bytes
-from libsym.rows.stops import StopTexts, TokenTexts
+from libsym.rows.stops import StopTexts
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.drafts import NgramDraft
 from scheduler.batch.generation import GenerateCall
@@ -101,8 +101,9 @@ class Generating:
         tokens, positions = self._limited.entries(fields, num_tokens, num_positions)
         if max_tokens < 0:
             raise Invalid(f"max_tokens={max_tokens}: 1 or more, or 0 for as many as the context holds")
-        vocab_size = self._limited.vocab_size
-        sampler = RowSampler(fields.take(sampling_block_bytes(fields.left, vocab_size), "the sampler"), vocab_size)
+        vocab_size, token_texts = self._limited.vocab_size, self._limited.token_texts
+        block = fields.take(sampling_block_bytes(fields.left, vocab_size), "the sampler")
+        sampler = RowSampler(block, vocab_size, token_texts)
         options = _options(call.request, fields.rest())
         scores = TokenScores(options["logprobs"], vocab_size) if "logprobs" in options else None
         generation = GenerateCall(
@@ -113,7 +114,7 @@ class Generating:
             max_tokens=max_tokens,
             sampler=sampler,
             stop_tokens=frozenset(self._stop_tokens(options)),
-            stops=StopTexts(options["stop"], self._token_texts) if options.get("stop") else None,
+            stops=StopTexts(options["stop"], token_texts) if options.get("stop") else None,
             draft=_draft(file, tokens, *options["draft"]) if "draft" in options else None,
             scores=scores,
             output=TokenReplies(call, 0 if scores is None else scores.reducer.row_bytes),
@@ -122,11 +123,6 @@ class Generating:
             turn_at=options.get("turn_at"),
         )
         return generation, options.get("grammar")
-
-    @cached_property
-    def _token_texts(self) -> TokenTexts:
-        """Made with the first stop text: it takes some milliseconds."""
-        return TokenTexts(self._text.token_texts)
 
     def _stop_tokens(self, options: dict[str, Any]) -> set[int]:
         found = set(options.get("stop_tokens", ()))

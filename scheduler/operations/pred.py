@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -40,6 +40,7 @@ from libsym.abi import (
 )
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid, NoAccess, SymError, TooLarge
+from libsym.rows.stops import TokenTexts
 from scheduler.batch.attention import AnswerRoom, AttentionMass, AttentionMemory
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.call import EntryMask, PredCall
@@ -68,6 +69,9 @@ class Limits(Protocol):
     @property
     def max_positions(self) -> int: ...
 
+    @property
+    def token_texts(self) -> Sequence[bytes]: ...
+
 
 class Limited:
     """What calls that append are checked against."""
@@ -78,6 +82,11 @@ class Limited:
     @property
     def vocab_size(self) -> int:
         return self._limits.vocab_size
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """Made with the first call that draws or stops at a text: it takes some milliseconds."""
+        return TokenTexts(self._limits.token_texts)
 
     def entries(self, fields: Fields, num_tokens: int, num_positions: int) -> tuple[IntArray, IntArray | None]:
         """The tokens of a call, and their positions if it has any: none, the first, or all."""
@@ -234,7 +243,8 @@ class Predicting:
         attention = self._attention(lip, fields) if request.flags & ATTENTION else None
         reduction = None
         if request.flags & REDUCED:
-            reduction = Reduction(fields.rest(), self._limited.vocab_size, num_rows)
+            limited = self._limited
+            reduction = Reduction(fields.rest(), limited.vocab_size, num_rows, limited.token_texts)
         fields.end()
         priority, deadline_s = check_priority(priority), deadline_of(deadline_us)
         return Wanted(

@@ -16,6 +16,7 @@ import time
 from array import array
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -31,7 +32,7 @@ SHAPES = {  # spread of the logits; how many stand out, and by how much
     "open": (2.5, 400, 6.0),
     "flat": (1.0, 0, 0.0),
 }
-SETTINGS: dict[str, dict[str, float]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 0.8},
     "top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
@@ -39,7 +40,14 @@ SETTINGS: dict[str, dict[str, float]] = {
     "min_p 0.05": {"temperature": 0.8, "min_p": 0.05},
     "top_k 50, top_p 0.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
     "1.5, top_p 0.95": {"temperature": 1.5, "top_p": 0.95},
+    "typical_p 0.9": {"temperature": 0.8, "typical_p": 0.9},
+    "mirostat 1": {"mirostat": sym.Mirostat(1)},
+    "mirostat 2": {"mirostat": sym.Mirostat(2)},
+    "DRY": {"temperature": 0.8, "dry": sym.Dry(breakers=())},
 }
+LONG = 100_000
+TEXTS = {"one token": [7] * LONG, "a period of 100": list(range(100)) * (LONG // 100), "no repetition": None}
+"""What DRY looks through in its own table; None: random tokens."""
 PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1}
 EXTRAS = ("", "+ penalties", "+ bitmask", "+ both")
 
@@ -65,7 +73,7 @@ def timed(draw: Callable[[int], object], num_draws: int) -> list[float]:
 
 
 def measure(
-    shape: str, rows: list[array[float]], settings: dict[str, float], extra: str, num_draws: int
+    shape: str, rows: list[array[float]], settings: dict[str, Any], extra: str, num_draws: int
 ) -> dict[str, object]:
     rng = random.Random(0)
     penalties = PENALTIES if extra in ("+ penalties", "+ both") else {}
@@ -75,7 +83,7 @@ def measure(
     num_rows = len(rows)
 
     block = sampler.block(before=history[: HISTORY // 2], generated=history[HISTORY // 2 :])
-    bare = ffi.gc(lib.sym_sampler_new(block, len(block), VOCAB_SIZE), lib.sym_sampler_free)
+    bare = ffi.gc(lib.sym_sampler_new(block, len(block), VOCAB_SIZE, ffi.NULL), lib.sym_sampler_free)
     floats = [ffi.from_buffer("float[]", row) for row in rows]
     bits = ffi.NULL if allowed is None else ffi.from_buffer(allowed)
     in_c = timed(lambda i: lib.sym_sampler_draw(bare, floats[i % num_rows], bits, i), num_draws)
@@ -92,6 +100,28 @@ def measure(
         "python_p50_us": round(in_python[len(in_python) // 2], 1),
         "python_p99_us": round(in_python[len(in_python) * 99 // 100], 1),
     }
+
+
+def measure_repetitions(rows: list[array[float]], num_draws: int) -> list[dict[str, object]]:
+    """DRY over long texts."""
+    rng, table = random.Random(0), []
+    for name, text in TEXTS.items():
+        said = [rng.randrange(VOCAB_SIZE) for _ in range(LONG)] if text is None else text
+        sampler = RowSampler(sym.Sampler(seed=1, dry=sym.Dry(breakers=())).block(said), VOCAB_SIZE)
+        views = [sym.Dist.of(row).logits for row in rows]
+        times_us = timed(
+            lambda i, views=views, sampler=sampler: sampler.draw(views[i % len(views)], i), num_draws // 10 + 1
+        )
+        p50, p99 = times_us[len(times_us) // 2], times_us[len(times_us) * 99 // 100]
+        table.append(
+            {
+                "row": "open",
+                "case": f"DRY, {LONG:,} tokens, {name}",
+                "python_p50_us": round(p50, 1),
+                "python_p99_us": round(p99, 1),
+            }
+        )
+    return table
 
 
 def measure_questions(shape: str, rows: list[array[float]], num_draws: int) -> list[dict[str, object]]:
@@ -129,6 +159,7 @@ def main() -> None:
         for name, settings in SETTINGS.items():
             draws.extend({"case": name, **measure(shape, rows, settings, extra, args.draws)} for extra in EXTRAS)
         questions.extend(measure_questions(shape, rows, args.draws))
+    questions.extend(measure_repetitions([make_row("open", seed) for seed in range(args.rows)], args.draws))
     if args.json:
         print(json.dumps({"draws": draws, "questions": questions}, indent=2))
         return

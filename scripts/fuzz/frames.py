@@ -96,7 +96,7 @@ def i64(*numbers: int) -> bytes:
     return np.array(numbers, np.int64).tobytes()
 
 
-def sampling(**fields: float) -> bytes:
+def sampling(**fields: float | tuple[int, ...]) -> bytes:
     block = np.zeros(1, [(n, "f8") for n in ("temperature", "top_p", "min_p")] + [(n, "f4") for n in "rpf"]
                      + [("top_k", "u4"), ("seed", "u8"), ("counts", "u4", 4)])  # fmt: skip
     block["top_p"], block["r"] = 1.0, 1.0
@@ -116,6 +116,9 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
     numbers = np.array([4, 12, 1, 0], np.uint32).tobytes() + i32(*range(12)) + sampling(temperature=0.7)
     part["bytes"], part["flags"] = 76 + len(numbers), abi.ROWS_LAST | abi.REDUCED
     frame_with_numbers = part.tobytes() + tokens + numbers + bytes(-(12 + len(numbers)) % 64)
+    more = np.zeros(1, [("reals", "f8", 5), ("numbers", "u4", 6)])
+    more["reals"], more["numbers"] = (0.9, 0.8, 1.75, 3.0, 0.1), (2, 4, 5, 2, 4, 0)
+    shaped = sampling(temperature=0.7, counts=(0, 3, 0, abi.SAMPLING_MORE)) + more.tobytes() + b":\0a\0" + tokens
     options = json.dumps({"stop_tokens": [0], "stop": ["."], "grammar": None, "draft": None}).encode()
     rare, often = 1, 40
     return [
@@ -165,6 +168,7 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.PRED_BATCH, 0, 0, (2,), frame * 2, rare),
         (Op.PRED_BATCH, 0, 0, (1,), frame_with_numbers, rare),
         (Op.GENERATE, 0, 1, (3, 0, 2, 0), tokens + sampling() + options, rare),
+        (Op.GENERATE, 0, 1, (3, 0, 2, 0), tokens + shaped + options, rare),
         (Op.CANCEL, 0, 0, (7,), b"", often),
         (Op.SEND, 0, 0, (1,), b"to the first process", often),
         (Op.SEND, 1, 0, (0,), b"topic\0data", often),

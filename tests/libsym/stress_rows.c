@@ -16,17 +16,65 @@
         }                                                                                                              \
     } while (0)
 
-enum { NUM_THREADS = 3, NUM_DRAWS = 40, MOST_NAMED = 3, NUM_REDUCED = 3 };
+enum { NUM_THREADS = 3, NUM_DRAWS = 40, MOST_NAMED = 3, NUM_REDUCED = 3, NUM_SHAPED = 30 };
 
 /* What one row gave; compared as bytes. */
 struct found {
-    int64_t argmax, drawn[NUM_DRAWS];
+    int64_t argmax, drawn[NUM_DRAWS], shaped[3][NUM_SHAPED];
     double logsumexp, entropy;
     struct sym_reduced head;
     struct sym_scored top[8];
     float named[MOST_NAMED], softmax;
     char reduced[NUM_REDUCED][sizeof(struct sym_reduced) + 8 * sizeof(struct sym_scored) + sizeof(float[MOST_NAMED])];
 };
+
+/* Draws of a sampler with all that struct sym_sampling_more has; its block ends where its memory ends. */
+static void draw_shaped(const float *row, int64_t n, uint32_t mirostat, int64_t *drawn) {
+    const struct sym_sampling settings = {
+        .temperature = 1.1,
+        .top_p = 0.99,
+        .top_k = mirostat == 2 ? 60 : 0,
+        .repetition_penalty = 1.2f,
+        .presence_penalty = 0.3f,
+        .num_before = 3,
+        .flags = SYM_SAMPLING_MORE,
+    };
+    const struct sym_sampling_more more = {
+        .typical_p = mirostat == 1 ? 1.0 : 0.9,
+        .dry_multiplier = 0.8,
+        .dry_base = 1.75,
+        .mirostat_tau = 3.0,
+        .mirostat_eta = 0.2,
+        .mirostat = mirostat,
+        .penalty_window = 7,
+        .dry_window = mirostat == 0 ? 20 : 0,
+        .dry_allowed_length = mirostat,
+        .breaker_bytes = 2,
+    };
+    const int32_t before[3] = {0, (int32_t)(n - 1), 0};
+    const size_t bytes = sizeof settings + sizeof more + 2 + sizeof before, mask_bytes = ((size_t)n + 31) / 32 * 4;
+    char *block = malloc(bytes), *breakers = calloc(1, mask_bytes);
+    CHECK(block != NULL && breakers != NULL);
+    memcpy(block, &settings, sizeof settings);
+    memcpy(block + sizeof settings, &more, sizeof more);
+    memcpy(block + sizeof settings + sizeof more, "b", 2);
+    memcpy(block + sizeof settings + sizeof more + 2, before, sizeof before);
+    breakers[0] = 4;
+    CHECK(sym_sampler_new(block, bytes - 1, (uint32_t)n, breakers) == NULL);
+    sym_sampler *sampler = sym_sampler_new(block, bytes, (uint32_t)n, breakers);
+    CHECK(sampler != NULL);
+    free(block);
+    free(breakers);
+    for (int i = 0; i < NUM_SHAPED; i++) {
+        drawn[i] = sym_sampler_draw(sampler, row, NULL, (uint64_t)i);
+        CHECK(drawn[i] >= 0 && drawn[i] < n && drawn[i] == sym_sampler_draw(sampler, row, NULL, (uint64_t)i));
+        CHECK(sym_sampler_note(sampler, (int32_t)drawn[i]) == 0);
+    }
+    for (int i = 0; i < 600; i++) /* tokens take more room */
+        CHECK(sym_sampler_note(sampler, (int32_t)(i % (n < 9 ? n : 9))) == 0);
+    CHECK(sym_sampler_draw(sampler, row, NULL, NUM_SHAPED) >= 0);
+    sym_sampler_free(sampler);
+}
 
 static struct found look_at_row(int64_t n, unsigned seed) {
     struct found found;
@@ -57,7 +105,7 @@ static struct found look_at_row(int64_t n, unsigned seed) {
     char block[sizeof settings + sizeof bias];
     memcpy(block, &settings, sizeof settings);
     memcpy(block + sizeof settings, &bias, sizeof bias);
-    sym_sampler *sampler = sym_sampler_new(block, sizeof block, (uint32_t)n);
+    sym_sampler *sampler = sym_sampler_new(block, sizeof block, (uint32_t)n, NULL);
     CHECK(sampler != NULL);
     for (int i = 0; i < NUM_DRAWS; i++) {
         const int64_t top = i % 4 == 0 ? 0 : i;
@@ -68,6 +116,8 @@ static struct found look_at_row(int64_t n, unsigned seed) {
         CHECK(sym_sampler_note(sampler, (int32_t)found.drawn[i]) == 0);
     }
     CHECK(sym_sampler_note(sampler, (int32_t)n) < 0);
+    for (uint32_t mirostat = 0; mirostat <= 2; mirostat++)
+        draw_shaped(row, n, mirostat, found.shaped[mirostat]);
     sym_reducer *reducer = sym_reducer_new((uint32_t)n, top_k, named, MOST_NAMED, sampler);
     CHECK(reducer != NULL && sym_reducer_bytes(reducer) <= (int64_t)sizeof found.reduced[0]);
     char *answer = malloc((size_t)sym_reducer_bytes(reducer)); /* ends where the answer ends */
@@ -112,6 +162,10 @@ static void watch_for_texts(void) {
     CHECK(sym_stops_found(stops) == 2);
     sym_stops_free(stops);
     sym_stops_free(none);
+    char *bits = calloc(1, 4);
+    CHECK(bits != NULL && sym_tokens_with(&token_texts, "ba", 2, bits) == 1 && bits[0] == 1 << 3); /* not a|ab|bab */
+    CHECK(sym_tokens_with(&token_texts, "a", 1, bits) == 3 && bits[0] == 0xb);
+    free(bits);
 }
 
 static const int64_t sizes[] = {1, 15, 17, 511, 513, 1000, 20001};

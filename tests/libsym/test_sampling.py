@@ -389,6 +389,12 @@ def test_threads_that_share_draws_draw_one_after_the_other() -> None:
         {"logit_bias": {"1": 1.0}},
         {"seed": 1.5},
         {"seed": "1"},
+        {"typical_p": 0.0},
+        {"typical_p": math.nan},
+        {"penalty_window": -1},
+        {"penalty_window": 1.5},
+        {"dry": 0.8},
+        {"mirostat": 2},
     ],
 )
 def test_settings_without_meaning_are_named_when_a_sampler_is_made(settings: dict[str, object]) -> None:
@@ -426,6 +432,209 @@ def test_a_sampler_keeps_its_settings_whatever_becomes_of_the_programs_own() -> 
     assert hash(sampler) == hash(Sampler(temperature=0, logit_bias=sampler.logit_bias))
 
 
+# ---- typical_p, DRY, mirostat, and windows of penalties ------------------------------------------------------------
+
+
+def said(history: list[int], window: int | None) -> list[int]:
+    return history if window is None else history[len(history) - min(window, len(history)) :]
+
+
+def without_repetitions(row: np.ndarray, dry: sym.Dry, history: list[int], breakers: set[int]) -> np.ndarray:
+    """DRY, the slow way: compares the latest tokens with those before each place."""
+    tokens, longest = said(history, dry.window), dict[int, int]()
+    for at in range(len(tokens) - 1):
+        n = 0
+        while n <= at and tokens[at - n] == tokens[-1 - n] and tokens[-1 - n] not in breakers:
+            n += 1
+        longest[tokens[at + 1]] = max(longest.get(tokens[at + 1], 0), n)
+    result = row.copy()
+    for token, n in longest.items():
+        if n >= dry.allowed_length:
+            result[token] -= np.float32(min(dry.multiplier * dry.base ** (n - dry.allowed_length), 1e30))
+    return result
+
+
+def first_that_hold(part: float, p: np.ndarray) -> int:
+    return int(np.searchsorted(np.cumsum(p), part * p.sum())) + 1
+
+
+def zipf_count(p: np.ndarray, vocab_size: int, mu: float) -> int:
+    """Mirostat's k, of 100 likeliest tokens."""
+    ranks, top = np.arange(1, min(100, len(p))), np.log(p[:100])
+    steps, falls = np.log((ranks + 1) / ranks), top[:-1] - top[1:]
+    s = (steps @ falls) / (steps @ steps)
+    return int(((s - 1) * 2**mu / (1 - vocab_size ** (1 - s))) ** (1 / s))
+
+
+def drawn_by_definition(row: np.ndarray, sampler: Sampler, mu: float, u: float) -> tuple[int, float]:
+    """The token, and its surprise among what was left."""
+    scaled = (row.astype(np.float64) - row.max()) / sampler.temperature
+    is_ranked = sampler.top_k or sampler.top_p or sampler.typical_p or sampler.mirostat
+    order = np.lexsort((np.arange(len(row)), -row))[: sampler.top_k] if is_ranked else np.arange(len(row))
+    p = np.exp(scaled[order]) / np.exp(scaled[order]).sum()
+    if sampler.typical_p is not None:
+        far = np.abs(-np.log(p) - -np.sum(p * np.log(p)))
+        nearest = np.lexsort((order, far))
+        kept = np.sort(nearest[: first_that_hold(sampler.typical_p, p[nearest])])
+        order, p = order[kept], p[kept]
+    count = len(p) if sampler.top_p is None else first_that_hold(sampler.top_p, p)
+    order, p = order[:count], p[:count] / p[:count].sum()
+    order, p = order[p >= (sampler.min_p or 0) * p[0]], p[p >= (sampler.min_p or 0) * p[0]]
+    if sampler.mirostat is not None:
+        p /= p.sum()
+        fits = np.sum(-np.log2(p) <= mu) if sampler.mirostat.version == 2 else zipf_count(p, len(row), mu)
+        order, p = order[: max(1, fits)], p[: max(1, fits)]
+    place = int(np.searchsorted(np.cumsum(p), u * p.sum(), side="right"))
+    return int(order[place]), float(np.log2(p.sum() / p[place]))
+
+
+SHAPED = {
+    "typical": {"typical_p": 0.9},
+    "little is typical": {"typical_p": 0.2, "temperature": 1.5},
+    "typical beside limits": {"typical_p": 0.7, "top_k": 60, "top_p": 0.8, "min_p": 0.02},
+    "typical of many": {"typical_p": 0.95, "top_k": 700},
+    "mirostat 1": {"mirostat": sym.Mirostat(1, tau=3.0)},
+    "mirostat 1 beside limits": {"mirostat": sym.Mirostat(1, tau=2.0, eta=0.3), "top_k": 90, "typical_p": 0.9},
+    "mirostat 2": {"mirostat": sym.Mirostat(2, tau=3.0)},
+    "mirostat 2 beside limits": {"mirostat": sym.Mirostat(2, tau=1.5, eta=0.5), "top_p": 0.9, "min_p": 0.001},
+    "hardly any surprise": {"mirostat": sym.Mirostat(2, tau=0.01)},
+    "window": {"penalty_window": 20, "repetition_penalty": 1.4, "presence_penalty": 0.6, "frequency_penalty": 0.3},
+    "no window": {"penalty_window": 0, "repetition_penalty": 1.4, "presence_penalty": 0.6, "frequency_penalty": 0.3},
+    "window of what is generated": {"penalty_window": 5, "presence_penalty": 3.0},
+    "DRY": {"dry": sym.Dry(multiplier=2.0, allowed_length=1, breakers=())},
+    "DRY in a window, with a breaker": {"dry": sym.Dry(1.0, 1.3, allowed_length=0, window=40, breakers=["7"])},
+    "all": {
+        "temperature": 0.9,
+        "top_k": 500,
+        "top_p": 0.97,
+        "typical_p": 0.98,
+        "penalty_window": 30,
+        "repetition_penalty": 1.2,
+        "dry": sym.Dry(),
+        "mirostat": sym.Mirostat(tau=2.5),
+    },
+}
+DIGITS = [b"%d" % token for token in range(2000)]
+DIGITS[:4] = [b"\n", b"a: b", b'"', b"**"]
+
+
+@pytest.mark.parametrize("settings", SHAPED.values(), ids=SHAPED.keys())
+def test_shaped_draws_are_those_of_their_definition(instructions: int, settings: dict[str, object]) -> None:
+    sampler = Sampler(seed=3, **settings)
+    rng = np.random.default_rng(4)
+    before = rng.integers(0, 12, 60).tolist()  # tokens that stand out, so that there are repetitions
+    draws, generated = sampler.start(before, vocabulary=DIGITS), list[int]()
+    mu = 2 * sampler.mirostat.tau if sampler.mirostat is not None else 0.0
+    breakers = set[int]()
+    if sampler.dry is not None:
+        breakers = {token for token, text in enumerate(DIGITS) if any(x.encode() in text for x in sampler.dry.breakers)}
+    for index in range(120):
+        row = row_of(2000, seed=index, scale=1.5)
+        row[:12] += 6.0
+        tokens, latest = said(before + generated, sampler.penalty_window), said(generated, sampler.penalty_window)
+        expected = adjusted(row, sampler, tokens[: len(tokens) - len(latest)], latest)
+        if sampler.dry is not None:
+            expected = without_repetitions(expected, sampler.dry, before + generated, breakers)
+        token, surprise = drawn_by_definition(expected, sampler, mu, uniform(3, index))
+        generated.append(draws.draw(dist_of(row)))
+        assert generated[-1] == token, index
+        if sampler.mirostat is not None:
+            mu -= sampler.mirostat.eta * (surprise - sampler.mirostat.tau)
+    assert len(set(generated)) > 5
+
+
+@tried(max_examples=200, deadline=None)
+@given(
+    history=st.lists(st.integers(0, 2), max_size=60),
+    allowed_length=st.integers(0, 5),
+    window=st.none() | st.integers(0, 70),
+    breakers=st.sampled_from([(), ("c",), ("a", "bb")]),
+)
+def test_dry_finds_the_longest_repetition_before_each_token(
+    history: list[int], allowed_length: int, window: int | None, breakers: tuple[str, ...]
+) -> None:
+    """Every token's penalty: the least bias that makes up for it."""
+    dry = sym.Dry(1.0, 2.0, allowed_length, window, breakers)
+    found = {token for token, text in enumerate([b"a", b"bb", b"c"]) if any(x.encode() in text for x in breakers)}
+    penalty = -without_repetitions(np.zeros(4, np.float32), dry, history, found)
+    sampler = Sampler(temperature=0, dry=dry)
+    for token in range(3):
+        for height, drawn in ((penalty[token] * 1.01 + 0.1, token), (penalty[token] * 0.99 - 0.1, 3)):
+            row = np.full(4, -2e30, np.float32)
+            row[3], row[token] = 0.0, height
+            assert sampler.start(history, vocabulary=[b"a", b"bb", b"c", b"d"]).draw(dist_of(row)) == drawn
+
+
+def test_a_long_text_of_one_token_is_a_repetition_as_others_and_what_is_left_stays_possible() -> None:
+    sampler = Sampler(temperature=0, dry=sym.Dry(breakers=()))
+    draws = sampler.start([1] * 100_000)
+    assert draws.draw(Dist.of([0.0, 9.0, 1.0])) == 2
+    assert sampler.start([1] * 100_000).draw(Dist.of([0.0, 9.0, 1.0]), allowed=[1]) == 1
+
+
+def test_equals_are_cut_in_the_order_of_their_numbers_by_every_sampler() -> None:
+    flat = Dist.of([1.0] * 5000)
+    for settings in (
+        {"typical_p": 0.5},
+        {"mirostat": sym.Mirostat(1, tau=1.0)},
+        {"mirostat": sym.Mirostat(2, tau=1.0)},
+    ):
+        drawn = {Sampler(seed=seed, **settings).start().draw(flat) for seed in range(200)}
+        assert max(drawn) < 2500
+        assert len(drawn) > 100 or drawn == {0}, settings  # no token is within mirostat's limit of 2 bits: the first
+    around = Dist.of([3.0, 1.0, 3.0, 1.0] + [2.0] * 2)
+    assert {Sampler(seed=seed, typical_p=0.01).start().draw(around) for seed in range(50)} == {0}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostats_limit_is_that_of_one_loop_and_a_draw_that_is_made_again_is_the_same(version: int) -> None:
+    sampler = Sampler(mirostat=sym.Mirostat(version, tau=2.0, eta=0.9), seed=6)
+    rows = [row_of(2000, seed=seed, scale=2.5) for seed in range(50)]
+    first, second = ([draws.draw(dist_of(row)) for row in rows] for draws in (sampler.start(), sampler.start()))
+    alone = RowSampler(sampler.block(), 2000)
+    twice = [(alone.draw(view(row), index), alone.draw(view(row), index)) for index, row in enumerate(rows)]
+    assert first == second == [token for token, _ in twice] == [token for _, token in twice]
+    anew = [Sampler(mirostat=sampler.mirostat, seed=6).start(first_draw=i).draw(dist_of(rows[i])) for i in range(50)]
+    assert anew != first  # the limit is that of a first draw
+
+
+def test_a_breaker_that_no_token_has_is_named() -> None:
+    sampler = Sampler(dry=sym.Dry(breakers=["\n", "<user>"]))
+    with pytest.raises(Invalid, match="the breaker '<user>' is in no token of the model"):
+        sampler.start(vocabulary=[b"a\nb", b"<us", b"er>"]).draw(Dist.of([0.0, 1.0, 2.0]))
+    with pytest.raises(Invalid, match="the bytes of the 3 tokens are needed"):
+        sampler.start(vocabulary=[b"\n<user>"]).draw(Dist.of([0.0, 1.0, 2.0]))
+
+
+@pytest.mark.parametrize(
+    ("part", "settings", "words"),
+    [
+        (sym.Dry, {"multiplier": -1.0}, "Dry.multiplier=-1.0: must be 0 to 1e"),
+        (sym.Dry, {"multiplier": math.inf}, "Dry.multiplier"),
+        (sym.Dry, {"base": 0.9}, "Dry.base=0.9: must be 1 to"),
+        (sym.Dry, {"base": "2"}, "Dry.base='2': must be a number"),
+        (sym.Dry, {"allowed_length": -1}, "Dry.allowed_length"),
+        (sym.Dry, {"window": 2.5}, "Dry.window"),
+        (sym.Dry, {"window": 2**31}, "Dry.window"),
+        (sym.Dry, {"breakers": "\n"}, "must be a list of texts"),
+        (sym.Dry, {"breakers": [""]}, "must be 1 to 64 bytes"),
+        (sym.Dry, {"breakers": ["a\0b"]}, "without NUL"),
+        (sym.Dry, {"breakers": ["x" * 65]}, "must be 1 to 64 bytes"),
+        (sym.Dry, {"breakers": ["x"] * 65}, "65 texts, and 64 are possible"),
+        (sym.Dry, {"breakers": [5]}, "must be text, not int"),
+        (sym.Mirostat, {"version": 3}, "Mirostat.version=3: must be 1 or 2"),
+        (sym.Mirostat, {"tau": -1.0}, "Mirostat.tau"),
+        (sym.Mirostat, {"eta": math.nan}, "Mirostat.eta"),
+    ],
+)
+def test_parts_without_meaning_are_named_when_they_are_made(
+    part: type[object], settings: dict[str, object], words: str
+) -> None:
+    with pytest.raises(Invalid, match=words) as told:
+        part(**settings)
+    assert "\n" not in str(told.value)
+
+
 # ---- blocks from anybody -------------------------------------------------------------------------------------------
 
 BLOCK = struct.Struct("=dddfffIQIIII")
@@ -461,7 +670,8 @@ def test_a_block_is_laid_out_as_the_abi_says_and_zeros_are_greedy() -> None:
         (9, 1),
         (10, 2**32 - 1),
         (11, 1),
-        (11, 4),
+        (11, 4),  # more that does not follow
+        (11, 8),
     ],
 )
 def test_a_forged_setting_is_refused(field: int, value: float) -> None:
@@ -488,6 +698,51 @@ def test_a_forged_setting_is_refused(field: int, value: float) -> None:
 def test_forged_tables_are_refused(counts: tuple[int, ...], tail: bytes) -> None:
     with pytest.raises(Invalid, match=r"malformed|out of range"):
         RowSampler(BLOCK.pack(*GOOD[:8], *counts) + tail, 100)
+
+
+MORE = struct.Struct("=dddddIIIIII")
+NOTHING_MORE = (0.0,) * 5 + (0,) * 6
+
+
+def block_with_more(fields: tuple[float, ...], tail: bytes = b"") -> bytes:
+    return BLOCK.pack(*GOOD[:11], 4) + MORE.pack(*fields) + tail
+
+
+def test_more_of_a_block_is_laid_out_as_the_abi_says_and_zeros_are_off() -> None:
+    assert MORE.size == 64
+    full = Sampler(seed=0, typical_p=0.5, penalty_window=9, dry=sym.Dry(window=7), mirostat=sym.Mirostat(1)).block()
+    assert full[BLOCK.size :] == MORE.pack(0.5, 0.8, 1.75, 5.0, 0.1, 1, 9, 7, 2, 8, 0) + b'\n\0:\0"\0*\0'
+    off = Sampler(seed=0, typical_p=1.0, penalty_window=0, dry=sym.Dry(multiplier=0), repetition_penalty=2.0).block()
+    assert off == Sampler(seed=0).block()
+    row = view(row_of(100, seed=1, scale=2.0))
+    assert RowSampler(block_with_more(NOTHING_MORE), 100).draw(row, 5) == RowSampler(BLOCK.pack(*GOOD), 100).draw(
+        row, 5
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "tail"),
+    [
+        *((field, value, b"") for field in range(5) for value in (-1.0, math.nan, math.inf)),
+        (0, 1.5, b""),
+        (3, 1e7, b""),
+        (4, 1e7, b""),
+        (5, 3, b""),
+        (10, 1, b""),
+        (9, 1, b""),
+        (9, 2**32 - 1, b"a"),
+        (9, 1, b"a"),
+        (9, 1, b"\0"),
+        (9, 3, b"a\0b"),
+        (9, 130, b"a\0" * 65),
+        (9, 66, b"a" * 65 + b"\0"),
+    ],
+)
+def test_a_forged_setting_of_more_is_refused(field: int, value: float, tail: bytes) -> None:
+    forged = [*NOTHING_MORE]
+    forged[field] = value
+    with pytest.raises(Invalid, match=r"malformed|breakers"):
+        RowSampler(block_with_more(tuple(forged), tail), 100)
 
 
 @tried(max_examples=300, deadline=None)

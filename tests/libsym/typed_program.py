@@ -65,7 +65,7 @@ def generation(kv: sym.KV) -> str:
     found = sym.generate(
         kv,
         [1],
-        sampler=sym.Sampler(top_k=5),
+        sampler=sym.Sampler(top_k=5, dry=sym.Dry(breakers=["\n"]), mirostat=sym.Mirostat(tau=3)),
         stop=["\n", 7],
         max_tokens=9,
         grammar=sym.Grammar.json({"type": "object"}, compact=True),

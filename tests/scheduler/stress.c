@@ -142,7 +142,7 @@ static size_t sampling_block(int file, char *block) {
 
 static sym_sampler *new_sampler(int file) {
     char block[sizeof(struct sym_sampling)];
-    sym_sampler *sampler = sym_sampler_new(block, sampling_block(file, block), VOCAB);
+    sym_sampler *sampler = sym_sampler_new(block, sampling_block(file, block), VOCAB, NULL);
     CHECK(sampler != NULL);
     return sampler;
 }
@@ -318,7 +318,7 @@ static void accept_request(const struct sym_taken *request) {
     struct file *file = &files[request->handle - 1];
     if (request->op == SYM_GENERATE) {
         const uint32_t block_bytes = request->payload_bytes - (uint32_t)sizeof(int32_t);
-        file->sampler = sym_sampler_new(payload + sizeof(int32_t), block_bytes, VOCAB);
+        file->sampler = sym_sampler_new(payload + sizeof(int32_t), block_bytes, VOCAB, NULL);
         CHECK(file->sampler != NULL);
         file->num_to_emit = NUM_ENTRIES;
     } else {

@@ -36,6 +36,18 @@ SAMPLERS = {
         frequency_penalty=0.1,
         logit_bias={101: 2.0},
     ),
+    "typical": sym.Sampler(typical_p=0.7),
+    "window": sym.Sampler(penalty_window=8, repetition_penalty=1.4, presence_penalty=0.5),
+    "DRY": sym.Sampler(temperature=0.5, dry=sym.Dry(multiplier=3.0, base=1.2, allowed_length=1)),
+    "mirostat 1": sym.Sampler(mirostat=sym.Mirostat(1, tau=2.0, eta=0.4)),
+    "mirostat 2": sym.Sampler(mirostat=sym.Mirostat(2, tau=2.0, eta=0.4)),
+    "shaped": sym.Sampler(
+        typical_p=0.95,
+        penalty_window=20,
+        repetition_penalty=1.2,
+        dry=sym.Dry(window=50, breakers=[" "]),
+        mirostat=sym.Mirostat(tau=3.0, eta=0.5),
+    ),
 }
 
 
@@ -113,6 +125,19 @@ def test_what_goes_on_with_the_number_of_its_draw_is_one_sequence():
         sym.generate(kv, [65], first_draw=-1)
     with pytest.raises(sym.errors.Invalid, match="give a sampler"):
         sym.pred(kv, [65], first_draw=3)
+
+
+def test_a_row_that_is_drawn_from_sees_the_repetitions_of_what_was_given():
+    kv, prone = sym.kv_create(), sym.Sampler(temperature=0, logit_bias={ord("m"): 90.0})  # as behind the first "the "
+    sampler = replace(prone, dry=sym.Dry(multiplier=1000.0))
+    [first] = sym.generate(kv, PROMPT, sampler=sampler, max_tokens=1)
+    drawn = [sym.pred(sym.kv_create(), PROMPT, sampler=each).token for each in (prone, sampler)]
+    assert drawn == [ord("m"), first]
+    assert first != ord("m")
+    unheard = replace(sampler, dry=sym.Dry(breakers=["a", "no such token"]))
+    for call in (lambda: sym.pred(kv, PROMPT, sampler=unheard), lambda: list(sym.generate(kv, [65], sampler=unheard))):
+        with pytest.raises(sym.Invalid, match="the breaker 'no such token' is in no token of the model"):
+            call()
 
 
 def test_answers_of_several_draw_with_seeds_of_their_own_that_are_no_sum():
@@ -293,7 +318,7 @@ GRAMMARS = {
 
 
 @pytest.mark.parametrize("draft", [None, "ngram"])
-@pytest.mark.parametrize("sampler", ["greedy", "temperature", "all"])
+@pytest.mark.parametrize("sampler", ["greedy", "temperature", "all", "shaped"])
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_with_a_grammar_it_gives_what_the_loop_with_llguidance_gives(name, sampler, draft):
     grammar, compile_grammar = GRAMMARS[name]
