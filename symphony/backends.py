@@ -128,7 +128,7 @@ def _build_cuda(config: Config, model: Model) -> Backend:
         from decoder.cuda.device import naming_full_memory, open_device  # noqa: PLC0415
         from decoder.cuda.memory_plan import choose_dtypes, plan_memory  # noqa: PLC0415
     except ImportError as error:
-        raise Invalid(f"--device cuda needs torch and Triton ({error}): install symphony-os[gpu]") from error
+        raise Invalid(f"--device cuda needs torch and Triton ({error}): pip install 'symphony-os[gpu]'") from error
     check_config(model.config)
     dtype, kv_dtype = choose_dtypes(config.precision, config.kv_dtype)
     device = open_device()

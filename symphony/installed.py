@@ -28,7 +28,7 @@ def what_to_install(error: ImportError) -> str:
     if name == "kvfs._shim":
         return _NO_SHIM
     if isinstance(error, ModuleNotFoundError) and package not in (*PACKAGES, ""):
-        extra = "gpu" if package == "triton" else "server"
+        extra = "gpu" if package in ("torch", "triton") else "server"
         return f"this needs {package}, which the base installation lacks: pip install '{_DISTRIBUTION}[{extra}]'"
     for conflict in foreign_packages():
         return conflict

@@ -87,7 +87,7 @@ def wheel(built):
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory):
-    """Makes an environment that has the wheel, and of this process's packages those that are named, or all."""
+    """Make an environment with the wheel, and with this process's packages that are named, or all but the GPU's."""
 
     def make(name: str, *names: str) -> Path:
         directory = tmp_path_factory.mktemp(name)
@@ -98,7 +98,8 @@ def environment(wheel, tmp_path_factory):
         for found in [path for pattern in names for path in SITE.glob(pattern)]:
             (site / found.name).symlink_to(found)
         if not names:
-            (site / "others.pth").write_text(f"{SITE}\n")
+            no_gpu = "import sys; sys.modules['torch'] = sys.modules['triton'] = None"
+            (site / "others.pth").write_text(f"{no_gpu}\n{SITE}\n")
         return directory
 
     return make
@@ -129,11 +130,13 @@ def test_the_names_that_PyPI_has_too_are_the_tree_s_own(tmp_path):
 
 
 def test_what_is_imported_is_what_the_metadata_asks_for():
-    """libsym and the launcher live with the base, programs with their extra, all else but triton with the server's."""
+    """libsym and the launcher live with the base, programs with their extra, kernels with the GPU's, the rest with the
+    server's."""
     names = {"_cffi_backend": "cffi"}
     text = (ROOT / "setup.py").read_text()
     base = re.findall(r'"([\w-]+)[>=]', re.search(r"install_requires=\[(.*?)\]", text, re.DOTALL)[1])
     server = re.findall(r'"([\w-]+)[>=]', re.search(r"^SERVER = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)[1])
+    gpu = re.findall(r'"([\w-]+)[>=]', re.search(r"^GPU = \[(.*?)\]", text, re.MULTILINE)[1])
     extras = re.findall(r"^(?:PROGRAMS|GATEWAY) = \[(.*?)\]", text, re.DOTALL | re.MULTILINE)
     programs = re.findall(r'"([\w-]+)[>=]', "".join(extras))
     imported: dict[str, set[str]] = {}
@@ -145,8 +148,8 @@ def test_what_is_imported_is_what_the_metadata_asks_for():
     assert imported.pop("lips") - set(base) == set(programs)
     assert imported["symphony/launcher"] <= {"cffi"}  # that of what builds it
     needed = set().union(*imported.values()) - set(base)
-    assert needed - {"triton"} <= set(server)
-    assert set(server) <= needed, "what nobody imports is not asked for"
+    assert needed == {*server, *gpu}, "what nobody imports is not asked for"
+    assert imported["triton_kernels"] - {"numpy"} == set(gpu)
 
 
 def room_of(path: Path) -> str:
@@ -248,6 +251,15 @@ def test_a_command_that_needs_more_than_the_base_says_so_in_one_line(base, words
     assert re.fullmatch(
         r"symphony: this needs \w+, which the base installation lacks: pip install 'symphony-os\[server\]'\n", said
     )
+
+
+@pytest.mark.slow
+def test_a_daemon_without_torch_names_the_extra_that_computes_on_a_GPU(server, tmp_path):
+    places = ("--state", tmp_path / "state", "--mount", tmp_path / "kv", "--socket", tmp_path / "socket")
+    words = ("serve", "--model", "tiny", "--device", "cuda", *places)
+    said = run(server / "bin/symphony", *words, status=1).splitlines()[-1]
+    assert said.startswith("symphony: --device cuda needs torch and Triton ("), said
+    assert said.endswith("): pip install 'symphony-os[gpu]'")
 
 
 @pytest.mark.slow
