@@ -27,7 +27,7 @@ from libsym.channel.socket_path import find_socket
 from libsym.errors import SymError
 from symphony import __version__
 from symphony.config import defaults
-from symphony.installed import HERE, foreign_packages
+from symphony.installed import HERE, foreign_packages, what_to_install
 from symphony.reports import human_bytes
 
 MIN_PYTHON = (3, 11)
@@ -51,8 +51,6 @@ except libsym.SymError as error:
     sys.exit(error.errno)
 """
 """A program of its own, like all that a dead daemon could block; its status is the errno."""
-
-_LIBFUSE_NAMES = ("libfuse3.so.3", "libfuse3.so.4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +148,13 @@ def check_fusermount() -> Check:
 
 
 def check_libfuse() -> Check:
-    for name in _LIBFUSE_NAMES:
-        try:
-            library = ctypes.CDLL(name)
-        except OSError:
-            continue
-        library.fuse_pkgversion.restype = ctypes.c_char_p
-        return Check("libfuse", True, f"{library.fuse_pkgversion().decode()} ({name})")
-    return Check("libfuse", False, f"none of {', '.join(_LIBFUSE_NAMES)} loads", "apt-get install fuse3 libfuse3-dev")
+    try:
+        from kvfs.mount.shim import pyfuse3  # noqa: PLC0415  # as the daemon loads it, and for this check alone
+    except ImportError as error:
+        return Check("libfuse", False, str(error), what_to_install(error))
+    library = ctypes.CDLL(pyfuse3.__file__)
+    library.fuse_pkgversion.restype = ctypes.c_char_p
+    return Check("libfuse", True, f"{library.fuse_pkgversion().decode()}, with pyfuse3 {pyfuse3.__version__}")
 
 
 def check_allow_other(conf: Path = Path("/etc/fuse.conf"), uid: int | None = None) -> Check:

@@ -27,6 +27,8 @@ def what_to_install(error: ImportError) -> str:
     package = name.partition(".")[0]
     if name == "kvfs._shim":
         return _NO_SHIM
+    if package == "pyfuse3" and not isinstance(error, ModuleNotFoundError):
+        return f"pyfuse3 can't be loaded ({error}): install the package fuse3, or pyfuse3 again"
     if isinstance(error, ModuleNotFoundError) and package not in (*PACKAGES, ""):
         extra = "gpu" if package in ("torch", "triton") else "server"
         return f"this needs {package}, which the base installation lacks: pip install '{_DISTRIBUTION}[{extra}]'"

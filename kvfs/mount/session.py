@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 READ_AHEAD_KB = 512
 
 _MOUNTS = Path("/proc/self/mountinfo")
+_STATUS = Path("/proc/self/status")
+_CAP_SYS_ADMIN = 21
 _FUSE_CONF = Path("/etc/fuse.conf")
 _FUSE_DEVICE = Path("/dev/fuse")
 
@@ -215,11 +218,25 @@ def _aliases(mountpoint: Path, where: Path) -> list[Path]:
 
 def _require_fuse(*, allow_other: bool) -> None:
     if not _FUSE_DEVICE.exists():
-        raise NotFound(f"there is no {_FUSE_DEVICE}: load the module (modprobe fuse), or give it to the container")
+        raise NotFound(
+            f"there is no {_FUSE_DEVICE}: load the module (modprobe fuse), or give it to the container "
+            f"(--device {_FUSE_DEVICE})"
+        )
     if not os.access(_FUSE_DEVICE, os.R_OK | os.W_OK):
         raise NoAccess(f"{_FUSE_DEVICE} may not be opened by uid {os.getuid()}: chmod 0666 {_FUSE_DEVICE}")
+    if shutil.which("fusermount3") is None:
+        raise NotFound("there is no fusermount3: install the package fuse3")
+    if os.geteuid() == 0 and not _may_mount():
+        raise NotPermitted("root may not mount here: give the container the capability (--cap-add SYS_ADMIN)")
     if allow_other and os.geteuid() != 0 and not _user_allow_other():
         raise NotPermitted(f"allow_other needs root, or a line user_allow_other in {_FUSE_CONF}")
+
+
+def _may_mount() -> bool:
+    """Whether this process has CAP_SYS_ADMIN, which root in a container may lack."""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    assert found, f"{_STATUS} names no capabilities"
+    return bool(int(found[1], 16) >> _CAP_SYS_ADMIN & 1)
 
 
 def _user_allow_other() -> bool:

@@ -31,6 +31,17 @@
 
 #define UNLOCKED_BYTES 32768 /* shorter answers are sent with the GIL held: giving it away may cost 0.1 ms */
 
+/* Functions of libfuse. This object is not linked with it: libfuse is the distribution's, or in pyfuse3's wheel under a
+ * name of its own, and there must not be two. */
+#define LIBFUSE(function)                                                                                              \
+    function(reply_buf) function(reply_err) function(reply_none) function(req_ctx) function(req_interrupt_func)        \
+        function(session_exited) function(session_fd) function(session_new) function(session_process_buf)              \
+            function(session_receive_buf)
+#define DECLARED(name) __typeof__(fuse_##name) *name;
+static struct {
+    LIBFUSE(DECLARED)
+} libfuse;
+
 /* How long requests are answered without a look at the rest of the daemon. */
 static const long budget_ns = 400 * 1000;
 
@@ -52,11 +63,11 @@ static int must_return; /* trio has something to do for the mount */
 /* For requests that were answered later; cffi gives the GIL away before it calls. */
 void kvfs_answer(fuse_req_t req, int status) {
     if (status >= 0)
-        fuse_reply_buf(req, kvfs_out, (size_t)status);
+        libfuse.reply_buf(req, kvfs_out, (size_t)status);
     else if (status == ANSWER_DATA)
-        fuse_reply_buf(req, kvfs_data, kvfs_data_bytes);
+        libfuse.reply_buf(req, kvfs_data, kvfs_data_bytes);
     else
-        fuse_reply_err(req, -status);
+        libfuse.reply_err(req, -status);
 }
 
 static void answer(fuse_req_t req, int status) {
@@ -78,10 +89,10 @@ static void on_interrupt(fuse_req_t req, void *unused) {
 }
 
 /* Let Python know when whoever waits for the answer is interrupted; at once, if that has happened. */
-void kvfs_watch(fuse_req_t req) { fuse_req_interrupt_func(req, on_interrupt, NULL); }
+void kvfs_watch(fuse_req_t req) { libfuse.req_interrupt_func(req, on_interrupt, NULL); }
 
 /* Who makes the request. */
-uint32_t kvfs_uid(fuse_req_t req) { return fuse_req_ctx(req)->uid; }
+uint32_t kvfs_uid(fuse_req_t req) { return libfuse.req_ctx(req)->uid; }
 
 /* Operations */
 
@@ -91,13 +102,13 @@ static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name) {
 
 static void on_forget(fuse_req_t req, fuse_ino_t inode, uint64_t num_lookups) {
     kvfs_forget(inode, num_lookups);
-    fuse_reply_none(req);
+    libfuse.reply_none(req);
 }
 
 static void on_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets) {
     for (size_t i = 0; i < count; i++)
         kvfs_forget(forgets[i].ino, forgets[i].nlookup);
-    fuse_reply_none(req);
+    libfuse.reply_none(req);
 }
 
 static void on_getattr(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file) {
@@ -117,7 +128,7 @@ static void on_setattr(fuse_req_t req, fuse_ino_t inode, struct stat *attr, int 
 static void on_readlink(fuse_req_t req, fuse_ino_t inode) { answer(req, kvfs_readlink(req, inode)); }
 
 static void on_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t device) {
-    const struct fuse_ctx *caller = fuse_req_ctx(req);
+    const struct fuse_ctx *caller = libfuse.req_ctx(req);
     answer(req, kvfs_mknod(req, parent, name, mode, (uint32_t)device, caller->uid, caller->gid));
 }
 
@@ -126,12 +137,12 @@ static void on_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
 }
 
 static void on_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name) {
-    const struct fuse_ctx *caller = fuse_req_ctx(req);
+    const struct fuse_ctx *caller = libfuse.req_ctx(req);
     answer(req, kvfs_symlink(req, target, parent, name, caller->uid, caller->gid));
 }
 
 static void on_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char *name) {
-    answer(req, kvfs_link(req, inode, parent, name, fuse_req_ctx(req)->uid));
+    answer(req, kvfs_link(req, inode, parent, name, libfuse.req_ctx(req)->uid));
 }
 
 static void on_unlink(fuse_req_t req, fuse_ino_t parent, const char *name) {
@@ -148,12 +159,12 @@ static void on_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
 }
 
 static void on_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *file) {
-    const struct fuse_ctx *caller = fuse_req_ctx(req);
+    const struct fuse_ctx *caller = libfuse.req_ctx(req);
     answer(req, kvfs_create(req, parent, name, mode, file->flags, caller->uid, caller->gid, caller->pid));
 }
 
 static void on_open(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file) {
-    const struct fuse_ctx *caller = fuse_req_ctx(req);
+    const struct fuse_ctx *caller = libfuse.req_ctx(req);
     answer(req, kvfs_open(req, inode, file->flags, caller->uid, caller->pid));
 }
 
@@ -170,7 +181,7 @@ static void on_write(fuse_req_t req, fuse_ino_t inode, const char *bytes, size_t
 
 static void on_flush(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file) {
     (void)inode;
-    answer(req, kvfs_flush(req, file->fh, fuse_req_ctx(req)->pid));
+    answer(req, kvfs_flush(req, file->fh, libfuse.req_ctx(req)->pid));
 }
 
 static void on_fsync(fuse_req_t req, fuse_ino_t inode, int datasync, struct fuse_file_info *file) {
@@ -235,11 +246,11 @@ static void on_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
 }
 
 static void on_setxattr(fuse_req_t req, fuse_ino_t inode, const char *name, const char *value, size_t size, int flags) {
-    answer(req, kvfs_setxattr(req, inode, name, value, size, flags, fuse_req_ctx(req)->uid));
+    answer(req, kvfs_setxattr(req, inode, name, value, size, flags, libfuse.req_ctx(req)->uid));
 }
 
 static void on_removexattr(fuse_req_t req, fuse_ino_t inode, const char *name) {
-    answer(req, kvfs_removexattr(req, inode, name, fuse_req_ctx(req)->uid));
+    answer(req, kvfs_removexattr(req, inode, name, libfuse.req_ctx(req)->uid));
 }
 
 /* No file here has controls. Asked often: isatty(3), and with it every open() of Python, is an ioctl. */
@@ -248,7 +259,7 @@ static void on_ioctl(fuse_req_t req, fuse_ino_t inode, unsigned int command, voi
                      size_t output_bytes) {
     (void)inode, (void)command, (void)argument, (void)file, (void)flags, (void)input, (void)input_bytes;
     (void)output_bytes;
-    fuse_reply_err(req, ENOTTY);
+    libfuse.reply_err(req, ENOTTY);
 }
 
 static void on_init(void *userdata, struct fuse_conn_info *connection) {
@@ -258,7 +269,7 @@ static void on_init(void *userdata, struct fuse_conn_info *connection) {
     connection->want &= ~(unsigned)FUSE_CAP_HANDLE_KILLPRIV;
     /* A read straight into our buffer is cheaper than one through a pipe. */
     connection->want &= ~(unsigned)FUSE_CAP_SPLICE_READ;
-    int descriptor = fuse_session_fd(captured_session);
+    int descriptor = libfuse.session_fd(captured_session);
     fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | O_NONBLOCK);
 }
 
@@ -302,38 +313,18 @@ static const struct fuse_lowlevel_ops our_operations = {
 
 /* Interposed */
 
-/* The next one in the search order is libfuse's: this object is linked with it. */
-static void *libfuses(const char *name) {
-    void *function = dlsym(RTLD_NEXT, name);
-    if (!function)
-        fprintf(stderr, "kvfs: libfuse3 has no %s: %s\n", name, dlerror());
-    return function;
-}
-
-typedef struct fuse_session *new_function(struct fuse_args *, const struct fuse_lowlevel_ops *, size_t, void *);
-typedef int receive_function(struct fuse_session *, struct fuse_buf *);
-typedef void process_function(struct fuse_session *, const struct fuse_buf *);
-
-static receive_function *libfuse_receive;
-static process_function *libfuse_process;
-
 __attribute__((visibility("default"))) struct fuse_session *fuse_session_new(struct fuse_args *arguments,
                                                                              const struct fuse_lowlevel_ops *operations,
                                                                              size_t operations_bytes, void *userdata) {
-    new_function *libfuse_new = (new_function *)libfuses("fuse_session_new");
-    libfuse_receive = (receive_function *)libfuses("fuse_session_receive_buf");
-    libfuse_process = (process_function *)libfuses("fuse_session_process_buf");
-    if (!libfuse_new || !libfuse_receive || !libfuse_process)
-        return NULL;
     (void)operations_bytes;
     pyfuse3_init = operations->init;
-    captured_session = libfuse_new(arguments, &our_operations, sizeof our_operations, userdata);
+    captured_session = libfuse.session_new(arguments, &our_operations, sizeof our_operations, userdata);
     return captured_session;
 }
 
 __attribute__((visibility("default"))) int fuse_session_receive_buf(struct fuse_session *session,
                                                                     struct fuse_buf *buf) {
-    int result = libfuse_receive(session, buf);
+    int result = libfuse.session_receive_buf(session, buf);
     return result == -EAGAIN ? -EINTR : result; /* pyfuse3 waits again */
 }
 
@@ -345,14 +336,14 @@ static long now_ns(void) {
 
 /* The next request, if it comes soon. */
 static int receive_soon(struct fuse_session *session, struct fuse_buf *buf) {
-    struct pollfd waiting = {.fd = fuse_session_fd(session), .events = POLLIN};
+    struct pollfd waiting = {.fd = libfuse.session_fd(session), .events = POLLIN};
     const long end_ns = now_ns() + kvfs_linger_ns;
     int found, result = 0;
     Py_BEGIN_ALLOW_THREADS
     while (!(found = poll(&waiting, 1, 0)) && now_ns() < end_ns)
         sched_yield();
     if (found == 1)
-        result = libfuse_receive(session, buf);
+        result = libfuse.session_receive_buf(session, buf);
     Py_END_ALLOW_THREADS
     return result;
 }
@@ -363,8 +354,20 @@ __attribute__((visibility("default"))) void fuse_session_process_buf(struct fuse
     const long end_ns = now_ns() + budget_ns;
     must_return = 0;
     do
-        libfuse_process(session, buf);
-    while (!must_return && now_ns() < end_ns && !fuse_session_exited(session) && receive_soon(session, buf) > 0);
+        libfuse.session_process_buf(session, buf);
+    while (!must_return && now_ns() < end_ns && !libfuse.session_exited(session) && receive_soon(session, buf) > 0);
+}
+
+/* Take libfuse from what pyfuse3's module was linked with. The first function that is missing, or NULL. */
+const char *kvfs_find_libfuse(const char *pyfuse3) {
+    void *module = dlopen(pyfuse3, RTLD_LAZY | RTLD_NOLOAD);
+    if (!module)
+        return dlerror();
+#define FOUND(name)                                                                                                    \
+    if (!(libfuse.name = (__typeof__(fuse_##name) *)dlsym(module, "fuse_" #name)))                                     \
+        return "libfuse3 has no fuse_" #name;
+    LIBFUSE(FOUND)
+    return NULL;
 }
 
 int kvfs_session_captured(void) { return captured_session != NULL; }

@@ -27,6 +27,9 @@ finally:
 
 import pyfuse3 as pyfuse3  # noqa: E402, PLC0414 - only now; and `as` says that it is exported
 
+if _missing := lib.kvfs_find_libfuse(os.fsencode(pyfuse3.__file__)):
+    raise ImportError(ffi.string(_missing).decode(), name="pyfuse3")
+
 LATER: int = lib.ANSWER_LATER
 """What a callback returns when `answer` will be called."""
 

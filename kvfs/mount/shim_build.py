@@ -18,7 +18,6 @@ ffi.set_source(
     '#include "shim.h"\n',
     sources=[os.path.relpath(_HERE / "shim.c")],
     depends=[str(_HERE / "shim.h")],
-    libraries=["fuse3"],
     include_dirs=[str(_HERE), "/usr/include/fuse3"],
     # Hidden, but for the functions that stand before libfuse's.
     extra_compile_args=[

@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,17 +105,32 @@ def test_unmounting_with_files_open_is_clean(tmp_path: Path) -> None:
     assert os.listdir(mount.path) == []
 
 
+def refusal(base: Path) -> str:
+    mount = Mount(base, 16, PAGE_BYTES)
+    try:
+        with pytest.raises(CommandFailed) as caught:
+            mount.wait_mounted()
+    finally:
+        mount.dismiss()
+    return str(caught.value)
+
+
+def test_a_missing_fusermount3_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "there is no fusermount3: install the package fuse3" in refusal(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has a capability to lose")
+def test_root_without_the_capability_to_mount_is_told_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec setpriv --bounding-set -sys_admin "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert "give the container the capability (--cap-add SYS_ADMIN)" in refusal(tmp_path)
+
+
 @pytest.mark.slow
 def test_mounting_where_it_makes_no_sense_says_why(tmp_path: Path) -> None:
-    def refusal(base: Path) -> str:
-        mount = Mount(base, 16, PAGE_BYTES)
-        try:
-            with pytest.raises(CommandFailed) as caught:
-                mount.wait_mounted()
-        finally:
-            mount.dismiss()
-        return str(caught.value)
-
     (tmp_path / "kv").mkdir()
     (tmp_path / "kv" / "x").touch()
     assert "not empty" in refusal(tmp_path)
