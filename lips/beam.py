@@ -1,21 +1,29 @@
 """Beam search: a few hypotheses grow side by side, and the likeliest continuation is found among them.
 
     symphony run beam "The capital of France is" --width 4 --max-tokens 20
+    symphony run beam "The capital of France is" --normalize 0.7
+    symphony run beam "Once upon a time" --width 6 --groups 3 --diversity 2
 
 Each round computes the next token of all hypotheses in one step (`pred_batch`), and keeps the best of all their
 likeliest continuations. A hypothesis that goes on in two ways is forked, in constant time. Beams share the pages of
 what they have in common, so nothing is computed twice. The files of those that fall behind are closed, and pages that
 no other beam uses are free again.
+
+The likeliest text is a short one, since each token costs: --normalize divides by the length to this power. Beams are
+mostly alike: with --groups each group keeps its own best, and a token that groups before it have taken in this round
+costs --diversity for each time (Vijayakumar et al. 2016).
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import libsym as sym
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Beam:
     """One hypothesis. `kv` holds what comes before `pending`, which the next round computes."""
 
@@ -25,42 +33,73 @@ class Beam:
     logprob: float = 0.0  # of all of these
     is_over: bool = False
 
+    def score(self, normalize: float) -> float:
+        return self.logprob / math.pow(max(len(self.tokens), 1), normalize)
 
-def beam_search(kv: sym.KV, tokens: list[int], width: int, max_tokens: int) -> list[Beam]:
-    """Up to `width` continuations of `kv` and then `tokens`, the likeliest first; `kv` stays as it is.
+
+def beam_search(
+    kv: sym.KV,
+    tokens: list[int],
+    width: int,
+    max_tokens: int,
+    normalize: float = 0.0,
+    groups: int = 1,
+    diversity: float = 0.0,
+) -> list[Beam]:
+    """Return up to `width` continuations of `kv` and then `tokens`, the best first; `kv` stays as it is.
 
     A full context ends them as `max_tokens` does: what comes after the last entry is known, and has no room.
     """
     end = sym.model_info().eos_ids
-    beams = [Beam(sym.kv_fork(kv), tokens)]
-    for _ in range(max(1, min(max_tokens, kv.room() - len(tokens) + 1))):
-        if beams[0].is_over:
-            break  # whatever the others append, they only become less likely
-        live = [beam for beam in beams if not beam.is_over]
-        dists = sym.pred_batch([sym.Pred(beam.kv, beam.pending, top_k=width) for beam in live])
-        candidates = [beam for beam in beams if beam.is_over]
-        for beam, dist in zip(live, dists, strict=True):
-            for token, logprob in dist.topk(width):
-                found = (*beam.tokens, token)
-                candidates.append(Beam(beam.kv, [token], found, beam.logprob + logprob, token in end))
-        best = sorted(candidates, key=lambda beam: beam.logprob, reverse=True)[:width]
-        forks = [replace(beam, kv=sym.kv_fork(beam.kv)) for beam in best]  # two may go on from the same file
-        for beam in beams:
-            beam.kv.close()
-        beams = forks
-    return beams
+    with sym.kv_fork(kv) as base:
+        base.write(tokens[:-1])  # once for all groups
+        rows = [[Beam(sym.kv_fork(base), tokens[-1:])] for _ in range(groups)]
+        room = base.room()
+    for _ in range(max(1, min(max_tokens, room))):
+        live = [beam for row in rows for beam in growing(row, normalize)]
+        if not live:
+            break
+        dists = dict(zip(live, sym.pred_batch([sym.Pred(b.kv, b.pending, top_k=width) for b in live]), strict=True))
+        taken = Counter[int]()
+        for place, row in enumerate(rows):
+            candidates = [(beam.score(normalize), beam) for beam in row if beam not in dists]
+            for beam in row:
+                for token, logprob in dists[beam].topk(width) if beam in dists else ():
+                    found = (*beam.tokens, token)
+                    new = Beam(beam.kv, [token], found, beam.logprob + logprob, token in end)
+                    candidates.append((new.score(normalize) - diversity * taken[token], new))
+            best = sorted(candidates, key=lambda pair: pair[0], reverse=True)[: width // groups]
+            taken.update(beam.tokens[-1] for _, beam in best if beam not in row)
+            forks = [replace(beam, kv=sym.kv_fork(beam.kv)) for _, beam in best]  # two may go on from the same file
+            for beam in row:
+                beam.kv.close()
+            rows[place] = forks
+    return sorted((beam for row in rows for beam in row), key=lambda beam: beam.score(normalize), reverse=True)
+
+
+def growing(row: list[Beam], normalize: float) -> list[Beam]:
+    """Return the hypotheses of a group that are not over, if one of them may still become its best."""
+    if row[0].is_over and not normalize:
+        return []  # whatever the others append, they only become less likely
+    return [beam for beam in row if not beam.is_over]
 
 
 def main() -> None:
     arguments = sym.Arguments(__doc__)
     arguments.text("text", "what is to be gone on with")
-    arguments.whole("--width", "hypotheses side by side", 4)
+    arguments.whole("--width", "hypotheses side by side", 4, most=64)
     arguments.whole("--max-tokens", "length of each", 32)
+    arguments.number("--normalize", "divide by the length to this power", 0.0, least=0)
+    arguments.whole("--groups", "into which the hypotheses are divided", 1, most=64)
+    arguments.number("--diversity", "what a token costs that a group before has taken", 1.0, least=0)
     args = arguments.parse_args()
+    if args.width % args.groups:
+        arguments.error(f"--groups {args.groups}: --width {args.width} is no multiple of it")
+    how = (args.normalize, args.groups, args.diversity)
     with sym.kv_create() as kv:
-        for beam in beam_search(kv, sym.tokenize(args.text), args.width, args.max_tokens):
+        for beam in beam_search(kv, sym.tokenize(args.text), args.width, args.max_tokens, *how):
             tokens = beam.tokens[:-1] if beam.is_over else beam.tokens
-            sym.send_to_user(f"{beam.logprob:8.2f}  {args.text + sym.detokenize(tokens)!r}\n")
+            sym.send_to_user(f"{beam.score(args.normalize):8.2f}  {args.text + sym.detokenize(tokens)!r}\n")
 
 
 if __name__ == "__main__":

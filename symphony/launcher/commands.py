@@ -29,11 +29,9 @@ def places_of(socket: Path | None) -> Places:
 
 
 def run_command(args: argparse.Namespace, socket: Path | None) -> int:
-    if args.list:
+    if args.list or args.program is None:
         print("\n".join(shipped_lines()))
         return 0
-    if args.program is None:
-        raise Refused("which program? Give the path of one, or a name that `symphony run --list` tells", 2)
     places = places_of(socket)
     spec = _spec(args)
     if not places.control.exists():

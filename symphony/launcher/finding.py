@@ -13,6 +13,21 @@ from symphony.launcher.statuses import NOT_FOUND, NOT_READABLE
 from symphony.launcher.surroundings import ROOT
 
 SHIPPED = Path(ROOT) / "lips"
+PURPOSES = {
+    "Basics": ("completion", "ask", "chat", "compact", "batch", "score", "prefix", "prefix_tree", "mapreduce"),
+    "Caches": ("modular", "rag", "editor", "windowed", "sink", "h2o", "snapkv", "tova"),
+    "Decoding": (
+        *("beam", "best_of_n", "ngram", "jacobi", "tree_speculation", "constrained", "smc", "healing", "contrastive"),
+        *("cfg", "cad", "watermark", "gumbel", "samplers"),
+    ),
+    "Reasoning": (
+        *("cot", "tree_of_thought", "graph_of_thought", "skeleton_of_thought", "recursion_of_thought", "mcts"),
+        *("reflexion", "self_consistency", "rlm"),
+    ),
+    "Agents": ("react", "codeact", "swarm", "debate", "async_tools", "mcp_client"),
+    "Servers": ("gateway",),
+}
+"""The programs that ship by what they are for, in the order of lips(7)."""
 
 
 def shipped() -> dict[str, Path]:
@@ -23,10 +38,12 @@ def shipped() -> dict[str, Path]:
 
 
 def shipped_lines() -> list[str]:
-    """Their names, and what each is for."""
+    """Return the names of the programs that ship, each with its purpose, under headings."""
     programs = shipped()
-    width = max(map(len, programs), default=0)
-    return [f"{name:{width}}  {_purpose(path)}" for name, path in programs.items()]
+    width, lines = max(map(len, programs)), list[str]()
+    for heading, names in PURPOSES.items():
+        lines += ["", heading, *(f"  {name:{width}}  {_purpose(programs[name])}" for name in names)]
+    return lines[1:]
 
 
 def _purpose(path: Path) -> str:

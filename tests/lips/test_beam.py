@@ -76,3 +76,24 @@ def test_the_command_shows_the_beams_with_their_log_probabilities_the_likeliest_
     assert [float(line[:8]) for line in lines] == pytest.approx(
         [beam.logprob for beam in beam_search(sym.kv_create(), sym.tokenize("The capital of France"), 3, 4)], abs=0.01
     )
+
+
+def test_scores_of_long_texts_are_divided_by_their_length_to_a_power(lips):
+    prompt = question()
+    plain = beam_search(sym.kv_create(), prompt, 4, 12)
+    divided = beam_search(sym.kv_create(), prompt, 4, 12, normalize=1.0)
+    means = [beam.logprob / len(beam.tokens) for beam in divided]
+    assert means == sorted(means, reverse=True)
+    assert means[0] > max(beam.logprob / len(beam.tokens) for beam in plain)
+    assert len(divided[0].tokens) > len(plain[0].tokens), "the likeliest text is the shorter one"
+
+
+def test_a_group_begins_with_what_groups_before_it_did_not_take(lips):
+    prompt = sym.tokenize("Once upon a time there was a")
+    top = [token for token, _ in sym.pred(sym.kv_create(), prompt, top_k=6).topk(6)]
+    alike = beam_search(sym.kv_create(), prompt, 6, 1, groups=3)
+    apart = beam_search(sym.kv_create(), prompt, 6, 1, groups=3, diversity=100.0)
+    assert sorted(beam.tokens[0] for beam in alike) == sorted(top[:2] * 3)
+    assert sorted(beam.tokens[0] for beam in apart) == sorted(top)
+    [one] = [beam for beam in apart if beam.tokens[0] == top[5]]
+    assert one.logprob == pytest.approx(sym.pred(sym.kv_create(), prompt).logprob(top[5]), abs=1e-4), "no penalty in it"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import libsym as sym
-from symphony.launcher.finding import does_without_sandbox, shipped
+from symphony.launcher.finding import PURPOSES, does_without_sandbox, shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = shipped()
@@ -78,6 +78,16 @@ def test_the_readme_and_the_manual_name_no_program_that_there_is_not():
     table = README.partition("\n## The programs that ship\n")[2].partition("\n## ")[0]
     named = {name for row in re.findall(r"^\| ([^|]*)\|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
     assert named == set(PROGRAMS)
+
+
+def test_programs_are_listed_by_what_they_are_for_as_the_manual_has_them():
+    sections = re.split(r"^\.SH ([A-Z ]+)\n", MANUAL, flags=re.MULTILINE)[1:]
+    found = {
+        heading.title(): tuple(re.findall(r"^\.TP\n\.B (\w+)$", text, re.MULTILINE))
+        for heading, text in zip(sections[::2], sections[1::2], strict=True)
+    }
+    assert {heading: names for heading, names in found.items() if heading in PURPOSES} == PURPOSES
+    assert sorted(name for names in PURPOSES.values() for name in names) == sorted(PROGRAMS)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from ast import literal_eval
+from functools import partial
 
 import pytest
 
 import libsym as sym
-from lips import jacobi, ngram
+from lips import jacobi, ngram, tree_speculation
 
 pytestmark = pytest.mark.slow
 NUMBERS = "1, 2, 3, 4, 5, 6,"
 WORDS = "Count: one, two, three, one, two, three,"
-METHODS = {"ngram": ngram.speculate, "jacobi": jacobi.iterate}
+METHODS = {"ngram": ngram.speculate, "jacobi": jacobi.iterate, "tree": partial(tree_speculation.speculate, match=1)}
 
 
 def greedy(prompt: list[int], num_tokens: int) -> list[int]:
@@ -49,7 +50,7 @@ def test_it_goes_on_behind_what_a_file_holds(lips, method):
     assert kv.read() == ([*prompt, *found[:-1]], [*range(len(prompt) + len(found) - 1)])
 
 
-@pytest.mark.parametrize("name", ["ngram", "jacobi", "beam", "contrastive"])
+@pytest.mark.parametrize("name", ["ngram", "jacobi", "tree_speculation", "beam", "contrastive"])
 def test_drafts_and_contexts_end_where_the_models_context_is_full(tiny, name):
     """Of a text that leaves room for 21 tokens, each finds what greedy decoding does: those, and one behind them."""
     text = "ab" * ((sym.model_info().max_positions - 21) // 2) + "a"
@@ -68,6 +69,24 @@ def test_a_draft_is_what_followed_the_latest_time():
     assert ngram.draft([7, 7, 7], match=2, length=8) == [7]
     assert ngram.draft([1, 2, 3], match=1, length=8) == []
     assert ngram.draft([1], match=2, length=8) == []
+
+
+def test_a_tree_has_what_its_drafts_begin_with_in_common_once():
+    assert tree_speculation.drafts([1, 2, 3, 1, 2, 4, 1, 2], match=2, width=4, length=2) == [[4, 1], [3, 1]]
+    assert tree_speculation.tree([[4, 1], [4, 5], [3]]) == ([4, 1, 5, 3], [[0], [0, 1], [0, 2], [3]])
+
+
+def test_a_branch_that_is_not_the_first_is_kept_alone(lips):
+    """The latest draft is wrong, an earlier one is right: its entries move up behind the text."""
+    kv, prompt = (
+        sym.kv_create(),
+        sym.tokenize("one two three four. one two five. one two three four. nine two ten. one two"),
+    )
+    steps, found = tree_speculation.speculate(kv, prompt, match=1, width=4, length=6), list[int]()
+    while len(found) < 20:
+        found += next(steps)
+    assert found == greedy(prompt, len(found))
+    assert kv.read() == ([*prompt, *found[:-1]], [*range(len(prompt) + len(found) - 1)])
 
 
 def test_the_daemon_does_the_same_in_one_call(lips):

@@ -1,0 +1,116 @@
+"""Answers a file of prompts, JSON lines in and out; started again, it goes on where it was ended.
+
+    symphony run --bind . batch prompts.jsonl answers.jsonl --streams 16
+    symphony run batch prompts.jsonl /kv/answers.jsonl         # plain files lie on the mount, too
+
+A line is {"prompt": "…"} or {"messages": […]}, perhaps with "id" (else the line's number), "max_tokens", "temperature"
+and "seed". An answer is {"id", "text", "finish"}, or {"id", "error"} where there can be none, written at once and whole
+when it has ended. A run after kill -9 cuts off the half of a line that is left, and asks only for what has no answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import anyio
+
+import libsym as sym
+
+FIELDS = ("id", "prompt", "messages", "max_tokens", "temperature", "seed")
+
+
+def objects(file: BinaryIO, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give the objects of a file of JSON lines, each with the place where it stands."""
+    for number, line in enumerate(file, 1):
+        where = f"{name}, line {number}"
+        try:
+            found = json.loads(line) if line.strip() else None
+        except ValueError as error:
+            raise sym.Invalid(f"{where}: no JSON: {error}") from None
+        if isinstance(found, dict):
+            yield where, {"id": number, **found}
+        elif line.strip():
+            raise sym.Invalid(f"{where}: give an object, one of {', '.join(FIELDS)} or more in it")
+
+
+def asked(file: BinaryIO, name: str, answered: set[str]) -> Iterator[dict[str, Any]]:
+    """Give the prompts that have no answer; Invalid names the line that is no prompt."""
+    for number, (where, found) in enumerate(objects(file, name)):
+        if ("prompt" in found) == ("messages" in found) or not found.keys() <= {*FIELDS}:
+            raise sym.Invalid(f"{where}: give prompt or messages, and of {', '.join(FIELDS)} what else it takes")
+        if json.dumps(found["id"]) not in answered:
+            yield {"seed": number, **found}
+
+
+def answered(file: BinaryIO, name: str) -> set[str]:
+    """Return the ids that have an answer, as JSON; cut off what a killed run has left of a line."""
+    file.seek(0)
+    file.truncate(file.read().rfind(b"\n") + 1)
+    file.seek(0)
+    return {json.dumps(found["id"]) for _, found in objects(file, name)}
+
+
+async def answer(line: dict[str, Any], max_tokens: int, temperature: float) -> dict[str, Any]:
+    """Return the answer to one line."""
+    try:
+        sampler = sym.Sampler(temperature=line.get("temperature", temperature), seed=line["seed"])
+        if "messages" in line:
+            tokens = await sym.aio.chat_tokens(line["messages"])
+        else:
+            tokens = await sym.aio.tokenize(line["prompt"])
+        async with await sym.aio.kv_create() as kv:
+            how = {"sampler": sampler, "max_tokens": line.get("max_tokens", max_tokens)}
+            generation = await sym.aio.generate(kv, tokens, **how)
+            return {"id": line["id"], "text": await generation.full_text(), "finish": generation.finish}
+    except (sym.Invalid, sym.TooLarge) as error:
+        return {"id": line["id"], "error": str(error)}
+
+
+async def answer_all(lines: Iterator[dict[str, Any]], out: BinaryIO, streams: int, **how: Any) -> int:
+    """Write the answers, some of them under way at the same time; return how many are errors."""
+    num_errors = 0
+
+    async def stream() -> None:
+        nonlocal num_errors
+        for line in lines:  # all streams take from one iterator
+            found = await answer(line, **how)
+            num_errors += "error" in found
+            os.write(out.fileno(), json.dumps(found, ensure_ascii=False).encode() + b"\n")
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(streams):
+            tasks.start_soon(stream)
+    return num_errors
+
+
+def main() -> None:
+    arguments = sym.Arguments(__doc__)
+    arguments.text("prompts", "a file with a line of JSON for each prompt")
+    arguments.text("answers", "the file that answers are appended to")
+    arguments.whole("--streams", "answers under way at the same time", 8, most=256)
+    arguments.whole("--max-tokens", "of an answer", 256)
+    arguments.number("--temperature", "0 takes the likeliest token", 0.0, least=0)
+    args = arguments.parse_args()
+    how = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    with Path(args.prompts).open("rb") as prompts, Path(args.answers).open("a+b", buffering=0) as out:
+        try:
+            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise sym.WouldBlock(f"{args.answers}: another run appends to it", errno.EAGAIN) from None
+        lines = asked(prompts, args.prompts, answered(out, args.answers))
+
+        async def run() -> int:
+            return await answer_all(lines, out, args.streams, **how)
+
+        if num_errors := anyio.run(run):
+            raise sym.Invalid(f"answers that are errors, of this run: {num_errors} (see {args.answers})")
+
+
+if __name__ == "__main__":
+    sym.main(main)

@@ -1,0 +1,55 @@
+"""Makes a long conversation short: old turns become a summary, and the original is kept.
+
+    symphony run compact chat.kv shorter.kv
+    symphony run compact chat.kv shorter.kv --keep 4 --max-tokens 200
+
+A conversation ends with its context. A service drops the oldest turns by itself; here that is a decision of the user's,
+and a new file. The old turns are read where they are: the model is asked for the summary in a fork of the file, cut
+before the last --keep turns, so nothing is computed but the question and the answer. The new file begins with the
+summary, as the system's message, and goes on with the last turns, word for word.
+"""
+
+from __future__ import annotations
+
+import libsym as sym
+
+QUESTION = {"role": "user", "content": "Summarize our conversation so far: what was asked, and what was answered."}
+TOP = "{system}\nThe conversation so far, in short: {summary}"
+
+
+def compact(kv: sym.KV, path: str, keep: int, max_tokens: int, system: str) -> tuple[int, int]:
+    """Make the file `path`; return how many tokens the conversation had, and how many it has there."""
+    length, turns = kv.len(), [*(kv.stat().turns or ())]
+    room = sym.model_info().max_positions - len(sym.chat_tokens([QUESTION], after_answer=True)) - max_tokens
+    cuts = [at for at in [*turns, length][: max(len(turns) + 1 - keep, 0)] if 0 < at <= room]
+    if not cuts:
+        raise sym.Invalid(f"the conversation has notes of {len(turns)} turns: none is left beside the last {keep}")
+    with sym.kv_fork(kv) as fork:
+        fork.truncate(cuts[-1])
+        summary = sym.Chat(fork).ask(QUESTION["content"], max_tokens=max_tokens).full_text().strip()
+    top = {"role": "system", "content": TOP.format(system=system, summary=summary)}
+    begin, rest = sym.chat_tokens([top], add_generation_prompt=False), kv.read(cuts[-1])[0]
+    joint = next(n for n in range(len(begin), -1, -1) if begin[len(begin) - n :] == rest[:n])  # both end a turn there
+    if len(begin) >= cuts[-1]:
+        raise sym.Invalid(f"the summary takes {len(begin)} tokens, and what it stands for {cuts[-1]}: nothing is saved")
+    with sym.kv_create() as new:
+        new.write(begin + rest[joint:])
+        new.fork(path).close()  # the name leads to all of it or is not there
+        return length, new.len()
+
+
+def main() -> None:
+    arguments = sym.Arguments(__doc__)
+    arguments.kv("file", "the conversation")
+    arguments.kv("new", "the shorter one, which is made")
+    arguments.whole("--keep", "turns that stay as they are", 2, least=0)
+    arguments.whole("--max-tokens", "of the summary", 150)
+    arguments.text("--system", "how the new conversation begins", "You are a helpful assistant.")
+    args = arguments.parse_args()
+    with sym.kv_fork(args.file, ended=True) as kv:
+        before, after = compact(kv, args.new, args.keep, args.max_tokens, args.system)
+    sym.send_to_user(f"{args.file} has {before} tokens, {args.new} {after}\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

@@ -1,0 +1,77 @@
+"""Chain-of-thought decoding: paths from the likeliest first tokens, and the surest one's answer.
+
+    symphony run cot "Tom has 3 apples and buys 2. How many has he?" --paths 8
+    symphony run cot "Was Caesar born before Plato?" --all
+
+Greedy decoding often answers at once, and wrongly, where a path that begins with another token reasons first. So the
+question is computed once and forked for each of the likeliest first tokens. Each fork goes on greedily, and is then
+made to say its answer in a few words. The surer a path is of these words (how much likelier each is than the second
+likeliest, on average), the more its answer counts; equal answers add up. No prompt asks for steps. (Wang, Zhou 2024)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean
+
+import libsym as sym
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A way to an answer. `sureness`: how much likelier the answer's tokens are than the second likeliest, 0 to 1."""
+
+    text: str
+    answer: str
+    sureness: float
+
+
+def decode(kv: sym.KV, question: list[int], num_paths: int, max_tokens: int) -> list[Path]:
+    """Return the paths on from a question, which `kv` has afterwards; the likeliest first token's is the first."""
+    firsts = sym.pred(kv, question, top_k=num_paths).topk(num_paths)
+    ways = [sym.generate(kv.fork(), [token], max_tokens=max_tokens) for token, _ in firsts]
+    texts = [sym.detokenize([token]) + way.full_text() for (token, _), way in zip(firsts, ways, strict=True)]
+    ask = sym.tokenize("\nSo the answer is")
+    answers = [sym.generate(way.kv, way.pending + ask, max_tokens=12, stop=[".", "\n"], logprobs=2) for way in ways]
+    found = []
+    for text, answer in zip(texts, answers, strict=True):
+        words = answer.full_text().strip(" :")
+        said = answer.dists[:-1] if answer.finish == "stop_text" else answer.dists
+        tops = [dist.topk(2) for dist in said if dist is not None]
+        gaps = [math.exp(first) - math.exp(second) for (_, first), (_, second) in tops]
+        found.append(Path(text, words, fmean(gaps) if gaps and words else 0.0))
+    return found
+
+
+def ranked(paths: list[Path]) -> list[tuple[float, str]]:
+    """Return the answers with the sum of what their paths are sure of, the surest first."""
+    sums = defaultdict[str, float](float)
+    for path in paths:
+        sums[path.answer] += path.sureness
+    return sorted(((total, answer) for answer, total in sums.items() if answer), reverse=True)
+
+
+def main() -> None:
+    arguments = sym.Arguments(__doc__)
+    arguments.text("question")
+    arguments.whole("--paths", "first tokens that are tried", 8, most=64)
+    arguments.whole("--max-tokens", "of each path before its answer", 60)
+    arguments.add_argument("--all", action="store_true", help="show all paths and how sure they are")
+    args = arguments.parse_args()
+    question = sym.chat_tokens([{"role": "user", "content": args.question}])
+    with sym.kv_create() as kv:
+        paths = decode(kv, question, args.paths, args.max_tokens)
+    if args.all:
+        for path in paths:
+            sym.send_to_user(f"[{path.sureness:.3f}] {path.text.strip()!r} → {path.answer!r}\n")
+    answers = ranked(paths)
+    if not answers:
+        raise sym.Invalid("no path says an answer: give more --paths or --max-tokens")
+    for total, answer in answers if args.all else answers[:1]:
+        sym.send_to_user(f"{total:.3f}  {answer}\n" if args.all else f"{answer}\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

@@ -1,0 +1,111 @@
+"""Sequential Monte Carlo steering: texts that keep a rule, as likely as the rule alone makes them.
+
+    symphony run smc "The sea is" --longest 5 --particles 16 --max-tokens 24
+
+The rule here is that no word is longer than --longest letters. Where only the next token is masked, as with a grammar,
+a text runs into places where the rule leaves it nothing likely: the model would not say that under the rule. Here a
+population of forks is drawn under the mask, and each has a weight: how likely the model kept the rule in each step.
+When the weights differ too much, particles are drawn anew by weight: the likely ones are forked, the others closed. So
+a text is drawn in proportion to its probability, given the rule. (Lew et al. 2023)
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import libsym as sym
+
+Allowed = Callable[[int], sym.TokenSet]
+"""Gives the tokens that keep the rule in a state."""
+After = Callable[[int, int], int]
+"""Gives the state after a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Particle:
+    """One text. `kv` holds what comes before `pending`; `state` is what the rule has to know of the text."""
+
+    kv: sym.KV
+    pending: list[int]
+    state: int
+    tokens: tuple[int, ...] = ()
+    weight: float = 0.0  # a logarithm
+    is_over: bool = False
+
+
+def steer(
+    kv: sym.KV, tokens: list[int], allowed: Allowed, after: After, count: int, max_tokens: int, rng: random.Random
+) -> list[Particle]:
+    """Append `tokens`, but for the last; return `count` continuations of all of them, with their weights."""
+    kv.write(tokens[:-1])
+    end, state = sym.model_info().eos_ids, reduce(after, tokens, 0)
+    particles = [Particle(kv.fork(), tokens[-1:], state) for _ in range(count)]
+    for _ in range(max_tokens):
+        live = [number for number, each in enumerate(particles) if not each.is_over]
+        if not live:
+            break
+        dists = sym.pred_batch([sym.Pred(particles[number].kv, particles[number].pending) for number in live])
+        for number, dist in zip(live, dists, strict=True):
+            assert isinstance(dist, sym.Dist)
+            old, can = particles[number], allowed(particles[number].state)
+            token = dist.sample(u=rng.random(), allowed=can)
+            kept = dist.logprob(token) - dist.logprob(token, allowed=can)  # how likely the model keeps the rule here
+            found, state = (*old.tokens, token), after(old.state, token)
+            particles[number] = Particle(old.kv, [token], state, found, old.weight + kept, token in end)
+        particles = resampled(particles, rng)
+    return particles
+
+
+def resampled(particles: list[Particle], rng: random.Random) -> list[Particle]:
+    """Draw particles anew by weight if less than half of them count; each then has the mean weight."""
+    most = max(each.weight for each in particles)
+    weights = [math.exp(each.weight - most) for each in particles]
+    total = math.fsum(weights)
+    if total**2 >= len(particles) / 2 * math.fsum(weight**2 for weight in weights):
+        return particles
+    start, at, reached, drawn = rng.random(), 0, weights[0], list[Particle]()
+    for place in range(len(particles)):  # at even distances, from one random number
+        while reached < (place + start) * total / len(particles) and at < len(particles) - 1:
+            at += 1
+            reached += weights[at]
+        mean = most + math.log(total / len(particles))
+        drawn.append(replace(particles[at], kv=particles[at].kv.fork(), weight=mean))
+    for each in particles:
+        each.kv.close()
+    return drawn
+
+
+def rule(longest: int) -> tuple[Allowed, After]:
+    """No word is longer than so many letters; the state is how many the last word has."""
+    ends, words = sym.model_info().eos_ids, [text.decode(errors="replace") for text in sym.vocabulary()]
+    runs = [[len(run) for run in "".join(c if c.isalpha() else " " for c in word).split(" ")] for word in words]
+    sets = [
+        sym.token_set(ends | {t for t, run in enumerate(runs) if state + run[0] <= longest and max(run) <= longest})
+        for state in range(longest + 1)
+    ]
+    return sets.__getitem__, lambda state, token: min(runs[token][-1] + state * (len(runs[token]) == 1), longest)
+
+
+def main() -> None:
+    arguments = sym.Arguments(__doc__)
+    arguments.text("text", "what is to be gone on with")
+    arguments.whole("--longest", "letters of a word", 5)
+    arguments.whole("--particles", "texts side by side", 8, most=32)
+    arguments.whole("--max-tokens", "of each text", 24)
+    arguments.whole("--seed", "of the draws", 0, least=0)
+    args = arguments.parse_args()
+    rng, prompt = random.Random(args.seed), sym.tokenize(args.text)  # noqa: S311 - draws of text
+    with sym.kv_create() as kv:
+        found = steer(kv, prompt, *rule(args.longest), args.particles, args.max_tokens, rng)
+    most = max(each.weight for each in found)
+    [drawn] = rng.choices(found, [math.exp(each.weight - most) for each in found])
+    tokens = drawn.tokens[:-1] if drawn.is_over else drawn.tokens
+    sym.send_to_user(f"{args.text}{sym.detokenize(list(tokens))}\n")
+
+
+if __name__ == "__main__":
+    sym.main(main)

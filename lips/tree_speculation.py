@@ -1,0 +1,87 @@
+"""Tree speculation: several guesses at what comes next, as a tree, all of it checked in one step.
+
+    symphony run tree_speculation "Count: one, two, three, one, two, three," --max-tokens 60
+
+Where the last tokens came before more than once, what followed them differs, and a single draft (`ngram`) bets on the
+latest. Here the drafts are a tree: what they begin with in common is one branch. A mask lets each guess see the text
+and its own branch alone, and its position is its depth, so one `pred()` says what follows behind every guess (Miao et
+al., "SpecInfer", 2024). The branch that the model agrees with longest is kept, the others are dropped from the file.
+The tokens are those of greedy decoding, whatever was guessed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice, takewhile
+
+import libsym as sym
+
+
+def drafts(text: list[int], match: int, width: int, length: int) -> list[list[int]]:
+    """Return what followed where the last `match` tokens came before, the latest first; each once, `width` at most."""
+    found = dict[tuple[int, ...], None]()
+    for at in reversed(range(match, len(text))):
+        if text[at - match : at] == text[-match:]:
+            found[tuple(text[at : at + length])] = None
+        if len(found) == width:
+            break
+    return [list(each) for each in found]
+
+
+def tree(texts: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+    """Return the tokens of a tree of these texts, and for each the numbers of those on its branch, itself last."""
+    tokens, lines, known = list[int](), list[list[int]](), dict[tuple[int, ...], list[int]]()
+    for text in texts:
+        for depth in range(1, len(text) + 1):
+            beginning = tuple(text[:depth])
+            if beginning not in known:
+                known[beginning] = [*known.get(beginning[:-1], []), len(tokens)]
+                tokens.append(text[depth - 1])
+                lines.append(known[beginning])
+    return tokens, lines
+
+
+def speculate(kv: sym.KV, tokens: list[int], match: int = 2, width: int = 4, length: int = 8) -> Iterator[list[int]]:
+    """Append `tokens` and go on: what each step found, one token or more. The last is not in `kv` yet."""
+    found = [sym.pred(kv, tokens, top_k=1).argmax()]
+    yield found
+    text = kv.read()[0] + found
+    while room := kv.room():
+        guesses, lines = tree([each[: room - 1] for each in drafts(text, match, width, length)])
+        base = len(text)  # entries of the file, and the last token, which all guesses see
+        masks = [[True] * base + [number in line for number in range(len(guesses))] for line in [[], *lines]]
+        positions = [base - 1, *(base + len(line) - 1 for line in lines)]
+        rows = sym.pred(kv, text[-1:] + guesses, positions, rows="all", top_k=1, mask=masks)
+        said = [row.argmax() for row in rows]  # behind the last token, and behind each guess
+        found, branch = said[:1], list[int]()
+        while following := [line for line in lines if line[:-1] == branch and guesses[line[-1]] == found[-1]]:
+            branch = following[0]
+            found.append(said[branch[-1] + 1])
+        if branch == [*range(len(branch))]:
+            kv.truncate(base + len(branch))
+        else:
+            kv.keep([(0, base), *(base + number for number in branch)], rebase=False)
+        yield found
+        text = text + found
+
+
+def main() -> None:
+    arguments = sym.Arguments(__doc__)
+    arguments.text("text", "what is to be gone on with")
+    arguments.whole("--max-tokens", "tokens to generate", 100)
+    arguments.whole("--match", "tokens that must have come before", 2)
+    arguments.whole("--width", "drafts in the tree", 4, most=16)
+    arguments.whole("--length", "tokens of a draft", 8, most=64)
+    args = arguments.parse_args()
+    end = sym.model_info().eos_ids
+    with sym.kv_create() as kv:
+        steps = speculate(kv, sym.tokenize(args.text), args.match, args.width, args.length)
+        found = islice((token for step in steps for token in step), args.max_tokens)
+        answer = list(takewhile(lambda token: token not in end, found))
+    sym.send_to_user(f"{args.text}{sym.detokenize(answer)}\n")
+    print(f"{len(answer)} tokens in {sym.getrusage().steps} steps", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sym.main(main)

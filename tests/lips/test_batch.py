@@ -1,0 +1,79 @@
+"""A file of prompts is answered line by line, whatever ends the program in between."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+
+import pytest
+
+import libsym as sym
+
+pytestmark = pytest.mark.slow
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_prompt_has_the_answer_that_generate_gives(lips, tmp_path):
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    messages = [{"role": "user", "content": "Who are you?"}]
+    asked = [
+        {"prompt": "Once upon a"},
+        {"messages": messages, "id": "who", "max_tokens": 3},
+        {"prompt": "The sea", "temperature": 0.9, "seed": 5},
+    ]
+    prompts.write_text("\n\n".join(map(json.dumps, asked)) + "\n")
+    assert lips.run("batch", str(prompts), str(answers), "--max-tokens", "6") == ""
+    sampler = sym.Sampler(temperature=0.9, seed=5)
+    expected = {
+        1: sym.generate(sym.kv_create(), sym.tokenize("Once upon a"), max_tokens=6),
+        "who": sym.generate(sym.kv_create(), sym.chat_tokens(messages), max_tokens=3),
+        5: sym.generate(sym.kv_create(), sym.tokenize("The sea"), sampler=sampler, max_tokens=6),
+    }
+    given = {each["id"]: (each["text"], each["finish"]) for each in lines(answers)}
+    assert given == {name: (answer.full_text(), answer.finish) for name, answer in expected.items()}
+
+
+def test_a_killed_run_goes_on_where_it_was(lips, tmp_path):
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"Number {n} is"}) + "\n" for n in range(24)))
+    process = lips.start("batch", str(prompts), str(answers), "--max-tokens", "24", "--streams", "2")
+    while process.poll() is None and (not answers.exists() or answers.read_bytes().count(b"\n") < 4):
+        os.sched_yield()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = answers.read_text()
+    assert 4 <= before.count("\n") < 24
+    with answers.open("a") as file:
+        file.write('{"id": 23, "te')  # as if the kill had come in the middle of a line
+    lips.run("batch", str(prompts), str(answers), "--max-tokens", "4")
+    assert answers.read_text().startswith(before)
+    assert sorted(each["id"] for each in lines(answers)) == [*range(1, 25)]
+    assert lips.run("batch", str(prompts), str(answers)) == ""
+    assert len(lines(answers)) == 24, "nothing is asked again"
+
+
+def test_what_has_no_answer_says_why_and_what_is_no_prompt_ends_the_run(lips, tmp_path):
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text('{"prompt": ""}\n{"prompt": 5}\n{"prompt": "A", "max_tokens": 2}\n')
+    done = lips.finish("batch", str(prompts), str(answers))
+    assert (done.returncode, done.stderr) == (1, f"batch: answers that are errors, of this run: 2 (see {answers})\n")
+    assert {each["id"]: [*each] for each in lines(answers)} == {
+        1: ["id", "error"],
+        2: ["id", "error"],
+        3: ["id", "text", "finish"],
+    }
+    for line, about in {"[1]": "give an object", "{": "no JSON", '{"prompt": "A", "top": 1}': "give prompt or"}.items():
+        prompts.write_text(line)
+        done = lips.finish("batch", str(prompts), str(answers))
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"batch: {prompts}, line 1: {about}")
+        assert done.stderr.count("\n") == 1
+    with answers.open("a+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = lips.finish("batch", str(prompts), str(answers))
+    assert (done.returncode, done.stderr) == (1, f"batch: {answers}: another run appends to it\n")
