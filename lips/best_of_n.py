@@ -19,12 +19,8 @@ JUDGE = "Question: {question}\nAnswer: {answer}\nIs this answer correct and comp
 
 
 def draw(kv: sym.KV, tokens: list[int], n: int, sampler: sym.Sampler, max_tokens: int) -> list[list[int]]:
-    """Appends `tokens`, but for the last, and draws `n` continuations, each on a fork, with seeds from 0 on."""
-    kv.write(tokens[:-1])
-    begun = [
-        sym.generate(sym.kv_fork(kv), tokens[-1:], sampler=sampler, seed=seed, max_tokens=max_tokens)
-        for seed in range(n)
-    ]
+    """Appends `tokens`, but for the last, and draws `n` continuations, each on a fork; the same ones each time."""
+    begun = sym.generate_n(kv, tokens, n, sampler=sampler, seed=0, max_tokens=max_tokens)
     return [list(generation) for generation in begun]
 
 
@@ -36,7 +32,7 @@ def mean_logprob(kv: sym.KV, last: int, answer: list[int]) -> float:
 
 def judged(question: str, answer: str) -> float:
     """How much likelier than No the model says Yes, asked whether the answer is good: a difference of logarithms."""
-    [yes], [no] = sym.tokenize("Yes"), sym.tokenize("No")
+    yes, no = (sym.tokenize(word)[0] for word in ("Yes", "No"))
     prompt = sym.chat_tokens([{"role": "user", "content": JUDGE.format(question=question, answer=answer)}])
     with sym.kv_create() as kv:
         said = sym.pred(kv, prompt, logprobs=[yes, no])

@@ -16,10 +16,7 @@ from typing import Any
 
 import libsym as sym
 
-FENCE = "```"
-SYSTEM = (
-    f"You answer by writing Python in {FENCE}python blocks. Print what you want to see. Call answer(x) when you know."
-)
+SYSTEM = "You answer by writing Python in ```python blocks. Print what you want to see. Call answer(x) when you know."
 
 
 def act(
@@ -36,11 +33,9 @@ def act(
     with sym.Interpreter({**functions, "answer": answers.append}, read=read, seconds=seconds) as python:
         asked = question
         for _ in range(max_turns):
-            code = chat.ask(
-                asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", keep_stop=True, max_tokens=max_tokens
-            ).full_text()
+            code, printed = python.ask(chat, asked, max_tokens=max_tokens)
             yield code
-            yield (printed := python.run(code))
+            yield printed
             if answers:
                 yield f"answer: {answers[0]}"
                 return

@@ -12,6 +12,7 @@ order, missing, or too many) is counted here, and the best goes on. A merger has
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import libsym as sym
@@ -20,7 +21,7 @@ SORT = "Sort: 3, 1, 2, 1\nSorted: 1, 1, 2, 3\n\nSort: 9, 4, 8, 6\nSorted: 4, 6, 
 SMALL = 4
 
 
-def faults(attempt: list[int], wanted: list[int]) -> int:
+def faults(wanted: list[int], attempt: list[int]) -> int:
     """How many neighbours are out of order, and how many digits are missing or too many."""
     missing, more = Counter(wanted) - Counter(attempt), Counter(attempt) - Counter(wanted)
     return sum(a > b for a, b in pairwise(attempt)) + missing.total() + more.total()
@@ -29,18 +30,16 @@ def faults(attempt: list[int], wanted: list[int]) -> int:
 def attempts(examples: sym.KV, tasks: list[list[int]], ways: int) -> list[list[int]]:
     """The best of several attempts at each task, all drawn side by side."""
     drawn = []
-    for task in tasks:
+    samplers = [sym.Sampler.greedy(), *[sym.Sampler(0.5)] * (ways - 1)]  # the first is the likeliest
+    for number, task in enumerate(tasks):
         form = sym.Grammar.regex(rf" [0-9](, [0-9]){{{len(task) - 1}}}")
         question = sym.tokenize(SORT.format(", ".join(map(str, task))).removeprefix(SORT.partition("{")[0]))
-        for seed in range(ways):
-            sampler = sym.Sampler(temperature=0.5 if seed else 0)  # the first is the likeliest
-            drawn.append((task, sym.generate(examples.fork(), question, sampler=sampler, seed=seed, grammar=form)))
-    best = dict[int, list[int]]()
-    for number, (task, generation) in enumerate(drawn):
-        digits = [int(digit) for digit in generation.full_text().split(",")]
-        index = number // ways
-        best[index] = min(best.get(index, digits), digits, key=lambda each: faults(each, task))
-    return [best[index] for index in range(len(tasks))]
+        drawn.append(sym.generate_n(examples.fork(), question, samplers, seed=number, grammar=form))
+    best = []
+    for task, generations in zip(tasks, drawn, strict=True):
+        found = [[int(digit) for digit in generation.full_text().split(",")] for generation in generations]
+        best.append(min(found, key=partial(faults, task)))
+    return best
 
 
 def sort(examples: sym.KV, digits: list[int], ways: int) -> list[int]:
@@ -62,7 +61,7 @@ def main() -> None:
         examples.write(sym.tokenize(SORT.partition("{")[0]))
         found = sort(examples, args.digits, args.ways)
     print(*found)
-    print(f"{faults(found, args.digits)} faults")
+    print(f"{faults(args.digits, found)} faults")
 
 
 if __name__ == "__main__":

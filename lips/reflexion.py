@@ -13,23 +13,19 @@ from collections.abc import Iterator
 
 import libsym as sym
 
-FENCE = "```"
-
 
 def attempts(chat: sym.Chat, task: str, test: str, most: int, max_tokens: int = 160) -> Iterator[tuple[str, str]]:
     """Code, and what was wrong with it; the last one passed (nothing is wrong), or was the last that was allowed."""
     asked = f"Write Python: {task}. Write the code alone."
     for number in range(1, most + 1):
         with sym.Interpreter() as python:  # a new one: what an earlier attempt defined does not help
-            code = chat.ask(
-                asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", keep_stop=True, max_tokens=max_tokens
-            ).full_text()
-            python.run(code)
-            wrong = python.run(f"{test}\nprint('passed')")
-        if wrong.endswith("passed\n"):
+            code, wrong = python.ask(chat, asked, max_tokens=max_tokens)
+            if python.raised is None:
+                wrong = python.run(test)
+        if python.raised is None:
             yield code, ""
             return
-        yield code, wrong.strip().rpartition("\n")[2]
+        yield code, python.raised
         if number < most:
             chat.ask(f"The test failed: {wrong[-300:]} What was wrong, in one sentence?", max_tokens=48).full_text()
             asked = "Write the code again, without that mistake."

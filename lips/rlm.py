@@ -15,8 +15,6 @@ from pathlib import Path
 
 import libsym as sym
 
-FENCE = "```"
-
 
 def explore(question: str, names: Sequence[str], max_turns: int = 4, max_tokens: int = 200) -> Iterator[str]:
     """The code of each turn and what it printed, until it calls answer(); that comes last."""
@@ -32,7 +30,7 @@ def explore(question: str, names: Sequence[str], max_turns: int = 4, max_tokens:
             return sym.generate(kv, tokens, stop="\n", max_tokens=48).full_text().strip()
 
     system = (
-        f"You answer by writing Python in {FENCE}python blocks. paths = {texts} has the texts: open them, search them. "
+        f"You answer by writing Python in ```python blocks. paths = {texts} has the texts: open them, search them. "
         "ask(name, question) asks a reader of one text. Print what you want to see. Call answer(x) when you know."
     )
     with (
@@ -42,11 +40,9 @@ def explore(question: str, names: Sequence[str], max_turns: int = 4, max_tokens:
         python.run(f"paths = {texts!r}")
         asked = question
         for _ in range(max_turns):
-            code = chat.ask(
-                asked, begin=f"{FENCE}python\n", stop=f"\n{FENCE}", keep_stop=True, max_tokens=max_tokens
-            ).full_text()
+            code, printed = python.ask(chat, asked, max_tokens=max_tokens)
             yield code
-            yield (printed := python.run(code))
+            yield printed
             if answers:
                 yield f"answer: {answers[0]}"
                 return

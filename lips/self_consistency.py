@@ -3,24 +3,30 @@
     symphony run self_consistency "Tom has 3 apples and buys 2. How many has he?" -n 9
 
 The question is computed once. The ways are drawn on forks of its file, side by side. The last number of each is its
-vote. (Wang et al. 2022)
+vote; a way that is cut has none. (Wang et al. 2022)
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
+from decimal import Decimal
 
 import libsym as sym
 
 
-def votes(kv: sym.KV, last: list[int], n: int, sampler: sym.Sampler, max_tokens: int) -> Counter[str]:
-    """How many of n answers end in which number; `kv` holds the question up to its last tokens."""
-    drawn = [  # each begins at once, and the daemon draws them in the same steps
-        sym.generate(kv.fork(), last, sampler=sampler, seed=seed, max_tokens=max_tokens) for seed in range(n)
-    ]
-    numbers = (re.findall(r"-?\d[\d,]*(?:\.\d+)?", generation.full_text()) for generation in drawn)
-    return Counter(found[-1].replace(",", "") for found in numbers if found)
+def last_number(text: str) -> str | None:
+    """The last number of a text, however it is written: 3.50 is 3.5, and of 5-3 it is 3. None: there is none."""
+    found = re.findall(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?", text)
+    return f"{Decimal(found[-1].replace(',', '')).normalize():f}" if found else None
+
+
+def votes(drawn: list[sym.Generation]) -> Counter[str]:
+    """How many of the answers come to which number. An answer that was cut has come to none."""
+    texts = [generation.full_text() for generation in drawn]
+    whole = (text for text, generation in zip(texts, drawn, strict=True) if generation.finish != "length")
+    return Counter(number for text in whole if (number := last_number(text)) is not None)
 
 
 def main() -> None:
@@ -28,14 +34,16 @@ def main() -> None:
     arguments.text("question")
     arguments.whole("-n", "how many ways are drawn", 5, most=256)
     arguments.number("--temperature", "of the draws", 0.7, least=0)
-    arguments.whole("--max-tokens", "of each way", 80)
+    arguments.whole("--max-tokens", "of each way", 160)
     args = arguments.parse_args()
     question = sym.chat_tokens([{"role": "user", "content": f"{args.question} Think, then give the number."}])
     with sym.kv_create() as kv:
-        kv.write(question[:-1])
-        sampler = sym.Sampler(temperature=args.temperature)
-        for answer, count in votes(kv, question[-1:], args.n, sampler, args.max_tokens).most_common():
-            print(f"{count} of {args.n}: {answer}")
+        how = sym.Sampler(args.temperature, seed=0)
+        found = votes(sym.generate_n(kv, question, args.n, sampler=how, max_tokens=args.max_tokens))
+    if not found:
+        sys.exit(f"self_consistency: none of {args.n} answers comes to a number within {args.max_tokens} tokens")
+    for number, count in found.most_common():
+        print(f"{count} of {args.n}: {number}")
 
 
 if __name__ == "__main__":
