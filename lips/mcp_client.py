@@ -18,14 +18,18 @@ import anyio
 import libsym as sym
 
 try:
-    from mcp import Client, StdioServerParameters
+    from mcp import Client, MCPError, StdioServerParameters
     from mcp.types import TextContent, Tool
 except ModuleNotFoundError:
     raise SystemExit("mcp_client needs the package mcp: pip install 'symphony-os[programs]'") from None
 
 
+MAX_TOKENS = 256
+"""Of a call, or of the answer."""
+
+
 def form(tools: Sequence[Tool]) -> sym.Grammar:
-    """JSON that calls one of the tools with what it takes, or answers."""
+    """JSON that calls one of the tools with what it takes, or answers; without tools that alone."""
     calls: list[dict[str, Any]] = [
         {"tool": {"const": tool.name}, "arguments": {"additionalProperties": False, **tool.input_schema}}
         for tool in tools
@@ -44,15 +48,24 @@ async def converse(client: Client, question: str, max_calls: int) -> AsyncIterat
     system = f'Answer with {{"tool": ..., "arguments": ...}} or {{"answer": ...}}. The tools:\n{known}'
     async with sym.aio.Chat(await sym.aio.kv_create(), system) as chat:
         asked, role = question, "user"
-        for _ in range(max_calls + 1):
-            text = await (await chat.ask(asked, role=role, grammar=form(tools), max_tokens=256)).full_text()
-            yield text
+        for calls_left in range(max_calls, -1, -1):
+            grammar = form(tools if calls_left else [])
+            answer = await chat.ask(asked, role=role, grammar=grammar, max_tokens=MAX_TOKENS)
+            yield (text := await answer.full_text())
+            if answer.finish == "length":
+                raise sym.Invalid(f"the model has said {len(answer.tokens)} tokens, and is not done: {text[:80]}")
             said = json.loads(text)
             if "tool" not in said:
                 return
             result = await client.call_tool(said["tool"], said["arguments"])
             asked, role = " ".join(part.text for part in result.content if isinstance(part, TextContent)), "tool"
             yield asked
+
+
+def leaf(errors: BaseExceptionGroup[MCPError]) -> MCPError:
+    """The first error in a group of groups."""
+    first = errors.exceptions[0]
+    return leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def main() -> None:
@@ -63,9 +76,12 @@ def main() -> None:
     args = arguments.parse_args()
 
     async def program() -> None:
-        async with Client(StdioServerParameters(command=args.server[0], args=args.server[1:])) as client:
-            async for line in converse(client, args.question, args.max_calls):
-                print(line)
+        try:
+            async with Client(StdioServerParameters(command=args.server[0], args=args.server[1:])) as client:
+                async for line in converse(client, args.question, args.max_calls):
+                    print(line)
+        except* MCPError as errors:
+            raise ConnectionError(f"the server {args.server[0]}: {leaf(errors)}") from None
 
     anyio.run(program)
 

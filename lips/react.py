@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import operator
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -72,18 +73,26 @@ def prompt(tools: Mapping[str, Tool]) -> str:
 
 
 def react(chat: sym.Chat, question: str, tools: Mapping[str, Tool], max_calls: int) -> Iterator[str]:
-    """What the model says and the tools give, turn by turn, up to the answer."""
-    form = rf"Thought: [^\n]{{1,160}}\n(Action: ({'|'.join(tools)})\[[^\n\[\]]{{1,80}}\]|Answer: [^\n]{{1,160}})"
-    asked = question
-    for _ in range(max_calls + 1):
-        yield (said := chat.ask(asked, grammar=sym.Grammar.regex(form), max_tokens=200).full_text())
-        name, _, argument = said.rpartition("\nAction: ")[2].partition("[")
-        if name not in tools:
+    """What the model says and the tools give, up to the answer: due when calls are used up or made again."""
+    thought, answer = r"Thought: [^\n]{1,160}\n", r"Answer: [^\n]{1,160}"
+    action = rf"(Action: ({'|'.join(tools)})\[[^\n\[\]]{{1,80}}\]|{answer})"
+    asked, made, calls_left = question, set[str](), max_calls
+    while True:
+        form = sym.Grammar.regex(thought + (action if calls_left else answer))
+        yield (said := chat.ask(asked, grammar=form).full_text())
+        call = said.rpartition("\nAction: ")[2]
+        name, _, argument = call.partition("[")
+        if name not in tools or not calls_left:
             return
-        try:
-            result = tools[name](argument.removesuffix("]"))
-        except (ValueError, SyntaxError, ArithmeticError, sqlite3.Error) as error:
-            result = f"{type(error).__name__}: {error}"  # the model may do better
+        calls_left -= 1
+        if call in made:
+            calls_left, result = 0, "you have made this call before"
+        else:
+            made.add(call)
+            try:
+                result = tools[name](argument.removesuffix("]"))
+            except (ValueError, SyntaxError, ArithmeticError, OSError, sqlite3.Error, sqlite3.Warning) as error:
+                result = f"{type(error).__name__}: {error}"  # the model may do better
         yield (asked := f"Observation: {result}")
 
 
@@ -102,6 +111,8 @@ def main() -> None:
     with sym.Chat(sym.kv_create(), prompt(tools)) as chat:
         for line in react(chat, args.question, tools, args.max_calls):
             print(line)
+    if "Answer: " not in line:
+        sys.exit("react: the model's context is full, and there is no answer")
 
 
 if __name__ == "__main__":

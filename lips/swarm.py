@@ -10,10 +10,26 @@ out. They run side by side, and their steps are shared.
 from __future__ import annotations
 
 import argparse
+import math
+import re
+import threading
 from collections import Counter
 from statistics import fmean
+from typing import Any
 
 import libsym as sym
+
+
+def scores(chat: sym.Chat, question: str, drafts: dict[str, str]) -> dict[str, float]:
+    """How likely each draft is as the next answer of a conversation: its tokens' mean log-probability."""
+    asked = sym.chat_tokens([{"role": "user", "content": f"{question} Give the best answer."}], after_answer=True)
+    found = {}
+    for name, text in drafts.items():
+        with chat.fork() as fork:
+            before = fork.pending + asked
+            likely = sym.score(fork.kv, before + sym.tokenize(text, special=False))[len(before) - 1 :]
+            found[name] = fmean(likely or [-math.inf])
+    return found
 
 
 def agent(name: str, coordinator: int, topic: str, max_tokens: int) -> None:
@@ -22,34 +38,49 @@ def agent(name: str, coordinator: int, topic: str, max_tokens: int) -> None:
     sym.send(coordinator, {"from": name, "pid": sym.getpid()})
     question = sym.recv()
     chat = sym.Chat(sym.kv_create(), f"You are a {name}. You answer in one short sentence.")
-    draft = chat.ask(question, max_tokens=max_tokens, sampler=sym.Sampler(temperature=0.7)).full_text()
+    draft = chat.ask(question, max_tokens=max_tokens, temperature=0.7).full_text()
     sym.send(coordinator, {"from": name, "draft": draft.strip()})
     drafts = {other: text for other, text in sym.recv(topic).items() if other != name}
-    last = sym.chat_tokens([{"role": "user", "content": f"{question} Give the best answer."}], after_answer=True)
-    scores = {}
-    for other, text in drafts.items():
-        with chat.kv.fork() as kv:
-            scores[other] = fmean(
-                sym.score(kv, [*last, *sym.tokenize(text, special=False)])[len(last) - 1 :] or [-99.0]
-            )
-    sym.send(coordinator, {"from": name, "vote": max(scores, key=scores.__getitem__)})
+    found = scores(chat, question, drafts)
+    sym.send(coordinator, {"from": name, "vote": max(found, key=found.__getitem__)})
+
+
+def watch(child: sym.Child, name: str) -> None:
+    """Has the coordinator hear of an agent's end as of what agents say."""
+    ended = sym.wait(child)
+    sym.send(sym.getpid(), {"from": name, "end": ended.reason})
+
+
+class Agents:
+    """What agents say, each in its own time; one that ends before it has said what is waited for is an error."""
+
+    def __init__(self, names: list[str], arguments: list[str]) -> None:
+        self.names, self.said = names, dict[tuple[str, str], Any]()
+        for name in names:
+            child = sym.spawn(__file__, [*arguments, "--agents", name], name=re.sub(r"\W+", "-", f"swarm-{name}"))
+            threading.Thread(target=watch, args=(child, name), daemon=True).start()
+
+    def hear(self, what: str) -> dict[str, Any]:
+        """Of each agent its draft, say."""
+        while missing := [name for name in self.names if (name, what) not in self.said]:
+            if gone := [name for name in missing if (name, "end") in self.said]:
+                raise ChildProcessError(f"{gone[0]} ended before its {what} came: {self.said[gone[0], 'end']}")
+            message = sym.recv()
+            (kind,) = message.keys() - {"from"}
+            self.said[message["from"], kind] = message[kind]
+        return {name: self.said[name, what] for name in self.names}
 
 
 def coordinate(question: str, names: list[str], max_tokens: int) -> tuple[dict[str, str], Counter[str]]:
     """The drafts and the votes of a swarm."""
     me = sym.getpid()
     topic = f"swarm-{me}"
-    options = ["--coordinator", str(me), "--topic", topic, "--max-tokens", str(max_tokens)]
-    children = [sym.spawn(__file__, [question, "--agents", name, *options], name=f"swarm-{name}") for name in names]
-    there = {message["from"]: message["pid"] for message in (sym.recv(timeout=60) for _ in names)}
-    for pid in there.values():
+    agents = Agents(names, [question, "--coordinator", str(me), "--topic", topic, "--max-tokens", str(max_tokens)])
+    for pid in agents.hear("pid").values():
         sym.send(pid, question)
-    drafts = {message["from"]: message["draft"] for message in (sym.recv(timeout=300) for _ in names)}
+    drafts = agents.hear("draft")
     sym.send(topic, drafts)
-    votes = Counter(sym.recv(timeout=300)["vote"] for _ in names)
-    for child in children:
-        sym.wait(child)
-    return drafts, votes
+    return drafts, Counter(agents.hear("vote").values())
 
 
 def main() -> None:

@@ -7,8 +7,10 @@ what becomes of a choice, the choice is scripted: forced through a grammar, comp
 import json
 import re
 import sqlite3
+import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import anyio
 import anyio.lowlevel
@@ -16,8 +18,9 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import libsym as sym
-from lips import async_tools, codeact, mcp_client, react, rlm
-from tests.lips.scripted import scripted
+from lips import async_tools, codeact, mcp_client, react, rlm, swarm
+from tests.lips.scripted import saying, scripted
+from tests.symphony.daemons import SYMPHONY
 
 pytestmark = pytest.mark.slow
 SERVER = Path(__file__).with_name("weather_server.py")
@@ -69,8 +72,42 @@ def test_react_stops_where_the_calls_are_used_up(lips):
     said = ["Thought: More.\nAction: calculate[1 + 1]"] * 3
     with sym.Chat(sym.kv_create()) as chat, scripted(said) as left:
         lines = list(react.react(chat, "Sum?", {"calculate": react.calculate}, max_calls=1))
-    assert lines == [said[0], "Observation: 2", said[1], "Observation: 2"]
+    assert lines == [said[0], "Observation: 2", said[1]], "the second call is not made"
     assert left == said[2:]
+
+
+def test_react_may_only_answer_when_its_calls_are_used_up_or_made_again(lips, monkeypatch):
+    forms, ask = [], sym.Chat.ask
+
+    def noted(chat, content, *, grammar, **how):
+        forms.append((content, "Action" in grammar.source))
+        answer = next(said)
+        return ask(chat, content, grammar=saying(answer), **how)
+
+    monkeypatch.setattr(sym.Chat, "ask", noted)
+    call, tools = "Thought: More.\nAction: calculate[1 + 1]", {"calculate": react.calculate}
+    for max_calls, expected in [
+        (1, [("Sum?", True), ("Observation: 2", False)]),
+        (9, [("Sum?", True), ("Observation: 2", True), ("Observation: you have made this call before", False)]),
+        (0, [("Sum?", False)]),
+    ]:
+        said = iter([call] * (len(expected) - 1) + ["Thought: Done.\nAnswer: 2"])
+        forms.clear()
+        with sym.Chat(sym.kv_create()) as chat:
+            *_, last = react.react(chat, "Sum?", tools, max_calls)
+        assert (last, forms) == ("Thought: Done.\nAnswer: 2", expected)
+
+
+def test_react_ends_with_an_answer_or_in_one_line(tiny):
+    out = tiny.run("react", "What is 1 + 1?", "--max-calls", "1")
+    assert re.search(r"^Answer: .+$", out, re.MULTILINE)
+    asked = [
+        {"role": "system", "content": react.prompt({"calculate": react.calculate})},
+        {"role": "user", "content": ""},
+    ]
+    room = sym.model_info().max_positions - len(sym.chat_tokens(asked))
+    full = tiny.finish("react", "x" * (room - 20), "--max-calls", "0")
+    assert (full.returncode, full.stderr) == (1, "react: the model's context is full, and there is no answer\n")
 
 
 def test_react_by_itself_keeps_to_the_form(lips, tmp_path):
@@ -78,6 +115,7 @@ def test_react_by_itself_keeps_to_the_form(lips, tmp_path):
     out = lips.run("react", "Where is the treasure?", "--files", str(tmp_path), "--max-calls", "1")
     form = r"Thought: [^\n]+\n(Action: (calculate|search)\[[^\n]+\]\nObservation: .+\n|Answer: [^\n]+\n)"
     assert re.fullmatch(f"({form})+", out)
+    assert out.splitlines()[-1].startswith("Answer: ")
 
 
 def test_codeact_runs_what_the_model_writes_and_keeps_its_variables(lips, computed):
@@ -143,6 +181,29 @@ def test_a_swarm_of_programs_drafts_and_votes(lips):
     assert [count for count, _, _ in found] == ["1", "1"], "each votes once, and not for itself"
     ended = json.loads(lips.daemon.symphony("ps", "--all", "--json").stdout)
     assert {each["name"] for each in ended} >= {"swarm", "swarm-poet", "swarm-banker"}, "each was a program of its own"
+
+
+def test_an_agent_that_dies_ends_the_swarm_in_one_line(tiny):
+    """A role may be several words."""
+    words = ["run", "swarm", "What is a town?", "--agents", "town poet", "banker", "--max-tokens", "3000"]
+    process = subprocess.Popen([*SYMPHONY, *words], stderr=subprocess.PIPE, text=True, env=tiny.daemon.environment)
+    while not any(program.name == "swarm-town-poet" for program in sym.programs()):
+        assert process.poll() is None
+    tiny.daemon.symphony("kill", "swarm-town-poet")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.fullmatch(r"swarm: town poet ended before its \w+ came: .+\n", err)
+
+
+def test_an_agent_judges_behind_the_whole_of_its_own_draft(tiny):
+    with sym.Chat(sym.kv_create()) as chat:
+        chat.ask("A town?", max_tokens=6).full_text()
+        before = [*chat.kv.read()[0], *chat.pending]
+        (found,) = swarm.scores(chat, "A town?", {"poet": "A wall."}).values()
+    asked = [{"role": "user", "content": "A town? Give the best answer."}]
+    before += sym.chat_tokens(asked, after_answer=True)
+    with sym.kv_create() as kv:
+        assert found == pytest.approx(fmean(sym.score(kv, before + sym.tokenize("A wall."))[len(before) - 1 :]))
 
 
 def test_a_swarm_without_a_launcher_says_what_it_needs(lips):
@@ -223,8 +284,15 @@ def test_an_mcp_servers_tools_are_called_as_their_schemas_say(lips, computed):
 def test_the_model_by_itself_can_name_no_tool_that_there_is_not(lips):
     out = lips.run("mcp_client", "What is the capital of Italy?", "--max-calls", "1", "--", sys.executable, str(SERVER))
     calls = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    assert calls
+    assert ["tool" in call for call in calls] in ([True, False], [False]), "one call at most, and then the answer"
     for call in calls:
         assert call.keys() in ({"answer"}, {"tool", "arguments"})
         if "tool" in call:
             assert call["arguments"].keys() == {"weather": {"city", "days"}, "capital": {"country"}}[call["tool"]]
+
+
+@pytest.mark.parametrize("server", [["false"], [sys.executable, "-c", "import sys; sys.stdin.readline()"]])
+def test_a_server_that_dies_is_told_in_one_line(tiny, server):
+    done = tiny.finish("mcp_client", "Does it rain?", "--", *server)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"mcp_client: the server {server[0]}: Connection closed\n"
