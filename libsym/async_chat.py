@@ -141,10 +141,11 @@ class AsyncChat(Turns[AsyncGeneration]):
         try:
             with CancelScope(shield=True), move_on_after(_CLOSING_S):
                 await self.close()
-        except SymError:
+        except SymError as error:
             if kind is None:
                 raise
-            log.warning("%s was not closed in order after %s", self.kv.name, kind.__name__, exc_info=True)
+            if not issubclass(kind, type(error)):  # else the caller has that error already
+                log.warning("%s was not closed in order after %s: %s", self.kv.name, kind.__name__, error)
         finally:
             if not self.kv.closed:
                 await self.kv.__aexit__()

@@ -358,10 +358,11 @@ class Chat(Turns[Generation]):
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
         try:
             self.close()
-        except SymError:
+        except SymError as error:
             if kind is None:
                 raise
-            log.warning("%s was not closed in order after %s", self.kv.name, kind.__name__, exc_info=True)
+            if not issubclass(kind, type(error)):  # else the caller has that error already
+                log.warning("%s was not closed in order after %s: %s", self.kv.name, kind.__name__, error)
         finally:
             self.kv.close()
 

@@ -3,28 +3,42 @@
     symphony run ask "What is the capital of France?"
     symphony run ask --kv ada.kv "My name is Ada. Who are you?"
     symphony run ask --kv ada.kv --resume "What is my name?"
+    cat question.txt | symphony run ask -
 
 A question, an answer and a file are all there is to a conversation: `chat` is the same with a user who stays.
 """
 
 from __future__ import annotations
 
+import sys
+
 import libsym as sym
 
 
 def main() -> None:
     arguments = sym.Arguments(__doc__)
-    arguments.text("question")
+    arguments.text("question", "- reads it from standard input")
     arguments.kv("--kv", "keep the conversation in this KV file", metavar="PATH")
     arguments.add_argument("--resume", action="store_true", help="go on with the conversation in --kv")
     arguments.whole("--max-tokens", "of the answer", 256)
+    arguments.text("--system", "how a new conversation begins", metavar="TEXT")
+    arguments.number("--temperature", "0 takes the likeliest token", 0.0, least=0)
     args = arguments.parse_args()
-    if args.resume and not args.kv:
-        arguments.error("--resume needs --kv")
-    kv = sym.kv_open(args.kv, "rw") if args.resume else sym.kv_create(args.kv)
-    with sym.Chat(kv) as chat:
-        sym.send_to_user(chat.ask(args.question, max_tokens=args.max_tokens).text())
-        sym.send_to_user("\n")
+    if args.resume and (not args.kv or args.system):
+        arguments.error("--resume needs --kv, and no --system")
+    question = sys.stdin.read() if args.question == "-" else args.question
+    if not question.strip():
+        arguments.error("the question is empty")
+    kv, sampler = sym.kv_open(args.kv, "rw") if args.resume else sym.kv_create(args.kv), sym.Sampler(args.temperature)
+    with sym.Chat(kv, args.system or ()) as chat:
+        try:
+            sym.send_to_user(chat.ask(question, sampler=sampler, max_tokens=args.max_tokens).text())
+            sym.send_to_user("\n")
+        except BaseException:
+            chat.settle()
+            if args.kv and not args.resume and not kv.len():
+                kv.remove()  # nothing was answered: the next try may have the name
+            raise
 
 
 if __name__ == "__main__":

@@ -3,70 +3,102 @@
     symphony run chat
     symphony run chat --system "You are a pirate." pirate.kv
 
-Lines are questions; `/undo` forgets the last question and its answer, `/fork NAME` keeps the conversation so far in
-another file, `/quit` leaves. One program at a time talks in a file; a second one may go on in a fork.
-
-What a chat service keeps as text, and computes again when its cache has forgotten it, is a file here. So `/undo` is
-`kv_truncate` and computes nothing, and `/fork` is what `cp chat.kv other.kv` in a shell does.
+Lines are questions, `/help` lists the commands, Ctrl-C ends an answer. On a terminal a chat that goes on shows its last
+turns, and the arrow keys bring back its questions. Two programs can't talk in one file; one may go on in a fork. A chat
+service keeps text, and computes it again when its cache has forgotten it. Here `/undo` is `kv_truncate` and computes
+nothing, and `/fork` is what `cp chat.kv other.kv` in a shell does.
 """
 
 from __future__ import annotations
 
+import readline  # input() edits lines by it
+import sys
+
 import libsym as sym
 
+RECOVERABLE = (sym.Invalid, sym.Exists, sym.NotFound, sym.NoAccess, sym.NotDirectory, sym.OverQuota)
 
-def obey(chat: sym.Chat, command: str, name: str) -> str:
-    """Does what a line that begins with `/` says; gives what the user is told."""
-    try:
+
+class Talk:
+    """A user who talks in a conversation."""
+
+    def __init__(self, chat: sym.Chat, sampler: sym.Sampler, max_tokens: int) -> None:
+        self.chat, self.sampler, self.max_tokens, self.system = chat, sampler, max_tokens, list[dict[str, str]]()
+
+    def obey(self, command: str, rest: str) -> str:
+        """Does what a line that begins with `/` says; gives what the user is told."""
         if command == "/undo":
-            chat.undo()
+            self.chat.undo()
             return "forgotten"
-        if command == "/fork" and name:
-            chat.fork(name).close()
-            return f"kept as {name}"
-    except (sym.Invalid, sym.Exists, sym.NotFound, sym.NoAccess, sym.NotDirectory) as error:
-        return str(error)  # a name that is taken, say: the conversation goes on
-    return "/undo, /fork NAME, /quit"
+        if command == "/fork" and rest:
+            self.chat.fork(rest).close()
+            return f"kept as {rest}"
+        if command == "/system" and rest:
+            self.system = [{"role": "system", "content": rest}]
+            return "from the next question on"
+        if command == "/stats":
+            return f"{self.chat.kv.len():,} of {sym.model_info().max_positions:,} tokens of the context are used"
+        return """/undo forgets the last question and its answer, /fork NAME keeps the conversation in another file,
+/system TEXT tells the model how to behave from now on, /stats says how full the context is, /quit leaves"""
 
+    def answer(self, line: str) -> None:
+        """Streams an answer. Ctrl-C ends it: the conversation has as much of it as was shown."""
+        question = [*self.system, {"role": "user", "content": line}]
+        try:
+            sym.send_to_user(self.chat.ask(question, sampler=self.sampler, max_tokens=self.max_tokens).text())
+            self.system = []
+        except KeyboardInterrupt:
+            self.chat.settle()
+        sym.send_to_user("\n")
 
-def talk(chat: sym.Chat, sampler: sym.Sampler, max_tokens: int, line: str = "") -> None:
-    """Answers line after line until the user leaves, after `line`."""
-    while True:
-        command, _, rest = line.partition(" ")
-        if command == "/quit":
-            return
-        try:
-            if command.startswith("/"):
-                sym.send_to_user(f"({obey(chat, command, rest.strip())})\n")
-            elif line:
-                sym.send_to_user(chat.ask(line, sampler=sampler, max_tokens=max_tokens).text())
-                sym.send_to_user("\n")
-        except sym.WouldBlock as error:  # before the first question: from then on nobody else talks here
-            with fork_of(chat, error) as fork:
-                talk(fork, sampler, max_tokens, line)
-            return
-        try:
-            sym.send_to_user("> ")
-            line = sym.recv_from_user().strip()
-        except EOFError:
-            return
+    def go_on(self, line: str = "") -> None:
+        """Answers line after line until the user leaves, after `line`."""
+        while line != "/quit":
+            command, _, rest = line.partition(" ")
+            try:
+                if command.startswith("/"):
+                    sym.send_to_user(f"({self.obey(command, rest.strip())})\n")
+                elif line:
+                    self.answer(line)
+            except sym.WouldBlock as error:  # before the first question: from then on nobody else talks here
+                with fork_of(self.chat, error) as self.chat:
+                    self.go_on(line)
+                return
+            except RECOVERABLE as error:  # a name is taken, say, or the context is full: the conversation goes on
+                sym.send_to_user(f"({error})\n")
+            line = prompted("> ", at_end="/quit")
 
 
 def fork_of(chat: sym.Chat, busy: sym.WouldBlock) -> sym.Chat:
     """The conversation in a file of its own, if the user gives that a name; else the error."""
-    said = str(busy)
-    while True:
-        sym.send_to_user(f"({said})\n(go on in a fork? its name, or nothing to leave) ")
-        try:
-            name = sym.recv_from_user().strip()
-        except EOFError:
-            name = ""
-        if not name:
-            raise busy
+    sym.send_to_user(f"({busy})\n")
+    while name := prompted("(go on in a fork? its name, or nothing to leave) ", at_end=""):
         try:
             return chat.fork(name)
-        except (sym.Invalid, sym.Exists, sym.NotFound, sym.NoAccess, sym.NotDirectory) as error:
-            said = str(error)
+        except RECOVERABLE as error:
+            sym.send_to_user(f"({error})\n")
+    raise busy
+
+
+def prompted(prompt: str, at_end: str) -> str:
+    """The user's next line, which can be edited on a terminal; `at_end` where there is none."""
+    try:
+        sym.send_to_user("" if sys.stdin.isatty() else prompt)
+        return (input(prompt) if sys.stdin.isatty() else sym.recv_from_user()).strip()
+    except EOFError:
+        return at_end
+
+
+def show(kv: sym.KV, mark: str = "a question") -> None:
+    """Shows the last two turns that the file holds, and gives the arrow keys the questions of all."""
+    special, (tokens, _), starts = frozenset(sym.model_info().special_ids), kv.read(), kv.stat().turns or []
+    parts = [tokens[at:end] for at, end in zip(starts, [*starts[1:], None], strict=False)]
+    parts.append(sym.chat_tokens([{"role": "user", "content": mark}], after_answer=True))
+    *turns, asked = (sym.detokenize([token for token in part if token not in special]) for part in parts)
+    head, _, tail = asked.partition(mark)
+    for turn in turns:
+        readline.add_history(turn.partition(tail)[0].rpartition(head.lstrip())[2])
+    sym.send_to_user("".join(turns[-2:]).strip() + "\n" * bool(turns))
 
 
 def main() -> None:
@@ -77,7 +109,9 @@ def main() -> None:
     arguments.number("--temperature", "0 takes the likeliest token", 0.0, least=0)
     args = arguments.parse_args()
     with sym.Chat(sym.kv_open(args.file, "a"), args.system) as chat:
-        talk(chat, sym.Sampler(temperature=args.temperature), args.max_tokens)
+        if sys.stdin.isatty():
+            show(chat.kv)
+        Talk(chat, sym.Sampler(temperature=args.temperature), args.max_tokens).go_on()
 
 
 if __name__ == "__main__":

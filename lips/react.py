@@ -3,9 +3,10 @@
     symphony run react "What is 17 * 23?"
     symphony run react "Who wrote the report?" --files . --database people.db
 
-The tools run here, beside the model: a calculator, a search in files, SQL on a database. What they give is appended to
-the conversation, whose KV file has stayed where it is. So a call of a tool costs the tokens of its result; nothing is
-sent and prefilled again. A grammar holds a small model to the form. (Yao et al. 2022)
+The tools run here, beside the model: a calculator, a search in files, SQL on a database. No option adds another tool:
+copy this file, and add a function with a docstring to `tools` in `main`. A result is appended to the conversation,
+whose KV file has stayed where it is. So a call of a tool costs the tokens of its result; nothing is sent and prefilled
+again. A grammar holds a small model to the form. (Yao et al. 2022)
 """
 
 from __future__ import annotations

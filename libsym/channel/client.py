@@ -178,7 +178,8 @@ class ClientChannel:
             return NotConnected(f"the connection to {self.name} was closed by this program: use sym.connect()")
         if reason in (errno.EPROTO, errno.ENOMEM):
             return ProtocolError(f"a reply of the daemon at {self.name} could not be read: {os.strerror(reason)}")
-        return NotConnected(f"the daemon at {self.name} is gone: start it with `symphony serve`, then sym.connect()")
+        where = "" if "SYMPHONY_PROGRAM" in os.environ else f" at {self.name}"  # that of a launched program is its own
+        return NotConnected(f"the daemon{where} is gone: start it with `symphony serve`, then sym.connect()")
 
 
 def _nothing(_reply: Reply) -> None:

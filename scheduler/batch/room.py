@@ -86,6 +86,7 @@ class Room:
         if end > self.max_positions:
             raise Invalid(
                 f"{len(call.tokens)} tokens from position {first} on end at {end}, "
-                f"beyond the model's context of {self.max_positions}: truncate the file, or give positions"
+                f"beyond the model's context of {self.max_positions}: begin anew in another file, take back turns "
+                "(/undo, kv_truncate), or keep a window of it (as the program windowed does)"
             )
         return np.arange(first, end, dtype=np.int32)

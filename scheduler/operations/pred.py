@@ -97,7 +97,7 @@ class Limited:
         if num_positions == 0 and num_tokens > self._limits.max_positions:
             raise Invalid(
                 f"{num_tokens} tokens end beyond the model's context of {self._limits.max_positions}, also in an empty "
-                "file: use fewer, or give positions"
+                "file: use fewer, or go through them piece by piece (as the program mapreduce does)"
             )
         tokens = fields.int32(num_tokens, "tokens")
         check_range("token", tokens, self._limits.vocab_size, "the vocabulary")

@@ -2,13 +2,15 @@
 
 import io
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
 import libsym as sym
-from lips.chat import talk
+from lips.chat import Talk
 from tests.lips.conftest import Lips
 from tests.symphony.daemons import Daemon
+from tests.symphony.test_run_terminal import Terminal
 
 pytestmark = pytest.mark.slow
 TURNS = ["My name is Ada.", "What is my name?"]
@@ -29,7 +31,7 @@ def said(monkeypatch, capsys):
 
     def say(conversation, *lines):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        talk(conversation, sym.Sampler.greedy(), 6)
+        Talk(conversation, sym.Sampler.greedy(), 6).go_on()
         return answers(capsys.readouterr().out)
 
     return say
@@ -131,6 +133,63 @@ def test_what_cannot_be_done_is_told_and_the_conversation_goes_on(lips, said):
         told = said(conversation, *lines)
         assert [told[3], told[7]] == said(plain, *TURNS, "/quit", "never read")
     assert told[0] == "(chat.kv: there is no turn to undo)\n"
-    assert told[1] == told[2] == "(/undo, /fork NAME, /quit)\n"
+    assert told[1] == told[2]
+    assert told[1].startswith("(/undo forgets the last question")
     assert told[5].startswith("(a.kv: ")
     assert told[6].startswith("(no/dir.kv: ")
+
+
+def test_a_chat_on_a_terminal_can_be_interrupted_and_shows_what_was_said_before(lips, tmp_path):
+    place = SimpleNamespace(directory=tmp_path, environment=lips.daemon.environment)
+    terminal = Terminal(place, "run", "chat", "long.kv")
+    terminal.shows("> ")
+    terminal.types(b"Write a long tale of the sea.\r")
+    terminal.shows("\n")
+    terminal.shows(" ")
+    terminal.types(b"\x03")
+    terminal.shows("> ")
+    for line, answer in (
+        (b"/stats", "tokens of the context are used"),
+        (b"/system You are a pirate.", "next question"),
+    ):
+        terminal.types(line + b"\r")
+        terminal.shows(answer)
+        terminal.shows("> ")
+    terminal.types(b"/quit\r")
+    assert terminal.status() == 0
+    with sym.Chat(sym.kv_open("long.kv", "rw")) as chat:
+        first = sym.detokenize(chat.kv.read()[0]).rpartition("assistant\n")[2].split()[0]
+    again = Terminal(place, "run", "chat", "long.kv")
+    again.shows("Write a long tale of the sea.")
+    again.shows(first)
+    again.shows("> ")
+    again.types(b"\x1b[A")
+    again.shows("Write a long tale of the sea.")
+    again.types(b"\x15\x04")
+    assert again.status() == 0
+
+
+def test_a_system_message_and_a_full_context_are_part_of_the_conversation(lips, said):
+    with sym.Chat(sym.kv_create()) as conversation:
+        said(conversation, TURNS[0], "/system You are a pirate.", TURNS[1])
+        assert "<|im_start|>system\nYou are a pirate." in sym.detokenize(conversation.kv.read()[0])
+        told = said(conversation, "word " * 9000, "/undo")
+    assert "beyond the model's context of" in told[0]
+    assert "/undo" in told[0] or "piece by piece" in told[0]
+    assert told[1] == "(forgotten)\n"
+
+
+def test_ask_takes_a_question_from_its_input_a_system_message_and_a_temperature(lips):
+    spoken = lips.run("ask", "--kv", "a.kv", "--system", "Be brief.", "--max-tokens", "4", "-", text=TURNS[0])
+    assert spoken == lips.run("ask", "--system", "Be brief.", "--max-tokens", "4", TURNS[0])
+    assert "Be brief." in sym.detokenize(sym.kv_read("a.kv")[0])
+    drawn = {lips.run("ask", "--temperature", "2", "--max-tokens", "8", TURNS[1]) for _ in range(4)}
+    assert len(drawn) > 1
+
+
+def test_an_ask_that_fails_leaves_no_empty_file(lips):
+    done = lips.finish("ask", "--kv", "none.kv", "word " * 9000)
+    assert done.returncode == 1
+    assert "piece by piece" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (lips.mount / "none.kv").exists()

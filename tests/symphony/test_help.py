@@ -96,6 +96,7 @@ def test_a_topic_is_a_command_or_another_page_and_may_name_its_section(topic, na
         ("tools", "libsym-chat(3): TOOLS", "libsym calls none: the program reads what the model says"),
         ("chat", "symphony run chat", "libsym-chat(3): Chat(kv"),
         ("disk full", "kvfs(7): A full disk", "fails the syncs with ENOSPC"),
+        ("full context", "libsym-chat(3): A FULL CONTEXT", "takes turns back"),
         ("install", "symphony-service(7): Install", "# scripts/install"),
         ("upgrade", "symphony-service(7): Upgrade", "--rollback"),
     ],

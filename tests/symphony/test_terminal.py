@@ -111,3 +111,25 @@ def test_stat_counts_one_name_as_one(daemon):
     daemon.run("sym.kv_create('one.kv').close()")
     assert "1 name\n" in daemon.symphony("stat").stdout
     daemon.run("sym.kv_remove('one.kv')")
+
+
+def test_a_daemon_that_dies_under_a_chat_is_told_in_one_line(start_daemon):
+    daemon = start_daemon("--model", "tiny")
+    chat = subprocess.Popen(
+        [*SYMPHONY, "run", "chat", "--max-tokens", "4"],
+        env=daemon.environment,
+        cwd=daemon.mount.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    chat.stdin.write("Hi\n")
+    chat.stdin.flush()
+    shown = ""
+    while shown.count("> ") < 2:
+        shown += chat.stdout.read(1)
+    daemon.stop(9)
+    _, error = chat.communicate("Again\n", timeout=60)
+    assert error == "chat: the daemon is gone: start it with `symphony serve`, then sym.connect()\n"
+    assert chat.returncode == 1
