@@ -62,6 +62,7 @@ TEST = [
     "mypy>=1.14,<3",
     "nbclient>=0.10,<1",
     "nbformat>=5.10,<6",
+    "ollama>=0.6,<0.7",
     "openai>=3,<4",
     "prometheus-client>=0.21,<1",
     "pytest>=8.3,<10",

@@ -1,4 +1,4 @@
-"""Serves the HTTP interfaces of OpenAI and Anthropic, and a page to talk on; itself a program.
+"""Serves the HTTP interfaces of OpenAI, Anthropic and Ollama, and a page to talk on; itself a program.
 
     symphony run gateway                              # http://127.0.0.1:8080, for this machine alone
     symphony run gateway --host 0.0.0.0 --keys FILE   # for others, by their keys

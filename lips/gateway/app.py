@@ -14,10 +14,10 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import libsym as sym
-from lips.gateway import chat, completions, messages, page, plain, responses, sessions
+from lips.gateway import chat, completions, messages, ollama, page, plain, responses, sessions
 from lips.gateway.asgi import Exchange, Form, error_response, told
-from lips.gateway.errors import ApiError, anthropic_form, openai_form
-from lips.gateway.gateway import ENDED, Gateway
+from lips.gateway.errors import ApiError, anthropic_form, ollama_form, openai_form
+from lips.gateway.gateway import ENDED, IGNORED, Gateway
 from lips.gateway.log import SEEN, Seen
 
 ROUTES: Sequence[BaseRoute] = [
@@ -25,11 +25,12 @@ ROUTES: Sequence[BaseRoute] = [
     *completions.routes,
     *messages.routes,
     *responses.routes,
+    *ollama.routes,
     *plain.routes,
     *sessions.routes,
     *page.routes,
 ]
-_ANTHROPIC = "/v1/messages"
+_FORMS: dict[str, Form] = {"/v1/messages": anthropic_form, "/api/": ollama_form}
 
 
 def make_app(gateway: Gateway) -> ASGIApp:
@@ -70,6 +71,8 @@ class _Counted:
                 headers = MutableHeaders(scope=message)
                 headers.setdefault("cache-control", "no-store")
                 headers.setdefault("x-content-type-options", "nosniff")
+                if IGNORED in scope:
+                    headers["symphony-ignored"] = scope[IGNORED]
                 route = getattr(scope.get("route"), "path", "other")
                 self._gateway.num_requests[route, message["status"]] += 1
             await exchange.send(message)
@@ -80,7 +83,7 @@ class _Counted:
 
 
 def _form_of(request: Request) -> Form:
-    return anthropic_form if request.url.path.startswith(_ANTHROPIC) else openai_form
+    return next((form for path, form in _FORMS.items() if request.url.path.startswith(path)), openai_form)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

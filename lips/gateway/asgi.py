@@ -22,6 +22,9 @@ Form = Callable[[ApiError], dict[str, Any]]
 """How an interface tells of an error."""
 Emit = Callable[[bytes], Awaitable[None]]
 """Sends a part of the answer. (No generator of parts: one that is not exhausted ends in nobody's task.)"""
+EVENTS = b"text/event-stream; charset=utf-8"
+LINES = b"application/x-ndjson"
+_STREAM_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 LINGERS_S = 5.0
 """So long a request that has its answer may go on with its body."""
 WRITE_S = 60.0
@@ -121,6 +124,11 @@ def event(data: object, name: str | None = None) -> bytes:
     return _utf8(f"{f'event: {name}{chr(10)}' if name else ''}data: {text}\n\n")
 
 
+def line(data: object) -> bytes:
+    """A line of a stream of JSON objects."""
+    return _utf8(json.dumps(data, ensure_ascii=False, separators=(",", ":"))) + b"\n"
+
+
 class Work:
     """What an endpoint gives: it goes on as long as its client is there."""
 
@@ -165,10 +173,15 @@ class Streamed(Work):
     """An answer that is sent as it comes. What fails before anything has come has the status of the error."""
 
     def __init__(
-        self, answer: Callable[[Emit], Awaitable[None]], form: Form, failed: Callable[[ApiError], bytes]
+        self,
+        answer: Callable[[Emit], Awaitable[None]],
+        form: Form,
+        failed: Callable[[ApiError], bytes],
+        media_type: bytes = EVENTS,
     ) -> None:
-        """`answer` gives its events to the function that it is given; `failed`: the event of what fails later."""
+        """`answer` gives its parts to the function that it is given; `failed`: the part for what fails later."""
         super().__init__(form)
+        self._headers = [(b"content-type", media_type), *_STREAM_HEADERS]
         self._make = answer
         self._failed = failed
 
@@ -179,7 +192,7 @@ class Streamed(Work):
             nonlocal has_begun
             if not has_begun:
                 has_begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+                await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             await send({"type": "http.response.body", "body": part, "more_body": True})
 
         try:
@@ -190,13 +203,6 @@ class Streamed(Work):
                 return
             await emit(self._failed(told(error)))
         await send({"type": "http.response.body", "body": b""})
-
-
-_EVENT_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 def told(error: BaseException) -> ApiError:

@@ -89,5 +89,9 @@ def openai_form(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
+def ollama_form(error: ApiError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
 def anthropic_form(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": error.kind, "message": error.message}}

@@ -42,6 +42,8 @@ _TOKEN_BYTES = 1024
 """A token's worth of a body: to parse and tokenize so much takes about as long as a small model takes for a token."""
 ENDED = "symphony.ended"
 """In a request's scope: what is to be done when it has ended."""
+IGNORED = "symphony.ignored"
+"""In a request's scope: its fields that have no effect, as a header says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
