@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -86,6 +87,8 @@ class OpenFile:
     handles: set[Handle] = field(default_factory=set)
     views: dict[int, View] = field(default_factory=dict)
     """By node."""
+    direct: defaultdict[int, Counter[Version]] = field(default_factory=lambda: defaultdict(Counter))
+    """By node: how many handles read each version past the page cache. A lookup must not look at every handle."""
     fork: Fork | None = None
     refusal: Refusal | None = None
     """Why the bytes as they are now are no image: not tested twice."""
@@ -203,9 +206,9 @@ class OpenFiles:
         """Whether somebody reads another version of the KV file through its newest node."""
         if not isinstance(file.inode.content, KvFile):
             return False
-        now = version_of(file.inode)
-        readers = (self._reader(handle) for handle in file.handles if handle.node == file.node)
-        return any(reader is not None and reader.version != now for reader in readers)
+        now, view = version_of(file.inode), file.views.get(file.node)
+        direct = file.direct.get(file.node)
+        return (view is not None and view.reader.version != now) or (direct is not None and direct.keys() != {now})
 
     def forget(self, node: int) -> None:
         """The kernel no longer knows the node, so it caches nothing of it."""
@@ -453,13 +456,25 @@ class OpenFiles:
         if not handle.direct:
             self._join_view(handle)
             return
-        if handle.own is not None:
-            handle.own.close()
+        self._close_own(handle)
         content = handle.file.inode.content
-        handle.own = None
         if isinstance(content, KvFile):
             handle.own = Reader(self._volume, content, self._eager, self._rooms)
+            handle.file.direct[handle.node][handle.own.version] += 1
             self._volume.heat.note(handle.file.inode, content)
+
+    def _close_own(self, handle: Handle) -> None:
+        """A handle reads past the page cache no more."""
+        own, handle.own = handle.own, None
+        if own is None:
+            return
+        versions = handle.file.direct[handle.node]
+        versions[own.version] -= 1
+        if not versions[own.version]:
+            del versions[own.version]
+        if not versions:
+            del handle.file.direct[handle.node]
+        own.close()
 
     def _join_view(self, handle: Handle) -> None:
         inode, views = handle.file.inode, handle.file.views
@@ -476,9 +491,7 @@ class OpenFiles:
         if handle.writable and not handle.direct and isinstance(handle.file.inode.content, KvFile):
             # It was opened when the file was plain: what it wrote since, into a mapping, may be in the page cache.
             self._cached.pop(handle.node, None)
-        if handle.own is not None:
-            handle.own.close()
-            handle.own = None
+        self._close_own(handle)
         view = handle.file.views.get(handle.node)
         if view is not None:
             view.users.discard(handle)
