@@ -4,6 +4,9 @@ SQLite takes the frames of a log up to the first one whose checksum is wrong, an
 rule that is the commit in the middle of which the power went. But each commit is on disk before the next one begins.
 So where two or more are behind that frame, the disk has changed what it had.
 
+Commits that failed leave frames, too, behind the shorter ones that come in their place. A checksum goes on from that of
+the frame before: so two commits are behind each other where the frames from one to the other follow by their checksums.
+
 https://www.sqlite.org/walformat.html has the format.
 """
 
@@ -32,32 +35,33 @@ def has_lost_commits(log: Path) -> bool:
     """Of a log that nobody has open; one that is not there has lost nothing."""
     try:
         with log.open("rb") as file:
-            return _num_commits_behind(file) > 1
+            return _has_commits_behind(file)
     except FileNotFoundError:
         return False
 
 
-def _num_commits_behind(file: BinaryIO) -> int:
+def _has_commits_behind(file: BinaryIO) -> bool:
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
-        return 0
+        return False
     magic, _version, _page_bytes, _sequence, *salts_and_sums = _HEADER.unpack(header)
     words = np.dtype(">u4" if magic & 1 else "<u4")
-    sums = _summed((0, 0), np.frombuffer(header[:_SUMMED_HEADER_BYTES], words))
-    is_good = magic & ~1 == _MAGIC and list(sums) == salts_and_sums[2:]
+    sums: tuple[int, int] | None = _summed((0, 0), np.frombuffer(header[:_SUMMED_HEADER_BYTES], words))
+    is_good = magic & ~1 == _MAGIC and sums == (*salts_and_sums[2:],)
     salts = salts_and_sums[:2] if is_good else None
     num_commits = 0
     while len(frame := file.read(_FRAME.size + _PAGE_BYTES)) == _FRAME.size + _PAGE_BYTES:
         _page, num_pages, *found = _FRAME.unpack_from(frame)
         salts = salts or found[:2]
-        if found[:2] != salts:
-            break  # of an older log, which this one overwrites
-        if is_good:
-            summed = frame[:_SUMMED_FRAME_BYTES] + frame[_FRAME.size :]
-            sums = _summed(sums, np.frombuffer(summed, words))
-            is_good = list(sums) == found[2:]
-        num_commits += not is_good and num_pages > 0
-    return num_commits
+        summed = frame[:_SUMMED_FRAME_BYTES] + frame[_FRAME.size :]
+        if sums is None or found != [*salts, *_summed(sums, np.frombuffer(summed, words))]:
+            is_good, num_commits = False, 0
+        is_ours = found[:2] == salts  # else of an older log, which this one overwrites, or a block that the disk lost
+        sums = (found[2], found[3]) if is_ours else None
+        num_commits += is_ours and not is_good and num_pages > 0
+        if num_commits > 1:
+            return True
+    return False
 
 
 def _summed(sums: tuple[int, int], words: npt.NDArray[np.uint32]) -> tuple[int, int]:
