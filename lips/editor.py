@@ -13,6 +13,7 @@ of a program that knows what will be needed, where a server's cache can only gue
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,8 +26,8 @@ import libsym as sym
 POLL_S = 0.1
 
 
-def changes(directory: Path) -> Iterator[tuple[str, str | None]]:
-    """The name and the text of each file, then of each that is saved; None as the text of one that is deleted."""
+def changes(directory: Path) -> Iterator[tuple[str, Path | None]]:
+    """The name and the path of each file, then of each that is saved; None for one that is deleted."""
     known = dict[str, int]()
     while True:
         found = dict[str, int]()
@@ -34,7 +35,7 @@ def changes(directory: Path) -> Iterator[tuple[str, str | None]]:
             with suppress(FileNotFoundError):  # it was deleted just now
                 found[path.name] = path.stat().st_mtime_ns
                 if found[path.name] != known.get(path.name):
-                    yield path.name, path.read_text(errors="replace")
+                    yield path.name, path
         for name in known.keys() - found.keys():
             yield name, None
         known = found
@@ -50,7 +51,8 @@ class Document:
         self.states = set[str]()
 
     def state(self, text: str) -> str:
-        return f"editor/{self.name}-{sha256(text.encode()).hexdigest()[:16]}.kv"
+        digest = sha256(f"{self.name}\0{text}".encode(errors="surrogateescape")).hexdigest()
+        return f"editor/{os.fsencode(self.name)[:200].decode(errors='ignore')}-{digest[:16]}.kv"
 
     def tokens(self, text: str) -> list[int]:
         return sym.tokenize(f"File {self.name}:\n{text}", special=False)
@@ -61,10 +63,10 @@ class Document:
         cursor, self.text = end_of_change(self.text, text), text
         self.states |= {before, now}
         with open_state(before, now) as kv:
-            if missing := sym.kv_rewind(kv, self.tokens(text))[:-1]:
-                kv.write(missing)
             sym.kv_advise(before, sym.TTL(self.undo_s))
             sym.kv_advise(now, sym.TTL(self.idle_s))
+            if missing := sym.kv_rewind(kv, self.tokens(text))[:-1]:
+                kv.write(missing)
             with sym.kv_fork(kv) as fork:  # what is suggested is not in the text yet
                 missing = sym.kv_rewind(fork, self.tokens(text[:cursor]))
                 return sym.generate(fork, missing, stop="\n", max_tokens=max_tokens).full_text()
@@ -99,16 +101,16 @@ def main() -> None:
     args = arguments.parse_args()
     sym.kv_mkdir("editor", parents=True)
     documents = dict[str, Document]()
-    for name, text in changes(args.directory):
-        if text is None:
+    for name, path in changes(args.directory):
+        if path is None:
             documents.pop(name).delete()
             sym.send_to_user(f"{name}: forgotten\n")
         else:
             before = sym.getrusage().tokens
             document = documents.setdefault(name, Document(name, args.undo_s, args.idle_s))
             try:
-                line = repr(document.save(text, args.max_tokens))
-            except sym.Invalid as error:  # it is longer than the context; others are not
+                line = repr(document.save(path.read_text(errors="replace"), args.max_tokens))
+            except (sym.Invalid, FileNotFoundError, PermissionError) as error:  # or longer than the context
                 line = str(error)
             sym.send_to_user(f"{name}: {line} ({sym.getrusage().tokens - before} tokens computed)\n")
 

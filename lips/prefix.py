@@ -9,7 +9,7 @@ puts what the threads ask for at the same time into the same steps of the model.
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import libsym as sym
 
@@ -46,11 +46,10 @@ def main() -> None:
     arguments.whole("--max-tokens", "of an answer", 48)
     args = arguments.parse_args()
     with open_prefix() as prefix:
-        threads = [threading.Thread(target=answer, args=(prefix, query, args.max_tokens)) for query in args.query]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(args.query)) as threads:
+            begun = [threads.submit(answer, prefix, query, args.max_tokens) for query in args.query]
+        for each in begun:
+            each.result()  # a query that has failed says so here, when all have ended
 
 
 if __name__ == "__main__":

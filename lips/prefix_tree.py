@@ -11,6 +11,7 @@ the tokens that no other has, all answers are decoded at the same time, and the 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 import libsym as sym
@@ -35,7 +36,11 @@ def grow(
         if is_last:
             yield path, sym.generate(node, missing, max_tokens=max_tokens)  # under way from here on
         else:
-            sym.kv_write(node, missing)
+            try:
+                sym.kv_write(node, missing)
+            except sym.Invalid:
+                node.remove()  # the context has no room for it: nothing is left that looks like a node
+                raise
             yield from grow(node, messages, levels[1:], path, max_tokens)
 
 
@@ -59,8 +64,16 @@ def main() -> None:
         level("user", [(text, text) for text in args.question]),
     ]
     with sym.kv_open(f"{args.tree}.kv", "a") as root, root.lock():  # empty; one run at a time
+        too_long = 0
         for path, answer in list(grow(root, [], levels, args.tree, args.max_tokens)):
-            sym.send_to_user(f"{path}: {answer.full_text().strip()}\n")
+            try:
+                text = answer.full_text().strip()
+            except sym.Invalid as error:
+                sym.kv_remove(f"{path}.kv")
+                text, too_long = str(error), too_long + 1
+            sym.send_to_user(f"{path}: {text}\n")
+    if too_long:
+        sys.exit(f"prefix_tree: {too_long} prompts are longer than the context")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
 """Answers from a directory of documents, and keeps the KV of those that are asked for most.
 
-    symphony run rag docs "What do bees eat?" "Where do ants live?"
-    symphony run rag --budget 20000 docs "What do bees eat?"
+    symphony run rag --budget 20000 docs "What do bees eat?" "Where do ants live?"
 
-A passage (a document, or what is below one of its headings) is computed when it is first asked about; from then on it
-is a KV file that each question forks. Which files stay is this program's own policy: popularity. A file's PRIORITY
-counts its questions, so the count outlives the program, `getfattr -d` shows it, and where memory runs short the daemon
-moves the least asked to disk first. Beyond the budget the least asked is removed. A passage that has changed, or is
-gone, leaves the mount with the next question.
+A passage (what is below a heading) is computed when it is first asked about; from then on it is a KV file that each
+question forks. Which files stay is this program's own policy: popularity. A file's PRIORITY counts its questions, so
+the count outlives the program, and where memory runs short the daemon moves the least asked to disk first. Beyond the
+budget the least asked is removed. A passage that has changed, or is gone, leaves the mount with the next question.
 """
 
 from __future__ import annotations
@@ -15,39 +13,48 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
 import libsym as sym
 
-HIGHEST_PRIORITY = 100
+HIGHEST_PRIORITY, MOST_CHARS = 100, 2000  # of a passage: the context has room for it, and for the question
 
 
 def read(directory: Path) -> dict[str, str]:
-    """The passages by their names: each document, cut at its headings."""
+    """The passages by their names: each document, cut at its headings, and where a part is long, between lines."""
     found = dict[str, str]()
     for path in sorted(path for path in directory.rglob("*") if path.suffix in {".md", ".txt"}):
-        passages = re.split(r"^(?=#)", path.read_text(errors="replace"), flags=re.MULTILINE)
-        name = str(path.relative_to(directory))
-        found |= {f"{name}:{number}": text for number, text in enumerate(passages) if text.strip()}
+        parts = re.split(r"^(?=#)", path.read_text(errors="replace"), flags=re.MULTILINE)
+        passages = [passage for part in parts for passage in cut(part)]
+        found |= {
+            f"{path.relative_to(directory)}:{number}": text for number, text in enumerate(passages) if text.strip()
+        }
     return found
 
 
-def find(question: str, passages: dict[str, str]) -> str:
-    """The name of the passage that fits best: by BM25, so rare words count, and in short passages more."""
+def cut(text: str) -> Iterator[str]:
+    """Passages of at most MOST_CHARS: whole lines, but for a line that is longer."""
+    while len(text) > MOST_CHARS:
+        at = text.rfind("\n", 0, MOST_CHARS) + 1 or MOST_CHARS
+        yield text[:at]
+        text = text[at:]
+    yield text
+
+
+def find(question: str, passages: dict[str, str]) -> str | None:
+    """The passage that fits best, by BM25: rare words count, and in short passages more. None: no word is in any."""
     counts = {name: Counter(re.findall(r"\w+", text.lower())) for name, text in passages.items()}
     mean = sum(count.total() for count in counts.values()) / len(counts)
 
-    def score(name: str) -> float:
-        total = 0.0
-        for word in re.findall(r"\w+", question.lower()):
-            num_with = sum(word in count for count in counts.values())
-            rare = math.log(1 + (len(counts) - num_with + 0.5) / (num_with + 0.5))
-            often = counts[name][word]
-            total += rare * often * 2.2 / (often + 1.2 * (0.25 + 0.75 * counts[name].total() / (mean or 1)))
-        return total
+    def worth(name: str, word: str) -> float:
+        num_with, often = sum(word in count for count in counts.values()), counts[name][word]
+        rare = math.log(1 + (len(counts) - num_with + 0.5) / (num_with + 0.5))
+        return rare * often * 2.2 / (often + 1.2 * (0.25 + 0.75 * counts[name].total() / (mean or 1)))
 
-    return max(counts, key=score)
+    scores = {name: sum(worth(name, word) for word in re.findall(r"\w+", question.lower())) for name in counts}
+    return max(scores, key=scores.__getitem__) if any(scores.values()) else None
 
 
 class Shelf:
@@ -71,9 +78,8 @@ class Shelf:
     def tidy(self, passages: dict[str, str], in_use: sym.KV) -> None:
         """Removes what is of no passage any more; then, while there is too much, what was asked for least."""
         current = {self.place(name, text) for name, text in passages.items()}
-        paths = [f"{self.path}/{entry.name}" for entry in sym.kv_list(self.path)]
-        files = {path: sym.kv_stat(path) for path in paths}
-        for path in sorted(paths, key=lambda path: (path in current, files[path].priority or 0)):
+        files = {(path := f"{self.path}/{entry.name}"): sym.kv_stat(path) for entry in sym.kv_list(self.path)}
+        for path in sorted(files, key=lambda path: (path in current, files[path].priority or 0)):
             too_much = sum(file.tokens or 0 for file in files.values()) > self.budget
             if path not in current or (too_much and path != in_use.path):
                 sym.kv_remove(path)
@@ -84,9 +90,10 @@ def under(passage: str) -> dict[str, str]:
     return {"role": "system", "content": f"Answer in one sentence, from this text.\n\n{passage}"}
 
 
-def answer(shelf: Shelf, passages: dict[str, str], question: str, max_tokens: int) -> tuple[str, str]:
-    """The name of the passage that was asked, and what it says."""
-    name = find(question, passages)
+def answer(shelf: Shelf, passages: dict[str, str], question: str, max_tokens: int) -> tuple[str | None, str]:
+    """The name of the passage that was asked, and what it says; None: no passage is about that."""
+    if (name := find(question, passages)) is None:
+        return None, "No passage has a word of this question."
     conversation = sym.chat_tokens([under(passages[name]), {"role": "user", "content": question}])
     with shelf.take(name, passages[name]) as passage, sym.kv_fork(passage) as kv:
         shelf.tidy(passages, passage)
@@ -99,12 +106,12 @@ def main() -> None:
     arguments.text("question", nargs="+")
     arguments.whole("--budget", "tokens of passages to keep", 50000)
     arguments.whole("--max-tokens", "of an answer", 48)
-    args = arguments.parse_args()
-    shelf = Shelf(f"rag/{args.directory.resolve().name}", args.budget)
+    place = (args := arguments.parse_args()).directory.resolve()  # others may have its name
+    shelf = Shelf(f"rag/{place.name}-{sha256(bytes(place)).hexdigest()[:8]}", args.budget)
     for question in args.question:
+        before = sym.getrusage().tokens
         if not (passages := read(args.directory)):
             arguments.error(f"{args.directory}: there is no text in files *.md or *.txt")
-        before = sym.getrusage().tokens
         name, text = answer(shelf, passages, question, args.max_tokens)
         sym.send_to_user(f"{text}\n    ({name}; {sym.getrusage().tokens - before} tokens computed)\n")
 

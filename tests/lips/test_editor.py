@@ -77,6 +77,32 @@ def test_a_file_that_is_longer_than_the_context_is_told_of_and_the_others_are_co
     assert {entry.name.partition("-")[0] for entry in sym.kv_list("editor")} == {"a.py"}
 
 
+def test_what_is_too_long_leaves_nothing_that_stays_for_good(tiny):
+    sym.kv_mkdir("editor", parents=True)
+    document = Document("long.txt", undo_s=60, idle_s=1800)
+    with pytest.raises(sym.Invalid):
+        document.save("x" * 9000, 1)
+    assert all(sym.kv_stat(f"editor/{entry.name}").ttl_s in {60, 1800} for entry in sym.kv_list("editor"))
+    assert len(sym.kv_list("editor")) == 2
+    document.delete()
+
+
+def test_files_whose_long_names_begin_alike_have_states_of_their_own(tiny):
+    sym.kv_mkdir("editor", parents=True)
+    documents = [Document("é" * 120 + end, undo_s=60, idle_s=60) for end in "ab"]
+    for document in documents:
+        document.save("x", 1)
+    assert len(states()) == 2
+    for document in documents:
+        document.delete()
+
+
+def test_a_directory_that_is_not_there_is_one_line(tiny):
+    done = tiny.finish("editor", "nodir")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "argument directory: 'nodir': No such file or directory" in done.stderr
+
+
 @pytest.fixture
 def document(lips):
     sym.kv_mkdir("editor", parents=True)

@@ -32,3 +32,12 @@ def test_the_second_run_computes_no_prefix(lips, computed):
     base, num_computed = computed(prefix.open_prefix)
     assert (num_computed, base.path) == (0, prefix.PREFIX)
     base.close()
+
+
+def test_a_query_that_fails_is_one_line_and_the_others_are_answered(tiny):
+    long = "x" * sym.model_info().max_positions
+    done = tiny.finish("prefix", "--max-tokens", "2", long, "Who?")
+    assert done.returncode == 1
+    assert done.stdout.startswith("Who? ")
+    assert done.stderr.startswith("prefix: ")
+    assert done.stderr.count("\n") == 1

@@ -86,3 +86,13 @@ def test_the_tree_is_directories_on_the_mount(lips, tmp_path):
         "0-bees-md/0-What-do-they-make.kv",
         "0-bees-md/1-Where-do-they-live.kv",
     ]
+
+
+def test_a_question_that_is_too_long_leaves_no_file_and_the_others_are_answered(tiny, tmp_path):
+    document = tmp_path / "bees.md"
+    document.write_text(DOCUMENTS[0])
+    long = "x" * sym.model_info().max_positions
+    done = tiny.finish("prefix_tree", "--max-tokens", "3", "--document", str(document), "Who?", long)
+    assert (done.returncode, done.stderr) == (1, "prefix_tree: 1 prompts are longer than the context\n")
+    below = tiny.mount / "prefix_tree" / "0-You-answer-in-one-short-sentence" / "0-bees-md"
+    assert [path.name for path in below.iterdir()] == ["0-Who.kv"]

@@ -111,3 +111,37 @@ def test_it_answers_from_a_directory(lips, tmp_path):
     done = lips.finish("rag", str(empty), "Who?")
     assert done.returncode == 2
     assert "there is no text in files *.md or *.txt" in done.stderr
+
+
+def test_a_question_without_a_word_of_any_passage_is_not_answered_from_one(tiny, tmp_path):
+    (tmp_path / "bees.md").write_text(DOCUMENTS["bees.md"])
+    told = tiny.run("rag", str(tmp_path), "zzz qqq")
+    assert told == "No passage has a word of this question.\n    (None; 0 tokens computed)\n"
+
+
+def test_a_long_passage_is_cut_between_lines_and_all_of_it_can_be_asked_about(tiny, tmp_path):
+    lines = [f"line {number} of many\n" for number in range(400)]
+    (tmp_path / "long.md").write_text("".join(lines))
+    found = read(tmp_path)
+    assert "".join(found.values()) == "".join(lines)
+    assert all(text.endswith("\n") and len(text) <= 2000 for text in found.values())
+    assert read_words(tmp_path, "x" * 5000) == [2000, 2000, 1000]
+    told = tiny.run("rag", "--max-tokens", "2", str(tmp_path), "What is 399?")
+    assert f"(long.md:{len(found) - 1};" in told
+
+
+def read_words(directory, text):
+    (directory / "word.txt").write_text(text)
+    lengths = [len(passage) for name, passage in read(directory).items() if name.startswith("word")]
+    (directory / "word.txt").unlink()
+    return lengths
+
+
+def test_directories_of_one_name_have_shelves_of_their_own(tiny, tmp_path):
+    for place in ("one", "two"):
+        (tmp_path / place / "docs").mkdir(parents=True)
+        (tmp_path / place / "docs" / "bees.md").write_text(DOCUMENTS["bees.md"] + place)
+        tiny.run("rag", "--max-tokens", "1", str(tmp_path / place / "docs"), "bees")
+    shelves = [entry.name for entry in sym.kv_list("rag")]
+    assert [len(sym.kv_list(f"rag/{shelf}")) for shelf in shelves] == [1, 1]
+    assert all(shelf.startswith("docs-") for shelf in shelves)
