@@ -45,6 +45,9 @@ class DuRow:
     """Of a plain file: its size."""
     disk_bytes: int
     """Of its pages that are on disk, each counted whole, or of its plain bytes."""
+    exclusive_bytes: int | None = 0
+    """Of the exclusive pages: those of another model have another size."""
+    shared_bytes: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +135,12 @@ def _row(path: str, inode: Inode, content: Content, creds: Credentials) -> DuRow
     num_pages = len(table.pages)
     disk_bytes = _on_disk(table.pool, table.pages)
     if not allows(inode, creds, READ):
-        return DuRow(path, table.length, num_pages, None, None, 0, disk_bytes)
-    exclusive = inode.exclusive_pages(table)
-    return DuRow(path, table.length, num_pages, exclusive, num_pages - exclusive, 0, disk_bytes)
+        return DuRow(path, table.length, num_pages, None, None, 0, disk_bytes, None, None)
+    exclusive, page_bytes = inode.exclusive_pages(table), table.pool.accounts.sizes.of(table.pages)
+    shared = num_pages - exclusive
+    return DuRow(
+        path, table.length, num_pages, exclusive, shared, 0, disk_bytes, exclusive * page_bytes, shared * page_bytes
+    )
 
 
 def _on_disk(pool: PagePool, pages: IntArray) -> int:
@@ -176,5 +182,16 @@ async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> 
         if seen[number] < inode.nlink and isinstance(inode.content, KvFile):
             is_exclusive[inode.content.table.pages] = False  # it has a name elsewhere
     exclusive = int(np.count_nonzero(is_exclusive))
-    disk_bytes = pool.accounts.sizes.total(is_on_disk) + plain_bytes
-    return DuRow(path, num_tokens, num_pages + num_others, exclusive, num_pages - exclusive, plain_bytes, disk_bytes)
+    sizes = pool.accounts.sizes
+    disk_bytes, exclusive_bytes = sizes.total(is_on_disk) + plain_bytes, sizes.total(is_exclusive)
+    return DuRow(
+        path,
+        num_tokens,
+        num_pages + num_others,
+        exclusive,
+        num_pages - exclusive,
+        plain_bytes,
+        disk_bytes,
+        exclusive_bytes,
+        sizes.total(num_held) - exclusive_bytes,
+    )

@@ -30,6 +30,8 @@ class HotFile:
     opens: int
     heat: float
     idle_s: float
+    page_bytes: int
+    """Of each page: those of another model have another size."""
 
 
 def hot_files(volume: Volume, creds: Credentials) -> Iterator[HotFile | None]:
@@ -53,6 +55,7 @@ def _file(volume: Volume, inode: Inode, kv: KvFile, path: str) -> HotFile:
         opens=inode.opens,
         heat=volume.heat.share(kv),
         idle_s=volume.heat.idle_s(kv),
+        page_bytes=volume.pool.accounts.sizes.of(kv.table.pages),
     )
 
 

@@ -146,6 +146,8 @@ class HotFile:
     """How much of the last minutes it was used in, 0 to 1; a minute ago counts half, two minutes ago one quarter."""
     idle_s: float = 0.0
     """Seconds since its last use."""
+    page_bytes: int = 0
+    """Of each page: those of another model have another size. 0: the daemon is of an earlier release."""
 
 
 def split_known(cls: type[Any], text: bytes) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -138,10 +138,11 @@ def du_lines(usage: dict[str, Any], page_bytes: int) -> list[str]:
 
 
 def _du_line(name: str, row: dict[str, Any], page_bytes: int) -> str:
-    exclusive = _du_bytes(row["exclusive_pages"], page_bytes, row["plain_bytes"])
-    shared = _du_bytes(row["shared_pages"], page_bytes)
-    return f"{exclusive:>9} {shared:>7} {row['tokens']:>8}  {name}"
+    exclusive = _du_bytes(row, "exclusive", page_bytes, row["plain_bytes"])
+    return f"{exclusive:>9} {_du_bytes(row, 'shared', page_bytes):>7} {row['tokens']:>8}  {name}"
 
 
-def _du_bytes(num_pages: int | None, page_bytes: int, more: int = 0) -> str:
-    return "-" if num_pages is None else human_bytes(num_pages * page_bytes + more)
+def _du_bytes(row: dict[str, Any], kind: str, page_bytes: int, more: int = 0) -> str:
+    """`page_bytes`: of the model that is served. A daemon of an earlier release tells no bytes."""
+    num_pages = row[f"{kind}_pages"]
+    return "-" if num_pages is None else human_bytes(row.get(f"{kind}_bytes", num_pages * page_bytes) + more)

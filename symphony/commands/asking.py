@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 import libsym
 from symphony.commands.options import Commands, add_json, add_socket, connect, interval
@@ -33,7 +34,7 @@ def add_questions(commands: Commands) -> None:
     du = commands.add_parser("du", help="what files own alone and what they share")
     add_socket(du)
     add_json(du)
-    du.add_argument("path", nargs="?", default=".", help="a file or directory of the mount (default: all of it)")
+    du.add_argument("path", nargs="?", help="a file or directory of the mount (default: all of it)")
     du.add_argument("--disk", action="store_true", help="what files take on disk, instead")
     du.set_defaults(action=_du)
 
@@ -55,8 +56,14 @@ def _sync(args: argparse.Namespace) -> int:
 
 def _du(args: argparse.Namespace) -> int:
     connect(args)
-    usage = libsym.kv_du(args.path)
-    page_bytes = libsym.daemon_stat()["page_bytes"]
+    info = libsym.daemon_stat()
+    usage, page_bytes = libsym.kv_du(_on_mount(args.path, info["mount"])), info["page_bytes"]
     lines = disk_lines(usage) if args.disk else du_lines(usage, page_bytes)
     print(json.dumps(usage, indent=2) if args.json else "\n".join(lines))
     return 0
+
+
+def _on_mount(path: str | None, mount: str) -> str:
+    """The path as the daemon takes it: in a directory of the mount a relative one begins there, else at the root."""
+    here = Path.cwd()
+    return str(here / path) if path and here.is_relative_to(Path(mount).resolve()) else path or "."

@@ -146,10 +146,10 @@ def file_columns(page_bytes: int) -> list[Column[FileRow]]:
         return Column(name, width, lambda row: text(row.file), lambda row: key(row.file), **how)
 
     def own(file: sym.HotFile) -> int:
-        return file.exclusive_pages * page_bytes
+        return file.exclusive_pages * (file.page_bytes or page_bytes)
 
     def shared(file: sym.HotFile) -> int:
-        return (file.pages - file.exclusive_pages) * page_bytes
+        return (file.pages - file.exclusive_pages) * (file.page_bytes or page_bytes)
 
     return [
         of("PATH", 13, lambda each: each.path, lambda each: each.path, is_text=True, grows=1),

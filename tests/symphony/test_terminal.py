@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -133,3 +134,20 @@ def test_a_daemon_that_dies_under_a_chat_is_told_in_one_line(start_daemon):
     _, error = chat.communicate("Again\n", timeout=60)
     assert error == "chat: the daemon is gone: start it with `symphony serve`, then sym.connect()\n"
     assert chat.returncode == 1
+
+
+def test_du_means_a_directory_of_the_working_directory_and_knows_sizes_of_another_model(start_daemon):
+    daemon = start_daemon("--model", "tiny")
+    daemon.run("sym.kv_mkdir('sub'); kv = sym.kv_create('sub/a.kv'); sym.kv_write(kv, [1] * 64); kv.close()")
+    daemon.run("sym.kv_create('b.kv').close()")
+    command = [*SYMPHONY, "du", "."]
+    where = {"cwd": daemon.mount / "sub", "env": {**daemon.environment, "PYTHONPATH": str(Path.cwd())}}
+    here = subprocess.run(command, capture_output=True, text=True, check=True, **where).stdout
+    assert re.findall(r"\S+\.kv", here) == [f"{daemon.mount}/sub/a.kv"]
+    told = daemon.symphony("du", "sub").stdout
+    assert daemon.stop() == 0
+    other = start_daemon("--model", "tiny", "--precision", "float32")
+    assert other.symphony("du", "sub").stdout == told, "the pages are as large as before, whatever the daemon serves"
+    (other.mount / "sub/a.kv").read_bytes()
+    hot = other.run("other, = [each for each in sym.kv_hot() if each.path == 'sub/a.kv']; print(other.page_bytes)")
+    assert int(hot) * 2 == other.stat()["page_bytes"]
