@@ -84,6 +84,8 @@ def test_rows_of_a_tree_come_in_the_order_of_names_and_say_what_each_file_costs(
         "exclusive_pages": 3,
         "shared_pages": 0,
         "disk_bytes": 0,
+        "exclusive_bytes": 3 * bench.fs.pool.page_bytes,
+        "shared_bytes": 0,
         "plain_bytes": 0,
     }
     assert bench.rows("d/z.kv")[0] == [rows[2]]
