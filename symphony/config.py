@@ -78,6 +78,8 @@ class Config:
     allow_other: bool | None = None
     """Other users may use the mount (the mode bits decide about what); None: when root starts the daemon, or mounts for
     it."""
+    open: bool = False
+    """Every user may make files at the root of the mount, as with a mount helper; until somebody changes its mode."""
     mount_helper: Path | None = None
     """The socket of the helper that mounts for a daemon without rights; None: the daemon mounts by itself."""
     watchdog: float = 60.0
@@ -113,6 +115,7 @@ _TYPES: dict[str, type] = {
     "starts": int,
     "metrics_port": int,
     "allow_other": bool,
+    "open": bool,
     "same_bits": bool,
     "invariant": bool,
     "log": str,

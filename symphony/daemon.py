@@ -70,7 +70,7 @@ SWITCH_INTERVAL_S = 1e-4
 """How long a busy thread may hold up the trio thread: a stat takes 0.3 ms beside one, and 5 ms at the default."""
 
 OWN_ROOT, SHARED_ROOT = 0o755, 0o1777
-"""Modes of a new mount: of whoever starts the daemon, and of a service for all users, who is none of them."""
+"""Modes of a new mount: of whoever starts the daemon, and of a daemon for all users, as a service is."""
 
 LONG_COLLECTION_S = 0.02
 """Of processor time: some 20,000 objects, 5,000 files."""
@@ -144,7 +144,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         changes=journal,
         bits=backend.bits,
         same_bits=config.same_bits,
-        root_mode=OWN_ROOT if config.mount_helper is None else SHARED_ROOT,
+        root_mode=SHARED_ROOT if config.open or config.mount_helper is not None else OWN_ROOT,
     )
     keeper = Keeper(state, kept, fs.volume, journal, config.disk_timeout, config.disk)
     batches = BatchScheduler(

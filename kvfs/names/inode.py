@@ -379,7 +379,10 @@ def require(inode: Inode, creds: Credentials, wanted: int, what: object) -> None
     """Raise NoAccess unless the mode bits allow it."""
     if not allows(inode, creds, wanted):
         verb = {READ: "read", WRITE: "write", SEARCH: "search"}.get(wanted, "change")
-        raise NoAccess(f"{what}: mode {inode.mode:04o} of uid {inode.uid} lets uid {creds.uid} not {verb} it")
+        message = f"{what}: mode {inode.mode:04o} of uid {inode.uid} lets uid {creds.uid} not {verb} it"
+        if inode.is_directory and wanted & WRITE and not inode.uid:
+            message += "; root would let all users make files there by chmod 1777, or by symphony serve --open"
+        raise NoAccess(message)
 
 
 def require_removable(directory: Inode, inode: Inode, creds: Credentials, what: str) -> None:

@@ -100,6 +100,11 @@ def add_serve(commands: Commands) -> None:
         help="let other users use the mount (default: when root starts the daemon)",
     )
     serve.add_argument(
+        "--open",
+        action=argparse.BooleanOptionalAction,
+        help="let every user make files at the root of the mount (mode 1777; default: with a mount helper)",
+    )
+    serve.add_argument(
         "--metrics-port", metavar="N", type=int, help="tell metrics to Prometheus on this TCP port of localhost, too"
     )
     serve.add_argument("--config", type=Path, metavar="FILE", help="a symphony.toml with the same names as keys")

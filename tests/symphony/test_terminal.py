@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from symphony.launcher.sandbox.probe import probe
 from tests.symphony.daemons import SYMPHONY
+from tests.symphony.services import OTHER_UID, as_user
 
 isolated = pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}")
 
@@ -151,3 +153,25 @@ def test_du_means_a_directory_of_the_working_directory_and_knows_sizes_of_anothe
     (other.mount / "sub/a.kv").read_bytes()
     hot = other.run("other, = [each for each in sym.kv_hot() if each.path == 'sub/a.kv']; print(other.page_bytes)")
     assert int(hot) * 2 == other.stat()["page_bytes"]
+
+
+def test_who_cannot_create_a_file_is_told_what_root_would_do(start_daemon, tmp_path):
+    tmp_path.chmod(0o755)
+    create = as_user(
+        OTHER_UID,
+        """
+        try:
+            sym.kv_create("mine.kv").close()
+            print("made")
+        except sym.NoAccess as error:
+            print(error)
+    """,
+    )
+    daemon = start_daemon("--model", "tiny")
+    said = daemon.run(create)
+    assert "root would let all users make files there by chmod 1777, or by symphony serve --open" in said
+    daemon.mount.chmod(0o1777)
+    assert daemon.run(create) == "made\n"
+    assert daemon.stop() == 0
+    shutil.rmtree(daemon.mount.parent / "state")
+    assert start_daemon("--model", "tiny", "--open").run(create) == "made\n"
