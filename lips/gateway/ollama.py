@@ -98,8 +98,9 @@ async def _fields(request: Request, route: str) -> tuple[Gateway, Tenant, Fields
     tenant = await gateway.tenant_of(request)
     fields = await gateway.fields_of(request, tenant)
     options = fields.child("options")
-    ignored = [name for name in fields.body if name not in _KNOWN[route]]
-    ignored += [f"options.{name}" for name in (options.body if options is not None else ()) if name not in _OPTIONS]
+    ignored = [name for name in fields.body if name not in _KNOWN[route] and fields.has(name)]
+    if options is not None:
+        ignored += [f"options.{name}" for name in options.body if name not in _OPTIONS and options.has(name)]
     if route == "generate" and fields.has("context") and fields.has("system"):
         ignored.append("system")
     if ignored:

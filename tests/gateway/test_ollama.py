@@ -49,7 +49,7 @@ def test_a_stream_is_the_same_answer_in_lines(client, http):
 
 
 def test_options_are_obeyed_or_named_by_a_header(client, http):
-    options = {**GREEDY, "seed": 3, "stop": ["Paris"], "repeat_penalty": 1.0, "num_ctx": 4096, "mirostat": 2}
+    options = {**GREEDY, "seed": 3, "stop": ["Paris"], "num_ctx": 4096, "mirostat": 2, "numa": None}
     answer = http.post("/api/chat", json={"messages": QUESTION, "options": options, "stream": False, "frob\n": 1})
     assert "Paris" not in answer.json()["message"]["content"]
     assert answer.headers["symphony-ignored"] == "frob%0A, options.num_ctx, options.mirostat"
