@@ -15,6 +15,7 @@ may end.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
@@ -297,4 +298,5 @@ def _lark_of(source: str) -> str:
 
 def _reason(matcher: LLMatcher) -> str:
     """What llguidance says, on one line."""
-    return " ".join(matcher.get_error().split())[:500]
+    said = " ".join(matcher.get_error().split())[:500]
+    return re.sub(r"Unimplemented keys: \[(.*?)\]", r"a grammar cannot hold \1", said)

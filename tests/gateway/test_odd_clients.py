@@ -80,6 +80,11 @@ def until(condition, seconds=20):
             "schema is missing",
         ),
         (
+            b'{"messages": [{"role": "user", "content": "x"}], "response_format": %s}'
+            % b'{"type": "json_schema", "json_schema": {"schema": {"type": "array", "uniqueItems": true}}}',
+            'cannot hold "uniqueItems"',
+        ),
+        (
             b'{"messages": [{"role": "user", "content": "x"}], "conversation": "%s"}' % (5000 * b"x"),
             "names no conversation",
         ),
