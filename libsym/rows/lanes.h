@@ -223,8 +223,9 @@ static void F(scale)(float *row, int64_t n, float factor) {
         row[i] *= factor;
 }
 
-/* The sums of exp(x - max), and of that times (x - max). */
-static void F(moments)(const float *row, int64_t n, float max, double *total, double *weighted) {
+/* With s = (x - max) * inverse_temperature, the sums of exp(s), and of exp(s) * s. */
+static void F(moments)(const float *row, int64_t n, float max, float inverse_temperature, double *total,
+                       double *weighted) {
     *total = *weighted = 0.0;
     for (int64_t start = 0; start < n; start += BLOCK) {
         const int64_t end = n - start < BLOCK ? n : start + BLOCK;
@@ -232,7 +233,7 @@ static void F(moments)(const float *row, int64_t n, float max, double *total, do
         for (int part = 0; part < LANES; part += WIDTH) {
             vf sum = {0}, products = {0};
             for (int64_t i = start + part; i < end; i += LANES) {
-                const vf below = F(load)(row + i, end - i) - max;
+                const vf below = (F(load)(row + i, end - i) - max) * inverse_temperature;
                 const vf e = F(exp)(below);
                 sum += e;
                 products += (vf)((vi)(e * below) & (e > 0.0f));

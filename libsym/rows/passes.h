@@ -29,7 +29,7 @@ struct passes {
     double (*mass)(const float *row, int64_t n, float max, float inverse_temperature, float floor, double *masses);
     double (*weigh)(const float *row, int64_t n, float max, float inverse_temperature, float *out);
     void (*scale)(float *row, int64_t n, float factor);
-    void (*moments)(const float *row, int64_t n, float max, double *total, double *weighted);
+    void (*moments)(const float *row, int64_t n, float max, float inverse_temperature, double *total, double *weighted);
     int (*mask)(const float *row, int64_t n, const void *allowed, const void *also, float *out);
     int64_t (*collect)(const float *row, int64_t n, float least, float *values, int32_t *indices);
     void (*split)(const float *values, const float *weights, int64_t count, float low, float high, double *above,

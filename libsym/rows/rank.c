@@ -276,7 +276,7 @@ int sym_row_reduce(const float *row, int64_t n, uint32_t top_k, const int32_t *n
     if (rc != 0)
         return rc;
     double sum, weighted;
-    passes->moments(row, n, max, &sum, &weighted);
+    passes->moments(row, n, max, 1.0f, &sum, &weighted);
     const double total = (double)max + log(sum);
     *head = (struct sym_reduced){
         .sampled = -1,

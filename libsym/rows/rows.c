@@ -53,7 +53,7 @@ int sym_row_entropy(const float *row, int64_t n, const void *allowed, double *re
     const int rc = row_look(&row, n, allowed, NULL, &max);
     if (rc != 0)
         return rc;
-    passes->moments(row, n, max, &total, &weighted);
+    passes->moments(row, n, max, 1.0f, &total, &weighted);
     *result = log(total) - weighted / total;
     return 0;
 }

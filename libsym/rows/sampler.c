@@ -6,7 +6,7 @@
  * likeliest; typical_p the fewest that hold this part of what is left, those first whose surprise (-log p) is nearest to
  * the expected one, the entropy; top_p the fewest likeliest that hold this part of what is left; min_p those at least this
  * part as likely as the likeliest that is left; mirostat those that its limit lets through. Then a number u of [0, 1)
- * chooses: with top_k, typical_p, top_p or mirostat it runs through what is kept likeliest first, else in the order of
+ * chooses: with top_k, typical_p, top_p or mirostat 1 it runs through what is kept likeliest first, else in the order of
  * tokens.
  */
 #include "rows_state.h"
@@ -64,11 +64,12 @@ static struct limits limits_of(double temperature, int64_t top_k, double top_p, 
     };
 }
 
-/* Nothing to rank: the draw runs through the row in the order of its indices. */
+/* Nothing to rank: the draw runs through the row in the order of its indices. `*mass`: of what may be drawn. */
 static int64_t draw_unranked(struct scratch *scratch, const float *row, int64_t n, float max,
-                             const struct limits *limits, double u) {
+                             const struct limits *limits, double u, double *mass) {
     double *masses = scratch->masses;
-    double left = u * passes->mass(row, n, max, limits->inverse_temperature, limits->floor, masses);
+    *mass = passes->mass(row, n, max, limits->inverse_temperature, limits->floor, masses);
+    double left = u * *mass;
     int64_t block = 0;
     int inside = 0;
     for (int64_t i = 0; i * BLOCK < n && !inside; i++) {
@@ -132,22 +133,42 @@ static double list_mass(const sym_list *list) {
     return mass;
 }
 
-/* Keeps what is typical of the scratch's list, which is in the order of indices; weighs that anew, beside its largest logit
- * `*max`, and gives the mass. -log p - entropy is the mean scaled logit less the token's own: tokens are ranked by how near
- * theirs is to the mean. */
-static double keep_typical(struct scratch *scratch, const float *row, float *max, const struct limits *limits,
-                           double mass) {
-    sym_list *list = &scratch->list;
-    list->count =
-        passes->keep_best(list, rank_everything, FLT_MIN); /* what weighs nothing is no surprise, but infinite */
-    double mean = 0.0;
-    for (int64_t i = 0; i < list->count; i++) {
-        list->values[i] = (list->values[i] - *max) * limits->inverse_temperature;
-        mean += (double)list->weights[i] * (double)list->values[i];
-    }
-    mean /= mass;
+/* A list's values from now on: how far the scaled logits are from the mean, negated, so that the nearest is the best. What
+ * weighs nothing goes: its surprise is infinite. */
+static void rank_by_distance(sym_list *list, float max, float inverse_temperature, double mean) {
+    list->count = passes->keep_best(list, rank_everything, FLT_MIN);
     for (int64_t i = 0; i < list->count; i++)
-        list->values[i] = (float)-fabs((double)list->values[i] - mean);
+        list->values[i] = (float)-fabs((double)((list->values[i] - max) * inverse_temperature) - mean);
+}
+
+/* Weighs what may be typical of a row without top_k, as the scratch's list in the order of indices; gives the row's mass, and
+ * the mean scaled logit. How far from it the groups' largest hold what is wanted, all of the row does so, too. */
+static double weigh_typical(struct scratch *scratch, const float *row, int64_t n, float max,
+                            const struct limits *limits, double *mean) {
+    const float inverse_temperature = limits->inverse_temperature;
+    sym_list groups = rank_groups(scratch, n), *list = &scratch->list;
+    double total, least = -INFINITY;
+    passes->moments(row, n, max, inverse_temperature, &total, mean);
+    *mean /= total;
+    const double grouped = passes->weigh(groups.values, groups.count, max, inverse_temperature, groups.weights);
+    const double target = limits->typical_p * total * 1.00001; /* by more than sums may be rounded */
+    if (grouped > target) {
+        rank_by_distance(&groups, max, inverse_temperature, *mean);
+        const double distance = -rank_mark(&groups, grouped, target, 0, list, scratch->keys).value;
+        least = max + (*mean - distance - 0.01) / inverse_temperature - fabs(max) * 1e-5;
+    }
+    list->count = passes->collect(row, n, (float)least, list->values, list->indices);
+    list->sorted = 0;
+    weigh_list(scratch, max, limits);
+    return total;
+}
+
+/* Keeps what is typical of the scratch's list, which is in the order of indices; weighs that anew, beside its largest logit
+ * `*max`, and gives the mass. The surprise less the entropy is the mean scaled logit less the token's own. */
+static double keep_typical(struct scratch *scratch, const float *row, float *max, const struct limits *limits,
+                           double mass, double mean) {
+    sym_list *list = &scratch->list;
+    rank_by_distance(list, *max, limits->inverse_temperature, mean);
     const sym_mark last = rank_mark(list, mass, limits->typical_p * mass, 0, &scratch->other, scratch->keys);
     list->count = passes->keep_best(list, last, FLT_MIN);
     *max = -INFINITY;
@@ -179,45 +200,50 @@ static double count_of_surprise(struct scratch *scratch, int64_t n, double mu) {
     return pow(factor * exp2(mu), 1.0 / s);
 }
 
+/* What the lightest token weighs whose surprise is within the limit of mirostat 2, but the likeliest at most; `mass`: of all
+ * that it is among. */
+static float lightest_within(const struct mirostat *mirostat, double mass) {
+    return fminf((float)(exp2(-mirostat->mu) * mass), 1.0f);
+}
+
 /* Cuts the scratch's list as mirostat says: 1 by the number of tokens, 2 by their surprise. The likeliest stays. */
 static void limit_surprise(struct scratch *scratch, int64_t n, const struct mirostat *mirostat) {
-    sym_list *list = &scratch->list;
-    sym_mark last = rank_everything;
-    float lightest = 0.0f;
-    if (mirostat->version == 1) {
-        const double count = count_of_surprise(scratch, n, mirostat->mu);
-        if (!(count >= (double)list->count)) /* also where it is no number */
-            last = rank_place(scratch, count > 1.0 ? (int64_t)count : 1);
-    } else {
-        lightest = (float)(exp2(-mirostat->mu) * list_mass(list));
-        if (lightest > 1.0f) { /* which the likeliest weighs */
-            last = rank_place(scratch, 1);
-            lightest = 0.0f;
-        }
+    const sym_list *list = &scratch->list;
+    if (mirostat->version == 2) {
+        rank_keep(scratch, rank_everything, lightest_within(mirostat, list_mass(list)));
+        return;
     }
-    rank_keep(scratch, last, lightest);
+    const double count = count_of_surprise(scratch, n, mirostat->mu);
+    if (!(count >= (double)list->count)) /* also where it is no number */
+        rank_keep(scratch, rank_place(scratch, count > 1.0 ? (int64_t)count : 1), 0.0f);
+}
+
+/* A token of this logit was drawn from what has this mass: moves the limit of the next draw. */
+static void note_surprise(struct mirostat *mirostat, float logit, float max, const struct limits *limits, double mass) {
+    float weights[LANES];
+    passes->weigh(&logit, 1, max, limits->inverse_temperature, weights);
+    mirostat->next_mu = mirostat->mu - mirostat->eta * (log2(mass / (double)weights[0]) - mirostat->tau);
 }
 
 static int64_t draw_ranked(struct scratch *scratch, const float *row, int64_t n, float max, const struct limits *limits,
                            struct mirostat *mirostat, double u) {
     sym_list *list = &scratch->list;
-    double total;
-    if (limits->top_k > 0 && limits->top_k < n) {
-        if (limits->typical_p < 1.0)
-            rank_best_in_order(scratch, row, n, limits->top_k);
-        else
-            rank_best(scratch, row, n, limits->top_k);
-        total = weigh_list(scratch, max, limits);
+    const int is_typical = limits->typical_p < 1.0;
+    double total, mean;
+    if (limits->top_k <= 0 || limits->top_k >= n) {
+        total = is_typical ? weigh_typical(scratch, row, n, max, limits, &mean)
+                           : weigh_candidates(scratch, row, n, max, limits);
+    } else if (is_typical) {
+        rank_best_in_order(scratch, row, n, limits->top_k);
+        weigh_list(scratch, max, limits);
+        passes->moments(list->values, list->count, max, limits->inverse_temperature, &total, &mean);
+        mean /= total;
     } else {
-        struct limits first = *limits;
-        if (limits->typical_p < 1.0) { /* what the others would cut counts for what is typical */
-            first.top_p = 1.0;
-            first.floor = 0.0f;
-        }
-        total = weigh_candidates(scratch, row, n, max, &first);
+        rank_best(scratch, row, n, limits->top_k);
+        total = weigh_list(scratch, max, limits);
     }
-    if (limits->typical_p < 1.0)
-        total = keep_typical(scratch, row, &max, limits, total);
+    if (is_typical)
+        total = keep_typical(scratch, row, &max, limits, total, mean);
     sym_mark last = rank_everything;
     if (limits->top_p < 1.0)
         last = rank_mark(list, total, limits->top_p * total, 0, &scratch->other, scratch->keys);
@@ -226,12 +252,8 @@ static int64_t draw_ranked(struct scratch *scratch, const float *row, int64_t n,
         limit_surprise(scratch, n, mirostat);
     const double mass = list_mass(list);
     const sym_mark drawn = rank_mark(list, mass, u * mass, 1, &scratch->other, scratch->keys);
-    if (mirostat->version != 0) {
-        float weights[LANES];
-        passes->weigh(&drawn.value, 1, max, limits->inverse_temperature, weights);
-        const double surprise = log2(mass / (double)weights[0]);
-        mirostat->next_mu = mirostat->mu - mirostat->eta * (surprise - mirostat->tau);
-    }
+    if (mirostat->version != 0)
+        note_surprise(mirostat, drawn.value, max, limits, mass);
     return drawn.index;
 }
 
@@ -246,9 +268,19 @@ static int64_t draw(const float *row, int64_t n, const struct limits *limits, st
     const int rc = row_look(&row, n, NULL, scratch->groups, &max);
     if (rc != 0)
         return rc;
-    const int is_unlimited = (limits->top_k <= 0 || limits->top_k >= n) && limits->top_p >= 1.0;
-    if (is_unlimited && limits->typical_p >= 1.0 && mirostat->version == 0)
-        return draw_unranked(scratch, row, n, max, limits, u);
+    const int is_whole = (limits->top_k <= 0 || limits->top_k >= n) && limits->top_p >= 1.0 && limits->typical_p >= 1.0;
+    if (is_whole && mirostat->version != 1) {
+        struct limits floored = *limits;
+        double mass;
+        if (mirostat->version == 2) {
+            mass = passes->mass(row, n, max, limits->inverse_temperature, limits->floor, NULL);
+            floored.floor = fmaxf(limits->floor, lightest_within(mirostat, mass));
+        }
+        const int64_t token = draw_unranked(scratch, row, n, max, &floored, u, &mass);
+        if (mirostat->version == 2)
+            note_surprise(mirostat, row[token], max, limits, mass);
+        return token;
+    }
     return draw_ranked(scratch, row, n, max, limits, mirostat, u);
 }
 
