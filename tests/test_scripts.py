@@ -116,10 +116,10 @@ def test_what_boots_a_debian_is_installed_for_the_tests_of_root(tmp_path, user, 
 FAKE_PYTHON = """#!/bin/bash
 case "$*" in
 *setup.py*) touch compiles; sleep 60 & wait ;;
-*torch==*) until [ -e compiles ]; do sleep 0.02; done; %s ;;
+*--editable*) until [ -e compiles ]; do sleep 0.02; done; %s ;;
 esac
 """
-"""Its compilers, which hold the lock as long as they live, take a minute; meanwhile, torch."""
+"""Its compilers, which hold the lock as long as they live, take a minute; meanwhile, pip."""
 
 
 @pytest.mark.parametrize("meanwhile", ["exit 1", "kill -INT $PPID; exit 130", "kill -TERM $PPID; exit 143"])
