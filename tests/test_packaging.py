@@ -89,11 +89,11 @@ def wheel(built):
 def environment(wheel, tmp_path_factory):
     """Make an environment with the wheel, and with this process's packages that are named, or all but the GPU's."""
 
-    def make(name: str, *names: str) -> Path:
+    def make(name: str, *names: str, of: Path = wheel) -> Path:
         directory = tmp_path_factory.mktemp(name)
         run(sys.executable, "-m", "venv", "--without-pip", directory)
         pip = [sys.executable, "-m", "pip", "--python", directory / "bin/python", "install", "--quiet"]
-        run(*pip, "--no-deps", "--no-index", "--no-compile", wheel)
+        run(*pip, "--no-deps", "--no-index", "--no-compile", of)
         (site,) = directory.glob("lib/python3*/site-packages")
         for found in [path for pattern in names for path in SITE.glob(pattern)]:
             (site / found.name).symlink_to(found)
@@ -201,6 +201,51 @@ def test_the_wheel_is_for_every_Python_from_3_11_on_and_every_instruction_set(wh
     kernels = re.findall(r"\bkernels_\w+", (ROOT / "decoder/cpu/isa.h").read_text())
     assert [name for name in kernels if name.encode() not in step] == []
     assert set(re.findall(rb"-march=[\w-]+", step)) <= {b"-march=x86-64"}, "made for the machine that built it"
+
+
+BITS = """
+import hashlib
+import numpy as np
+from decoder.batch import Chunk, StepBatch
+from decoder.cpu.arena import Arena
+from decoder.cpu.backend import CpuDecoder
+from decoder.model_config import KV_DTYPE
+from decoder.tiny import random_weights, tiny_config
+from libsym.errors import Invalid
+
+config, length = tiny_config(), 70
+for isa in ("amx", "amx-emulated", "avx512-bf16", "avx512", "avx2", "plain"):
+    for precision, dtype in KV_DTYPE.items():
+        arena = Arena(config, 3, dtype)
+        try:
+            decoder = CpuDecoder(config, random_weights(config, seed=7), arena, 2, isa, precision=precision)
+        except Invalid as error:
+            print(error)
+            continue
+        rows, entries = np.empty((length, config.vocab_size), np.float32), np.arange(length, dtype=np.int32)
+        pages, views = np.arange(3, dtype=np.int32), tuple(memoryview(row) for row in rows)
+        decoder.step(StepBatch((Chunk(tokens=entries, positions=entries, pages=pages, start=0, rows=views),), ()))
+        assert np.isfinite(rows).all()
+        print(isa, precision, hashlib.sha256(rows.tobytes()).hexdigest())
+        decoder.close()
+"""
+
+
+@pytest.mark.slow
+def test_the_wheel_of_scripts_wheels_is_for_Debian_12_and_computes_the_bits_of_a_build_from_source(
+    environment, server, tmp_path
+):
+    """The build is of the sdist, with another optimization."""
+    run(ROOT / "scripts/wheels", "--quick", tmp_path)
+    (made,) = tmp_path.glob("*.whl")
+    glibc = re.fullmatch(rf"symphony_os-{re.escape(__version__)}-cp311-abi3-manylinux_2_(\d+)_x86_64\.whl", made.name)
+    assert int(glibc[1]) <= 36
+    with zipfile.ZipFile(made) as archive:
+        names = [name for name in archive.namelist() if ".so" in name]
+    assert sorted(names) == sorted(f"{name}.abi3.so" for name in EXTENSIONS)
+    bits = [run(each / "bin/python", "-c", BITS) for each in (environment("made", of=made), server)]
+    assert bits[0] == bits[1]
+    assert re.search("^plain float32 ", bits[0], re.MULTILINE)
 
 
 PROGRAM = """
