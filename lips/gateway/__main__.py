@@ -39,6 +39,7 @@ def main() -> None:
         answer_s=options.timeout,
         max_running=options.max_running,
         max_waiting=options.max_waiting,
+        is_strict=options.strict,
     )
     sym.main(partial(serve, listeners, absent, settings, keys))
 
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"the one key that is answered (default: {VARIABLE}, else one that is made and kept)",
     )
     keys.add_argument("--new-key", metavar="NAME", help="print a new key, and its line of FILE on standard error")
+    parser.add_argument("--strict", action="store_true", help="refuse requests with unknown fields")
     for name, value, what in (
         ("--max-body", default.max_body_bytes, "bytes of a request at most"),
         ("--max-running", default.max_running, "answers at once"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,16 +13,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route
 
-import libsym as sym
 from lips.gateway.asgi import Emit, Streamed, Whole, Work, event
+from lips.gateway.constraints import bounds, response_format
 from lips.gateway.engine import Answer, Answers, Piece, Wanted
 from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
 from lips.gateway.gateway import Gateway
 from lips.gateway.logprobs import chat_form
 from lips.gateway.names import conversation_of, session_for
-from lips.gateway.prompts import messages_of
-from lips.gateway.sampling import chat_logprobs, sampling
+from lips.gateway.prompts import Message, messages_of
+from lips.gateway.sampling import chat_logprobs, prompt_top, sampling
+from lips.gateway.scored import prompt_form, scored
 from lips.gateway.tenants import Tenant
 from lips.gateway.tools import Arguments, Call, Choice, Part
 
@@ -35,6 +37,11 @@ class Asked:
     wanted: Wanted
     choice: Choice
     wants_usage: bool
+    first_text: str
+    """What is said before the answer: `echo` of a message that it goes on with."""
+    wants_tokens: bool
+    prompt_top: int | None
+    """So many of the likeliest tokens beside each of the prompt."""
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -46,14 +53,19 @@ async def chat_completions(request: Request) -> Work:
     gateway: Gateway = request.app.state.gateway
     tenant = await gateway.tenant_of(request)
     fields = await gateway.fields_of(request, tenant)
-    options = fields.child("stream_options")
+    options, messages = fields.child("stream_options"), messages_of(fields)
     asked = Asked(
         gateway,
         tenant,
-        await _wanted(gateway, tenant, request, fields),
+        await _wanted(gateway, tenant, request, fields, messages),
         Choice.of(fields),
         options is not None and options.flag("include_usage"),
+        _echoed(fields, messages),
+        fields.flag("return_token_ids"),
+        prompt_top(fields),
     )
+    if asked.prompt_top is not None and asked.wanted.turn is not None:
+        raise ApiError(400, "prompt_logprobs: a conversation has its tokens already", param="prompt_logprobs")
     if fields.flag("stream"):
         return Streamed(partial(_events, asked), openai_form, failed)
     return Whole(lambda: _completion(asked), openai_form)
@@ -64,40 +76,34 @@ def failed(error: ApiError) -> bytes:
     return event(openai_form(error)) + event("[DONE]")
 
 
-async def _wanted(gateway: Gateway, tenant: Tenant, request: Request, fields: Fields) -> Wanted:
-    messages, choice = messages_of(fields), Choice.of(fields)
-    conversation = conversation_of(fields)
+def _echoed(fields: Fields, messages: Sequence[Message]) -> str:
+    """The last message, where `echo` wants it and the answer is of the same role."""
+    return messages[-1]["content"] if fields.flag("echo") and messages[-1]["role"] == "assistant" else ""
+
+
+async def _wanted(
+    gateway: Gateway, tenant: Tenant, request: Request, fields: Fields, messages: Sequence[Message]
+) -> Wanted:
+    choice, conversation = Choice.of(fields), conversation_of(fields)
     how = sampling(fields, gateway.sampling).with_logprobs(chat_logprobs(fields))
-    turns, told = await gateway.prompts.turns(messages, choice.tools)
+    bound = bounds(fields, how, gateway.model, choice.named_grammar() or response_format(fields))
+    prompt = await gateway.prompts.prompt(
+        fields, messages, choice.tools, is_turn=conversation is not None, room=gateway.room(how)
+    )
     if conversation is not None and how.n > 1:
         raise ApiError(400, "n is more than 1: a conversation goes on with one answer", param="n")
     return Wanted(
-        tokens=() if conversation is not None else await sym.aio.chat_tokens(turns, told),
-        turn=turns if conversation is not None else None,
-        tools=told,
-        sampling=how,
-        grammar=choice.grammar() or response_grammar(fields),
+        tokens=prompt.tokens,
+        turn=prompt.turn,
+        tools=prompt.tools,
+        begin=prompt.begin,
+        sampling=bound.sampling,
+        grammar=bound.grammar,
+        is_format=bound.is_format,
         session=session_for(tenant, request, fields),
         deadline_s=gateway.settings.answer_s,
         is_streamed=fields.flag("stream"),
     )
-
-
-def response_grammar(fields: Fields) -> sym.Grammar | None:
-    """What `response_format` wants."""
-    wanted = fields.child("response_format")
-    if wanted is None:
-        return None
-    kind = wanted.one_of("type", ("text", "json_object", "json_schema"), "text")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return sym.Grammar.json({"type": "object"}, compact=True)
-    described = wanted.child("json_schema")
-    schema = None if described is None else described.child("schema")
-    if schema is None:
-        raise ApiError(400, "response_format.json_schema.schema is missing", param="response_format")
-    return sym.Grammar.json(schema.body, compact=True)
 
 
 def usage(answers: Answers) -> dict[str, Any]:
@@ -115,14 +121,16 @@ class _Said:
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
-        self._parser = asked.choice.parser(is_json=asked.wanted.grammar is not None)
-        self._text: list[str] = []
+        self._parser = asked.choice.parser(is_json=asked.wanted.is_format)
+        self._text: list[str] = [asked.first_text] if asked.first_text else []
         self._calls: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []
+        self._tokens: list[int] = []
 
     def add(self, piece: Piece) -> list[dict[str, Any]]:
         """The deltas that a piece is."""
         top = self._asked.wanted.sampling.logprobs
+        self._tokens += piece.tokens
         if top is not None:
             self._logprobs += chat_form(piece, self._asked.gateway.vocabulary, top)
         if self._parser is None:
@@ -138,6 +146,13 @@ class _Said:
             return None
         found, self._logprobs = self._logprobs, []
         return found
+
+    def take_tokens(self) -> dict[str, Any]:
+        """Of the tokens since the last time, where they are wanted."""
+        if not self._asked.wants_tokens:
+            return {}
+        found, self._tokens = self._tokens, []
+        return {"token_ids": found}
 
     def _deltas(self, parts: list[Part]) -> list[dict[str, Any]]:
         found = list[dict[str, Any]]()
@@ -173,6 +188,7 @@ class _Said:
             "message": message,
             "logprobs": None if logprobs is None else {"content": logprobs, "refusal": None},
             "finish_reason": self.finish(answer),
+            **self.take_tokens(),
         }
 
 
@@ -186,28 +202,46 @@ async def _completion(asked: Asked) -> dict[str, Any]:
                 else:
                     said[answer.index].add(piece)
         choices = [said[each.index].choice(each) for each in answers.answers]
-        return {**asked.head("chat.completion"), "choices": choices, "usage": usage(answers)}
+        more = _prompt_tokens(asked, answers)
+    if asked.prompt_top is not None:
+        dists = await scored(asked.gateway, asked.tenant, asked.wanted.tokens, asked.prompt_top)
+        vocabulary = asked.gateway.vocabulary
+        more["prompt_logprobs"] = prompt_form(asked.wanted.tokens, dists, vocabulary, asked.prompt_top)
+    return {**asked.head("chat.completion"), "choices": choices, "usage": usage(answers), **more}
+
+
+def _prompt_tokens(asked: Asked, answers: Answers) -> dict[str, Any]:
+    """Where they are wanted: of a conversation, those of the turn."""
+    if not asked.wants_tokens:
+        return {}
+    return {"prompt_token_ids": list(asked.wanted.tokens or answers.answers[0].generation.given)}
 
 
 async def _events(asked: Asked, emit: Emit) -> None:
     head = asked.head("chat.completion.chunk")
 
-    def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None) -> bytes:
-        told = None if logprobs is None else {"content": logprobs, "refusal": None}
+    def chunk(
+        index: int, delta: dict[str, Any], said: _Said | None = None, finish: str | None = None, **more: Any
+    ) -> bytes:
+        logprobs = None if said is None else said.take_logprobs()
+        told = None if logprobs is None or (finish and not logprobs) else {"content": logprobs, "refusal": None}
         choice = {"index": index, "delta": delta, "logprobs": told, "finish_reason": finish}
-        return event({**head, "choices": [choice], **({"usage": None} if asked.wants_usage else {})})
+        if said is not None:
+            choice |= said.take_tokens()
+        return event({**head, "choices": [choice], **({"usage": None} if asked.wants_usage else {}), **more})
 
     async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
-        said = [_Said(asked) for _ in answers.answers]
+        said, more = [_Said(asked) for _ in answers.answers], _prompt_tokens(asked, answers)
         for each in answers.answers:
-            await emit(chunk(each.index, {"role": "assistant", "content": "", "refusal": None}))
+            begun = {"role": "assistant", "content": asked.first_text, "refusal": None}
+            await emit(chunk(each.index, begun, **more))
         async with aclosing(answers.pieces()) as pieces:
             async for answer, piece in pieces:
                 one = said[answer.index]
                 for delta in one.end() if piece is None else one.add(piece):
-                    await emit(chunk(answer.index, delta, one.take_logprobs()))
+                    await emit(chunk(answer.index, delta, one))
                 if piece is None:
-                    await emit(chunk(answer.index, {}, one.take_logprobs() or None, one.finish(answer)))
+                    await emit(chunk(answer.index, {}, one, one.finish(answer)))
     # The conversation's file has all of the answer by now.
     if asked.wants_usage:
         await emit(event({**head, "choices": [], "usage": usage(answers)}))

@@ -16,22 +16,22 @@ from starlette.routing import Route
 
 import libsym as sym
 from lips.gateway.asgi import Emit, Streamed, Whole, Work, event
-from lips.gateway.chat import failed, response_grammar
+from lips.gateway.chat import failed
+from lips.gateway.constraints import bounds, response_format
 from lips.gateway.engine import Answers, Wanted
 from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
 from lips.gateway.gateway import Gateway
 from lips.gateway.logprobs import Offsets, text_form
 from lips.gateway.names import session_for
-from lips.gateway.sampling import sampling, text_logprobs
+from lips.gateway.prompts import truncated
+from lips.gateway.sampling import MAX_N, Sampling, prompt_top, sampling, text_logprobs
+from lips.gateway.scored import prompt_form, scored
 from lips.gateway.tenants import Tenant
 
-Take = Callable[[int, str, dict[str, Any] | None, str | None], Awaitable[None]]
-"""Is told the choice's index, its new text, log-probabilities, and in the end why it ended."""
 MAX_PROMPTS = 64
 _PROMPTS_AT_ONCE = 16
 _DEFAULT_TOKENS = 16
-_CHUNK_TOKENS = 128
 
 
 @dataclass(slots=True)
@@ -45,6 +45,12 @@ class Asked:
     echo: bool
     generates: bool
     wants_usage: bool
+    wants_logprobs: bool
+    wants_tokens: bool
+    prompt_top: int | None
+    """So many of the likeliest tokens beside each of a prompt."""
+    num_kept: int
+    """Of the answers to a prompt: the likeliest of `best_of`."""
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -58,6 +64,20 @@ class _Said:
 
     offsets: Offsets = field(default_factory=Offsets)
     has_begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What comes of a choice."""
+
+    text: str = ""
+    logprobs: dict[str, Any] | None = None
+    finish: str | None = None
+    tokens: Sequence[int] = ()
+    total: float = 0.0
+    """The log-probability of the tokens, where it was asked for."""
+    prompt: dict[str, Any] = field(default_factory=dict)
+    """What is told of the prompt, with the choice's first part."""
 
 
 @dataclass(slots=True)
@@ -89,8 +109,9 @@ async def completions(request: Request) -> Work:
     generates = fields.body.get("max_tokens") != 0
     counted = fields if generates else Fields({**fields.body, "max_tokens": None})
     how = sampling(counted, gateway.sampling).with_logprobs(text_logprobs(fields))
-    if generates and how.max_tokens is None:
+    if generates and how.max_tokens is None and not fields.has("n_predict"):
         how = replace(how, max_tokens=_DEFAULT_TOKENS)
+    how, num_kept = _best_of(fields, how), how.n
     echo = fields.flag("echo")
     if not generates and not echo:
         raise ApiError(400, "max_tokens is 0: that gives something with echo alone", param="max_tokens")
@@ -98,12 +119,12 @@ async def completions(request: Request) -> Work:
         raise ApiError(
             400, "conversation: a text has no turns; /v1/chat/completions goes on with one", param="conversation"
         )
-    grammar, options = response_grammar(fields), fields.child("stream_options")
+    bound, options = bounds(fields, how, gateway.model, response_format(fields)), fields.child("stream_options")
     wanted = [
         Wanted(
-            tokens=tokens,
-            sampling=how,
-            grammar=grammar,
+            tokens=truncated(fields, tokens, gateway.room(how)),
+            sampling=bound.sampling,
+            grammar=bound.grammar,
             session=session_for(tenant, request, fields),
             deadline_s=gateway.settings.answer_s,
             is_streamed=fields.flag("stream"),
@@ -111,10 +132,24 @@ async def completions(request: Request) -> Work:
         for tokens in await _prompts(fields, gateway)
     ]
     wants_usage = options is not None and options.flag("include_usage")
-    asked = Asked(gateway, tenant, wanted, echo, generates, wants_usage)
+    wants_tokens, top = fields.flag("return_token_ids"), prompt_top(fields)
+    wants_logprobs = fields.has("logprobs")
+    asked = Asked(gateway, tenant, wanted, echo, generates, wants_usage, wants_logprobs, wants_tokens, top, num_kept)
     if fields.flag("stream"):
         return Streamed(partial(_events, asked), openai_form, failed)
     return Whole(lambda: _completion(asked), openai_form)
+
+
+def _best_of(fields: Fields, how: Sampling) -> Sampling:
+    """More answers than are wanted, with what tells the likeliest."""
+    best_of = fields.whole("best_of", 1, MAX_N, how.n) or how.n
+    if best_of < how.n:
+        raise ApiError(400, f"best_of is {best_of}: n is {how.n}", param="best_of")
+    if best_of == how.n:
+        return how
+    if fields.flag("stream"):
+        raise ApiError(400, "best_of: which answer is the likeliest is known in the end: no stream", param="best_of")
+    return replace(how, n=best_of, logprobs=how.logprobs or 0)
 
 
 async def _prompts(fields: Fields, gateway: Gateway) -> list[list[int]]:
@@ -142,6 +177,10 @@ def _is_token(value: object, below: int = 1 << 31) -> bool:
     return type(value) is int and 0 <= value < below
 
 
+Take = Callable[[int, Part], Awaitable[None]]
+"""Is told the choice's index, and what is new of it."""
+
+
 async def _answer(asked: Asked, counted: _Counted, take: Take) -> None:
     """Tells what comes, of some prompts at once."""
     if len(asked.wanted) == 1:  # a lock for each token would cost 32 clients a tenth of their throughput
@@ -150,9 +189,9 @@ async def _answer(asked: Asked, counted: _Counted, take: Take) -> None:
     places = min(_PROMPTS_AT_ONCE, asked.gateway.settings.max_running, asked.tenant.limits.concurrent or MAX_PROMPTS)
     limiter, taking = anyio.CapacityLimiter(places), anyio.Lock(fast_acquire=True)
 
-    async def take_one(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> None:
+    async def take_one(index: int, part: Part) -> None:
         async with taking:
-            await take(index, text, logprobs, finish)
+            await take(index, part)
 
     async def answer(number: int) -> None:
         async with limiter:
@@ -168,83 +207,98 @@ async def _answer_prompt(asked: Asked, number: int, counted: _Counted, take: Tak
     top, vocabulary = wanted.sampling.logprobs, asked.gateway.vocabulary
     first, said = number * wanted.sampling.n, [_Said() for _ in range(wanted.sampling.n)]
 
-    def part(said: _Said, text: str, tokens: Sequence[int], dists: Sequence[Any]) -> tuple[str, Any]:
+    def part(said: _Said, text: str, tokens: Sequence[int], dists: Sequence[sym.ReducedDist | None]) -> Part:
         form = None if top is None else text_form(tokens, dists, vocabulary, top, said.offsets)
         if form is not None and asked.echo and not said.has_begun:
             form["token_logprobs"][0] = form["top_logprobs"][0] = None  # nothing is before it
-        said.has_begun = True
-        return text, form
+        is_first, said.has_begun = not said.has_begun, True
+        total = sum(dist.logprob(token) for token, dist in zip(tokens, dists, strict=False) if dist is not None)
+        return Part(text, form, tokens=tokens, total=total, prompt=about if is_first else {})
 
+    about: dict[str, Any] = {"prompt_token_ids": list(wanted.tokens)} if asked.wants_tokens else {}
+    tops = [each for each in (top if asked.echo else None, asked.prompt_top) if each is not None]
+    dists = await scored(asked.gateway, asked.tenant, wanted.tokens, max(tops)) if tops else []
+    if asked.prompt_top is not None:
+        about["prompt_logprobs"] = prompt_form(wanted.tokens, dists, vocabulary, asked.prompt_top)
     if asked.echo:
-        text, scored = await _prompt_part(asked, wanted, top)
+        text, shown = await sym.aio.detokenize(wanted.tokens), wanted.tokens if top is not None else ()
         for index, one in enumerate(said):
-            await take(first + index, *part(one, text, wanted.tokens if top is not None else (), scored), None)
+            told = part(one, text, shown, dists if shown else [])
+            await take(first + index, replace(told, tokens=(), total=0.0))
     if not asked.generates:
         counted.num_prompt += len(wanted.tokens)
         asked.tenant.num_prompt_tokens += len(wanted.tokens)
         for index in range(len(said)):
-            await take(first + index, "", None, "length")
+            await take(first + index, Part(finish="length"))
         return
     async with asked.gateway.answered(asked.tenant, wanted) as answers:
         async with aclosing(answers.pieces()) as pieces:
             async for answer, piece in pieces:
                 index = first + answer.index
                 if piece is None:
-                    await take(index, "", None, answer.finish)
+                    await take(index, Part(finish=answer.finish))
                 else:
-                    await take(index, *part(said[answer.index], piece.text, piece.tokens, piece.dists), None)
+                    await take(index, part(said[answer.index], piece.text, piece.tokens, piece.dists))
         counted.add(answers)
 
 
-async def _prompt_part(asked: Asked, wanted: Wanted, top: int | None) -> tuple[str, list[sym.ReducedDist | None]]:
-    """The prompt's text, and if it is asked for how likely each of its tokens was. The first has nothing before it."""
-    text = await sym.aio.detokenize(wanted.tokens)
-    if top is None:
-        return text, []
-    asked.gateway.check_length(len(wanted.tokens))
-    found: list[sym.ReducedDist | None] = [None]
-    async with asked.gateway.admission.enter(asked.tenant.name, asked.tenant.limits):
-        with asked.tenant.use():
-            async with await sym.aio.kv_create() as kv:
-                tokens = list(wanted.tokens)
-                for start in range(0, len(tokens), _CHUNK_TOKENS):
-                    chunk, following = (
-                        tokens[start : start + _CHUNK_TOKENS],
-                        tokens[start + 1 : start + _CHUNK_TOKENS + 1],
-                    )
-                    asked.gateway.admission.charge(asked.tenant.name, len(chunk))  # whatever comes of it
-                    rows = await sym.aio.pred(
-                        kv, chunk, rows="all", top_k=max(top, 1), logprobs=sorted({*following, 0})
-                    )
-                    found += [rows[index] for index in range(len(following))]
-    return text, found
+@dataclass(slots=True)
+class _Choice:
+    """A whole one."""
+
+    form: dict[str, Any]
+    num_tokens: int = 0
+    total: float = 0.0
+
+    def add(self, part: Part, *, wants_tokens: bool) -> None:
+        form = self.form
+        form["text"] += part.text
+        form["finish_reason"] = part.finish
+        if part.logprobs is not None and form["logprobs"] is not None:
+            for name, values in part.logprobs.items():
+                form["logprobs"][name] += values
+        else:
+            form["logprobs"] = part.logprobs or form["logprobs"]
+        form |= part.prompt
+        if wants_tokens:
+            form.setdefault("token_ids", []).extend(part.tokens)
+        self.num_tokens += len(part.tokens)
+        self.total += part.total
+
+    @property
+    def mean_logprob(self) -> float:
+        return self.total / max(1, self.num_tokens)
 
 
 async def _completion(asked: Asked) -> dict[str, Any]:
     counted = _Counted()
-    choices: dict[int, dict[str, Any]] = {}
+    choices: dict[int, _Choice] = {}
 
-    async def take(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> None:
-        choice = choices.setdefault(index, {"index": index, "text": "", "logprobs": None, "finish_reason": None})
-        choice["text"] += text
-        choice["finish_reason"] = finish
-        if logprobs is not None and choice["logprobs"] is not None:
-            for name, values in logprobs.items():
-                choice["logprobs"][name] += values
-        else:
-            choice["logprobs"] = logprobs or choice["logprobs"]
+    async def take(index: int, part: Part) -> None:
+        begun = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+        choices.setdefault(index, _Choice(begun)).add(part, wants_tokens=asked.wants_tokens)
 
     await _answer(asked, counted, take)
-    return {**asked.head(), "choices": [choices[index] for index in sorted(choices)], "usage": counted.usage()}
+    forms = list[dict[str, Any]]()
+    num_each = asked.wanted[0].sampling.n
+    for number in range(len(asked.wanted)):
+        each = [choices[index] for index in range(number * num_each, (number + 1) * num_each)]
+        if num_each > asked.num_kept:
+            each = sorted(each, key=lambda choice: -choice.mean_logprob)[: asked.num_kept]
+        forms += [{**choice.form, "index": number * asked.num_kept + at} for at, choice in enumerate(each)]
+    if not asked.wants_logprobs:
+        forms = [{**form, "logprobs": None} for form in forms]
+    return {**asked.head(), "choices": forms, "usage": counted.usage()}
 
 
 async def _events(asked: Asked, emit: Emit) -> None:
     counted, head = _Counted(), asked.head()
     more = {"usage": None} if asked.wants_usage else {}
 
-    async def take(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> None:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        await emit(event({**head, "choices": [choice], **more}))
+    async def take(index: int, part: Part) -> None:
+        choice = {"index": index, "text": part.text, "logprobs": part.logprobs, "finish_reason": part.finish}
+        tokens = {"token_ids": list(part.tokens)} if asked.wants_tokens else {}
+        await emit(event({**head, "choices": [{**choice, **part.prompt, **tokens}], **more}))
 
     await _answer(asked, counted, take)
     if asked.wants_usage:

@@ -49,6 +49,10 @@ class Wanted:
     """In place of `tokens`: messages that go on with what the session's file has."""
     tools: Sequence[Any] | None = None
     """Where a turn begins a conversation, it may be told of these."""
+    begin: str = ""
+    """What the answer to a turn begins with."""
+    is_format: bool = False
+    """The grammar says what the answer is, so that no text in it is a call."""
     deadline_s: float | None = None
     is_streamed: bool = False
     """Whoever asks has each piece as it comes; else nothing before all of it."""
@@ -69,7 +73,7 @@ class Answer:
 
     index: int
     generation: AsyncGeneration
-    has_logprobs: bool
+    sampling: Sampling
     num_sent: tuple[int, int] = (0, 0)
     """Tokens, and bytes of their text, that were in pieces which were taken."""
     is_full: bool = False
@@ -84,13 +88,14 @@ class Answer:
             num_given = given[0]
             self.num_sent = given
         num_read = self.generation.num_read
-        if num_given < num_read:
-            yield self._piece("", num_given, num_read)
+        text = (self.stop_text or "") if self.sampling.keeps_stop else ""
+        if text or num_given < num_read:
+            yield self._piece(text, num_given, num_read)
 
     async def _texts(self) -> AsyncIterator[str]:
         given = ""
         try:
-            async for text in self.generation.text():
+            async for text in self.generation.text(special=self.sampling.shows_special):
                 yield text
                 given += text
         except (sym.OverQuota, sym.NoSpace):
@@ -103,7 +108,7 @@ class Answer:
     def _piece(self, text: str, num_given: int, end: int) -> Piece:
         generation = self.generation
         tokens, dists = generation.came(num_given, end)
-        return Piece(text, tokens, dists if self.has_logprobs else ())
+        return Piece(text, tokens, () if self.sampling.logprobs is None else dists)
 
     def was_sent(self, *, is_streamed: bool) -> None:
         """It broke off: nobody reads more of it than was sent."""
@@ -272,9 +277,9 @@ def _options(wanted: Wanted) -> AskOptions:
     sampling = wanted.sampling
     return {
         "sampler": sampling.sampler,
-        "stop": sampling.stop,
+        "stop": (*sampling.stop, *sampling.stop_tokens),
         "stop_at_end": sampling.stop_at_end,
-        "keep_stop": False,
+        "keep_stop": sampling.keeps_stop,
         "max_tokens": sampling.max_tokens,
         "grammar": wanted.grammar,
         "logprobs": sampling.logprobs,
@@ -308,7 +313,7 @@ async def _talking(tenant: Tenant, wanted: Wanted, prompts: Prompts, charge: Cha
 
         async def ask() -> AsyncGeneration:
             async with _charged(charge, kv, num_before, lambda: len(chat.answer.given) if chat.answer else 0):
-                return await chat.ask(turn, **options)
+                return await chat.ask(turn, begin=wanted.begin, **options)
 
         try:
             generation = await _with_room(tenant, ask)
@@ -353,7 +358,7 @@ async def _end(chat: sym.aio.Chat, *, is_new: bool) -> None:
 
 
 def _listed(generations: list[AsyncGeneration], sampling: Sampling) -> list[Answer]:
-    return [Answer(index, each, sampling.logprobs is not None) for index, each in enumerate(generations)]
+    return [Answer(index, each, sampling) for index, each in enumerate(generations)]
 
 
 async def _settle(generations: list[AsyncGeneration]) -> None:

@@ -1,6 +1,6 @@
 """The body of a request: JSON that is parsed within limits, and fields that are read with their type and range checked.
 
-A field that is not read is ignored, as clients expect of a server that does not know it.
+`request_fields` says which fields a request may have.
 """
 
 from __future__ import annotations
@@ -108,6 +108,14 @@ class Fields:
         value = self.body[name]
         if not isinstance(value, str):
             raise self.wrong(name, "a text")
+        return value
+
+    def name(self, name: str) -> str:
+        """A text that has to be there, and not empty."""
+        self.required(name)
+        value = self.text(name)
+        if not value:
+            raise self.wrong(name, "a text that is not empty")
         return value
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float | None:

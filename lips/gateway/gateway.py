@@ -28,6 +28,8 @@ from lips.gateway.log import SEEN
 from lips.gateway.origins import check_is_own
 from lips.gateway.places import Place, own_place
 from lips.gateway.prompts import Prompts
+from lips.gateway.request_fields import check, shown
+from lips.gateway.sampling import Sampling
 from lips.gateway.tenants import Tenant, make_tenant
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ ENDED = "symphony.ended"
 """In a request's scope: what is to be done when it has ended."""
 IGNORED = "symphony.ignored"
 """In a request's scope: its fields that have no effect, as a header says it."""
+_MAX_UNKNOWN_LOGGED = 1024
+"""Names: each is logged once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,8 @@ class Settings:
     max_running: int = 256
     max_waiting: int = 1024
     wait_s: float = 60.0
+    is_strict: bool = False
+    """Unknown fields are refused."""
 
 
 @dataclass(slots=True)
@@ -75,6 +81,8 @@ class Gateway:
     """The gateway's own, from the mount's root."""
     tenants: dict[str, Tenant] = field(default_factory=dict)
     started_s: int = field(default_factory=lambda: int(time.time()))
+    unknown_logged: set[tuple[str, str]] = field(default_factory=set)
+    """Routes, and unknown fields that they were sent."""
     num_requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     """By route and status."""
     num_gone: int = 0
@@ -184,7 +192,20 @@ class Gateway:
         self.admission.count(name, tenant.limits)
         body = await read_body(request, settings.max_body_bytes, settings.body_s, hold)
         self.admission.charge(name, len(body) // _TOKEN_BYTES)
-        return Fields(parse_json(body))
+        fields = Fields(parse_json(body))
+        self._check_fields(request, fields)
+        return fields
+
+    def _check_fields(self, request: Request, fields: Fields) -> None:
+        """What has no effect is noted for the answer's header; what no interface has, in the log as well."""
+        route = request.scope["route"].path
+        ignored = check(route, fields.body, is_strict=self.settings.is_strict)
+        if ignored.paths:
+            request.scope[IGNORED] = ignored.header
+        for path in ignored.unknown:
+            if (route, path) not in self.unknown_logged and len(self.unknown_logged) < _MAX_UNKNOWN_LOGGED:
+                self.unknown_logged.add((route, path))
+                log.warning("%s: a client sends the unknown field %s, which has no effect", route, shown(path))
 
     @asynccontextmanager
     async def answered(self, tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
@@ -210,6 +231,10 @@ class Gateway:
                     tenant.num_cached_tokens += answers.num_cached
                     tenant.num_completion_tokens += answers.num_completion
                     charge(answers.num_completion)
+
+    def room(self, sampling: Sampling) -> int:
+        """Tokens that a prompt may have where an answer is to be as long as it may be."""
+        return self.model.max_positions - (sampling.max_tokens or 1)
 
     def check_length(self, num_tokens: int) -> None:
         """An answer has room for a token at least."""

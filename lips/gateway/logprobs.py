@@ -10,7 +10,7 @@ import libsym as sym
 from lips.gateway.engine import Piece
 
 _CERTAIN = 0.0
-_LEAST = -9999.0
+LEAST = -9999.0
 """JSON has no infinity."""
 
 
@@ -20,7 +20,7 @@ def chat_form(piece: Piece, vocabulary: Sequence[bytes], top: int) -> list[dict[
     for token, dist in zip(piece.tokens, piece.dists, strict=True):
         entry = _entry(token, _logprob(token, dist), vocabulary)
         likeliest = dist.topk(top) if dist is not None and top else []
-        entry["top_logprobs"] = [_entry(each, max(logprob, _LEAST), vocabulary) for each, logprob in likeliest]
+        entry["top_logprobs"] = [_entry(each, max(logprob, LEAST), vocabulary) for each, logprob in likeliest]
         found.append(entry)
     return found
 
@@ -32,7 +32,7 @@ def _entry(token: int, logprob: float, vocabulary: Sequence[bytes]) -> dict[str,
 
 def _logprob(token: int, dist: sym.ReducedDist | None) -> float:
     """A token that a grammar forced was certain."""
-    return _CERTAIN if dist is None else max(dist.logprob(token), _LEAST)
+    return _CERTAIN if dist is None else max(dist.logprob(token), LEAST)
 
 
 class Offsets:
@@ -61,7 +61,7 @@ def text_form(
     tops: list[dict[str, float] | None] = []
     for token, text, dist in zip(tokens, texts, dists, strict=True):
         likeliest = {} if dist is None or not top else dict(dist.topk(top))
-        found = {vocabulary[each].decode(errors="replace"): max(value, _LEAST) for each, value in likeliest.items()}
+        found = {vocabulary[each].decode(errors="replace"): max(value, LEAST) for each, value in likeliest.items()}
         found.setdefault(text, _logprob(token, dist))
         tops.append(found)
     logprobs = [_logprob(token, dist) for token, dist in zip(tokens, dists, strict=True)]

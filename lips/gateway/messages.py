@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-import libsym as sym
 from lips.gateway.asgi import Emit, Json, Streamed, Whole, Work, event
+from lips.gateway.constraints import bounds, output_format
 from lips.gateway.engine import Answer, Answers, Wanted
 from lips.gateway.errors import ApiError, anthropic_form
 from lips.gateway.fields import Fields, parse_inner
 from lips.gateway.gateway import Gateway
 from lips.gateway.names import conversation_of, session_for
-from lips.gateway.prompts import Message
+from lips.gateway.prompts import Message, variables_of
 from lips.gateway.sampling import sampling
 from lips.gateway.spoken import hear
 from lips.gateway.tenants import Tenant
@@ -47,13 +47,19 @@ async def messages(request: Request) -> Work:
     fields.required("max_tokens")
     choice, turns = _choice(fields), _turns(fields)
     conversation = conversation_of(fields)
-    told_turns, told = await gateway.prompts.turns(turns, choice.tools)
+    how = sampling(_with_stops(fields), gateway.sampling)
+    bound = bounds(fields, how, gateway.model, choice.named_grammar() or output_format(fields))
+    prompt = await gateway.prompts.prompt(
+        fields, turns, choice.tools, is_turn=conversation is not None, room=gateway.room(how)
+    )
     wanted = Wanted(
-        tokens=() if conversation else await sym.aio.chat_tokens(told_turns, told),
-        turn=told_turns if conversation else None,
-        tools=told,
-        sampling=sampling(_with_stops(fields), gateway.sampling),
-        grammar=choice.grammar(),
+        tokens=prompt.tokens,
+        turn=prompt.turn,
+        tools=prompt.tools,
+        begin=prompt.begin,
+        sampling=bound.sampling,
+        grammar=bound.grammar,
+        is_format=bound.is_format,
         session=session_for(tenant, request, fields),
         deadline_s=gateway.settings.answer_s,
         is_streamed=fields.flag("stream"),
@@ -68,13 +74,17 @@ async def count_tokens(request: Request) -> Response:
     gateway: Gateway = request.app.state.gateway
     tenant = await gateway.tenant_of(request)
     fields = await gateway.fields_of(request, tenant)
-    return Json({"input_tokens": len(await gateway.prompts.tokens(_turns(fields), _choice(fields).tools))})
+    tokens = await gateway.prompts.tokens(_turns(fields), _choice(fields).tools, variables_of(fields))
+    return Json({"input_tokens": len(tokens)})
 
 
 def _with_stops(fields: Fields) -> Fields:
     """The same, by the names that the other interfaces have."""
-    stops = fields.list("stop_sequences")
-    return Fields({**fields.body, "stop": stops, "n": None, "logit_bias": None}, fields.where)
+    stops, more = fields.list("stop_sequences"), fields.body.get("stop")
+    if stops is None:
+        return fields
+    more = [more] if isinstance(more, str) else more or []
+    return Fields({**fields.body, "stop": [*stops, *more] if isinstance(more, list) else more}, fields.where)
 
 
 def _turns(fields: Fields) -> list[Message]:
@@ -102,7 +112,8 @@ def _message_of(fields: Fields, role: str) -> list[Message]:
             case "text":
                 texts.append(block.text("text", "") or "")
             case "tool_use":
-                function = {"name": block.required("name"), "arguments": block.body.get("input", {})}
+                given = block.child("input")
+                function = {"name": block.name("name"), "arguments": {} if given is None else given.body}
                 calls.append({"id": block.text("id", ""), "type": "function", "function": function})
             case "tool_result":
                 said = _texts(block, "content") if block.has("content") else ""
@@ -137,13 +148,17 @@ def _choice(fields: Fields) -> Choice:
     tools = []
     for each in fields.children("tools"):
         if each.text("type", "custom") == "custom":
-            function = {"name": each.required("name"), "description": each.text("description", "") or ""}
-            tools.append({"type": "function", "function": {**function, "parameters": each.body.get("input_schema")}})
+            function = {"name": each.name("name"), "description": each.text("description", "") or ""}
+            schema = each.child("input_schema")
+            if schema is not None:
+                schema.one_of("type", ("object",), "object")
+            parameters = None if schema is None else schema.body
+            tools.append({"type": "function", "function": {**function, "parameters": parameters}})
     choice = fields.child("tool_choice")
     if choice is None:
         return Choice.of(Fields({"tools": tools}))
     kind = choice.one_of("type", ("auto", "any", "tool", "none"), "auto")
-    wanted: Any = {"auto": "auto", "any": "required", "none": "none"}.get(kind) or {"name": choice.required("name")}
+    wanted: Any = {"auto": "auto", "any": "required", "none": "none"}.get(kind) or {"name": choice.name("name")}
     at_most_one = choice.flag("disable_parallel_tool_use")
     return Choice.of(Fields({"tools": tools, "tool_choice": wanted, "parallel_tool_calls": not at_most_one}))
 
@@ -184,7 +199,7 @@ async def _message(asked: Asked) -> dict[str, Any]:
                 content.append({"type": "text", "text": part})
 
     async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
-        await hear(answers, asked.choice.parser(is_json=False), take)
+        await hear(answers, asked.choice.parser(is_json=asked.wanted.is_format), take)
         answer, uses = answers.answers[0], [block for block in content if block["type"] == "tool_use"]
         for block in uses:
             block["input"] = _object(block["input"])
@@ -255,7 +270,7 @@ async def _events(asked: Asked, emit: Emit) -> None:
         await emit(_event("message_start", message=begun))
         await emit(_event("ping"))
         blocks = _Blocks(emit)
-        await hear(answers, asked.choice.parser(is_json=False), blocks.take)
+        await hear(answers, asked.choice.parser(is_json=asked.wanted.is_format), blocks.take)
         await blocks.end()
         answer = answers.answers[0]
         ended = {"stop_reason": _stop_reason(answer, blocks.num_calls), "stop_sequence": answer.stop_text}

@@ -28,7 +28,7 @@ def conversation_of(fields: Fields) -> str | None:
 def _session_of(request: Request, fields: Fields) -> str | None:
     """The name that a client gives to the conversation that it sends as a whole."""
     metadata = fields.child("metadata")
-    candidates = [fields.body.get("session_id")]
+    candidates = [fields.text("session_id")]
     candidates += [request.headers.get(name) for name in _HEADERS]
     if metadata is not None:
         candidates.append(metadata.body.get("session_id"))
@@ -45,5 +45,5 @@ def session_for(tenant: Tenant, request: Request, fields: Fields) -> Session | N
     name = conversation_of(fields) or _session_of(request, fields)
     if name is not None:
         return tenant.session(name)
-    key = fields.body.get("prompt_cache_key")
-    return Session(f"{tenant.cached}/{file_name(key)}.kv") if isinstance(key, str) and key else None
+    key = fields.text("prompt_cache_key")
+    return Session(f"{tenant.cached}/{file_name(key)}.kv") if key else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import libsym as sym
@@ -22,6 +23,20 @@ For each call give a JSON object with the function's name and arguments between 
 </tool_call>"""
 
 
+_MOST_TOKENS = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a model is given: the tokens of a whole conversation, or a turn that goes on with one."""
+
+    tokens: Sequence[int] = ()
+    turn: Sequence[Message] | None = None
+    tools: Sequence[Any] | None = None
+    begin: str = ""
+    """The answer begins so: it is given, and goes on."""
+
+
 def messages_of(fields: Fields, name: str = "messages") -> list[Message]:
     """The messages of a request in OpenAI's form; content is text in each."""
     fields.required(name)
@@ -35,7 +50,8 @@ def _message(fields: Fields) -> Message:
     fields.required("role")
     role = fields.one_of("role", ROLES, "")
     message: Message = {"role": {"developer": "system", "function": "tool"}.get(role, role)}
-    message["content"] = _content(fields)
+    refusal = fields.text("refusal", "") or ""
+    message["content"] = _content(fields) or refusal
     if calls := [_call(each) for each in fields.children("tool_calls")]:
         message["tool_calls"] = calls
     elif role not in {"assistant", "tool"}:
@@ -65,7 +81,7 @@ def _call(fields: Fields) -> dict[str, Any]:
     function = fields.child("function")
     if function is None:
         raise ApiError(400, f"{fields.name_of('function')} is missing", param=fields.name_of("function"))
-    name, text = function.required("name"), function.text("arguments", "{}") or "{}"
+    name, text = function.name("name"), function.text("arguments", "{}") or "{}"
     try:
         arguments = parse_inner(text)
     except ValueError:
@@ -81,10 +97,39 @@ class Prompts:
         self._knows_tools: bool | None = None
         self._marks: tuple[list[tuple[str, str]], list[tuple[str, str]]] | None = None
 
-    async def tokens(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[int]:
+    async def tokens(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """The prompt of a whole conversation."""
         turns, told = await self.turns(messages, tools)
-        return await sym.aio.chat_tokens(turns, told)
+        return await sym.aio.chat_tokens(turns, told, variables=variables)
+
+    async def prompt(
+        self, fields: Fields, messages: Sequence[Message], tools: Sequence[Any] | None, *, is_turn: bool, room: int
+    ) -> Prompt:
+        """The prompt of messages, as the fields of their request want it. `room`: the most tokens it may have.
+
+        `is_turn`: the messages go on with a conversation.
+        """
+        turns, told = await self.turns(messages, tools)
+        variables, opens, begin = variables_of(fields), fields.flag("add_generation_prompt", True), ""
+        if fields.flag("continue_final_message"):
+            if fields.flag("add_generation_prompt"):
+                raise ApiError(400, "continue_final_message goes with no new answer", param="add_generation_prompt")
+            if not turns or turns[-1]["role"] != "assistant" or "tool_calls" in turns[-1]:
+                raise ApiError(400, "continue_final_message: the last message is not an answer", param="messages")
+            begin, opens = turns.pop()["content"], True
+        if is_turn:
+            for name in ("truncate_prompt_tokens", "chat_template_kwargs"):
+                if fields.has(name):
+                    raise ApiError(400, f"{name}: a conversation has its tokens already", param=name)
+            if not opens:
+                raise ApiError(400, "add_generation_prompt: a turn has an answer", param="add_generation_prompt")
+            return Prompt(turn=turns, tools=told, begin=begin)
+        tokens = await sym.aio.chat_tokens(turns, told, add_generation_prompt=opens, variables=variables)
+        if begin:
+            tokens += await sym.aio.tokenize(begin, special=False)
+        return Prompt(tokens=truncated(fields, tokens, room), tools=told)
 
     async def turns(
         self, messages: Sequence[Message], tools: Sequence[Any] | None
@@ -146,6 +191,24 @@ class Prompts:
             except sym.Invalid:
                 self._knows_tools = False
         return self._knows_tools
+
+
+def variables_of(fields: Fields) -> dict[str, Any] | None:
+    """Of the template, as `chat_template_kwargs` gives them."""
+    given = fields.child("chat_template_kwargs")
+    return None if given is None else given.body
+
+
+def truncated(fields: Fields, tokens: list[int], room: int) -> list[int]:
+    """The last of a prompt's tokens, or the first, as many as `truncate_prompt_tokens` says; -1 fills the room."""
+    most = fields.whole("truncate_prompt_tokens", -1, _MOST_TOKENS)
+    side = fields.one_of("truncation_side", ("left", "right"), "left")
+    if most is None:
+        return tokens
+    if most == 0:
+        raise fields.wrong("truncate_prompt_tokens", "a token at least, or -1")
+    most = max(1, room) if most == -1 else most
+    return tokens[-most:] if side == "left" else tokens[:most]
 
 
 def _in_words(message: Message) -> Message:

@@ -21,13 +21,14 @@ import libsym as sym
 from lips.gateway import responses_form as form
 from lips.gateway import stored
 from lips.gateway.asgi import Emit, Json, Streamed, Whole, Work, event, told
-from lips.gateway.chat import response_grammar
+from lips.gateway.constraints import bounds, response_format
 from lips.gateway.engine import Answers, Wanted
 from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
 from lips.gateway.gateway import ENDED, Gateway
 from lips.gateway.names import conversation_of, session_for
-from lips.gateway.sampling import sampling
+from lips.gateway.request_fields import refused
+from lips.gateway.sampling import MAX_TOKENS_NAMES, sampling
 from lips.gateway.spoken import hear
 from lips.gateway.stored import Stored
 from lips.gateway.tenants import Session, Tenant
@@ -132,17 +133,27 @@ async def _asked(gateway: Gateway, tenant: Tenant, request: Request, fields: Fie
         if before.response["status"] in stored.UNDER_WAY:
             raise ApiError(409, f"{previous} has not ended yet", param="previous_response_id")
         items = [*before.items, *before.response["output"], *items]
-    turns, told_tools = await gateway.prompts.turns(form.messages_of_items(items, instructions), choice.tools)
-    plain = Fields({**fields.body, "stop": None, "n": None})
-    how = sampling(plain, gateway.sampling, max_tokens_names=("max_output_tokens",))
+    _check_included(fields)
+    how = sampling(fields, gateway.sampling, max_tokens_names=("max_output_tokens", *MAX_TOKENS_NAMES))
+    own_format = choice.named_grammar() or response_format(form.format_of(fields))
+    bound = bounds(fields, how, gateway.model, own_format)
+    prompt = await gateway.prompts.prompt(
+        fields,
+        form.messages_of_items(items, instructions),
+        choice.tools,
+        is_turn=conversation is not None,
+        room=gateway.room(how),
+    )
     own = Session(stored.kv_path(tenant, response_id)) if is_stored else None
     session = session_for(tenant, request, fields)
     wanted = Wanted(
-        tokens=() if conversation else await sym.aio.chat_tokens(turns, told_tools),
-        turn=turns if conversation else None,
-        tools=told_tools,
-        sampling=how,
-        grammar=choice.grammar() or response_grammar(form.format_of(fields)),
+        tokens=prompt.tokens,
+        turn=prompt.turn,
+        tools=prompt.tools,
+        begin=prompt.begin,
+        sampling=bound.sampling,
+        grammar=bound.grammar,
+        is_format=bound.is_format,
         session=session if conversation else own or session,
         base=Session(stored.kv_path(tenant, previous)) if previous else session,
         deadline_s=gateway.settings.answer_s,
@@ -151,6 +162,12 @@ async def _asked(gateway: Gateway, tenant: Tenant, request: Request, fields: Fie
     about = {name: fields.body.get(name, {**_SET, **gateway.sampling}.get(name)) for name in _ECHOED}
     about |= {"store": is_stored, "metadata": fields.body.get("metadata") or {}}
     return Asked(gateway, tenant, wanted, choice, items, is_stored, about, response_id)
+
+
+def _check_included(fields: Fields) -> None:
+    """What may be included is of tools that this server does not have, but for log-probabilities."""
+    if "message.output_text.logprobs" in (fields.list("include") or ()):
+        raise refused("include")
 
 
 async def _response(asked: Asked) -> dict[str, Any]:
@@ -220,7 +237,7 @@ async def _compute(asked: Asked, take: Take) -> tuple[str, Answers | None]:
         async with asked.gateway.answered(asked.tenant, asked.wanted) as answers:
             await take("response.created", {"response": asked.response("in_progress")})
             await take("response.in_progress", {"response": asked.response("in_progress")})
-            await hear(answers, asked.choice.parser(is_json=asked.wanted.grammar is not None), items.take)
+            await hear(answers, asked.choice.parser(is_json=asked.wanted.is_format), items.take)
             status = "incomplete" if answers.answers[0].finish == "length" else "completed"
     await items.end("completed" if status == "completed" else "incomplete")
     return status, answers

@@ -42,7 +42,9 @@ def messages_of_items(items: Sequence[Item], instructions: str | None) -> list[M
             case "function_call":
                 _add_call(found, fields)
             case "function_call_output":
-                found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(fields, "output")})
+                found.append(
+                    {"role": "tool", "tool_call_id": fields.text("call_id"), "content": _text(fields, "output")}
+                )
     if not any(message["role"] != "system" for message in found):
         raise ApiError(400, "input is empty: a message at least is expected", param="input")
     return _with_one_system(found)
@@ -66,7 +68,7 @@ def _add_call(messages: list[Message], fields: Fields) -> None:
         arguments = parse_inner(text)
     except ValueError:
         arguments = text
-    function = {"name": fields.required("name"), "arguments": arguments}
+    function = {"name": fields.name("name"), "arguments": arguments}
     call = {"id": fields.text("call_id", ""), "type": "function", "function": function}
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
@@ -94,8 +96,6 @@ def choice_of(fields: Fields) -> Choice:
             names = ("name", "description", "parameters")
             tools.append({"type": "function", "function": {name: each.body.get(name) for name in names}})
     wanted = fields.body.get("tool_choice")
-    if isinstance(wanted, dict) and wanted.get("type") != "function":
-        wanted = "auto"
     if not tools:
         wanted = None
     parallel = fields.flag("parallel_tool_calls", True)

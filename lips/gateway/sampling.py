@@ -11,8 +11,11 @@ from lips.gateway.errors import ApiError
 from lips.gateway.fields import Fields
 
 MAX_TOP = 20
+MAX_TOKENS_NAMES = ("max_completion_tokens", "max_tokens", "n_predict")
 MAX_N = 128
 MAX_STOPS = 64
+MAX_STOP_TOKENS = 1024
+MAX_BIASES = 4096
 _MAX_WHOLE = (1 << 31) - 1
 _LEAST_TOP_P = 1e-9
 """The likeliest token alone: what 0 means."""
@@ -26,7 +29,12 @@ class Sampling:
 
     sampler: sym.Sampler
     stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
     stop_at_end: bool = True
+    keeps_stop: bool = False
+    """The stop text that ended it is a part of the answer."""
+    shows_special: bool = True
+    """Special tokens have a text."""
     max_tokens: int | None = None
     n: int = 1
     logprobs: int | None = None
@@ -38,10 +46,7 @@ class Sampling:
 
 
 def sampling(
-    fields: Fields,
-    defaults: Mapping[str, Any],
-    *,
-    max_tokens_names: tuple[str, ...] = ("max_completion_tokens", "max_tokens"),
+    fields: Fields, defaults: Mapping[str, Any], *, max_tokens_names: tuple[str, ...] = MAX_TOKENS_NAMES
 ) -> Sampling:
     """What the fields that all interfaces share say. `logprobs` differ: see `chat_logprobs` and `text_logprobs`."""
     temperature = fields.number("temperature", 0, 100, defaults.get("temperature", 1.0))
@@ -64,8 +69,11 @@ def sampling(
     return Sampling(
         sampler=sampler,
         stop=_stops(fields),
+        stop_tokens=_stop_tokens(fields),
         stop_at_end=not fields.flag("ignore_eos"),
-        max_tokens=next((fields.whole(name, 1, _MAX_WHOLE) for name in max_tokens_names if fields.has(name)), None),
+        keeps_stop=fields.flag("include_stop_str_in_output"),
+        shows_special=not fields.flag("skip_special_tokens"),
+        max_tokens=next(iter([_max_tokens(fields, name) for name in max_tokens_names if fields.has(name)]), None),
         n=fields.whole("n", 1, MAX_N, 1) or 1,
         seed=_seed(fields),
     )
@@ -86,10 +94,34 @@ def text_logprobs(fields: Fields) -> int | None:
     return fields.whole("logprobs", 0, MAX_TOP)
 
 
+def prompt_top(fields: Fields) -> int | None:
+    """`prompt_logprobs: 5`: so many of the likeliest tokens beside each of the prompt; of an answer that is whole."""
+    top = fields.whole("prompt_logprobs", 0, MAX_TOP)
+    if top is not None and fields.flag("stream"):
+        raise ApiError(400, "prompt_logprobs: a stream has none", param="prompt_logprobs")
+    return top
+
+
+def _max_tokens(fields: Fields, name: str) -> int | None:
+    """llama.cpp's -1 and -2 are as many as there is room for."""
+    if name == "n_predict" and fields.body[name] in (-1, -2):
+        return None
+    return fields.whole(name, 1, _MAX_WHOLE)
+
+
+def _stop_tokens(fields: Fields) -> tuple[int, ...]:
+    found = fields.list("stop_token_ids") or []
+    if len(found) > MAX_STOP_TOKENS or not all(type(each) is int and 0 <= each <= _MAX_WHOLE for each in found):
+        raise fields.wrong("stop_token_ids", f"a list of at most {MAX_STOP_TOKENS} tokens")
+    return tuple(found)
+
+
 def _bias(fields: Fields) -> dict[int, float]:
     """By the numbers of tokens, which are texts in JSON."""
     given = fields.child("logit_bias")
     found: dict[int, float] = {}
+    if given is not None and len(given.body) > MAX_BIASES:
+        raise ApiError(400, f"logit_bias has {len(given.body)} tokens: {MAX_BIASES} is the most", param="logit_bias")
     for name in given.body if given is not None else ():
         assert given is not None
         bias = given.number(name, -100, 100, 0.0)

@@ -106,6 +106,11 @@ class Choice:
         schema = json.dumps({"anyOf": calls})
         return sym.Grammar.lark(f'start: "{_BEGIN}\\n" call "\\n{_END}"\ncall: %json {schema}\n')
 
+    def named_grammar(self) -> tuple[str, sym.Grammar] | None:
+        """The grammar, and the field that wants it."""
+        grammar = self.grammar()
+        return None if grammar is None else ("tool_choice", grammar)
+
     def parser(self, *, is_json: bool) -> ToolParser | None:
         """Of an answer to such a request; None: it calls nothing. `is_json`: it has to be JSON of another kind."""
         return ToolParser(self, reads_bare=not is_json) if self.tools else None
@@ -121,13 +126,11 @@ def _chosen(choice: dict[str, Any]) -> str:
 
 def _allowed(tools: list[dict[str, Any]], choice: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
     """Those of the tools that may be called, and whether one has to be: `auto` or `required`."""
-    inner = choice.get("allowed_tools", choice)
-    given = inner.get("tools") if isinstance(inner, dict) else None
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-        raise ApiError(400, "tool_choice.tools is missing: a list of functions is expected", param="tool_choice")
-    mode, names = inner.get("mode", "auto"), {_chosen(each) for each in given}
-    if mode not in ("auto", "required"):
-        raise ApiError(400, "tool_choice.mode: auto or required is expected", param="tool_choice")
+    fields = Fields(choice, "tool_choice.")
+    inner = fields.child("allowed_tools") or fields
+    mode = inner.one_of("mode", ("auto", "required"), "auto")
+    inner.required("tools")
+    names = {_chosen(each.body) for each in inner.children("tools")}
     return [each for each in tools if each["function"]["name"] in names], mode
 
 
@@ -161,9 +164,7 @@ def _tool(fields: Fields) -> dict[str, Any]:
     function = fields.child("function")
     if fields.text("type", "function") != "function" or function is None:
         raise ApiError(400, f"{fields.name_of('type')}: tools are functions", param=fields.name_of("type"))
-    name = function.required("name")
-    if not isinstance(name, str) or not name:
-        raise function.wrong("name", "a text")
+    name = function.name("name")
     parameters = function.child("parameters")
     told: dict[str, Any] = {"name": name, "description": function.text("description", "") or ""}
     if parameters is not None:

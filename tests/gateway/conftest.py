@@ -176,6 +176,31 @@ def http(gateway):
         yield client
 
 
+@pytest.fixture(scope="session")
+def tiny_gateway(tmp_path_factory):
+    """A gateway before the tiny model, whose tokens are bytes."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("NO GATEWAY TESTED: /dev/fuse is missing or not open to this user")
+    daemon = Daemon(tmp_path_factory.mktemp("tiny"), "--model", "tiny", "--kv-memory", "64M")
+    try:
+        gateway = Gateway(daemon)
+        try:
+            yield gateway
+            assert "Traceback" not in gateway.stop()
+        finally:
+            gateway.process.kill()
+            gateway.process.wait()
+        assert daemon.stop() == 0, daemon.log.read_text()
+    finally:
+        daemon.clean_up()
+
+
+@pytest.fixture
+def tiny(tiny_gateway):
+    with tiny_gateway.client() as client:
+        yield client
+
+
 @pytest.fixture
 def start_gateway(gateway_daemon):
     """Makes gateways with options of their own."""

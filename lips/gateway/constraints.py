@@ -1,0 +1,178 @@
+"""What an answer has to be, by all the names that servers have for it: one grammar, whatever it came as.
+
+Words that may not come, tokens that alone may come, and a least number of tokens are grammars, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import libsym as sym
+from lips.gateway.errors import ApiError
+from lips.gateway.fields import Fields
+from lips.gateway.sampling import Sampling
+
+MAX_CHOICES = 1024
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARS = 64
+MAX_ALLOWED = 4096
+MAX_LEAST_TOKENS = 4096
+_NEVER = float("-inf")
+_LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:))")
+Named = tuple[str, sym.Grammar]
+"""A grammar, and the field that wants it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What holds for an answer, and how it is drawn."""
+
+    sampling: Sampling
+    grammar: sym.Grammar | None
+    is_format: bool
+    """The grammar says what the answer is, so that no text in it is a call."""
+
+
+def bounds(fields: Fields, sampling: Sampling, model: sym.ModelInfo, own: Named | None) -> Bounds:
+    """Of a request; `own`: the grammar that its tools want, or that its interface has a name of its own for."""
+    formats = [*(() if own is None else (own,)), *_formats(fields)]
+    limits = [*_bad_words(fields), *_token_limits(fields, sampling, model)]
+    named = [*formats, *limits]
+    if len(named) > 1:
+        names = " and ".join(name for name, _ in named)
+        raise ApiError(400, f"{names} are different things that the answer has to be: give one", param=named[1][0])
+    if not named:
+        return Bounds(sampling, None, is_format=False)
+    if limits and not sampling.stop_at_end:
+        sampling = _never(sampling, model.eos_ids)  # a grammar ends with one
+    allowed = _tokens(fields, "allowed_token_ids", model, MAX_ALLOWED)
+    if allowed:
+        sampling = _never(sampling, model.eos_ids - set(allowed))
+    return Bounds(sampling, named[0][1], is_format=bool(formats))
+
+
+def response_format(fields: Fields) -> Named | None:
+    """What `response_format` wants."""
+    wanted = fields.child("response_format")
+    if wanted is None:
+        return None
+    kind = wanted.one_of("type", ("text", "json_object", "json_schema"), "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return "response_format", _json({"type": "object"})
+    described = wanted.child("json_schema")
+    schema = None if described is None else described.child("schema")
+    if schema is None:
+        raise ApiError(400, "response_format.json_schema.schema is missing", param="response_format")
+    return "response_format", _json(schema.body)
+
+
+def output_format(fields: Fields) -> Named | None:
+    """What Anthropic's `output_config.format` wants."""
+    config = fields.child("output_config")
+    wanted = None if config is None else config.child("format")
+    if wanted is None:
+        return None
+    wanted.one_of("type", ("json_schema",), "json_schema")
+    wanted.required("schema")
+    schema = wanted.child("schema")
+    assert schema is not None
+    return "output_config.format", _json(schema.body)
+
+
+def _formats(fields: Fields) -> Iterator[Named]:
+    """Those of the names that vLLM and llama.cpp have."""
+    structured = fields.child("structured_outputs") or Fields({})
+    for place, name in ((fields, "guided_json"), (fields, "json_schema"), (structured, "json")):
+        if place.has(name):
+            yield place.name_of(name), _json(_schema(place, name))
+    if structured.flag("json_object"):
+        yield structured.name_of("json_object"), _json({"type": "object"})
+    for place, name in ((fields, "guided_choice"), (structured, "choice")):
+        if choices := texts(place, name, MAX_CHOICES):
+            yield place.name_of(name), sym.Grammar.lark(f"start: {' | '.join(map(_literal, choices))}")
+    for place, name in ((fields, "guided_regex"), (structured, "regex")):
+        if pattern := place.text(name):
+            yield place.name_of(name), sym.Grammar.regex(pattern)
+    for place, name in ((fields, "guided_grammar"), (fields, "grammar"), (structured, "grammar")):
+        if source := place.text(name):
+            make = sym.Grammar.lark if _LARK.search(source) else sym.Grammar.gbnf
+            yield place.name_of(name), make(source)
+
+
+def _json(schema: Any) -> sym.Grammar:
+    return sym.Grammar.json(schema, compact=True)
+
+
+def _schema(fields: Fields, name: str) -> Any:
+    """A schema, as an object or as its text."""
+    value = fields.body[name]
+    if not isinstance(value, (str, dict, bool)):
+        raise fields.wrong(name, "a JSON schema")
+    return value
+
+
+def texts(fields: Fields, name: str, most: int, most_chars: int = 1 << 16) -> list[str]:
+    """A list of texts of which none is empty."""
+    found = fields.list(name) or []
+    if len(found) > most or not all(isinstance(each, str) and 0 < len(each) <= most_chars for each in found):
+        raise fields.wrong(name, f"a list of at most {most} texts of 1 to {most_chars} characters")
+    return found
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _bad_words(fields: Fields) -> Iterator[Named]:
+    """Any text in which none of the words is."""
+    if words := texts(fields, "bad_words", MAX_BAD_WORDS, MAX_BAD_WORD_CHARS):
+        spelled = "|".join("".join(f"\\x{{{ord(char):x}}}" for char in word) for word in words)
+        yield "bad_words", sym.Grammar.lark(f"start: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*)({spelled})(?s:.*)/\n")
+
+
+def _tokens(fields: Fields, name: str, model: sym.ModelInfo, most: int) -> list[int]:
+    found = fields.list(name) or []
+    if len(found) > most or not all(type(each) is int and 0 <= each < model.vocab_size for each in found):
+        raise fields.wrong(name, f"a list of at most {most} tokens from 0 to {model.vocab_size - 1}")
+    return found
+
+
+def _token_limits(fields: Fields, sampling: Sampling, model: sym.ModelInfo) -> Iterator[Named]:
+    """Some tokens alone, or at least so many of them before one that ends the answer."""
+    least = fields.whole("min_tokens", 0, MAX_LEAST_TOKENS, 0) or 0
+    if least and sampling.stop:
+        raise ApiError(400, "min_tokens: a stop text may end the answer before", param="min_tokens")
+    if sampling.max_tokens is not None and least > sampling.max_tokens:
+        raise ApiError(400, f"min_tokens is {least}: max_tokens is {sampling.max_tokens}", param="min_tokens")
+    listed = _tokens(fields, "allowed_token_ids", model, MAX_ALLOWED)
+    if not least and not listed:
+        return
+    inner = set(listed or range(model.vocab_size)) - model.eos_ids
+    first = inner - set(sampling.stop_tokens)
+    if not first:
+        raise fields.wrong("allowed_token_ids", "a token that does not end the answer")
+    name = "allowed_token_ids" if listed else "min_tokens"
+    begin = f"first{{{least}}} " if least else ""
+    yield name, sym.Grammar.lark(f"start: {begin}inner*\nfirst: {_ranges(first)}\ninner: {_ranges(inner)}\n")
+
+
+def _ranges(tokens: Iterable[int]) -> str:
+    """A token set in llguidance's notation."""
+    found: list[tuple[int, int]] = []
+    for token in sorted(tokens):
+        if found and found[-1][1] == token - 1:
+            found[-1] = found[-1][0], token
+        else:
+            found.append((token, token))
+    return f"<[{','.join(f'{first}-{last}' for first, last in found)}]>"
+
+
+def _never(sampling: Sampling, tokens: Iterable[int]) -> Sampling:
+    biases = {**sampling.sampler.logit_bias, **dict.fromkeys(tokens, _NEVER)}
+    return replace(sampling, sampler=replace(sampling.sampler, logit_bias=biases))

@@ -1,0 +1,248 @@
+"""What users of vLLM and llama.cpp send: the tiny model's tokens are bytes, and a bias says what it likes best."""
+
+import json
+import re
+
+import pytest
+
+CHAT = "/v1/chat/completions"
+ROUTES = (CHAT, "/v1/completions", "/v1/responses", "/v1/messages")
+END, PAD = 257, 258
+A, B, C = b"ABC"
+OBJECT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+
+
+def complete(http, **options):
+    """One answer, drawn as it is likeliest."""
+    answer = http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 12, "temperature": 0, **options})
+    assert answer.status_code == 200, answer.text
+    assert "symphony-ignored" not in answer.headers
+    return answer.json()
+
+
+def text_of(http, **options):
+    return complete(http, **options)["choices"][0]["text"]
+
+
+def chat(http, *messages, **options):
+    turns = [{"role": role, "content": content} for role, content in messages or [("user", "Hi")]]
+    answer = http.post(CHAT, json={"messages": turns, "max_tokens": 8, "temperature": 0, **options})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def streamed(http, route, **options):
+    lines = http.post(route, json={"stream": True, **options}).text.splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({"guided_json": OBJECT}, r'\{"a":[12]\}'),
+        ({"guided_json": json.dumps(OBJECT)}, r'\{"a":[12]\}'),
+        ({"json_schema": OBJECT}, r'\{"a":[12]\}'),
+        ({"guided_choice": ["left\n", 'r"ight']}, 'left\n|r"ight'),
+        ({"guided_regex": "[x-z]{3}"}, "[x-z]{3}"),
+        ({"guided_grammar": 'root ::= "yes" | "no"'}, "yes|no"),
+        ({"grammar": 'root ::= item+\nitem ::= "a" [0-9] "."\n', "stop": "."}, "a[0-9]"),
+        ({"grammar": 'start: "yes" | "no"'}, "yes|no"),
+        ({"structured_outputs": {"json": OBJECT, "disable_any_whitespace": True}}, r'\{"a":[12]\}'),
+        ({"structured_outputs": {"regex": "[x-z]{3}"}}, "[x-z]{3}"),
+        ({"structured_outputs": {"choice": ["left", "right"]}}, "left|right"),
+        ({"structured_outputs": {"grammar": 'root ::= "yes"'}}, "yes"),
+        ({"structured_outputs": {"json_object": True}, "logit_bias": {ord("}"): 99}}, r"\{\}"),
+    ],
+    ids=str,
+)
+def test_an_answer_is_what_its_grammar_says(tiny, options, pattern):
+    answer = tiny.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 12, "seed": 1, **options})
+    assert answer.status_code == 200, answer.text
+    assert re.fullmatch(pattern, answer.json()["choices"][0]["text"])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_interface_takes_a_grammar(tiny, route):
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+    body |= {"/v1/completions": {"prompt": "Hi"}, "/v1/responses": {"input": "Hi", "store": False}}.get(route, {})
+    answer = tiny.post(route, json={**body, "guided_choice": ["xyz"]})
+    assert answer.status_code == 200, answer.text
+    assert '"xyz"' in answer.text
+
+
+def test_messages_take_a_format(tiny):
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12}
+    answer = tiny.post(
+        "/v1/messages", json={**body, "output_config": {"format": {"type": "json_schema", "schema": OBJECT}}}
+    )
+    assert re.fullmatch(r'\{"a":[12]\}', answer.json()["content"][0]["text"])
+
+
+def test_an_answer_has_so_many_tokens_at_least(tiny):
+    ends = {"logit_bias": {END: 99}}
+    assert text_of(tiny, **ends) == ""
+    assert complete(tiny, **ends, min_tokens=5)["usage"]["completion_tokens"] == 5
+    assert complete(tiny, **ends, min_tokens=20, max_tokens=None, n_predict=-1)["usage"]["completion_tokens"] == 20
+    assert complete(tiny, n_predict=3, max_tokens=None)["usage"]["completion_tokens"] == 3
+
+
+def test_tokens_stop_an_answer(tiny):
+    wants_b = {"logit_bias": {B: 99}}
+    assert text_of(tiny, **wants_b) == "B" * 12
+    stopped = complete(tiny, **wants_b, stop_token_ids=[B, C])["choices"][0]
+    assert (stopped["text"], stopped["finish_reason"]) == ("", "stop")
+    assert complete(tiny, **wants_b, stop_token_ids=[B], min_tokens=3)["usage"]["completion_tokens"] >= 3
+
+
+def test_bad_words_do_not_come(tiny):
+    wants = {"logit_bias": {A: 99, B: 50}}
+    assert text_of(tiny, **wants, bad_words=["A"]) == "B" * 12
+    assert text_of(tiny, **wants, bad_words=["AA", "€)"]) == "AB" * 6
+
+
+def test_tokens_that_alone_are_allowed(tiny):
+    found = text_of(tiny, temperature=50, seed=3, allowed_token_ids=[A, C], logit_bias={END: 99})
+    assert set(found) == {"A", "C"}
+    assert len(found) == 12, "the end is not among them"
+    assert text_of(tiny, allowed_token_ids=[A, END], logit_bias={END: 99}) == ""
+    assert text_of(tiny, ignore_eos=True, bad_words=["B"], logit_bias={END: 99, C: 98}) == "C" * 12
+
+
+def test_the_best_of_several_is_given(tiny):
+    drawn = {"temperature": 20, "seed": 5, "max_tokens": 4}
+    each = complete(tiny, **drawn, n=6, logprobs=0)["choices"]
+    means = {choice["text"]: sum(choice["logprobs"]["token_logprobs"]) / 4 for choice in each}
+    best = sorted(means, key=means.get, reverse=True)
+    found = complete(tiny, **drawn, n=2, best_of=6)
+    assert [choice["text"] for choice in found["choices"]] == best[:2]
+    assert [(choice["index"], choice["logprobs"]) for choice in found["choices"]] == [(0, None), (1, None)]
+    assert found["usage"]["completion_tokens"] == 24, "of all six"
+
+
+def test_the_last_message_goes_on(tiny):
+    prompt = [*b"user: Hi\nassistant: so"]
+    turns = ("user", "Hi"), ("assistant", "so")
+    asked = chat(tiny, *turns, continue_final_message=True, return_token_ids=True)
+    assert asked["prompt_token_ids"][-len(prompt) :] == prompt
+    said = asked["choices"][0]["message"]["content"]
+    echoed = {"continue_final_message": True, "add_generation_prompt": False, "echo": True}
+    assert chat(tiny, *turns, **echoed)["choices"][0]["message"]["content"] == f"so{said}"
+    deltas = streamed(
+        tiny, CHAT, messages=[{"role": role, "content": text} for role, text in turns], **echoed, max_tokens=2
+    )
+    assert deltas[0]["choices"][0]["delta"]["content"] == "so"
+    ended = chat(tiny, ("user", "Hi"), add_generation_prompt=False, return_token_ids=True)
+    assert bytes(ended["prompt_token_ids"][1:]).endswith(b"user: Hi\n")
+
+
+def test_a_turn_of_a_conversation_goes_on_with_its_beginning(tiny):
+    turns = ("user", "Hi"), ("assistant", "so")
+    first = chat(tiny, *turns, continue_final_message=True)["choices"][0]["message"]["content"]
+    options = {"conversation": "prefilled", "continue_final_message": True}
+    assert chat(tiny, *turns, **options)["choices"][0]["message"]["content"] == first
+    said = tiny.get("/sessions/prefilled").json()["messages"]
+    assert said[1]["content"].startswith(f"so{first[:4]}")
+
+
+def test_a_template_gets_its_variables(tiny):
+    """`tests/decoder/test_tokenizer.py` has what a template does with them."""
+    turns = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    given = tiny.post(CHAT, json={**turns, "chat_template_kwargs": {"enable_thinking": False}})
+    assert given.status_code == 200
+    assert "symphony-ignored" not in given.headers
+    for route in (CHAT, "/v1/messages", "/v1/messages/count_tokens"):
+        taken = tiny.post(route, json={**turns, "chat_template_kwargs": {"messages": []}})
+        assert (taken.status_code, "messages is no variable" in taken.text) == (400, True)
+
+
+def test_a_stop_text_is_kept_where_it_is_wanted(tiny):
+    options = {"logit_bias": {B: 99}, "stop": ["BB"]}
+    assert text_of(tiny, **options) == ""
+    assert text_of(tiny, **options, include_stop_str_in_output=True) == "BB"
+    pieces = streamed(tiny, "/v1/completions", prompt="Hi", **options, include_stop_str_in_output=True)
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == "BB"
+
+
+def test_special_tokens_have_a_text_or_none(tiny):
+    pads = {"logit_bias": {PAD: 99}, "max_tokens": 2}
+    assert text_of(tiny, **pads, skip_special_tokens=False) == "<pad><pad>"
+    assert text_of(tiny, **pads, skip_special_tokens=True) == ""
+
+
+def test_a_prompt_is_cut(tiny):
+    def prompt(**options):
+        return complete(tiny, prompt=[A, B, C], return_token_ids=True, **options)["choices"][0]["prompt_token_ids"]
+
+    assert prompt(truncate_prompt_tokens=2) == [B, C]
+    assert prompt(truncate_prompt_tokens=2, truncation_side="right") == [A, B]
+    assert prompt(truncate_prompt_tokens=-1) == [A, B, C]
+    long = complete(tiny, prompt="x" * 100_000, truncate_prompt_tokens=-1)["usage"]
+    most = tiny.get("/v1/models").json()["data"][0]["max_model_len"]
+    assert long["total_tokens"] == most
+
+
+def test_the_prompts_tokens_have_their_logprobs(tiny):
+    asked = chat(tiny, prompt_logprobs=2, return_token_ids=True)
+    first, *others = asked["prompt_logprobs"]
+    assert first is None
+    assert len(others) == len(asked["prompt_token_ids"]) - 1
+    for token, entry in zip(asked["prompt_token_ids"][1:], others, strict=True):
+        assert entry[str(token)]["decoded_token"]
+        assert {each["rank"] for each in entry.values()} >= {1, 2}
+        likeliest = [each["logprob"] for each in entry.values() if each["rank"] is not None]
+        assert entry[str(token)]["logprob"] <= max(likeliest) <= 0
+    choice = complete(tiny, prompt=[A, B, C], prompt_logprobs=0)["choices"][0]
+    assert [each and list(each) for each in choice["prompt_logprobs"]] == [None, [str(B)], [str(C)]]
+
+
+@pytest.mark.parametrize("route", [CHAT, "/v1/completions"])
+def test_an_answer_has_its_tokens(tiny, route):
+    body = {"messages": [{"role": "user", "content": "Hi"}]} if route == CHAT else {"prompt": "Hi"}
+    body |= {"max_tokens": 6, "temperature": 0, "logit_bias": {B: 99}, "return_token_ids": True}
+    whole = tiny.post(route, json=body).json()
+    assert whole["choices"][0]["token_ids"] == [B] * 6
+    chunks = streamed(tiny, route, **body)
+    assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", ())] == [B] * 6
+    of = (lambda found: found) if route == CHAT else (lambda found: found["choices"][0])
+    assert of(chunks[0])["prompt_token_ids"] == of(whole)["prompt_token_ids"]
+    assert not any("prompt_token_ids" in of(chunk) for chunk in chunks[1:])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format and guided_regex are"),
+        ({"guided_regex": "a", "min_tokens": 2}, "guided_regex and min_tokens are"),
+        ({"min_tokens": 2, "stop": "x"}, "a stop text may end"),
+        ({"min_tokens": 5}, "max_tokens is 4"),
+        ({"bad_words": ["x"] * 65}, "bad_words"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"guided_choice": ["x"] * 1025}, "guided_choice"),
+        ({"guided_grammar": "root ::= nothing"}, "gbnf"),
+        ({"grammar": 'root ::= "' + "x" * 20_000 + '"'}, "16384 is the most"),
+        ({"guided_regex": "("}, "regex"),
+        ({"allowed_token_ids": [999]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [257]}, "does not end"),
+        ({"allowed_token_ids": [65] * 4097}, "allowed_token_ids"),
+        ({"stop_token_ids": [65] * 1025}, "stop_token_ids"),
+        ({"stop_token_ids": [999]}, "999"),
+        ({"logit_bias": {str(number): 1 for number in range(4097)}}, "4096 is the most"),
+        ({"continue_final_message": True}, "not an answer"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 1, "conversation": "x"}, "truncate_prompt_tokens"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structural_tag is not done"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_not_done_or_too_much_is_refused_by_its_name(tiny, options, words):
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    answer = tiny.post(CHAT, json={**body, **options})
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+def test_the_best_of_a_stream_is_not_known(tiny):
+    for options in ({"best_of": 2, "stream": True}, {"best_of": 1, "n": 2}):
+        answer = tiny.post("/v1/completions", json={"prompt": "Hi", **options})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "best_of")

@@ -1,0 +1,188 @@
+"""Fields of requests: each that OpenAI's and Anthropic's clients, vLLM and llama.cpp know is in one column."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lips.gateway.errors import ApiError
+from lips.gateway.request_fields import MAX_NAMED, ROUTES, Column, check, column_of
+from tests.gateway.request_paths import KIND, body_of, recorded
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTING = ROOT / "scripts" / "conformance" / "request_fields.py"
+CHAT = "/v1/chat/completions"
+NONSENSE = ({"wrong": 1}, [[1]], "\x00", -7)
+"""No field takes all of these."""
+FREE = ("model", "tools[](custom).input_schema.properties", "tools[](custom).input_schema.required")
+"""Any name of a model is taken, and what is in a schema is the template's."""
+QUESTION = {"max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
+LEAST = {
+    CHAT: QUESTION,
+    "/v1/completions": {"max_tokens": 1, "prompt": "Hi"},
+    "/v1/responses": {"max_output_tokens": 1, "store": False, "input": "Hi"},
+    "/v1/messages": QUESTION,
+    "/v1/messages/count_tokens": {"messages": QUESTION["messages"]},
+}
+CALL = {"function": {"name": "f"}}
+BESIDE = {
+    CHAT: {"tools[]": CALL, "tools[](function)": CALL, "messages[].tool_calls[](function)": CALL},
+    "/v1/responses": {
+        "input[](function_call)": {"name": "f"},
+        "input[](message)": {"role": "user"},
+        "tools[](function)": {"name": "f"},
+    },
+    "/v1/messages": {
+        "tools[]": {"name": "f"},
+        "tools[](custom)": {"name": "f"},
+        "messages[].content[](tool_use)": {"name": "f"},
+        "tool_choice": {"type": "tool", "name": "f"},
+        "tool_choice(tool)": {"name": "f"},
+    },
+}
+BESIDE["/v1/messages/count_tokens"] = BESIDE["/v1/messages"]
+"""What objects have to have."""
+OFFERED = {
+    CHAT: [{"type": "function", "function": {"name": "f"}}],
+    "/v1/responses": [{"type": "function", "name": "f"}],
+    "/v1/messages": [{"name": "f"}],
+    "/v1/messages/count_tokens": [{"name": "f"}],
+}
+
+
+def is_of_any_type(path):
+    """vLLM has one class for Anthropic's blocks of all types: what becomes of a field depends on the type."""
+    return path.startswith(("messages[].content[].", "system[]."))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_field_of_every_server_is_in_one_column(route):
+    """What is accepted without effect is named, and what is refused is refused by its name."""
+    for path in recorded(route):
+        column = column_of(route, path)
+        assert column is not None, path
+        if is_of_any_type(path):
+            continue
+        body = body_of(path, KIND if path.endswith(".type") else "x")
+        if column is Column.REFUSED:
+            with pytest.raises(ApiError) as caught:
+                check(route, body)
+            assert is_named(path, [caught.value.param]), (path, caught.value.param)
+        else:
+            ignored = check(route, body)
+            assert not ignored.unknown, path
+            assert is_named(path, ignored.paths) is (column is Column.ACCEPTED), (path, ignored.paths)
+
+
+def is_named(path, names):
+    """Whether one of the names is of the field, or of one that it is in."""
+    return any(path.startswith(name) or plain(path).startswith(plain(name)) for name in names)
+
+
+def plain(path):
+    """Without types."""
+    return "".join(part.partition(")")[2] if at else part for at, part in enumerate(path.split("(")))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_fields_that_are_obeyed_are_read(tiny, route):
+    """Each is refused with a value that is none of its kind."""
+    unread = []
+    for path in recorded(route):
+        if column_of(route, path) is not Column.OBEYED or path in FREE or is_of_any_type(path):
+            continue
+        leaf = plain(path).rpartition(".")[2].removesuffix("[]")
+        least = LEAST[route] | ({"tools": OFFERED[route]} if path.startswith("tool_choice") else {})
+        answers = [tiny.post(route, json=body_of(path, value, least, BESIDE.get(route))) for value in NONSENSE]
+        if not any(answer.status_code == 400 and leaf in answer.text for answer in answers):
+            unread.append(path)
+    assert not unread
+
+
+def test_the_list_has_all_fields_of_the_clients_that_are_installed():
+    done = subprocess.run([sys.executable, LISTING, "--quick"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", ["lips.7"])
+def test_the_manual_has_the_three_columns(page):
+    done = subprocess.run([sys.executable, LISTING, "--manual"], capture_output=True, text=True, check=True)
+    assert done.stdout in (ROOT / "man" / page).read_text()
+
+
+def test_ignored_fields_are_named_in_a_header_and_unknown_ones_in_the_log(tiny_gateway, tiny):
+    unknown = {"fr\u00f6b\r\nx": 1, "user": "ann", "metadata": {"a": "b"}, "stream_options": None}
+    answer = tiny.post(CHAT, json={**QUESTION, **unknown})
+    assert answer.status_code == 200
+    assert answer.headers["symphony-ignored"] == "fr%C3%B6b%0D%0Ax, user, metadata"
+    assert "symphony-ignored" not in tiny.post(CHAT, json=QUESTION).headers
+    streamed = tiny.post(CHAT, json={**QUESTION, "stream": True, "thinking": {"type": "enabled"}})
+    assert streamed.headers["symphony-ignored"] == "thinking"
+    said = f"gateway: {CHAT}: a client sends the unknown field fr%C3%B6b%0D%0Ax, which has no effect\n"
+    assert said in iter(tiny_gateway.process.stderr.readline, "")
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ({"temprature": 1}, "temperature"),
+        ({"tpo_p": 1}, "top_p"),
+        ({"max_tokenss": 1}, "max_tokens"),
+        ({"messages": [{"role": "user", "contant": "x"}]}, "content"),
+    ],
+)
+def test_a_slip_of_the_pen_is_refused_with_what_is_meant(slip, meant):
+    with pytest.raises(ApiError, match=f"is no field: is {meant} meant"):
+        check(CHAT, slip)
+
+
+def test_a_name_of_another_interface_is_no_slip():
+    """`input` is one of responses, and no edit of `inputs`, which nobody has."""
+    assert list(check("/v1/completions", {"prompt": "x", "input": 1, "stop_sequences": []}).unknown) == [
+        "input",
+        "stop_sequences",
+    ]
+    with pytest.raises(ApiError, match="prompt meant"):
+        check("/v1/completions", {"prompts": "x"})
+
+
+def test_a_hostile_body_is_cut():
+    ignored = check(CHAT, {f"{number}\x1b[2J" + "x" * 100: 1 for number in range(100_000)})
+    assert len(ignored.paths) == MAX_NAMED
+    assert ignored.header.endswith(f"and {100_000 - MAX_NAMED} more")
+    assert len(ignored.header) < 1200
+    assert ignored.header.isprintable()
+
+
+def test_values_that_ask_for_nothing_are_not_refused():
+    silly = {"top_n_sigma": -1, "xtc_probability": 0.0, "samplers": [], "grammar": "", "n_probs": 0, "suffix": ""}
+    assert not check("/v1/completions", {**silly, "parse_tool_calls": True}).unknown
+    for refused in ({"parse_tool_calls": False}, {"xtc_probability": 0.1}, {"n_cmpl": 2}):
+        with pytest.raises(ApiError, match=f"{next(iter(refused))} is not done"):
+            check("/v1/completions", refused)
+
+
+def test_a_strict_gateway_refuses_unknown_fields(tiny_gateway):
+    from tests.gateway.conftest import Gateway
+
+    gateway = Gateway(tiny_gateway.daemon, "--strict", "--directory", "strict")
+    try:
+        with gateway.client() as http:
+            assert http.post(CHAT, json={**QUESTION, "user": "ann"}).headers["symphony-ignored"] == "user"
+            answer = http.post(CHAT, json={**QUESTION, "frob": 1})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "frob")
+    finally:
+        gateway.stop()
+
+
+def test_what_the_suites_clients_send_is_not_refused(tiny):
+    """`client_bodies.json`: recorded by `scripts/conformance/client_bodies.py`."""
+    bodies = json.loads((ROOT / "tests" / "gateway" / "client_bodies.json").read_text())
+    assert {each["client"] for each in bodies} >= {"openai", "anthropic", "litellm", "langchain", "llm", "curl"}
+    for each in bodies:
+        assert not check(each["route"], each["body"]).unknown, each
+        short = {name: 1 if name.startswith("max_") else value for name, value in each["body"].items()}
+        answer = tiny.post(each["route"], json=short)
+        assert answer.status_code == (404 if "previous_response_id" in short else 200), (each, answer.text)
