@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvfs.names.inode import Inode
+from kvfs.names.plain import PlainFile
 from kvfs.pages.free_list import IntArray
 
 
@@ -62,6 +63,10 @@ class Storage(Protocol):
         """Return when an inode's attributes are at hand, and nothing else was done since; EIO: they are damaged."""
         ...
 
+    async def mark(self, content: PlainFile) -> None:
+        """Return when a commit has what was asked for of the file's sums; or raise why it has not."""
+        ...
+
     @property
     def is_behind(self) -> bool:
         """Whether many attributes are in memory because they are not kept yet: more have to `catch_up` before."""
@@ -100,6 +105,9 @@ class InMemory:
 
     async def bring_xattrs(self, inode: Inode) -> None:
         raise AssertionError(f"the attributes of inode {inode.number} are nowhere")
+
+    async def mark(self, content: PlainFile) -> None:
+        raise AssertionError(f"{content.name} has sums, and nothing keeps them")
 
     @property
     def is_behind(self) -> bool:

@@ -28,6 +28,7 @@ from kvfs.durable.records import (
 )
 from kvfs.durable.restore import record_of
 from kvfs.durable.slots import Slots
+from kvfs.durable.sums import SumsCutter, SumsTaken
 from kvfs.names.content import OWN, Content, KvFile, marks_within
 from kvfs.names.inode import Inode, NamePut, Xattrs
 from kvfs.names.plain import PlainFile, backing_name
@@ -73,6 +74,8 @@ class Cut:
     """Slots of the rows that this commit replaces."""
     xattrs: list[tuple[Xattrs, int | None]] = field(default_factory=list)
     """Attributes that get a row of their own (by their `changes`), or lose it."""
+    sums: SumsTaken = field(default_factory=list)
+    """Checksums of plain files that it has."""
     new_backing: list[str] = field(default_factory=list)
     """Backing files that a row names and none has named before."""
     gone_backing: list[str] = field(default_factory=list)
@@ -105,6 +108,7 @@ class Cutter:
         self._gone_slots: list[tuple[int, int]] = []  # whose rows the next commit removes
         self.known: dict[int, Known] = {}
         self._kept_next_inode = 0
+        self.sums = SumsCutter()
         self.named_elsewhere: set[int] = set()
         """Inodes whose rows stay when their last name is gone: a damaged index has names that lead to them, too."""
         self.when_left_out: Callable[[Inode, Exception], None] = lambda _inode, _error: None
@@ -152,6 +156,7 @@ class Cutter:
                 break
             self.failed(cut)
             self.leave_out(unwritable)
+        self.sums.take_asked(cut.rows, cut.sums, lambda content: self._knows_bytes(cut, content))
         for identity, slots in _by_identity(cut.new_slots):
             self._slots[identity].need(slots)
         cut.rows.gone_slots, self._gone_slots = self._gone_slots, []
@@ -280,12 +285,22 @@ class Cutter:
             cut.rows.gone_versions.append((number,))
             cut.old_slots.append((known.identity, known.slots))
         if known.backing != NO_BYTES:
-            cut.gone_backing.append(backing_name(number, known.backing))
+            self._drop_backing(cut, number, known.backing)
+
+    def _drop_backing(self, cut: Cut, number: int, backing: int) -> None:
+        cut.gone_backing.append(backing_name(number, backing))
+        cut.rows.gone_sums.append((number, 0))
 
     def _is_named(self, cut: Cut, inode: Inode) -> bool:
         """Whether the inode has a name after this cut; the root needs none."""
         known = cut.known.get(inode.number, self._known(inode))
         return known is not None and (bool(known.num_names) or inode.parent is inode)
+
+    def _knows_bytes(self, cut: Cut, content: PlainFile) -> bool:
+        """Whether the index has a row that names the backing file, after this cut."""
+        number = content.inode
+        known = cut.known.get(number, self.known.get(number))
+        return number in self.named_elsewhere or (known is not None and known.backing == content.number)
 
     def _known(self, inode: Inode) -> Known:
         return self.known.get(inode.number, _UNKNOWN)
@@ -302,6 +317,8 @@ class Cutter:
                 if backing != NO_BYTES:
                     cut.new_backing.append(content.name)
             new = Known(old.num_names, backing)
+            if backing != NO_BYTES:
+                self.sums.take(cut.rows, cut.sums, content)
         elif isinstance(content, KvFile) and self._may_show(content, old):
             new = self._version(cut, number, content, old)
         cut.known[number] = new
@@ -346,7 +363,7 @@ class Cutter:
         if old.kv is not None:
             cut.old_slots.append((old.identity, old.slots))
         if old.backing != NO_BYTES:
-            cut.gone_backing.append(backing_name(number, old.backing))
+            self._drop_backing(cut, number, old.backing)
         if pages.size:
             self._record_slots(cut, identity, pages, slots)
         cut.new_slots.append((identity, slots))
@@ -383,6 +400,7 @@ class Cutter:
         for xattrs, changes in cut.xattrs:
             xattrs.kept = changes
             xattrs.put_away()
+        self.sums.committed(cut.sums)
         for kv in cut.versions:
             kv.committed()
         for identity, slots in _by_identity(cut.old_slots):
@@ -406,6 +424,7 @@ class Cutter:
     def failed(self, cut: Cut) -> list[tuple[int, IntArray]]:
         """The index may or may not say it: gives the slots that are needed as long as that is not known."""
         self._journal.give_back(cut.changes, cut.inodes)
+        self.sums.not_committed(cut.sums)
         for row in cut.rows.slots:
             identity, slot, *_ = row
             assert isinstance(identity, int)

@@ -1,7 +1,7 @@
 """fsck of a state that no daemon uses: finds what is damaged, names the files concerned, and can keep the rest.
 
 1  rows of the index, from a copy: those that are as they were written     salvage.py, sound_rows.py
-2  slots that files need: every page is read                               slot_survey.py
+2  slots that files need, and bytes of plain files: all are read           slot_survey.py, sums_survey.py
 3  what the rows say together, and what is to become of it                 mend.py
 4  with --repair: a new index in the place of the old one                  rewrite.py
 """
@@ -22,6 +22,7 @@ from kvfs.durable.slot_survey import SlotSurvey, facts_in_slot_files, survey_slo
 from kvfs.durable.sound_rows import SoundRows, sound_rows
 from kvfs.durable.state import INDEX_NAME, REPAIRED_NAME, finish_repair
 from kvfs.durable.state_lock import locked_by_fsck
+from kvfs.durable.sums_survey import survey_sums
 from kvfs.names.plain import backing_files
 from libsym.errors import NotFound
 
@@ -61,9 +62,10 @@ def fsck(directory: Path, *, repair: bool = False, quick: bool = False, progress
         rows = sound_rows(found)
         plan = _new_plan(directory, rows)
         surveys = survey_slots(directory, plan.uuid, plan.facts, rows, progress, quick=quick)
+        sums = survey_sums(directory / "files", rows.sums, progress, quick=quick)
         owner = directory.stat()
         plan.findings += _of_index(found)
-        Mender(rows, plan, surveys, backing_files(directory / "files"), (owner.st_uid, owner.st_gid)).run()
+        Mender(rows, plan, surveys, backing_files(directory / "files"), sums, (owner.st_uid, owner.st_gid)).run()
         unknown = _unknown_slots(directory, plan)
         plan.findings += [_of_unknown(name) for name in unknown]
         is_repaired = repair and bool(plan.findings)

@@ -10,6 +10,7 @@ the database's `user_version`: an older one is migrated, a newer one refused.
     versions(number, record)                           of the inodes that are KV files: entries, and where turns begin
     slots(identity, slot, page_check, kept, entries, row_check)
     xattrs(number, record)                             of the inodes that have many, which are not in their records
+    sums(number, part, record)                         of plain files: checksums of their bytes
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kvfs.durable.records import SEE_FSCK, Broken, decode_xattrs, text_check
 from kvfs.durable.superblock import sync_directory
 from libsym.errors import Invalid, SymError
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 6 << 20
@@ -57,6 +58,8 @@ CREATE TABLE slots (identity INTEGER NOT NULL, slot INTEGER NOT NULL, page_check
                     kept INTEGER NOT NULL, entries BLOB NOT NULL, row_check INTEGER NOT NULL,
                     PRIMARY KEY (identity, slot)) WITHOUT ROWID;
 CREATE TABLE xattrs (number INTEGER PRIMARY KEY, record BLOB NOT NULL);
+CREATE TABLE sums (number INTEGER NOT NULL, part INTEGER NOT NULL, record BLOB NOT NULL,
+                   PRIMARY KEY (number, part)) WITHOUT ROWID;
 """
 
 Row = tuple[object, ...]
@@ -77,6 +80,9 @@ class Rows:
     identities: list[tuple[int, str, int]] = field(default_factory=list)
     xattrs: list[tuple[int, bytes]] = field(default_factory=list)
     gone_xattrs: list[tuple[int]] = field(default_factory=list)
+    sums: list[tuple[int, int, bytes]] = field(default_factory=list)
+    gone_sums: list[tuple[int, int]] = field(default_factory=list)
+    """From a part of a file's on."""
     next_inode: int = 0
 
     @property
@@ -222,6 +228,8 @@ class Index:
         many("DELETE FROM versions WHERE number = ?", rows.gone_versions)
         many("INSERT OR REPLACE INTO xattrs VALUES (?, ?)", rows.xattrs)
         many("DELETE FROM xattrs WHERE number = ?", rows.gone_xattrs)
+        many("DELETE FROM sums WHERE number = ? AND part >= ?", rows.gone_sums)
+        many("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", rows.sums)
         many("INSERT OR REPLACE INTO inodes VALUES (?, ?)", rows.inodes)
         many("DELETE FROM inodes WHERE number = ?", rows.gone_inodes)
         many("DELETE FROM names WHERE directory = ? AND name = ?", rows.gone_names)

@@ -38,6 +38,7 @@ from kvfs.durable.restore import Restored, Restorer, remove_leftovers
 from kvfs.durable.slot_file import SlotFile, disk_error
 from kvfs.durable.slots import Slots
 from kvfs.durable.state import State
+from kvfs.durable.sums import Summer
 from kvfs.durable.superblock import sync_directory
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import Inode
@@ -164,11 +165,12 @@ class Keeper:
             log.error("%s", self.damage)
         self._disk_limit_bytes = disk_limit_bytes
         self.pages_out = PagesOut(volume.pool, self._files[own], self.slots[own], self.jobs, self.require_room)
-        self._expiring, self._pinned = restored.expiring, restored.pinned
-        self._backing = restored.backing
+        self._expiring, self._pinned, self._backing = restored.expiring, restored.pinned, restored.backing
         contents = [inode.content for inode in volume.tree]
         self._inherited = deque(each for each in contents if isinstance(each, PlainFile) and each.exists)
         """Plain files of the daemon before, which may have been killed: they are synced once more, after all else."""
+        self.summer = Summer(self._cutter.sums, self.jobs, volume.tree.get, lambda: self._commit(lambda: 0))
+        self._cutter.sums.add_lacking(self._inherited)
         self._asked: list[_Asked] = []
         self._committing = Cut()
         """The cut that is on its way."""
@@ -190,9 +192,8 @@ class Keeper:
         self.pages_in.progressed = self.pages_out.progressed = volume.pager.progressed
         volume.pool.cold = self.pages_in
         volume.pool.on_disk.disowned = self._disowned
-        num_leftovers = 0 if kept.is_damaged else remove_leftovers(volume.backing_dir, self._backing)
-        if num_leftovers:
-            log.info("%d backing files of files that were never kept are removed", num_leftovers)
+        if not kept.is_damaged:
+            remove_leftovers(volume.backing_dir, self._backing)
 
     def _take_over(self, kept: Kept, restored: Restored, own: int) -> None:
         """The index as it is known from now on."""
@@ -317,6 +318,11 @@ class Keeper:
             return
         raise self.jobs.late()
 
+    async def mark(self, content: PlainFile) -> None:
+        """By a commit that all who wait share."""
+        self._cutter.sums.ask(content, is_quiet=False)
+        await self._commit(lambda: 0)
+
     @property
     def is_behind(self) -> bool:
         noted = self._journal.noted
@@ -364,6 +370,7 @@ class Keeper:
                 nursery.start_soon(self._write_back_for_ever)
                 nursery.start_soon(self._pin_again)
                 nursery.start_soon(self._shrink_for_ever)
+                nursery.start_soon(self.summer.run)
                 task_status.started()
         finally:
             self._is_running = False
@@ -410,6 +417,7 @@ class Keeper:
         while True:
             try:
                 await self.sync_all()
+                await self.summer.finish()
             except SymError as error:
                 if error.errno != errno.ETIMEDOUT:
                     raise

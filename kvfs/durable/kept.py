@@ -6,10 +6,11 @@ Where a row is not as it was written, `kvfs.durable.rows` looks at them one by o
 
 from __future__ import annotations
 
+import logging
 import stat
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,21 +26,24 @@ from kvfs.durable.records import (
     INODE,
     NAME,
     NUM_TURNS_SHIFT,
+    SEE_FSCK,
     SLOT,
     VERSION,
     Broken,
     InodeRecord,
     Mark,
+    SumsRecord,
     parse_marks,
     rest_of_inode,
 )
-from kvfs.durable.rows import MAX_SLOT, about_row, identity_row, inode_row, name_row, slot_row, version_row
+from kvfs.durable.rows import MAX_SLOT, about_row, identity_row, inode_row, name_row, slot_row, sums_row, version_row
 from kvfs.names.tree import ROOT_NUMBER
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.turns import TURN
 from libsym.abi import PAGE_ENTRIES
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _64_BITS = (1 << 64) - 1
 _VERSION = np.dtype([("identity", "<u4"), ("length", "<i8"), ("full_length", "<i8"), ("sizes", "<u4")])
@@ -100,6 +104,8 @@ class Kept:
     """Slots that a version needs; others are free: the commit that removes their rows was not made any more."""
     xattrs: dict[int, dict[bytes, bytes]] = field(default_factory=dict)
     """Of domains whose attributes have a row of their own."""
+    sums: dict[int, list[SumsRecord]] = field(default_factory=dict)
+    """By inode: checksums of a plain file's bytes. Bytes whose row is damaged have none."""
     next_inode: int = 0
     uuid: str = ""
     is_damaged: bool = False
@@ -158,7 +164,21 @@ def read_index(index: Index) -> Kept:
     for number in apart:
         if kept.inodes[number].is_domain:
             kept.xattrs[number] = index.read_xattrs(number) or {}
+    kept.sums = sound_sums(index.rows("sums"))
     return kept
+
+
+def sound_sums(rows: Iterable[Row]) -> dict[int, list[SumsRecord]]:
+    """By inode: rows of sums, without those that are damaged."""
+    found: dict[int, list[SumsRecord]] = {}
+    for row in rows:
+        try:
+            number, record = sums_row(row)
+        except Broken as error:
+            log.error("%s: those bytes are not checked: %s", error, SEE_FSCK)  # noqa: TRY400 - no defect of ours
+        else:
+            found.setdefault(number, []).append(record)
+    return found
 
 
 def misfits(versions: KeptVersions, slots: Mapping[int, KeptSlots]) -> npt.NDArray[np.intp]:

@@ -16,9 +16,10 @@ import numpy as np
 from kvfs.durable.findings import Finding, listed
 from kvfs.durable.identity import KeptFacts
 from kvfs.durable.index import Row
-from kvfs.durable.records import InodeRecord, VersionRecord
+from kvfs.durable.records import InodeRecord, SumsRecord, VersionRecord
 from kvfs.durable.slot_survey import SlotSurvey
 from kvfs.durable.sound_rows import NO_SLOTS, SoundRows
+from kvfs.durable.sums_survey import SumsSurvey
 from kvfs.names.content import marks_within
 from kvfs.names.inode import shown
 from kvfs.names.plain import Backing, backing_name
@@ -43,6 +44,7 @@ class Plan:
     inodes: dict[int, InodeRecord] = field(default_factory=dict)
     versions: dict[int, VersionRecord] = field(default_factory=dict)
     names: dict[Place, int] = field(default_factory=dict)
+    sums: dict[tuple[int, int], SumsRecord] = field(default_factory=dict)
     next_inode: int = 0
     findings: list[Finding] = field(default_factory=list)
     unknown_backing: list[Backing] = field(default_factory=list)
@@ -69,6 +71,7 @@ class Mender:
         plan: Plan,
         slots: Mapping[int, SlotSurvey],
         backing: Iterable[Backing],
+        sums: SumsSurvey,
         owner: tuple[int, int],
     ) -> None:
         """`owner`: uid and gid of what has lost its own."""
@@ -78,6 +81,7 @@ class Mender:
         self._backing: dict[int, set[int]] = {}
         for each in backing:
             self._backing.setdefault(each.inode, set()).add(each.number)
+        self._sums = sums
         self._owner = owner
         self._broken = {table: set(keys) for table, keys in rows.broken.items()}
         self._found: list[_Found] = []
@@ -92,6 +96,7 @@ class Mender:
         self._mend_versions()
         self._give_default_rows()
         self._mend_backing()
+        self._mend_sums()
         self._mend_root()
         self._mend_attributes()
         self._mend_names()
@@ -310,6 +315,23 @@ class Mender:
                 f"they are moved to files/lost/{backing.name}",
             )
             self._note("leftover", (), what, repair, is_damage=False)
+
+    def _mend_sums(self) -> None:
+        """Checksums of plain files: those of bytes that are there, and as they were synced, stay."""
+        plan, rows, survey = self._plan, self._rows.sums, self._sums
+        backing = {number: Backing(number, inode.backing) for number, inode in plan.inodes.items()}
+        for (number, part), record in rows.items():
+            left = survey.mended.get((number, part), record)
+            if left is not None and backing.get(number) == Backing(number, record.backing):
+                plan.sums[number, part] = left
+        for damaged, what in survey.damage.items():
+            if backing.get(damaged.inode) == damaged:
+                self._note("sum", [damaged.inode], what, "what is there is kept, and is not checked any more")
+        for key in sorted(self._broken.get("sums", set()), key=repr):
+            if key not in rows and key[0] in backing:
+                self._take_broken("sums", key)
+                what = "a row of the checksums of its bytes is damaged"
+                self._note("sum", [key[0]], what, "the bytes are not checked before they get new ones")
 
     def _mend_root(self) -> None:
         plan = self._plan

@@ -46,9 +46,18 @@ def put_large_attributes_apart(database: sqlite3.Connection) -> None:
             database.execute("UPDATE inodes SET record = ? WHERE number = ?", (inode, number))
 
 
+def make_sums(database: sqlite3.Connection) -> None:
+    """4 to 5: plain files have checksums. Those that there are get theirs when the daemon has synced and read them."""
+    database.execute(
+        """CREATE TABLE sums (number INTEGER NOT NULL, part INTEGER NOT NULL, record BLOB NOT NULL,
+                   PRIMARY KEY (number, part)) WITHOUT ROWID"""
+    )
+
+
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {
     1: mark_files_with_entries,
     2: let_versions_have_turns,
     3: put_large_attributes_apart,
+    4: make_sums,
 }
 """By the format that they begin with."""

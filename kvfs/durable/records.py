@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
+from array import array
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -19,6 +21,7 @@ import xxhash
 
 from kvfs.names.inode import XattrSums
 from kvfs.names.retention import NO_ADVICE, FileAdvice
+from kvfs.names.sums import EXTENT_BYTES, PART_EXTENTS, num_extents
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.turns import TURN
 from libsym.abi import PAGE_ENTRIES
@@ -40,6 +43,9 @@ _COUNT = struct.Struct("<H")
 _APART = struct.Struct("<III")
 _OF_XATTRS = 1 << 63
 """In the seed of its checksum: such a row is no inode's own, wherever a damaged index has it."""
+_SUMS = struct.Struct("<qqq")
+_OF_SUMS = 1 << 62
+"""The same of a row of sums."""
 _LENGTH = struct.Struct("<I")
 _JSON = json.JSONEncoder(separators=(",", ":"))  # making one takes as long as writing a mark
 
@@ -107,6 +113,19 @@ class SlotRecord(NamedTuple):
     """Their tokens, then their positions."""
 
 
+class SumsRecord(NamedTuple):
+    """Checksums of some of a plain file's bytes, in extents of EXTENT_BYTES."""
+
+    part: int
+    """Which PART_EXTENTS of the file's extents."""
+    backing: int
+    """The number of the backing file that has the bytes."""
+    num_bytes: int
+    """Bytes of the part that were synced."""
+    sums: array[int]
+    """One for each extent; 0: it is unchecked."""
+
+
 def encode_inode(number: int, record: InodeRecord) -> bytes:
     advice, limits = record.advice, (record.limit_bytes, record.limit_files)
     texts = _texts(record.xattrs) if record.apart is None else _APART.pack(*record.apart)
@@ -153,6 +172,28 @@ def encode_xattrs(number: int, xattrs: Mapping[bytes, bytes]) -> bytes:
 def decode_xattrs(number: int, data: object) -> dict[bytes, bytes]:
     body = _opened(number | _OF_XATTRS, data)
     return _xattrs(body, _COUNT.size, *_COUNT.unpack_from(body))
+
+
+def encode_sums(number: int, record: SumsRecord) -> bytes:
+    head = _SUMS.pack(record.part, record.backing, record.num_bytes)
+    return _sealed(number | _OF_SUMS, head + _little_endian(record.sums).tobytes())
+
+
+def decode_sums(number: int, part: int, data: object) -> SumsRecord:
+    body = _opened(number | _OF_SUMS, data)
+    of_part, backing, num_bytes = _SUMS.unpack_from(body)
+    sums = _little_endian(array("Q", body[_SUMS.size :]))
+    if of_part != part or not 0 < num_bytes <= PART_EXTENTS * EXTENT_BYTES or len(sums) != num_extents(num_bytes):
+        raise Broken(f"{len(sums)} sums are said to be of {num_bytes} bytes of part {of_part}")
+    return SumsRecord(part, backing, num_bytes, sums)
+
+
+def _little_endian(sums: array[int]) -> array[int]:
+    if sys.byteorder == "little":
+        return sums
+    swapped = array("Q", sums)
+    swapped.byteswap()
+    return swapped
 
 
 def _texts(xattrs: Mapping[bytes, bytes]) -> bytes:

@@ -19,6 +19,7 @@ import numpy as np
 
 from kvfs.durable.kept import Kept, KeptSlots
 from kvfs.durable.records import SEE_FSCK, InodeRecord
+from kvfs.durable.sums import restored_sums
 from kvfs.names.content import OWN, Marks
 from kvfs.names.inode import NOT_KEPT, UNKNOWN, Inode, Xattrs, shown
 from kvfs.names.plain import backing_name
@@ -227,15 +228,17 @@ class Restorer:
         if record.backing >= 0:
             self.restored.backing.add(name)
         self._volume.num_backing_files = max(self._volume.num_backing_files, record.backing)
+        sums = restored_sums(self._kept.sums.get(inode.number, ()), record.backing)
         size, is_lost = 0, False
         if record.backing >= 0:
             try:
-                size = (self._volume.backing_dir / name).stat().st_size
+                size = max(sums.size, (self._volume.backing_dir / name).stat().st_size)  # less is damage, and shows
             except FileNotFoundError:
                 self._without_bytes.append((inode, name))
                 is_lost = True
         inode.content = content = self._volume.existing_plain(inode, record.backing, size)
         content.is_lost = is_lost
+        content.sums = sums
         content.charged = size
         account.charge_bytes(size)
 
@@ -284,9 +287,10 @@ def record_of(inode: Inode, backing: int, *, has_entries: bool) -> InodeRecord:
     )
 
 
-def remove_leftovers(directory: Path, used: set[str]) -> int:
-    """Backing files that no inode has: of files that were never kept, or were removed. How many there were."""
+def remove_leftovers(directory: Path, used: set[str]) -> None:
+    """Remove backing files that no inode has: of files that were never kept, or were removed."""
     leftovers = [path for path in directory.glob("*.plain") if path.name not in used]
     for path in leftovers:
         path.unlink()
-    return len(leftovers)
+    if leftovers:
+        log.info("%d backing files of files that were never kept are removed", len(leftovers))

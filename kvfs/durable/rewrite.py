@@ -15,7 +15,16 @@ from typing import TypeVar
 from kvfs.durable.identity import KeptFacts
 from kvfs.durable.index import Index, Row, Rows
 from kvfs.durable.mend import Plan
-from kvfs.durable.records import encode_inode, encode_version, encode_xattrs, name_check, signed, slot_check, text_check
+from kvfs.durable.records import (
+    encode_inode,
+    encode_sums,
+    encode_version,
+    encode_xattrs,
+    name_check,
+    signed,
+    slot_check,
+    text_check,
+)
 from kvfs.durable.salvage import Salvage
 from kvfs.durable.slot_survey import SlotSurvey
 from kvfs.durable.sound_rows import SoundRows, slot_records, xattrs_rows
@@ -78,11 +87,25 @@ def _write_index(path: Path, plan: Plan, salvage: Salvage) -> None:
     versions = ((number, encode_version(number, each)) for number, each in plan.versions.items())
     places = ((directory, name, number) for (directory, name), number in plan.names.items())
     names = ((*place, name_check(*place)) for place in places)
+    sums = ((number, part, encode_sums(number, each)) for (number, part), each in plan.sums.items())
     batches = zip_longest(
-        _batches(inodes), _batches(versions), _batches(names), _batches(_slot_rows(plan, salvage)), fillvalue=()
+        _batches(inodes),
+        _batches(versions),
+        _batches(names),
+        _batches(_slot_rows(plan, salvage)),
+        _batches(sums),
+        fillvalue=(),
     )
-    for batch in batches:
-        index.commit(Rows(inodes=[*batch[0]], versions=[*batch[1]], names=[*batch[2]], slots=[*batch[3]]))
+    for inode_rows, version_rows, name_rows, slot_rows, sums_rows in batches:
+        index.commit(
+            Rows(
+                inodes=[*inode_rows],
+                versions=[*version_rows],
+                names=[*name_rows],
+                slots=[*slot_rows],
+                sums=[*sums_rows],
+            )
+        )
     for number, row in _xattrs_rows(plan, salvage):  # one by one: a batch would be 512 MiB
         index.commit(Rows(xattrs=[(number, row)]))
     index.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -12,8 +13,10 @@ from kvfs.durable.records import (
     Broken,
     InodeRecord,
     SlotRecord,
+    SumsRecord,
     VersionRecord,
     decode_inode,
+    decode_sums,
     decode_version,
     decode_xattrs,
     name_check,
@@ -47,6 +50,14 @@ def inode_row(row: Row) -> tuple[int, InodeRecord]:
 
 def xattrs_row(row: Row) -> tuple[int, dict[bytes, bytes]]:
     return _decoded("the attributes of inode", decode_xattrs, row)
+
+
+def sums_row(row: Row) -> tuple[int, SumsRecord]:
+    number, part, data = row
+    try:
+        return _int(number), decode_sums(_int(number), _int(part), _bytes(data))
+    except (Broken, ValueError, struct.error) as error:
+        raise Broken(f"checksums {part} of inode {number}: {error}") from None
 
 
 def version_row(row: Row) -> tuple[int, VersionRecord]:

@@ -34,7 +34,9 @@ _PAGE_BYTES = 4096
 _NAME_BITS = 64
 _WITHOUT_ROWID = {b"\2", b"\x0a"}
 """How a page of such a table begins."""
-_AS_FORMAT_3 = "DROP TABLE xattrs; PRAGMA user_version=3; PRAGMA auto_vacuum=0; VACUUM;"
+_AS_FORMAT_4 = "DROP TABLE sums; PRAGMA user_version=4;"
+_AS_FORMAT_3 = "DROP TABLE sums; DROP TABLE xattrs; PRAGMA user_version=3; PRAGMA auto_vacuum=0; VACUUM;"
+_ROOT_PAGE, _MAP_ENTRY_BYTES = 1, 5
 _SHOWN_PROBLEMS = 20
 
 
@@ -86,18 +88,13 @@ def _slot_key(at: int) -> Key:
     return at >> 31, at & (1 << 31) - 1
 
 
+def _slot_after(key: Key) -> Key:
+    return key[0], _whole(key[1]) + 1
+
+
 _ABOUT = _Table("about", "key", ("",), ("\U0010ffff",), 1, lambda _: 0, lambda _: ("",), lambda key: (f"{key[0]}\0",))
 _NAMES = _Table("names", "directory, name", (0, b""), (1 << 62, b""), 2, _name_number, _name_key, _name_after)
-_SLOTS = _Table(
-    "slots",
-    "identity, slot",
-    (0, 0),
-    (1 << 31, 0),
-    2,
-    _slot_number,
-    _slot_key,
-    lambda key: (key[0], _whole(key[1]) + 1),
-)
+_SLOTS = _Table("slots", "identity, slot", (0, 0), (1 << 31, 0), 2, _slot_number, _slot_key, _slot_after)
 TABLES = {
     "about": _ABOUT,
     "identities": _by_number("identities", "id"),
@@ -106,8 +103,9 @@ TABLES = {
     "names": _NAMES,
     "slots": _SLOTS,
     "xattrs": _by_number("xattrs", "number"),
+    "sums": _Table("sums", "number, part", (0, 0), (1 << 62, 0), 2, _slot_number, _slot_key, _slot_after),
 }
-_OF_ALL_FORMATS = TABLES.keys() - {"xattrs"}
+_OF_ALL_FORMATS = TABLES.keys() - {"xattrs", "sums"}
 
 
 class Salvage:
@@ -276,14 +274,24 @@ def _has_pointer_map(copy: Path) -> bool:
         return file.read(1) not in _WITHOUT_ROWID
 
 
+def _is_root(copy: Path, page: int) -> bool:
+    """Whether the pointer map says that a table begins at a page."""
+    with copy.open("rb") as file:
+        file.seek(_PAGE_BYTES + (page - 3) * _MAP_ENTRY_BYTES)
+        return file.read(1) == bytes([_ROOT_PAGE])
+
+
 def _mend_first_page(copy: Path) -> None:
     """Its header and the list of its tables, which begin in the same places in every index."""
     with tempfile.TemporaryDirectory(dir=copy.parent) as directory:
         path = Path(directory) / "index.db"
         Index(path).close()
-        if not _has_pointer_map(copy):
-            with closing(sqlite3.connect(path)) as database:
+        with closing(sqlite3.connect(path)) as database:
+            (root_of_sums,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sums'").fetchone()
+            if not _has_pointer_map(copy):
                 database.executescript(_AS_FORMAT_3)
+            elif not _is_root(copy, root_of_sums):
+                database.executescript(_AS_FORMAT_4)
         page = bytearray(path.read_bytes()[:_PAGE_BYTES])
     num_pages = -(-copy.stat().st_size // _PAGE_BYTES)
     struct.pack_into(">III", page, 28, num_pages, 0, 0)  # its size, and no list of free pages

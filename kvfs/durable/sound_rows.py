@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from kvfs.durable.identity import KeptFacts
 from kvfs.durable.index import Row
-from kvfs.durable.records import Broken, InodeRecord, SlotRecord, VersionRecord
-from kvfs.durable.rows import about_row, identity_row, inode_row, name_row, slot_row, version_row, xattrs_row
+from kvfs.durable.records import Broken, InodeRecord, SlotRecord, SumsRecord, VersionRecord
+from kvfs.durable.rows import about_row, identity_row, inode_row, name_row, slot_row, sums_row, version_row, xattrs_row
 from kvfs.durable.salvage import TABLES, Salvage
 from kvfs.names.inode import XattrSums
 from kvfs.pages.free_list import IntArray
@@ -52,6 +52,8 @@ class SoundRows:
     slots: dict[int, SlotRows] = field(default_factory=dict)
     xattrs: dict[int, XattrSums] = field(default_factory=dict)
     """How much they are: of attributes that have a row of their own."""
+    sums: dict[tuple[int, int], SumsRecord] = field(default_factory=dict)
+    """By inode and part."""
     broken: dict[str, list[Row]] = field(default_factory=dict)
     """Keys of rows with wrong checksums, by table."""
 
@@ -71,6 +73,8 @@ def sound_rows(salvage: Salvage) -> SoundRows:
         found.names.setdefault((directory, name), number)
     for number, xattrs in xattrs_rows(salvage, found):
         found.xattrs.setdefault(number, XattrSums.of(xattrs))
+    for number, sums in _verified(salvage, "sums", sums_row, found):
+        found.sums.setdefault((number, sums.part), sums)
     slots: dict[int, tuple[array[int], array[int], array[int]]] = {}
     for identity, record in slot_records(salvage, found):
         numbers, checks, kept = slots.setdefault(identity, (array("i"), array("Q"), array("b")))

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from kvfs.durable.index import Index
-from kvfs.durable.kept import Kept, KeptSlots, KeptVersions, misfits
+from kvfs.durable.kept import Kept, KeptSlots, KeptVersions, misfits, sound_sums
 from kvfs.durable.records import InodeRecord, SlotRecord, VersionRecord
 from kvfs.durable.salvage import Salvage
 from kvfs.durable.slot_survey import facts_in_slot_files, uuid_of
@@ -42,6 +42,7 @@ class _Whole:
     def __init__(self, directory: Path, salvage: Salvage) -> None:
         self._directory = directory
         self._rows = rows = sound_rows(salvage)
+        self._sums = sound_sums(salvage.rows("sums"))
         self._uuid = rows.about.get("uuid") or uuid_of(directory) or str(uuid.uuid4())
         self._slots = _slots(slot_records(salvage, SoundRows()))
         self._broken = {table: {key[0] for key in keys} for table, keys in rows.broken.items()}
@@ -61,6 +62,7 @@ class _Whole:
         versions = _versions({each: rows.versions[each] for each in self._reached if each in rows.versions})
         kept = Kept(versions, self._facts, self._reached, self._names, next_inode=self._next_inode(), uuid=self._uuid)
         kept.slots = self._slots
+        kept.sums = self._sums
         kept.keep_needed_slots()
         kept.held = self._held_slots(kept)
         kept.named_elsewhere = self._named_elsewhere()

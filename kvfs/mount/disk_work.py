@@ -41,6 +41,7 @@ from kvfs.images.header import ByteSource
 from kvfs.mount.eager import Eager
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
+from kvfs.names.sums import EXTENT_BYTES, num_extents
 from kvfs.volume import Volume
 from libsym.errors import SymError
 
@@ -56,6 +57,9 @@ INLINE_BYTES = 64 << 10
 
 MOMENT_S = 0.3e-3
 """A worker needs some 0.1 ms to wake up, to copy a few KiB, and to wake us up."""
+
+MOST_HELD = 32
+"""Files of which the extents are held that were read last: a reader that goes on has its next bytes from there."""
 
 IN_VAIN_S = 50e-3
 """For so long nobody stays for a moment after one has done so in vain."""
@@ -154,6 +158,8 @@ class DiskWork:
         """Threads, by file."""
         self._changes: dict[PlainFile, _Job[Any]] = {}
         """What changes a file, or imports it, just now."""
+        self._held: dict[PlainFile, tuple[int, int, bytes]] = {}
+        """Verified bytes, in the order in which they were read: by file its `changes` then, and where they begin."""
         self._meeting = threading.Lock()
         self._in_vain_until_s = -math.inf
 
@@ -169,12 +175,51 @@ class DiskWork:
     # Reading
 
     async def read(self, content: PlainFile, offset: int, size: int, until_s: float) -> bytes | memoryview:
-        """As `pread(2)`."""
+        """As `pread(2)`; EIO: some of the bytes are not as they were synced."""
+        held = self._held.get(content)
+        if held is not None and held[0] == content.changes and held[1] <= offset:
+            begin, end = offset - held[1], min(offset + size, content.size) - held[1]
+            if begin < end <= len(held[2]):
+                return memoryview(held[2])[begin:end]
+        while not content.sums.is_verified(offset, stop := min(offset + size, content.size)):
+            first, end, changes = offset // EXTENT_BYTES, num_extents(stop), content.changes
+            data = await self._verify(content, first, end, until_s)
+            start, begin = first * EXTENT_BYTES, offset - first * EXTENT_BYTES
+            if content.changes == changes and len(data) >= stop - start:
+                self._hold(content, changes, start, data)
+                return memoryview(data)[begin : begin + size]
         if min(size, content.size - offset) <= INLINE_BYTES:
-            data = content.read_nowait(offset, size)
-            if data is not None:
-                return data
+            data_there = content.read_nowait(offset, size)
+            if data_there is not None:
+                return data_there
         return await self.call(content, partial(content.read_at, offset, size), until_s)
+
+    def _hold(self, content: PlainFile, changes: int, start: int, data: bytes) -> None:
+        """Keep the last extent for who reads on."""
+        self._held.pop(content, None)
+        last = (len(data) - 1) // EXTENT_BYTES * EXTENT_BYTES
+        self._held[content] = changes, start + last, data[last:]
+        if len(self._held) > MOST_HELD:
+            del self._held[next(iter(self._held))]
+
+    async def _verify(self, content: PlainFile, first: int, end: int, until_s: float) -> bytes:
+        """Read some extents, or raise EIO."""
+        found = await self.call(content, partial(content.verified, first, end), until_s)
+        sums = content.sums
+        for extent, expected in found.good:
+            sums.fits(extent, expected)
+        for extent, expected in found.damaged:
+            if sums.expected(extent) == expected:  # else it was changed meanwhile
+                raise self._damaged(content, extent * EXTENT_BYTES, expected.num_bytes)
+        return found.data
+
+    def _damaged(self, content: PlainFile, start: int, num_bytes: int) -> SymError:
+        path = str(self._volume.tree.path_of(self._volume.tree.get(content.inode)))
+        error = SymError(
+            f"damaged on disk: {path}: bytes {start} to {start + num_bytes} are not as they were synced", errno.EIO
+        )
+        log.error("%s", error, extra={"file": path})
+        return error
 
     async def call(self, content: PlainFile, function: Callable[[], _Result], until_s: float) -> _Result:
         """Have a worker do something to the file that changes no byte."""
@@ -186,27 +231,54 @@ class DiskWork:
         self, inode: Inode, content: PlainFile, offset: int, data: bytes | memoryview, until_s: float
     ) -> None:
         """All of `data`, which is copied before this waits for anything."""
-        if content not in self._changes and len(data) <= INLINE_BYTES and self._volume.disk.nowait.writes:
-            with self._volume.charged_for(inode, content, offset + len(data)):
-                written = content.write_nowait(offset, data)
+        stop = offset + len(data)
+        is_small = len(data) <= INLINE_BYTES and self._volume.disk.nowait.writes
+        if is_small and content not in self._changes and not content.sums.guards(offset, stop):
+            content.sums.begin(offset, stop)
+            try:
+                with self._volume.charged_for(inode, content, stop):
+                    written = content.write_nowait(offset, data)
+            finally:
+                content.sums.end()
             if written == len(data):
                 return
             offset += written
             data = data[written:]
         data = bytes(data)
-        await self.change(inode, content, offset + len(data), partial(content.write_at, offset, data), until_s)
+        await self.change(inode, content, stop, partial(content.write_at, offset, data), until_s, start=offset)
 
     async def change(
-        self, inode: Inode, content: PlainFile, size: int, function: Callable[[], None], until_s: float
+        self,
+        inode: Inode,
+        content: PlainFile,
+        size: int,
+        function: Callable[[], None],
+        until_s: float,
+        *,
+        start: int,
+        is_cut: bool = False,
     ) -> None:
-        """Have a worker change the file, which becomes no longer than `size`."""
+        """Have a worker change the file from `start` on, which becomes no longer than `size`. `is_cut`: it ends there.
+
+        What it keeps of a damaged extent is EIO: its sum would say nothing any more.
+        """
         await self.at_rest(content, until_s)
-        charge = ExitStack()
-        charge.enter_context(self._volume.charged_for(inode, content, size))
+        stop = max(content.size, content.sums.size) if is_cut else size
+        with ExitStack() as stack:
+            while edges := content.sums.unverified_edges(start, stop):
+                await self._verify(content, edges[0], edges[-1] + 1, until_s)
+            content.sums.begin(start, stop)
+            stack.callback(content.sums.end)
+            while content.sums.needs_mark(start, stop, is_cut=is_cut):
+                await self._eager.leave()
+                content.sums.ask(start, stop, is_cut=is_cut)
+                await self._volume.storage.mark(content)
+            stack.enter_context(self._volume.charged_for(inode, content, size))
+            under_way = stack.pop_all()
 
         def settle(job: _Job[None]) -> None:
             del self._changes[content]
-            charge.close()
+            under_way.close()
             if inode.content is content and isinstance(job.answer, outcome.Error):
                 inode.note_change()  # a part may have been done: of a write, the bytes that the disk had room for
             if job.is_left and job.answer is not None and inode.content is content:

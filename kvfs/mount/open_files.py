@@ -285,7 +285,8 @@ class OpenFiles:
         async with handle.file.lock:
             content = self._writable(handle)
             function = partial(content.allocate, offset, size)
-            await self._disk.change(inode, content, offset + size, function, self._until(handle.file, began_s))
+            until_s = self._until(handle.file, began_s)
+            await self._disk.change(inode, content, offset + size, function, until_s, start=max(content.size, offset))
         inode.modified()
 
     async def truncate(self, inode: Inode, node: int, size: int, handle: Handle | None) -> None:
@@ -324,7 +325,9 @@ class OpenFiles:
             return False
         if size and isinstance(inode.content, PlainFile):
             function = partial(inode.content.resize, size)
-            await self._disk.change(inode, inode.content, size, function, self._until(file, began_s))
+            start, until_s = min(inode.content.size, size), self._until(file, began_s)
+            is_cut = size < inode.content.size
+            await self._disk.change(inode, inode.content, size, function, until_s, start=start, is_cut=is_cut)
             inode.modified()
         else:
             self._volume.truncate(inode, size)

@@ -27,6 +27,7 @@ from typing import Self, TypeAlias
 from kvfs.names.disk import NOT_OFFERED, Disk
 from kvfs.names.gaps import Gaps
 from kvfs.names.removals import Descriptor, Removals
+from kvfs.names.sums import EXTENT_BYTES, Sums, Verified, sum_of
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class PlainFile:
         "gaps",
         "is_lost",
         "size",
+        "sums",
     )
 
     def __init__(
@@ -118,6 +120,8 @@ class PlainFile:
         them."""
         self.is_lost = False
         """Whether its bytes should be there, and are not: it can be emptied or removed, and not opened."""
+        self.sums = Sums()
+        """Checksums: who changes bytes says so before, see `Sums`."""
         self._synced = 0
         """`changes` when the last sync that succeeded began; -1: there was none, and there are bytes."""
         self._doubtful = _NOTHING
@@ -162,6 +166,11 @@ class PlainFile:
     @property
     def number(self) -> int:
         return int(self._name.split(".")[1])
+
+    @property
+    def inode(self) -> int:
+        """The number of the inode that it was made for."""
+        return int(self._name.split(".")[0])
 
     @property
     def exists(self) -> bool:
@@ -210,6 +219,7 @@ class PlainFile:
             self.changes += 1
         self._filled(offset, offset + written)
         self._written(self._doubtful, offset, offset + written)
+        self.sums.wrote(offset, memoryview(data)[:written])
         return written
 
     def close(self) -> None:
@@ -253,6 +263,26 @@ class PlainFile:
         except OSError as error:
             raise self._failed("read", error) from error
 
+    def verified(self, first: int, stop: int) -> Verified:
+        """Read some extents, and compare them with their sums."""
+        wanted = [(each, self.sums.expected(each)) for each in range(first, stop)]
+        start = first * EXTENT_BYTES
+        size = min(self.size, stop * EXTENT_BYTES) - start
+        try:
+            data = self._disk.pread(self._opened().number, size, start) if size > 0 else b""
+        except OSError as error:
+            if self._is_gone:
+                return Verified(b"", [], [])
+            raise self._failed("read", error) from error
+        found, view = Verified(data, [], []), memoryview(data)
+        for extent, expected in wanted:
+            begin = extent * EXTENT_BYTES - start
+            piece = view[begin : begin + expected.num_bytes]
+            if expected.value:
+                is_good = len(piece) == expected.num_bytes and sum_of(piece) == expected.value
+                (found.good if is_good else found.damaged).append((extent, expected))
+        return found
+
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of `data`, or raise."""
         view, start, doubtful = memoryview(data), offset, self._doubtful
@@ -262,9 +292,11 @@ class PlainFile:
             while view:
                 written = self._disk.pwritev(file.number, [view], offset, 0)
                 self._filled(offset, offset + written)
+                self.sums.wrote(offset, view[:written])
                 offset += written
                 view = view[written:]
         except OSError as error:
+            self.sums.failed(start, start + len(data))
             raise self._failed("write", error) from error
         finally:
             self.changes += 1

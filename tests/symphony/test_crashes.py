@@ -11,11 +11,38 @@ from pathlib import Path
 
 import pytest
 
+from kvfs.names.sums import EXTENT_BYTES
+from tests.kvfs.durable.damage import flip
+
 pytestmark = pytest.mark.skipif(
     not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is missing or closed to this user"
 )
 
 SOAK = Path(__file__).resolve().parents[2] / "scripts" / "soak" / "crashes.py"
+
+
+def test_a_daemon_killed_between_a_write_and_its_sync_leaves_bytes_unchecked_and_none_refused(start_daemon):
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "8M")
+    state, path, data = daemon.mount.parent / "state", daemon.mount / "note", os.urandom(3 * EXTENT_BYTES)
+    with path.open("wb", buffering=0) as file:
+        file.write(data)
+        os.fsync(file.fileno())
+    with path.open("r+b", buffering=0) as file:
+        file.seek(EXTENT_BYTES + 100)
+        file.write(b"overwritten")
+    daemon.stop(signal.SIGKILL)
+    (backing,) = (state / "files").iterdir()
+    flip(backing, 2 * EXTENT_BYTES)
+    daemon = start_daemon("--model", "tiny", "--kv-memory", "8M")
+    left = data[: EXTENT_BYTES + 100] + b"overwritten" + data[EXTENT_BYTES + 111 : 2 * EXTENT_BYTES]
+    with path.open("rb") as file:
+        assert file.read(2 * EXTENT_BYTES) == left
+        with pytest.raises(OSError, match="Input/output error"):
+            os.pread(file.fileno(), 100, 2 * EXTENT_BYTES + 100)
+    assert f"damaged on disk: /note: bytes {2 * EXTENT_BYTES} to {3 * EXTENT_BYTES}" in daemon.log.read_text()
+    assert daemon.stop() == 0
+    told = daemon.symphony("fsck", "--state", str(state), check=False)
+    assert (told.returncode, told.stdout.startswith("/note: damaged on disk: bytes")) == (1, True)
 
 
 @pytest.mark.slow

@@ -113,20 +113,50 @@ class House:
         found = self.decoder.moved_entries(pages, file.table.length)
         return [float(each) for each in found[0]] == wanted if wanted else True
 
-    def write(self, inode: Inode, data: bytes, offset: int = 0) -> None:
-        """Bytes of a plain file, as a worker does."""
+    @asynccontextmanager
+    async def changing(self, inode: Inode, start: int, stop: int, *, is_cut: bool = False) -> AsyncIterator[None]:
+        """Round a change of these bytes of a plain file that was synced: it waits for the mark, as the mount does."""
         content = inode.content
         assert isinstance(content, PlainFile)
-        with self.volume.charged_for(inode, content, offset + len(data)):
-            content.write_at(offset, data)
+        content.sums.begin(start, stop)
+        try:
+            while content.sums.needs_mark(start, stop, is_cut=is_cut):
+                content.sums.ask(start, stop, is_cut=is_cut)
+                await self.keeper.mark(content)
+            yield
+        finally:
+            content.sums.end()
+
+    async def marked(self, inode: Inode, start: int, stop: int, *, is_cut: bool = False) -> None:
+        """Wait for the mark alone."""
+        async with self.changing(inode, start, stop, is_cut=is_cut):
+            pass
+
+    def write(self, inode: Inode, data: bytes, offset: int = 0) -> None:
+        """Bytes of a plain file, as a worker does."""
+        content, stop = inode.content, offset + len(data)
+        assert isinstance(content, PlainFile)
+        assert not content.sums.needs_mark(offset, stop)
+        content.sums.begin(offset, stop)
+        try:
+            with self.volume.charged_for(inode, content, stop):
+                content.write_at(offset, data)
+        finally:
+            content.sums.end()
         inode.modified()
 
     def cut(self, inode: Inode, size: int) -> None:
         """A plain file gets a size, as by a worker."""
         content = inode.content
         assert isinstance(content, PlainFile)
-        with self.volume.charged_for(inode, content, size):
-            content.resize(size)
+        start, stop = sorted((content.size, size))
+        assert not content.sums.needs_mark(start, stop, is_cut=size < content.size)
+        content.sums.begin(start, stop)
+        try:
+            with self.volume.charged_for(inode, content, size):
+                content.resize(size)
+        finally:
+            content.sums.end()
         inode.modified()
 
     def read(self, inode: Inode) -> bytes:

@@ -15,6 +15,7 @@ A file is its inode's number, which survives. The promise, as it is judged here:
 - *Entries* of a KV file are a prefix of what it had at some moment since it was synced, or was given a name that is
   there. None is missing that it has had all the time since then. Its bytes are right, and it says how many are lost.
 - *Bytes* of a plain file that were not written since it was synced are there, and it has a length that it has had.
+  No checksum that the index has of them is wrong.
 - *Attributes* of an inode are those of some moment since it was synced.
 """
 
@@ -27,6 +28,8 @@ from contextlib import contextmanager
 from kvfs.fs import OpenKv
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
+from kvfs.names.plain import PlainFile
+from kvfs.names.sums import num_extents
 from libsym.errors import SymError
 from tests.kvfs.durable.allowed_names import NamesThatAreThere
 from tests.kvfs.durable.contents import Bytes, Entries, content_of, is_prefix, length_of, may_be_left
@@ -192,6 +195,9 @@ def _names(house: House) -> dict[Key, int]:
 
 
 async def _judge_pages(house: House, inode: Inode) -> None:
+    if isinstance(inode.content, PlainFile):
+        damaged = inode.content.verified(0, num_extents(inode.content.size)).damaged
+        assert not damaged, f"{_called(house, inode)} is said to be damaged in extents {damaged}"
     if not isinstance(inode.content, KvFile):
         return
     file = OpenKv(inode, inode.content, writable=False, origin=None)  # opening it would count as a use

@@ -39,7 +39,7 @@ def in_a_process(life: Callable[[], Awaitable[None]]) -> None:
     assert not status, "the process ended otherwise"
 
 
-def killed_life(directory: Path, seed: int, num_steps: int) -> Model:
+def killed_life(directory: Path, seed: int, num_steps: int, kind: type[Workload] = Workload) -> Model:
     """A house in a process that ends in the middle of its work; what it did."""
     end = trio.Event()
 
@@ -53,7 +53,7 @@ def killed_life(directory: Path, seed: int, num_steps: int) -> Model:
             async with running(House(directory, num_pages=NUM_PAGES)) as house, trio.open_nursery() as nursery:
                 await house.keeper.sync(house.tree.root)
                 model = Model(house, mark)
-                nursery.start_soon(Workload(house, model, seed).run, 10 * num_steps)
+                nursery.start_soon(kind(house, model, seed).run, 10 * num_steps)
                 await end.wait()
                 pickle.dump(model, said)
                 said.flush()
@@ -66,7 +66,14 @@ def killed_life(directory: Path, seed: int, num_steps: int) -> Model:
 
 
 def recorded_life(
-    directory: Path, disk: Disk, seed: int, num_steps: int, before: Model | None = None, *, has_faults: bool = False
+    directory: Path,
+    disk: Disk,
+    seed: int,
+    num_steps: int,
+    before: Model | None = None,
+    *,
+    has_faults: bool = False,
+    kind: type[Workload] = Workload,
 ) -> Model:
     """A house in a directory of the disk, which is told of all that the model knows; `before` judges how it begins.
 
@@ -81,7 +88,7 @@ def recorded_life(
                 await house.keeper.sync(house.tree.root)
             disk.mark(READY)
             model = Model(house, lambda moment: disk.mark(str(moment)), has_bytes=before is None)
-            workload = Workload(house, model, seed)
+            workload = kind(house, model, seed)
             async with trio.open_nursery() as nursery:
                 if has_faults:
                     nursery.start_soon(_fail_sometimes, disk, model, Random(seed))
@@ -114,8 +121,10 @@ def judge(model: Model, state: State, directory: Path) -> None:
     """Start on what a power cut left in a directory: AssertionError or SymError, if that was not promised."""
     now = max([int(mark) for mark in state.marks if mark.isdigit()], default=0)
 
-    async def look() -> None:
-        async with running(House(directory, num_pages=NUM_PAGES)) as house:
-            await model.judge(house, now)
+    trio.run(judge_now, model, directory, now)
 
-    trio.run(look)
+
+async def judge_now(model: Model, directory: Path, now: int | None = None) -> None:
+    """Start on what is in a directory."""
+    async with running(House(directory, num_pages=NUM_PAGES)) as house:
+        await model.judge(house, now)

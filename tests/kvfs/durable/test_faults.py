@@ -111,7 +111,9 @@ async def work_with(disk: Disk, go_wrong: Callable[[Disk], None], *, heals: bool
         disk.heal()
         await work.nothing_else_is_harmed()
         if heals:  # bytes that a failed sync may have lost are written anew by who has them
-            await trio.to_thread.run_sync(house.write, house.fs.find(ROOT, "plain"), BYTES)
+            plain = house.fs.find(ROOT, "plain")
+            async with house.changing(plain, 0, len(BYTES)):
+                await trio.to_thread.run_sync(house.write, plain, BYTES)
             await house.keeper.sync_all()
             work.promised |= {"a.kv", "all", "moved"}
     return work, num_operations

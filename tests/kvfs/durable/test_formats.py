@@ -21,6 +21,13 @@ FORMATS = Path(__file__).with_name("formats")
 
 FIRST_WITH_LARGE = 3
 """Its a.kv has large attributes, in the record of the inode."""
+FIRST_WITH_PLAIN = 4
+"""Its note.txt has bytes, and no checksums."""
+
+
+def names_of(older: int) -> list[str]:
+    """The names in the state of a format."""
+    return ["/a.kv", "/dir", "/dir/fork.kv", "/empty.kv", *(["/note.txt"] if older >= FIRST_WITH_PLAIN else [])]
 
 
 def test_there_is_a_state_of_every_older_format() -> None:
@@ -34,7 +41,7 @@ def test_a_state_of_an_older_format_is_opened_with_all_that_it_has(older: int, t
 
     async def look() -> None:
         async with running(House(tmp_path / "state"), drain=True) as house:
-            assert house.names() == ["/a.kv", "/dir", "/dir/fork.kv", "/empty.kv"]
+            assert house.names() == names_of(older)
             assert house.tree.root.xattrs == {b"user.note": b"kept"}
             assert house.tree.child(house.tree.root, b"dir").mode == 0o750
             file, fork = await house.open("a.kv", write=True), await house.open("dir/fork.kv")
@@ -49,6 +56,12 @@ def test_a_state_of_an_older_format_is_opened_with_all_that_it_has(older: int, t
             assert inode.xattrs.is_away == bool(large), "a migration puts them apart"
             await house.keeper.bring_xattrs(inode)
             assert inode.xattrs == large
+            if older >= FIRST_WITH_PLAIN:
+                note = house.fs.find(ROOT, "note.txt")
+                assert house.read(note) == b"a note"
+                await house.keeper.sync(note)
+                await house.keeper.summer.sum(note.content)
+                assert note.content.sums.expected(0).num_bytes == len(b"a note"), "it gets them now"
 
     trio.run(look)
     again = House(tmp_path / "state")

@@ -27,7 +27,7 @@ from tests.kvfs.durable.damage import (
     zero_page,
 )
 from tests.kvfs.durable.house import ROOT, House, running
-from tests.kvfs.durable.test_formats import FORMATS
+from tests.kvfs.durable.test_formats import FORMATS, names_of
 
 
 def everything(directory: Path) -> dict[str, bytes | None]:
@@ -206,7 +206,7 @@ def test_a_state_of_an_older_format_is_clean_and_can_be_repaired(older: int, tmp
     assert fsck(tmp_path / "state").findings == ()
 
 
-@pytest.mark.parametrize("older", range(1, FORMAT_VERSION))
+@pytest.mark.parametrize("older", range(1, 4))  # no later migration reads records
 def test_a_text_where_a_migration_looks_for_a_record_is_damage_like_any_other(older: int, tmp_path: Path) -> None:
     """A bit of a row's header makes a text of bytes."""
     with tarfile.open(FORMATS / f"{older}.tar.xz") as planted:
@@ -266,5 +266,5 @@ def test_an_index_of_an_older_format_whose_first_page_is_lost_is_read_all_the_sa
     fsck(tmp_path / "state", repair=True)
     assert fsck(tmp_path / "state").findings == ()
     house = House(tmp_path / "state")
-    assert house.names() == ["/a.kv", "/dir", "/dir/fork.kv", "/empty.kv"]
+    assert house.names() == names_of(older)
     house.keeper.close()

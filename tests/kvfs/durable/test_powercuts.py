@@ -16,8 +16,10 @@ from libsym.errors import SymError
 from tests.disk import recorder
 from tests.disk.powercut import State, materialize, states
 from tests.disk.recorder import Disk
+from tests.kvfs.durable.damage import sql
 from tests.kvfs.durable.house import ROOT, House, running
-from tests.kvfs.durable.powercuts import READY, in_a_process, judge, killed_life, recorded_life
+from tests.kvfs.durable.powercuts import READY, in_a_process, judge, judge_now, killed_life, recorded_life
+from tests.kvfs.durable.workload import PlainWorkload
 
 pytestmark = pytest.mark.skipif(bool(recorder.available()), reason=recorder.available())
 
@@ -62,6 +64,32 @@ def test_what_a_killed_daemon_left_stays_after_a_power_cut(seed: int, fast: Path
         judge(model, state, fast / "after" / "state")
 
 
+@pytest.mark.parametrize("has_faults", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_power_cut_leaves_a_plain_file_with_a_checksum_of_other_bytes(
+    seed: int, has_faults: bool, fast: Path
+) -> None:
+    num_sums = 0
+    with Disk(fast) as disk:
+        model = recorded_life(disk.path / "state", disk, seed, 200, has_faults=has_faults, kind=PlainWorkload)
+        log = disk.log()
+    for state in states(log, seed, 20, after=READY):
+        materialize(state, fast / "after")
+        judge(model, state, fast / "after" / "state")
+        num_sums += len(sql(fast / "after/state", "SELECT number FROM sums"))
+    assert num_sums, "there was nothing to judge"
+
+
+def test_no_kill_leaves_a_plain_file_with_a_checksum_of_other_bytes(fast: Path) -> None:
+    num_sums = 0
+    for seed in range(3):
+        directory = fast / f"state{seed}"
+        before = killed_life(directory, seed, 150, PlainWorkload)
+        num_sums += len(sql(directory, "SELECT number FROM sums"))
+        trio.run(judge_now, before, directory)
+    assert num_sums, "there was nothing to judge"
+
+
 def test_what_was_written_before_a_daemon_was_killed_is_on_disk_when_the_next_one_shows_it(fast: Path) -> None:
     """It was killed when its commit was in the log of the index, and before that was synced."""
     with Disk(fast) as disk:
@@ -100,7 +128,8 @@ def test_bytes_of_a_plain_file_that_a_killed_daemon_left_are_synced_by_the_next_
                 inode = house.volume.make_plain(house.tree.root, b"a.txt", 0o600, 0, 0)
                 house.write(inode, b"before")
                 await house.sync("a.txt")
-                house.write(inode, b"behind")
+                async with house.changing(inode, 0, 6):
+                    house.write(inode, b"behind")
                 os._exit(0)
 
         in_a_process(first)

@@ -158,12 +158,18 @@ class Restarts(RuleBasedStateMachine):
     def make_plain(self, one: int, name: bytes) -> None:
         self.note(lambda: self.house.volume.make_plain(self.directory_of(one), name, 0o600, 0, 0))
 
+    def mark(self, inode: Inode, start: int, stop: int, *, is_cut: bool = False) -> None:
+        assert isinstance(inode.content, PlainFile)
+        if inode.content.sums.needs_mark(start, stop, is_cut=is_cut):
+            self.wait_for(lambda: self.house.marked(inode, start, stop, is_cut=is_cut))
+
     @precondition(lambda self: self.plain_files())
     @rule(one=ONES, share=SHARES, count=COUNTS)
     def write_plain(self, one: int, share: float, count: int) -> None:
         files = self.plain_files()
         inode = files[one % len(files)]
         offset = int(share * self.house.volume.size_of(inode))
+        self.mark(inode, offset, offset + count)
         self.note(lambda: self.house.write(inode, bytes(token % 256 for token in self.tokens(count)), offset))
 
     @precondition(lambda self: self.plain_files())
@@ -171,7 +177,10 @@ class Restarts(RuleBasedStateMachine):
     def cut_plain(self, one: int, share: float) -> None:
         files = self.plain_files()
         inode = files[one % len(files)]
-        self.note(lambda: self.house.cut(inode, int(share * self.house.volume.size_of(inode))))
+        before = self.house.volume.size_of(inode)
+        size = int(share * before)
+        self.mark(inode, size, before, is_cut=size < before)
+        self.note(lambda: self.house.cut(inode, size))
 
     @precondition(lambda self: self.kv_files() or self.plain_files())
     @rule(one=ONES)

@@ -205,12 +205,30 @@ class Workload:
             self.house.write(inode, self._bytes())
 
     async def _write_plain(self, _nursery: trio.Nursery) -> None:
-        inode = self._plain()
-        self.house.write(inode, self._bytes(), self.random.randint(0, self.house.volume.size_of(inode)))
+        inode, data = self._plain(), self._bytes()
+        size = self.house.volume.size_of(inode)
+        start = self.random.choice((size, self.random.randint(0, size)))
+        content = inode.content
+        async with self.house.changing(inode, start, start + len(data)):
+            if inode.content is content:  # else it was emptied meanwhile
+                self.house.write(inode, data, start)
+                self.model.note(self.house)
 
     async def _cut_plain(self, _nursery: trio.Nursery) -> None:
         inode = self._plain()
-        self.house.cut(inode, self.random.randint(0, self.house.volume.size_of(inode)))
+        before, content = self.house.volume.size_of(inode), inode.content
+        size = self.random.randint(0, before)
+        async with self.house.changing(inode, size, before, is_cut=size < before):
+            if inode.content is content:
+                self.house.cut(inode, size)
+                self.model.note(self.house)
+
+    async def _sum_plain(self, _nursery: trio.Nursery) -> None:
+        """As if it had been quiet for long."""
+        content = self._plain().content
+        assert isinstance(content, PlainFile)
+        if not content.is_dirty and not content.sums.is_changing:
+            await self.house.keeper.summer.sum(content)
 
     async def _empty(self, _nursery: trio.Nursery) -> None:
         """As O_TRUNC does, of any file."""
@@ -335,6 +353,23 @@ class Workload:
             self.num_failed += 1
         finally:
             self._num_syncs -= 1
+
+
+class PlainWorkload(Workload):
+    """Plain files alone: most of what it does overwrites bytes that were synced."""
+
+    def _steps(self) -> dict[Callable[[trio.Nursery], Awaitable[None]], int]:
+        return {
+            self._make_plain: 4,
+            self._write_plain: 16,
+            self._cut_plain: 4,
+            self._sum_plain: 4,
+            self._empty: 1,
+            self._rename: 2,
+            self._unlink: 1,
+            self._sync: 12,
+            self._sync_all: 1,
+        }
 
 
 def _number(inode: Inode) -> int:

@@ -1,0 +1,338 @@
+"""Checksums of plain files: what damage of a backing file is told, and what they cost who writes."""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from kvfs.durable.fsck import fsck
+from kvfs.durable.index import Rows
+from kvfs.mount.disk_work import DiskWork
+from kvfs.mount.eager import Eager
+from kvfs.names.inode import Inode
+from kvfs.names.plain import PlainFile
+from kvfs.names.sums import EXTENT_BYTES
+from libsym.errors import SymError
+from tests.kvfs.durable.damage import flip, number_of, sql
+from tests.kvfs.durable.house import ROOT, House, running
+
+BYTES = Random(1).randbytes(3 * EXTENT_BYTES + 1000)
+PIECE = 128 << 10
+
+
+class Programs:
+    """Reads and writes plain files as the mount does."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.disk = DiskWork(house.volume, Eager())
+
+    async def write(self, inode: Inode, offset: int, data: bytes) -> None:
+        await self.disk.write(inode, plain(inode), offset, data, math.inf)
+        inode.modified()
+
+    async def read(self, inode: Inode, offset: int, size: int) -> bytes:
+        return bytes(await self.disk.read(plain(inode), offset, size, math.inf))
+
+    async def cut(self, inode: Inode, size: int) -> None:
+        content = plain(inode)
+        resize = lambda: content.resize(size)  # noqa: E731
+        await self.disk.change(inode, content, size, resize, math.inf, start=size, is_cut=True)
+        inode.modified()
+
+    async def make(self, name: bytes, data: bytes) -> Inode:
+        """A file that was written in pieces and synced."""
+        inode = self.house.volume.make_plain(self.house.tree.root, name, 0o600, 0, 0)
+        for start in range(0, len(data), PIECE):
+            await self.write(inode, start, data[start : start + PIECE])
+        await self.house.keeper.sync(inode)
+        return inode
+
+
+def plain(inode: Inode) -> PlainFile:
+    assert isinstance(inode.content, PlainFile)
+    return inode.content
+
+
+def live(directory: Path, life: Callable[[Programs], object], *, drain: bool = False) -> None:
+    async def main() -> None:
+        async with running(House(directory), drain=drain) as house:
+            await life(Programs(house))  # type: ignore[misc]
+
+    trio.run(main)
+
+
+def backing(directory: Path) -> Path:
+    (path,) = (directory / "files").iterdir()
+    return path
+
+
+async def make_note(programs: Programs) -> None:
+    await programs.make(b"note", BYTES)
+
+
+def unchecked(content: PlainFile) -> list[int]:
+    """Extents that have no sum in the index."""
+    return [each for each, value in enumerate(content.sums._kept) if not value]
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], set[int], str]] = {
+    "flipped": (lambda path: flip(path, EXTENT_BYTES + 5), {1}, "bytes 262144 to 524288 are not as they were synced"),
+    "flipped at its end": (lambda path: flip(path, len(BYTES) - 1), {3}, "bytes 786432 to 787432 are not as"),
+    "overwritten": (lambda path: path.write_bytes(bytes(len(BYTES))), {0, 1, 2, 3}, "bytes 0 to 787432 are not as"),
+    "truncated": (lambda path: path.write_bytes(BYTES[:262149]), {1, 2, 3}, "262149 of the 787432 bytes that were syn"),
+}
+"""Each with the extents that it damages, and what fsck says of it."""
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_of_a_backing_file_is_eio_and_in_the_log_and_fsck_names_the_file(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plant, damaged, what = DAMAGES[kind]
+    live(tmp_path, make_note)
+    assert fsck(tmp_path).findings == ()
+    plant(backing(tmp_path))
+
+    async def look(programs: Programs) -> None:
+        note = programs.house.fs.find(ROOT, "note")
+        assert plain(note).size == len(BYTES), "bytes that are missing are not hidden by a size"
+        for offset in range(0, len(BYTES), PIECE):
+            extent = offset // EXTENT_BYTES
+            if extent in damaged:
+                with pytest.raises(SymError, match=f"damaged on disk: /note: bytes {extent * EXTENT_BYTES} to") as told:
+                    await programs.read(note, offset, PIECE)
+                assert told.value.errno == errno.EIO
+                assert str(told.value) in caplog.text
+            else:
+                assert await programs.read(note, offset, PIECE) == BYTES[offset : offset + PIECE]
+
+    live(tmp_path, look)
+    report = fsck(tmp_path, repair=True)
+    assert [(each.kind, each.paths) for each in report.findings] == [("sum", ("/note",))]
+    assert what in report.findings[0].what
+    assert fsck(tmp_path).findings == ()
+    left = backing(tmp_path).read_bytes()
+
+    async def after(programs: Programs) -> None:
+        assert await programs.read(programs.house.fs.find(ROOT, "note"), 0, len(BYTES)) == left
+
+    live(tmp_path, after)
+
+
+def test_a_write_heals_a_damaged_extent_that_it_replaces_and_is_eio_where_it_keeps_some(tmp_path: Path) -> None:
+    live(tmp_path, make_note)
+    flip(backing(tmp_path), EXTENT_BYTES + 5)
+
+    async def mend(programs: Programs) -> None:
+        note = programs.house.fs.find(ROOT, "note")
+        for change in (programs.write(note, EXTENT_BYTES + 100, b"some"), programs.cut(note, EXTENT_BYTES + 100)):
+            with pytest.raises(SymError, match="damaged on disk") as told:
+                await change
+            assert told.value.errno == errno.EIO
+        await programs.write(note, EXTENT_BYTES, BYTES[EXTENT_BYTES : 2 * EXTENT_BYTES])
+        assert await programs.read(note, 0, len(BYTES)) == BYTES
+        await programs.house.keeper.sync(note)
+
+    live(tmp_path, mend)
+    assert fsck(tmp_path).findings == ()
+
+
+def test_damage_behind_a_daemon_s_back_is_found_at_the_first_read(tmp_path: Path) -> None:
+    async def life(programs: Programs) -> None:
+        note = await programs.make(b"note", BYTES)
+        flip(backing(tmp_path), 5)
+        with pytest.raises(SymError, match="damaged on disk"):
+            await programs.read(note, 100, 10)
+
+    live(tmp_path, life)
+
+
+def test_first_writes_and_appends_make_no_commit(tmp_path: Path) -> None:
+    async def life(programs: Programs) -> None:
+        num_commits = lambda: programs.house.keeper.statistics().num_commits  # noqa: E731
+        root = programs.house.tree.root
+        note, other = (programs.house.volume.make_plain(root, name, 0o600, 0, 0) for name in (b"note", b"other"))
+        await programs.write(note, 0, BYTES[:1000])
+        for offset in (5000, 0, 700):
+            await programs.write(other, offset, b"some")
+        assert num_commits() == 0
+        await programs.house.keeper.sync(note)
+        before = num_commits()
+        await programs.write(note, 1000, BYTES[1000:])
+        assert num_commits() == before
+        await programs.write(note, 0, BYTES[:100])
+        assert num_commits() == before + 1, "one that was synced is marked"
+        await programs.write(note, 200, BYTES[200:300])
+        assert num_commits() == before + 1, "and needs no other"
+
+    live(tmp_path, life)
+
+
+def test_the_marks_of_one_cut_share_one_sync(tmp_path: Path) -> None:
+    async def life(programs: Programs) -> None:
+        notes = [await programs.make(b"note%d" % each, BYTES[:5000]) for each in range(40)]
+        for each in notes:
+            await programs.read(each, 0, 10)  # of extents that nobody has verified a worker would read the rest first
+        index = programs.house.state.index
+        made, commit = list[Rows](), index.commit
+
+        def counted(rows: Rows) -> None:
+            made.append(rows)
+            commit(rows)
+
+        index.commit = counted  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            for each in notes:
+                nursery.start_soon(programs.write, each, 10, b"new")
+        assert [len(rows.sums) for rows in made] == [len(notes)]
+
+    live(tmp_path, life)
+
+
+def test_what_was_overwritten_is_unchecked_until_the_file_is_quiet(tmp_path: Path) -> None:
+    """Extents that were marked ahead, and not overwritten, are not read for that."""
+
+    async def life(programs: Programs) -> None:
+        note = await programs.make(b"note", BYTES)
+        content = plain(note)
+        assert unchecked(content) == []
+        await programs.write(note, 10, b"new")
+        await programs.write(note, EXTENT_BYTES + 10, b"new")
+        await programs.house.keeper.sync(note)
+        assert unchecked(content) == [0, 1, 2]
+        assert content.sums.lacking(content.size) == [0, 1]
+        await programs.house.keeper.summer.sum(content)
+        assert unchecked(content) == []
+
+    live(tmp_path, life)
+    assert fsck(tmp_path).findings == ()
+    flip(backing(tmp_path), 11)
+    assert [each.kind for each in fsck(tmp_path).findings] == ["sum"]
+
+
+def test_a_daemon_that_ends_keeps_the_sums_that_it_knows(tmp_path: Path) -> None:
+    async def life(programs: Programs) -> None:
+        note = await programs.make(b"note", BYTES)
+        await programs.write(note, 10, b"new")
+        await programs.write(note, EXTENT_BYTES + 10, b"new")
+        assert unchecked(plain(note)) == [0, 1, 2], "the second mark takes one ahead"
+
+    live(tmp_path, life, drain=True)
+
+    async def look(programs: Programs) -> None:
+        assert unchecked(plain(programs.house.fs.find(ROOT, "note"))) == [0, 1]
+
+    live(tmp_path, look)
+
+
+def test_appends_of_another_daemon_are_summed_when_the_file_is_quiet(tmp_path: Path) -> None:
+    live(tmp_path, make_note)
+
+    async def append(programs: Programs) -> None:
+        note = programs.house.fs.find(ROOT, "note")
+        content = plain(note)
+        await programs.write(note, len(BYTES), b"more")
+        await programs.house.keeper.sync(note)
+        assert content.sums.size == len(BYTES), "the sum of what was there before stays"
+        await programs.house.keeper.summer.sum(content)
+        assert (content.sums.size, unchecked(content)) == (len(BYTES) + 4, [])
+
+    live(tmp_path, append)
+    assert fsck(tmp_path).findings == ()
+
+
+def test_quiet_files_are_summed_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvfs.durable.sums.QUIET_S", 0.01)
+
+    async def life(programs: Programs) -> None:
+        summer, is_summed = programs.house.keeper.summer, trio.Event()
+        sum_now = summer.sum
+
+        async def told(content: PlainFile) -> None:
+            await sum_now(content)
+            if not content.sums.is_lacking(content.size):
+                is_summed.set()
+
+        note = await programs.make(b"note", BYTES)
+        monkeypatch.setattr(summer, "sum", told)
+        await programs.write(note, 10, b"new")
+        await programs.house.keeper.sync(note)
+        await is_summed.wait()
+        assert unchecked(plain(note)) == []
+
+    live(tmp_path, life)
+
+
+def test_a_damaged_row_of_sums_refuses_no_good_bytes_and_is_a_finding(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    live(tmp_path, make_note)
+    number = number_of(tmp_path, "/note")
+    row = bytearray(sql(tmp_path, "SELECT record FROM sums WHERE number = ?", number)[0][0])
+    row[-1] ^= 1
+    sql(tmp_path, "UPDATE sums SET record = ? WHERE number = ?", bytes(row), number)
+    (finding,) = fsck(tmp_path).findings
+    assert (finding.kind, finding.paths) == ("sum", ("/note",))
+    assert "a row of the checksums of its bytes is damaged" in finding.what
+
+    async def look(programs: Programs) -> None:
+        note = programs.house.fs.find(ROOT, "note")
+        assert await programs.read(note, 0, len(BYTES)) == BYTES
+        assert "symphony fsck" in caplog.text
+        await programs.write(note, 10, BYTES[10:20])
+        await programs.house.keeper.sync(note)
+        await programs.house.keeper.summer.sum(plain(note))
+
+    live(tmp_path, look)
+    assert fsck(tmp_path).findings == ()
+    assert len(sql(tmp_path, "SELECT record FROM sums")) == 1
+
+
+def test_sums_go_with_the_bytes_that_they_are_of(tmp_path: Path) -> None:
+    """Renamed, linked: they stay; emptied, removed: they go. An open file without a name is written without them."""
+
+    async def life(programs: Programs) -> None:
+        house = programs.house
+        notes = [await programs.make(name, BYTES[:5000]) for name in (b"moved", b"emptied", b"removed", b"open")]
+        house.fs.kv_rename(ROOT, "moved", "other")
+        house.tree.link(notes[0], house.tree.root, b"second")
+        house.volume.truncate(notes[1], 0)
+        house.tree.unlink(house.tree.root, b"removed")
+        house.tree.opened(notes[3])
+        house.tree.unlink(house.tree.root, b"open")
+        await programs.write(notes[3], 0, b"new")  # the name would be back after a crash here
+        await house.keeper.sync_all()
+        await programs.write(notes[3], 0, b"newer")
+        house.tree.closed(notes[3])
+
+    live(tmp_path, life)
+    assert [row[0] for row in sql(tmp_path, "SELECT number FROM sums")] == [number_of(tmp_path, "/second")]
+    assert fsck(tmp_path).findings == ()
+
+
+def test_a_commit_of_a_mark_that_fails_fails_the_write_and_changes_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def life(programs: Programs) -> None:
+        note = await programs.make(b"note", BYTES)
+
+        def fail(_rows: Rows) -> None:
+            raise SymError("the disk is full", errno.ENOSPC)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(programs.house.state.index, "commit", fail)
+            with pytest.raises(SymError, match="full"):
+                await programs.write(note, 10, b"new")
+        assert await programs.read(note, 0, len(BYTES)) == BYTES
+        await programs.write(note, 10, b"new")
+        assert (await programs.read(note, 0, 20)) == BYTES[:10] + b"new" + BYTES[13:20]
+
+    live(tmp_path, life)
+    assert fsck(tmp_path).findings == ()
