@@ -49,7 +49,7 @@ class Dry:
             if not data or b"\0" in data or len(data) > MAX_BREAKER_BYTES:
                 raise Invalid(f"Dry.breakers=[{shown(text)}]: must be 1 to {MAX_BREAKER_BYTES} bytes, without NUL")
         if len(self.breakers) > MAX_BREAKERS:
-            raise Invalid(f"Dry.breakers): {len(self.breakers)} texts, and {MAX_BREAKERS} are possible")
+            raise Invalid(f"Dry.breakers: {len(self.breakers)} texts, and {MAX_BREAKERS} are possible")
 
     @property
     def is_on(self) -> bool:

@@ -622,7 +622,7 @@ def test_a_breaker_that_no_token_has_is_named() -> None:
         (sym.Dry, {"breakers": [""]}, "must be 1 to 64 bytes"),
         (sym.Dry, {"breakers": ["a\0b"]}, "without NUL"),
         (sym.Dry, {"breakers": ["x" * 65]}, "must be 1 to 64 bytes"),
-        (sym.Dry, {"breakers": ["x"] * 65}, "65 texts, and 64 are possible"),
+        (sym.Dry, {"breakers": ["x"] * 65}, "Dry.breakers: 65 texts, and 64 are possible"),
         (sym.Dry, {"breakers": [5]}, "must be text, not int"),
         (sym.Mirostat, {"version": 3}, "Mirostat.version=3: must be 1 or 2"),
         (sym.Mirostat, {"tau": -1.0}, "Mirostat.tau"),
