@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvfs.durable.index import Rows
-from kvfs.durable.journal import OPERATIONS_A_CUT, Journal, NameChange, entries_needed, is_gone
+from kvfs.durable.journal import Journal, NameChange, entries_needed, is_gone
 from kvfs.durable.records import (
     ENTRY_BYTES,
     SlotRecord,
@@ -113,7 +113,6 @@ class Cutter:
         """Inodes whose rows stay when their last name is gone: a damaged index has names that lead to them, too."""
         self.when_left_out: Callable[[Inode, Exception], None] = lambda _inode, _error: None
         """Told of each inode that a commit could not write."""
-        journal.num_names_kept = lambda inode: self._known(inode).num_names
 
     def durable_length(self, kv: KvFile) -> int:
         """How many of its first entries have slots."""
@@ -140,18 +139,33 @@ class Cutter:
         return all(self.is_ready(put) for change in changes for put in change.puts)
 
     def holding_up(self, inode: Inode) -> list[KvFile]:
-        """Files whose entries have to be on disk before all of an inode's names can be."""
-        return self.unready(self._journal.closure([inode], self._journal.prefix(self.is_ready)))
+        """Files whose entries have to be on disk before all of an inode's names can be; some, if they are many."""
+        first = {change.number for change in self._journal.prefix(self.is_ready, self._journal.a_cut)}
+        return self.unready(self._journal.closure([inode], first, self._journal.a_slice))
 
-    def take(self, wanted: Iterable[Inode], next_inode: int, num_others: int = 0, *, is_full: bool = False) -> Cut:
-        """All that `wanted` depends on and is ready, what is at the front of the journal, and some others.
+    def take(
+        self,
+        wanted: Iterable[Inode],
+        next_inode: int,
+        num_others: int = 0,
+        *,
+        is_slice: bool = False,
+        is_apart: bool = False,
+    ) -> Cut:
+        """All that `wanted` depends on and is ready, the first operations of the journal, and some others.
 
-        `is_full`: the disk is, so what is ready does not wait for what is not. An inode that can't be written is left
-        out, with the names that lead to it: then the cut is taken anew.
+        Together the wanted ones get a slice of operations: the last of many may have to ask again.
+        `is_slice`: so many are taken from the front, too. `is_apart`: what is ready does not wait for what is not.
+
+        An inode that can't be written is left out, with the names that lead to it: then the cut is taken anew.
         """
         wanted = [inode for inode in wanted if inode.names or inode.parent is not None]
+        left_out = self._journal.left_out
+        for inode in [each for each in left_out if is_gone(each)]:
+            del left_out[inode]
+        num_first = self._journal.a_slice if is_slice else self._journal.a_cut
         while True:
-            cut, unwritable = self._take(wanted, num_others, is_full=is_full)
+            cut, unwritable = self._take(wanted, num_others, num_first, is_apart=is_apart)
             if not unwritable:
                 break
             self.failed(cut)
@@ -168,23 +182,22 @@ class Cutter:
             cut.rows.next_inode = next_inode
         return cut
 
-    def _take(self, wanted: list[Inode], num_others: int, *, is_full: bool) -> tuple[Cut, dict[Inode, Exception]]:
+    def _take(
+        self, wanted: list[Inode], num_others: int, num_first: int, *, is_apart: bool
+    ) -> tuple[Cut, dict[Inode, Exception]]:
         """A cut, apart from what concerns slots; and the inodes that it should have and can't."""
         left_out = self._journal.left_out
-        for inode in [each for each in left_out if is_gone(each)]:
-            del left_out[inode]
         cut = Cut(number=self._journal.number)
-        if is_full:
-            prefix = self._journal.apart(self.is_ready)
-        elif left_out:
-            prefix = self._journal.apart(self.is_ready, OPERATIONS_A_CUT)
+        if is_apart or left_out:
+            prefix = self._journal.apart(self.is_ready, num_first)
         else:
-            prefix = self._journal.prefix(self.is_ready)
+            prefix = self._journal.prefix(self.is_ready, num_first)
+            self._journal.end_pass()
         cut.changes = self._with_closures(prefix, wanted)
         touched = self._take_names(cut)
         dirty = self._journal.dirty
         writable = (inode for inode in dirty if inode not in left_out)
-        first = islice(writable, None if is_full else 4 * num_others)
+        first = islice(writable, None if is_apart else 4 * num_others)
         others = tuple(islice((each for each in first if is_gone(each) or self._is_named(cut, each)), num_others))
         gone = [each for each in others if is_gone(each)]
         written = [
@@ -228,7 +241,9 @@ class Cutter:
         found = self._journal.left_out
         if wanted is None:
             return next((each for each in found if not is_gone(each)), None)
-        puts = (put for change in self._journal.closure([wanted]) for put in change.puts)
+        if not found:
+            return None
+        puts = (put for change in self._journal.closure([wanted], most=self._journal.a_slice) for put in change.puts)
         return next((each for each in (wanted, *(put.after for put in puts)) if each in found), None)
 
     def forget_slots(self, identity: int, slots: IntArray) -> None:
@@ -238,14 +253,17 @@ class Cutter:
         self._gone_slots += [(identity, slot) for slot in rows]
 
     def _with_closures(self, prefix: list[NameChange], wanted: list[Inode]) -> list[NameChange]:
-        """The first operations, and what the names of some inodes depend on, if all of that is ready."""
-        if not wanted or len(prefix) == len(self._journal.operations):
-            return prefix
-        closure = self._journal.closure(wanted, prefix)
-        if not self._are_ready(closure):
-            alone = [self._journal.closure([inode], prefix) for inode in wanted]
-            closure = [change for each in alone if self._are_ready(each) for change in each]
-        return sorted({*prefix, *closure}, key=lambda change: change.number)
+        """The first operations, and of each inode what its names depend on, if that is ready and there is room."""
+        taken = {change.number: change for change in prefix}
+        room = self._journal.a_slice
+        for inode in wanted:
+            if room <= 0 or len(taken) == len(self._journal.operations):
+                break
+            closure = self._journal.closure([inode], taken, room)
+            if len(closure) <= room and self._are_ready(closure):
+                taken |= {change.number: change for change in closure}
+            room -= len(closure)
+        return [taken[number] for number in sorted(taken)]
 
     def _take_names(self, cut: Cut) -> list[Inode]:
         """Rows of names; the inodes that the operations are about."""

@@ -4,15 +4,19 @@ A commit takes some of it (`prefix`, `closure`), and gives it back if it fails. 
 that what a crash leaves is a state that the tree has had. Where an operation gives a file a name, it waits until the
 entries that the file had at that moment are on disk, and those behind it wait as well. Only what somebody syncs
 overtakes them, with all that it depends on: an fsync waits for no other file's bytes.
+
+A file that is gone by now takes its names out of the operations that gave them (`settle`). Its entries will never be on
+disk: until the operation that took a name away, the name leads where it led before.
 """
 
 from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import islice, takewhile
 from typing import Any, TypeAlias
 
 from kvfs.names.content import KvFile
@@ -20,6 +24,12 @@ from kvfs.names.inode import SOME_NAMES, Changes, Inode, NamePut
 
 OPERATIONS_A_CUT = 32
 """So many operations are taken at once: a fork takes 30 µs, and nothing else runs meanwhile. A commit takes longer."""
+
+OPERATIONS_A_SLICE = 512
+"""So many a cut takes for syncs, and a sync looks at: an operation without a fork takes some 10 µs."""
+
+LOOKED_AT = 4 * OPERATIONS_A_SLICE
+"""So many operations are looked at for a cut that takes what is ready apart from what is not."""
 
 DIRECTORIES_ABOVE = 128
 """So far up a sync looks for renames of directories around a file: a tree may be deeper."""
@@ -35,6 +45,14 @@ class NameChange:
     number: int
     """In the order of all operations."""
     puts: tuple[NamePut, ...]
+    previous: tuple[int, ...]
+    """For each put, the operation that the name was changed by before; 0: none that is not kept yet."""
+    since: int
+    """The first change that it stands for: its own, or one that gave a name to a file that is gone by now."""
+
+    def place_of(self, key: tuple[int, bytes]) -> int:
+        """Which of its puts is about a name; -1: none."""
+        return next((place for place, put in enumerate(self.puts) if put.key == key), -1)
 
     @property
     def things(self) -> set[_Thing]:
@@ -49,7 +67,9 @@ class NameChange:
 class Journal(Changes):
     """The changes of one tree."""
 
-    def __init__(self) -> None:
+    def __init__(self, a_cut: int = OPERATIONS_A_CUT, a_slice: int = OPERATIONS_A_SLICE) -> None:
+        self.a_cut, self.a_slice = a_cut, a_slice
+        """Operations that a cut takes from the front: as a rule, and where a sync depends on more than a slice."""
         self.dirty: dict[Inode, int] = {}
         """Each with the number of the change since when it has been."""
         self.operations: dict[int, NameChange] = {}
@@ -65,8 +85,17 @@ class Journal(Changes):
         self.number = 0
         """Of the last change, of any kind."""
         self.when_changed: Callable[[], None] = lambda: None
-        self.num_names_kept: Callable[[Inode], int] = lambda _inode: 0
-        """How many names of an inode the index knows."""
+        self._gone: dict[Inode, None] = {}
+        """Files that are gone, and that operations may have given names to."""
+        self._settling: list[tuple[Inode, int]] = []
+        """(file, number): operations that one of them is taken out of next."""
+        self._delayed: list[tuple[int, int]] = []
+        """A heap of (since, number): operations that stand for an earlier one as well, and some that are kept."""
+        self._pass: list[int] = []
+        """Operations that `apart` has not looked at yet, the last one first."""
+        self.num_passes = 0
+        """How often `apart` has looked at all of them."""
+        self._held = _Held()
         self.directory: Callable[[int], Inode]
         """A directory, by its number."""
 
@@ -83,7 +112,9 @@ class Journal(Changes):
 
     def of_names(self, puts: tuple[NamePut, ...]) -> None:
         self.number += 1
-        self._add(NameChange(self.number, puts))
+        previous = tuple(next(reversed(self._about.get(put.key, _NONE)), 0) for put in puts)
+        self._add(NameChange(self.number, puts, previous, self.number))
+        self._gone |= {put.before: None for put in puts if put.before is not None and _is_gone_file(put.before)}
         if len(self.operations) == 1:
             self.when_changed()
 
@@ -104,85 +135,168 @@ class Journal(Changes):
         if self.left_out:
             changes = (*self.operations, *self.dirty.values())
             return sum(each <= number for each in changes)
-        first = next(iter(self.operations), number + 1)
-        is_left = first <= number or any(since <= number for since in self.dirty.values())
+        is_left = self.has_operation(number) or any(since <= number for since in self.dirty.values())
         return len(self.operations) + len(self.dirty) if is_left else 0
+
+    def has_operation(self, number: int) -> bool:
+        """Whether an operation up to this change is not kept yet."""
+        while self._delayed:
+            since, delayed = self._delayed[0]
+            if delayed in self.operations and self.operations[delayed].since == since:
+                break
+            heappop(self._delayed)
+        first = next(iter(self.operations), number + 1)
+        return first <= number or bool(self._delayed and self._delayed[0][0] <= number)
 
     def concerns(self, inode: Inode, number: int) -> bool:
         """Whether something up to this change is not kept yet of what an inode is, is called, or (if it is a
-        directory) has in it.
+        directory) has in it. What is too much for one cut may be: nobody looks at all of that.
         """
         if inode.names or inode.parent is not None:
             since = self.dirty.get(inode)
             if since is not None and since <= number:
                 return True
-            return any(change.number <= number for change in self.closure([inode]))
+            if self.has_operation(number):
+                found = self.closure([inode], most=self.a_slice)
+                return len(found) > self.a_slice or any(change.since <= number for change in found)
         return False
 
-    def prefix(self, is_ready: Callable[[NamePut], bool]) -> list[NameChange]:
-        """The first operations whose files are ready, up to OPERATIONS_A_CUT or a few more.
+    def is_long(self, inode: Inode) -> bool:
+        """Whether a sync of the inode is too much for one cut."""
+        return len(self.closure([inode], most=self.a_slice)) > self.a_slice
 
-        What gives a name to a file that is gone by now is taken together with what took the name away: its entries
-        will never be on disk, so no commit may end in between.
-        """
-        taken: list[NameChange] = []
-        num_safe, num_unsafe, num_names = 0, 0, dict[Inode, int]()
-        for change in self.operations.values():
-            if (len(taken) >= OPERATIONS_A_CUT and num_safe == len(taken)) or not all(map(is_ready, change.puts)):
-                break
-            taken.append(change)
-            for inode, step in _steps(change):
-                if is_gone(inode):
-                    before = num_names.get(inode, 0)
-                    after = num_names[inode] = step + (before if inode in num_names else self.num_names_kept(inode))
-                    num_unsafe += bool(after) - bool(before)
-            if not num_unsafe:
-                num_safe = len(taken)
-        return taken[:num_safe]
+    def prefix(self, is_ready: Callable[[NamePut], bool], most: int) -> list[NameChange]:
+        """The first operations, up to `most`, if their files are ready."""
+        first = islice(self.operations.values(), most)
+        return list(takewhile(lambda change: all(map(is_ready, change.puts)), first))
 
-    def apart(self, is_ready: Callable[[NamePut], bool], most: float = math.inf) -> list[NameChange]:
-        """The operations, up to `most`, that are ready, and depend on none that is not.
+    def apart(self, is_ready: Callable[[NamePut], bool], most: int) -> list[NameChange]:
+        """Operations, up to `most`, that are ready, and depend on none that is not.
 
         On a full disk, what is removed behind a file that does not fit has to be forgotten, or there would never be
-        room again. A file that can't be written holds up nothing but what depends on it.
+        room again. A file that can't be written holds up nothing but what depends on it. After LOOKED_AT operations
+        the next call goes on.
         """
-        held = _Held()
-        while True:
-            taken, num_names = list[NameChange](), dict[Inode, int]()
-            for change in self.operations.values():
-                if len(taken) >= most:
+        taken: list[NameChange] = []
+        is_new = False
+        for _ in range(LOOKED_AT):
+            if not self._pass:
+                if taken or is_new:
                     break
-                if held.holds(change) or not all(map(is_ready, change.puts)):
-                    held.add(change)
-                    continue
+                self._pass, self._held, is_new = [*reversed(self.operations)], _Held(), True
+            if len(taken) >= most or not self._pass:
+                break
+            change = self.operations.get(self._pass.pop())
+            self.num_passes += not self._pass
+            if change is None:
+                continue
+            if self._held.holds(change) or not all(map(is_ready, change.puts)):
+                self._held.add(change)
+            else:
                 taken.append(change)
-                for inode, step in _steps(change):
-                    if is_gone(inode):
-                        num_names[inode] = num_names.get(inode, self.num_names_kept(inode)) + step
-            unsafe = [inode for inode, count in num_names.items() if count > 0]
-            if not unsafe:
-                return taken
-            held.inodes.update(unsafe)
+        return taken
 
-    def closure(self, wanted: Sequence[Inode], besides: Iterable[NameChange] = ()) -> list[NameChange]:
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether `apart` has not looked at all operations yet."""
+        return bool(self._pass)
+
+    def end_pass(self) -> None:
+        """Operations are in order again: the next call of `apart` begins anew."""
+        self._pass = []
+
+    def settle(self) -> bool:
+        """Take files that are gone out of operations that gave them names: of a slice. Whether some are left."""
+        for _ in range(self.a_slice):
+            if not self._settling:
+                if not self._gone:
+                    return False
+                inode = next(iter(self._gone))
+                del self._gone[inode]
+                self._settling = [(inode, number) for number in self._about.get(inode, _NONE)]
+                continue
+            inode, number = self._settling.pop()
+            change = self.operations.get(number)
+            for put in () if change is None else change.puts:
+                if put.before is inode:
+                    self._join(number, put.key, inode)
+        return True
+
+    def _join(self, number: int, key: tuple[int, bytes], inode: Inode) -> None:
+        """An operation takes a name from a file that is gone: the one that gave the name leaves it where it was.
+
+        Where the two were exchanged, it leads nowhere in between: what was there has gone to the other name.
+        """
+        last = self.operations[number]
+        place = last.place_of(key)
+        first = self.operations.get(last.previous[place])
+        if first is None or (place_in_first := first.place_of(key)) < 0:
+            return  # the index has the name
+        given = first.puts[place_in_first]
+        assert given.after is inode
+        before = given.before
+        if before is not None and any(put.after is before for put in first.puts):
+            self._replace(first, place_in_first, replace(given, after=None, content=None, length=0))
+            before = None
+        else:
+            self._replace(first, place_in_first, None)
+        taken = replace(last.puts[place], before=before)
+        self._replace(
+            last,
+            place,
+            None if taken.before is taken.after else taken,
+            previous=first.previous[place_in_first],
+            since=min(last.since, first.since),
+        )
+
+    def _replace(
+        self, old: NameChange, place: int, put: NamePut | None, *, previous: int | None = None, since: int | None = None
+    ) -> None:
+        """An operation gets another put, or loses it."""
+        puts, numbers = [*old.puts], [*old.previous]
+        puts[place : place + 1] = [] if put is None else [put]
+        numbers[place : place + 1] = [] if put is None else [numbers[place] if previous is None else previous]
+        if not puts:
+            self._remove(old)
+            return
+        new = NameChange(old.number, tuple(puts), tuple(numbers), old.since if since is None else since)
+        self.operations[new.number] = new
+        for thing in new.things:
+            self._about.setdefault(thing, {})[new.number] = new
+        for thing in old.things - new.things:
+            self._remove_about(thing, old)
+        if new.since < old.since:
+            heappush(self._delayed, (new.since, new.number))
+        if self._pass:
+            self._held.add(new)
+
+    def closure(
+        self, wanted: Sequence[Inode], besides: Container[int] = frozenset(), most: float = math.inf
+    ) -> list[NameChange]:
         """What the names of some inodes depend on besides some operations, in order: a directory's are those in it,
-        too.
+        too. Once it has more than `most`, it looks no further.
 
         Of a directory that is gone nothing may be left, and a file that has another name by now must not be lost with
         the one that it had.
         """
         inodes: set[Inode] = set()
-        apart, chosen = {change.number for change in besides}, dict[int, NameChange]()
+        seen: set[_Thing] = set()
+        chosen: dict[int, NameChange] = {}
         waiting: list[_Thing] = [(inode,) for inode in wanted if inode.is_directory]
         for inode in wanted:
             waiting += self._add_with_directories(inodes, inode)
         while waiting:
             thing = waiting.pop()
+            if thing in seen:
+                continue
+            seen.add(thing)
             if isinstance(thing, Inode) and thing.is_directory and is_gone(thing):
                 waiting.append((thing,))
             for number, change in self._about.get(thing, _NONE).items():
-                if number in chosen or number in apart:
+                if number in chosen or number in besides:
                     continue
+                if len(chosen) > most:
+                    return [*chosen.values()]
                 chosen[number] = change
                 for put in change.puts:
                     waiting.append(put.key)
@@ -223,10 +337,13 @@ class Journal(Changes):
     def _remove(self, change: NameChange) -> None:
         del self.operations[change.number]
         for thing in change.things:
-            about = self._about[thing]
-            del about[change.number]
-            if not about:
-                del self._about[thing]
+            self._remove_about(thing, change)
+
+    def _remove_about(self, thing: _Thing, change: NameChange) -> None:
+        about = self._about[thing]
+        del about[change.number]
+        if not about:
+            del self._about[thing]
 
     def take(self, changes: Iterable[NameChange], inodes: Iterable[Inode]) -> dict[Inode, int]:
         """They are being committed: gives what `give_back` wants of the inodes."""
@@ -237,10 +354,17 @@ class Journal(Changes):
     def give_back(self, changes: Sequence[NameChange], inodes: dict[Inode, int]) -> None:
         """The commit failed."""
         if changes:
-            later, self.operations = self.operations, {}
             for change in changes:
                 self._add(change)
-            self.operations = dict(sorted((self.operations | later).items()))
+                if change.since < change.number:
+                    heappush(self._delayed, (change.since, change.number))
+                self._gone |= {
+                    put.after: None for put in change.puts if put.after is not None and _is_gone_file(put.after)
+                }
+            self.operations = dict(sorted(self.operations.items()))
+            for key in {put.key for change in changes for put in change.puts}:
+                self._about[key] = dict(sorted(self._about[key].items()))
+            self._pass = []
         for inode, since in inodes.items():
             if inode.names or inode.parent is not None:
                 self.dirty[inode] = min(since, self.dirty.get(inode, since))
@@ -248,7 +372,7 @@ class Journal(Changes):
     def first_operations(self) -> list[NameChange]:
         """Those that the next commit may take."""
         changes = self.operations.values()
-        return list(islice((change for change in changes if not self.waits(change)), OPERATIONS_A_CUT))
+        return list(islice((change for change in changes if not self.waits(change)), self.a_cut))
 
     def waits(self, change: NameChange) -> bool:
         """Whether it gives a name to a file that can't be written."""
@@ -275,7 +399,8 @@ class _Held:
         return any(
             put.key in self.keys
             or put.directory in self.inodes
-            or put.before in self.inodes | self.directories
+            or put.before in self.inodes
+            or put.before in self.directories
             or put.after in self.inodes
             for put in change.puts
         )
@@ -302,10 +427,5 @@ def entries_needed(put: NamePut) -> int:
     return min(put.length if put.content is kv else kv.born_length, kv.table.length)
 
 
-def _steps(change: NameChange) -> Iterable[tuple[Inode, int]]:
-    """How the number of names changes, of each inode."""
-    for put in change.puts:
-        if put.after is not None:
-            yield put.after, 1
-        if put.before is not None:
-            yield put.before, -1
+def _is_gone_file(inode: Inode) -> bool:
+    return is_gone(inode) and not inode.is_directory

@@ -19,7 +19,7 @@ import errno
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, repeat
@@ -29,7 +29,7 @@ import trio
 
 from kvfs.durable.cut import NO_BYTES, Cut, Cutter, Known, extent_of
 from kvfs.durable.disk_jobs import DiskJobs
-from kvfs.durable.journal import Journal
+from kvfs.durable.journal import Journal, NameChange
 from kvfs.durable.kept import Kept
 from kvfs.durable.pages_in import PagesIn, as_ours
 from kvfs.durable.pages_out import PagesOut
@@ -84,6 +84,10 @@ class _Asked:
     """And for so many inodes that nobody asked for by name."""
     num_left: Callable[[], int]
     """How much of what he waits for is not kept yet: asked when no commit is under way."""
+    is_slice: bool = False
+    """And for a slice of the first operations."""
+    is_apart: bool = False
+    """Operations that are ready do not wait for others."""
     found: int = 0
     is_over: trio.Event = field(default_factory=trio.Event)
     error: SymError | None = None
@@ -172,8 +176,8 @@ class Keeper:
         self.summer = Summer(self._cutter.sums, self.jobs, volume.tree.get, lambda: self._commit(lambda: 0))
         self._cutter.sums.add_lacking(self._inherited)
         self._asked: list[_Asked] = []
-        self._committing = Cut()
-        """The cut that is on its way."""
+        self._committing, self._committed = Cut(), list[NameChange]()
+        """The cut that is on its way; operations of the last one, if the index has them."""
         self._something_asked = trio.Event()
         self._something_dirty = trio.Event()
         if self._inherited:
@@ -258,11 +262,41 @@ class Keeper:
 
         self._cutter.try_again((inode,))
         while True:
+            await self._shorten(inode, number)
             for each in (inode.content, *self._cutter.holding_up(inode)):
                 await self._write_or_make_room(each)
             if not await self._commit(num_left, (inode,)):
                 return
             self._require_written(inode)
+
+    async def _shorten(self, inode: Inode, number: int) -> None:
+        """Commit the first operations, slice by slice, until those that a sync depends on fit one cut, or nothing is
+        left that is older than it.
+
+        What holds up the first ones is written for that. Where it can't be, the others overtake it.
+        """
+        journal, is_apart, mark = self._journal, False, self._journal.num_passes
+        await self._settle()
+        while journal.has_operation(number) and journal.is_long(inode):
+            error: SymError | None = None
+            for each in (*self._cutter.unready(journal.first_operations()), *self._cutter.holding_up(inode)):
+                try:
+                    await self._write_or_make_room(each)
+                except SymError as failure:
+                    error = failure
+            is_apart = is_apart or error is not None
+            if await self._commit_first(number, is_apart=is_apart):
+                is_apart, mark = False, journal.num_passes
+            elif is_apart and self._has_looked(mark):
+                self._require_written()
+                raise error or self.jobs.late()
+            else:
+                is_apart = True
+
+    async def _settle(self) -> None:
+        """Files that are gone leave the journal."""
+        while self._journal.settle():
+            await trio.lowlevel.checkpoint()
 
     async def sync_all(self) -> None:
         """Everything that there was when this was called. What an error keeps from the disk holds up nothing else."""
@@ -279,18 +313,20 @@ class Keeper:
                 files.popleft()
             return len(files) + self._journal.num_left(number) + len(self._inherited)
 
-        before = -1
+        before, mark = -1, self._journal.num_passes
         while True:
             error = await self._write_back()
             self._is_full = error is not None and error.errno == errno.ENOSPC
             left = await self._commit(num_left, others=OTHERS_A_CUT)  # with an error, too: what was removed makes room
-            if error is not None and (not left or left == before):
+            is_stuck = left == before and self._has_looked(mark)
+            if error is not None and (not left or is_stuck):
                 raise error
             if not left:
                 return
-            if left == before:
+            if is_stuck:
                 self._require_written()
-            before = left
+            if left != before:
+                before, mark = left, self._journal.num_passes
 
     def _require_written(self, inode: Inode | None = None) -> None:
         """EIO: an inode (this one, or one that holds it up) is left out of all commits."""
@@ -536,16 +572,42 @@ class Keeper:
             if error.errno != errno.ENOSPC:
                 raise
             self._is_full = True
-            await self._commit(lambda: 0, others=OTHERS_A_CUT)
-            await self.jobs.idle()
+            await self._make_room()
             await self._write(content)
             self._is_full = False
 
+    async def _make_room(self) -> None:
+        """Forget all that has been removed until now."""
+        number, mark = self._journal.number, self._journal.num_passes
+        while await self._commit_first(number, OTHERS_A_CUT, is_apart=True) or not self._has_looked(mark):
+            pass
+        await self.jobs.idle()
+
+    async def _commit_first(self, number: int, others: int = 0, *, is_apart: bool) -> bool:
+        """Commit a slice of the first operations; whether it had some that are no later than this change."""
+
+        def num_kept() -> int:
+            return sum(change.number <= number for change in self._committed)
+
+        return bool(await self._commit(num_kept, others=others, is_slice=True, is_apart=is_apart))
+
+    def _has_looked(self, mark: int) -> bool:
+        """Whether commits have looked at all operations since the journal had so many passes."""
+        return not self._journal.is_in_pass or self._journal.num_passes > mark + 1
+
     # Commits
 
-    async def _commit(self, num_left: Callable[[], int], inodes: tuple[Inode, ...] = (), others: int = 0) -> int:
+    async def _commit(
+        self,
+        num_left: Callable[[], int],
+        inodes: tuple[Inode, ...] = (),
+        others: int = 0,
+        *,
+        is_slice: bool = False,
+        is_apart: bool = False,
+    ) -> int:
         """Wait for a commit; what `num_left` gives when it is over, and before the next takes any of that."""
-        asked = _Asked(inodes, others, num_left)
+        asked = _Asked(inodes, others, num_left, is_slice, is_apart)
         self._asked.append(asked)
         self._something_asked.set()
         with trio.move_on_after(self.jobs.deadline_s):
@@ -561,22 +623,30 @@ class Keeper:
             asked, self._asked = self._asked[:SYNCS_A_CUT], self._asked[SYNCS_A_CUT:]
             if not self._asked:
                 self._something_asked = trio.Event()
-            wanted = [inode for each in asked for inode in each.inodes]
-            error = await self._commit_once(wanted, max(each.others for each in asked))
+            self._committed = []
+            await self._settle()
+            error = await self._commit_once(asked)
             if error is not None:
                 self._failed(error)
             for each in asked:
                 each.error = error
                 each.found = 0 if error is not None else each.num_left()
                 each.is_over.set()
+                await trio.lowlevel.checkpoint()  # each may look at a whole slice
 
-    async def _commit_once(self, wanted: Iterable[Inode], num_others: int) -> SymError | None:
+    async def _commit_once(self, asked: Sequence[_Asked]) -> SymError | None:
         """Why it failed."""
         try:
             self._state.index.require_commits()
         except SymError as refusal:
             return refusal
-        cut = self._cutter.take(wanted, self._volume.tree.next_number, num_others, is_full=self._is_full)
+        cut = self._cutter.take(
+            [inode for each in asked for inode in each.inodes],
+            self._volume.tree.next_number,
+            max(each.others for each in asked),
+            is_slice=any(each.is_slice for each in asked),
+            is_apart=self._is_full or any(each.is_apart for each in asked),
+        )
         self._committing = cut  # where an exception ends the storage, too: what it has is in the journal no more
         self._backing.update(cut.new_backing)
         covered = self.pages_out.begin_sync()
@@ -600,6 +670,7 @@ class Keeper:
         self._error = ""
         self._has_no_room = False
         self._cutter.succeeded(cut)
+        self._committed = cut.changes
         for identity, slots in self._doubtful:
             self.slots[identity].need_no_more(slots)
         self._doubtful = []

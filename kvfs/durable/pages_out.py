@@ -61,7 +61,8 @@ class PagesOut:
         self._jobs = jobs
         self._writing: dict[int, Job[Checks]] = {}
         """By page."""
-        self._is_unsynced = np.zeros(pool.num_numbers, np.bool_)
+        self._unsynced: list[IntArray] = []
+        """Pages that were written since the last sync."""
         self._after: dict[Job[Checks], list[Callable[[], None]]] = {}
         """Who waits for a job of somebody else's."""
         self._num_failed_syncs = 0
@@ -177,7 +178,7 @@ class PagesOut:
             else:
                 is_same = on_disk.end_write(pages, generations, fills, slots, job.settle())
                 self.slots.disown(slots[~is_same])
-                self._is_unsynced[pages[is_same]] = True
+                self._unsynced.append(pages[is_same])
                 self.num_bytes += len(pages) * self.file.slot_bytes
             then(job.error)
             for function in self._after.pop(job, ()):
@@ -189,8 +190,7 @@ class PagesOut:
 
     def begin_sync(self) -> IntArray:
         """The pages that a sync that begins now will cover; `sync_failed` wants them, if it does."""
-        covered = np.flatnonzero(self._is_unsynced).astype(np.int32)
-        self._is_unsynced[covered] = False
+        covered, self._unsynced = np.unique(np.concatenate([_NONE, *self._unsynced])), []
         return covered
 
     def sync_failed(self, covered: IntArray) -> None:

@@ -4,11 +4,14 @@ What has to have happened is found from below. A name that leads where only a la
 this one has happened; so do syncs that have returned. Each of them has happened as a whole, after all that it depends
 on. Then k is the last of them that no fsync can have taken along. If any of that puts a name where it is not, the names
 are none that were promised.
+
+A name of a file that is gone by now may lead where it led before, unless a sync has made it durable: the file leaves
+the journal with all its names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from tests.kvfs.durable.events import Key, Operation, Sync
 
@@ -23,10 +26,13 @@ class NamesThatAreThere:
         syncs: Iterable[Sync],
         found: Mapping[Key, int],
         now: int,
+        directories: Container[int],
         *,
         is_ordered: bool = True,
     ) -> None:
         """`base`: the names before all operations; `found`: those that came back; `now`: the last event.
+
+        `directories`: which inodes are some.
 
         Not `is_ordered`: the disk was full, and what is ready has overtaken what it had no room for.
         """
@@ -49,6 +55,15 @@ class NamesThatAreThere:
         """How many of them have happened."""
         self._because: dict[Operation, str] = {}
         """What has happened, and why that is known."""
+        self._durable: set[Operation] = set()
+        """Operations that syncs have made durable."""
+        self._floors: dict[Key, int] = {}
+        """How many operations on a name they have."""
+        self._are_directories = directories
+        last = {**base, **{put.key: put.after for each in self._operations for put in each.puts}}
+        self.gone = {put.after for each in self._operations for put in each.puts} | {*base.values()} - {None}
+        """Inodes that no name leads to any more, in the end."""
+        self.gone -= {*last.values()}
 
     def happened(self) -> list[Operation]:
         """What must have happened, in order."""
@@ -58,7 +73,7 @@ class NamesThatAreThere:
             if sync.is_over(self._now) and (sync.number is None or sync.promises(sync.number)):
                 for operation in self._operations:
                     if operation.moment <= sync.begun and _is_about(operation, sync):
-                        self._has_happened(operation, f"{sync} returned 0")
+                        self._has_happened(operation, f"{sync} returned 0", is_promised=True)
         taken_along = self._taken_along() if self._is_ordered else set(self._operations)
         first = 0
         while strange := [
@@ -76,7 +91,7 @@ class NamesThatAreThere:
         """So many operations on this name have happened, at least: as many as lead to where it leads."""
         chain = self._chains.get(key, [])
         for place in range(max(least, self._places.get(key, 0)), len(chain) + 1):
-            if self._value(key, place) == self._found.get(key):
+            if self._found.get(key) in self._values(key, place):
                 self._places[key] = place
                 for operation in chain[:place]:
                     self._has_happened(operation, why)
@@ -96,15 +111,31 @@ class NamesThatAreThere:
             return self._base.get(key)
         return next(put.after for put in self._chains[key][place - 1].puts if put.key == key)
 
-    def _has_happened(self, operation: Operation, why: str) -> None:
-        if operation in self._because:
+    def _values(self, key: Key, place: int) -> Iterator[int | None]:
+        """Where a name may lead after so many of its operations."""
+        value = self._value(key, place)
+        yield value
+        while value in self.gone and value not in self._are_directories and place > self._floors.get(key, 0):
+            place -= 1
+            value = self._value(key, place)
+            if any(put.after == value for put in self._chains[key][place].puts):
+                value = None  # the two were exchanged
+            yield value
+
+    def _has_happened(self, operation: Operation, why: str, *, is_promised: bool = False) -> None:
+        if operation in self._because and (operation in self._durable or not is_promised):
             return
-        self._because[operation] = why
+        self._because.setdefault(operation, why)
+        if is_promised:
+            self._durable.add(operation)
+            for put in operation.puts:
+                place = self._chains[put.key].index(operation) + 1
+                self._floors[put.key] = max(place, self._floors.get(put.key, 0))
         for each in self._operations:
             if each is operation:
                 break
             if _depends(operation, each):
-                self._has_happened(each, f"{operation} depends on it, and {why}")
+                self._has_happened(each, f"{operation} depends on it, and {why}", is_promised=is_promised)
         for put in operation.puts:
             self._reach(put.key, self._chains[put.key].index(operation) + 1, f"{operation} has happened, for {why}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -134,3 +136,7 @@ class Life:
 
     attributes: History[Attributes] = field(default_factory=History)
     content: History[Content] = field(default_factory=History)
+
+    @property
+    def is_directory(self) -> bool:
+        return any(stat.S_ISDIR(state.file_type) for _, state in self.attributes.between(0, sys.maxsize - 1))

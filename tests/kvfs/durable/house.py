@@ -39,6 +39,7 @@ class House:
         disk: Disk | None = None,
         num_on_disk: int = 0,
         disk_limit: int | None = None,
+        journal: Journal | None = None,
     ) -> None:
         facts = facts or FakeFacts()
         self.state = State(directory)
@@ -49,7 +50,7 @@ class House:
         num_numbers = num_pages_of(num_pages, num_own, num_on_disk) + num_others
         accounts = Accounts(num_numbers, self.store.page_bytes, limits)
         pool = PagePool(self.store, accounts, num_own, num_others, num_on_disk)
-        journal = Journal()
+        journal = journal or Journal()
         self.fs = FileSystem(pool, facts, self.state.files, 0, 0, disk, changes=journal, bits=bits, same_bits=same_bits)
         self.volume, self.tree = self.fs.volume, self.fs.volume.tree
         self.keeper = Keeper(self.state, kept, self.volume, journal, deadline_s, disk_limit)

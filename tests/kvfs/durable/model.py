@@ -11,7 +11,8 @@ A file is its inode's number, which survives. The promise, as it is judged here:
 - *Names* are those after the first k operations, and after those later ones that some fsync was to make durable, with
   all that they depend on: earlier ones of the same names and files, those of the directories that they lie in, and
   those in a directory that is gone. What an fsync was about that has returned 0 is there.
-  (Once the disk was full: after any of them, with what they depend on.)
+  (Once the disk was full: after any of them, with what they depend on.) A name of a file that is gone by then may lead
+  where it led before.
 - *Entries* of a KV file are a prefix of what it had at some moment since it was synced, or was given a name that is
   there. None is missing that it has had all the time since then. Its bytes are right, and it says how many are lost.
 - *Bytes* of a plain file that were not written since it was synced are there, and it has a length that it has had.
@@ -130,14 +131,22 @@ class Model:
         """Raise AssertionError, with the story, unless a crash after the event `now` may have left this."""
         now = self.moment if now is None else now
         house.fs.check()
-        happened = NamesThatAreThere(
-            self._base, self._operations, self._syncs, _names(house), now, is_ordered=now < self._was_full
-        ).happened()
+        directories = {number for number, life in self._lives.items() if life.is_directory}
+        names, is_ordered = _names(house), now < self._was_full
+        there = NamesThatAreThere(
+            self._base, self._operations, self._syncs, names, now, directories, is_ordered=is_ordered
+        )
+        named = [
+            (put.after, each.moment)
+            for each in there.happened()
+            for put in each.puts
+            if put.after is not None and (put.after not in there.gone or names.get(put.key) == put.after)
+        ]
         for inode in house.tree:
             if inode.number not in self._lives:
                 raise AssertionError(f"{_called(house, inode)} has never been")
             self._judge_attributes(house, inode, now)
-            self._judge_content(house, inode, now, happened)
+            self._judge_content(house, inode, now, [moment for number, moment in named if number == inode.number])
         for inode in house.tree:
             await _judge_pages(house, inode)
         house.fs.check()
@@ -158,11 +167,11 @@ class Model:
                 + "\n".join(f"  {state}" for state in allowed)
             )
 
-    def _judge_content(self, house: House, inode: Inode, now: int, happened: Sequence[Operation]) -> None:
+    def _judge_content(self, house: House, inode: Inode, now: int, named_at: Sequence[int]) -> None:
         number, found = inode.number, content_of(inode)
         history = self._lives[number].content
-        named = [(each.moment, each.moment) for each in happened if any(put.after == number for put in each.puts)]
-        promises = sorted({*self._promises(number, now), *(named if isinstance(found, Entries) else [])})
+        named = [(moment, moment) for moment in named_at if isinstance(found, Entries)]
+        promises = sorted({*self._promises(number, now), *named})
         since = promises[-1][0]
         if isinstance(found, Bytes):
             if promises == [(0, 0)] and number in self._base.values() and not self._has_bytes:

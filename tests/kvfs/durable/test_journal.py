@@ -26,3 +26,27 @@ def test_operations_of_a_commit_that_failed_are_found_again_in_their_order(tmp_p
             assert list(journal.operations.values()) == all_of_them
 
     trio.run(main)
+
+
+def test_a_file_that_is_gone_leaves_the_journal_and_a_sync_waits_for_what_took_its_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(House(tmp_path)) as house:
+            journal, root = house.keeper._journal, house.tree.root
+            house.create("x.kv", [1])
+            number = journal.number
+            house.create("gone.kv", [2])
+            house.fs.kv_remove(ROOT, "gone.kv")
+            house.create("y.kv", [3])
+            house.fs.kv_rename(ROOT, "y.kv", "x.kv")
+            while journal.settle():
+                pass
+            made, renamed = journal.operations.values()
+            assert [put.key[1] for put in (*made.puts, *renamed.puts)] == [b"y.kv", b"x.kv", b"y.kv"]
+            journal.take([made], [root])
+            assert renamed.number > number
+            assert journal.concerns(root, number)
+            journal.take([renamed], [])
+            assert not journal.concerns(root, number)
+            journal.give_back([made, renamed], {})
+
+    trio.run(main)

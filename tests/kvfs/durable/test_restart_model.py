@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -14,6 +15,7 @@ import trio
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvfs.durable.journal import OPERATIONS_A_CUT, OPERATIONS_A_SLICE, Journal
 from kvfs.fs import OpenKv
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
@@ -35,12 +37,13 @@ ONES = st.integers(0, 1000)
 class Restarts(RuleBasedStateMachine):
     """The storage works only while something waits for it, so that the same steps do the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, a_cut: int = OPERATIONS_A_CUT, a_slice: int = OPERATIONS_A_SLICE) -> None:
         super().__init__()
+        self.journal = partial(Journal, a_cut, a_slice)
         memory = Path("/dev/shm")
         self.directory = Path(tempfile.mkdtemp(prefix="restarts-", dir=memory if memory.is_dir() else None))
         self.token = 0
-        self.house = House(self.directory, num_pages=NUM_PAGES)
+        self.house = House(self.directory, num_pages=NUM_PAGES, journal=self.journal())
         self.wait_for(lambda: self.house.keeper.sync(self.house.tree.root))
         self.begin()
 
@@ -269,7 +272,7 @@ class Restarts(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         self.house.keeper.close()
-        self.house = House(self.directory, num_pages=NUM_PAGES)
+        self.house = House(self.directory, num_pages=NUM_PAGES, journal=self.journal())
         self.wait_for(lambda: self.model.judge(self.house))
         self.begin()
 
@@ -282,8 +285,24 @@ class Restarts(RuleBasedStateMachine):
         assert self.sizes() == before
 
 
+class SlicedRestarts(Restarts):
+    """Cuts take few operations at a time, so that nearly every sync depends on more."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 3)
+
+
 class TestRestarts(Restarts.TestCase):
     settings = settings(max_examples=20, stateful_step_count=40, deadline=None, database=None, derandomize=True)
+
+
+class TestSlicedRestarts(SlicedRestarts.TestCase):
+    settings = settings(max_examples=20, stateful_step_count=40, deadline=None, database=None, derandomize=True)
+
+
+@pytest.mark.slow
+class TestManySlicedRestarts(SlicedRestarts.TestCase):
+    settings = settings(max_examples=150, stateful_step_count=60, deadline=None, database=None, derandomize=True)
 
 
 @pytest.mark.slow

@@ -34,7 +34,8 @@ MOST_SYNCS = 6
 class Workload:
     """Changes a house step by step, and has a model note it."""
 
-    def __init__(self, house: House, model: Model, seed: int) -> None:
+    def __init__(self, house: House, model: Model, seed: int, *, has_domains: bool = True) -> None:
+        self._has_domains = has_domains
         self.house, self.model, self.random = house, model, Random(seed)
         self.num_failed = 0
         """Syncs that did not return 0."""
@@ -81,7 +82,7 @@ class Workload:
             self._chmod: 3,
             self._set_attribute: 3,
             self._advise: 2,
-            self._make_domain: 1,
+            self._make_domain: int(self._has_domains),
             self._sync: 12,
             self._sync_directory: 3,
             self._sync_all: 2,
