@@ -206,6 +206,7 @@ class PlainFile:
         file = self._file
         if file is None or not self._disk.nowait.writes:
             return 0
+        doubtful = self._doubtful
         self.changes += 1
         try:
             written = self._disk.pwritev(file.number, [data], offset, os.RWF_NOWAIT)
@@ -218,7 +219,7 @@ class PlainFile:
         finally:
             self.changes += 1
         self._filled(offset, offset + written)
-        self._written(self._doubtful, offset, offset + written)
+        self._written(doubtful, offset, offset + written)
         self.sums.wrote(offset, memoryview(data)[:written])
         return written
 
@@ -299,8 +300,8 @@ class PlainFile:
             self.sums.failed(start, start + len(data))
             raise self._failed("write", error) from error
         finally:
+            self._written(doubtful, start, offset)
             self.changes += 1
-        self._written(doubtful, start, offset)
 
     def resize(self, size: int) -> None:
         """As `ftruncate(2)`."""
@@ -386,8 +387,13 @@ class PlainFile:
                 self.size = max(self.size, size)
 
     def _written(self, doubtful: range, start: int, end: int) -> None:
-        """Note bytes of a call that began while `doubtful` was in doubt."""
-        if doubtful and doubtful is self._doubtful and start <= doubtful.start < end:
+        """Note bytes of a call that began while `doubtful` was in doubt.
+
+        A sync that has failed since then may have met them, or not: they are in doubt as well.
+        """
+        if doubtful is not self._doubtful:
+            self._doubtful = range(max(self._doubtful.stop, end))
+        elif doubtful and start <= doubtful.start < end:
             self._doubtful = range(min(end, doubtful.stop), doubtful.stop)
 
     def _opened(self, *, keep: bool = True) -> Descriptor:

@@ -344,6 +344,24 @@ def test_a_sync_that_failed_fails_until_every_byte_was_written_anew(tmp_path: Pa
     assert not file.sync_failed
 
 
+def test_bytes_that_were_being_written_while_a_sync_failed_are_in_doubt(tmp_path: Path) -> None:
+    trouble = TroubledDisk()
+
+    def pwritev(*arguments: Any) -> int:
+        written = trouble.disk.pwritev(*arguments)
+        trouble.fail("fdatasync", errno.EIO)
+        with pytest.raises(SymError, match="can't sync"):
+            file.sync()
+        trouble.mend()
+        return written
+
+    file = PlainFile(tmp_path, "1.1.plain", disk=dataclasses.replace(trouble.disk, pwritev=pwritev))
+    file.write_at(0, WHOLE)
+    with pytest.raises(SymError, match="was not written anew"):
+        file.sync()
+    assert file.sync_failed
+
+
 def test_bytes_that_were_cut_off_are_in_doubt_no_longer(tmp_path: Path) -> None:
     trouble = TroubledDisk()
     file = PlainFile(tmp_path, "1.1.plain", disk=trouble.disk)
