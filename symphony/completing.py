@@ -7,17 +7,21 @@ What depends on the machine (programs, names on the mount) the scripts ask for w
 from __future__ import annotations
 
 import argparse
+import ast
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 import libsym
 from libsym.channel.socket_path import find_socket
 from symphony import manual
+from symphony.commands.programs import add_run_options
 from symphony.launcher import listing
 from symphony.launcher.commands import places_of
-from symphony.launcher.finding import shipped
+from symphony.launcher.finding import find_program, shipped
+from symphony.launcher.places import Refused
 
 MAX_KV_NAMES = 1000
 """More are no help, and a mount may have a million."""
@@ -47,6 +51,22 @@ _symphony_kv_files() {{ _symphony_names kv "$1"; compgen -f -- "$1"; }}
 _symphony_program_files() {{ _symphony_names shipped "$1"; compgen -f -- "$1"; }}
 _symphony_model_files() {{ compgen -W "{" ".join(MODELS)}" -- "$1"; compgen -f -- "$1"; }}
 """
+_BASH_END = f"""\
+_symphony() {{
+  local current="${{COMP_WORDS[COMP_CWORD]}}" options option
+  if [[ "${{COMP_WORDS[1]}}" == run && "$current" == -* ]] &&
+    options=$({_ASK} options --line "${{COMP_WORDS[@]:2:COMP_CWORD-2}}" 2>/dev/null); then
+    COMPREPLY=()
+    while IFS= read -r option; do
+      [[ "$option" == "$current"* ]] && COMPREPLY+=("$option")
+    done <<<"$options"
+  else
+    _shtab_symphony
+  fi
+}}
+complete -o bashdefault -F _symphony symphony
+"""
+"""Behind the name of a program its own options are completed."""
 _ZSH = f"""\
 _symphony_names() {{
   local -a found=("${{(@f)$({_ASK} $1 2>/dev/null)}}")
@@ -88,7 +108,7 @@ def script(shell: str, whole: argparse.ArgumentParser) -> str:
             elif action.dest in WORDS:
                 action.choices = WORDS[action.dest]
     written: str = shtab.complete(whole, shell, preamble=_FUNCTIONS[shell])
-    return written
+    return f"{written}\n{_BASH_END}" if shell == "bash" else written
 
 
 def _function(parser: argparse.ArgumentParser, action: argparse.Action) -> str | None:
@@ -124,6 +144,20 @@ def names(kind: str, socket: Path | None) -> list[str]:
     daemon = socket or find_socket()
     programs, _ = listing.rows(places_of(daemon), str(daemon), ended=kind == "all-programs")
     return sorted({each["name"] for each in programs if each["program"]})
+
+
+def options_of(line: Sequence[str]) -> list[str]:
+    """Options of the program that a beginning of `symphony run` names, by its source. Refused: it names none."""
+    run = argparse.ArgumentParser()
+    add_run_options(run)
+    word = run.parse_args(line).program
+    path, is_python = find_program(word or "", ".")
+    if not is_python:
+        raise Refused(f"{path} is no Python")
+    calls = [node for node in ast.walk(ast.parse(Path(path).read_bytes())) if isinstance(node, ast.Call)]
+    words = [each.value for call in calls for each in call.args if isinstance(each, ast.Constant)]
+    options = [each for each in words if isinstance(each, str) and re.fullmatch(r"--?[a-z][\w-]*", each)]
+    return sorted({*options, "--help"})
 
 
 def _kv_names(socket: Path | None) -> Iterator[str]:

@@ -25,7 +25,7 @@ def add_program_commands(subparsers: Commands) -> None:
         parser.set_defaults(action=lambda args: action(args, socket_of(args)))
         return parser
 
-    _add_run(command("run", "run a program beside the model", commands.run_command))
+    add_run_options(command("run", "run a program beside the model", commands.run_command))
 
     ps = command("ps", "which programs of yours there are", commands.ps_command)
     ps.add_argument("-a", "--all", action="store_true", help="those that have ended, too")
@@ -46,7 +46,8 @@ def add_program_commands(subparsers: Commands) -> None:
     attach.add_argument("who", metavar="PROGRAM")
 
 
-def _add_run(run: argparse.ArgumentParser) -> None:
+def add_run_options(run: argparse.ArgumentParser) -> None:
+    """All that stands before a program's own arguments."""
     run.add_argument("-d", "--detach", action="store_true", help="print its name, and leave it running")
     run.add_argument("-t", "--tty", action="store_true", help="give it a terminal of its own, whatever there is here")
     run.add_argument("--name", help="what ps calls it (default: as its file)")

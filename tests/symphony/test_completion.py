@@ -132,6 +132,18 @@ def test_the_tab_key_completes_commands_options_choices_and_names(name, place):
 
 
 @pytest.mark.slow
+def test_behind_the_name_of_a_program_bash_completes_the_programs_own_options(place):
+    need("bash")
+    directory, environment = place
+    (directory / "head").write_text(f"PS1='{PROMPT}'\n{HEADS['bash']}{FUNCTION}")
+    shell = Shell(COMMANDS["bash"], directory, environment)
+    try:
+        assert shell.types("symphony run --det\task --res\t--max-t\t") == "run --detach ask --resume --max-tokens"
+    finally:
+        shell.end()
+
+
+@pytest.mark.slow
 def test_fish_completes_commands_options_choices_and_names(place):
     need("fish")
     directory, environment = place
