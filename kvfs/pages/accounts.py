@@ -205,13 +205,11 @@ class Account:
         other_bytes += names_bytes(self.num_files + num_files) - names_bytes(self.num_files)
         wanted = num_pages * (page_bytes or self.page_bytes) + other_bytes
         if limit is not None and wanted > 0 and self.num_bytes + wanted > limit:
-            holds = f"{self.pages.num_pages} pages" + (
-                f", {others} bytes of names, plain files and attributes" if others else ""
-            )
-            more = f"{num_pages} more" if num_pages else f"{other_bytes} bytes more"
+            quota = "--quota" if self.parent is None else "user.kv.quota"
             raise OverQuota(
-                f"{self.describe()} is at its quota of {limit} bytes ({limit // self.page_bytes} pages): it holds "
-                f"{holds} and {more} are wanted; remove files or forks, or have it raised"
+                f"{self.describe()} is at its quota of {limit} bytes: {self.num_bytes} are used "
+                f"({self.pages.num_pages} pages, {others} bytes of names, plain files and attributes), {wanted} more "
+                f"are wanted; remove files or forks (`symphony du` shows them), or have {quota} raised"
             )
 
     # Charges

@@ -69,12 +69,15 @@ def _connected(places: Places) -> socket.socket:
         connection = _dial(places)
         if connection is not None:
             return connection
-        lock = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if _is_locked(lock):
-                _start(places, lock)
-        finally:
-            os.close(lock)
+            lock = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                if _is_locked(lock):
+                    _start(places, lock)
+            finally:
+                os.close(lock)
+        except OSError as error:
+            raise Refused(f"the launcher can't be started: {error.filename}: {error.strerror}") from None
         if time.monotonic() > deadline_s:
             raise Refused(f"the launcher does not start: see {places.log}")
         time.sleep(_PAUSE_S)

@@ -104,7 +104,7 @@ def test_at_its_limit_an_account_gets_no_page_more_and_nothing_changes(
 ) -> None:
     table, other = PageTable(pool, ANN), PageTable(pool, BOB)
     decoder.append(table, range(100))
-    with pytest.raises(OverQuota, match=r"uid 1001 .*holds 4 pages and 1 more"):
+    with pytest.raises(OverQuota, match=r"uid 1001 .* are used \(4 pages, .*, \d+ more are wanted"):
         table.reserve(range(29), range(100, 129))
     assert table.reservation is None
     decoder.append(table, range(28))  # what is left of the page

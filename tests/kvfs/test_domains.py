@@ -604,13 +604,13 @@ def test_bytes_of_plain_files_count_to_the_domain_as_pages_do(house: House) -> N
     assert house.attributes("d")["used"] == house.used_bytes(ANN) == 3 * PAGE
     with pytest.raises(
         OverQuota,
-        match="holds 0 pages, 12288 bytes of names, plain files and attributes and 4097 bytes more are wanted",
+        match=r"12288 are used \(0 pages, 12288 bytes of names, plain files and attributes\), 4097 more are wanted",
     ):
         house.resize(file, 4 * PAGE + 1)
     assert house.fs.volume.size_of(file) == 3 * PAGE
     handle = house.kv("d/a.kv", 32)
     with pytest.raises(
-        OverQuota, match="holds 1 pages, 12288 bytes of names, plain files and attributes and 1 more are wanted"
+        OverQuota, match=r"\(1 pages, 12288 bytes of names, plain files and attributes\), 4096 more are wanted"
     ):
         house.append(handle, 1)
     house.resize(file, 2 * PAGE)

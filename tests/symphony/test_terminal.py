@@ -11,6 +11,7 @@ import pytest
 
 from symphony.launcher.sandbox.probe import probe
 from tests.symphony.daemons import SYMPHONY
+from tests.symphony.launchers import end_process
 from tests.symphony.services import OTHER_UID, as_user
 
 isolated = pytest.mark.skipif(probe() is not None, reason=f"NO SANDBOX TESTED: {probe()}")
@@ -175,3 +176,39 @@ def test_who_cannot_create_a_file_is_told_what_root_would_do(start_daemon, tmp_p
     assert daemon.stop() == 0
     shutil.rmtree(daemon.mount.parent / "state")
     assert start_daemon("--model", "tiny", "--open").run(create) == "made\n"
+
+
+def test_a_launcher_that_cannot_be_started_is_told_in_one_line(launchers):
+    launchers.symphony("run", launchers.script(""))
+    lock = launchers.state / "lock"
+    end_process(launchers.pid)
+    lock.unlink()
+    lock.mkdir()
+    done = launchers.symphony("run", "prog.py", check=False)
+    assert (done.returncode, done.stderr) == (125, f"symphony: the launcher can't be started: {lock}: Is a directory\n")
+    (launchers.state / "control").unlink(missing_ok=True)  # of the launcher that was killed
+    lock.rmdir()
+
+
+def test_fsck_looks_at_no_other_state_than_the_daemons_that_is_named():
+    done = alone("fsck")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("symphony: no daemon listens at /nowhere.sock")
+
+
+def test_a_quota_names_the_user_what_is_used_and_wanted_and_a_remedy(start_daemon, tmp_path):
+    tmp_path.chmod(0o755)
+    daemon = start_daemon("--model", "tiny", "--quota", "64K", "--open")
+    said = daemon.run(
+        as_user(
+            OTHER_UID,
+            """
+        try:
+            sym.kv_write(sym.kv_create("mine.kv"), [1] * 4000)
+        except sym.OverQuota as error:
+            print(error)
+        """,
+        )
+    )
+    assert re.match(rf"uid {OTHER_UID} is at its quota of 65536 bytes: \d+ are used .*, \d+ more are wanted; ", said)
+    assert "or have --quota raised" in said

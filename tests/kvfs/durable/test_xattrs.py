@@ -197,7 +197,7 @@ def test_attributes_links_and_names_count_to_the_quota_of_bytes(tmp_path: Path) 
 
         for number in range(FREE_NAMES + 8192 // NAME_BYTES):
             file(house, f"{number:0255}")
-        with pytest.raises(OverQuota, match="512 bytes more are wanted"):
+        with pytest.raises(OverQuota, match="512 more are wanted"):
             file(house, "one too many")
         house.tree.rename(house.tree.root, b"0" * 255, house.tree.root, b"a" * 255)
         with pytest.raises(OverQuota):
