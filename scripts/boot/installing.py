@@ -103,7 +103,7 @@ def uninstall(s: Service) -> str:
 
 
 def upgrade(s: Service) -> str:
-    """From release 0.1.0, root's own daemon, and a program of it that works all the time."""
+    """From release 0.1.0, root's own daemon, and a program of it that works all the time; 0.1.0 can't go back."""
     s.run(f"{UNINSTALL} --purge")
     s.run("python3 -m venv /opt/symphony-0.1.0")
     pip = f"{OLD}/pip install --quiet --no-index --find-links /srv/wheelhouse --find-links /srv/previous"
@@ -122,10 +122,15 @@ def upgrade(s: Service) -> str:
         s.run("systemctl daemon-reload && systemctl start symphony.service")
         load.more(50)
     checked = load.check()
+    # The release before refuses what this one has migrated, and damages none of it.
+    s.run("systemctl stop symphony.service")
+    refused = s.run(f"{OLD}/symphony serve --model tiny --kv-memory 256M 2>&1", status=1).splitlines()[-1]
+    s.expect("is of format 4, and this release knows formats up to 2" in refused, f"0.1.0 said {refused}")
+    s.run("systemctl start symphony.service")
     name = s.run(f'grep -m 1 kv {load.log} | sed \'s/.*"name": "\\([^"]*\\)".*/\\1/\'')
     again = s.run(f"{PYTHON} /srv/programs/recompute.py {name}")
     facts = [f"0.1.0 to today's: {took_s:.0f} s beside the old daemon", f"a program of 0.1.0, all the time: {checked}"]
-    return "\n".join([*facts, again])
+    return "\n".join([*facts, again, f"back to 0.1.0: {refused}"])
 
 
 def older_state(s: Service) -> str:

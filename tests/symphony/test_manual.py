@@ -20,8 +20,8 @@ PAGES = find_pages([MAN])
 WRITTEN = [page for page in PAGES if not page.is_alias]
 OF_ALL = {"-h", "--help"}
 """Described in symphony(1) alone."""
-OF_OTHER_PROGRAMS = {"-u", "--kv", "--resume", "--reflink"}
-"""Of python, of lips/ask.py, and of cp."""
+OF_OTHER_PROGRAMS = {"-u", "--kv", "--resume", "--reflink", "--rollback"}
+"""Of python, of lips/ask.py, of cp, and of scripts/install."""
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
