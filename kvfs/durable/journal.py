@@ -235,7 +235,7 @@ class Journal(Changes):
         given = first.puts[place_in_first]
         assert given.after is inode
         before = given.before
-        if before is not None and any(put.after is before for put in first.puts):
+        if before is not None and any(put.after is before for put in first.puts if put is not given):
             self._replace(first, place_in_first, replace(given, after=None, content=None, length=0))
             before = None
         else:
@@ -244,10 +244,12 @@ class Journal(Changes):
         self._replace(
             last,
             place,
-            None if taken.before is taken.after else taken,
+            None if taken.before is taken.after is None else taken,
             previous=first.previous[place_in_first],
             since=min(last.since, first.since),
         )
+        if before is inode:
+            self._join(number, key, inode)  # another one had taken the name in between, and is gone, too
 
     def _replace(
         self, old: NameChange, place: int, put: NamePut | None, *, previous: int | None = None, since: int | None = None

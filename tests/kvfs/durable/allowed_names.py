@@ -11,7 +11,7 @@ the journal with all its names.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tests.kvfs.durable.events import Key, Operation, Sync
 
@@ -26,7 +26,7 @@ class NamesThatAreThere:
         syncs: Iterable[Sync],
         found: Mapping[Key, int],
         now: int,
-        directories: Container[int],
+        directories: Iterable[int],
         *,
         is_ordered: bool = True,
     ) -> None:
@@ -59,11 +59,10 @@ class NamesThatAreThere:
         """Operations that syncs have made durable."""
         self._floors: dict[Key, int] = {}
         """How many operations on a name they have."""
-        self._are_directories = directories
         last = {**base, **{put.key: put.after for each in self._operations for put in each.puts}}
         self.gone = {put.after for each in self._operations for put in each.puts} | {*base.values()} - {None}
-        """Inodes that no name leads to any more, in the end."""
-        self.gone -= {*last.values()}
+        """Files that no name leads to any more, in the end: nothing depends on what their names were."""
+        self.gone -= {*last.values(), *directories}
 
     def happened(self) -> list[Operation]:
         """What must have happened, in order."""
@@ -115,7 +114,7 @@ class NamesThatAreThere:
         """Where a name may lead after so many of its operations."""
         value = self._value(key, place)
         yield value
-        while value in self.gone and value not in self._are_directories and place > self._floors.get(key, 0):
+        while value in self.gone and place > self._floors.get(key, 0):
             place -= 1
             value = self._value(key, place)
             if any(put.after == value for put in self._chains[key][place].puts):
@@ -134,10 +133,19 @@ class NamesThatAreThere:
         for each in self._operations:
             if each is operation:
                 break
-            if _depends(operation, each):
+            if self._depends(operation, each):
                 self._has_happened(each, f"{operation} depends on it, and {why}", is_promised=is_promised)
         for put in operation.puts:
             self._reach(put.key, self._chains[put.key].index(operation) + 1, f"{operation} has happened, for {why}")
+
+    def _depends(self, operation: Operation, earlier: Operation) -> bool:
+        """Whether it makes no sense without an earlier one: of its files or directories, or in one that goes."""
+        named = {put.key[0] for put in operation.puts if put.after is not None and put.after not in self.gone}
+        if earlier.inodes & (operation.inodes - self.gone | named):
+            return True
+        gone = {put.before for put in operation.puts if put.before is not None and put.after != put.before}
+        named_again = {put.after for put in operation.puts}
+        return any(put.key[0] in gone - named_again for put in earlier.puts)
 
     # What may overtake
 
@@ -190,7 +198,7 @@ class NamesThatAreThere:
         promised: set[Operation] = set()
         if sync.number is None or sync.promises(sync.number):
             for operation in reversed(self._operations):
-                is_needed = any(_depends(each, operation) for each in promised)
+                is_needed = any(self._depends(each, operation) for each in promised)
                 if operation.moment <= sync.begun and (is_needed or _is_about(operation, sync)):
                     promised.add(operation)
         return promised
@@ -201,15 +209,6 @@ def _is_about(operation: Operation, sync: Sync) -> bool:
     if sync.number is None or operation.inodes & {sync.number, *sync.above}:
         return True
     return any(put.key[0] == sync.number for put in operation.puts)
-
-
-def _depends(operation: Operation, earlier: Operation) -> bool:
-    """Whether it makes no sense without an earlier one: of the same files, of its directories, or in one that goes."""
-    if earlier.inodes & (operation.inodes | operation.directories):
-        return True
-    gone = {put.before for put in operation.puts if put.before is not None and put.after != put.before}
-    named_again = {put.after for put in operation.puts}
-    return any(put.key[0] in gone - named_again for put in earlier.puts)
 
 
 def _shown(key: Key) -> str:

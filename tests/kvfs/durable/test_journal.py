@@ -50,3 +50,22 @@ def test_a_file_that_is_gone_leaves_the_journal_and_a_sync_waits_for_what_took_i
             journal.give_back([made, renamed], {})
 
     trio.run(main)
+
+
+def test_a_file_that_got_its_name_back_from_one_that_is_gone_leaves_the_journal_as_well(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(House(tmp_path)) as house:
+            journal = house.keeper._journal
+            one = house.create("a.kv", [1]).inode
+            house.tree.link(one, house.tree.root, b"c.kv")
+            house.create("b.kv", [2])
+            house.fs.kv_rename(ROOT, "b.kv", "a.kv")
+            house.fs.kv_rename(ROOT, "c.kv", "a.kv")
+            while journal.settle():
+                pass
+            house.fs.kv_remove(ROOT, "a.kv")
+            while journal.settle():
+                pass
+            assert not journal.operations
+
+    trio.run(main)
