@@ -38,7 +38,14 @@ class NamesThatAreThere:
         """
         self._is_ordered = is_ordered
         self._base, self._found, self._now = base, found, now
-        self._operations = [each for each in operations if each.moment <= now]
+        whole = [each for each in operations if each.moment <= now]
+        last = {**base, **{put.key: put.after for each in whole for put in each.puts}}
+        self.gone = {put.after for each in whole for put in each.puts} | {*base.values()} - {None}
+        """Files that no name leads to any more, in the end: nothing depends on what their names were."""
+        self.gone -= {*last.values(), *directories}
+        self._operations = [part for each in whole for part in self._parts(each)]
+        self._moves = {(each.moment, put.after) for each in whole for put in each.puts}
+        """When an inode got a name."""
         self._syncs = [each for each in syncs if each.begun <= now]
         self._chains: dict[Key, list[Operation]] = {}
         """All operations on each name."""
@@ -59,10 +66,6 @@ class NamesThatAreThere:
         """Operations that syncs have made durable."""
         self._floors: dict[Key, int] = {}
         """How many operations on a name they have."""
-        last = {**base, **{put.key: put.after for each in self._operations for put in each.puts}}
-        self.gone = {put.after for each in self._operations for put in each.puts} | {*base.values()} - {None}
-        """Files that no name leads to any more, in the end: nothing depends on what their names were."""
-        self.gone -= {*last.values(), *directories}
 
     def happened(self) -> list[Operation]:
         """What must have happened, in order."""
@@ -85,6 +88,15 @@ class NamesThatAreThere:
                 if operation.moment <= first:
                     self._has_happened(operation, f"it is before what nobody synced, {strange[-1]}")
         return [each for each in self._operations if each in self._because]
+
+    def _parts(self, operation: Operation) -> Iterator[Operation]:
+        """What has to happen at once: each name that is about files alone which are gone stands by itself."""
+        rest = tuple(put for put in operation.puts if {put.before, put.after} - {None} - self.gone)
+        if rest:
+            yield Operation(operation.moment, rest)
+        for put in operation.puts:
+            if put not in rest:
+                yield Operation(operation.moment, (put,))
 
     def _reach(self, key: Key, least: int, why: str) -> None:
         """So many operations on this name have happened, at least: as many as lead to where it leads."""
@@ -117,7 +129,7 @@ class NamesThatAreThere:
         while value in self.gone and place > self._floors.get(key, 0):
             place -= 1
             value = self._value(key, place)
-            if any(put.after == value for put in self._chains[key][place].puts):
+            if (self._chains[key][place].moment, value) in self._moves:
                 value = None  # the two were exchanged
             yield value
 
