@@ -189,9 +189,9 @@ class Keeper:
         self._something_spare = trio.Event()
         self._bringing = trio.Lock()
         self._error = ""
-        self._has_no_room = False
-        self._is_full = False
-        self._is_running = False
+        self._told: SymError | None = None
+        """The error that the log has of what is not on disk yet."""
+        self._has_no_room = self._is_full = self._is_running = False
         volume.storage = self
         self.pages_in.progressed = self.pages_out.progressed = volume.pager.progressed
         volume.pool.cold = self.pages_in
@@ -322,6 +322,7 @@ class Keeper:
             if error is not None and (not left or is_stuck):
                 raise error
             if not left:
+                self._told = None
                 return
             if is_stuck:
                 self._require_written()
@@ -372,8 +373,9 @@ class Keeper:
         room = self._room_bytes()
         if room is not None and num_bytes > room:
             raise NoSpace(
-                f"what is kept on disk is at its limit of {self._disk_limit_bytes} bytes: {num_bytes} more are wanted, "
-                f"{max(room, 0)} are left; remove files, or start the daemon with more --disk"
+                f"what is kept on disk is at its limit of {self._disk_limit_bytes} bytes: {self._used_bytes()} are "
+                f"used, {num_bytes} more are wanted; remove files (`symphony du --disk` shows them), or start the "
+                "daemon with more --disk"
             )
 
     def num_free_slots(self) -> int | None:
@@ -733,10 +735,15 @@ class Keeper:
         log.error("%s", self._why_left_out(inode), extra={"file": path}, exc_info=error)
 
     def _failed(self, error: SymError) -> None:
-        if str(error) != self._error:
-            log.error("not everything is on disk: %s", error)
+        is_full = error.errno == errno.ENOSPC
+        told = self._told
+        if told is None or (str(told) != str(error) and not (is_full and told.errno == errno.ENOSPC)):
+            limit = "no limit by --disk" if self._disk_limit_bytes is None else f"a limit of {self._disk_limit_bytes}"
+            sums = f"; {self._used_bytes()} bytes are used, of {limit}" if is_full else ""
+            log.error("not everything is on disk: %s%s", error, sums)
+            self._told = error
         self._error = str(error)
-        self._has_no_room = error.errno == errno.ENOSPC
+        self._has_no_room = is_full
 
 
 def _damage_of(kept: Kept) -> str:

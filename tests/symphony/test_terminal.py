@@ -212,3 +212,19 @@ def test_a_quota_names_the_user_what_is_used_and_wanted_and_a_remedy(start_daemo
     )
     assert re.match(rf"uid {OTHER_UID} is at its quota of 65536 bytes: \d+ are used .*, \d+ more are wanted; ", said)
     assert "or have --quota raised" in said
+
+
+def test_a_full_disk_is_logged_once_with_what_is_used_and_the_limit(start_daemon, tmp_path):
+    state = tmp_path / "state"
+    state.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12M", "full", state], check=True)
+    try:
+        daemon = start_daemon("--model", "tiny", "--disk", "1G", "--kv-memory", "64M")
+        daemon.run("for i in range(60): sym.kv_write(sym.kv_create(f'{i}.kv'), [i] * 4000)")
+        assert daemon.symphony("sync", check=False).returncode == 1
+        daemon.stop()
+        lines = [line for line in daemon.log.read_text().splitlines() if "not everything is on disk" in line]
+        assert len(lines) == 1, lines
+        assert re.search(r"; \d+ bytes are used, of a limit of 1073741824$", lines[0])
+    finally:
+        subprocess.run(["umount", "-l", state], check=True)
