@@ -5,14 +5,11 @@
     symphony run h2o "Programs call" --context README.md --compare " the model" --budget 1024
 
 `pred(attention="entries")` says how much each entry was attended to. Added up over all tokens, a few entries get most
-of it: these stay, and the latest quarter, which had no chance yet. The others go, STEP at once. The method chooses for
+of it: these stay, and as many of the latest, which had no chance yet. Others go, STEP at once. The method chooses for
 each head; the entries of a file are those of all heads, so here the sum over all of them decides. (Zhang et al. 2023)
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -30,7 +27,7 @@ class Cache:
 
     def make_room(self, num_tokens: int) -> None:
         """Evicts what was attended to least, if so many tokens (STEP at most) do not fit."""
-        length, recent = len(self.mass), self.budget // 4
+        length, recent = len(self.mass), self.budget // 2
         if length + num_tokens <= self.budget:
             return
         heaviest = np.argsort(-self.mass[: length - recent])
@@ -39,22 +36,31 @@ class Cache:
         self.kv.keep(kept, rebase=False)
         self.mass = self.mass[kept]
 
+    def note(self, dist: sym.Dist) -> None:
+        """Adds up what the last tokens attended to."""
+        seen = np.asarray(dist.attention)
+        self.mass = np.pad(self.mass, (0, len(seen) - len(self.mass))) + seen
+
     def append(self, tokens: list[int]) -> sym.Dist:
         """Reads tokens; gives the distribution of the next."""
         for at in range(0, len(tokens), STEP):
             step = tokens[at : at + STEP]
             self.make_room(len(step))
             dist = sym.pred(self.kv, step, attention="entries")
-            self.mass = np.pad(self.mass, (0, len(step))) + np.asarray(dist.attention)
+            self.note(dist)
         return dist
 
-    def generate(self, tokens: list[int], max_tokens: int) -> Iterator[int]:
-        end = sym.model_info().eos_ids
-        for _ in range(max_tokens):
-            tokens = [self.append(tokens).argmax()]
-            if tokens[0] in end:
-                return
-            yield tokens[0]
+    def generate(self, tokens: list[int], max_tokens: int) -> sym.Decoding:
+        """Reads tokens, and goes on with the likeliest."""
+        if tokens[:-1]:
+            self.append(tokens[:-1])
+        self.make_room(1)
+        return sym.decode(self.kv, tokens[-1:], self.draw, attention="entries", max_tokens=max_tokens)
+
+    def draw(self, dist: sym.Dist) -> int:
+        self.note(dist)
+        self.make_room(1)
+        return dist.argmax()
 
 
 def perplexity(cache: Cache, prompt: list[int], continuation: list[int]) -> float:
@@ -63,7 +69,7 @@ def perplexity(cache: Cache, prompt: list[int], continuation: list[int]) -> floa
     for token in continuation:
         logprobs.append(dist.logprob(token))
         dist = cache.append([token])
-    return math.exp(-sum(logprobs) / len(logprobs))
+    return sym.perplexity(logprobs)
 
 
 def main() -> None:
@@ -74,16 +80,14 @@ def main() -> None:
     arguments.whole("--max-tokens", default=64)
     arguments.text("--compare", "print perplexities of this continuation instead", metavar="TEXT")
     args = arguments.parse_args()
-    context = args.context.read_text(encoding="utf-8") if args.context else ""
+    context = args.context.read_text(errors="replace") if args.context else ""
     prompt, judged = sym.tokenize(context + args.prompt), sym.tokenize(args.compare or "")
     if judged:
         for cache in (Cache(len(prompt) + len(judged)), Cache(args.budget)):
             print(f"{cache.budget} entries at most: perplexity {perplexity(cache, prompt, judged):.2f}")
         return
-    cache, text = Cache(args.budget), sym.Detokenizer()
-    for token in cache.generate(prompt, args.max_tokens):
-        sym.send_to_user(text.add(token))
-    sym.send_to_user(text.flush() + "\n")
+    sym.send_to_user(Cache(args.budget).generate(prompt, args.max_tokens).text())
+    sym.send_to_user("\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@
 The task is to write a sum of digits, like 4*5+1+3, with a given value. A node of the tree is a KV file that holds an
 expression as far as it goes, forked from its parent's. The model's distribution, narrowed to the tokens that may come,
 is the prior of its moves (PUCT). A rollout draws the rest, and is worth more the nearer its value is to the target.
+A node keeps the best of its rollouts, where the method keeps their mean: nobody plays against the search, which wants
+one expression, and with the mean it finds hardly more than chance.
 """
 
 from __future__ import annotations

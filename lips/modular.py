@@ -84,10 +84,10 @@ def main() -> None:
         arguments.error(f"--choose {num_chosen}: there are {len(args.file)} files")
     sym.kv_mkdir("modules", parents=True)
     with sym.kv_open_or_compute("modules/head.kv", sym.chat_tokens([SYSTEM], add_generation_prompt=False)) as head:
-        modules = {path: open_module(head, path.read_text(errors="replace")) for path in args.file}
+        modules = [(path.name, open_module(head, path.read_text(errors="replace"))) for path in args.file]
         for chosen in combinations(modules, num_chosen):
-            found = compare([head, *(modules[path] for path in chosen)], args.question, args.max_tokens)
-            sym.send_to_user(f"{' + '.join(path.name for path in chosen)}: {found.answer}\n")
+            found = compare([head, *(module for _, module in chosen)], args.question, args.max_tokens)
+            sym.send_to_user(f"{' + '.join(name for name, _ in chosen)}: {found.answer}\n")
             sym.send_to_user(f"    recomputed: {found.recomputed}\n    KL {found.kl:.3f} nats a token; ")
             sym.send_to_user(f"{found.num_computed} of {found.num_joined + found.num_computed} tokens computed\n")
 

@@ -4,8 +4,8 @@
 
 The problem is a sum. The model adds two numbers; a longer sum is divided, each part is solved in a context of its own,
 and their results are a new, small problem. No context ever holds more than the examples and one small problem, however
-long the sum is. The examples are computed once, and each context is a fork of them. Problems of one level are solved
-side by side. (Lee and Kim 2023)
+long the sum is. In the paper the model says how to divide, for which it was trained; here the program pairs the
+numbers, for any model can be asked. Problems of one level are solved side by side. (Lee and Kim 2023)
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ EXAMPLES = "2 + 3 = 5\n1 + 8 = 9\n7 + 6 = 13\n12 + 5 = 17\n9 + 9 = 18\n14 + 11 =
 
 def add(examples: sym.KV, pairs: list[tuple[int, int]]) -> list[int]:
     """What the model says that the sums are, each in a context of its own."""
-    number = sym.Grammar.regex(" [0-9]{1,4}\n")
-    asked = [
-        sym.generate(examples.fork(), sym.tokenize(f"{a} + {b} ="), grammar=number, max_tokens=8) for a, b in pairs
-    ]
+    number = sym.Grammar.regex(" [0-9]{1,20}\n")
+    asked = [sym.generate(examples.fork(), sym.tokenize(f"{a} + {b} ="), grammar=number) for a, b in pairs]
     return [int(generation.full_text()) for generation in asked]
 
 
@@ -36,7 +34,7 @@ def solve(examples: sym.KV, problem: list[int]) -> tuple[int, int]:
 
 def main() -> None:
     arguments = sym.Arguments(__doc__)
-    arguments.whole("numbers", "to be added", least=0, nargs="+", metavar="NUMBER")
+    arguments.whole("numbers", "to be added", least=0, most=10**12, nargs="+", metavar="NUMBER")
     args = arguments.parse_args()
     with sym.kv_create() as examples:
         examples.write(sym.tokenize(EXAMPLES))

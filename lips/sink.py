@@ -9,7 +9,6 @@ four it stays near that of all entries. Positions are counted in the file: a tex
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import libsym as sym
@@ -29,7 +28,7 @@ def perplexity(tokens: list[int], window: int, sinks: int) -> float:
     for at in range(0, len(tokens), STEP):
         make_room(kv, window, sinks)
         logprobs += sym.score(kv, tokens[at : at + STEP])
-    return math.exp(-sum(logprobs) / len(logprobs))
+    return sym.perplexity(logprobs)
 
 
 def generate(kv: sym.KV, prompt: list[int], window: int, sinks: int, max_tokens: int) -> Iterator[int]:
@@ -57,8 +56,10 @@ def main() -> None:
     args = arguments.parse_args()
     if args.sinks < 0 or args.window < args.sinks + 2 * STEP:
         arguments.error(f"--window {args.window}: {2 * STEP} more than --sinks is the least")
+    if args.window > (context := sym.model_info().max_positions):
+        arguments.error(f"--window {args.window}: the model's context has {context} entries")
     if args.compare:
-        tokens = sym.tokenize(args.compare.read_text())[:1024]
+        tokens = sym.tokenize(args.compare.read_text(errors="replace"))[:1024]
         for window, sinks in ((1024 + STEP, 0), (args.window, 0), (args.window, args.sinks)):
             print(f"{window} entries, {sinks} of them sinks: perplexity {perplexity(tokens, window, sinks):.2f}")
         return

@@ -11,8 +11,6 @@ a file are those of all heads, so here the sum over all of them decides. (Li et 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 import libsym as sym
@@ -26,7 +24,8 @@ NEIGHBOURS = 3
 def compress(kv: sym.KV, tokens: list[int], budget: int) -> None:
     """Appends a prompt to an empty file, and keeps `budget` of its entries."""
     if len(tokens) <= budget:
-        kv.write(tokens)
+        if tokens:
+            kv.write(tokens)
         return
     kv.write(tokens[:-WINDOW])
     seen = sym.pred(kv, tokens[-WINDOW:], top_k=1, attention="entries").attention
@@ -34,11 +33,6 @@ def compress(kv: sym.KV, tokens: list[int], budget: int) -> None:
     pooled = np.lib.stride_tricks.sliding_window_view(mass, 2 * NEIGHBOURS + 1).max(axis=1)
     kept = np.sort(np.argsort(-pooled, kind="stable")[: budget - WINDOW])
     kv.keep([*kept.tolist(), (-WINDOW, None)], rebase=False)
-
-
-def perplexity(kv: sym.KV, tokens: list[int]) -> float:
-    """How surprising all but the first of these tokens are, behind what the file holds."""
-    return math.exp(-np.mean(sym.score(kv, tokens)))
 
 
 def main() -> None:
@@ -49,16 +43,16 @@ def main() -> None:
     arguments.whole("--max-tokens", default=64)
     arguments.text("--compare", "print perplexities of this continuation instead", metavar="TEXT")
     args = arguments.parse_args()
-    context = args.context.read_text(encoding="utf-8") + "\n\n" if args.context else ""
+    context = args.context.read_text(errors="replace") + "\n\n" if args.context else ""
     prompt = sym.tokenize(context + args.prompt)
     with sym.kv_create() as kv:
         compress(kv, prompt[:-1], args.budget)
         if args.compare:
             full = sym.kv_create()
-            full.write(prompt[:-1])
+            compress(full, prompt[:-1], len(prompt))
             for each in (full, kv):
                 judged = prompt[-1:] + sym.tokenize(args.compare)
-                print(f"{each.len()} entries: perplexity {perplexity(each, judged):.2f}")
+                print(f"{each.len()} entries: perplexity {sym.perplexity(sym.score(each, judged)):.2f}")
             return
         sym.send_to_user(sym.generate(kv, prompt[-1:], max_tokens=args.max_tokens).text())
     sym.send_to_user("\n")

@@ -13,9 +13,6 @@ transformer is an RNN with many states, hence Token Omission Via Attention)
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-
 import numpy as np
 
 import libsym as sym
@@ -36,19 +33,25 @@ class Cache:
         if before:
             self.kv.write(before)
         dist = sym.pred(self.kv, [latest], attention="entries")
-        mass = np.asarray(dist.attention)
-        if len(mass) >= self.budget:
-            seen = np.argsort(-mass)[: self.budget - STEP]
-            self.kv.keep(np.sort(seen).tolist(), rebase=False)
+        self.evict(dist)
         return dist
 
-    def generate(self, tokens: list[int], max_tokens: int) -> Iterator[int]:
-        end = sym.model_info().eos_ids
-        for _ in range(max_tokens):
-            tokens = [self.append(tokens).argmax()]
-            if tokens[0] in end:
-                return
-            yield tokens[0]
+    def evict(self, dist: sym.Dist) -> None:
+        """Drops what the latest token attends to least. It stays itself: the next token has the position behind it."""
+        mass = np.asarray(dist.attention)
+        if len(mass) >= self.budget:
+            seen = np.argsort(-mass[:-1])[: self.budget - STEP - 1]
+            self.kv.keep([*np.sort(seen).tolist(), -1], rebase=False)
+
+    def generate(self, tokens: list[int], max_tokens: int) -> sym.Decoding:
+        """Reads tokens, and goes on with the likeliest."""
+        if tokens[:-1]:
+            self.kv.write(tokens[:-1])
+        return sym.decode(self.kv, tokens[-1:], self.draw, attention="entries", max_tokens=max_tokens)
+
+    def draw(self, dist: sym.Dist) -> int:
+        self.evict(dist)
+        return dist.argmax()
 
 
 def perplexity(cache: Cache, prompt: list[int], continuation: list[int]) -> float:
@@ -57,7 +60,7 @@ def perplexity(cache: Cache, prompt: list[int], continuation: list[int]) -> floa
     for token in continuation:
         logprobs.append(dist.logprob(token))
         dist = cache.append([token])
-    return math.exp(-sum(logprobs) / len(logprobs))
+    return sym.perplexity(logprobs)
 
 
 def main() -> None:
@@ -68,16 +71,14 @@ def main() -> None:
     arguments.whole("--max-tokens", default=64)
     arguments.text("--compare", "print perplexities of this continuation instead", metavar="TEXT")
     args = arguments.parse_args()
-    context = args.context.read_text(encoding="utf-8") if args.context else ""
+    context = args.context.read_text(errors="replace") if args.context else ""
     prompt, judged = sym.tokenize(context + args.prompt), sym.tokenize(args.compare or "")
     if judged:
         for cache in (Cache(len(prompt) + len(judged) + 1), Cache(args.budget)):
             print(f"{cache.budget} entries at most: perplexity {perplexity(cache, prompt, judged):.2f}")
         return
-    cache, text = Cache(args.budget), sym.Detokenizer()
-    for token in cache.generate(prompt, args.max_tokens):
-        sym.send_to_user(text.add(token))
-    sym.send_to_user(text.flush() + "\n")
+    sym.send_to_user(Cache(args.budget).generate(prompt, args.max_tokens).text())
+    sym.send_to_user("\n")
 
 
 if __name__ == "__main__":

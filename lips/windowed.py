@@ -44,6 +44,8 @@ def main() -> None:
     arguments.whole("--window", "entries of the file", 128, least=2 * STEP)
     arguments.whole("--max-tokens", default=64)
     args = arguments.parse_args()
+    if args.window > (context := sym.model_info().max_positions):
+        arguments.error(f"--window {args.window}: the model's context has {context} entries")
     with sym.kv_create() as kv:
         print(sym.detokenize(generate(kv, sym.tokenize(args.prompt), args.window, args.max_tokens)))
 

@@ -138,6 +138,11 @@ def test_a_sum_of_any_length_is_solved_in_contexts_that_stay_short(lips, compute
         assert recursion_of_thought.solve(examples, [7]) == (7, 0)
 
 
+def test_a_sum_may_have_as_many_digits_as_it_takes_and_no_sign(lips):
+    assert lips.run("recursion_of_thought", "30000", "40000") == "70000 (it is 70000), 1 levels\n"
+    assert lips.finish("recursion_of_thought", "-3", "4").returncode == 2
+
+
 def test_the_search_finds_the_value_and_the_reward_is_arithmetic(lips):
     search = mcts.Search(12)
     budget = sym.Budget(tokens=900)
