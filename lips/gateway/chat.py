@@ -38,7 +38,7 @@ class Asked:
     choice: Choice
     wants_usage: bool
     first_text: str
-    """What is said before the answer: `echo` of a message that it goes on with."""
+    """Text before the answer: `echo` of a message that the answer goes on with."""
     wants_tokens: bool
     prompt_top: int | None
     """So many of the likeliest tokens beside each of the prompt."""
@@ -148,7 +148,7 @@ class _Said:
         return found
 
     def take_tokens(self) -> dict[str, Any]:
-        """Of the tokens since the last time, where they are wanted."""
+        """Return the tokens since the last time, where a client wants them."""
         if not self._asked.wants_tokens:
             return {}
         found, self._tokens = self._tokens, []
@@ -211,7 +211,7 @@ async def _completion(asked: Asked) -> dict[str, Any]:
 
 
 def _prompt_tokens(asked: Asked, answers: Answers) -> dict[str, Any]:
-    """Where they are wanted: of a conversation, those of the turn."""
+    """Return the prompt's tokens, where a client wants them; in a conversation, the turn's."""
     if not asked.wants_tokens:
         return {}
     return {"prompt_token_ids": list(asked.wanted.tokens or answers.answers[0].generation.given)}

@@ -50,7 +50,7 @@ class Asked:
     prompt_top: int | None
     """So many of the likeliest tokens beside each of a prompt."""
     num_kept: int
-    """Of the answers to a prompt: the likeliest of `best_of`."""
+    """Answers to a prompt that the client gets: the likeliest of `best_of`."""
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -68,7 +68,7 @@ class _Said:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What comes of a choice."""
+    """News of a choice."""
 
     text: str = ""
     logprobs: dict[str, Any] | None = None
@@ -77,7 +77,7 @@ class Part:
     total: float = 0.0
     """The log-probability of the tokens, where it was asked for."""
     prompt: dict[str, Any] = field(default_factory=dict)
-    """What is told of the prompt, with the choice's first part."""
+    """Facts of the prompt, in the choice's first part."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What an answer has to be, by all the names that servers have for it: one grammar, whatever it came as.
+"""Constraints on an answer, by all the names that servers have for them: every one becomes a grammar.
 
 Words that may not come, tokens that alone may come, and a least number of tokens are grammars, too.
 """
@@ -29,7 +29,7 @@ Named = tuple[str, sym.Grammar]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What holds for an answer, and how it is drawn."""
+    """Constraints of one answer, and how its tokens are drawn."""
 
     sampling: Sampling
     grammar: sym.Grammar | None
@@ -38,7 +38,7 @@ class Bounds:
 
 
 def bounds(fields: Fields, sampling: Sampling, model: sym.ModelInfo, own: Named | None) -> Bounds:
-    """Of a request; `own`: the grammar that its tools want, or that its interface has a name of its own for."""
+    """Return the bounds of a request. `own`: the grammar that its tools want, or a field of its interface alone."""
     formats = [*(() if own is None else (own,)), *_formats(fields)]
     limits = [*_bad_words(fields), *_token_limits(fields, sampling, model)]
     named = [*formats, *limits]
@@ -56,7 +56,7 @@ def bounds(fields: Fields, sampling: Sampling, model: sym.ModelInfo, own: Named 
 
 
 def response_format(fields: Fields) -> Named | None:
-    """What `response_format` wants."""
+    """Return the grammar that `response_format` wants."""
     wanted = fields.child("response_format")
     if wanted is None:
         return None
@@ -73,7 +73,7 @@ def response_format(fields: Fields) -> Named | None:
 
 
 def output_format(fields: Fields) -> Named | None:
-    """What Anthropic's `output_config.format` wants."""
+    """Return the grammar that Anthropic's `output_config.format` wants."""
     config = fields.child("output_config")
     wanted = None if config is None else config.child("format")
     if wanted is None:
@@ -86,7 +86,7 @@ def output_format(fields: Fields) -> Named | None:
 
 
 def _formats(fields: Fields) -> Iterator[Named]:
-    """Those of the names that vLLM and llama.cpp have."""
+    """Yield the formats by the names that vLLM and llama.cpp have."""
     structured = fields.child("structured_outputs") or Fields({})
     for place, name in ((fields, "guided_json"), (fields, "json_schema"), (structured, "json")):
         if place.has(name):
@@ -144,7 +144,7 @@ def _tokens(fields: Fields, name: str, model: sym.ModelInfo, most: int) -> list[
 
 
 def _token_limits(fields: Fields, sampling: Sampling, model: sym.ModelInfo) -> Iterator[Named]:
-    """Some tokens alone, or at least so many of them before one that ends the answer."""
+    """Yield the grammar of allowed tokens, or of a least number of tokens before an end token."""
     least = fields.whole("min_tokens", 0, MAX_LEAST_TOKENS, 0) or 0
     if least and sampling.stop:
         raise ApiError(400, "min_tokens: a stop text may end the answer before", param="min_tokens")

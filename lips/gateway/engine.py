@@ -50,7 +50,7 @@ class Wanted:
     tools: Sequence[Any] | None = None
     """Where a turn begins a conversation, it may be told of these."""
     begin: str = ""
-    """What the answer to a turn begins with."""
+    """Text that the answer to a turn begins with."""
     is_format: bool = False
     """The grammar says what the answer is, so that no text in it is a call."""
     deadline_s: float | None = None

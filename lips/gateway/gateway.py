@@ -197,7 +197,7 @@ class Gateway:
         return fields
 
     def _check_fields(self, request: Request, fields: Fields) -> None:
-        """What has no effect is noted for the answer's header; what no interface has, in the log as well."""
+        """Note fields without effect for the answer's header, and unknown ones in the log as well."""
         route = request.scope["route"].path
         ignored = check(route, fields.body, is_strict=self.settings.is_strict)
         if ignored.paths:

@@ -28,7 +28,7 @@ _MOST_TOKENS = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a model is given: the tokens of a whole conversation, or a turn that goes on with one."""
+    """Input of a model: the tokens of a whole conversation, or a turn that goes on with one."""
 
     tokens: Sequence[int] = ()
     turn: Sequence[Message] | None = None
@@ -194,7 +194,7 @@ class Prompts:
 
 
 def variables_of(fields: Fields) -> dict[str, Any] | None:
-    """Of the template, as `chat_template_kwargs` gives them."""
+    """Return the template's variables in `chat_template_kwargs`."""
     given = fields.child("chat_template_kwargs")
     return None if given is None else given.body
 

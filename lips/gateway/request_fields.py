@@ -27,7 +27,7 @@ _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
 class Column(Enum):
-    """What becomes of a field."""
+    """Fate of a field."""
 
     OBEYED = "obeyed"
     ACCEPTED = "accepted without effect"
@@ -208,7 +208,7 @@ PARTS = {
     "/v1/messages": ASKED,
     "/v1/messages/count_tokens": COUNTED,
 }
-"""By the names that the manual has for them."""
+"""Columns by their titles in the manual."""
 ROUTES: dict[str, tuple[Columns, ...]] = {
     "/v1/chat/completions": (ALL, FORMAT, SPOKEN, OPENAI, CHAT),
     "/v1/completions": (ALL, FORMAT, OPENAI, COMPLETIONS),
@@ -223,11 +223,11 @@ class Node:
     """A field of a schema."""
 
     column: Column | None = None
-    """Of a field that has others in it, the first of theirs."""
+    """A field with others in it has the first of their columns."""
     neutral: tuple[Any, ...] = _NOTHING
     children: dict[str, Node] = field(default_factory=dict)
     kinds: dict[str, Node] = field(default_factory=dict)
-    """Of objects with a `type`, where there are several; "": without one."""
+    """Nodes by `type`, where a place takes objects of several types; "": without one."""
 
     @property
     def is_leaf(self) -> bool:
@@ -282,7 +282,7 @@ def _names(node: Node) -> Iterator[str]:
 
 TREES = {route: _tree(parts) for route, parts in ROUTES.items()}
 _NAMES = frozenset(name for tree in TREES.values() for name in _names(tree))
-"""Of all interfaces: none is a slip of the pen."""
+"""Names that some interface has: none is a slip of the pen."""
 
 
 @dataclass(slots=True)
@@ -290,10 +290,10 @@ class Ignored:
     """Fields of one request that have no effect."""
 
     paths: dict[str, None] = field(default_factory=dict)
-    """Those that are named, in their order."""
+    """Paths for the header, in their order."""
     num_more: int = 0
     unknown: list[str] = field(default_factory=list)
-    """Of these, those that no interface has."""
+    """Paths among these that no interface has."""
     num_guessed: int = 0
 
     def add(self, path: str, *, is_known: bool) -> None:
@@ -386,7 +386,7 @@ def refused(path: str) -> ApiError:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """As JSON: 1 and 1.0 are one number, and true is none."""
+    """Compare as JSON does: 1 and 1.0 are one number, and true is none."""
     return isinstance(value, bool) is isinstance(other, bool) and bool(value == other)
 
 
@@ -418,7 +418,7 @@ def column_of(route: str, path: str) -> Column | None:
 
 
 def _of_kind(node: Node, kind: str) -> list[Node]:
-    """Those of one type, or of all where none is named."""
+    """Return the nodes of one type, or of every type where the path names none."""
     if not node.kinds:
         return [node]
     if kind:

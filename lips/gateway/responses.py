@@ -165,7 +165,7 @@ async def _asked(gateway: Gateway, tenant: Tenant, request: Request, fields: Fie
 
 
 def _check_included(fields: Fields) -> None:
-    """What may be included is of tools that this server does not have, but for log-probabilities."""
+    """Refuse log-probabilities: everything else in `include` is of tools that this server does not have."""
     if "message.output_text.logprobs" in (fields.list("include") or ()):
         raise refused("include")
 

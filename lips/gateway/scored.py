@@ -14,7 +14,7 @@ _CHUNK_TOKENS = 128
 
 
 async def scored(gateway: Gateway, tenant: Tenant, prompt: Sequence[int], top: int) -> list[sym.ReducedDist | None]:
-    """Of each token of a prompt; the first has nothing before it. `top`: so many of the likeliest beside it."""
+    """Score each token of a prompt; the first has nothing before it. `top`: so many of the likeliest beside it."""
     gateway.check_length(len(prompt))
     found: list[sym.ReducedDist | None] = [None]
     async with gateway.admission.enter(tenant.name, tenant.limits):
@@ -35,7 +35,7 @@ async def scored(gateway: Gateway, tenant: Tenant, prompt: Sequence[int], top: i
 def prompt_form(
     prompt: Sequence[int], dists: Sequence[sym.ReducedDist | None], vocabulary: Sequence[bytes], top: int
 ) -> list[dict[str, Any] | None]:
-    """As vLLM has it: by token numbers. The rank of a token that is not among the likeliest is null."""
+    """Return vLLM's form, by token numbers. The rank of a token that is not among the likeliest is null."""
     found = list[dict[str, Any] | None]()
     for token, dist in zip(prompt, dists, strict=True):
         if dist is None:

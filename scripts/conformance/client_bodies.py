@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records what the clients of the tests send, as `tests/gateway/client_bodies.json`: client, route, body.
 
-Each client asks a server that notes the request and refuses it, so no model is needed:
+The server notes the request of each client and refuses it, so no model is needed:
 
     .venv/bin/python scripts/conformance/client_bodies.py
 """

@@ -58,7 +58,7 @@ VLLM_OLD = {
     COMPLETIONS: "guided_json guided_regex guided_choice guided_grammar guided_decoding_backend "
     "guided_whitespace_pattern best_of",
 }
-"""Of vLLM before 0.12, which its users go on sending."""
+"""Fields of vLLM before 0.12: its users go on sending them."""
 LLAMA = {
     CHAT: ("server-common.cpp", "oaicompat_chat_params_parse"),
     COMPLETIONS: ("server-common.cpp", "oaicompat_completion_params_parse"),
@@ -66,7 +66,7 @@ LLAMA = {
     MESSAGES: ("server-chat.cpp", "server_chat_convert_anthropic_to_oai"),
 }
 Fields = dict[str, dict[str, dict[str, str]]]
-"""By server, route and object: names, with spaces between them."""
+"""Names by server, route and object, with spaces between them."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ class Shape:
 
     name: str
     kinds: tuple[str, ...]
-    """What its `type` may be."""
+    """Values of its `type`."""
     fields: dict[str, list[Place]]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an object may stand: itself in the field, or in a list there."""
+    """An object's place: the field itself, or a list in it."""
 
     is_list: bool
     shape: Any
-    """Which `shape_of` makes a Shape of."""
+    """Input of `shape_of`."""
 
 
 class Listed:
@@ -111,7 +111,7 @@ class Listed:
 
 
 def typed_shape(kind: Any) -> Shape:
-    """Of a TypedDict, as the packages of clients have them."""
+    """Return the shape of a TypedDict, as the packages of clients have them."""
     hints = _dicts().get_type_hints(kind, include_extras=True)
     fields = {}
     kinds: tuple[str, ...] = ()

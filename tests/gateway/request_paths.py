@@ -12,7 +12,7 @@ _STEP = re.compile(r"([^.\[\](]+)(\[\])?(?:\(([^)]*)\))?\.?")
 
 
 def recorded(route):
-    """Those of a route, of all servers."""
+    """Paths of a route, of all servers."""
     servers = json.loads(RECORD.read_text()).values()
     objects = [(prefix, names) for server in servers for prefix, names in server.get(route, {}).items()]
     return sorted({f"{prefix}{name}" for prefix, names in objects for name in names.split()})

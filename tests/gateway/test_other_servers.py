@@ -1,4 +1,4 @@
-"""What users of vLLM and llama.cpp send: the tiny model's tokens are bytes, and a bias says what it likes best."""
+"""Fields that users of vLLM and llama.cpp send. The tiny model's tokens are bytes; a bias says what it likes best."""
 
 import json
 import re
@@ -13,7 +13,7 @@ OBJECT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": [
 
 
 def complete(http, **options):
-    """One answer, drawn as it is likeliest."""
+    """An answer, drawn as it is likeliest."""
     answer = http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 12, "temperature": 0, **options})
     assert answer.status_code == 200, answer.text
     assert "symphony-ignored" not in answer.headers

@@ -43,7 +43,7 @@ BESIDE = {
     },
 }
 BESIDE["/v1/messages/count_tokens"] = BESIDE["/v1/messages"]
-"""What objects have to have."""
+"""Fields that objects have to have."""
 OFFERED = {
     CHAT: [{"type": "function", "function": {"name": "f"}}],
     "/v1/responses": [{"type": "function", "name": "f"}],
@@ -59,7 +59,7 @@ def is_of_any_type(path):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_field_of_every_server_is_in_one_column(route):
-    """What is accepted without effect is named, and what is refused is refused by its name."""
+    """Accepted fields are named in the header, refused ones in the error."""
     for path in recorded(route):
         column = column_of(route, path)
         assert column is not None, path
@@ -88,7 +88,7 @@ def plain(path):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_fields_that_are_obeyed_are_read(tiny, route):
-    """Each is refused with a value that is none of its kind."""
+    """A value of another kind is refused in every such field."""
     unread = []
     for path in recorded(route):
         if column_of(route, path) is not Column.OBEYED or path in FREE or is_of_any_type(path):
