@@ -263,22 +263,25 @@ class DiskWork:
         What it keeps of a damaged extent is EIO: its sum would say nothing any more.
         """
         await self.at_rest(content, until_s)
-        stop = max(content.size, content.sums.size) if is_cut else size
-        with ExitStack() as stack:
-            while edges := content.sums.unverified_edges(start, stop):
-                await self._verify(content, edges[0], edges[-1] + 1, until_s)
-            content.sums.begin(start, stop)
-            stack.callback(content.sums.end)
-            while content.sums.needs_mark(start, stop, is_cut=is_cut):
+        sums, charge = content.sums, ExitStack()
+        stop = max(content.size, sums.size) if is_cut else size
+        while sums.guards(start, stop) and (edges := sums.unverified_edges(start, stop)):
+            await self._verify(content, edges[0], edges[-1] + 1, until_s)
+        sums.begin(start, stop)
+        try:
+            while sums.needs_mark(start, stop, is_cut=is_cut):
                 await self._eager.leave()
-                content.sums.ask(start, stop, is_cut=is_cut)
+                sums.ask(start, stop, is_cut=is_cut)
                 await self._volume.storage.mark(content)
-            stack.enter_context(self._volume.charged_for(inode, content, size))
-            under_way = stack.pop_all()
+            charge.enter_context(self._volume.charged_for(inode, content, size))
+        except BaseException:
+            sums.end()
+            raise
 
         def settle(job: _Job[None]) -> None:
             del self._changes[content]
-            under_way.close()
+            charge.close()
+            sums.end()
             if inode.content is content and isinstance(job.answer, outcome.Error):
                 inode.note_change()  # a part may have been done: of a write, the bytes that the disk had room for
             if job.is_left and job.answer is not None and inode.content is content:

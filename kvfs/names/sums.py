@@ -205,10 +205,14 @@ class Sums:
 
     def wrote(self, offset: int, data: bytes | memoryview) -> None:
         """These bytes were written, by a change that is under way."""
+        if offset == self._position and len(data) < EXTENT_BYTES - offset % EXTENT_BYTES:
+            self._hasher.update(data)
+            self._position += len(data)
+            return
         view = memoryview(data)
         if offset != self._position:
             skipped = -offset % EXTENT_BYTES
-            if self._position % EXTENT_BYTES or skipped >= len(view):
+            if skipped >= len(data) or self._position % EXTENT_BYTES:
                 return
             view, self._position = view[skipped:], offset + skipped
         while view:
