@@ -60,11 +60,16 @@ def test_the_mount_stays_until_ctrl_c_and_then_goes_cleanly(place, tmp_path):
         before = list(iter(lines.__next__, stays))
         assert os.path.ismount(tmp_path / "kv"), before
         assert [path.name for path in (tmp_path / "kv").iterdir()] == ["france.kv"]
+        assert next(lines) == "symphony: now type in a second terminal:\n"
+        typed = [next(lines).strip() for _ in range(5)]
+        assert typed[1:3] == [f"export SYMPHONY_SOCKET={tmp_path}/socket", ".venv/bin/symphony run chat"]
         second = subprocess.run(
             [ROOT / "scripts/run", *options], env=environment, capture_output=True, text=True, timeout=60, check=False
         )
         assert second.returncode == 1
         assert "already runs" in second.stderr
+        assert f"SYMPHONY_SOCKET={tmp_path}/symphony-second/symphony.sock scripts/run --mount" in second.stderr
+        assert second.stdout == "", "nothing is installed before a daemon is looked for"
         os.killpg(script.pid, signal.SIGINT)  # as a terminal does
         assert list(lines) == ["\n", f"symphony: stopped; {tmp_path}/kv is unmounted\n"]
     assert script.returncode == 0
