@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,14 +43,9 @@ def _continuation(what: str, prompt: list[int], continuation: list[int]) -> Iter
     files["sink"].keep([(0, 4), (4 - room, None)])
     files["snapkv"] = sym.kv_create()
     snapkv.compress(files["snapkv"], prompt[:-1], room)
-    without = _perplexity(full, judged)
+    without = sym.perplexity(sym.score(full, judged))
     what += f", {BUDGET} entries"
     for name, kv in files.items():
-        yield Row(name, what, _perplexity(kv, judged), "perplexity", without)
+        yield Row(name, what, sym.perplexity(sym.score(kv, judged)), "perplexity", without)
     yield Row("h2o", what, h2o.perplexity(h2o.Cache(BUDGET), prompt, continuation), "perplexity", without)
     yield Row("tova", what, tova.perplexity(tova.Cache(BUDGET), prompt, continuation), "perplexity", without)
-
-
-def _perplexity(kv: sym.KV, tokens: list[int]) -> float:
-    logprobs = sym.score(kv, tokens)
-    return math.exp(-sum(logprobs) / len(logprobs))

@@ -65,7 +65,7 @@ def of_graph_of_thought() -> Iterator[Row]:
         examples.write(sym.tokenize(graph_of_thought.SORT.partition("{")[0]))
         for ways in (1, 6):
             found, tokens, _ = spent(lambda ways=ways: graph_of_thought.sort(examples, digits, ways))  # type: ignore[misc]
-            faults = graph_of_thought.faults(found, digits)
+            faults = graph_of_thought.faults(digits, found)
             yield Row("graph_of_thought", f"faults of 8 sorted digits, {ways} ways", faults, "faults")
         attempts = 6 * (2 + 1)
         what = "tokens computed, 18 attempts on forks of the examples"
@@ -84,8 +84,8 @@ def of_self_consistency() -> Iterator[Row]:
     question = sym.chat_tokens([{"role": "user", "content": QUESTION}])
     with sym.kv_create() as kv:
         kv.write(question[:-1])
-        sampler = sym.Sampler(temperature=0.7)
-        _, tokens, steps = spent(lambda: self_consistency.votes(kv, question[-1:], 8, sampler, 64))
+        ways = {"temperature": 0.7, "seed": 0, "max_tokens": 64}
+        _, tokens, steps = spent(lambda: self_consistency.votes(sym.generate_n(kv, question[-1:], 8, **ways)))
     yield Row("self_consistency", "tokens computed for 8 ways", tokens, "tokens", tokens + 7 * (len(question) - 1))
     yield Row("self_consistency", "steps for 8 ways, beside one for each token", steps, "steps", tokens)
 
