@@ -122,4 +122,4 @@ def test_a_text_too_short_to_tell_is_not_accused_and_a_repetition_counts_once(mo
 @pytest.mark.parametrize("name", ["watermark", "gumbel"])
 def test_a_key_is_no_negative_number(lips, name):
     refused = lips.finish(name, PROMPT, "--key", "-1")
-    assert (refused.returncode, refused.stderr.splitlines()[-1]) == (2, f"{name}.py: error: --key: 0 or more")
+    assert (refused.returncode, "argument --key: '-1' is not 0 or more" in refused.stderr) == (2, True)
