@@ -307,7 +307,7 @@ async def _talking(tenant: Tenant, wanted: Wanted, prompts: Prompts, charge: Cha
             await tenant.tell_name(path, wanted.session)
         chat = sym.aio.Chat(kv, top, wanted.tools)
         options = _options(wanted)
-        if wanted.sampling.sampler.repetition_penalty != 1.0:
+        if wanted.sampling.sampler.looked_at([0]):
             options["before"] = (await sym.aio.kv_read(kv))[0]
         answer = None
 

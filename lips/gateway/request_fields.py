@@ -56,6 +56,8 @@ ALL = Columns(
     guided_json guided_choice guided_regex guided_grammar grammar json_schema
     structured_outputs.json structured_outputs.regex structured_outputs.choice structured_outputs.grammar
     structured_outputs.json_object conversation session_id prompt_cache_key
+    typical_p repeat_penalty repeat_last_n mirostat mirostat_tau mirostat_eta
+    dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers
     """,
     accepted="""
     store metadata user service_tier safety_identifier cache_control cache_prompt cache_salt
@@ -70,8 +72,6 @@ ALL = Columns(
     kv_transfer_params ec_transfer_params media_io_kwargs mm_processor_kwargs
     """,
     refused="""
-    typical_p=1,0 repeat_penalty=1 repeat_last_n mirostat mirostat_tau=5 mirostat_eta=0.1 dry_multiplier dry_base=1.75
-    dry_allowed_length=2 dry_penalty_last_n=-1,0 dry_sequence_breakers
     top_n_sigma=0,-1 xtc_probability dynatemp_range adaptive_target=0,-1 min_keep=0,1 samplers lora n_cmpl=1 n_indent
     t_max_predict_ms=0,-1 n_probs post_sampling_probs return_tokens grammar_lazy grammar_triggers preserved_tokens
     chat_format chat_parser generation_prompt parse_tool_calls=true use_beam_search repetition_detection

@@ -16,9 +16,15 @@ MAX_N = 128
 MAX_STOPS = 64
 MAX_STOP_TOKENS = 1024
 MAX_BIASES = 4096
+MAX_BREAKERS = 64
+MAX_BREAKER_BYTES = 64
 _MAX_WHOLE = (1 << 31) - 1
-_LEAST_TOP_P = 1e-9
-"""The likeliest token alone: what 0 means."""
+_LEAST_PART = 1e-9
+"""One token alone: what 0 means as top_p and typical_p."""
+_NUM_PENALIZED = 64
+"""Tokens that llama.cpp's repeat_penalty looks at where repeat_last_n is not given."""
+_DRY = sym.Dry()
+"""Its settings are llama.cpp's own."""
 _NEVER = -100.0
 """A bias that OpenAI's interface says is a ban."""
 
@@ -52,14 +58,22 @@ def sampling(
     temperature = fields.number("temperature", 0, 100, defaults.get("temperature", 1.0))
     top_k = fields.whole("top_k", -1, _MAX_WHOLE, defaults.get("top_k"))
     top_p = fields.number("top_p", 0, 1, defaults.get("top_p"))
-    penalty = fields.number("repetition_penalty", 1e-6, 1e6, defaults.get("repetition_penalty"))
+    min_p = fields.number("min_p", 0, 1, defaults.get("min_p"))
+    typical_p = fields.number("typical_p", 0, 1)
+    if (mirostat := _mirostat(fields)) is not None:  # as llama.cpp has it: in place of these
+        top_k = top_p = min_p = typical_p = None
+    penalty, penalty_window = _repetition_penalty(fields, defaults)
     try:
         sampler = sym.Sampler(
             temperature=1.0 if temperature is None else temperature,
-            top_p=None if top_p is None else max(top_p, _LEAST_TOP_P),
+            top_p=None if top_p is None else max(top_p, _LEAST_PART),
             top_k=top_k if top_k is not None and top_k > 0 else None,  # 0 and -1 are other servers' words for none
-            min_p=fields.number("min_p", 0, 1, defaults.get("min_p")) or None,
-            repetition_penalty=penalty or 1.0,
+            min_p=min_p or None,
+            typical_p=None if typical_p is None else max(typical_p, _LEAST_PART),
+            mirostat=mirostat,
+            dry=_dry(fields),
+            repetition_penalty=penalty,
+            penalty_window=penalty_window,
             presence_penalty=fields.number("presence_penalty", -100, 100, 0.0) or 0.0,
             frequency_penalty=fields.number("frequency_penalty", -100, 100, 0.0) or 0.0,
             logit_bias=_bias(fields),
@@ -77,6 +91,45 @@ def sampling(
         n=fields.whole("n", 1, MAX_N, 1) or 1,
         seed=_seed(fields),
     )
+
+
+def _repetition_penalty(fields: Fields, defaults: Mapping[str, Any]) -> tuple[float, int | None]:
+    """The penalty, by vLLM's name or llama.cpp's, and the latest tokens that penalties look at; None: all."""
+    if fields.has("repetition_penalty") and fields.has("repeat_penalty"):
+        raise ApiError(400, "repetition_penalty and repeat_penalty are one thing: give one", param="repeat_penalty")
+    penalty = fields.number("repetition_penalty", 1e-6, 1e6, defaults.get("repetition_penalty"))
+    penalty = fields.number("repeat_penalty", 1e-6, 1e6, penalty)
+    window = fields.whole("repeat_last_n", -1, _MAX_WHOLE, _NUM_PENALIZED if fields.has("repeat_penalty") else -1)
+    return penalty or 1.0, None if window == -1 else window
+
+
+def _mirostat(fields: Fields) -> sym.Mirostat | None:
+    version = fields.whole("mirostat", 0, 2)
+    tau, eta = (fields.number(f"mirostat_{name}", 0, 1e6) for name in ("tau", "eta"))
+    if not version:
+        return None
+    return sym.Mirostat(version, 5.0 if tau is None else tau, 0.1 if eta is None else eta)
+
+
+def _dry(fields: Fields) -> sym.Dry:
+    """DRY as llama.cpp names it: the multiplier 0 is off, the window -1 all."""
+    texts = fields.list("dry_sequence_breakers")
+    if texts is not None and (len(texts) > MAX_BREAKERS or not all(map(_is_breaker, texts))):
+        most = f"{MAX_BREAKERS} texts, of 1 to {MAX_BREAKER_BYTES} bytes"
+        raise fields.wrong("dry_sequence_breakers", f"a list of at most {most}")
+    window = fields.whole("dry_penalty_last_n", -1, _MAX_WHOLE, -1)
+    return sym.Dry(
+        multiplier=fields.number("dry_multiplier", 0, 1e6) or 0.0,
+        base=fields.number("dry_base", 1, 1e6) or _DRY.base,
+        allowed_length=fields.whole("dry_allowed_length", 0, _MAX_WHOLE, _DRY.allowed_length) or 0,
+        window=None if window == -1 else window,
+        breakers=_DRY.breakers if texts is None else texts,
+    )
+
+
+def _is_breaker(text: object) -> bool:
+    is_text = isinstance(text, str) and 0 < len(text) <= MAX_BREAKER_BYTES and "\0" not in text
+    return is_text and len(str(text).encode(errors="replace")) <= MAX_BREAKER_BYTES
 
 
 def chat_logprobs(fields: Fields) -> int | None:

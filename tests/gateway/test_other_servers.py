@@ -208,6 +208,40 @@ def test_an_answer_has_its_tokens(tiny, route):
     assert not any("prompt_token_ids" in of(chunk) for chunk in chunks[1:])
 
 
+def test_what_repeats_becomes_unlikely(tiny):
+    wants_b = {"logit_bias": {B: 99, C: 50}}
+    dry = {**wants_b, "dry_multiplier": 1000, "dry_allowed_length": 1}
+    assert text_of(tiny, **wants_b, dry_multiplier=0) == "B" * 12
+    assert text_of(tiny, **dry).startswith("BBC")
+    assert text_of(tiny, **{**dry, "dry_allowed_length": 3}).startswith("BBBBC")
+    assert text_of(tiny, **dry, dry_sequence_breakers=["\n", "B"]) == "B" * 12
+    assert text_of(tiny, **dry, dry_penalty_last_n=0) == "B" * 12
+    penalty = {**wants_b, "repeat_penalty": 1e6}
+    assert text_of(tiny, **penalty, repeat_last_n=1) == "BC" * 6
+    assert text_of(tiny, **penalty, repeat_last_n=0) == "B" * 12
+    said_before = {**penalty, "prompt": "B" + "x" * 64}
+    assert text_of(tiny, **said_before)[0] == "B", "64 tokens are looked at, as in llama.cpp"
+    assert text_of(tiny, **said_before, repeat_last_n=-1)[0] == "C"
+
+
+def test_a_repetition_of_an_earlier_turn_is_one(tiny):
+    dry = {"logit_bias": {B: 99, C: 50}, "conversation": "dry", "dry_multiplier": 1000, "dry_sequence_breakers": []}
+    said = [chat(tiny, **dry)["choices"][0]["message"]["content"] for _ in range(2)]
+    assert [text[0] for text in said] == ["B", "C"]
+
+
+def test_surprise_is_near_the_entropy_or_near_what_is_wanted(tiny):
+    drawn = {"temperature": 15, "seed": 1, "max_tokens": 1, "n": 24, "logit_bias": {B: 85}}
+    said = [{choice["text"] for choice in complete(tiny, **drawn, typical_p=part)["choices"]} for part in (1, 0.1)]
+    assert ["B" in texts for texts in said] == [True, False], "the likeliest is no surprise"
+    hot = {"temperature": 5, "seed": 1, "top_k": 1}
+    likeliest = text_of(tiny)
+    assert text_of(tiny, **hot, mirostat=0) == likeliest
+    for version in (1, 2):
+        assert text_of(tiny, **hot, mirostat=version, mirostat_tau=100) != likeliest, "top_k is not looked at"
+        assert text_of(tiny, **hot, mirostat=version, mirostat_tau=0, mirostat_eta=0) == likeliest
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -232,6 +266,12 @@ def test_an_answer_has_its_tokens(tiny, route):
         ({"truncate_prompt_tokens": 1, "conversation": "x"}, "truncate_prompt_tokens"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structural_tag is not done"),
+        ({"dry_sequence_breakers": ["x"] * 100_000}, "dry_sequence_breakers"),
+        ({"dry_sequence_breakers": ["x" * 1_000_000]}, "dry_sequence_breakers"),
+        ({"dry_sequence_breakers": ["\u20ac" * 22]}, "dry_sequence_breakers"),
+        ({"dry_sequence_breakers": ["\0"]}, "dry_sequence_breakers"),
+        ({"dry_sequence_breakers": ["nowhere"], "dry_multiplier": 1}, "'nowhere' is in no token"),
+        ({"repeat_penalty": 2, "repetition_penalty": 2}, "give one"),
     ],
     ids=lambda value: str(value)[:40],
 )
