@@ -71,8 +71,8 @@ class _Counted:
                 headers = MutableHeaders(scope=message)
                 headers.setdefault("cache-control", "no-store")
                 headers.setdefault("x-content-type-options", "nosniff")
-                if IGNORED in scope:
-                    headers["symphony-ignored"] = scope[IGNORED]
+                if IGNORED in scope and scope[IGNORED].paths:
+                    headers["symphony-ignored"] = scope[IGNORED].header
                 route = getattr(scope.get("route"), "path", "other")
                 self._gateway.num_requests[route, message["status"]] += 1
             await exchange.send(message)

@@ -200,8 +200,7 @@ class Gateway:
         """Note fields without effect for the answer's header, and unknown ones in the log as well."""
         route = request.scope["route"].path
         ignored = check(route, fields.body, is_strict=self.settings.is_strict)
-        if ignored.paths:
-            request.scope[IGNORED] = ignored.header
+        request.scope[IGNORED] = ignored
         for path in ignored.unknown:
             if (route, path) not in self.unknown_logged and len(self.unknown_logged) < _MAX_UNKNOWN_LOGGED:
                 self.unknown_logged.add((route, path))

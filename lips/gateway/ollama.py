@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +22,7 @@ from lips.gateway.fields import Fields, parse_inner
 from lips.gateway.gateway import IGNORED, Gateway
 from lips.gateway.names import session_for
 from lips.gateway.prompts import Message, messages_of
+from lips.gateway.request_fields import TREES
 from lips.gateway.sampling import sampling
 from lips.gateway.spoken import hear
 from lips.gateway.tenants import Tenant
@@ -30,16 +30,9 @@ from lips.gateway.tools import Arguments, Call, Choice, Part, ToolParser
 
 SPOKEN = "0.9.0"
 """The release of Ollama whose interface this is. Clients look for what a newer one has."""
-_SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
-_OPTIONS = {**dict(zip(_SAME, _SAME, strict=True)), "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-"""Names of Ollama's options, and what the other interfaces call them. Others have no effect."""
-_BOTH = {"model", "options", "format", "stream", "keep_alive", "think", "session_id"}
-_KNOWN = {
-    "chat": _BOTH | {"messages", "tools"},
-    "generate": _BOTH | {"prompt", "system", "context", "raw", "images", "suffix"},
-}
-_MAX_NAMED = 16
-_MAX_NAME_CHARS = 64
+_OPTIONS = TREES["/api/chat"].children["options"].children
+_LEAST = {"num_predict": 1, "seed": 0}
+"""Less is Ollama's word for none."""
 _NEVER = "9999-12-31T23:59:59Z"
 
 
@@ -69,7 +62,7 @@ def _now() -> str:
 
 
 async def chat(request: Request) -> Work | Response:
-    gateway, tenant, fields = await _fields(request, "chat")
+    gateway, tenant, fields = await _fields(request)
     if not fields.list("messages"):
         return _loaded(gateway, fields, is_chat=True)
     turns, choice = messages_of(_as_openai(fields)), Choice.of(Fields({"tools": fields.body.get("tools")}))
@@ -81,10 +74,9 @@ async def chat(request: Request) -> Work | Response:
 
 
 async def generate(request: Request) -> Work | Response:
-    gateway, tenant, fields = await _fields(request, "generate")
-    _refuse_images(fields)
-    if fields.text("suffix"):
-        raise ApiError(400, "suffix: this model does not fill in", param="suffix")
+    gateway, tenant, fields = await _fields(request)
+    if fields.has("context") and fields.has("system"):
+        request.scope[IGNORED].add("system", is_known=True)
     if not fields.text("prompt"):
         return _loaded(gateway, fields, is_chat=False)
     tokens = await _prompt(gateway, fields)
@@ -92,33 +84,16 @@ async def generate(request: Request) -> Work | Response:
     return _work(Asked(gateway, tenant, wanted, None, is_chat=False, has_context=not fields.flag("raw")))
 
 
-async def _fields(request: Request, route: str) -> tuple[Gateway, Tenant, Fields]:
-    """The body; what of it has no effect is named by a header of the answer."""
+async def _fields(request: Request) -> tuple[Gateway, Tenant, Fields]:
     gateway: Gateway = request.app.state.gateway
     tenant = await gateway.tenant_of(request)
-    fields = await gateway.fields_of(request, tenant)
-    options = fields.child("options")
-    ignored = [name for name in fields.body if name not in _KNOWN[route] and fields.has(name)]
-    if options is not None:
-        ignored += [f"options.{name}" for name in options.body if name not in _OPTIONS and options.has(name)]
-    if route == "generate" and fields.has("context") and fields.has("system"):
-        ignored.append("system")
-    if ignored:
-        request.scope[IGNORED] = _named(ignored)
-    return gateway, tenant, fields
-
-
-def _named(names: list[str]) -> str:
-    """Names that a client wrote, for a header."""
-    found = [quote(name[:_MAX_NAME_CHARS], safe="", errors="replace") for name in names[:_MAX_NAMED]]
-    return ", ".join([*found, f"and {len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else found)
+    return gateway, tenant, await gateway.fields_of(request, tenant)
 
 
 def _as_openai(fields: Fields) -> Fields:
     """The same messages in OpenAI's form: arguments of calls are texts there, and a tool's name is a name."""
     messages = []
     for each in fields.children("messages"):
-        _refuse_images(each)
         message = {**each.body, "tool_calls": [_call(call) for call in each.children("tool_calls")]}
         messages.append({**message, "name": each.text("tool_name", each.text("name"))})
     return Fields({"messages": messages})
@@ -131,12 +106,6 @@ def _call(fields: Fields) -> dict[str, Any]:
     arguments = function.child("arguments")
     given = {"name": function.required("name"), "arguments": json.dumps({} if arguments is None else arguments.body)}
     return {"id": fields.text("id", ""), "type": "function", "function": given}
-
-
-def _refuse_images(fields: Fields) -> None:
-    if fields.list("images"):
-        name = fields.name_of("images")
-        raise ApiError(400, f"{name}: this model takes text", param=name, code="unsupported_content")
 
 
 async def _prompt(gateway: Gateway, fields: Fields) -> list[int]:
@@ -171,13 +140,14 @@ def _wanted(
     gateway: Gateway, tenant: Tenant, request: Request, fields: Fields, tokens: list[int], grammar: sym.Grammar | None
 ) -> Wanted:
     given = fields.child("options")
-    options = {_OPTIONS[name]: value for name, value in (given.body if given else {}).items() if name in _OPTIONS}
-    for name, least in (("max_tokens", 1), ("seed", 0)):  # -1, and -2 of tokens, are Ollama's words for none
-        if type(options.get(name)) is int and options[name] < least:
-            del options[name]
+    options = {
+        name: value
+        for name, value in (given.body if given else {}).items()
+        if name in _OPTIONS and not (type(value) is int and value < _LEAST.get(name, value))
+    }
     return Wanted(
         tokens=tokens,
-        sampling=sampling(Fields(options, "options."), gateway.sampling),
+        sampling=sampling(Fields(options, "options."), gateway.sampling, max_tokens_names=("num_predict",)),
         grammar=grammar,
         session=session_for(tenant, request, Fields({"session_id": fields.body.get("session_id")})),
         deadline_s=gateway.settings.answer_s,

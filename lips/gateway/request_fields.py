@@ -196,6 +196,33 @@ COUNTED = Columns(
     obeyed="model chat_template_kwargs",
     accepted="output_config return_mm_kwargs",
 )
+OLLAMA = Columns(
+    obeyed="""
+    model stream format session_id options.temperature options.top_p options.top_k options.min_p options.typical_p
+    options.seed options.stop options.num_predict options.repeat_penalty options.repeat_last_n
+    options.presence_penalty options.frequency_penalty options.mirostat options.mirostat_tau options.mirostat_eta
+    """,
+    accepted="""
+    keep_alive think truncate shift options.num_ctx options.num_batch options.num_gpu options.main_gpu
+    options.num_thread options.num_keep options.low_vram options.f16_kv options.numa options.use_mmap
+    options.use_mlock options.logits_all options.vocab_only options.embedding_only
+    """,
+    refused="logprobs top_logprobs template options.tfs_z=1 options.penalize_newline=true",
+)
+OLLAMA_CHAT = Columns(
+    obeyed="""
+    messages[].role messages[].content messages[].tool_name messages[].name messages[].tool_call_id
+    messages[].tool_calls[].id messages[].tool_calls[].function.name messages[].tool_calls[].function.arguments
+    tools[](function|).type tools[](function|).function.name tools[](function|).function.description
+    tools[](function|).function.parameters
+    """,
+    accepted="messages[].thinking messages[].tool_calls[].type messages[].tool_calls[].function.index",
+    refused="messages[].images tools[](*)",
+)
+OLLAMA_GENERATE = Columns(
+    obeyed="prompt system context raw",
+    refused="suffix images width height steps",
+)
 PARTS = {
     "Where text is generated": ALL,
     "Formats of OpenAI's chat and completions": FORMAT,
@@ -207,6 +234,9 @@ PARTS = {
     "/v1/messages and /v1/messages/count_tokens": MESSAGES,
     "/v1/messages": ASKED,
     "/v1/messages/count_tokens": COUNTED,
+    "/api/chat and /api/generate": OLLAMA,
+    "/api/chat": OLLAMA_CHAT,
+    "/api/generate": OLLAMA_GENERATE,
 }
 """Columns by their titles in the manual."""
 ROUTES: dict[str, tuple[Columns, ...]] = {
@@ -215,6 +245,8 @@ ROUTES: dict[str, tuple[Columns, ...]] = {
     "/v1/responses": (ALL, SPOKEN, RESPONSES),
     "/v1/messages": (ALL, SPOKEN, MESSAGES, ASKED),
     "/v1/messages/count_tokens": (MESSAGES, COUNTED),
+    "/api/chat": (OLLAMA, OLLAMA_CHAT),
+    "/api/generate": (OLLAMA, OLLAMA_GENERATE),
 }
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Lists the fields of requests that OpenAI's and Anthropic's clients, vLLM and llama.cpp know, and keeps the list.
+"""Lists the fields of requests that clients of OpenAI, Anthropic and Ollama, vLLM and llama.cpp know.
 
-The packages openai and anthropic are read as they are installed, the servers from sources that are named. The list is
-`tests/gateway/request_fields.json`: server, route, object, names of its fields. `[]` stands for an element of a list,
-`(kind)` for an object of that `type`, where a place takes objects of several:
+The packages openai, anthropic and ollama are read as they are installed, the servers from sources that are named. The
+list is `tests/gateway/request_fields.json`: server, route, object, names of its fields. `[]` stands for an element of a
+list, `(kind)` for an object of that `type`, where a place takes objects of several:
 
     .venv/bin/python scripts/conformance/request_fields.py --vllm ~/vllm/vllm --llama ~/llama.cpp/tools/server
     .venv/bin/python scripts/conformance/request_fields.py --quick     # the packages alone, compared with the list
@@ -29,6 +29,7 @@ from typing import Any
 RECORD = Path(__file__).resolve().parents[2] / "tests" / "gateway" / "request_fields.json"
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
 PACKAGES = {
     "openai": {
         CHAT: ("openai.types.chat.completion_create_params:CompletionCreateParams",),
@@ -44,6 +45,10 @@ PACKAGES = {
             "anthropic.types.message_count_tokens_params:MessageCountTokensParams",
             "anthropic.types.beta.message_count_tokens_params:MessageCountTokensParams",
         ),
+    },
+    "ollama": {
+        OLLAMA_CHAT: ("ollama._types:ChatRequest",),
+        OLLAMA_GENERATE: ("ollama._types:GenerateRequest",),
     },
 }
 VLLM = {
@@ -111,8 +116,10 @@ class Listed:
 
 
 def typed_shape(kind: Any) -> Shape:
-    """Return the shape of a TypedDict, as the packages of clients have them."""
-    hints = _dicts().get_type_hints(kind, include_extras=True)
+    """Return the shape of a TypedDict or a model of pydantic, as the packages of clients have them."""
+    models = getattr(kind, "model_fields", {})
+    hints = {field.alias or name: field.annotation for name, field in models.items()}
+    hints = hints or _dicts().get_type_hints(kind, include_extras=True)
     fields = {}
     kinds: tuple[str, ...] = ()
     for name, hint in hints.items():
@@ -128,6 +135,10 @@ def typed_shape(kind: Any) -> Shape:
 def _dicts() -> Any:
     """The module whose TypedDicts the clients' packages have: they bring it."""
     return importlib.import_module("typing_extensions")
+
+
+def _is_object(hint: Any) -> bool:
+    return bool(_dicts().is_typeddict(hint)) or hasattr(hint, "model_fields")
 
 
 def _annotations(hint: Any) -> Iterator[Any]:
@@ -146,9 +157,9 @@ def _literals(hint: Any) -> Iterator[Any]:
 
 
 def _objects(hint: Any, *, is_list: bool) -> Iterator[tuple[bool, Any]]:
-    """The TypedDicts of an annotation, and whether each is in a list."""
+    """The objects of an annotation, and whether each is in a list."""
     origin = typing.get_origin(hint)
-    if _dicts().is_typeddict(hint):
+    if _is_object(hint):
         yield is_list, hint
     elif origin in (typing.Union, types.UnionType) or origin in (typing.Required, typing.NotRequired):
         for inner in typing.get_args(hint):
@@ -168,7 +179,7 @@ def of_package(name: str) -> dict[str, list[str]]:
         for place in places:
             module, _, attribute = place.partition(":")
             hint = getattr(importlib.import_module(module), attribute)
-            for kind in [hint] if _dicts().is_typeddict(hint) else typing.get_args(hint):
+            for kind in [hint] if _is_object(hint) else typing.get_args(hint):
                 listed.add("", typed_shape(kind))
         found[route] = sorted(listed.paths)
     return found

@@ -48,16 +48,25 @@ def test_a_stream_is_the_same_answer_in_lines(client, http):
     assert json.loads(answer.text.splitlines()[-1])["done"] is True
 
 
-def test_options_are_obeyed_or_named_by_a_header(client, http):
-    options = {**GREEDY, "seed": 3, "stop": ["Paris"], "num_ctx": 4096, "mirostat": 2, "numa": None}
+def test_options_are_obeyed_named_by_a_header_or_refused(client, http):
+    options = {**GREEDY, "seed": 3, "stop": ["Paris"], "num_ctx": 4096, "n": 3, "numa": None, "tfs_z": 1.0}
     answer = http.post("/api/chat", json={"messages": QUESTION, "options": options, "stream": False, "frob\n": 1})
     assert "Paris" not in answer.json()["message"]["content"]
-    assert answer.headers["symphony-ignored"] == "frob%0A, options.num_ctx, options.mirostat"
+    assert answer.headers["symphony-ignored"] == "options.num_ctx, options.n, frob%0A"
     warm = {"temperature": 1.5, "num_predict": 8}
     said = [client.generate("any", "hi", options={**warm, "seed": seed}).response for seed in (1, 1, 2)]
     assert said[0] == said[1] != said[2]
-    with pytest.raises(ollama.ResponseError, match=r"options\.top_p is 7"):
-        client.chat("any", QUESTION, options={"top_p": 7})
+    likeliest = {"temperature": 1.5, "mirostat": 2, "mirostat_tau": 0, "mirostat_eta": 0, "num_predict": 8}
+    greedy = client.chat("any", QUESTION, options={**GREEDY, "num_predict": 8})
+    assert client.chat("any", QUESTION, options=likeliest).message.content == greedy.message.content
+    for option, says in (
+        ({"top_p": 7}, r"options\.top_p is 7"),
+        ({"temprature": 1}, r"options\.temprature is no field: is temperature meant"),
+        ({"tfs_z": 0.5}, r"options\.tfs_z is not done"),
+    ):
+        with pytest.raises(ollama.ResponseError, match=says) as refused:
+            client.chat("any", QUESTION, options=option)
+        assert refused.value.status_code == 400
 
 
 class City(BaseModel):
@@ -116,12 +125,14 @@ def test_a_generation_goes_on_from_its_context(client, http):
         client.generate("any", "x", context=[10**9])
 
 
-def test_images_embeddings_and_downloads_are_refused_in_words(client):
-    for ask in (
-        lambda: client.chat("any", [{"role": "user", "content": "x", "images": [b"x"]}]),
-        lambda: client.generate("any", "x", images=[b"x"]),
+def test_images_templates_embeddings_and_downloads_are_refused_in_words(client):
+    for ask, says in (
+        (lambda: client.chat("any", [{"role": "user", "content": "x", "images": [b"x"]}]), r"messages\[\]\.images"),
+        (lambda: client.generate("any", "x", images=[b"x"]), "images"),
+        (lambda: client.generate("any", "x", template="x"), "template"),
+        (lambda: client.generate("any", "x", suffix="x"), "suffix"),
     ):
-        with pytest.raises(ollama.ResponseError, match="takes text") as refused:
+        with pytest.raises(ollama.ResponseError, match=f"^{says} is not done by this server") as refused:
             ask()
         assert refused.value.status_code == 400
     for ask, says in (
