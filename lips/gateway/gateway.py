@@ -45,7 +45,7 @@ _TOKEN_BYTES = 1024
 ENDED = "symphony.ended"
 """In a request's scope: what is to be done when it has ended."""
 IGNORED = "symphony.ignored"
-"""In a request's scope: its fields that have no effect, as a header says it."""
+"""In a request's scope: its fields that have no effect, an `Ignored`."""
 _MAX_UNKNOWN_LOGGED = 1024
 """Names: each is logged once."""
 
