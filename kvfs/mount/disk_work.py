@@ -234,7 +234,7 @@ class DiskWork:
         stop = offset + len(data)
         is_small = len(data) <= INLINE_BYTES and self._volume.disk.nowait.writes
         if is_small and content not in self._changes and not content.sums.guards(offset, stop):
-            content.sums.begin(offset, stop)
+            content.sums.begin(min(offset, content.size), stop)
             try:
                 with self._volume.charged_for(inode, content, stop):
                     written = content.write_nowait(offset, data)
@@ -264,6 +264,7 @@ class DiskWork:
         """
         await self.at_rest(content, until_s)
         sums, charge = content.sums, ExitStack()
+        start = min(start, content.size)  # a change behind the end fills what is between
         stop = max(content.size, sums.size) if is_cut else size
         while sums.guards(start, stop) and (edges := sums.unverified_edges(start, stop)):
             await self._verify(content, edges[0], edges[-1] + 1, until_s)

@@ -243,11 +243,15 @@ class Sums:
         """Return the extents of a file of this size that have to be read to be summed."""
         if size == self.size and all(self._kept):
             return []
-        grown = self.size // EXTENT_BYTES if size != self.size else len(self._kept)
+        grown = self._num_whole(size)
         known = self._fresh.keys() | self._spare.keys() | self._tail(size).keys()
         return [
             each for each in range(num_extents(size)) if each not in known and (each >= grown or not self._kept[each])
         ]
+
+    def _num_whole(self, size: int) -> int:
+        """How many extents have sums of all the bytes that they have in a file of this size."""
+        return len(self._kept) if size == self.size else self.size // EXTENT_BYTES
 
     def is_lacking(self, size: int) -> bool:
         """Whether the index could have more sums of a file of this size."""
@@ -276,7 +280,8 @@ class Sums:
             del kept[num_extents(kept_size) :]
             if kept_size % EXTENT_BYTES and kept_size != self.size:
                 kept[-1] = UNCHECKED
-            spared = {each: kept[each] for each in self._ahead if each < len(kept) and kept[each]}
+            num_whole = min(len(kept), self._num_whole(size))
+            spared = {each: kept[each] for each in self._ahead if each < num_whole and kept[each]}
             for each in (*self._marking, *spared):
                 if each < len(kept):
                     kept[each] = UNCHECKED
@@ -297,7 +302,7 @@ class Sums:
     def _raise(self, kept: array[int], size: int, *, is_quiet: bool) -> int:
         """Put sums that are known into `kept`; how many bytes it is of then."""
         known = self._fresh | self._tail(size)
-        appended = self.size // EXTENT_BYTES if size != self.size else len(kept)
+        appended = self._num_whole(size)
         if size > self.size and appended < len(kept) and kept[appended] and appended not in known:
             return self.size  # a sum of some of its bytes is better than none
         kept.extend([UNCHECKED] * (num_extents(size) - len(kept)))

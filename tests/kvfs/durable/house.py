@@ -138,7 +138,7 @@ class House:
         content, stop = inode.content, offset + len(data)
         assert isinstance(content, PlainFile)
         assert not content.sums.needs_mark(offset, stop)
-        content.sums.begin(offset, stop)
+        content.sums.begin(min(offset, content.size), stop)
         try:
             with self.volume.charged_for(inode, content, stop):
                 content.write_at(offset, data)

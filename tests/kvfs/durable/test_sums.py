@@ -336,3 +336,25 @@ def test_a_commit_of_a_mark_that_fails_fails_the_write_and_changes_no_byte(
 
     live(tmp_path, life)
     assert fsck(tmp_path).findings == ()
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before it", "behind the end"])
+def test_a_sum_that_a_mark_took_aside_is_not_put_back_where_the_file_has_grown(is_late: bool, tmp_path: Path) -> None:
+    live(tmp_path, make_note)
+
+    async def life(programs: Programs) -> None:
+        """The second mark takes the last extent ahead."""
+        note = programs.house.fs.find(ROOT, "note")
+        if not is_late:
+            await programs.write(note, len(BYTES), b"more")
+        await programs.write(note, 10, b"new")
+        await programs.write(note, 2 * EXTENT_BYTES + 10, b"new")
+        if is_late:
+            await programs.write(note, 5 * EXTENT_BYTES, b"far")
+        await programs.house.keeper.sync(note)
+        await programs.read(note, 0, plain(note).size)
+        await programs.house.keeper.summer.sum(plain(note))
+        assert unchecked(plain(note)) == []
+
+    live(tmp_path, life)
+    assert fsck(tmp_path).findings == ()
