@@ -267,7 +267,7 @@ class DiskWork:
         start = min(start, content.size)  # a change behind the end fills what is between
         stop = max(content.size, sums.size) if is_cut else size
         while sums.guards(start, stop) and (edges := sums.unverified_edges(start, stop)):
-            await self._verify(content, edges[0], edges[-1] + 1, until_s)
+            await self._verify(content, edges[0], edges[0] + 1, until_s)
         sums.begin(start, stop)
         try:
             while sums.needs_mark(start, stop, is_cut=is_cut):

@@ -136,7 +136,7 @@ def test_a_write_heals_a_damaged_extent_that_it_replaces_and_is_eio_where_it_kee
             with pytest.raises(SymError, match="damaged on disk") as told:
                 await change
             assert told.value.errno == errno.EIO
-        await programs.write(note, EXTENT_BYTES, BYTES[EXTENT_BYTES : 2 * EXTENT_BYTES])
+        await programs.write(note, EXTENT_BYTES - 100, BYTES[EXTENT_BYTES - 100 : 2 * EXTENT_BYTES + 100])
         assert await programs.read(note, 0, len(BYTES)) == BYTES
         await programs.house.keeper.sync(note)
 
