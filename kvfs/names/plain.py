@@ -86,6 +86,7 @@ class PlainFile:
         "_removals",
         "_remove",
         "_synced",
+        "_syncing",
         "changes",
         "charged",
         "gaps",
@@ -137,6 +138,8 @@ class PlainFile:
         """Guards `_file` and `_is_gone`; nobody waits for the disk with it."""
         self._opening = threading.Lock()
         """Taken by workers alone: they wait for the disk with it."""
+        self._syncing = threading.Lock()
+        """The same: of syncs under way at once, Linux tells one alone of an error."""
 
     @classmethod
     def existing(
@@ -341,22 +344,24 @@ class PlainFile:
         file has: Linux takes pages for clean that it could not write, and the next fdatasync would succeed. So each
         sync fails from then on, until the bytes are written once more, from the first to the last, or cut off.
         """
-        seen = self.changes
-        if self._doubtful:
-            raise SymError(f"backing file {self.path} could not be synced, and was not written anew since", errno.EIO)
-        if self._exists and seen != self._synced:
-            try:
-                file = self._opened(keep=False)
-            except OSError as error:
-                if self._is_gone:
-                    return
-                raise self._failed("sync", error) from error
-            try:
-                self._disk.fdatasync(file.number)
-            except OSError as error:
-                self._doubtful = range(self.size)
-                raise self._failed("sync", error) from error
-        self._synced = seen
+        with self._syncing:
+            seen = self.changes
+            if self._doubtful:
+                message = f"backing file {self.path} could not be synced, and was not written anew since"
+                raise SymError(message, errno.EIO)
+            if self._exists and seen != self._synced:
+                try:
+                    file = self._opened(keep=False)
+                except OSError as error:
+                    if self._is_gone:
+                        return
+                    raise self._failed("sync", error) from error
+                try:
+                    self._disk.fdatasync(file.number)
+                except OSError as error:
+                    self._doubtful = range(self.size)
+                    raise self._failed("sync", error) from error
+            self._synced = seen
 
     @property
     def is_dirty(self) -> bool:

@@ -8,7 +8,9 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -360,6 +362,39 @@ def test_bytes_that_were_being_written_while_a_sync_failed_are_in_doubt(tmp_path
     with pytest.raises(SymError, match="was not written anew"):
         file.sync()
     assert file.sync_failed
+
+
+def test_two_syncs_at_once_both_fail_where_linux_tells_one_of_the_error(tmp_path: Path) -> None:
+    """As when a program syncs what is being written back."""
+    both, errors = threading.Event(), [OSError(errno.EIO, "planted")]
+
+    class Noticed:
+        """A lock that tells when two want it."""
+
+        def __init__(self) -> None:
+            self._lock, self._num = threading.Lock(), 0
+
+        def __enter__(self) -> None:
+            self._num += 1
+            if self._num == 2:
+                both.set()
+            self._lock.acquire()
+
+        def __exit__(self, *_error: object) -> None:
+            self._lock.release()
+
+    def fdatasync(_fd: int) -> None:
+        assert both.wait(10)
+        if errors:
+            raise errors.pop()
+
+    file = a_file(tmp_path, fdatasync=fdatasync)
+    file._syncing = Noticed()  # type: ignore[assignment]
+    file.write_at(0, WHOLE)
+    with ThreadPoolExecutor() as pool:
+        found = [each.exception() for each in [pool.submit(file.sync), pool.submit(file.sync)]]
+    assert [type(each) for each in found] == [SymError, SymError]
+    assert file.is_dirty
 
 
 def test_bytes_that_were_cut_off_are_in_doubt_no_longer(tmp_path: Path) -> None:
