@@ -20,6 +20,8 @@ EXTENT_BYTES = 256 << 10
 PART_EXTENTS = 1024
 """Extents of which the index has the sums in one row: of 256 MiB in 8 KiB."""
 UNCHECKED = 0
+_NONE: set[int] = set()
+"""Of all files that nobody marks: there may be a million. Nobody changes it."""
 
 
 def sum_of(data: bytes | memoryview) -> int:
@@ -102,11 +104,10 @@ class Sums:
         self._fresh: dict[int, int] = {}
         self._position = 0
         """Up to here the bytes from the beginning of an extent on went through `_hasher`."""
-        self._hasher = xxhash.xxh3_64()
+        self._hasher: xxhash.xxh3_64 | None = None
+        """None: no byte did. One takes 700 bytes."""
         self._num_under_way = 0
-        self._marking: set[int] = set()
-        self._ahead: set[int] = set()
-        self._sparing: set[int] = set()
+        self._marking = self._ahead = self._sparing = _NONE
         """Extents that a commit under way marks together with others."""
         self._cut_to: int | None = None
         self._num_marks = 0
@@ -165,11 +166,11 @@ class Sums:
             self._cut_to = start if self._cut_to is None else min(start, self._cut_to)
             return
         first, end = start // EXTENT_BYTES, min(num_extents(stop), len(self._kept))
-        self._marking.update(range(first, end))
+        self._marking = self._marking.union(range(first, end))
         num_ahead = (1 << min(self._num_marks, 40)) - 1
         count = len(self._kept)
-        self._ahead.update(range(count) if 2 * num_ahead >= count else range(end, min(count, end + num_ahead)))
-        self._ahead.difference_update(range(first, end))
+        ahead = range(count) if 2 * num_ahead >= count else range(end, min(count, end + num_ahead))
+        self._ahead = self._ahead.union(ahead).difference(range(first, end))
         self._num_marks += 1
 
     # Changes
@@ -201,7 +202,7 @@ class Sums:
 
     def _forget_position(self) -> None:
         self._position = 0
-        self._hasher = xxhash.xxh3_64()
+        self._hasher = None
 
     def wrote(self, offset: int, data: bytes | memoryview) -> None:
         """These bytes were written, by a change that is under way."""
@@ -217,12 +218,13 @@ class Sums:
             view, self._position = view[skipped:], offset + skipped
         while view:
             piece = view[: EXTENT_BYTES - self._position % EXTENT_BYTES]
+            self._hasher = self._hasher or xxhash.xxh3_64()
             self._hasher.update(piece)
             self._position += len(piece)
             view = view[len(piece) :]
             if not self._position % EXTENT_BYTES:
                 self._fresh[self._position // EXTENT_BYTES - 1] = self._hasher.intdigest()
-                self._hasher = xxhash.xxh3_64()
+                self._hasher = None
 
     def failed(self, start: int, stop: int) -> None:
         """Nobody knows what a change of these bytes has done."""
@@ -263,7 +265,7 @@ class Sums:
 
     def _tail(self, size: int) -> dict[int, int]:
         """The sum of the last extent, where it was written from its beginning and is not full."""
-        if size != self._position or not size % EXTENT_BYTES:
+        if size != self._position or self._hasher is None:
             return {}
         return {size // EXTENT_BYTES: self._hasher.intdigest()}
 
@@ -285,8 +287,8 @@ class Sums:
             for each in (*self._marking, *spared):
                 if each < len(kept):
                     kept[each] = UNCHECKED
-            self._sparing, self._ahead = self._ahead, set()
-            self._marking, self._cut_to = set(), None
+            self._sparing, self._ahead = self._ahead, _NONE
+            self._marking, self._cut_to = _NONE, None
         elif is_synced and not self.is_changing:
             kept_size = self._raise(kept, size, is_quiet=is_quiet)
         parts = self._parts_that_differ(kept, kept_size)
@@ -343,6 +345,7 @@ class Sums:
         if taken.is_mark:
             self._install(taken)
             self._spare |= {each: value for each, value in taken.spared.items() if each in self._sparing}
+            self._sparing = _NONE
 
     def not_committed(self) -> None:
         """The index may or may not have what was taken last: sums stay guarded, and are written once more."""
@@ -353,7 +356,8 @@ class Sums:
         self._kept, self.size = array("Q"), 0
         self._verified = bytearray()
         self._spare.clear()
-        self._marking, self._ahead, self._sparing, self._cut_to = set(), set(), set(), None
+        self._marking = self._ahead = self._sparing = _NONE
+        self._cut_to = None
 
 
 def num_parts(count: int) -> int:

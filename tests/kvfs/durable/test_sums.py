@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import math
+import tracemalloc
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -17,7 +19,7 @@ from kvfs.mount.disk_work import DiskWork
 from kvfs.mount.eager import Eager
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
-from kvfs.names.sums import EXTENT_BYTES
+from kvfs.names.sums import EXTENT_BYTES, Sums
 from libsym.errors import SymError
 from tests.kvfs.durable.damage import flip, number_of, sql
 from tests.kvfs.durable.house import ROOT, House, running
@@ -358,3 +360,15 @@ def test_a_sum_that_a_mark_took_aside_is_not_put_back_where_the_file_has_grown(i
 
     live(tmp_path, life)
     assert fsck(tmp_path).findings == ()
+
+
+def test_a_file_that_nobody_changes_takes_little_memory_for_its_sums() -> None:
+    """There may be a million."""
+    tracemalloc.start()
+    try:
+        sums = [Sums(array("Q", [1]), 100) for _ in range(1000)]
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_bytes < 600 * len(sums)
+    assert all(each._hasher is None for each in sums), "700 bytes that tracemalloc does not see"
