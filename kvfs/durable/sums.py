@@ -75,7 +75,10 @@ class SumsCutter:
         for content, is_quiet in asked.items():
             if is_known(content):
                 self.take(rows, taken, content, is_quiet=is_quiet)
-            elif (content.inode, 0) in rows.gone_sums:
+                continue
+            if content.sums.is_doubtful:
+                rows.gone_sums.append((content.inode, 0))
+            if (content.inode, 0) in rows.gone_sums:
                 taken.append((content, None))
             else:
                 content.sums.forget()

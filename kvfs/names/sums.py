@@ -83,7 +83,6 @@ class Sums:
         "_cut_to",
         "_fresh",
         "_hasher",
-        "_is_doubtful",
         "_kept",
         "_marking",
         "_num_marks",
@@ -92,6 +91,7 @@ class Sums:
         "_spare",
         "_sparing",
         "_verified",
+        "is_doubtful",
         "size",
     )
 
@@ -111,7 +111,8 @@ class Sums:
         """Extents that a commit under way marks together with others."""
         self._cut_to: int | None = None
         self._num_marks = 0
-        self._is_doubtful = False
+        self.is_doubtful = False
+        """Whether a commit has failed that may have been made all the same: the index may have other sums."""
 
     # What is known of bytes
 
@@ -296,7 +297,7 @@ class Sums:
             return None
         is_shorter = num_parts(len(kept)) < num_parts(len(self._kept))
         taken = Taken(kept, kept_size, parts, is_shorter, is_mark, spared)
-        self._is_doubtful = False
+        self.is_doubtful = False
         if not is_mark:
             self._install(taken)
         return taken
@@ -318,7 +319,7 @@ class Sums:
 
     def _parts_that_differ(self, kept: array[int], size: int) -> tuple[int, ...]:
         count = num_parts(len(kept))
-        if self._is_doubtful:
+        if self.is_doubtful:
             return tuple(range(count))
         last = {count - 1} if size != self.size and count else set[int]()
         old_last = num_parts(len(self._kept)) - 1
@@ -349,11 +350,11 @@ class Sums:
 
     def not_committed(self) -> None:
         """The index may or may not have what was taken last: sums stay guarded, and are written once more."""
-        self._is_doubtful = True
+        self.is_doubtful = True
 
     def forget(self) -> None:
         """The index knows nothing of the file any more."""
-        self._kept, self.size = array("Q"), 0
+        self._kept, self.size, self.is_doubtful = array("Q"), 0, False
         self._verified = bytearray()
         self._spare.clear()
         self._marking = self._ahead = self._sparing = _NONE

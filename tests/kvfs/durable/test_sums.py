@@ -372,3 +372,29 @@ def test_a_file_that_nobody_changes_takes_little_memory_for_its_sums() -> None:
         tracemalloc.stop()
     assert num_bytes < 600 * len(sums)
     assert all(each._hasher is None for each in sums), "700 bytes that tracemalloc does not see"
+
+
+def test_sums_of_a_commit_that_failed_and_was_made_all_the_same_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the first one that has the file."""
+
+    async def life(programs: Programs) -> None:
+        index = programs.house.state.index
+        note = programs.house.volume.make_plain(programs.house.tree.root, b"note", 0o600, 0, 0)
+        await programs.house.keeper.sync(note)
+        commit = index.commit
+
+        def fail(rows: Rows) -> None:
+            commit(rows)
+            raise SymError("the disk has failed", errno.EIO)
+
+        await programs.write(note, 0, BYTES)
+        with monkeypatch.context() as patch:
+            patch.setattr(index, "commit", fail)
+            with pytest.raises(SymError, match="the disk has failed"):
+                await programs.house.keeper.sync(note)
+        await programs.write(note, 10, b"new")
+
+    live(tmp_path, life)
+    assert fsck(tmp_path).findings == ()
