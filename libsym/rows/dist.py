@@ -99,7 +99,9 @@ class Dist:
         vocab_size = sizes.pop()
         result = _new_unset("float[]", vocab_size)
         rows = [ffi.from_buffer("float[]", dist.logits) for dist, _ in given]
-        checked(lib.sym_rows_mix(ffi.new("float *[]", rows), weights, len(rows), vocab_size, result))
+        status = lib.sym_rows_mix(ffi.new("float *[]", rows), weights, len(rows), vocab_size, result)
+        del rows  # an error that is kept has this frame, and the collector crashes on a memoryview that is lent
+        checked(status)
         return cls(memoryview(ffi.buffer(result)).cast("B").toreadonly(), 1, vocab_size * 4, vocab_size)
 
     @property
@@ -302,9 +304,10 @@ class Dist:
         elif not 0.0 <= real(u, "u") < 1.0:
             raise Invalid(f"u={u}: must be at least 0 and below 1")
         top_k, top_p, min_p = min(top_k or 0, self._vocab_size), 1.0 if top_p is None else top_p, min_p or 0.0
-        bits = pointer(allowed, self._vocab_size)
-        row = self._floats()
-        return checked(lib.sym_row_sample(row, self._vocab_size, bits, temperature, top_k, top_p, min_p, u))
+        how = temperature, top_k, top_p, min_p, u
+        return checked(
+            lib.sym_row_sample(self._floats(), self._vocab_size, pointer(allowed, self._vocab_size), *how)
+        )  # no variable has the buffers: as in mixed()
 
     def _floats(self) -> Any:
         return ffi.from_buffer("float[]", self.logits)

@@ -104,8 +104,9 @@ class RowReducer:
         if row.nbytes != 4 * self._vocab_size:
             raise Invalid(f"a row of {row.nbytes // 4} logits for a vocabulary of {self._vocab_size}")
         result = bytearray(self.row_bytes)
-        logits = ffi.from_buffer("float[]", row)
-        checked(lib.sym_reducer_reduce(self._reducer, logits, index, ffi.from_buffer(result)))
+        checked(
+            lib.sym_reducer_reduce(self._reducer, ffi.from_buffer("float[]", row), index, ffi.from_buffer(result))
+        )  # no variable has the buffers: an error that is kept has this frame
         return bytes(result)
 
 

@@ -241,8 +241,11 @@ class RowSampler:
         """Draws the token number `index`, without noting it. `allowed` holds beside the block's own bitmask."""
         if row.nbytes != 4 * self.vocab_size:
             raise Invalid(f"a row of {row.nbytes // 4} logits for a sampler over a vocabulary of {self.vocab_size}")
-        bits = pointer(allowed, self.vocab_size)
-        return checked(lib.sym_sampler_draw(self._sampler, ffi.from_buffer("float[]", row), bits, index))
+        return checked(
+            lib.sym_sampler_draw(
+                self._sampler, ffi.from_buffer("float[]", row), pointer(allowed, self.vocab_size), index
+            )
+        )  # no variable has the buffers: an error that is kept has this frame
 
     def note(self, token: int) -> None:
         """Counts a token as generated from now on."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from array import array
 
 import numpy as np
@@ -67,6 +69,33 @@ def test_rows_without_meaning_are_refused(bad: float, place: int) -> None:
     for ask in (dist.argmax, dist.sample, dist.entropy, dist.probs, lambda: dist.topk(1), lambda: dist.logprob(1)):
         with pytest.raises(Invalid, match="NaN"):
             ask()
+
+
+KEPT = """
+import gc, math
+import libsym as sym
+from libsym.rows.native import bits_of
+nan = sym.Dist.of([math.nan, 1.0])
+for ask in (
+    lambda: nan.sample(allowed=memoryview(bits_of(bytes([1, 0])))),
+    lambda: sym.Dist.mixed([(nan, 1.0), (nan, 1.0)]),
+    lambda: sym.Sampler(temperature=1.0).start().draw(nan, allowed=memoryview(bits_of(bytes([1, 0])))),
+):
+    def failed():
+        try:
+            ask()
+        except sym.Invalid as error:
+            kept = [error]
+            kept.append(kept)  # only the collector frees what is in this circle
+    failed()
+    gc.collect()
+print("alive")
+"""
+
+
+def test_an_error_that_is_kept_harms_no_process() -> None:
+    done = subprocess.run([sys.executable, "-c", KEPT], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
 
 
 def test_impossible_tokens_are_never_drawn_and_all_impossible_is_an_error() -> None:
