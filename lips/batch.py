@@ -31,7 +31,7 @@ def objects(file: BinaryIO, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         where = f"{name}, line {number}"
         try:
             found = json.loads(line) if line.strip() else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise sym.Invalid(f"{where}: no JSON: {error}") from None
         if isinstance(found, dict):
             yield where, {"id": number, **found}
@@ -51,7 +51,10 @@ def asked(file: BinaryIO, name: str, answered: set[str]) -> Iterator[dict[str, A
 def answered(file: BinaryIO, name: str) -> set[str]:
     """Return the ids that have an answer, as JSON; cut off what a killed run has left of a line."""
     file.seek(0)
-    file.truncate(file.read().rfind(b"\n") + 1)
+    left = (text := file.read())[text.rfind(b"\n") + 1 :]
+    if not b'{"id": '.startswith(left[:7]):
+        raise sym.Invalid(f"{name}: its last line is no answer, nor half of one: the file stays as it is")
+    file.truncate(len(text) - len(left))
     file.seek(0)
     return {json.dumps(found["id"]) for _, found in objects(file, name)}
 
@@ -65,8 +68,8 @@ async def answer(line: dict[str, Any], max_tokens: int, temperature: float) -> d
         else:
             tokens = await sym.aio.tokenize(line["prompt"])
         async with await sym.aio.kv_create() as kv:
-            how = {"sampler": sampler, "max_tokens": line.get("max_tokens", max_tokens)}
-            generation = await sym.aio.generate(kv, tokens, **how)
+            most = line.get("max_tokens", max_tokens)
+            generation = await sym.aio.generate(kv, tokens, sampler=sampler, max_tokens=most)
             return {"id": line["id"], "text": await generation.full_text(), "finish": generation.finish}
     except (sym.Invalid, sym.TooLarge) as error:
         return {"id": line["id"], "error": str(error)}
@@ -81,7 +84,7 @@ async def answer_all(lines: Iterator[dict[str, Any]], out: BinaryIO, streams: in
         for line in lines:  # all streams take from one iterator
             found = await answer(line, **how)
             num_errors += "error" in found
-            os.write(out.fileno(), json.dumps(found, ensure_ascii=False).encode() + b"\n")
+            os.write(out.fileno(), json.dumps(found, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
 
     async with anyio.create_task_group() as tasks:
         for _ in range(streams):
@@ -97,8 +100,9 @@ def main() -> None:
     arguments.whole("--max-tokens", "of an answer", 256)
     arguments.number("--temperature", "0 takes the likeliest token", 0.0, least=0)
     args = arguments.parse_args()
-    how = {"max_tokens": args.max_tokens, "temperature": args.temperature}
     with Path(args.prompts).open("rb") as prompts, Path(args.answers).open("a+b", buffering=0) as out:
+        if os.path.sameopenfile(prompts.fileno(), out.fileno()):
+            raise sym.Invalid(f"{args.answers} has the prompts: give another file for the answers")
         try:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -106,7 +110,7 @@ def main() -> None:
         lines = asked(prompts, args.prompts, answered(out, args.answers))
 
         async def run() -> int:
-            return await answer_all(lines, out, args.streams, **how)
+            return await answer_all(lines, out, args.streams, max_tokens=args.max_tokens, temperature=args.temperature)
 
         if num_errors := anyio.run(run):
             raise sym.Invalid(f"answers that are errors, of this run: {num_errors} (see {args.answers})")

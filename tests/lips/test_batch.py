@@ -57,6 +57,27 @@ def test_a_killed_run_goes_on_where_it_was(lips, tmp_path):
     assert len(lines(answers)) == 24, "nothing is asked again"
 
 
+@pytest.mark.parametrize("answers", ["prompts.jsonl", "notes.txt"])
+def test_a_file_that_is_none_of_answers_stays_as_it_is(lips, tmp_path, answers):
+    prompt = '{"prompt": "Once"}'
+    (tmp_path / "notes.txt").write_text("bread, milk")
+    (tmp_path / "prompts.jsonl").write_text(prompt)
+    done = lips.finish("batch", str(tmp_path / "prompts.jsonl"), str(tmp_path / answers), "--max-tokens", "1")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert (tmp_path / answers).read_text() == ("bread, milk" if answers == "notes.txt" else prompt)
+
+
+def test_an_id_comes_back_as_it_was_given_and_a_line_of_any_depth_is_named(lips, tmp_path):
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text('{"prompt": "Once", "id": "\\ud800"}\n')
+    lips.run("batch", str(prompts), str(answers), "--max-tokens", "1")
+    assert lines(answers)[0]["id"] == "\ud800"
+    prompts.write_text("[" * 100_000)
+    done = lips.finish("batch", str(prompts), str(answers))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "line 1: no JSON" in done.stderr
+
+
 def test_what_has_no_answer_says_why_and_what_is_no_prompt_ends_the_run(lips, tmp_path):
     prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     prompts.write_text('{"prompt": ""}\n{"prompt": 5}\n{"prompt": "A", "max_tokens": 2}\n')
