@@ -52,7 +52,8 @@ def beam_search(
     """
     end = sym.model_info().eos_ids
     with sym.kv_fork(kv) as base:
-        base.write(tokens[:-1])  # once for all groups
+        if tokens[1:]:
+            base.write(tokens[:-1])  # once for all groups
         rows = [[Beam(sym.kv_fork(base), tokens[-1:])] for _ in range(groups)]
         room = base.room()
     for _ in range(max(1, min(max_tokens, room))):
@@ -89,7 +90,7 @@ def main() -> None:
     arguments.text("text", "what is to be gone on with")
     arguments.whole("--width", "hypotheses side by side", 4, most=64)
     arguments.whole("--max-tokens", "length of each", 32)
-    arguments.number("--normalize", "divide by the length to this power", 0.0, least=0)
+    arguments.number("--normalize", "divide by the length to this power", 0.0, least=0, most=10)
     arguments.whole("--groups", "into which the hypotheses are divided", 1, most=64)
     arguments.number("--diversity", "what a token costs that a group before has taken", 1.0, least=0)
     args = arguments.parse_args()

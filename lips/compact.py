@@ -21,8 +21,10 @@ def compact(kv: sym.KV, path: str, keep: int, max_tokens: int, system: str) -> t
     """Make the file `path`; return how many tokens the conversation had, and how many it has there."""
     length, turns = kv.len(), [*(kv.stat().turns or ())]
     room = sym.model_info().max_positions - len(sym.chat_tokens([QUESTION], after_answer=True)) - max_tokens
-    cuts = [at for at in [*turns, length][: max(len(turns) + 1 - keep, 0)] if 0 < at <= room]
-    if not cuts:
+    cuts = [at for at in [*turns, length][: max(len(turns) + 1 - keep, 0)] if at > 0]
+    if cuts and cuts[0] > room:
+        raise sym.Invalid(f"the context has no room for a summary of {max_tokens} tokens behind the first {cuts[0]}")
+    if not (cuts := [at for at in cuts if at <= room]):
         raise sym.Invalid(f"the conversation has notes of {len(turns)} turns: none is left beside the last {keep}")
     with sym.kv_fork(kv) as fork:
         fork.truncate(cuts[-1])

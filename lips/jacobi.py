@@ -41,7 +41,7 @@ def main() -> None:
     arguments = sym.Arguments(__doc__)
     arguments.text("text", "what is to be gone on with")
     arguments.whole("--max-tokens", "tokens to generate", 60)
-    arguments.whole("--window", "tokens guessed at once", 6)
+    arguments.whole("--window", "tokens guessed at once", 6, most=64)
     args = arguments.parse_args()
     end = sym.model_info().eos_ids
     with sym.kv_create() as kv:

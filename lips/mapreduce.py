@@ -62,9 +62,11 @@ def main() -> None:
     arguments.whole("--context", "tokens that the model is given at once (default: all it takes)")
     arguments.whole("--max-tokens", "of one summary", 120)
     args = arguments.parse_args()
+    if not (text := args.file.read_text(errors="replace")).strip():
+        arguments.error(f"{args.file}: there is no text in it")
     most = sym.model_info().max_positions
     context = most if args.context is None else min(args.context, most)
-    sym.send_to_user(summarize(args.file.read_text(errors="replace"), context, args.max_tokens) + "\n")
+    sym.send_to_user(summarize(text, context, args.max_tokens) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,9 +36,11 @@ def endings(text: str, ends: list[str]) -> list[tuple[float, float, str]]:
         for end in ends:
             whole = sym.tokenize(text + end)  # whose first tokens may differ from the text's: they join at the seam
             same = next((i for i, (a, b) in enumerate(zip(given, whole, strict=False)) if a != b), len(given))
+            if not same:
+                raise sym.Invalid(f"{end!r} joins the first token of the text, which depends on none: give more text")
             with kv.fork() as fork:
-                fork.truncate(max(same - 1, 0))
-                logprobs = sym.score(fork, whole[max(same - 1, 0) :])
+                fork.truncate(same - 1)
+                logprobs = sym.score(fork, whole[same - 1 :])
             found.append((math.fsum(logprobs), fmean(logprobs), end))
     return sorted(found, reverse=True)
 
@@ -47,7 +49,7 @@ def main() -> None:
     arguments = sym.Arguments(__doc__)
     arguments.text("texts", "files; with --after endings", nargs="+")
     arguments.text("--after", "rank endings of this text", metavar="TEXT")
-    arguments.whole("--context", "tokens that a token of a file may depend on (default: all that the model takes)")
+    arguments.whole("--context", "tokens that are read at once of a file (default: all that the model takes)", least=2)
     args = arguments.parse_args()
     if args.after is not None:
         for total, mean, end in endings(args.after, args.texts):

@@ -41,7 +41,8 @@ def steer(
     kv: sym.KV, tokens: list[int], allowed: Allowed, after: After, count: int, max_tokens: int, rng: random.Random
 ) -> list[Particle]:
     """Append `tokens`, but for the last; return `count` continuations of all of them, with their weights."""
-    kv.write(tokens[:-1])
+    if tokens[1:]:
+        kv.write(tokens[:-1])
     end, state = sym.model_info().eos_ids, reduce(after, tokens, 0)
     particles = [Particle(kv.fork(), tokens[-1:], state) for _ in range(count)]
     for _ in range(max_tokens):
@@ -93,7 +94,7 @@ def rule(longest: int) -> tuple[Allowed, After]:
 def main() -> None:
     arguments = sym.Arguments(__doc__)
     arguments.text("text", "what is to be gone on with")
-    arguments.whole("--longest", "letters of a word", 5)
+    arguments.whole("--longest", "letters of a word", 5, most=64)
     arguments.whole("--particles", "texts side by side", 8, most=32)
     arguments.whole("--max-tokens", "of each text", 24)
     arguments.whole("--seed", "of the draws", 0, least=0)

@@ -50,7 +50,7 @@ def main() -> None:
     arguments.text("text", "to go on with, or with --detect to look at")
     arguments.add_argument("--detect", action="store_true", help="say how likely such a text is without the watermark")
     arguments.whole("--key", "who knows it finds the watermark", 1, least=0)
-    arguments.number("--delta", "the favour, in logits", 3.0)
+    arguments.number("--delta", "the favour, in logits", 3.0, least=0, most=1000)
     arguments.whole("--max-tokens", default=100)
     arguments.whole("--seed", "of the draws", 0, least=0)
     args = arguments.parse_args()

@@ -42,6 +42,12 @@ def test_it_finds_what_a_search_without_forks_finds(lips, max_tokens):
     assert all(len(set(beam.tokens) & sym.model_info().eos_ids) == beam.is_over for beam in beams)
 
 
+def test_a_text_of_one_token_goes_on(lips):
+    assert len(sym.tokenize("The")) == 1
+    assert lips.run("beam", "The", "--width", "2", "--max-tokens", "2").count("'The") == 2
+    assert lips.run("smc", "The", "--particles", "2", "--max-tokens", "2").startswith("The")
+
+
 def test_one_beam_is_greedy_decoding_and_four_find_a_likelier_text(lips):
     prompt = sym.tokenize("The capital of France is")
     greedy = list(sym.generate(sym.kv_create(), prompt, max_tokens=12))

@@ -125,6 +125,16 @@ def parser_of(name):
     return found.value.args[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "option"), [("beam", "normalize"), ("jacobi", "window"), ("smc", "longest"), ("watermark", "delta")]
+)
+def test_a_number_that_no_run_could_end_with_is_refused(name, option, capsys):
+    with pytest.raises(SystemExit) as refused:
+        parser_of(name).parse_args(["a text", f"--{option}=1000000"])
+    assert refused.value.code == 2
+    assert f"argument --{option}: '1000000' is not from" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in PACKAGES])
 def test_a_value_of_no_use_is_refused_in_one_line(name, capsys):
     """Each option of each program: an empty text; where it takes a number, NaN; and no tokens at all."""

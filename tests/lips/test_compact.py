@@ -54,6 +54,7 @@ def test_what_would_be_no_shorter_is_not_made(lips):
     talk("talk.kv")
     for arguments, about in (
         (["--keep", "4"], "none is left beside the last 4"),
+        (["--max-tokens", "9999"], "no room for a summary of 9999 tokens"),
         (["--max-tokens", "1"], "name is taken"),
     ):
         if "taken" in about:

@@ -55,6 +55,19 @@ def test_an_ending_may_join_the_texts_last_token(lips):
     assert total == pytest.approx(math.fsum(logprobs(whole)[same - 1 :]), abs=1e-3)
 
 
+def test_an_ending_that_joins_the_first_token_has_no_rank(lips):
+    done = lips.finish("score", "--after", "h", "ello there", "i")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "'ello there' joins the first token" in done.stderr
+
+
+def test_a_window_has_two_tokens_at_least(lips, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    assert lips.run("score", str(file), "--context", "2")
+    assert lips.finish("score", str(file), "--context", "1").returncode == 2
+
+
 def test_a_text_without_a_perplexity_is_named(lips, tmp_path):
     (tmp_path / "empty").touch()
     for arguments, about in ([str(tmp_path / "empty")], "no perplexity"), ([str(tmp_path / "no")], "No such file"):
