@@ -208,6 +208,7 @@ class Sums:
     def wrote(self, offset: int, data: bytes | memoryview) -> None:
         """These bytes were written, by a change that is under way."""
         if offset == self._position and len(data) < EXTENT_BYTES - offset % EXTENT_BYTES:
+            self._hasher = self._hasher or xxhash.xxh3_64()
             self._hasher.update(data)
             self._position += len(data)
             return
