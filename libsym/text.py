@@ -110,8 +110,8 @@ def _chat_form(
     variables: Mapping[str, Any] | None,
     **options: bool,
 ) -> bytes:
-    more = {} if variables is None else {"variables": dict(variables)}
     try:
+        more = {} if variables is None else {"variables": dict(variables)}
         return json.dumps({"messages": list(messages), "tools": tools, **more, **options}).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise Invalid(f"messages, tools and variables must be what JSON can say: {error}") from error

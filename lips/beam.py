@@ -80,7 +80,7 @@ def beam_search(
 
 def growing(row: list[Beam], normalize: float) -> list[Beam]:
     """Return the hypotheses of a group that are not over, if one of them may still become its best."""
-    if row[0].is_over and not normalize:
+    if max(row, key=lambda beam: beam.logprob).is_over and not normalize:
         return []  # whatever the others append, they only become less likely
     return [beam for beam in row if not beam.is_over]
 

@@ -25,7 +25,7 @@ HIGHEST_PRIORITY, MOST_CHARS = 100, 2000  # of a passage: the context has room f
 def read(directory: Path) -> dict[str, str]:
     """The passages by their names: each document, cut at its headings, and where a part is long, between lines."""
     found = dict[str, str]()
-    for path in sorted(path for path in directory.rglob("*") if path.suffix in {".md", ".txt"}):
+    for path in sorted(path for path in directory.rglob("*") if path.suffix in {".md", ".txt"} and path.is_file()):
         parts = re.split(r"^(?=#)", path.read_text(errors="replace"), flags=re.MULTILINE)
         passages = [passage for part in parts for passage in cut(part)]
         found |= {

@@ -40,12 +40,15 @@ class Particle:
 def steer(
     kv: sym.KV, tokens: list[int], allowed: Allowed, after: After, count: int, max_tokens: int, rng: random.Random
 ) -> list[Particle]:
-    """Append `tokens`, but for the last; return `count` continuations of all of them, with their weights."""
+    """Append `tokens`, but for the last; return `count` continuations of all of them, with their weights.
+
+    A full context ends them as `max_tokens` does.
+    """
     if tokens[1:]:
         kv.write(tokens[:-1])
     end, state = sym.model_info().eos_ids, reduce(after, tokens, 0)
     particles = [Particle(kv.fork(), tokens[-1:], state) for _ in range(count)]
-    for _ in range(max_tokens):
+    for _ in range(max(1, min(max_tokens, kv.room()))):
         live = [number for number, each in enumerate(particles) if not each.is_over]
         if not live:
             break

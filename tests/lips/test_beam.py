@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import libsym as sym
-from lips.beam import beam_search
+from lips.beam import Beam, beam_search, growing
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +48,12 @@ def test_a_text_of_one_token_goes_on(lips):
     assert len(sym.tokenize("The")) == 1
     assert lips.run("beam", "The", "--width", "2", "--max-tokens", "2").count("'The") == 2
     assert lips.run("smc", "The", "--particles", "2", "--max-tokens", "2").startswith("The")
+
+
+def test_a_group_goes_on_while_another_of_its_hypotheses_is_likelier_than_the_one_that_is_over(lips):
+    over, live = (Beam(sym.kv_create(), [1], (1,), logprob, is_over) for logprob, is_over in ((-3, True), (-1, False)))
+    assert growing([over, live], 0.0) == [live], "diversity had put it behind"
+    assert growing([replace(over, logprob=-0.5), live], 0.0) == []
 
 
 def test_one_beam_is_greedy_decoding_and_four_find_a_likelier_text(lips):

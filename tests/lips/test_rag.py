@@ -137,6 +137,13 @@ def read_words(directory, text):
     return lengths
 
 
+def test_what_has_the_name_of_a_document_and_is_no_file_is_left_out(tmp_path):
+    (tmp_path / "a.md").write_text("# Bees")
+    (tmp_path / "b.md").mkdir()
+    (tmp_path / "c.md").symlink_to("gone")
+    assert read(tmp_path) == {"a.md:1": "# Bees"}
+
+
 def test_directories_of_one_name_have_shelves_of_their_own(tiny, tmp_path):
     for place in ("one", "two"):
         (tmp_path / place / "docs").mkdir(parents=True)

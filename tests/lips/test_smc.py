@@ -81,3 +81,10 @@ def test_no_word_of_the_command_is_longer_than_allowed(lips):
     text = lips.run("smc", "It is", "--longest", "4", "--particles", "4", "--max-tokens", "16", "--seed", "3")
     assert text.startswith("It is")
     assert max(map(len, re.findall(r"[^\W\d_]+", text))) <= 4
+
+
+def test_a_full_context_ends_the_texts(tiny):
+    text = "ab" * (sym.model_info().max_positions // 2 - 4)
+    shown = tiny.run("smc", text, "--particles", "2", "--max-tokens", "60")
+    assert shown.startswith(text)
+    assert len(shown) > len(text) + 1

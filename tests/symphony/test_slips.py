@@ -174,6 +174,7 @@ SLIPS = {
     "a pattern that is a number": (lambda _: sym.Grammar.regex(5), "regular expression must be text, not 5"),
     "no grammar": (lambda _: sym.Grammar.lark(None), "Lark grammar must be text, not None"),
     "a text for a conversation": (lambda _: sym.chat_tokens("hi"), "a conversation is a list of messages"),
+    "a number for variables": (lambda _: sym.chat_tokens([], variables=5), "variables must be what JSON can say"),
     "a file for a path": (sym.kv_list, r"a path must be text.*kv\.path of a KV"),
     "a row by its name": (lambda _: DIST["a"], "the row that is asked for='a'"),
     "rows by a slice": (lambda _: DIST[0:1], "the row that is asked for=slice"),
