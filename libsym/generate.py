@@ -445,7 +445,8 @@ class Progress:
 
     def __dir__(self) -> list[str]:
         """Names that programs use; libsym's own modules know the others."""
-        return [name for name in super().__dir__() if name not in _INTERNAL and not name.startswith(("is_", "num_"))]
+        names = [name for name in super().__dir__() if name not in _INTERNAL]
+        return [name for name in names if name == "is_complete" or not name.startswith(("is_", "num_"))]
 
     def __repr__(self) -> str:
         state = "failed" if self._has_failed else "cancelled" if self._ends_early else "under way"

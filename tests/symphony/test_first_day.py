@@ -120,7 +120,7 @@ def test_completion_offers_what_is_documented():
     kv = sym.kv_create()
     shown = {*dir(kv), *dir(sym.generate(kv, [65], max_tokens=1))}
     assert shown & {"give_up", "moved", "named", "take", "came", "read_part", "drop_stop", "is_lost"} == set()
-    assert shown >= {"fork", "room", "handle", "cancel", "full_text", "tokens"}
+    assert shown >= {"fork", "room", "handle", "cancel", "full_text", "is_complete", "tokens"}
 
 
 def test_the_library_says_which_release_it_is():
