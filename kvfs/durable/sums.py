@@ -30,6 +30,10 @@ QUIET_S = 5.0
 """A file that was not changed for so long is read for the sums that it lacks."""
 EXTENTS_A_JOB = 64
 """So many extents are read at once: 16 MiB."""
+FILES_A_COMMIT = 64
+"""Of quiet files: one that is small is read in less time than a commit takes."""
+LOOKED_AT = 512
+"""So many files are looked at before others have a turn."""
 
 SumsTaken: TypeAlias = list[tuple[PlainFile, Taken | None]]
 """Files whose sums a commit has; None: it has none of them any more."""
@@ -140,19 +144,32 @@ class Summer:
         while True:
             await self._is_something_lacking.wait()
             self._is_something_lacking = trio.Event()
-            self._seen = {each: each.changes for each in self._cutter.lacking}
+            self.look()
             await trio.sleep(QUIET_S)
             await self.sum_quiet()
             if self._cutter.lacking:
                 self._wake()
 
+    def look(self) -> None:
+        """Note files that lack sums, as they are now."""
+        self._seen = {each: each.changes for each in self._cutter.lacking}
+
     async def sum_quiet(self) -> None:
         """Sum the files that have not changed since they were seen."""
-        for content, changes in self._seen.items():
+        read = list[PlainFile]()
+        for place, (content, changes) in enumerate(self._seen.items()):
             if not self._is_shown(content):
                 self._cutter.lacking.pop(content, None)
             elif content.changes == changes and not content.is_dirty and not content.sums.is_changing:
-                await self.sum(content)
+                if await self._read(content):
+                    read.append(content)
+                if len(read) == FILES_A_COMMIT:
+                    await self._keep(read)
+                    read = []
+            if place % LOOKED_AT == LOOKED_AT - 1:  # there may be a million
+                await trio.lowlevel.checkpoint()
+        if read:
+            await self._keep(read)
 
     def _is_shown(self, content: PlainFile) -> bool:
         try:
@@ -163,6 +180,11 @@ class Summer:
 
     async def sum(self, content: PlainFile) -> None:
         """Read what has no sum, and commit the sums; nothing, if the file is changed meanwhile."""
+        if await self._read(content):
+            await self._keep([content])
+
+    async def _read(self, content: PlainFile) -> bool:
+        """Read what has no sum. Whether nobody has changed the file meanwhile."""
         changes, sums = content.changes, content.sums
         extents = sums.lacking(content.size)
         while extents:
@@ -174,16 +196,21 @@ class Summer:
                 log.error("bytes of %s get no checksums: %s", content.name, error)  # noqa: TRY400 - of the disk
                 break
             if content.changes != changes or sums.is_changing:
-                return
+                return False
             if len(found) < len(some):
                 log.error("%s is damaged, and gets no more checksums: %s", content.name, SEE_FSCK)
             sums.read(found)
-        self._cutter.lacking.pop(content, None)  # what can't be read is tried again when it was changed
-        self._cutter.ask(content, is_quiet=True)
+        return True
+
+    async def _keep(self, contents: list[PlainFile]) -> None:
+        """Commit what is known of some files' sums."""
+        for content in contents:
+            self._cutter.lacking.pop(content, None)  # what can't be read is tried again when it was changed
+            self._cutter.ask(content, is_quiet=True)
         try:
             await self._commit()
         except SymError:  # the log has it
-            self._cutter.lacking[content] = None
+            self._cutter.lacking |= dict.fromkeys(contents)
 
     async def finish(self) -> None:
         """Commit the sums that are known, as the daemon ends: nothing is read for that."""

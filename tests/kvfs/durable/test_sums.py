@@ -255,19 +255,37 @@ def test_quiet_files_are_summed_by_themselves(tmp_path: Path, monkeypatch: pytes
 
     async def life(programs: Programs) -> None:
         summer, is_summed = programs.house.keeper.summer, trio.Event()
-        sum_now = summer.sum
+        keep_now = summer._keep
 
-        async def told(content: PlainFile) -> None:
-            await sum_now(content)
-            if not content.sums.is_lacking(content.size):
+        async def told(contents: list[PlainFile]) -> None:
+            await keep_now(contents)
+            if not any(content.sums.is_lacking(content.size) for content in contents):
                 is_summed.set()
 
         note = await programs.make(b"note", BYTES)
-        monkeypatch.setattr(summer, "sum", told)
+        monkeypatch.setattr(summer, "_keep", told)
         await programs.write(note, 10, b"new")
         await programs.house.keeper.sync(note)
         await is_summed.wait()
         assert unchecked(plain(note)) == []
+
+    live(tmp_path, life)
+
+
+def test_the_sums_of_many_quiet_files_share_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvfs.durable.sums.FILES_A_COMMIT", 4)
+
+    async def life(programs: Programs) -> None:
+        keeper = programs.house.keeper
+        notes = [await programs.make(b"note%d" % each, BYTES[:1000]) for each in range(6)]
+        for each in notes:
+            await programs.write(each, 10, b"new")
+        await keeper.sync_all()
+        keeper.summer.look()
+        before = keeper.statistics().num_commits
+        await keeper.summer.sum_quiet()
+        assert keeper.statistics().num_commits == before + 2
+        assert not any(unchecked(plain(each)) for each in notes)
 
     live(tmp_path, life)
 
