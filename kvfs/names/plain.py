@@ -243,14 +243,14 @@ class PlainFile:
 
     # For workers
 
-    def read_at(self, offset: int, size: int) -> bytes:
-        """As `pread(2)`: fewer bytes only at the end."""
+    def read_at(self, offset: int, size: int, *, keep: bool = True) -> bytes:
+        """As `pread(2)`: fewer bytes only at the end. `keep`: the file stays open for those to come."""
         changes = self.changes  # before the size: see `resize`
         wanted = min(size, self.size - offset)
         if wanted <= 0:
             return b""
         try:
-            file = self._opened()
+            file = self._opened(keep=keep)
             data = self._disk.pread(file.number, wanted, offset)
         except OSError as error:
             if self._is_gone:

@@ -117,10 +117,11 @@ class Sums:
     # What is known of bytes
 
     def expected(self, extent: int) -> Expected:
-        if extent >= len(self._kept):
+        kept = self._kept  # a worker that asks may see a commit replace it
+        if extent >= len(kept):
             return Expected(0, UNCHECKED)
         num_bytes = min(EXTENT_BYTES, self.size - extent * EXTENT_BYTES)
-        return Expected(num_bytes, self._kept[extent] or self._spare.get(extent, UNCHECKED))
+        return Expected(num_bytes, kept[extent] or self._spare.get(extent, UNCHECKED))
 
     def is_verified(self, start: int, stop: int) -> bool:
         """Whether bytes may be read as they are: they have no sums, or were found to fit them."""

@@ -281,11 +281,14 @@ def test_the_sums_of_many_quiet_files_share_a_commit(tmp_path: Path, monkeypatch
         for each in notes:
             await programs.write(each, 10, b"new")
         await keeper.sync_all()
+        for each in notes:
+            plain(each).close()  # as when the last handle goes
         keeper.summer.look()
         before = keeper.statistics().num_commits
         await keeper.summer.sum_quiet()
         assert keeper.statistics().num_commits == before + 2
         assert not any(unchecked(plain(each)) for each in notes)
+        assert not any(plain(each)._file for each in notes), "nobody would close them"
 
     live(tmp_path, life)
 
