@@ -125,4 +125,5 @@ def _end() -> NoReturn:
 
 if __name__ == "__main__":
     os.closerange(3, _HIGHEST)
-    serve(socket.socket(fileno=0))
+    with suppress(ConnectionResetError, BrokenPipeError):  # the daemon was killed in the middle of a request
+        serve(socket.socket(fileno=0))

@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from libsym.errors import SymError
 from symphony import __version__
@@ -25,12 +24,13 @@ from symphony.commands.watching import add_top
 from symphony.installed import what_to_install
 from symphony.launcher.listing import OWN_NAME
 from symphony.launcher.places import Refused
+from symphony.launcher.system import name_process
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `symphony` command."""
     _open_closed_streams()
-    Path("/proc/self/comm").write_text(OWN_NAME, encoding="ascii")  # also of `python -m symphony`
+    name_process(OWN_NAME)  # also of `python -m symphony`
     parser = build_parser()
     args = parser.parse_args(argv)
     action: Callable[[argparse.Namespace], int] = args.action

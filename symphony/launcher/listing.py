@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pwd
 import time
+from pathlib import Path
 from typing import Any
 
 import libsym as sym
@@ -50,10 +51,15 @@ def _of_daemon(socket: str, *, ended: bool) -> list[Row]:
         return [
             {name: value for name, value in dataclasses.asdict(each).items() if name != "extra"}
             for each in sym.programs(ended=ended)
-            if each.pid != me and not (each.ended is not None and each.name == OWN_NAME)
+            if each.pid != me and not (each.name == OWN_NAME and (each.ended is not None or not is_there(each.pid)))
         ]
     finally:
         sym.close()
+
+
+def is_there(pid: int | None) -> bool:
+    """Whether a process is there: the daemon may hear of its end later than this does."""
+    return Path(f"/proc/{pid}").exists()
 
 
 def lines(programs: list[Row]) -> list[str]:

@@ -11,10 +11,17 @@ from typing import Any
 READY = b"+"
 """What a process reports that is about to be a program."""
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 _FORKS = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
 """A function that is called without letting go of the interpreter's lock."""
+
+
+def name_process(name: str) -> None:
+    """Call this process by a name of up to 15 bytes, as `ps` shows it."""
+    text = ctypes.create_string_buffer(name.encode())
+    _prctl(_PR_SET_NAME, ctypes.addressof(text))
 
 
 def adopt_orphans() -> None:

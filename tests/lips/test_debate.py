@@ -16,18 +16,16 @@ def test_each_agent_reads_what_the_others_said_and_the_question_is_computed_once
     monkeypatch.setattr("sys.argv", arguments)
     first, second = ["One.", "Two.", "Two!"], ["Three.", "Two.", "Two!"]
     asked = []
-    plain = sym.Chat.ask
-    with scripted([*first, *second, "three", "Two.", "two"]) as left:
+    with scripted([*first, *second, "three", "Two.", "two"]) as left, monkeypatch.context() as patch:
         given = sym.Chat.ask
 
         def ask(chat, content, **how):
             asked.append(content)
             return given(chat, content, **how)
 
-        monkeypatch.setattr(sym.Chat, "ask", ask)
+        patch.setattr(sym.Chat, "ask", ask)
         debate.main()
     assert not left
-    monkeypatch.setattr(sym.Chat, "ask", plain)
     assert asked[3] == debate.READ.format(others="Two.\n\nTwo!")
     assert asked[5] == debate.READ.format(others="One.\n\nTwo.")
     shown = capsys.readouterr().out
