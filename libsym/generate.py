@@ -53,7 +53,7 @@ _ENDINGS: dict[int, Ending] = {
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a generation has to be: JSON of a schema, a match of a regex, a sentence of a Lark or GBNF grammar.
+    """A rule that a generation follows: JSON of a schema, a match of a regex, a sentence of a Lark or GBNF grammar.
 
     >>> grammar = sym.Grammar.regex("(yes|no)")
     >>> "".join(sym.generate(sym.kv_create(), [63], grammar=grammar).text()) in ("yes", "no")

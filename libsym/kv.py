@@ -621,7 +621,7 @@ def room_script(kv: KV) -> Script[int]:
 
 
 def checked_flags(flags: Flags, others: str = "") -> int:
-    """Those of a request that opens a file. `others`: the flags that the call takes beside these, for the message."""
+    """Return the flags of a request that opens a file. `others`: what the call takes beside these, for the message."""
     if flags not in ("r", "rw"):
         raise Invalid(f"flags={shown(flags)}: 'r' to read and fork, 'rw' to append and cut as well{others}")
     return OPEN_WRITE if flags == "rw" else 0

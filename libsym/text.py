@@ -149,7 +149,7 @@ class TextWindow:
 
     @property
     def held(self) -> str:
-        """What is kept back."""
+        """Text that is kept back."""
         return self._text[self._num_given_chars :]
 
     def flush(self) -> str:

@@ -74,7 +74,7 @@ def prompt(tools: Mapping[str, Tool]) -> str:
 
 
 def react(chat: sym.Chat, question: str, tools: Mapping[str, Tool], max_calls: int) -> Iterator[str]:
-    """What the model says and the tools give, up to the answer: due when calls are used up or made again."""
+    """Yield what the model says and the tools give, up to the answer: due when calls are used up or made again."""
     thought, answer = r"Thought: [^\n]{1,160}\n", r"Answer: [^\n]{1,160}"
     action = rf"(Action: ({'|'.join(tools)})\[[^\n\[\]]{{1,80}}\]|{answer})"
     asked, made, calls_left = question, set[str](), max_calls

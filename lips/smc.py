@@ -27,7 +27,7 @@ After = Callable[[int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Particle:
-    """One text. `kv` holds what comes before `pending`; `state` is what the rule has to know of the text."""
+    """A text. `kv` holds what comes before `pending`; `state` is what the rule has to know of the text."""
 
     kv: sym.KV
     pending: list[int]

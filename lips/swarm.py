@@ -52,7 +52,7 @@ def watch(child: sym.Child, name: str) -> None:
 
 
 class Agents:
-    """What agents say, each in its own time; one that ends before it has said what is waited for is an error."""
+    """Agents that draft and vote, each in its own time; an agent that ends before it has said its part is an error."""
 
     def __init__(self, names: list[str], arguments: list[str]) -> None:
         self.names, self.said = names, dict[tuple[str, str], Any]()

@@ -53,7 +53,7 @@ class Entry:
 
 
 def entries(pages: Iterable[tuple[str, str]]) -> list[Entry]:
-    """All there are. `pages`: names like libsym(3), and their sources."""
+    """Return all entries. `pages`: names like libsym(3), and their sources."""
     found = [*_of_programs(), *(entry for name, source in pages for entry in _of_page(name, source))]
     described = set[str]().union(*(each.names for each in found if each.kind == Kind.CALL))
     return [*found, *(each for each in _of_libsym() if not each.names & described)]
@@ -118,7 +118,7 @@ def _signature(thing: object) -> str:
 
 
 def _of_page(name: str, source: str) -> Iterator[Entry]:
-    """Each heading with what is below it, each tag with its paragraph, and paragraphs on attributes."""
+    """Yield each heading with what is below it, each tag with its paragraph, and paragraphs on attributes."""
     lines, attributes = source.splitlines(), set[str]()
     for start, line in enumerate(lines):
         if found := _HEADING.fullmatch(line):

@@ -51,7 +51,7 @@ class NameChange:
     """The first change that it stands for: its own, or one that gave a name to a file that is gone by now."""
 
     def place_of(self, key: tuple[int, bytes]) -> int:
-        """Which of its puts is about a name; -1: none."""
+        """Return the number of the put that is about a name; -1: there is none."""
         return next((place for place, put in enumerate(self.puts) if put.key == key), -1)
 
     @property

@@ -117,13 +117,13 @@ class SumsRecord(NamedTuple):
     """Checksums of some of a plain file's bytes, in extents of EXTENT_BYTES."""
 
     part: int
-    """Which PART_EXTENTS of the file's extents."""
+    """Number of the part: it has PART_EXTENTS extents."""
     backing: int
     """The number of the backing file that has the bytes."""
     num_bytes: int
     """Bytes of the part that were synced."""
     sums: array[int]
-    """One for each extent; 0: it is unchecked."""
+    """Sums by extent; 0: the extent is unchecked."""
 
 
 def encode_inode(number: int, record: InodeRecord) -> bytes:

@@ -83,7 +83,7 @@ def _start(record: SumsRecord) -> int:
 
 
 def _within(record: SumsRecord, size: int) -> SumsRecord | None:
-    """What is left of a row if the file has so many bytes."""
+    """Return the rest of a row, for a file of so many bytes."""
     num_bytes = min(record.num_bytes, size - _start(record))
     if num_bytes == record.num_bytes:
         return record

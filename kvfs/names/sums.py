@@ -34,7 +34,7 @@ def num_extents(num_bytes: int) -> int:
 
 
 class Expected(NamedTuple):
-    """What the bytes of an extent should be."""
+    """The length and the sum that an extent should have."""
 
     num_bytes: int
     """So many of its first have the sum."""
@@ -57,7 +57,7 @@ class Taken(NamedTuple):
     kept: array[int]
     size: int
     parts: tuple[int, ...]
-    """Those whose rows are written."""
+    """Parts whose rows are written."""
     is_shorter: bool
     """Whether there were more parts."""
     is_mark: bool
@@ -207,7 +207,7 @@ class Sums:
         self._hasher = None
 
     def wrote(self, offset: int, data: bytes | memoryview) -> None:
-        """These bytes were written, by a change that is under way."""
+        """Hash bytes that a change under way has written."""
         if offset == self._position and len(data) < EXTENT_BYTES - offset % EXTENT_BYTES:
             self._hasher = self._hasher or xxhash.xxh3_64()
             self._hasher.update(data)

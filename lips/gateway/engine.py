@@ -139,7 +139,7 @@ class Answers:
 
     @property
     def num_cancelled(self) -> int:
-        """Those that were ended before their end."""
+        """Generations that were ended before their end."""
         return sum(each.generation.finish == "cancelled" for each in self.answers)
 
     async def pieces(self) -> AsyncGenerator[tuple[Answer, Piece | None], None]:

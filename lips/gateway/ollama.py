@@ -125,7 +125,7 @@ async def _prompt(gateway: Gateway, fields: Fields) -> list[int]:
 
 
 def _grammar(fields: Fields) -> sym.Grammar | None:
-    """What `format` wants: any object, or JSON of a schema."""
+    """Return the grammar of `format`: any object, or JSON of a schema."""
     match fields.body.get("format"):
         case None | "":
             return None
@@ -199,7 +199,7 @@ class _Said:
         self._arguments = None
 
     def take(self) -> tuple[str, list[dict[str, Any]]]:
-        """What is whole, and was not taken."""
+        """Return the text and the calls that are whole and were not taken yet."""
         num_whole = len(self.calls) - (self._arguments is not None)
         found = self.text, self.calls[:num_whole]
         self.text, self.calls = "", self.calls[num_whole:]

@@ -20,7 +20,7 @@ MAX_BREAKERS = 64
 MAX_BREAKER_BYTES = 64
 _MAX_WHOLE = (1 << 31) - 1
 _LEAST_PART = 1e-9
-"""One token alone: what 0 means as top_p and typical_p."""
+"""A share that one token fills: 0 means that as top_p and typical_p."""
 _NUM_PENALIZED = 64
 """Tokens that llama.cpp's repeat_penalty looks at where repeat_last_n is not given."""
 _DRY = sym.Dry()

@@ -47,7 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 LONG = 100_000
 TEXTS = {"one token": [7] * LONG, "a period of 100": list(range(100)) * (LONG // 100), "no repetition": None}
-"""What DRY looks through in its own table; None: random tokens."""
+"""Tokens that DRY looks through in its own table; None: random ones."""
 PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1}
 EXTRAS = ("", "+ penalties", "+ bitmask", "+ both")
 

@@ -47,7 +47,7 @@ def add_program_commands(subparsers: Commands) -> None:
 
 
 def add_run_options(run: argparse.ArgumentParser) -> None:
-    """All that stands before a program's own arguments."""
+    """Add the options of `run`, which stand before a program's own arguments."""
     run.add_argument("-d", "--detach", action="store_true", help="print its name, and leave it running")
     run.add_argument("-t", "--tty", action="store_true", help="give it a terminal of its own, whatever there is here")
     run.add_argument("--name", help="what ps calls it (default: as its file)")
