@@ -3,7 +3,8 @@
 
 Each attack has daemons of its own. A daemon is asked at its end how long a task held its main thread without a break:
 everybody else waited so long. The table has those of the long times that took the processor longest, with their tasks:
-where that is much less than the whole, others had the cores. An attack that works ends the run with status 1.
+where that is much less than the whole, others had the cores. An attack that works is shown whole and named at the end,
+with status 1.
 
 Run as root, with the repository's interpreter:
 .venv/bin/python scripts/soak/attacks.py --minutes 60
@@ -38,7 +39,7 @@ def main() -> int:
         options.minutes, names = 0, options.only or ["metrics"]
     end_s = time.monotonic() + 60 * options.minutes
     num_made, worst = Counter[str](), list[tuple[float, float, str, str]]()
-    num, num_long = 0, 0
+    num, num_long, worked = 0, 0, list[str]()
     with tempfile.TemporaryDirectory(prefix="attacks-") as directory:
         told = Path(directory) / "held"
         while not num_made or time.monotonic() < end_s:
@@ -47,9 +48,12 @@ def main() -> int:
                 environment = os.environ | {"SYMPHONY_ATTACKS_HELD": str(told)}
                 done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
                 print(f"{name:20} {(done.stdout.strip() or done.stderr.strip()).splitlines()[-1][:100]}", flush=True)
-                if done.returncode:
-                    return 1
                 num_made[name] += 1
+                if done.returncode:
+                    worked.append(name)
+                    print(done.stdout + done.stderr, flush=True)
+                if not told.exists():  # no daemon of the attack came to its end
+                    continue
                 held: list[dict[str, Any]] = [json.loads(line) for line in told.read_text().splitlines()]
                 told.unlink()
                 num += sum(each["num"] for each in held)
@@ -64,7 +68,9 @@ def main() -> int:
     print("  held ms  processor ms  attack               task")
     for processor_s, held_s, name, task in worst:
         print(f"  {1000 * held_s:7.1f}  {1000 * processor_s:12.1f}  {name:20} {task}")
-    return 0
+    if worked:
+        print(f"these worked: {', '.join(worked)}")
+    return bool(worked)
 
 
 if __name__ == "__main__":

@@ -171,7 +171,6 @@ class Storm:
 
     async def _trouble(self, disk: Disk) -> None:
         while True:
-            await trio.sleep(self.rng.uniform(0.01, 0.1))
             kind = self.rng.choice(("write", "fsync", "read", "hang", "full"))
             if kind == "hang":
                 disk.hang(self.rng.choice(("write", "read", "fsync")), "*.slots", times=self.rng.randrange(1, 4))
@@ -182,6 +181,7 @@ class Storm:
             self.counts[f"trouble: {kind}"] += 1
             await trio.sleep(self.rng.uniform(0.01, 0.7))
             await self._heal(disk)
+            await trio.sleep(self.rng.uniform(0.01, 0.1))
 
     async def _heal(self, disk: Disk) -> None:
         disk.heal()
