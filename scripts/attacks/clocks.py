@@ -33,7 +33,7 @@ time.time = lambda: time_ns() / 1e9
 """
 
 USE = """
-years = sys.argv[1]
+number = sys.argv[1]
 def within(what, least_s, most_s, function):
     since_s = time.monotonic()
     try: function()
@@ -52,8 +52,8 @@ def write(name, ttl_s):
 with sym.kv_create() as kv:
     within("a pred with a deadline", 0, 20, lambda: sym.pred(kv, [1], deadline=60).close())
 within("recv", 0.3, 20, lambda: sym.recv(timeout=0.3))
-write(f"hour{years}.kv", 3600)
-write(f"short{years}.kv", float(sys.argv[2]))
+write(f"hour{number}.kv", 3600)
+write(f"short{number}.kv", float(sys.argv[2]))
 names = [each.name for each in sym.kv_list()]
 if names.count("hour0.kv") != 1: print("the file with a TTL of an hour has gone:", names)
 if not any(each.pid == os.getpid() for each in sym.programs()): print("the program is in no list")
@@ -78,8 +78,8 @@ def move(clock: Path, years: int) -> None:
     new.replace(clock)
 
 
-def use(served: Daemon, years: int) -> list[str]:
-    done = as_user(ATTACKER, USE, years, TTL_S, served=served)
+def use(served: Daemon, number: int, years: int) -> list[str]:
+    done = as_user(ATTACKER, USE, number, TTL_S, served=served)
     broken = [f"{years} years: {line}" for line in (done.stdout + done.stderr).splitlines()]
     if "Traceback" in served.log.read_text() or not served.serves():
         broken.append(f"{years} years: {served.log.read_text()[-1000:]}")
@@ -93,10 +93,10 @@ def main() -> int:
         tree, clock = planted(asked.tree, Path(directory))
         words = ["--kv-memory", "64M", "--state", Path(directory) / "state"]
         with daemon(*words, tree=tree) as served:
-            broken = use(served, 0)
-            for years in jumps:
+            broken = use(served, 0, 0)
+            for number, years in enumerate(jumps, 1):
                 move(clock, years)
-                broken += use(served, years)
+                broken += use(served, number, years)
             seen = served.mount / "seen"
             seen.touch()
             if abs(seen.stat().st_ctime - time.time() - years * YEAR_S) > YEAR_S:
