@@ -13,12 +13,15 @@ check of the state finds nothing. Needs root.
 from __future__ import annotations
 
 import io
+import resource
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 from attacked import ATTACKER, Daemon, as_user, daemon, options, program, verdict
+
+from kvfs.mount.handlers import DESCRIPTORS_PART
 
 MAX_TIMES = 4
 """A lock beside thousands may cost so many times one beside some."""
@@ -156,7 +159,8 @@ def attack(served: Daemon, tree: Path, num_locks: int) -> list[str]:
 
 def main() -> int:
     asked = options(__doc__)
-    num_locks = 1000 if asked.quick else 10_000
+    of_one_user = resource.getrlimit(resource.RLIMIT_NOFILE)[1] // DESCRIPTORS_PART
+    num_locks = 1000 if asked.quick else min(10_000, of_one_user - 1000)
     with daemon("--kv-memory", "64M", "--disk", "200M", tree=asked.tree) as served:
         broken = attack(served, asked.tree, num_locks)
     return verdict(f"{len(MEMBERS)} odd members of an archive, {num_locks} locks of each kind, odd children", broken)
