@@ -43,6 +43,8 @@ WARNING_PAUSE_S = 1.0
 """Between two lines of the log about connections that were refused: whoever is refused may try again at once."""
 _CALLS_AT_ONCE = 64
 """A LIP that floods its ring lets the others in after this many, those of a batch counted each."""
+_AT_ONCE_S = 0.01
+"""Or after so long: some calls take a hundred times as long as others."""
 _FULL_S = 0.005
 """A LIP that has more under way than its library would is looked after this often, until some of it is answered."""
 
@@ -180,11 +182,11 @@ class Listener:
         while True:
             lip.slots.serve()
             requests = channel.receive(_CALLS_AT_ONCE)
-            num_calls = 0
+            num_calls, until_s = 0, trio.current_time() + _AT_ONCE_S
             for request in requests:
-                if num_calls >= _CALLS_AT_ONCE:
+                if num_calls >= _CALLS_AT_ONCE or trio.current_time() > until_s:
                     await trio.lowlevel.checkpoint()
-                    num_calls = 0
+                    num_calls, until_s = 0, trio.current_time() + _AT_ONCE_S
                 self._gate.handle(lip, request, nursery)
                 num_calls += num_calls_in(request)
             if requests:

@@ -2,18 +2,22 @@
 
 import errno
 import gc
+import math
 import mmap
 import os
 import resource
 import socket
 import weakref
 from contextlib import ExitStack, asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 import trio
 import trio.testing
 
+from libsym.abi import Op
 from libsym.channel.handshake import GREETING, welcome
+from libsym.channel.server import Request
 from libsym.errors import SymError, error_for
 from scheduler.listener import GREETING_TIMEOUT_S, MAX_HANDSHAKES, MAX_LIPS, Listener, bind
 
@@ -217,3 +221,51 @@ def test_a_connection_that_has_ended_is_in_no_cycle(tmp_path, end):
                     os.close(fd)
 
     trio.run(main)
+
+
+class OneRing:
+    """The channel of a program that has said all it will say."""
+
+    is_full = False
+
+    def __init__(self, requests, doorbell):
+        self._requests = requests
+        self.doorbell = doorbell
+
+    def receive(self, _count):
+        requests, self._requests = self._requests, []
+        return requests
+
+    def arm(self):
+        return True
+
+
+def test_calls_that_take_long_let_others_have_their_turn_between_them():
+    order, clock = [], trio.testing.MockClock()
+    lip = SimpleNamespace(slots=SimpleNamespace(serve=lambda: None, deadline=math.inf))
+    listener = Listener(SimpleNamespace(handle=lambda *_: handle()), 16)
+
+    def handle():
+        order.append("call")
+        clock.jump(1)
+
+    async def other():
+        while True:
+            order.append("other")
+            await trio.lowlevel.checkpoint()
+
+    async def main():
+        doorbell, other_end = os.pipe()
+        lip.channel = OneRing([Request(Op.STAT, 0, number, 0, (0, 0, 0, 0), b"") for number in range(4)], doorbell)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            nursery.start_soon(listener._take_calls, lip, nursery)
+            while order.count("call") < 4:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        os.close(doorbell)
+        os.close(other_end)
+
+    trio.run(main, clock=clock)
+    between = "".join("c" if each == "call" else "o" for each in order)
+    assert "cc" not in between, between
