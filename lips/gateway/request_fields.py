@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from lips.gateway.errors import ApiError
+from lips.gateway.fields import Fields
 
 MAX_NAMED = 16
 """Ignored fields that a header names; the others are counted."""
@@ -389,6 +390,8 @@ def _check_value(node: Node, value: Any, path: str, ignored: Ignored, *, is_stri
 
 def _check_typed(node: Node, given: dict[str, Any], path: str, ignored: Ignored, *, is_strict: bool) -> None:
     kind = given.get("type")
+    if node.kinds and not isinstance(kind, (str, type(None))):
+        raise Fields(given, f"{path}.").wrong("type", "a text")
     inner = node.of_type(kind)
     if inner is None:
         return  # the reader says which types it takes

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -115,6 +116,7 @@ class Listed:
                     self.add(f"{where}{kind}.", inner, (*above, inner.name))
 
 
+@functools.cache
 def typed_shape(kind: Any) -> Shape:
     """Return the shape of a TypedDict or a model of pydantic, as the packages of clients have them."""
     models = getattr(kind, "model_fields", {})

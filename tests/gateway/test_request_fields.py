@@ -3,17 +3,28 @@
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
+import anyio
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Match
 
+import libsym as sym
+from lips.gateway.app import ROUTES as ROUTES_OF_APP
+from lips.gateway.asgi import told
 from lips.gateway.errors import ApiError
+from lips.gateway.gateway import ENDED, Settings, make_gateway
+from lips.gateway.keys import OneKey
 from lips.gateway.request_fields import MAX_NAMED, ROUTES, Column, check, column_of
 from tests.gateway.request_paths import KIND, body_of, recorded
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTING = ROOT / "scripts" / "conformance" / "request_fields.py"
 CHAT = "/v1/chat/completions"
+KEY = "of-this-process-alone"
 NONSENSE = ({"wrong": 1}, [[1]], "\x00", -7)
 """No field takes all of these."""
 FREE = ("model", "tools[](custom).input_schema.properties", "tools[](custom).input_schema.required")
@@ -94,19 +105,65 @@ def plain(path):
     return "".join(part.partition(")")[2] if at else part for at, part in enumerate(path.split("(")))
 
 
+class Reader:
+    """A gateway in this process, of which only what reads a body runs: nothing is computed."""
+
+    def __init__(self, gateway):
+        self._app = Starlette(routes=ROUTES_OF_APP)
+        self._app.state.gateway = gateway
+
+    async def refusal(self, path, body):
+        """Return what is said of a body that is refused; "": of another."""
+
+        async def receive():
+            return {"type": "http.request", "body": json.dumps(body).encode()}
+
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "app": self._app}
+        scope["headers"] = [(b"authorization", f"Bearer {KEY}".encode())]
+        route = next(each for each in ROUTES_OF_APP if each.matches(scope)[0] is Match.FULL)
+        with ExitStack() as ended:
+            try:
+                await route.endpoint(Request({**scope, "route": route, ENDED: ended}, receive))
+            except (ApiError, sym.SymError) as error:
+                if told(error).status != 400:
+                    raise
+                return told(error).message
+        return ""
+
+
 @pytest.mark.parametrize("route", ROUTES)
-def test_fields_that_are_obeyed_are_read(tiny, route):
+def test_fields_that_are_obeyed_are_read(tiny_gateway, monkeypatch, route):
     """A value of another kind is refused in every such field."""
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(tiny_gateway.daemon.socket))
+    paths = [
+        path
+        for path in recorded(route)
+        if column_of(route, path) is Column.OBEYED and not (path in FREE or is_of_any_type(path) or is_in_schema(path))
+    ]
     unread = []
-    for path in recorded(route):
-        if column_of(route, path) is not Column.OBEYED or path in FREE or is_of_any_type(path) or is_in_schema(path):
-            continue
-        leaf = plain(path).rpartition(".")[2].removesuffix("[]")
-        least = LEAST[route] | ({"tools": OFFERED[route]} if path.startswith("tool_choice") else {})
-        answers = [tiny.post(route, json=body_of(path, value, least, BESIDE.get(route))) for value in NONSENSE]
-        if not any(answer.status_code == 400 and leaf in answer.text for answer in answers):
-            unread.append(path)
+
+    async def read():
+        gateway = Reader(await make_gateway(Settings(directory="read"), OneKey(KEY, "")))
+        for path in paths:
+            leaf = plain(path).rpartition(".")[2].removesuffix("[]")
+            least = LEAST[route] | ({"tools": OFFERED[route]} if path.startswith("tool_choice") else {})
+            for value in NONSENSE:
+                if leaf in await gateway.refusal(route, body_of(path, value, least, BESIDE.get(route))):
+                    break
+            else:
+                unread.append(path)
+
+    anyio.run(read)
+    sym.close()
+    assert paths
     assert not unread
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_route_tells_its_client_what_it_refuses(tiny, route):
+    name = "messages" if route.endswith("count_tokens") else "stream"
+    answer = tiny.post(route, json={**LEAST[route], name: -7})
+    assert (answer.status_code, f"{name} is -7: " in answer.text) == (400, True)
 
 
 def test_the_list_has_all_fields_of_the_clients_that_are_installed():
