@@ -20,6 +20,7 @@ MAX_CHOICES = 1024
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARS = 64
 MAX_ALLOWED = 4096
+MAX_STOP_TOKENS = 1024
 MAX_LEAST_TOKENS = 4096
 _NEVER = float("-inf")
 _LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:))")
@@ -39,6 +40,7 @@ class Bounds:
 
 def bounds(fields: Fields, sampling: Sampling, model: sym.ModelInfo, own: Named | None) -> Bounds:
     """Return the bounds of a request. `own`: the grammar that its tools want, or a field of its interface alone."""
+    sampling = replace(sampling, stop_tokens=tuple(_tokens(fields, "stop_token_ids", model, MAX_STOP_TOKENS)))
     formats = [*(() if own is None else (own,)), *_formats(fields)]
     limits = [*_bad_words(fields), *_token_limits(fields, sampling, model)]
     named = [*formats, *limits]

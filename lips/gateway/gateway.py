@@ -210,6 +210,7 @@ class Gateway:
     async def answered(self, tenant: Tenant, wanted: Wanted) -> AsyncIterator[Answers]:
         """As `engine.answered`, when the tenant's turn has come."""
         self.check_length(len(wanted.tokens))
+        self._check_breakers(wanted.sampling.sampler.dry)
         answers: Answers | None = None
         charge = partial(self.admission.charge, tenant.name)
         seen = SEEN.get()
@@ -234,6 +235,16 @@ class Gateway:
     def room(self, sampling: Sampling) -> int:
         """Tokens that a prompt may have where an answer is to be as long as it may be."""
         return self.model.max_positions - (sampling.max_tokens or 1)
+
+    def _check_breakers(self, dry: sym.Dry | None) -> None:
+        """Refuse a text that no token has: no repetition would break at it."""
+        if dry is None or not dry.is_on:
+            return
+        texts = b"\0".join(self.vocabulary)
+        for text in dry.breakers:
+            if text.encode() not in texts:
+                name = "dry_sequence_breakers"
+                raise ApiError(400, f"{name}: {text!r} is in no token of {self.model.name}", param=name)
 
     def check_length(self, num_tokens: int) -> None:
         """An answer has room for a token at least."""

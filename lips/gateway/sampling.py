@@ -14,7 +14,6 @@ MAX_TOP = 20
 MAX_TOKENS_NAMES = ("max_completion_tokens", "max_tokens", "n_predict")
 MAX_N = 128
 MAX_STOPS = 64
-MAX_STOP_TOKENS = 1024
 MAX_BIASES = 4096
 MAX_BREAKERS = 64
 MAX_BREAKER_BYTES = 64
@@ -36,6 +35,7 @@ class Sampling:
     sampler: sym.Sampler
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
+    """Of `constraints.bounds`, which knows the vocabulary."""
     stop_at_end: bool = True
     keeps_stop: bool = False
     """The stop text that ended it is a part of the answer."""
@@ -83,7 +83,6 @@ def sampling(
     return Sampling(
         sampler=sampler,
         stop=_stops(fields),
-        stop_tokens=_stop_tokens(fields),
         stop_at_end=not fields.flag("ignore_eos"),
         keeps_stop=fields.flag("include_stop_str_in_output"),
         shows_special=not fields.flag("skip_special_tokens"),
@@ -160,13 +159,6 @@ def _max_tokens(fields: Fields, name: str) -> int | None:
     if name == "n_predict" and fields.body[name] in (-1, -2):
         return None
     return fields.whole(name, 1, _MAX_WHOLE)
-
-
-def _stop_tokens(fields: Fields) -> tuple[int, ...]:
-    found = fields.list("stop_token_ids") or []
-    if len(found) > MAX_STOP_TOKENS or not all(type(each) is int and 0 <= each <= _MAX_WHOLE for each in found):
-        raise fields.wrong("stop_token_ids", f"a list of at most {MAX_STOP_TOKENS} tokens")
-    return tuple(found)
 
 
 def _bias(fields: Fields) -> dict[int, float]:
