@@ -8,6 +8,7 @@ list, `(kind)` for an object of that `type`, where a place takes objects of seve
     .venv/bin/python scripts/conformance/request_fields.py --vllm ~/vllm/vllm --llama ~/llama.cpp/tools/server
     .venv/bin/python scripts/conformance/request_fields.py --quick     # the packages alone, compared with the list
     .venv/bin/python scripts/conformance/request_fields.py --manual    # what the gateway does of each, for lips(7)
+    .venv/bin/python scripts/conformance/request_fields.py --table 0.1.0=http://127.0.0.1:8831    # what changed
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import re
 import sys
 import types
 import typing
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +74,39 @@ LLAMA = {
     RESPONSES: ("server-chat.cpp", "server_chat_convert_responses_to_chatcmpl"),
     MESSAGES: ("server-chat.cpp", "server_chat_convert_anthropic_to_oai"),
 }
+SHORT = {
+    CHAT: "chat",
+    COMPLETIONS: "completions",
+    RESPONSES: "responses",
+    MESSAGES: "messages",
+    COUNT: "count_tokens",
+    OLLAMA_CHAT: "api/chat",
+    OLLAMA_GENERATE: "api/generate",
+}
+WRONG = ({"wrong": 1}, [[1]], "\0", -7)
+"""No parameter takes all of these."""
+RIGHT = (True, 1, "auto", ["x"], [1], {"type": "text"}, {"5": 1})
+"""Most parameters take one of these."""
+SAID = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+LEAST: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "Hi", "max_tokens": 1},
+    RESPONSES: {"input": "Hi", "max_output_tokens": 1},
+}
+"""Beside `SAID`, what a request has at least."""
+TOOL = {"name": "f", "description": "f", "parameters": {"type": "object"}, "input_schema": {"type": "object"}}
+TOOLS = [{"type": "custom", **TOOL}], [{"type": "function", **TOOL}], [{"type": "function", "function": TOOL}]
+BESIDE: dict[str, dict[str, Any]] = {"top_logprobs": {"logprobs": True}}
+"""Parameters that another one needs."""
+HEAD = """\
+Parameters at the top level of requests, the servers that know them, and what the gateway does of them, before and now.
+
+now      The column of lips(7), which tests/gateway/test_request_fields.py proves: obeyed, accepted (without effect, and
+         named in the answer's header), refused with status 400.
+before   The gateway of {name}, asked for each parameter with values that are wrong for it and values
+         that are right for most. obeyed: a wrong one is refused by the parameter's name, and a right one is taken.
+         refused: each is refused by that name. ignored: none is, and nothing tells the client. no route: status 404.
+
+"""
 Fields = dict[str, dict[str, dict[str, str]]]
 """Names by server, route and object, with spaces between them."""
 
@@ -281,6 +317,7 @@ def main() -> None:
     parser.add_argument("--llama", type=Path, metavar="DIR", help="llama.cpp's tools/server")
     parser.add_argument("--quick", action="store_true", help="compare the installed packages with the list")
     parser.add_argument("--manual", action="store_true", help="print the columns of the gateway for its manual page")
+    parser.add_argument("--table", metavar="NAME=URL", help="print each parameter's fate, there and in this tree")
     options = parser.parse_args()
     if options.manual:
         print(manual(), end="")
@@ -288,6 +325,9 @@ def main() -> None:
     record: Fields = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if options.quick:
         sys.exit(compared(record))
+    if options.table:
+        print(table(record, options.table), end="")
+        return
     found = {name: of_package(name) for name in PACKAGES}
     if options.vllm:
         found["vllm"] = of_vllm(options.vllm)
@@ -333,6 +373,58 @@ def _short(names: Iterable[str]) -> Iterator[str]:
             yield from inner
         else:
             yield f"{before}{inner[0]}" if len(inner) == 1 else f"{before}{{{' '.join(inner)}}}"
+
+
+def table(record: Fields, name_and_url: str) -> str:
+    """Every parameter, the routes of one fate together."""
+    older, _, url = name_and_url.partition("=")
+    sys.path.insert(0, str(RECORD.parents[2]))
+    fields = importlib.import_module("lips.gateway.request_fields")
+    servers: dict[tuple[str, str], list[str]] = {}
+    for server, routes in record.items():
+        for route, objects in routes.items():
+            for name in objects[""].split():
+                servers.setdefault((name, route), []).append(server)
+    rows: dict[tuple[str, str, str], tuple[set[str], list[str]]] = {}
+    for (name, route), have in sorted(servers.items()):
+        now = fields.column_of(route, name).name.lower()
+        found = rows.setdefault((name, before(url, route, name), now), (set(), []))
+        found[0].update(have)
+        found[1].append(SHORT[route])
+    widths = "{:34}{:9}{:10}{:40}{}\n"
+    lines = [
+        widths.format(name, was, now, ", ".join(sorted(have)), ", ".join(routes))
+        for (name, was, now), (have, routes) in rows.items()
+    ]
+    return HEAD.format(name=older) + widths.format("parameter", "before", "now", "servers", "routes") + "".join(lines)
+
+
+def before(url: str, route: str, name: str) -> str:
+    """What a gateway does of a parameter, as its answers show."""
+    least = {**(LEAST.get(route) or SAID), **BESIDE.get(name, {})}
+    right = [*RIGHT, *TOOLS, *([least[name]] if name in least else [])]
+    told = [posted(f"{url}{route}", {**least, name: value}) for value in WRONG]
+    if all(status == 404 for status, _ in told):
+        return "no route"
+    if not any(is_refusal(each, name) for each in told):
+        return "ignored"
+    refused = all(is_refusal(posted(f"{url}{route}", {**least, name: value}), name) for value in right)
+    return "refused" if refused else "obeyed"
+
+
+def is_refusal(told: tuple[int, str], name: str) -> bool:
+    status, message = told
+    return status == 400 and re.search(rf"(?<!\w){name}(?!\w)", message) is not None
+
+
+def posted(url: str, body: dict[str, Any]) -> tuple[int, str]:
+    """Status, and the error's message."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, ""
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["error"]["message"]
 
 
 def compared(record: Fields) -> int:

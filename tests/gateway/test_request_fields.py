@@ -1,6 +1,7 @@
 """Fields of requests: each that clients of OpenAI, Anthropic and Ollama, vLLM and llama.cpp know is in one column."""
 
 import json
+import runpy
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -169,6 +170,12 @@ def test_a_route_tells_its_client_what_it_refuses(tiny, route):
 def test_the_list_has_all_fields_of_the_clients_that_are_installed():
     done = subprocess.run([sys.executable, LISTING, "--quick"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_fates_of_parameters_are_found_from_a_gateways_answers(tiny_gateway):
+    before = runpy.run_path(str(LISTING))["before"]
+    asked = ((CHAT, "temperature"), ("/v1/completions", "suffix"), (CHAT, "user"), ("/v1/nowhere", "user"))
+    assert [before(tiny_gateway.url, *each) for each in asked] == ["obeyed", "refused", "ignored", "no route"]
 
 
 @pytest.mark.parametrize("page", ["lips.7"])
