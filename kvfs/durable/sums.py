@@ -222,9 +222,9 @@ class Summer:
 
 def _sums_of(content: PlainFile, extents: list[int], expected: list[Expected]) -> dict[int, int]:
     """For a worker. An extent of which a part has a sum gets another only if it fits that."""
-    found: dict[int, int] = {}
+    found, room = dict[int, int](), memoryview(bytearray(EXTENT_BYTES))
     for extent, (num_bytes, value) in zip(extents, expected, strict=True):
-        data = content.read_at(extent * EXTENT_BYTES, EXTENT_BYTES, keep=False)
-        if not value or sum_of(memoryview(data)[:num_bytes]) == value:
+        data = content.read_to(extent * EXTENT_BYTES, room, keep=False)
+        if not value or sum_of(data[:num_bytes]) == value:
             found[extent] = sum_of(data)
     return found

@@ -38,6 +38,7 @@ import outcome
 import trio
 
 from kvfs.images.header import ByteSource
+from kvfs.mount.buffers import Buffers
 from kvfs.mount.eager import Eager
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
@@ -59,7 +60,7 @@ MOMENT_S = 0.3e-3
 """A worker needs some 0.1 ms to wake up, to copy a few KiB, and to wake us up."""
 
 MOST_HELD = 32
-"""Files of which the extents are held that were read last: a reader that goes on has its next bytes from there."""
+"""Files of which the rest of the extent is held that was read last: a reader that goes on has its next bytes there."""
 
 IN_VAIN_S = 50e-3
 """For so long nobody stays for a moment after one has done so in vain."""
@@ -159,7 +160,10 @@ class DiskWork:
         self._changes: dict[PlainFile, _Job[Any]] = {}
         """What changes a file, or imports it, just now."""
         self._held: dict[PlainFile, tuple[int, int, bytes]] = {}
-        """Verified bytes, in the order in which they were read: by file its `changes` then, and where they begin."""
+        """Verified bytes that nobody has asked for, in the order of reads: by file its `changes` then, and where they
+        begin.
+        """
+        self._buffers = Buffers()
         self._meeting = threading.Lock()
         self._in_vain_until_s = -math.inf
 
@@ -175,36 +179,46 @@ class DiskWork:
     # Reading
 
     async def read(self, content: PlainFile, offset: int, size: int, until_s: float) -> bytes | memoryview:
-        """As `pread(2)`; EIO: some of the bytes are not as they were synced."""
-        held = self._held.get(content)
-        if held is not None and held[0] == content.changes and held[1] <= offset:
-            begin, end = offset - held[1], min(offset + size, content.size) - held[1]
-            if begin < end <= len(held[2]):
-                return memoryview(held[2])[begin:end]
-        while not content.sums.is_verified(offset, stop := min(offset + size, content.size)):
-            first, end, changes = offset // EXTENT_BYTES, num_extents(stop), content.changes
-            data = await self._verify(content, first, end, until_s)
-            start, begin = first * EXTENT_BYTES, offset - first * EXTENT_BYTES
-            if content.changes == changes and len(data) >= stop - start:
-                self._hold(content, changes, start, data)
-                return memoryview(data)[begin : begin + size]
-        if min(size, content.size - offset) <= INLINE_BYTES:
+        """As `pread(2)`; EIO: some of the bytes are not as they were synced. Use the result before the next await."""
+        stop = min(offset + size, content.size)
+        is_small = stop - offset <= INLINE_BYTES
+        if is_small and content.sums.is_verified(offset, stop):
             data_there = content.read_nowait(offset, size)
             if data_there is not None:
                 return data_there
-        return await self.call(content, partial(content.read_at, offset, size), until_s)
+        held = self._held.get(content)
+        if held is not None and held[0] == content.changes and held[1] <= offset:
+            begin, end = offset - held[1], stop - held[1]
+            if begin < end <= len(held[2]):
+                return memoryview(held[2])[begin:end]
+        while not content.sums.is_verified(offset, stop):
+            changes, start = content.changes, offset - offset % EXTENT_BYTES
+            if content.sums.is_verified(offset, min(stop, start + EXTENT_BYTES)):
+                start = offset
+            data = await self._verify(content, start, stop, until_s)
+            if content.changes == changes and len(data) >= stop - start:
+                if not is_small:
+                    self._hold(content, changes, stop, data[stop - start :])
+                return data[offset - start : stop - start]
+            stop = min(offset + size, content.size)
+        room = self._buffers.take(max(stop - offset, 0))
+        data = await self.call(content, partial(content.read_to, offset, room), until_s)
+        self._buffers.lend(room)
+        return data
 
-    def _hold(self, content: PlainFile, changes: int, start: int, data: bytes) -> None:
-        """Keep the last extent for who reads on."""
+    def _hold(self, content: PlainFile, changes: int, start: int, data: memoryview) -> None:
+        """Keep the rest of an extent for who reads on."""
         self._held.pop(content, None)
-        last = (len(data) - 1) // EXTENT_BYTES * EXTENT_BYTES
-        self._held[content] = changes, start + last, data[last:]
+        if data:
+            self._held[content] = changes, start, bytes(data)
         if len(self._held) > MOST_HELD:
             del self._held[next(iter(self._held))]
 
-    async def _verify(self, content: PlainFile, first: int, end: int, until_s: float) -> bytes:
-        """Read some extents, or raise EIO."""
-        found = await self.call(content, partial(content.verified, first, end), until_s)
+    async def _verify(self, content: PlainFile, start: int, stop: int, until_s: float) -> memoryview:
+        """Read to the end of the last extent, or raise EIO. Extents that begin there are compared with their sums."""
+        room = self._buffers.take(num_extents(stop) * EXTENT_BYTES - start)
+        found = await self.call(content, partial(content.verified, start, room), until_s)
+        self._buffers.lend(room)
         sums = content.sums
         for extent, expected in found.good:
             sums.fits(extent, expected)
@@ -244,8 +258,10 @@ class DiskWork:
                 return
             offset += written
             data = data[written:]
-        data = bytes(data)
-        await self.change(inode, content, stop, partial(content.write_at, offset, data), until_s, start=offset)
+        copy = self._buffers.take(len(data))
+        copy[:] = data
+        await self.change(inode, content, stop, partial(content.write_at, offset, copy), until_s, start=offset)
+        self._buffers.give(copy)  # else a worker that was left behind may yet have it
 
     async def change(
         self,
@@ -267,7 +283,7 @@ class DiskWork:
         start = min(start, content.size)  # a change behind the end fills what is between
         stop = max(content.size, sums.size) if is_cut else size
         while sums.guards(start, stop) and (edges := sums.unverified_edges(start, stop)):
-            await self._verify(content, edges[0], edges[0] + 1, until_s)
+            await self._verify(content, edges[0] * EXTENT_BYTES, (edges[0] + 1) * EXTENT_BYTES, until_s)
         sums.begin(start, stop)
         try:
             while sums.needs_mark(start, stop, is_cut=is_cut):

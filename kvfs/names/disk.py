@@ -45,7 +45,7 @@ class Disk:
     open: Callable[[Path, int], int] = _open
     close: Callable[[int], None] = os.close
     size: Callable[[int], int] = _size
-    pread: Callable[[int, int, int], bytes] = os.pread
+    pread: Callable[[int, list[memoryview], int], int] = os.preadv
     preadv: Callable[[int, list[bytearray | memoryview], int, int], int] = os.preadv
     pwritev: Callable[[int, list[bytes | memoryview], int, int], int] = os.pwritev
     ftruncate: Callable[[int, int], None] = os.ftruncate

@@ -27,7 +27,7 @@ from typing import Self, TypeAlias
 from kvfs.names.disk import NOT_OFFERED, Disk
 from kvfs.names.gaps import Gaps
 from kvfs.names.removals import Descriptor, Removals
-from kvfs.names.sums import EXTENT_BYTES, Sums, Verified, sum_of
+from kvfs.names.sums import EXTENT_BYTES, Sums, Verified, num_extents, sum_of
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
@@ -243,45 +243,37 @@ class PlainFile:
 
     # For workers
 
-    def read_at(self, offset: int, size: int, *, keep: bool = True) -> bytes:
-        """As `pread(2)`: fewer bytes only at the end. `keep`: the file stays open for those to come."""
+    def read_at(self, offset: int, size: int) -> bytes:
+        """As `pread(2)`: fewer bytes only at the end."""
+        return bytes(self.read_to(offset, memoryview(bytearray(max(0, min(size, self.size - offset))))))
+
+    def read_to(self, offset: int, room: memoryview, *, keep: bool = True) -> memoryview:
+        """As `read_at`: the part of the room that has bytes then. `keep`: the file stays open for those to come."""
         changes = self.changes  # before the size: see `resize`
-        wanted = min(size, self.size - offset)
-        if wanted <= 0:
-            return b""
-        try:
-            file = self._opened(keep=keep)
-            data = self._disk.pread(file.number, wanted, offset)
-        except OSError as error:
-            if self._is_gone:
-                return b""
-            raise self._failed("read", error) from error
-        if len(data) != wanted and self.changes == changes:
-            raise SymError(f"backing file {self.path} gave {len(data)} of {wanted} bytes at offset {offset}")
-        return data
+        room = room[: max(0, self.size - offset)]
+        found = self._pread(offset, room, keep=keep)
+        if len(found) < len(room) and self.changes == changes:
+            raise SymError(f"backing file {self.path} gave {len(found)} of {len(room)} bytes at offset {offset}")
+        return found
 
     def read_into(self, offset: int, room: memoryview) -> int:
         """As `preadv(2)`: the bytes there are, straight to where they are to be."""
+        if offset >= self.size:
+            return 0
         try:
-            return self._disk.preadv(self._opened().number, [room], offset, 0) if offset < self.size else 0
+            file = self._opened()
+            return self._disk.preadv(file.number, [room], offset, 0)
         except OSError as error:
             raise self._failed("read", error) from error
 
-    def verified(self, first: int, stop: int) -> Verified:
-        """Read some extents, and compare them with their sums."""
+    def verified(self, start: int, room: memoryview) -> Verified:
+        """Read as many bytes as there is room for, and compare the extents that begin there with their sums."""
+        first, stop = num_extents(start), num_extents(start + len(room))
         wanted = [(each, self.sums.expected(each)) for each in range(first, stop)]
-        start = first * EXTENT_BYTES
-        size = min(self.size, stop * EXTENT_BYTES) - start
-        try:
-            data = self._disk.pread(self._opened().number, size, start) if size > 0 else b""
-        except OSError as error:
-            if self._is_gone:
-                return Verified(b"", [], [])
-            raise self._failed("read", error) from error
-        found, view = Verified(data, [], []), memoryview(data)
+        found = Verified(self._pread(start, room[: max(0, self.size - start)]), [], [])
         for extent, expected in wanted:
             begin = extent * EXTENT_BYTES - start
-            piece = view[begin : begin + expected.num_bytes]
+            piece = found.data[begin : begin + expected.num_bytes]
             if expected.value:
                 is_good = len(piece) == expected.num_bytes and sum_of(piece) == expected.value
                 (found.good if is_good else found.damaged).append((extent, expected))
@@ -313,7 +305,8 @@ class PlainFile:
         self.changes += 1  # sees that something changed
         try:
             if size or before:
-                self._disk.ftruncate(self._opened().number, size)
+                file = self._opened()
+                self._disk.ftruncate(file.number, size)
         except OSError as error:
             self._grown(before)
             raise self._failed("resize", error) from error
@@ -329,7 +322,8 @@ class PlainFile:
         before = self.size
         self.changes += 1
         try:
-            self._disk.allocate(self._opened().number, offset, size)
+            file = self._opened()
+            self._disk.allocate(file.number, offset, size)
         except OSError as error:
             raise self._failed("allocate", error) from error
         finally:
@@ -378,6 +372,18 @@ class PlainFile:
         return bool(self._doubtful)
 
     # Parts
+
+    def _pread(self, offset: int, room: memoryview, *, keep: bool = True) -> memoryview:
+        """Fill as much of the room as there are bytes: none of a file that was removed meanwhile."""
+        if not room:
+            return room
+        try:
+            file = self._opened(keep=keep)
+            return room[: self._disk.pread(file.number, [room], offset)]
+        except OSError as error:
+            if self._is_gone:
+                return room[:0]
+            raise self._failed("read", error) from error
 
     def _filled(self, start: int, stop: int) -> None:
         """A write has put bytes there."""

@@ -45,7 +45,7 @@ class Expected(NamedTuple):
 class Verified(NamedTuple):
     """Extents that were read."""
 
-    data: bytes
+    data: memoryview
     good: list[tuple[int, Expected]]
     """Extents whose bytes fit their sums."""
     damaged: list[tuple[int, Expected]]
@@ -125,10 +125,11 @@ class Sums:
 
     def is_verified(self, start: int, stop: int) -> bool:
         """Whether bytes may be read as they are: they have no sums, or were found to fit them."""
-        kept, verified, spare = self._kept, self._verified, self._spare
-        for each in range(start // EXTENT_BYTES, min(num_extents(stop), len(kept))):
-            if not verified[each] and (kept[each] or each in spare):
+        each, end = start // EXTENT_BYTES, -(-stop // EXTENT_BYTES)
+        while (each := self._verified.find(0, each, end)) >= 0:
+            if self._kept[each] or each in self._spare:
                 return False
+            self._verified[each] = 1
         return True
 
     def fits(self, extent: int, expected: Expected) -> None:
@@ -138,7 +139,7 @@ class Sums:
 
     def unverified_edges(self, start: int, stop: int) -> list[int]:
         """Return extents of which a change of these bytes keeps some that were not verified yet."""
-        if start >= self.size:
+        if start >= self.size or self._verified.find(0, start // EXTENT_BYTES, num_extents(stop)) < 0:
             return []
         edges = {start // EXTENT_BYTES} if start % EXTENT_BYTES else set[int]()
         if stop < self.size and stop % EXTENT_BYTES:

@@ -239,6 +239,29 @@ def test_a_signal_ends_a_request_unless_the_disk_answers_soon(run: Callable[[Tes
     run(test)
 
 
+def test_bytes_that_a_disk_holds_up_are_written_as_they_were(run: Callable[[Test], None]) -> None:
+    """Later requests take other memory, and use that of those before them again."""
+    old, new = bytes(range(256)) * 1024, bytes(reversed(range(256))) * 1024
+
+    async def test(bench: Bench) -> None:
+        handle, other = await bench.new("a"), await bench.new("b", old)
+        bench.hang("pwritev", whose=handle)
+        async with trio.open_nursery() as nursery:
+            write = start(nursery, lambda: bench.files.write(handle, 0, old))
+            await bench.hung()
+            bench.turn()
+        assert has_timed_out(write)
+        for _ in range(3):
+            await bench.files.write(other, 0, new)
+        found = [await bench.files.read(other, 0, 1 << 20) for _ in range(3)]
+        assert bytes(found[1]) == new
+        assert memoryview(found[2]).obj is memoryview(found[0]).obj
+        await bench.answer()
+        assert await bench.has(handle) == old
+
+    run(test)
+
+
 def test_reads_that_the_disk_does_not_answer_leave_threads_to_others(run: Callable[[Test], None]) -> None:
     async def test(bench: Bench) -> None:
         handle, other = await bench.new("a", bytes(1 << 20)), await bench.new("b", bytes(1 << 20))

@@ -45,10 +45,10 @@ def read_with(directory: Path, change: Callable[[PlainFile], None]) -> tuple[Pla
     """Read a file; `change` happens when the worker has decided what to read, but has not read it yet."""
     changes = [change]
 
-    def late(fd: int, size: int, offset: int) -> bytes:
+    def late(fd: int, rooms: list[memoryview], offset: int) -> int:
         if changes:
             changes.pop()(file)
-        return os.pread(fd, size, offset)
+        return os.preadv(fd, rooms, offset)
 
     file = a_file(directory, pread=late)
     return file, file.read_at(0, len(WHOLE))

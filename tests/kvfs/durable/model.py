@@ -30,7 +30,6 @@ from kvfs.fs import OpenKv
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
-from kvfs.names.sums import num_extents
 from libsym.errors import SymError
 from tests.kvfs.durable.allowed_names import NamesThatAreThere
 from tests.kvfs.durable.contents import Bytes, Entries, content_of, is_prefix, length_of, may_be_left
@@ -205,7 +204,7 @@ def _names(house: House) -> dict[Key, int]:
 
 async def _judge_pages(house: House, inode: Inode) -> None:
     if isinstance(inode.content, PlainFile):
-        damaged = inode.content.verified(0, num_extents(inode.content.size)).damaged
+        damaged = inode.content.verified(0, memoryview(bytearray(inode.content.size))).damaged
         assert not damaged, f"{_called(house, inode)} is said to be damaged in extents {damaged}"
     if not isinstance(inode.content, KvFile):
         return

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import tracemalloc
 from array import array
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -17,6 +19,7 @@ from kvfs.durable.fsck import fsck
 from kvfs.durable.index import Rows
 from kvfs.mount.disk_work import DiskWork
 from kvfs.mount.eager import Eager
+from kvfs.names.disk import Disk
 from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.names.sums import EXTENT_BYTES, Sums
@@ -154,6 +157,26 @@ def test_damage_behind_a_daemon_s_back_is_found_at_the_first_read(tmp_path: Path
             await programs.read(note, 100, 10)
 
     live(tmp_path, life)
+
+
+def test_a_reader_between_extents_has_few_bytes_read_twice(tmp_path: Path) -> None:
+    num_read = 0
+
+    def counted(fd: int, rooms: list[memoryview], offset: int) -> int:
+        nonlocal num_read
+        num_read += (found := os.preadv(fd, rooms, offset))
+        return found
+
+    async def main() -> None:
+        async with running(House(tmp_path, disk=Disk(pread=counted))) as house:
+            programs = Programs(house)
+            note = await programs.make(b"note", BYTES)
+            starts = [0, *range(EXTENT_BYTES - 4096, len(BYTES), PIECE)]
+            parts = [await programs.read(note, start, stop - start) for start, stop in pairwise([*starts, len(BYTES)])]
+            assert b"".join(parts) == BYTES
+
+    trio.run(main)
+    assert num_read < 1.1 * len(BYTES)
 
 
 def test_first_writes_and_appends_make_no_commit(tmp_path: Path) -> None:
