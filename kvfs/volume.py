@@ -389,8 +389,9 @@ class Volume:
             self._charge(inode, content, content.size)
 
     def _charge(self, inode: Inode, content: PlainFile, num_bytes: int) -> None:
-        _account(inode).charge_bytes(num_bytes - content.charged)
-        content.charged = num_bytes
+        if num_bytes != content.charged:
+            _account(inode).charge_bytes(num_bytes - content.charged)
+            content.charged = num_bytes
 
     def _replace(self, inode: Inode, content: PlainFile | KvFile) -> None:
         self._give_up_content(inode)

@@ -658,16 +658,14 @@ class Keeper:
         return error
 
     async def _make_durable(self, cut: Cut, covered: IntArray) -> SymError | None:
-        job = self.jobs.start(lambda: self._sync_slots() if covered.size else None)
-        await job.is_over.wait()
-        if job.error is not None:
+        error = await self._error_of(self._sync_slots) if covered.size else None
+        if error is not None:
             self.pages_out.sync_failed(covered)
         else:
-            job = self.jobs.start(lambda: self._write_index(cut))
-            await job.is_over.wait()
-        if job.error is not None:
+            error = await self._error_of(lambda: self._write_index(cut))
+        if error is not None:
             self._doubtful += self._cutter.failed(cut)
-            return as_ours(job.error)
+            return as_ours(error)
         self._num_commits += 1
         self._error = ""
         self._has_no_room = False
@@ -680,6 +678,12 @@ class Keeper:
         if self._state.index.has_spare:
             self._something_spare.set()
         return None
+
+    async def _error_of(self, function: Callable[[], None]) -> Exception | None:
+        """Have a job do it, and say why it failed."""
+        job = self.jobs.start(function)
+        await job.is_over.wait()
+        return job.error
 
     def _sync_slots(self) -> None:
         try:

@@ -30,7 +30,7 @@ import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -279,25 +279,26 @@ class DiskWork:
         What it keeps of a damaged extent is EIO: its sum would say nothing any more.
         """
         await self.at_rest(content, until_s)
-        sums, charge = content.sums, ExitStack()
+        sums, charge = content.sums, self._volume.charged_for(inode, content, size)
         start = min(start, content.size)  # a change behind the end fills what is between
         stop = max(content.size, sums.size) if is_cut else size
-        while sums.guards(start, stop) and (edges := sums.unverified_edges(start, stop)):
+        is_guarded = is_cut or sums.guards(start, stop)
+        while is_guarded and (edges := sums.unverified_edges(start, stop)):
             await self._verify(content, edges[0] * EXTENT_BYTES, (edges[0] + 1) * EXTENT_BYTES, until_s)
         sums.begin(start, stop)
         try:
-            while sums.needs_mark(start, stop, is_cut=is_cut):
+            while is_guarded and sums.needs_mark(start, stop, is_cut=is_cut):
                 await self._eager.leave()
                 sums.ask(start, stop, is_cut=is_cut)
                 await self._volume.storage.mark(content)
-            charge.enter_context(self._volume.charged_for(inode, content, size))
+            charge.__enter__()
         except BaseException:
             sums.end()
             raise
 
         def settle(job: _Job[None]) -> None:
             del self._changes[content]
-            charge.close()
+            charge.__exit__(None, None, None)
             sums.end()
             if inode.content is content and isinstance(job.answer, outcome.Error):
                 inode.note_change()  # a part may have been done: of a write, the bytes that the disk had room for

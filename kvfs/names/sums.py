@@ -162,15 +162,15 @@ class Sums:
         return is_cut or any(self._kept[start // EXTENT_BYTES : min(num_extents(stop), len(self._kept))])
 
     def ask(self, start: int, stop: int, *, is_cut: bool = False) -> None:
-        """Have the next `take` mark what a change of these bytes needs. Each further mark takes twice as many extents
-        ahead: so few commits are waited for, wherever the file is overwritten.
+        """Have the next `take` mark what a change of these bytes needs. Each further mark takes eight times as many
+        extents ahead: so few commits are waited for, wherever the file is overwritten.
         """
         if is_cut:
             self._cut_to = start if self._cut_to is None else min(start, self._cut_to)
             return
         first, end = start // EXTENT_BYTES, min(num_extents(stop), len(self._kept))
         self._marking = self._marking.union(range(first, end))
-        num_ahead = (1 << min(self._num_marks, 40)) - 1
+        num_ahead = (1 << min(3 * self._num_marks, 40)) - 1
         count = len(self._kept)
         ahead = range(count) if 2 * num_ahead >= count else range(end, min(count, end + num_ahead))
         self._ahead = self._ahead.union(ahead).difference(range(first, end))
@@ -182,11 +182,8 @@ class Sums:
         """A change of these bytes is under way, or waits: nobody sums them before it has ended."""
         self._num_under_way += 1
         first, last = start // EXTENT_BYTES, (max(start, stop - 1)) // EXTENT_BYTES
-        if (
-            start != self._position
-            and first <= self._position // EXTENT_BYTES <= last
-            and self._position % EXTENT_BYTES
-        ):
+        position = self._position
+        if start != position and position % EXTENT_BYTES and first <= position // EXTENT_BYTES <= last:
             self._forget_position()
         for found in (self._fresh, self._spare, self._ahead, self._sparing):
             if found:
