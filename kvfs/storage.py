@@ -27,6 +27,8 @@ class StorageStatistics:
     read_bytes: int = 0
     error: str = ""
     """Why the last write or commit failed; empty since the last commit that did not."""
+    num_lost_files: int = 0
+    """KV files that lost entries, until their owners say that this is known."""
     damage: str = ""
     """Losses of the index that the start found, until fsck has repaired them; empty: the index is whole."""
 

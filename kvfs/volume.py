@@ -227,6 +227,7 @@ class Volume:
         """Keep the first entries of one version."""
         if kv.table.reservation is not None:
             raise Busy(f"{what}: a step is appending to it; try again when it is over")
+        kv.lost = 0
         if num_entries != kv.table.length:
             gone = kv.table.pages[pages_for(num_entries) :].copy()
             kv.cut(num_entries)

@@ -42,7 +42,8 @@ _QUOTAS = frozenset({QUOTA, QUOTA_FILES})
 _ADVICE = frozenset({advice.PINNED, advice.TTL, advice.PRIORITY})
 
 LOST, OTHER_BITS = b"user.kv.lost", b"user.kv.other_bits"
-"""Attributes that few files have: entries that a crash took, and entries that another instruction set computed."""
+"""Attributes that few files have: entries that a crash or a full disk took, and entries that another instruction set
+computed."""
 
 TIER = b"user.kv.tier"
 """Where a KV file's pages are: memory, disk (and nowhere in memory), or mixed."""
@@ -156,6 +157,11 @@ def remove(volume: Volume, inode: Inode, name: bytes, uid: int) -> None:
             raise _no_data(name)
         _require_advisable(volume, inode, uid)
         volume.advise(inode, advice.without_attribute(inode.advice, name))
+        return
+    if name == LOST and isinstance(inode.content, KvFile) and inode.content.lost:
+        require_owner(inode, Credentials(uid, 0), volume.tree.path_of(inode))
+        inode.content.lost = 0
+        inode.changed()
         return
     if name not in _QUOTAS | _ADVICE | {WEIGHT}:
         _require_settable(name)

@@ -88,7 +88,8 @@ class KvStat:
     """It is removed so long after its last use; 0: never."""
     priority: int | None = 0
     lost_tokens: int = 0
-    """Entries that it had when a daemon crashed, and that were not on disk: it came back shorter. 0 once it is cut."""
+    """Entries that it had when a daemon ended, and that were not on disk: it came back shorter. 0 once it is cut, be
+    it to the length that it has."""
     tier: str | None = ""
     """Where the pages of a KV file are: memory, disk (and nowhere in memory), or mixed."""
     memory_pages: int | None = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -273,6 +275,8 @@ def kv_open(path: Path, flags: OpenFlags = "r") -> Script[KV]:
     "r": to read, stat and fork it; a fork is the caller's own and can be appended to, so a shared prefix needs no more.
     "rw": also to append (`pred`, `kv_write`) and to truncate; this takes write permission.
     "a": as "rw", and a file that is not there is created, empty.
+
+    RuntimeWarning: entries of the file are lost, see `KvStat.lost_tokens`.
 
     >>> sym.kv_open("a.kv", "a").len()
     0
@@ -630,7 +634,17 @@ def checked_flags(flags: Flags, others: str = "") -> int:
 def opened(reply: Reply, name: str | None, *, writable: bool) -> KV:
     kv = KV(reply.channel, reply.args[0], name, writable=writable, place=(reply.args[2], reply.args[3]))
     reply.claim()  # not before the file has somebody else to close it; closed by both it is closed once
+    if lost := int.from_bytes(reply.payload, "little"):
+        _warn_of_lost(f"{name}: {reply.args[1]} of its {reply.args[1] + lost} entries are left")
     return kv
+
+
+def _warn_of_lost(what: str) -> None:
+    """Name the line of the program that opened the file, however many frames libsym and an event loop have below it."""
+    frame, level = sys._getframe(), 1  # noqa: SLF001 - warnings count frames, too
+    while frame.f_back and frame.f_globals["__name__"].partition(".")[0] == "libsym":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"{what}: see symphony help user.kv.lost", RuntimeWarning, stacklevel=level)
 
 
 def _name(path: Path | None) -> str | None:

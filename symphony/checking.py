@@ -125,7 +125,7 @@ def _scrubbed(*, rate: int | None, repair: bool) -> Checked:
     findings = [Finding(**{**each, "paths": tuple(each["paths"])}) for each in found]
     size = human_bytes(summary["num_bytes"])
     what = f"{summary['num_pages']} pages, {size} of them, read in {summary['seconds']:.1f} s"
-    return Checked(what, findings, summary, is_repaired=repair and bool(findings))
+    return Checked(what, findings, summary, is_repaired=repair and any(finding.repair for finding in findings))
 
 
 class _ProgressLine:

@@ -112,7 +112,9 @@ def _disk_line(disk: dict[str, Any]) -> str:
     line = _of(disk["disk_bytes"], disk["disk_limit_bytes"], human_bytes)
     if disk["num_unsynced_files"]:
         line += f"; {disk['num_unsynced_files']} changes not on it yet, {human_bytes(disk['unsynced_bytes'])} of pages"
-    # A daemon that was started before an upgrade says nothing of damage.
+    # A daemon that was started before an upgrade says nothing of damage, nor of files that lost entries.
+    if num_lost := disk.get("num_lost_files"):
+        line += f"; {counted(num_lost, 'file')} lost entries: symphony fsck"
     line += f"; DAMAGED: {disk['damage']}" if disk.get("damage") else ""
     return line + (f"; IT FAILS: {disk['error']}" if disk["error"] else "")
 

@@ -19,14 +19,20 @@ class Finding:
     """Every file, directory, … that it touches, as it is called below the mount; of a file with many names some."""
     what: str
     repair: str
-    """What --repair does about it, or has done."""
+    """What --repair does about it, or has done; empty: nothing."""
     is_damage: bool = True
     """No: an ordinary leftover of a daemon that was killed."""
 
     def line(self, *, is_repaired: bool) -> str:
         """For people."""
         names = f"{listed(self.paths)}: " if self.paths else ""
-        return f"{names}{self.what}; {'repaired: ' if is_repaired else '--repair: '}{self.repair}"
+        repair = f"; {'repaired: ' if is_repaired else '--repair: '}{self.repair}" if self.repair else ""
+        return f"{names}{self.what}{repair}"
+
+
+def what_is_left(length: int, full_length: int) -> str:
+    """Return the finding about a KV file that lost entries: no repair brings them back."""
+    return f"{length} of its {full_length} entries are left: see symphony help user.kv.lost"
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:

@@ -68,7 +68,7 @@ def fsck(directory: Path, *, repair: bool = False, quick: bool = False, progress
         Mender(rows, plan, surveys, backing_files(directory / "files"), sums, (owner.st_uid, owner.st_gid)).run()
         unknown = _unknown_slots(directory, plan)
         plan.findings += [_of_unknown(name) for name in unknown]
-        is_repaired = repair and bool(plan.findings)
+        is_repaired = repair and any(finding.repair for finding in plan.findings)
         if is_repaired:
             for name in unknown:
                 put_aside(directory / "slots", name)

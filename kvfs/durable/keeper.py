@@ -212,6 +212,9 @@ class Keeper:
         for identity, file in self._files.items() if kept.refusal else ():  # who knows what rows are lost
             self.slots[identity].hold_for_good(np.arange(file.num_slots, dtype=np.int32))
         self._cutter.named_elsewhere = kept.named_elsewhere
+        self.lost = restored.lost
+        """Files of which entries are lost; `lost_files` says of which that is still true."""
+        self._tell_of_lost()
         versions, get, known = kept.versions, self._volume.tree.get, self._cutter.known
         if kept.is_root_damaged:
             known[ROOT_NUMBER] = Known(1)  # so no commit writes its row
@@ -227,6 +230,27 @@ class Keeper:
             strict=False,
         )
         known.update(zip(versions.numbers, map(Known._make, all_fields), strict=True))
+
+    def _tell_of_lost(self) -> None:
+        lost = self.lost_files()
+        if not lost:
+            return
+        named = [(str(self._volume.tree.path_of(inode)), len(kv.table), kv.lost) for inode, kv in lost[:NAMES_A_LINE]]
+        told = [f"{path} has {left} of {left + gone}" for path, left, gone in named]
+        told += ["symphony fsck names the others"] if len(lost) > len(named) else []
+        log.warning(
+            "KV files that lost entries: %d: %s",
+            len(lost),
+            ", ".join(told),
+            extra={"file": [each[0] for each in named]},
+        )
+
+    def lost_files(self) -> list[tuple[Inode, KvFile]]:
+        """Files that lost entries, and have been neither cut nor removed since."""
+        found = [(each, each.content) for each in self.lost if each.names and isinstance(each.content, KvFile)]
+        lost = sorted(((inode, kv) for inode, kv in found if kv.lost), key=lambda pair: pair[0].number)
+        self.lost = {inode for inode, _ in lost}
+        return lost
 
     # What `Mover` asks for
 
@@ -494,6 +518,7 @@ class Keeper:
             self.pages_out.num_bytes,
             self.pages_in.num_bytes,
             self._error or ("" if left_out is None else self._why_left_out(left_out)),
+            len(self.lost_files()),
             self.damage,
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvfs.durable.findings import Finding, listed
+from kvfs.durable.findings import Finding, listed, what_is_left
 from kvfs.durable.identity import KeptFacts
 from kvfs.durable.index import Row
 from kvfs.durable.records import InodeRecord, SumsRecord, VersionRecord
@@ -158,6 +158,9 @@ class Mender:
                 self._note("identity", [number], "what model its entries are of is lost", "it has none any more")
                 self._empty(number, version.full_length)
         self._cut_at_damage()
+        for number, version in plan.versions.items():
+            if version.length < version.full_length and version is self._rows.versions.get(number):
+                self._note("lost", [number], what_is_left(version.length, version.full_length), "", is_damage=False)
 
     def _empty(self, number: int, full_length: int) -> None:
         """A KV file that has lost all; without any model that it could be of, a plain one."""

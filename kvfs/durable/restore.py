@@ -48,6 +48,8 @@ class Restored:
     expiring: list[Inode] = field(default_factory=list)
     """Files with a TTL."""
     pinned: list[Inode] = field(default_factory=list)
+    lost: set[Inode] = field(default_factory=set)
+    """Files of which entries are lost."""
     refused: dict[int, Inode] = field(default_factory=dict)
     """By number: inodes that are not whole."""
     backing: set[str] = field(default_factory=set)
@@ -214,6 +216,8 @@ class Restorer:
             kv.turns = turns
             self._volume.show_restored(inode, kv)
             kv.lost = full_length - length
+            if kv.lost:
+                self.restored.lost.add(inode)
         elif record.has_entries:
             raise _senseless(f"the list of entries of inode {inode.number} is lost")
         else:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from kvfs.durable.findings import Finding, Progress
+from kvfs.durable.findings import Finding, Progress, what_is_left
 from kvfs.durable.keeper import Keeper
 from kvfs.durable.slot_file import SLOTS_A_JOB, SlotFile, disk_error
 from kvfs.names.content import KvFile
@@ -61,6 +61,7 @@ async def scrub(
 ) -> ScrubReport:
     """`rate`: bytes a second at most. SymError: the disk does not answer."""
     began_s = perf_counter()
+    lost = [_about_lost(volume, inode, kv) for inode, kv in keeper.lost_files()]
     walk = _Walk(volume, keeper, rate, progress)
     try:
         await walk.run()
@@ -71,8 +72,13 @@ async def scrub(
                 findings[place] = await _mended(volume, keeper, walk.damaged, each, findings[place])
     finally:
         walk.damaged.let_go()
-    findings += await _of_index(volume, keeper)
+    findings += [*lost, *await _of_index(volume, keeper)]
     return ScrubReport(walk.num_pages, walk.num_bytes, perf_counter() - began_s, tuple(findings))
+
+
+def _about_lost(volume: Volume, inode: Inode, kv: KvFile) -> Finding:
+    what = what_is_left(kv.table.length, kv.table.length + kv.lost)
+    return Finding("lost", _paths_of(volume, inode), what, "", is_damage=False)
 
 
 async def _of_index(volume: Volume, keeper: Keeper) -> list[Finding]:
@@ -274,6 +280,7 @@ async def _mended(
             lost = kv.table.length + kv.lost - now.first_lost
             volume.truncate_kv(kv, now.first_lost, path)
             kv.lost = lost
+            keeper.lost.add(inode)
             inode.modified()
         pages = kv.table.pages
         spoilt = pages[damaged.places_in(pages)]

@@ -125,7 +125,10 @@ class Lip:
         return handle
 
     def opened(self, file: OpenKv) -> Reply:
-        """A new handle, as a reply tells it: with the entries, and the inode and the directory that it was found by."""
+        """A new handle, as a reply tells it: with the entries, and the inode and the directory that it was found by.
+
+        The payload, of a file that lost entries, is their number.
+        """
         return self._told(self.add(file), file)
 
     def place_of(self, file: OpenKv) -> Reply:
@@ -135,7 +138,9 @@ class Lip:
     @staticmethod
     def _told(handle: int, file: OpenKv) -> Reply:
         directory = 0 if file.origin is None else file.origin[0]
-        return Reply((handle, file.table.length, file.inode.number, directory))
+        lost = file.content.lost
+        payload = lost.to_bytes(8, "little") if lost else b""
+        return Reply((handle, file.table.length, file.inode.number, directory), payload)
 
     def file(self, handle: int) -> OpenKv:
         try:

@@ -119,6 +119,7 @@ class Control:
                     "symphony_unsynced_files", "Files of which something is in memory alone.", kept.num_unsynced_files
                 ),
                 gauge("symphony_unsynced_bytes", "Pages of named files in memory alone.", kept.unsynced_bytes),
+                gauge("symphony_lost_files", "KV files that lost entries, and are not cut.", kept.num_lost_files),
                 gauge("symphony_disk_fails", "1 when the last commit or write failed.", int(bool(kept.error))),
                 counter("symphony_commits_total", "Commits of the index.", kept.num_commits),
                 counter("symphony_disk_written_bytes_total", "Pages written to disk.", kept.written_bytes),

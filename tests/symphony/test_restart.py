@@ -224,6 +224,33 @@ def test_a_limit_of_disk_fails_syncs_and_writes_and_work_goes_on_in_memory(lives
     assert "small.kv" in first.symphony("du", "--disk").stdout
 
 
+def test_after_a_full_disk_stat_counts_files_that_lost_entries_and_a_program_that_opens_one_is_warned(lives):
+    first = lives("--disk", "16K")
+    first.run("for name in ('a.kv', 'b.kv'): sym.kv_write(sym.kv_create(name), [1] * 640)")
+    assert first.stop() == 1
+    second = lives()
+    assert "; 2 files lost entries: symphony fsck\n" in second.symphony("stat").stdout
+    assert second.symphony("fsck").stdout.startswith("/a.kv: 0 of its 640 entries are left: see symphony help")
+    opened = """
+        import trio, warnings
+        warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True) as told:
+            sym.kv_open("a.kv"); there = sys._getframe().f_lineno
+            sym.kv_open_or_compute("a.kv", [1])
+            async def main(): await sym.aio.kv_open("a.kv")
+            trio.run(main)
+        print(*[(each.category.__name__, each.lineno - there) for each in told], told[0].message if told else "")
+    """
+    assert second.run(opened) == (
+        "('RuntimeWarning', 0) ('RuntimeWarning', 1) ('RuntimeWarning', 2) "
+        "a.kv: 0 of its 640 entries are left: see symphony help user.kv.lost\n"
+    )
+    second.shell(f"setfattr -x user.kv.lost {second.mount}/a.kv")
+    second.run("with sym.kv_open('b.kv', 'rw') as kv: kv.truncate(len(kv))")
+    assert second.run(opened) == "\n"
+    assert "lost entries" not in second.symphony("stat").stdout
+
+
 def test_a_ttl_runs_on_while_no_daemon_is_there(lives):
     first = lives()
     first.run(

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from libsym.errors import Invalid
+from kvfs import xattrs
+from kvfs.durable.fsck import fsck
+from libsym.errors import Invalid, NotPermitted
 from tests.kvfs.durable.house import ROOT, House, running
 from tests.kvfs.fakes import FakeFacts, fake_identity
 
@@ -197,3 +199,53 @@ def test_bytes_that_were_never_kept_are_not_behind_those_that_come_after_a_crash
     trio.run(first)
     trio.run(second)
     trio.run(third)
+
+
+def test_files_that_lost_entries_to_a_full_disk_are_told_of_until_they_are_cut_removed_or_acknowledged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        found = [each.getMessage() for each in caplog.records if "lost entries" in each.getMessage()]
+        caplog.clear()
+        return found
+
+    async def full() -> None:
+        async with running(House(tmp_path, num_pages=80, disk_limit=0)) as house:
+            for number in range(25):
+                house.create(f"{number}.kv", range(40))
+            assert await house.keeper.drain()
+
+    async def next_start() -> None:
+        async with running(House(tmp_path), drain=True) as house:
+            (line,) = told()
+            assert line.startswith("KV files that lost entries: 25: /0.kv has 0 of 40, /1.kv has 0 of 40, ")
+            assert line.endswith("/19.kv has 0 of 40, symphony fsck names the others")
+            assert house.keeper.statistics().num_lost_files == 25
+            cut, grown = await house.open("0.kv", write=True), await house.open("1.kv", write=True)
+            house.fs.kv_truncate(cut, 0)
+            house.append(grown, [1])
+            house.fs.kv_remove(ROOT, "2.kv")
+            known = house.fs.find(ROOT, "3.kv")
+            with pytest.raises(NotPermitted):
+                xattrs.remove(house.volume, known, xattrs.LOST, 4242)
+            xattrs.remove(house.volume, known, xattrs.LOST, 0)
+            assert xattrs.LOST not in xattrs.names(house.volume, known)
+            assert house.keeper.statistics().num_lost_files == 22
+
+    async def last_start() -> None:
+        async with running(House(tmp_path), drain=True) as house:
+            assert told()[0].startswith("KV files that lost entries: 22: /1.kv has 1 of 41, /4.kv has 0 of 40, ")
+            for number in (1, *range(4, 25)):
+                house.fs.kv_remove(ROOT, f"{number}.kv")
+
+    trio.run(full)
+    trio.run(next_start)
+    found = fsck(tmp_path)
+    assert (found.is_clean, len(found.findings)) == (True, 22)
+    assert found.findings[0].line(is_repaired=False) == (
+        "/1.kv: 1 of its 41 entries are left: see symphony help user.kv.lost"
+    )
+    assert not fsck(tmp_path, repair=True).is_repaired
+    trio.run(last_start)
+    House(tmp_path).keeper.close()
+    assert told() == []
