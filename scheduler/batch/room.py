@@ -87,6 +87,7 @@ class Room:
             raise Invalid(
                 f"{len(call.tokens)} tokens from position {first} on end at {end}, "
                 f"beyond the model's context of {self.max_positions}: begin anew in another file, take back turns "
-                "(/undo, kv_truncate), or keep a window of it (as the program windowed does)"
+                "(/undo, kv_truncate), sum them up (symphony run compact FILE NEW), or keep a window of it (as the "
+                "program windowed does)"
             )
         return np.arange(first, end, dtype=np.int32)

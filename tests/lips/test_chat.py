@@ -21,8 +21,8 @@ def answers(output):
     return output.split("> ")[1:-1]
 
 
-def chat(lips, *lines, file="chat.kv"):
-    return answers(lips.run("chat", "--max-tokens", "6", file, text="".join(f"{line}\n" for line in lines)))
+def chat(lips, *lines, file="chat.kv", max_tokens=6):
+    return answers(lips.run("chat", "--max-tokens", str(max_tokens), file, text="".join(f"{line}\n" for line in lines)))
 
 
 @pytest.fixture
@@ -175,8 +175,18 @@ def test_a_system_message_and_a_full_context_are_part_of_the_conversation(lips, 
         assert "<|im_start|>system\nYou are a pirate." in sym.detokenize(conversation.kv.read()[0])
         told = said(conversation, "word " * 9000, "/undo")
     assert "beyond the model's context of" in told[0]
-    assert "/undo" in told[0] or "piece by piece" in told[0]
+    assert "piece by piece" in told[0]
     assert told[1] == "(forgotten)\n"
+
+
+def test_a_conversation_that_fills_the_context_goes_on_by_the_command_that_chat_names(tiny):
+    *_, told, stats = chat(tiny, "Who?", "And I?", "What?", "/stats", max_tokens=2500)
+    assert "(symphony run compact FILE NEW)" in told
+    assert stats == "(4,096 of 4,096 tokens of the context are used)\n"
+    done = tiny.run("compact", "chat.kv", "new.kv", "--keep", "1", "--max-tokens", "9")
+    assert done.startswith("chat.kv has 4096 tokens, new.kv ")
+    (answer,) = chat(tiny, "Who?", file="new.kv")
+    assert not answer.startswith("(")
 
 
 def test_ask_takes_a_question_from_its_input_a_system_message_and_a_temperature(lips):
