@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import libsym
@@ -66,4 +67,4 @@ def _du(args: argparse.Namespace) -> int:
 def _on_mount(path: str | None, mount: str) -> str:
     """The path as the daemon takes it: in a directory of the mount a relative one begins there, else at the root."""
     here = Path.cwd()
-    return str(here / path) if path and here.is_relative_to(Path(mount).resolve()) else path or "."
+    return os.path.normpath(here / path) if path and here.is_relative_to(Path(mount).resolve()) else path or "."

@@ -111,7 +111,10 @@ def _directory() -> str:
 def ps_command(args: argparse.Namespace, socket: Path | None) -> int:
     daemon = socket or find_socket()
     programs, missing = listing.rows(places_of(daemon), str(daemon), ended=args.all)
-    print(json.dumps(programs, indent=2) if args.json else "\n".join(listing.lines(programs)))
+    size = terminal.window(1)
+    width = size[1] or None if size else None
+    shown = (line[:width] for line in listing.lines(programs))
+    print(json.dumps(programs, indent=2) if args.json else "\n".join(shown))
     if missing is None:
         return 0
     print(f"symphony: what the daemon knows of programs is missing: {missing}", file=sys.stderr)

@@ -71,6 +71,14 @@ def test_a_program_has_a_terminal_of_the_same_size_that_follows_its_users(launch
     assert terminal.status() == 6
 
 
+def test_a_list_of_programs_is_no_wider_than_the_terminal(launchers):
+    launchers.symphony("run", launchers.script("pass"), "word " * 200)
+    listed = Terminal(launchers, "ps", "--all", size=(30, 90))
+    (line,) = (each for each in listed.shows("is missing").splitlines() if " prog " in each)
+    assert len(line) == 90
+    assert listed.status() == 1, "there is no daemon"
+
+
 def test_ctrl_c_is_a_key_of_the_program(launchers):
     terminal = Terminal(launchers, "run", launchers.script("print('ready')\ntime.sleep(60)"))
     terminal.shows("ready")

@@ -143,10 +143,10 @@ def test_du_means_a_directory_of_the_working_directory_and_knows_sizes_of_anothe
     daemon = start_daemon("--model", "tiny")
     daemon.run("sym.kv_mkdir('sub'); kv = sym.kv_create('sub/a.kv'); sym.kv_write(kv, [1] * 64); kv.close()")
     daemon.run("sym.kv_create('b.kv').close()")
-    command = [*SYMPHONY, "du", "."]
     where = {"cwd": daemon.mount / "sub", "env": {**daemon.environment, "PYTHONPATH": str(Path.cwd())}}
-    here = subprocess.run(command, capture_output=True, text=True, check=True, **where).stdout
-    assert re.findall(r"\S+\.kv", here) == [f"{daemon.mount}/sub/a.kv"]
+    for path, names in ((".", ["sub/a.kv"]), ("..", ["b.kv", "sub/a.kv"])):
+        here = subprocess.run([*SYMPHONY, "du", path], capture_output=True, text=True, check=True, **where).stdout
+        assert re.findall(r"\S+\.kv", here) == [f"{daemon.mount}/{name}" for name in names]
     told = daemon.symphony("du", "sub").stdout
     assert daemon.stop() == 0
     other = start_daemon("--model", "tiny", "--precision", "float32")
