@@ -3,10 +3,8 @@
     symphony run chat
     symphony run chat --system "You are a pirate." pirate.kv
 
-Lines are questions, `/help` lists the commands, Ctrl-C ends an answer. On a terminal a chat that goes on shows its last
-turns, and the arrow keys bring back its questions. Two programs can't talk in one file; one may go on in a fork. A chat
-service keeps text, and computes it again when its cache has forgotten it. Here `/undo` is `kv_truncate` and computes
-nothing, and `/fork` is what `cp chat.kv other.kv` in a shell does.
+Lines are questions, `/help` lists the commands, Ctrl-C ends an answer or drops a line, arrow keys bring lines back. A
+chat service computes a long text again; here `/undo` is `kv_truncate`, and `/fork` is what `cp` does in a shell.
 """
 
 from __future__ import annotations
@@ -81,12 +79,16 @@ def fork_of(chat: sym.Chat, busy: sym.WouldBlock) -> sym.Chat:
 
 
 def prompted(prompt: str, at_end: str) -> str:
-    """The user's next line, which can be edited on a terminal; `at_end` where there is none."""
+    """The user's next line, which can be edited on a terminal, and dropped by Ctrl-C; `at_end` where there is none."""
     try:
         sym.send_to_user("" if sys.stdin.isatty() else prompt)
         return (input(prompt) if sys.stdin.isatty() else sym.recv_from_user()).strip()
     except EOFError:
         return at_end
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        return prompted(f"\n{prompt.lstrip()}", at_end)
 
 
 def show(kv: sym.KV, mark: str = "a question") -> None:

@@ -148,6 +148,8 @@ def test_a_chat_on_a_terminal_can_be_interrupted_and_shows_what_was_said_before(
     terminal.shows(" ")
     terminal.types(b"\x03")
     terminal.shows("> ")
+    terminal.types(b"half a line\x03")
+    terminal.shows("> ")
     for line, answer in (
         (b"/stats", "tokens of the context are used"),
         (b"/system You are a pirate.", "next question"),
