@@ -18,6 +18,8 @@ _OF_SANDBOX = "/dev", "/proc", "/sys"
 """No bind of a file below these is advised: a sandbox has its own."""
 _NEW_FILE = re.compile(r"\S*(?:/\S*|\w\.[A-Za-z]\w*)")
 """An argument that looks like a file which the program is to make: a path, or a name with a suffix."""
+_ON_THE_MOUNT = ".kv"
+"""The suffix of KV files, which a program makes on the mount."""
 
 
 def hidden_line(path: str, cwd: str, arguments: Iterable[str], shows: Sequence[Shown]) -> str | None:
@@ -48,7 +50,9 @@ def hidden_line(path: str, cwd: str, arguments: Iterable[str], shows: Sequence[S
         if os.path.exists(file):
             named.append(argument)
             remedies.setdefault(os.path.abspath(file), ":ro")
-        elif _NEW_FILE.fullmatch(argument) and os.path.isdir(directory) and is_hidden(os.path.realpath(directory)):
+        elif argument.endswith(_ON_THE_MOUNT) or not _NEW_FILE.fullmatch(argument):
+            continue
+        elif os.path.isdir(directory) and is_hidden(os.path.realpath(directory)):
             named.append(argument)
             remedies[directory] = ""
     if not named:

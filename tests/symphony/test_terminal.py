@@ -51,6 +51,7 @@ def test_run_names_hidden_directories_and_files_with_the_options_that_show_them(
 def test_of_a_program_that_ships_run_names_hidden_arguments_alone(launchers, home):
     (home / "ask").mkdir()
     assert launchers.symphony("run", "ask", "--help").stderr == "", "the program goes before the directory of its name"
+    assert launchers.symphony("run", "ask", "--kv", "new.kv", "--help").stderr == "", "the mount has it, not the home"
     done = launchers.symphony("run", "ask", str(home / "data.txt"), "--help")
     assert done.stderr == (
         f"symphony: the sandbox hides {home}/data.txt from the program; "
