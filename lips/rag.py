@@ -46,14 +46,14 @@ def cut(text: str) -> Iterator[str]:
 def find(question: str, passages: dict[str, str]) -> str | None:
     """The passage that fits best, by BM25: rare words count, and in short passages more. None: no word is in any."""
     counts = {name: Counter(re.findall(r"\w+", text.lower())) for name, text in passages.items()}
-    mean = sum(count.total() for count in counts.values()) / len(counts)
+    mean = sum(count.total() for count in counts.values()) / len(counts) or 1
+    words = re.findall(r"\w+", question.lower())
+    rare = {word: math.log((len(counts) + 1) / (sum(word in each for each in counts.values()) + 0.5)) for word in words}
 
     def worth(name: str, word: str) -> float:
-        num_with, often = sum(word in count for count in counts.values()), counts[name][word]
-        rare = math.log(1 + (len(counts) - num_with + 0.5) / (num_with + 0.5))
-        return rare * often * 2.2 / (often + 1.2 * (0.25 + 0.75 * counts[name].total() / (mean or 1)))
+        return rare[word] * (often := counts[name][word]) * 2.2 / (often + 0.3 + 0.9 * counts[name].total() / mean)
 
-    scores = {name: sum(worth(name, word) for word in re.findall(r"\w+", question.lower())) for name in counts}
+    scores = {name: sum(worth(name, word) for word in words) for name in counts}
     return max(scores, key=scores.__getitem__) if any(scores.values()) else None
 
 

@@ -1,5 +1,7 @@
 """Answers from documents, and a cache of one's own: what is asked for most stays."""
 
+from collections import Counter
+
 import pytest
 
 import libsym as sym
@@ -38,6 +40,19 @@ def test_a_question_finds_the_document_with_its_rare_words():
     assert {question: find(question, DOCUMENTS) for question in ABOUT.values()} == {q: n for n, q in ABOUT.items()}
     assert find("eat eat ants", DOCUMENTS) == "ants.md", "a word that all have says nothing"
     assert find("seeds", {"long.md": "seeds " + "word " * 500, "short.md": "seeds"}) == "short.md"
+
+
+def test_a_word_is_looked_up_once_in_each_passage_however_many_there_are(monkeypatch):
+    looked_up = []
+
+    class Counted(Counter[str]):
+        def __contains__(self, word: object) -> bool:
+            looked_up.append(word)
+            return super().__contains__(word)
+
+    monkeypatch.setattr("lips.rag.Counter", Counted)
+    assert find("word 7", {str(number): f"word {number}" for number in range(50)}) == "7"
+    assert len(looked_up) == 2 * 50
 
 
 def test_the_second_question_on_a_document_computes_the_question_and_the_answer_is_the_same(shelf, computed):
