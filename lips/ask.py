@@ -29,7 +29,11 @@ def main() -> None:
     question = sys.stdin.read() if args.question == "-" else args.question
     if not question.strip():
         arguments.error("the question is empty")
-    kv, sampler = sym.kv_open(args.kv, "rw") if args.resume else sym.kv_create(args.kv), sym.Sampler(args.temperature)
+    sampler = sym.Sampler(args.temperature)
+    try:
+        kv = sym.kv_open(args.kv, "rw") if args.resume else sym.kv_create(args.kv)
+    except sym.Exists as error:
+        sys.exit(f"ask: {error}, or go on with the conversation in it by --resume")
     with sym.Chat(kv, args.system or ()) as chat:
         try:
             sym.send_to_user(chat.ask(question, sampler=sampler, max_tokens=args.max_tokens).text())

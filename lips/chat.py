@@ -106,11 +106,13 @@ def show(kv: sym.KV, mark: str = "a question") -> None:
 def main() -> None:
     arguments = sym.Arguments(__doc__)
     arguments.kv("file", "the conversation", "chat.kv")
-    arguments.text("--system", "how a new conversation begins", "You are a helpful assistant.")
+    arguments.text("--system", "how a new conversation begins (default: You are a helpful assistant.)")
     arguments.whole("--max-tokens", "of an answer", 256)
     arguments.number("--temperature", "0 takes the likeliest token", 0.0, least=0)
     args = arguments.parse_args()
-    with sym.Chat(sym.kv_open(args.file, "a"), args.system) as chat:
+    with sym.Chat(sym.kv_open(args.file, "a"), args.system or "You are a helpful assistant.") as chat:
+        if args.system and chat.kv.len():
+            sym.send_to_user("(the conversation goes on as it began: /system TEXT changes how the model behaves)\n")
         if sys.stdin.isatty():
             show(chat.kv)
         Talk(chat, sym.Sampler(temperature=args.temperature), args.max_tokens).go_on()

@@ -191,10 +191,19 @@ def test_a_conversation_that_fills_the_context_goes_on_by_the_command_that_chat_
     assert not answer.startswith("(")
 
 
+def test_a_system_message_for_a_conversation_that_has_begun_is_answered_with_what_changes_it(lips):
+    command, told = ("chat", "--max-tokens", "4", "--system", "You are a pirate."), "(the conversation goes on as it"
+    assert not lips.run(*command, text=f"{TURNS[0]}\n").startswith(told)
+    assert lips.run(*command, text="").startswith(told)
+
+
 def test_ask_takes_a_question_from_its_input_a_system_message_and_a_temperature(lips):
     spoken = lips.run("ask", "--kv", "a.kv", "--system", "Be brief.", "--max-tokens", "4", "-", text=TURNS[0])
     assert spoken == lips.run("ask", "--system", "Be brief.", "--max-tokens", "4", TURNS[0])
     assert "Be brief." in sym.detokenize(sym.kv_read("a.kv")[0])
+    taken = lips.finish("ask", "--kv", "a.kv", TURNS[1])
+    assert taken.returncode == 1
+    assert "the conversation in it by --resume" in taken.stderr
     drawn = {lips.run("ask", "--temperature", "2", "--max-tokens", "8", TURNS[1]) for _ in range(4)}
     assert len(drawn) > 1
 
