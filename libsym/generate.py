@@ -86,7 +86,7 @@ class Grammar:
             said = json.loads(schema) if isinstance(schema, str) else schema if of_class is None else of_class()
             return cls(kind, json.dumps(closed(said)))
         except (TypeError, ValueError, RecursionError) as error:
-            raise Invalid(f"the schema is no JSON: {error}") from error
+            raise Invalid(f"the schema {shown(schema)} is no JSON: {error}") from error
 
     @classmethod
     def regex(cls, pattern: str) -> Self:

@@ -172,7 +172,7 @@ class Grammars:
         utf8(source, "the grammar")
         matcher = LLMatcher(self._model_tokenizer(), _described(kind, source), log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise Invalid(f"the {kind} grammar can't be used: {_reason(matcher)}")
+            raise Invalid(f"the {kind.removeprefix('compact_')} grammar can't be used: {_reason(matcher)}")
         with self._lock:
             self._kept.setdefault(owner, OrderedDict())[kind, source] = matcher
             self._make_room(owner)
