@@ -30,5 +30,6 @@ class Parser(argparse.ArgumentParser):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message on a word that is not known."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f": did you mean {near[0]}?" if near else ""
+    names = {each.lstrip("-"): each for each in known}  # the dashes that all options have are no likeness
+    near = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    return f": did you mean {names[near[0]]}?" if near else ""

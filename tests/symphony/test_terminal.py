@@ -93,6 +93,7 @@ def test_a_wrong_option_is_answered_by_the_usage_of_its_command():
     assert done.returncode == 2
     assert done.stderr.startswith("usage: symphony ps [-h]")
     assert done.stderr.endswith("symphony ps: error: unrecognized arguments: --jsn: did you mean --json?\n")
+    assert alone("serve", "--port", "3").stderr.endswith("unrecognized arguments: --port 3\n"), "as far from --quota"
 
 
 def test_ps_leaves_out_commands_of_symphony_and_fails_without_a_daemon(daemon):
