@@ -56,6 +56,7 @@ from symphony.ending import Ending
 from symphony.logs import set_up_log
 from symphony.model_text import LoadedText
 from symphony.reloading import Apply, Reloading, Source
+from symphony.reports import human_bytes
 from symphony.service.activation import activated
 from symphony.service.mounting import HelpersMount
 from symphony.service.notify import Notifier
@@ -204,13 +205,19 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
 
 def _num_on_disk(config: Config, arena: PageStore, num_restored: int) -> int:
     """How many pages may be on disk, those that are there included."""
+    slot_bytes, memory_bytes = slot_bytes_of(arena.page_bytes), arena.num_pages * arena.page_bytes
+    there = shutil.disk_usage(config.state).free + num_restored * slot_bytes
+    if there < memory_bytes:
+        log.warning(
+            "%s has room for %s of KV, and memory for %s: what does not fit can't be kept; choose another --state, or "
+            "say a smaller --kv-memory",
+            config.state,
+            human_bytes(there),
+            human_bytes(memory_bytes),
+        )
     if config.policy == NO_POLICY:
         return 0
-    slot_bytes = slot_bytes_of(arena.page_bytes)
-    room = config.disk
-    if room is None:
-        there = shutil.disk_usage(config.state).free + num_restored * slot_bytes
-        room = min(there, MAX_TIMES_MEMORY * arena.num_pages * arena.page_bytes)
+    room = min(there, MAX_TIMES_MEMORY * memory_bytes) if config.disk is None else config.disk
     return room // slot_bytes
 
 

@@ -216,12 +216,14 @@ def test_a_quota_names_the_user_what_is_used_and_wanted_and_a_remedy(start_daemo
     assert "or have --quota raised" in said
 
 
-def test_a_full_disk_is_logged_once_with_what_is_used_and_the_limit(start_daemon, tmp_path):
+def test_a_full_disk_is_foretold_and_logged_once_with_what_is_used_and_the_limit(start_daemon, tmp_path):
     state = tmp_path / "state"
     state.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12M", "full", state], check=True)
     try:
         daemon = start_daemon("--model", "tiny", "--disk", "1G", "--kv-memory", "64M")
+        (warned,) = (line for line in daemon.log.read_text().splitlines() if " WARNING " in line)
+        assert re.search(rf"{state} has room for [\d.]+M of KV, and memory for 64M: what does not", warned)
         daemon.run("for i in range(60): sym.kv_write(sym.kv_create(f'{i}.kv'), [i] * 4000)")
         assert daemon.symphony("sync", check=False).returncode == 1
         daemon.stop()
