@@ -5,8 +5,8 @@
 
 Every client of those interfaces works with it: chat and text completions, responses, messages, streamed or not, with
 tools, JSON schemas and log-probabilities. What prompts have in common is computed once, for each key apart. A
-conversation is a file under /kv/gateway: `ls`, `cp` and `rm` list, fork and forget them. Fields of a request that have
-no effect are named in a header of the answer, or refused; `--strict` refuses unknown ones, too.
+conversation is a file under /kv/gateway-UID: `ls`, `cp` and `rm` list, fork and forget them. Fields of a request that
+have no effect are named in a header of the answer, or refused; `--strict` refuses unknown ones, too.
 """
 
 ISOLATION = "none"

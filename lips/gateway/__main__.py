@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import libsym as sym
 
 try:
+    from lips import gateway
     from lips.gateway import log
     from lips.gateway.gateway import Settings
     from lips.gateway.keys import VARIABLE, KeyFile, KeyFileError, Keys, new_key, one_key
@@ -18,16 +17,23 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit(f"gateway needs the package {error.name}: pip install 'symphony-os[gateway]'") from None
 
+SHORTEST_S = 0.001
+"""The least that a time limit may be."""
+
 
 def main() -> None:
-    options = _parser().parse_args()
+    arguments = _arguments()
+    options = arguments.parse_args()
+    if [options.keys, options.key_file, options.new_key].count(None) < 2:
+        arguments.error("only one of --keys, --key-file and --new-key says what keys there are")
     try:
         if options.new_key:
             key, line = new_key(options.new_key)
             print(key, flush=True)
             print(line, file=sys.stderr, flush=True)
             return
-        keys: Keys = KeyFile(options.keys) if options.keys else one_key(options.key_file)
+        key_file = options.key_file and Path(options.key_file)
+        keys: Keys = KeyFile(Path(options.keys)) if options.keys else one_key(key_file)
     except KeyFileError as error:
         sys.exit(f"gateway: {error}")
     log.set_up(options.log)
@@ -44,67 +50,28 @@ def main() -> None:
     sym.main(partial(serve, listeners, absent, settings, keys))
 
 
-def _parser() -> argparse.ArgumentParser:
-    default = Settings()
-    parser = argparse.ArgumentParser(prog="gateway", description="Serves the usual HTTP interfaces of language models.")
-    parser.add_argument(
-        "--host", action="append", help=f"address to listen on, and more (default: {' and '.join(LOOPBACKS)})"
-    )
-    parser.add_argument("--port", type=port, default=8080, help="port to listen on, 0 for any (default: %(default)s)")
-    parser.add_argument("--log", choices=log.FORMS, default="text", help="form of its lines (default: %(default)s)")
-    parser.add_argument("--directory", metavar="PATH", help="of conversations, on the mount (default: gateway-UID)")
-    keys = parser.add_mutually_exclusive_group()
-    keys.add_argument("--keys", type=Path, metavar="FILE", help="the keys that are answered: see lips(7)")
-    keys.add_argument(
+def _arguments() -> sym.Arguments:
+    default, arguments = Settings(), sym.Arguments(gateway.__doc__)
+    arguments.text("--host", f"address to listen on, and more (default: {' and '.join(LOOPBACKS)})", action="append")
+    arguments.whole("--port", "port to listen on, 0 for any", 8080, least=0, most=65535)
+    arguments.add_argument("--log", choices=log.FORMS, default="text", help="form of its lines (default: %(default)s)")
+    arguments.kv("--directory", "of conversations, on the mount (default: gateway-UID)", metavar="PATH")
+    arguments.text("--keys", "the keys that are answered: see lips(7)", metavar="FILE")
+    arguments.text(
         "--key-file",
-        type=Path,
+        f"the one key that is answered (default: {VARIABLE}, else one that is made and kept)",
         metavar="FILE",
-        help=f"the one key that is answered (default: {VARIABLE}, else one that is made and kept)",
     )
-    keys.add_argument("--new-key", metavar="NAME", help="print a new key, and its line of FILE on standard error")
-    parser.add_argument("--strict", action="store_true", help="refuse requests with unknown fields")
-    for name, value, what in (
-        ("--max-body", default.max_body_bytes, "bytes of a request at most"),
-        ("--max-running", default.max_running, "answers at once"),
-        ("--max-waiting", default.max_waiting, "requests that wait for their turn"),
-    ):
-        parser.add_argument(name, type=count, default=value, metavar="N", help=f"{what} (default: {value})")
-    parser.add_argument(
-        "--body-timeout",
-        type=seconds,
-        default=default.body_s,
-        metavar="S",
-        help="seconds that a request's body may take (default: %(default)s)",
+    arguments.text("--new-key", "print a new key, and its line of FILE on standard error", metavar="NAME")
+    arguments.add_argument("--strict", action="store_true", help="refuse requests with unknown fields")
+    arguments.whole("--max-body", "bytes of a request at most", default.max_body_bytes, metavar="N")
+    arguments.whole("--max-running", "answers at once", default.max_running, metavar="N")
+    arguments.whole("--max-waiting", "requests that wait for their turn", default.max_waiting, metavar="N")
+    arguments.number(
+        "--body-timeout", "seconds that a request's body may take", default.body_s, least=SHORTEST_S, metavar="S"
     )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=default.answer_s,
-        metavar="S",
-        help="seconds of an answer (default: %(default)s)",
-    )
-    return parser
-
-
-def port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 1 << 16:
-        raise argparse.ArgumentTypeError("0 to 65535")
-    return number
-
-
-def seconds(text: str) -> float:
-    number = float(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError("more than 0")
-    return number
-
-
-def count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("1 or more")
-    return number
+    arguments.number("--timeout", "seconds of an answer", default.answer_s, least=SHORTEST_S, metavar="S")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def test_a_number_that_no_run_could_end_with_is_refused(name, option, capsys):
     assert f"argument --{option}: '1000000' is not from" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in PACKAGES])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_value_of_no_use_is_refused_in_one_line(name, capsys):
     """Each option of each program: an empty text; where it takes a number, NaN; and no tokens at all."""
     parser = parser_of(name)
