@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from libsym.arguments import path_text, shown, utf8
 from libsym.errors import Invalid, one_line
@@ -18,6 +19,13 @@ MOST = (1 << 31) - 1
 _UNUSABLE = 2
 Number = TypeVar("Number", int, float)
 _SHIPPED = Path(__file__).resolve().parents[1] / "lips"
+
+
+class Document(NamedTuple):
+    """A text that was read from a file: the file's name, without its directory, and the text."""
+
+    name: str
+    text: str
 
 
 class Arguments(argparse.ArgumentParser):
@@ -42,6 +50,7 @@ class Arguments(argparse.ArgumentParser):
         super().__init__(
             prog=f"symphony run {_program()}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
         )
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse takes -1e3 for an option until Python 3.14
 
     def text(self, name: str, about: str = "", default: str | list[str] | None = None, **more: Any) -> None:
         """Add a text that is not empty.
@@ -111,6 +120,16 @@ class Arguments(argparse.ArgumentParser):
         'null'
         """
         self._add(name, about, None, _file, more)
+
+    def document(self, name: str, about: str = "", **more: Any) -> None:
+        """Add a file that has text: a `Document`, with its `name` and its `text`. Bytes that are no UTF-8 are replaced.
+
+        >>> arguments = sym.Arguments("A program.")
+        >>> arguments.document("file", "what is to be summarized")
+        >>> arguments.parse_args(["/etc/hostname"]).file.name
+        'hostname'
+        """
+        self._add(name, about, None, _document, more)
 
     def directory(self, name: str, about: str = "", default: Path | None = None, **more: Any) -> None:
         """Add a directory that is there and may be read: a `pathlib.Path`.
@@ -184,6 +203,17 @@ def _kv(path: str) -> str:
 
 def _file(path: str) -> Path:
     return _there(path, is_directory=False)
+
+
+def _document(path: str) -> Document:
+    place = _file(path)
+    try:
+        text = place.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{shown(path)}: {error.strerror}") from None
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{shown(path)} has no text")
+    return Document(place.name, text)
 
 
 def _directory(path: str) -> Path:

@@ -58,15 +58,13 @@ def summarize(text: str, context: int, max_tokens: int) -> str:
 
 def main() -> None:
     arguments = sym.Arguments(__doc__)
-    arguments.file("file", "a text file")
+    arguments.document("file", "a text file")
     arguments.whole("--context", "tokens that the model is given at once (default: all it takes)")
     arguments.whole("--max-tokens", "of one summary", 120)
     args = arguments.parse_args()
-    if not (text := args.file.read_text(errors="replace")).strip():
-        arguments.error(f"{args.file}: there is no text in it")
     most = sym.model_info().max_positions
     context = most if args.context is None else min(args.context, most)
-    sym.send_to_user(summarize(text, context, args.max_tokens) + "\n")
+    sym.send_to_user(summarize(args.file.text, context, args.max_tokens) + "\n")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def compare(files: list[sym.KV], question: str, max_tokens: int) -> Joined:
 def main() -> None:
     arguments = sym.Arguments(__doc__)
     arguments.text("question")
-    arguments.file("file", "a text: a module", nargs="+")
+    arguments.document("file", "a text: a module", nargs="+")
     arguments.whole("--choose", "ask over each combination of so many (default: over all of them)")
     arguments.whole("--max-tokens", "of an answer", 48)
     args = arguments.parse_args()
@@ -84,7 +84,7 @@ def main() -> None:
         arguments.error(f"--choose {num_chosen}: there are {len(args.file)} files")
     sym.kv_mkdir("modules", parents=True)
     with sym.kv_open_or_compute("modules/head.kv", sym.chat_tokens([SYSTEM], add_generation_prompt=False)) as head:
-        modules = [(path.name, open_module(head, path.read_text(errors="replace"))) for path in args.file]
+        modules = [(name, open_module(head, text)) for name, text in args.file]
         for chosen in combinations(modules, num_chosen):
             found = compare([head, *(module for _, module in chosen)], args.question, args.max_tokens)
             sym.send_to_user(f"{' + '.join(name for name, _ in chosen)}: {found.answer}\n")

@@ -53,14 +53,14 @@ def level(role: str, texts: Sequence[tuple[str, str]]) -> Level:
 def main() -> None:
     arguments = sym.Arguments(__doc__)
     arguments.text("question", nargs="+")
-    arguments.file("--document", "a text file; may come again", action="append", required=True)
+    arguments.document("--document", "a text file; may come again", action="append", required=True)
     arguments.text("--system", "a system message; may come again", action="append")
     arguments.kv("--tree", "its directory on the mount", "prefix_tree")
     arguments.whole("--max-tokens", "of an answer", 48)
     args = arguments.parse_args()
     levels = [
         level("system", [(text, text) for text in args.system or ["You answer in one short sentence."]]),
-        level("user", [(path.name, path.read_text(errors="replace")) for path in args.document]),
+        level("user", args.document),
         level("user", [(text, text) for text in args.question]),
     ]
     with sym.kv_open(f"{args.tree}.kv", "a") as root, root.lock():  # empty; one run at a time

@@ -52,14 +52,14 @@ def main() -> None:
     arguments.whole("--window", "entries of the file", 128)
     arguments.whole("--sinks", "of these the first of the text", 4, least=0)
     arguments.whole("--max-tokens", default=64)
-    arguments.file("--compare", "print perplexities of this text instead", metavar="FILE")
+    arguments.document("--compare", "print perplexities of this text instead", metavar="FILE")
     args = arguments.parse_args()
     if args.sinks < 0 or args.window < args.sinks + 2 * STEP:
         arguments.error(f"--window {args.window}: {2 * STEP} more than --sinks is the least")
     if args.window > (context := sym.model_info().max_positions):
         arguments.error(f"--window {args.window}: the model's context has {context} entries")
     if args.compare:
-        tokens = sym.tokenize(args.compare.read_text(errors="replace"))[:1024]
+        tokens = sym.tokenize(args.compare.text)[:1024]
         for window, sinks in ((1024 + STEP, 0), (args.window, 0), (args.window, args.sinks)):
             print(f"{window} entries, {sinks} of them sinks: perplexity {perplexity(tokens, window, sinks):.2f}")
         return

@@ -38,12 +38,12 @@ def compress(kv: sym.KV, tokens: list[int], budget: int) -> None:
 def main() -> None:
     arguments = sym.Arguments(__doc__)
     arguments.text("prompt", "the text to go on with")
-    arguments.file("--context", "a text that comes before it", metavar="FILE")
+    arguments.document("--context", "a text that comes before it", metavar="FILE")
     arguments.whole("--budget", "entries of the prompt to keep", 128, least=2 * WINDOW)
     arguments.whole("--max-tokens", default=64)
     arguments.text("--compare", "print perplexities of this continuation instead", metavar="TEXT")
     args = arguments.parse_args()
-    context = args.context.read_text(errors="replace") + "\n\n" if args.context else ""
+    context = args.context.text + "\n\n" if args.context else ""
     prompt = sym.tokenize(context + args.prompt)
     with sym.kv_create() as kv:
         compress(kv, prompt[:-1], args.budget)

@@ -66,12 +66,12 @@ def perplexity(cache: Cache, prompt: list[int], continuation: list[int]) -> floa
 def main() -> None:
     arguments = sym.Arguments(__doc__)
     arguments.text("prompt", "the text to go on with")
-    arguments.file("--context", "a text that comes before it", metavar="FILE")
+    arguments.document("--context", "a text that comes before it", metavar="FILE")
     arguments.whole("--budget", "entries of the file", 128, least=2 * STEP)
     arguments.whole("--max-tokens", default=64)
     arguments.text("--compare", "print perplexities of this continuation instead", metavar="TEXT")
     args = arguments.parse_args()
-    context = args.context.read_text(errors="replace") if args.context else ""
+    context = args.context.text if args.context else ""
     prompt, judged = sym.tokenize(context + args.prompt), sym.tokenize(args.compare or "")
     if judged:
         for cache in (Cache(len(prompt) + len(judged) + 1), Cache(args.budget)):

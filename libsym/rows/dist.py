@@ -89,7 +89,10 @@ class Dist:
         >>> sym.Dist.mixed([(with_, 2.0), (without, -1.0)]).logits.tolist()
         [-1.0, 1.0, 4.0]
         """
-        given = list(weighted)
+        try:
+            given = [(dist, weight) for dist, weight in weighted]
+        except (TypeError, ValueError) as error:
+            raise Invalid(f"Dist.mixed() takes pairs of a Dist and a weight: {shown(weighted)}: {error}") from error
         sizes = {dist.vocab_size if isinstance(dist, Dist) else 0 for dist, _ in given}
         if not given or len(sizes) > 1 or 0 in sizes:
             raise Invalid(f"Dist.mixed() takes pairs of a Dist and a weight, of one vocabulary, not {shown(given)}")

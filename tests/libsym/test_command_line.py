@@ -44,6 +44,8 @@ REFUSED: list[tuple[Added, str, str]] = [
     (lambda arguments: arguments.text("it"), "\udcff", "is no UTF-8 text"),
     (lambda arguments: arguments.file("it"), "no\nfile", "No such file or directory"),
     (lambda arguments: arguments.file("it"), ".", "'.' is no file"),
+    (lambda arguments: arguments.document("it"), "no\nfile", "No such file or directory"),
+    (lambda arguments: arguments.document("it"), "/dev/null", "'/dev/null' has no text"),
     (lambda arguments: arguments.directory("it"), __file__, "is no directory"),
     (lambda arguments: arguments.directory("it"), "", "'' is no directory"),
     (lambda arguments: arguments.kv("it"), "", "is no path"),
@@ -71,9 +73,11 @@ def test_what_can_be_used_is_taken_as_what_it_is() -> None:
     arguments.whole("--most", "of them", 3)
     arguments.number("--scale")
     arguments.file("--file")
+    arguments.document("--text")
     arguments.kv("kv", "where", "chat.kv")
-    args = arguments.parse_args(["--scale", "-1.5", "--file", __file__, "a talk with spaces.kv"])
-    assert (args.most, args.scale, args.file, args.kv) == (3, -1.5, Path(__file__), "a talk with spaces.kv")
+    args = arguments.parse_args(["--scale", "-1.5e3", "--file", __file__, "a talk with spaces.kv", "--text", __file__])
+    assert (args.most, args.scale, args.file, args.kv) == (3, -1500.0, Path(__file__), "a talk with spaces.kv")
+    assert args.text == ("test_command_line.py", Path(__file__).read_text())
     assert arguments.parse_args([]).kv == "chat.kv"
 
 

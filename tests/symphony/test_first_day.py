@@ -141,6 +141,8 @@ def test_a_weighted_sum_of_distributions_is_that_of_their_logits():
     ("weighted", "why"),
     [
         ([], "takes pairs"),
+        (5, "takes pairs"),
+        ([1.0, 2.0], "takes pairs"),
         ([(sym.Dist.of([1.0]), float("nan"))], "must be finite"),
         ([(sym.Dist.of([1.0]), float("inf"))], "must be finite"),
         ([(sym.Dist.of([1.0]), "2")], "must be a number"),
